@@ -1,0 +1,92 @@
+"""The default run: a small pre-norm decoder on the Python standard library's own sources.
+
+Question: does this machine train, end to end, on real text it already holds?
+Command:  uv run train.py --config=configs/default.py
+Every field there is stands here with its default; other configs start from this one:
+
+    from configs import default
+    def get_config():
+        config = default.get_config()
+        config.model.norm = 'layernorm'
+        return config
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+
+    config.model = ConfigDict()
+    config.model.d_model = 256
+    config.model.n_layers = 4
+    config.model.n_heads = 4
+    config.model.n_kv_heads = 4  # fewer than n_heads: grouped-query attention
+    config.model.d_ff = 1024
+    config.model.norm = 'rmsnorm'
+    config.model.norm_eps = 1e-6
+    config.model.placement = 'pre'
+    config.model.attention = 'softmax'
+    config.model.qk_norm = 'none'  # any norm, applied per head to queries and keys
+    config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
+    config.model.position = 'rope'
+    config.model.tie_embeddings = False
+    config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
+    config.model.dtype = 'float32'  # of the matmuls; parameters and statistics stay float32
+    config.model.remat = 'none'
+    config.model.scan_layers = True  # False unrolls: slower to compile, same parameters
+
+    config.loss = ConfigDict()
+    config.loss.name = 'cross_entropy'
+    config.loss.z_loss = 1e-4
+    config.loss.label_smoothing = 0.0
+
+    config.optim = ConfigDict()
+    config.optim.name = 'adamw'
+    config.optim.lr = 3e-3
+    config.optim.schedule = 'warmup_cosine'
+    config.optim.warmup_steps = 100
+    config.optim.decay_fraction = 0.2  # of the steps; read by warmup_stable_decay
+    config.optim.final_lr_fraction = 0.1
+    config.optim.b1 = 0.9
+    config.optim.b2 = 0.95
+    config.optim.eps = 1e-8
+    config.optim.weight_decay = 0.1
+    config.optim.decay_rule = 'decoupled'
+    config.optim.clip_norm = 1.0  # float('inf') turns clipping off
+
+    config.scaling = ConfigDict()
+    config.scaling.name = 'standard'
+    config.scaling.init_scale = 1.0
+
+    config.data = ConfigDict()
+    config.data.source = 'python'  # or text:GLOB, tfds:NAME, synthetic:NAME
+    config.data.tokenizer = 'bpe:4096'  # or byte, hf:PATH
+    config.data.text_field = 'text'  # of .jsonl, .parquet and tfds: records
+    config.data.seq_len = 256
+    config.data.batch_size = 16  # sequences a step, over all devices and hosts
+    config.data.packing = 'concat'  # or best_fit
+    config.data.mask_documents = False  # True: attention stays within a document
+    config.data.epochs = 1  # more must be asked for
+    config.data.validation_fraction = 0.02  # of the documents
+    config.data.invalid_utf8 = 'replace'  # and count, or stop
+    config.data.seed = 0  # of the order of sequences
+    config.data.prefetch = 8  # batches made ahead
+    config.data.cache_dir = ''  # empty: $XDG_CACHE_HOME/evenkeel, or ~/.cache/evenkeel
+
+    config.train = ConfigDict()
+    config.train.steps = 1000
+    config.train.microbatches = 1
+    config.train.eval_every = 250
+    config.train.eval_batches = 0  # 0: the whole validation split
+    config.train.checkpoint_every = 250
+    config.train.keep_last = 2
+    config.train.keep_best = 1
+    config.train.log_every = 10
+    config.train.on_divergence = 'stop'  # or skip_step, rollback
+    config.train.seed = 0  # of the initial parameters
+
+    config.mesh = ConfigDict()
+    config.mesh.data = -1  # -1: every device there is
+
+    return config.lock()

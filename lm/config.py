@@ -1,0 +1,176 @@
+"""The seam between a ConfigDict, which a user edits, and frozen dataclasses, which the code reads.
+
+Defaults live in `configs/default.py` and nowhere else: no field below has one, and after `resolve`
+nobody asks for a field that might be missing. A field that is added later may carry a dataclass
+default, meaning "what a checkpoint written before this field existed did".
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from modules.choices import nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_ff: int
+    norm: str
+    norm_eps: float
+    placement: str
+    attention: str
+    qk_norm: str
+    activation: str
+    position: str
+    tie_embeddings: bool
+    logit_softcap: float
+    dtype: str
+    remat: str
+    scan_layers: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    name: str
+    z_loss: float
+    label_smoothing: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    name: str
+    lr: float
+    schedule: str
+    warmup_steps: int
+    decay_fraction: float
+    final_lr_fraction: float
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    decay_rule: str
+    clip_norm: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingConfig:
+    name: str
+    init_scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    source: str
+    tokenizer: str
+    text_field: str
+    seq_len: int
+    batch_size: int
+    packing: str
+    mask_documents: bool
+    epochs: int
+    validation_fraction: float
+    invalid_utf8: str
+    seed: int
+    prefetch: int
+    cache_dir: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    steps: int
+    microbatches: int
+    eval_every: int
+    eval_batches: int
+    checkpoint_every: int
+    keep_last: int
+    keep_best: int
+    log_every: int
+    on_divergence: str
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    data: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    model: ModelConfig
+    loss: LossConfig
+    optim: OptimConfig
+    scaling: ScalingConfig
+    data: DataConfig
+    train: TrainConfig
+    mesh: MeshConfig
+
+
+def resolve(raw: Mapping[str, Any]) -> Config:
+    """A ConfigDict, or the dict of a config.json, as frozen dataclasses.
+
+    Raises ValueError for a field that is unknown (with the nearest one), missing, or of another type.
+    """
+    return _build(Config, raw, '')
+
+
+def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name in raw:
+        if name not in fields:
+            raise ValueError(f'config has no field {prefix}{name}.{nearest(name, fields)}')
+    values = {}
+    for name, field in fields.items():
+        path = prefix + name
+        if name not in raw:
+            if field.default is not dataclasses.MISSING:
+                continue
+            raise ValueError(
+                f'config lacks {path}; start from configs.default.get_config(), which has every field'
+            )
+        if dataclasses.is_dataclass(field.type):
+            values[name] = _build(field.type, raw[name], path + '.')
+        else:
+            values[name] = _checked(raw[name], field.type, path)
+    return cls(**values)
+
+
+def _checked(value: Any, wanted: type, path: str) -> Any:
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise ValueError(
+            f'{path} must be {wanted.__name__}; got {value!r} of type {type(value).__name__}'
+        )
+    return value
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The inverse of `resolve`, as plain dicts."""
+    return dataclasses.asdict(config)
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(to_dict(config), indent=2) + '\n'
+
+
+def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+    """{'model.d_model': 256, ...}, in declaration order."""
+    tree = to_dict(config) if isinstance(config, Config) else config
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, prefix + name + '.')
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """{'optim.lr': (old value, new value)} for every field in which the two differ."""
+    a, b = flatten(old), flatten(new)
+    return {path: (a[path], b[path]) for path in b if a[path] != b[path]}
