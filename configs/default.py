@@ -89,4 +89,7 @@ def get_config() -> ConfigDict:
     config.mesh = ConfigDict()
     config.mesh.data = -1  # -1: every device there is
 
+    config.kernels = ConfigDict()
+    config.kernels.implementation = 'auto'  # by platform: xla_cpu or xla; reference is the plain one
+
     return config.lock()

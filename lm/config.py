@@ -100,6 +100,11 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelsConfig:
+    implementation: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     model: ModelConfig
     loss: LossConfig
@@ -108,6 +113,7 @@ class Config:
     data: DataConfig
     train: TrainConfig
     mesh: MeshConfig
+    kernels: KernelsConfig
 
 
 def resolve(raw: Mapping[str, Any]) -> Config:

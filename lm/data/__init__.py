@@ -1,0 +1,111 @@
+"""Text in, batches out: `open_dataset(cfg.data)` prepares what it names, once, and opens it."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lm.config import DataConfig
+from lm.data import cache, prepare, tokenizers
+from lm.data.loader import (
+    batch_at,
+    batches,
+    check_epochs,
+    evaluation_batches,
+    steps_in_epoch,
+)
+from lm.data.packing import PACKINGS
+from lm.data.prepare import INVALID_UTF8, SPLITS
+from lm.data.rows import Rows
+from lm.data.sources import SOURCES, Source, open_source
+from lm.data.tokenizers import TOKENIZERS
+from modules.choices import choose
+
+__all__ = [
+    'INVALID_UTF8',
+    'PACKINGS',
+    'SOURCES',
+    'TOKENIZERS',
+    'Dataset',
+    'Rows',
+    'batch_at',
+    'batches',
+    'check',
+    'check_epochs',
+    'evaluation_batches',
+    'open_dataset',
+    'steps_in_epoch',
+    'tokenizers',
+]
+
+LEAST = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """`digest` identifies the prepared data; `report` counts what is in it, and what was mended."""
+
+    tokenizer: tokenizers.Tokenizer
+    train: Rows
+    validation: Rows
+    digest: str
+    report: dict
+
+
+def check(cfg: DataConfig) -> None:
+    """Every name and number of the section, before any work.
+
+    Raises ValueError, with the nearest name, for whatever `open_dataset` could not use.
+    """
+    _resolve(cfg)
+
+
+def _resolve(cfg: DataConfig) -> tuple[Source, tokenizers.Plan]:
+    for name, least in LEAST.items():
+        if getattr(cfg, name) < least:
+            raise ValueError(f'data.{name} must be at least {least}; got {getattr(cfg, name)}.')
+    if not 0 <= cfg.validation_fraction < 1:
+        raise ValueError(
+            'data.validation_fraction must be at least 0 and less than 1; '
+            f'got {cfg.validation_fraction}.'
+        )
+    choose(PACKINGS, cfg.packing, 'data.packing')
+    choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
+    plan = tokenizers.plan(cfg.tokenizer)
+    return open_source(cfg.source, cfg.text_field), plan
+
+
+def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Dataset:
+    """The data of a config, prepared now unless the cache holds it; `say` is told what is done.
+
+    Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
+    one row; OSError where the cache cannot be written.
+    """
+    source, plan = _resolve(cfg)
+    name = prepare.digest(source, plan, cfg)
+    root = cache.root(cfg.cache_dir)
+    folder = cache.made_once(
+        root, name, lambda partial: prepare.prepare(source, plan, cfg, partial, say), say
+    )
+    report = json.loads((folder / 'report.json').read_text())
+    held = report['train']['tokens']
+    if held < cfg.seq_len + 1:
+        raise ValueError(
+            f'the training split of {cfg.source} holds {held} tokens, less than one row of '
+            f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
+            f'{held - 1} at most.'
+        )
+    train, validation = (_rows(folder, split, cfg, report) for split in SPLITS)
+    return Dataset(tokenizers.load(folder / 'tokenizer'), train, validation, name, report)
+
+
+def _rows(folder: Path, split: str, cfg: DataConfig, report: dict) -> Rows:
+    import tensorflow_datasets as tfds
+
+    with np.load(folder / 'index.npz') as index:
+        documents = index[split]
+    chunks = tfds.builder_from_directory(str(folder / 'records')).as_data_source(split)
+    layout = PACKINGS[cfg.packing](documents, cfg.seq_len)
+    return Rows(chunks, documents, layout, cfg.seq_len, report[split]['bytes'])

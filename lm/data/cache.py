@@ -1,0 +1,109 @@
+"""The folder prepared data is kept in: its place, digests of files, one writer at a time."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# ArrayRecord raises RuntimeError with the system's words in it.
+FULL_WORDS = tuple(os.strerror(number) for number in FULL)
+
+
+def root(cache_dir: str) -> Path:
+    """`cache_dir`, or else $XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel."""
+    if cache_dir:
+        return Path(cache_dir).expanduser().absolute()
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'evenkeel'
+
+
+def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
+    """A content hash of each file; read again only where its size or time of change differ."""
+    memo_path = folder / 'files.json'
+    try:
+        memo = json.loads(memo_path.read_text())
+    except (OSError, ValueError):  # absent, or not ours: only time is lost
+        memo = {}
+    digests, news = [], {}
+    for path in files:
+        stat, key = path.stat(), str(path.absolute())
+        stamp = [stat.st_size, stat.st_mtime_ns]
+        known = memo.get(key)
+        if not known or known[:2] != stamp:
+            with open(path, 'rb') as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            known = news[key] = [*stamp, digest.hexdigest()]
+        digests.append(known[2])
+    if news:
+        _remember(memo_path, memo | news)
+    return digests
+
+
+def _remember(path: Path, memo: dict) -> None:
+    """Another process may do so as well: a line lost costs reading a file once more."""
+    temporary = path.with_suffix(f'.{os.getpid()}')
+    with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(memo))
+        temporary.replace(path)
+
+
+def made_once(folder: Path, name: str, make: Callable[[Path], None], say: Callable) -> Path:
+    """folder / name, which `make` fills unless it is there: all of it or nothing, and by one.
+
+    `make` writes into a folder beside it that is renamed when done, under a lock the system
+    releases when its holder dies; what a killed process left is removed by the next.
+    """
+    path, partial = folder / name, folder / f'{name}.partial'
+    if path.is_dir():
+        return path
+    with _locked(folder, name, say):
+        if path.is_dir():  # made by the process that was waited for
+            return path
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with _disk_full_explained(folder):
+                partial.mkdir()
+                make(partial)
+                partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return path
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, name: str, say: Callable) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / f'{name}.lock', 'w')  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise OSError(
+            f'prepared data cannot be kept in {folder}: {error.strerror}. Set data.cache_dir to '
+            'a folder that can be written.'
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say('data: another process prepares the same data; waiting for it')
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _disk_full_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        full = getattr(error, 'errno', None) in FULL or any(w in str(error) for w in FULL_WORDS)
+        if not full:
+            raise
+        raise OSError(
+            f'the disk that holds {folder} is full ({error}). Free some space, or set '
+            'data.cache_dir to a folder on another disk.'
+        ) from error

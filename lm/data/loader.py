@@ -1,0 +1,123 @@
+"""Which rows make the batch of a step: a pure function of (seed, step).
+
+Neither the number of hosts nor of reading threads matters, and resuming at a step needs no state
+but its number.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from lm.config import DataConfig
+from lm.data.rows import Rows
+
+Batch = dict[str, np.ndarray]
+READERS = 2  # threads; a batch of 16 rows of 257 tokens takes one of them about a millisecond
+
+
+def batch_at(
+    rows: Rows,
+    step: int,
+    *,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Batch:
+    """The batch of `step`, [batch_size / process_count, T+1]: this process's slice of it.
+
+    Rows come in an order drawn anew for each epoch; batch s is rows order[s * B : (s + 1) * B].
+    """
+    order = _order(len(rows), seed)
+    mine = _slice(batch_size, process_index, process_count)
+    return _stack([rows[order[step * batch_size + i]] for i in mine])
+
+
+@functools.lru_cache(16)
+def _order(n_rows: int, seed: int) -> Any:
+    """Row numbers without end: a permutation of all rows, then another, ..., random access."""
+    import grain
+
+    # Grain shuffles epoch e by seed + e: unhashed, neighbouring seeds would share epochs.
+    mixed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return grain.MapDataset.range(n_rows).shuffle(seed=mixed).repeat()
+
+
+def _slice(batch_size: int, process_index: int, process_count: int) -> range:
+    if batch_size % process_count or not 0 <= process_index < process_count:
+        raise ValueError(
+            f'data.batch_size must be a multiple of the number of processes, each taking its '
+            f'share; got {batch_size=}, {process_index=} and {process_count=}.'
+        )
+    share = batch_size // process_count
+    return range(process_index * share, (process_index + 1) * share)
+
+
+def _stack(rows: list[Batch]) -> Batch:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def batches(
+    rows: Rows,
+    *,
+    batch_size: int,
+    seed: int,
+    start: int,
+    stop: int,
+    prefetch: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """`batch_at` of steps start ... stop - 1, made ahead by Grain: `prefetch` of them."""
+    import grain
+
+    _slice(batch_size, process_index, process_count)  # refused here, not in a thread
+    make = functools.partial(
+        batch_at,
+        rows,
+        batch_size=batch_size,
+        seed=seed,
+        process_index=process_index,
+        process_count=process_count,
+    )
+    ahead = grain.ReadOptions(num_threads=min(READERS, prefetch), prefetch_buffer_size=prefetch)
+    return iter(grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead))
+
+
+def evaluation_batches(
+    rows: Rows,
+    *,
+    batch_size: int,
+    limit: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """Every row once, in order, the last batch filled with padding; `limit` batches, or 0: all."""
+    mine = _slice(batch_size, process_index, process_count)
+    n_batches = -(-len(rows) // batch_size)
+    blank = {name: np.zeros_like(value) for name, value in rows[0].items()}
+    for batch in range(min(n_batches, limit or n_batches)):
+        at = [batch * batch_size + i for i in mine]
+        yield _stack([rows[i] if i < len(rows) else blank for i in at])
+
+
+def steps_in_epoch(rows: Rows, batch_size: int) -> int:
+    return len(rows) // batch_size
+
+
+def check_epochs(cfg: DataConfig, steps: int, rows: Rows) -> int:
+    """How many epochs `steps` begin; more than one must have been asked for.
+
+    Raises ValueError where they are more than cfg.epochs.
+    """
+    needed = max(1, -(-steps * cfg.batch_size // len(rows)))
+    if needed > cfg.epochs:
+        most = cfg.epochs * len(rows) // cfg.batch_size
+        raise ValueError(
+            f'train.steps={steps} needs {needed} epochs, and data.epochs={cfg.epochs}: one epoch '
+            f'is {steps_in_epoch(rows, cfg.batch_size)} steps of {cfg.batch_size} sequences '
+            f'({len(rows)} in all). Set data.epochs={needed}, or train.steps to {most} at most.'
+        )
+    return needed

@@ -1,0 +1,259 @@
+"""Where text comes from: `scheme` or `scheme:argument` names a stream of (name, bytes)."""
+
+import dataclasses
+import functools
+import glob
+import gzip
+import io
+import json
+import os
+import re
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lm.data import synthetic
+from modules.choices import choose
+
+Documents = Iterator[tuple[str, bytes]]
+
+# Tests are two thirds of the library, much of them tables; packages vary with the machine.
+PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
+# Written by the build of one interpreter: without them, equal versions hold equal corpora.
+PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """`documents` are determined by the bytes of `files` and by `identity`."""
+
+    files: tuple[Path, ...]
+    identity: str
+    documents: Callable[[], Documents]
+
+
+def open_source(source: str, text_field: str) -> Source:
+    """The source a config names; nothing is read yet but names of files.
+
+    Raises ValueError for an unknown scheme, a missing argument, files that are not there.
+    """
+    scheme, _, argument = source.partition(':')
+    return choose(SOURCES, scheme, 'data.source')(argument, text_field)
+
+
+def python(argument: str, text_field: str) -> Source:
+    """The running interpreter's standard library, one document per module."""
+    del text_field
+    if argument:
+        raise ValueError(f"data.source 'python' takes no argument; got 'python:{argument}'.")
+    root = Path(sysconfig.get_path('stdlib'))
+    names = sorted(_modules(root))
+    if not names:
+        raise ValueError(
+            f'data.source is python, and this interpreter holds no .py files in {root} (it may be '
+            'frozen or zipped). Name text of your own: data.source=text:GLOB.'
+        )
+    files = tuple(root / name for name in names)
+    read = functools.partial(_whole_files, tuple(zip(names, files, strict=True)))
+    return Source(files, 'text', read)
+
+
+def _modules(root: Path) -> Iterator[str]:
+    for folder, dirs, names in os.walk(root):
+        dirs[:] = [
+            name
+            for name in dirs
+            if name not in PYTHON_EXCLUDED_DIRS and not name.startswith(PYTHON_EXCLUDED_PREFIXES)
+        ]
+        for name in names:
+            if name.endswith('.py') and not name.startswith(PYTHON_EXCLUDED_PREFIXES):
+                yield (Path(folder) / name).relative_to(root).as_posix()
+
+
+def _whole_files(names_and_files: tuple[tuple[str, Path], ...]) -> Documents:
+    for name, path in names_and_files:
+        yield name, path.read_bytes()
+
+
+def text(argument: str, text_field: str) -> Source:
+    """Files that match a glob (`**` descends), in order of their paths.
+
+    A .txt file is one document; a line of .jsonl or a row of .parquet is one, its text in
+    `text_field`. A .txt or .jsonl may be compressed: .gz or .zst.
+    """
+    if not argument:
+        raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
+    matches = sorted(glob.glob(os.path.expanduser(argument), recursive=True))
+    files = tuple(Path(match) for match in matches if os.path.isfile(match))
+    if not files:
+        raise ValueError(
+            f'no file matches data.source=text:{argument} (looked from {os.getcwd()}; '
+            '** descends into folders).'
+        )
+    for path in files:
+        if _format(path) not in FORMATS:
+            raise ValueError(
+                f'{path} matches data.source=text:{argument}, but only '
+                f'{", ".join(FORMATS)} can be read, the first two also as '
+                f'{" or ".join(COMPRESSIONS)}. Narrow the glob.'
+            )
+    kinds = {_format(path) for path in files}
+    identity = 'text' if kinds == {'.txt'} else f'records of {text_field}'
+    return Source(files, identity, functools.partial(_text_documents, files, text_field))
+
+
+def _text_documents(files: tuple[Path, ...], text_field: str) -> Documents:
+    for path in files:
+        try:
+            yield from FORMATS[_format(path)](path, text_field)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f'{path} cannot be read to its end: {error}') from error
+
+
+def _format(path: Path) -> str:
+    """'.jsonl' of 'a.jsonl.gz'; a compressed .parquet is no format."""
+    if path.suffix not in COMPRESSIONS:
+        return path.suffix
+    inner = Path(path.stem).suffix
+    return inner if inner in ('.txt', '.jsonl') else inner + path.suffix
+
+
+def _open_zst(path: Path) -> BinaryIO:
+    import pyarrow
+
+    # Unlike zstandard's own reader, this one tells a truncated file from a complete one.
+    return pyarrow.input_stream(str(path), compression='zstd')
+
+
+def _open(path: Path) -> BinaryIO:
+    return COMPRESSIONS.get(path.suffix, functools.partial(open, mode='rb'))(path)
+
+
+def _txt(path: Path, text_field: str) -> Documents:
+    del text_field
+    with _open(path) as file:
+        yield str(path), file.read()
+
+
+def _jsonl(path: Path, text_field: str) -> Documents:
+    with _open(path) as file:
+        for number, line in enumerate(io.BufferedReader(file), 1):
+            if not line.strip():
+                continue
+            where = f'{path}:{number}'
+            try:
+                record = json.loads(line.decode('utf-8', 'surrogateescape'))
+            except ValueError as error:
+                raise ValueError(
+                    f'{where} is not JSON: {error}. Each line of a .jsonl file is one object.'
+                ) from error
+            if not isinstance(record, dict):
+                raise ValueError(f'{where} must be an object; got {type(record).__name__}.')
+            yield where, _field(record, text_field, where)
+
+
+def _parquet(path: Path, text_field: str) -> Documents:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        opened = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f'{path} is not a parquet file: {error}') from error
+    with opened as file:
+        names = file.schema_arrow.names
+        if text_field not in names:
+            raise ValueError(_no_field(str(path), text_field, names))
+        row = 0
+        for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
+            for value in batch.column(0).to_pylist():
+                where = f'{path}[{row}]'
+                yield where, _as_bytes(value, text_field, where)
+                row += 1
+
+
+def _field(record: dict[str, Any], name: str, where: str) -> bytes:
+    if name not in record:
+        raise ValueError(_no_field(where, name, record))
+    return _as_bytes(record[name], name, where)
+
+
+def _no_field(where: str, name: str, fields: Any) -> str:
+    found = ', '.join(map(repr, fields)) or 'none'
+    return f'{where} has no field {name!r}; fields found: {found}. Set data.text_field to one.'
+
+
+def _as_bytes(value: Any, name: str, where: str) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode('utf-8', 'surrogateescape')
+        except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, and it stays invalid
+            return value.encode('utf-8', 'surrogatepass')
+    if isinstance(value, bytes):
+        return value
+    raise ValueError(f'field {name!r} of {where} must be text; got {type(value).__name__}.')
+
+
+def tfds(argument: str, text_field: str) -> Source:
+    """The train split of a TFDS dataset that is prepared on this machine (TFDS_DATA_DIR)."""
+    if not argument:
+        raise ValueError("data.source 'tfds' needs a name, such as tfds:lm1b:1.1.0.")
+    if re.match(r'[^/:]+:[A-Za-z]', argument):
+        raise ValueError(
+            f'tfds:{argument} names a community dataset, which TFDS would download. Prepare it '
+            'first and name what was prepared, or export it to files for text:GLOB.'
+        )
+    records = _tfds_records(argument)
+    split = records.dataset_info.splits['train']
+    fields = list(records.dataset_info.features)
+    if text_field not in fields:
+        raise ValueError(_no_field(f'tfds:{argument}', text_field, fields))
+    files = tuple(Path(path) for path in split.filepaths)
+    read = functools.partial(_tfds_documents, records, argument, text_field)
+    return Source(files, f'tfds {text_field}', read)
+
+
+def _tfds_records(name: str) -> Any:
+    import tensorflow_datasets
+
+    where = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
+    try:
+        return tensorflow_datasets.data_source(name, split='train', download=False)
+    except NotImplementedError as error:
+        raise ValueError(
+            f'tfds:{name} is prepared in a format without random access. Prepare it again as '
+            "array_record: tfds.load(NAME, builder_kwargs={'file_format': 'array_record'})."
+        ) from error
+    except (
+        tensorflow_datasets.core.DatasetNotFoundError,
+        AssertionError,
+        KeyError,
+        ValueError,
+    ) as error:
+        reason = str(error).strip().partition('\n')[0]
+        raise ValueError(
+            f'tfds:{name} with a train split is not prepared under {where}, and nothing is '
+            f'downloaded during training ({reason}). Prepare it first, for instance with `tfds '
+            'build`, or set TFDS_DATA_DIR to where it is.'
+        ) from error
+
+
+def _tfds_documents(records: Any, name: str, text_field: str) -> Documents:
+    for i in range(len(records)):
+        where = f'tfds:{name}[{i}]'
+        yield where, _as_bytes(records[i][text_field], text_field, where)
+
+
+def synthetic_text(argument: str, text_field: str) -> Source:
+    """Text with a known entropy rate (`synthetic.SYNTHETIC[name].bits_per_byte()`)."""
+    del text_field
+    choose(synthetic.SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
+    identity = f'synthetic {argument} {synthetic.RECIPE}'
+    return Source((), identity, functools.partial(synthetic.documents, argument))
+
+
+COMPRESSIONS = {'.gz': gzip.open, '.zst': _open_zst}
+FORMATS = {'.txt': _txt, '.jsonl': _jsonl, '.parquet': _parquet}
+SOURCES = {'python': python, 'text': text, 'tfds': tfds, 'synthetic': synthetic_text}

@@ -1,0 +1,229 @@
+"""Text to token ids and back: bytes, a byte-pair encoding trained on the corpus, or a file's.
+
+A document is BOS + tokens + EOS. BOS and EOS are ids only: no spelling of theirs exists in text,
+so nothing a document holds can be taken for them.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from modules.choices import choose
+
+BYTES = 256
+SPECIALS = 2  # BOS and EOS
+# Longer texts are cut for the sake of parallelism and memory, in characters.
+PART = 1 << 18
+# GPT-2's pattern, which the byte-pair encoding splits by, always cuts here; so parts encode as the
+# whole does. After two line ends, or before a space, it would not.
+CUT = re.compile(r'\S\n(?=\S)')
+
+LIBRARY_FILE = 'tokenizer.json'
+OWN_FILE = 'evenkeel_tokenizer.json'
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+
+    def encode(self, text: str | bytes) -> list[int]: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+    def save(self, folder: str | Path) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer:
+    """A token is a byte of the UTF-8 text."""
+
+    vocab_size: int = BYTES + SPECIALS
+    bos_id: int = BYTES
+    eos_id: int = BYTES + 1
+
+    def encode(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(int(i) for i in ids if i < BYTES).decode('utf-8', 'replace')
+
+    def save(self, folder: str | Path) -> None:
+        _write_own(folder, kind='byte')
+
+
+@dataclasses.dataclass(frozen=True)
+class SubwordTokenizer:
+    """A tokenizer of the `tokenizers` library, with BOS and EOS kept out of its sight."""
+
+    library: Any
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    cuttable: bool  # long texts may be encoded in parts
+    _SAVED: ClassVar = ('vocab_size', 'bos_id', 'eos_id', 'cuttable')
+
+    def encode(self, text: str | bytes) -> list[int]:
+        text = text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        parts = [list(_cut(text)) if self.cuttable else [text] for text in texts]
+        flat = [part for text_parts in parts for part in text_parts]
+        encoded = iter(self.library.encode_batch_fast(flat, add_special_tokens=False))
+        return [
+            np.concatenate([np.array(next(encoded).ids, np.int32) for _ in text_parts])
+            for text_parts in parts
+        ]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        kept = [int(i) for i in ids if i not in (self.bos_id, self.eos_id)]
+        return self.library.decode(kept, skip_special_tokens=False)
+
+    def save(self, folder: str | Path) -> None:
+        fields = {name: getattr(self, name) for name in self._SAVED}
+        _write_own(folder, kind='subword', **fields)
+        self.library.save(str(Path(folder) / LIBRARY_FILE))
+
+
+def _cut(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PART and (match := CUT.search(text, start + PART)):
+        yield text[start : match.end()]
+        start = match.end()
+    yield text[start:]
+
+
+def _write_own(folder: str | Path, **fields: Any) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / OWN_FILE).write_text(json.dumps(fields, indent=2) + '\n')
+
+
+def load(folder: str | Path) -> Tokenizer:
+    """What `save` wrote.
+
+    Raises ValueError where the folder holds no tokenizer of ours.
+    """
+    folder = Path(folder)
+    if not (folder / OWN_FILE).is_file():
+        raise ValueError(f'{folder} holds no tokenizer: there is no {OWN_FILE}.')
+    fields = json.loads((folder / OWN_FILE).read_text())
+    if fields.pop('kind') == 'byte':
+        return ByteTokenizer()
+    return SubwordTokenizer(_library(folder / LIBRARY_FILE), **fields)
+
+
+def _library(path: Path) -> Any:
+    import tokenizers as library
+
+    try:
+        loaded = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(f'{path} is not a tokenizer.json of `tokenizers`: {error}.') from error
+    loaded.no_truncation()
+    loaded.no_padding()
+    loaded.encode_special_tokens = True  # their spelling in a document is text like any other
+    return loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A tokenizer before there is a corpus; `identity` is what, besides that, determines it."""
+
+    vocab_size: int
+    identity: bytes
+    build: Callable[[Iterable[str]], Tokenizer]  # given the texts of the training split
+
+
+def plan(spec: str) -> Plan:
+    """`byte`, `bpe:SIZE` or `hf:PATH`, checked.
+
+    Raises ValueError for an unknown kind, a size too small, a path without a tokenizer.
+    """
+    kind, _, argument = spec.partition(':')
+    return choose(TOKENIZERS, kind, 'data.tokenizer')(argument)
+
+
+def vocab_size(spec: str) -> int:
+    """V of a model for `data.tokenizer=spec`, known without a corpus: all ids are below it."""
+    return plan(spec).vocab_size
+
+
+def _byte(argument: str) -> Plan:
+    if argument:
+        raise ValueError(f"data.tokenizer 'byte' takes no argument; got 'byte:{argument}'.")
+    return Plan(ByteTokenizer.vocab_size, b'byte', lambda texts: ByteTokenizer())
+
+
+def _bpe(argument: str) -> Plan:
+    least = BYTES + SPECIALS
+    if not argument.isdecimal() or int(argument) < least:
+        raise ValueError(
+            f"data.tokenizer 'bpe' needs a size of at least {least} (every byte, BOS and EOS), "
+            f"such as bpe:4096; got 'bpe:{argument}'."
+        )
+    size = int(argument)
+    return Plan(size, b'bpe:%d' % size, functools.partial(_train_bpe, size))
+
+
+def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
+    """Byte-level byte-pair encoding (arXiv:1508.07909, GPT-2's variant): lossless on any text."""
+    import tokenizers as library
+
+    byte_level = library.pre_tokenizers.ByteLevel
+    bpe = library.Tokenizer(library.models.BPE())
+    bpe.pre_tokenizer = byte_level(add_prefix_space=False)
+    bpe.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size - SPECIALS, initial_alphabet=byte_level.alphabet(), show_progress=False
+    )
+    bpe.train_from_iterator((part for text in texts for part in _cut(text)), trainer)
+    # A tiny corpus has too few pairs to fill the vocabulary: the ids before BOS stay unused.
+    return SubwordTokenizer(bpe, size, bos_id=size - 2, eos_id=size - 1, cuttable=True)
+
+
+def _hf(argument: str) -> Plan:
+    path = Path(argument).expanduser()
+    path = path / LIBRARY_FILE if path.is_dir() else path
+    if not argument or not path.is_file():
+        raise ValueError(
+            f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
+            f"got 'hf:{argument}', and {path} is not a file."
+        )
+    library = _library(path)
+    vocab = library.get_vocab(with_added_tokens=True)
+    size = max(vocab.values()) + 1
+    bos, eos = (vocab.get(_declared(path.parent, name)) for name in ('bos_token', 'eos_token'))
+    if eos is None:
+        eos, size = size, size + 1
+    # Where one token is both (GPT-2's), BOS becomes a new one: BOS is never a target, and a model
+    # that is to end documents needs EOS as one.
+    if bos is None or bos == eos:
+        bos, size = size, size + 1
+    built = SubwordTokenizer(library, size, bos, eos, cuttable=False)
+    identity = b'hf %d %d ' % (bos, eos) + path.read_bytes()
+    return Plan(size, identity, lambda texts: built)
+
+
+def _declared(folder: Path, name: str) -> str | None:
+    """The spelling of `bos_token` or `eos_token` that lies beside a tokenizer.json, if any."""
+    for file in ('tokenizer_config.json', 'special_tokens_map.json'):
+        if (folder / file).is_file():
+            token = json.loads((folder / file).read_text()).get(name)
+            if token is not None:
+                return token['content'] if isinstance(token, dict) else token
+    return None
+
+
+TOKENIZERS = {'byte': _byte, 'bpe': _bpe, 'hf': _hf}

@@ -1,0 +1,59 @@
+"""Multi-head causal softmax attention with grouped key and value heads."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from modules.kernels import Kernels
+from modules.params import declare
+from modules.sequence import Sequence
+
+
+class SoftmaxAttention(nn.Module):
+    """out = softmax(rotate(x Wq) rotate(x Wk)^T / sqrt(H)) (x Wv) Wo.
+
+    x_MD holds M = B * T tokens. `rotate` applies the positions (`modules.positions`); `qk_norm(name)`
+    makes the norm of queries or keys, per head over H, before the rotation (arXiv:2302.05442).
+    Sources: arXiv:1706.03762; grouped heads arXiv:2305.13245.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    qk_norm: Callable[[str], nn.Module]
+    rotate: Callable[[jax.Array, jax.Array], jax.Array]
+    kernels: Kernels
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_MD, sequence: Sequence):
+        d_model = x_MD.shape[-1]
+        head_dim = d_model // self.n_heads
+        q_BNTH = self.heads('query', x_MD, self.n_heads, head_dim, sequence.length)
+        k_BKTH = self.heads('key', x_MD, self.n_kv_heads, head_dim, sequence.length)
+        v_BKTH = self.heads('value', x_MD, self.n_kv_heads, head_dim, sequence.length)
+        q_BNTH = self.rotate(self.qk_norm('query_norm')(q_BNTH), sequence.positions_BT)
+        k_BKTH = self.rotate(self.qk_norm('key_norm')(k_BKTH), sequence.positions_BT)
+        mixed_BNTH = self.kernels.attention(q_BNTH, k_BKTH, v_BKTH, sequence.segments_BT)
+        mixed_MI = jnp.swapaxes(mixed_BNTH, 1, 2).reshape(x_MD.shape[0], -1)
+        init = declare(
+            nn.initializers.normal(1.0),
+            role='hidden',
+            axes=('heads', 'head_dim', 'embed'),
+            fan_in=('heads', 'head_dim'),
+        )
+        out_NHD = self.param('out', init, (self.n_heads, head_dim, d_model))
+        return self.kernels.matmul(mixed_MI, out_NHD.reshape(-1, d_model).astype(self.dtype))
+
+    def heads(self, name, x_MD, n_heads, head_dim, length):
+        """x_MD projected to [B, heads, T, H]."""
+        init = declare(
+            nn.initializers.normal(1.0),
+            role='hidden',
+            axes=('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim'),
+            fan_in=('embed',),
+        )
+        w_DNH = self.param(name, init, (x_MD.shape[-1], n_heads, head_dim))
+        y_MI = self.kernels.matmul(x_MD, w_DNH.reshape(x_MD.shape[-1], -1).astype(self.dtype))
+        return jnp.swapaxes(y_MI.reshape(-1, length, n_heads, head_dim), 1, 2)

@@ -1,0 +1,22 @@
+"""The product of activations and a weight matrix."""
+
+import jax
+import jax.numpy as jnp
+
+
+def direct(x_MI: jax.Array, w_IO: jax.Array) -> jax.Array:
+    """x w, left to the compiler."""
+    return x_MI @ w_IO
+
+
+def narrow_first(x_MI: jax.Array, w_IO: jax.Array) -> jax.Array:
+    """x w, arranged so that XLA:CPU computes the weight gradient with its narrower side first.
+
+    The weight gradient sums over M; XLA:CPU runs [I, M] x [M, O] at half its rate where I > O (209
+    against 363 GFLOP/s at M = 4096, I = 1024, O = 256). Multiplying by an explicit transpose makes
+    autodiff ask for [O, M] x [M, I] instead; the barrier keeps XLA from folding it back.
+    """
+    if w_IO.shape[0] <= w_IO.shape[1]:
+        return x_MI @ w_IO
+    w_OI = jax.lax.optimization_barrier(jnp.swapaxes(w_IO, 0, 1))
+    return jax.lax.dot_general(x_MI, w_OI, (((1,), (1,)), ((), ())))

@@ -1,0 +1,118 @@
+"""A parameter is described once, where it is created.
+
+A layer calls `self.param(name, declare(init, role, axes, fan_in), shape)`. The description travels in
+a Flax metadata box through `nn.scan`, which adds the `layer` axis, and `split` takes it off after
+init. Parametrisation, weight decay, optimizer, sharding and reparametrisation all read this record.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from flax.core import meta
+
+ROLES = ('embedding', 'hidden', 'readout', 'vector')
+LAYER = 'layer'  # the axis along which nn.scan stacks parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+    """What a parameter is.
+
+    role: how it scales: `embedding` (rows looked up), `hidden` (both sides grow with width),
+      `readout` (width in, vocabulary out), `vector` (gains, biases, scalars).
+    axes: a logical name for each dimension, such as ('layer', 'embed', 'mlp').
+    fan_in: those of `axes` that the forward pass sums over; empty for embeddings and vectors.
+    """
+
+    role: str
+    axes: tuple[str, ...]
+    fan_in: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if self.role not in ROLES:
+            raise ValueError(f'role must be one of {", ".join(ROLES)}; got {self.role!r}')
+        unknown = set(self.fan_in) - set(self.axes)
+        if unknown:
+            raise ValueError(f'fan_in names axes {sorted(unknown)} that are not in {self.axes}')
+
+    def fan_in_size(self, shape: tuple[int, ...]) -> int:
+        """The number of terms in each sum of the forward pass."""
+        return math.prod(n for n, axis in zip(shape, self.axes, strict=True) if axis in self.fan_in)
+
+
+class Described(struct.PyTreeNode, meta.AxisMetadata):
+    """A parameter in its box; `nn.scan` calls `add_axis` when it stacks layers."""
+
+    value: Any
+    spec: ParamSpec = struct.field(pytree_node=False)
+
+    def unbox(self):
+        return self.value
+
+    def replace_boxed(self, val):
+        return self.replace(value=val)
+
+    def add_axis(self, index, params):
+        axes = (*self.spec.axes[:index], LAYER, *self.spec.axes[index:])
+        return self.replace(spec=dataclasses.replace(self.spec, axes=axes))
+
+    def remove_axis(self, index, params):
+        axes = (*self.spec.axes[:index], *self.spec.axes[index + 1 :])
+        return self.replace(spec=dataclasses.replace(self.spec, axes=axes))
+
+
+def declare(
+    init: Callable[..., jax.Array],
+    role: str,
+    axes: tuple[str, ...],
+    fan_in: tuple[str, ...] = (),
+) -> Callable[..., Described]:
+    """An initializer whose value carries its ParamSpec.
+
+    `init(key, shape, dtype)` draws at unit scale; the parametrisation multiplies matrices by their
+    standard deviation afterwards (`modules.scaling`), so that no layer decides its own.
+    """
+    spec = ParamSpec(role, tuple(axes), tuple(fan_in))
+
+    def initializer(key, shape, dtype=jnp.float32):
+        if len(shape) != len(spec.axes):
+            raise ValueError(f'axes {spec.axes} must name each dimension of shape {tuple(shape)}')
+        return Described(init(key, shape, dtype), spec)
+
+    return initializer
+
+
+def split(described: Any) -> tuple[Any, Any]:
+    """(params, specs): two parallel trees of plain dicts. ValueError for an undescribed parameter."""
+
+    def check(path, leaf):
+        if not isinstance(leaf, Described):
+            raise ValueError(
+                f'parameter {path_name(path)} was created without `declare`; '
+                'its role and axes are unknown, so nothing can scale, decay or shard it'
+            )
+        return leaf
+
+    def is_box(leaf):
+        return isinstance(leaf, Described)
+
+    jax.tree_util.tree_map_with_path(check, described, is_leaf=is_box)
+    params = jax.tree.map(lambda box: box.value, described, is_leaf=is_box)
+    specs = jax.tree.map(lambda box: box.spec, described, is_leaf=is_box)
+    return params, specs
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """'blocks/attention/query' for a tree path."""
+    return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """{'blocks/attention/query': leaf, ...}; a ParamSpec counts as a leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): leaf for path, leaf in leaves}

@@ -1,0 +1,28 @@
+"""Parametrisations."""
+
+import dataclasses
+import math
+
+from modules.params import ParamSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """init_std: standard deviation of a drawn matrix; None: the value is kept as declared.
+    lr_factor and decay_factor multiply the learning rate and the weight decay of this parameter.
+    """
+
+    init_std: float | None
+    lr_factor: float
+    decay_factor: float
+
+
+def standard(spec: ParamSpec, shape: tuple[int, ...]) -> Scaling:
+    """std = 1/sqrt(fan_in) for matrices, 1/sqrt(D) for embeddings; one learning rate for all.
+
+    Matrices and embeddings decay, vectors do not. Source: the baseline of arXiv:2309.14322, section 2.
+    """
+    if spec.role == 'vector':
+        return Scaling(init_std=None, lr_factor=1.0, decay_factor=0.0)
+    terms = shape[-1] if spec.role == 'embedding' else spec.fan_in_size(shape)
+    return Scaling(init_std=1 / math.sqrt(terms), lr_factor=1.0, decay_factor=1.0)

@@ -1,0 +1,128 @@
+"""The folder of prepared data under trouble: killed, shared, full, not to be written."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.data import cache, open_dataset
+from tests.lm.data.conftest import quiet
+
+
+def test_property_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
+    path = tmp_path / 'a.txt'
+    path.write_text('some')
+    first = cache.file_digests(tmp_path / 'cache', [path])
+    monkeypatch.setattr(cache.hashlib, 'file_digest', None)
+    assert cache.file_digests(tmp_path / 'cache', [path]) == first
+    path.write_text('more')
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(TypeError):
+        cache.file_digests(tmp_path / 'cache', [path])
+
+
+def test_errors_of_the_cache_folder(cfg, tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(OSError, match=r'cannot be kept in .*file/cache.*Set data\.cache_dir'):
+        open_dataset(cfg(cache_dir=str(tmp_path / 'file' / 'cache')), say=quiet)
+
+
+def test_property_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    assert cache.root('') == tmp_path / 'evenkeel'
+    assert cache.root('here') == Path.cwd() / 'here'
+    monkeypatch.delenv('XDG_CACHE_HOME')
+    monkeypatch.setenv('HOME', '/home/nobody')
+    assert cache.root('') == Path('/home/nobody/.cache/evenkeel')
+
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from lm.config import DataConfig
+from lm.data import open_dataset, prepare
+cfg = eval(sys.argv[1])
+flag = Path(cfg.cache_dir + '.flag')
+def say(line):
+    print(line, flush=True)
+{hook}
+ds = open_dataset(cfg, say=say)
+print('digest', ds.digest)
+print('tensorflow' in sys.modules)
+"""
+# By then records, index and tokenizer are written, and the report is not.
+KILL = """
+class Stream(prepare.Stream):
+    def counts(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare.Stream = Stream
+"""
+# Whoever prepares goes on once the other one waits.
+RACE = """
+def say(line):
+    print(line, flush=True)
+    if 'waiting' in line:
+        flag.touch()
+    if 'preparing' in line:
+        until = time.time() + 30
+        while not flag.exists() and time.time() < until:
+            time.sleep(0.01)
+"""
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+"""
+
+
+def launch(cfg, hook=''):
+    program = PROGRAM.replace('{hook}', hook)
+    return subprocess.Popen(
+        [sys.executable, '-c', program, repr(cfg)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_property_killed_midway_and_prepared_again(cfg, tmp_path):
+    killed = launch(cfg(), KILL)
+    killed.communicate()
+    assert killed.returncode == -9
+    (partial,) = (tmp_path / 'cache').glob('*.partial')
+    assert (partial / 'index.npz').exists()
+    again = open_dataset(cfg(), say=quiet)
+    assert not list((tmp_path / 'cache').glob('*.partial'))
+    fresh = open_dataset(cfg(cache_dir=str(tmp_path / 'fresh')), say=quiet)
+    assert again.report == fresh.report
+    for a, b in zip(again.train, fresh.train, strict=True):
+        np.testing.assert_array_equal(a['tokens'], b['tokens'])
+
+
+def test_property_two_at_once_prepare_once(cfg):
+    both = [launch(cfg(), RACE) for _ in range(2)]
+    outs = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum('preparing' in out for out in outs) == 1
+    assert sum('waiting for it' in out for out in outs) == 1
+    digests = [re.search('digest (.*)', out).group(1) for out in outs]
+    assert digests[0] == digests[1]
+
+
+def test_property_no_tensorflow(cfg):
+    process = launch(cfg(tokenizer='bpe:300', packing='best_fit'))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.splitlines()[-1] == 'False'
+
+
+def test_errors_of_a_full_disk(cfg, tmp_path):
+    """A limit on the size of files stands in for it: the same calls fail, in the same places."""
+    (tmp_path / 'big.txt').write_text(os.urandom(90_000).hex())
+    process = launch(cfg(source=f'text:{tmp_path}/big.txt'), FULL)
+    _, err = process.communicate()
+    assert re.search(r'OSError: the disk that holds .*cache is full.*data\.cache_dir', err), err
+    assert not list((tmp_path / 'cache').glob('*.partial'))

@@ -1,0 +1,227 @@
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from lm.data import check, open_dataset
+from lm.data.prepare import cut_point, hash64
+from lm.data.rows import CHUNK
+from tests.lm.data.conftest import quiet
+
+
+def corpus(folder, texts):
+    folder.mkdir(exist_ok=True)
+    for i, text in enumerate(texts):
+        (folder / f'{i:04}.txt').write_bytes(text if isinstance(text, bytes) else text.encode())
+    return f'text:{folder}/*.txt'
+
+
+def documents_of(ds, rows):
+    """The texts of a split, put together again from its rows (concat packing)."""
+    tokens = [rows[0]['tokens'][:1]]
+    for row in rows:
+        tokens.append(row['tokens'][1:][row['segments'][1:] > 0])
+    stream = np.concatenate(tokens)
+    starts = np.flatnonzero(stream == ds.tokenizer.bos_id)
+    found = []
+    for document in np.split(stream, starts[1:]):
+        assert document[-1] == ds.tokenizer.eos_id
+        found.append(ds.tokenizer.decode(document))
+    return found
+
+
+@pytest.mark.parametrize('tokenizer', ['byte', 'bpe:400'])
+def test_property_every_document_is_in_one_split_whole(tokenizer, cfg, tmp_path):
+    ds = open_dataset(cfg(tokenizer=tokenizer), say=quiet)
+    train, validation = documents_of(ds, ds.train), documents_of(ds, ds.validation)
+    texts = [path.read_bytes().decode() for path in sorted((tmp_path / 'corpus').iterdir())]
+    threshold = 0.2 * 2**64
+    assert validation == [text for text in texts if hash64(text.encode()) < threshold]
+    assert train == [text for text in texts if hash64(text.encode()) >= threshold]
+    for rows, kept in ((ds.train, train), (ds.validation, validation)):
+        assert rows.n_bytes == sum(len(text.encode()) for text in kept)
+        assert rows.n_tokens == sum(len(ds.tokenizer.encode(text)) + 1 for text in kept)
+    assert ds.report['train']['documents'] == len(train)
+
+
+def test_property_documents_longer_than_a_chunk(cfg, tmp_path):
+    texts = [f'{i} ' + 'abcdefg' * (i * CHUNK // 7) for i in range(6)]
+    ds = open_dataset(cfg(source=corpus(tmp_path / 'long', texts), seq_len=1000), say=quiet)
+    assert sorted(documents_of(ds, ds.train) + documents_of(ds, ds.validation)) == sorted(texts)
+
+
+def test_property_ids_beyond_16_bits(cfg):
+    """An unfilled vocabulary puts BOS and EOS at its end."""
+    ds = open_dataset(cfg(tokenizer='bpe:70000'), say=quiet)
+    assert ds.train[0]['tokens'][0] == ds.tokenizer.bos_id == 69998
+    assert documents_of(ds, ds.train)[0].startswith('document ')
+
+
+def test_errors_of_a_bos_that_text_can_spell(cfg, tmp_path):
+    import tokenizers as library
+
+    made = library.Tokenizer(library.models.BPE({'l': 0, 'i': 1, 'n': 2, 'e': 3}, []))
+    made.add_tokens(['line'])  # no special token, so found in text
+    made.save(str(tmp_path / 'tokenizer.json'))
+    (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": "line"}')
+    source = corpus(tmp_path / 'a', [f'line{"n" * i}' for i in range(9)])
+    with pytest.raises(ValueError, match=r'makes its own BOS, token 4.*another bos_token'):
+        open_dataset(cfg(source=source, tokenizer=f'hf:{tmp_path}'), say=quiet)
+
+
+def test_property_copies_stay_on_one_side(cfg, tmp_path):
+    texts = [f'text {i % 30} ' * 9 for i in range(90)]
+    ds = open_dataset(cfg(source=corpus(tmp_path / 'twice', texts)), say=quiet)
+    train, validation = documents_of(ds, ds.train), documents_of(ds, ds.validation)
+    assert len(train) + len(validation) == 90
+    assert not set(train) & set(validation)
+
+
+def test_property_the_split_ignores_order(cfg, tmp_path):
+    texts = [f'text {i} ' * 9 for i in range(60)]
+    sides = []
+    for name, order in (('a', texts), ('b', texts[::-1])):
+        ds = open_dataset(cfg(source=corpus(tmp_path / name, order)), say=quiet)
+        sides.append(set(documents_of(ds, ds.validation)))
+    assert sides[0] == sides[1]
+
+
+@pytest.mark.parametrize('fraction', [0.0, 1e-9, 0.999999])
+def test_property_neither_split_is_empty(fraction, cfg):
+    ds = open_dataset(cfg(validation_fraction=fraction), say=quiet)
+    counts = [ds.report[split]['documents'] for split in ('train', 'validation')]
+    assert sorted(counts) == [1, 39]
+
+
+def test_property_one_document_is_cut_at_a_line(cfg, tmp_path):
+    text = ''.join(f'line {i} é🙂\n' for i in range(50))
+    said = []
+    source = corpus(tmp_path / 'one', [text])
+    ds = open_dataset(cfg(source=source, validation_fraction=0.1), say=said.append)
+    (train,), (validation,) = documents_of(ds, ds.train), documents_of(ds, ds.validation)
+    assert train + validation == text
+    assert validation.startswith('line') and 0.05 < len(validation) / len(text) < 0.2
+    assert any('last lines are the validation split' in line for line in said)
+
+
+@pytest.mark.parametrize('fraction', [0.0, 0.5, 0.99])
+@pytest.mark.parametrize('text', ['é' * 40, 'a\n' + 'é' * 40, 'é' * 40 + '\n', 'ab', '\nb'])
+def test_property_cut_points_leave_two_texts(text, fraction):
+    data = text.encode()
+    at = cut_point('name', data, max(fraction, 1e-9))
+    head, tail = data[:at].decode(), data[at:].decode()
+    assert head and tail and head + tail == text
+
+
+def test_property_tokenizer_is_trained_on_the_training_split_alone(cfg, tmp_path):
+    texts = [f'text number {i} ' * 9 for i in range(60)]
+    held = [text for text in texts if hash64(text.encode()) < 0.2 * 2**64]
+    secret = next(
+        f'{i} ' + 'zqj' * 400
+        for i in itertools.count()
+        if hash64(f'{i} '.encode() + b'zqj' * 400) < 0.2 * 2**64
+    )
+    how = {'tokenizer': 'bpe:400'}
+    plain = open_dataset(cfg(source=corpus(tmp_path / 'a', texts), **how), say=quiet)
+    more = open_dataset(cfg(source=corpus(tmp_path / 'b', [*texts, secret]), **how), say=quiet)
+    assert len(documents_of(more, more.validation)) == len(held) + 1
+    assert more.tokenizer.library.to_str() == plain.tokenizer.library.to_str()
+
+
+def test_property_the_digest_follows_content_and_nothing_else(cfg, tmp_path):
+    source = corpus(tmp_path / 'a', [f'text {i} ' * 9 for i in range(20)])
+
+    def digest(**fields):
+        return open_dataset(cfg(**({'source': source} | fields)), say=quiet).digest
+
+    first = digest()
+    same = [{'seq_len': 16}, {'packing': 'best_fit'}, {'seed': 5}, {'batch_size': 2}]
+    other = [{'tokenizer': 'bpe:300'}, {'validation_fraction': 0.3}, {'invalid_utf8': 'stop'}]
+    assert {digest(**fields) for fields in same} == {first}
+    copy = corpus(tmp_path / 'copy', [f'text {i} ' * 9 for i in range(20)])
+    assert digest(source=copy, cache_dir=str(tmp_path / 'elsewhere')) == first
+    digests = [digest(**fields) for fields in other]
+    path = tmp_path / 'a' / '0003.txt'
+    path.write_bytes(path.read_bytes().replace(b'3', b'4'))
+    digests.append(digest())
+    assert len({first, *digests}) == 5
+
+
+def test_property_invalid_utf8_is_replaced_and_counted(cfg, tmp_path):
+    texts = [f'text {i} ' * 9 for i in range(20)]
+    source = corpus(
+        tmp_path / 'a', [*texts, b'caf\xe9 \xff\xfe na\xc3\xafve', b'tail \xf0\x9f\x99']
+    )
+    said = []
+    ds = open_dataset(cfg(source=source), say=said.append)
+    assert ds.report['invalid_utf8'] == {'documents': 2, 'bytes': 6}
+    assert any('6 bytes become U+FFFD' in line for line in said)
+    found = documents_of(ds, ds.train) + documents_of(ds, ds.validation)
+    assert 'caf\ufffd \ufffd\ufffd naïve' in found and 'tail \ufffd' in found
+    assert ds.train.n_bytes + ds.validation.n_bytes == sum(len(t.encode()) for t in found)
+
+
+def test_errors_invalid_utf8_stops(cfg, tmp_path):
+    source = corpus(tmp_path / 'a', ['fine', b'caf\xe9!'])
+    says = r'0001\.txt is not UTF-8: byte 0xe9 at offset 3 .*data\.invalid_utf8=replace'
+    with pytest.raises(ValueError, match=says):
+        open_dataset(cfg(source=source, invalid_utf8='stop'), say=quiet)
+    assert not list((tmp_path / 'cache').glob('*.partial'))
+
+
+def test_property_empty_documents_are_left_out(cfg, tmp_path):
+    source = corpus(tmp_path / 'a', ['', *(f'text {i} ' * 9 for i in range(20)), ''])
+    ds = open_dataset(cfg(source=source), say=quiet)
+    assert ds.report['empty_documents'] == 2
+    assert ds.report['train']['documents'] + ds.report['validation']['documents'] == 20
+
+
+@pytest.mark.parametrize(
+    'fields, says',
+    [
+        (
+            {'packing': 'bestfit'},
+            "data.packing must be one of best_fit, concat; got 'bestfit'. Did",
+        ),
+        ({'invalid_utf8': 'ignore'}, 'data.invalid_utf8 must be one of replace, stop'),
+        ({'tokenizer': 'bpe:100'}, 'size of at least 258'),
+        ({'source': 'text:nowhere/*.txt'}, 'no file matches'),
+        ({'seq_len': 0}, 'data.seq_len must be at least 1; got 0'),
+        ({'batch_size': -1}, 'data.batch_size must be at least 1; got -1'),
+        ({'epochs': 0}, 'data.epochs must be at least 1'),
+        ({'seed': -1}, 'data.seed must be at least 0'),
+        ({'prefetch': -1}, 'data.prefetch must be at least 0'),
+        ({'validation_fraction': 1.0}, 'data.validation_fraction must be'),
+        ({'validation_fraction': float('nan')}, 'data.validation_fraction must be'),
+    ],
+)
+def test_errors_before_any_work(fields, says, cfg, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check(cfg(**fields))
+    assert not (tmp_path / 'cache').exists()
+
+
+def test_check_passes_what_opens(cfg):
+    check(cfg())
+
+
+def test_errors_of_small_corpora(cfg, tmp_path):
+    with pytest.raises(ValueError, match=r'holds no text: 2 documents, all of them empty'):
+        open_dataset(cfg(source=corpus(tmp_path / 'empty', ['', ''])), say=quiet)
+    with pytest.raises(ValueError, match=r'0000\.txt alone, 1 bytes: too short to be split'):
+        open_dataset(cfg(source=corpus(tmp_path / 'tiny', ['x'])), say=quiet)
+    source = corpus(tmp_path / 'short', ['0123456789', 'abcdefghij'])
+    says = r'holds 12 tokens, less than one row.*= 13.*data\.seq_len to 11 at most'
+    with pytest.raises(ValueError, match=says):
+        open_dataset(cfg(source=source, seq_len=12), say=quiet)
+    assert len(open_dataset(cfg(source=source, seq_len=11), say=quiet).train) == 1
+
+
+def test_property_opening_again_prepares_nothing(cfg):
+    said = []
+    open_dataset(cfg(), say=said.append)
+    assert len(said) <= 3
+    count = len(said)
+    open_dataset(cfg(seq_len=16, packing='best_fit'), say=said.append)
+    assert len(said) == count

@@ -1,0 +1,223 @@
+import gzip
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from lm.data import open_dataset, synthetic
+from lm.data.sources import SOURCES, open_source
+from tests.lm.data.conftest import quiet
+
+TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
+
+
+def read(source, field='text'):
+    return [data.decode() for _, data in open_source(source, field).documents()]
+
+
+def jsonl(field='text'):
+    lines = [json.dumps({'id': i, field: text}) for i, text in enumerate(TEXTS)]
+    return '\n'.join([lines[0], '', *lines[1:]]).encode()  # an empty line is no record
+
+
+def write_parquet(path, **columns):
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
+
+
+COMPRESS = {'': lambda data: data, '.gz': gzip.compress, '.zst': zstandard.compress}
+
+
+@pytest.mark.parametrize('compression', COMPRESS)
+def test_reference_txt(compression, tmp_path):
+    for i, text in enumerate(TEXTS):
+        path = tmp_path / 'deep' / f'{2 - i}.txt{compression}'
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(COMPRESS[compression](text.encode()))
+    (tmp_path / 'deep' / 'folder.txt').mkdir()
+    assert read(f'text:{tmp_path}/**/*.txt{compression}') == TEXTS[::-1]
+
+
+@pytest.mark.parametrize('compression', COMPRESS)
+def test_reference_jsonl(compression, tmp_path):
+    (tmp_path / f'a.jsonl{compression}').write_bytes(COMPRESS[compression](jsonl('body')))
+    assert read(f'text:{tmp_path}/*', 'body') == TEXTS
+
+
+def test_reference_compressed_in_several_frames(tmp_path):
+    """Parallel compressors write many; a reader that stops at the first loses the rest."""
+    for compress, name in ((gzip.compress, 'a.txt.gz'), (zstandard.compress, 'b.txt.zst')):
+        (tmp_path / name).write_bytes(compress(b'one, ') + compress(b'two'))
+    assert read(f'text:{tmp_path}/*') == ['one, two'] * 2
+
+
+def test_reference_parquet(tmp_path):
+    write_parquet(tmp_path / 'a.parquet', body=TEXTS, other=[1, 2, 3])
+    write_parquet(tmp_path / 'b.parquet', body=[text.encode() for text in TEXTS])
+    assert read(f'text:{tmp_path}/*.parquet', 'body') == TEXTS * 2
+
+
+def test_reference_glob_is_relative_to_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / 'a.txt').write_text('here')
+    monkeypatch.chdir(tmp_path)
+    assert read('text:*.txt') == ['here']
+
+
+def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
+    (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\xffb"}\n{"text": "half \\ud83d"}\n')
+    documents = [data for _, data in open_source(f'text:{tmp_path}/*', 'text').documents()]
+    assert documents == [b'a\xffb', b'half \xed\xa0\xbd']
+
+
+def test_property_python_is_the_library_without_its_tests():
+    source = open_source('python', 'text')
+    names = [name for name, _ in source.documents()]
+    assert names == sorted(names) and len(names) > 300
+    assert {'ast.py', 'json/decoder.py'} <= set(names)
+    for name in names:
+        assert name.endswith('.py')
+        assert not {'test', 'tests', 'idle_test', 'site-packages'} & set(name.split('/'))
+        assert '_sysconfigdata' not in name
+
+
+@pytest.mark.parametrize('name', synthetic.SYNTHETIC)
+def test_property_synthetic_is_deterministic_and_distinct(name):
+    documents = read(f'synthetic:{name}')
+    assert documents == read(f'synthetic:{name}')
+    assert len(set(documents)) == synthetic.DOCUMENTS
+    assert {len(document) for document in documents} == {synthetic.LENGTH}
+
+
+def bigram_bits(documents):
+    """The entropy of a letter given the one before it, from counts."""
+    pairs = Counter(pair for text in documents for pair in itertools.pairwise(text))
+    firsts = Counter(text[i] for text in documents for i in range(len(text) - 1))
+    total = sum(pairs.values())
+    return -sum(n / total * math.log2(n / firsts[pair[0]]) for pair, n in pairs.items())
+
+
+def test_reference_entropy_rates():
+    for name in ('uniform', 'markov'):
+        measured = bigram_bits(read(f'synthetic:{name}'))
+        assert measured == pytest.approx(synthetic.SYNTHETIC[name].bits_per_byte(), abs=0.01)
+    assert synthetic.SYNTHETIC['copy'].bits_per_byte() == 2
+    blocks = np.frombuffer(read('synthetic:copy')[0].encode(), np.uint8)
+    blocks = blocks.reshape(-1, 2, synthetic.COPY_BLOCK)
+    np.testing.assert_array_equal(blocks[:, 0], blocks[:, 1])
+
+
+def bad(folder, name, data):
+    (folder / name).write_bytes(data)
+    return f'text:{folder}/{name}'
+
+
+@pytest.mark.parametrize(
+    'make, says',
+    [
+        (lambda d: 'pyton', "one of python, synthetic, text, tfds; got 'pyton'. Did you mean"),
+        (lambda d: 'python:3', 'takes no argument'),
+        (lambda d: 'text', 'needs a glob'),
+        (lambda d: f'text:{d}/*.txt', 'no file matches'),
+        (lambda d: bad(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
+        (lambda d: bad(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
+        (lambda d: bad(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
+        (lambda d: bad(d, 'a.jsonl', b'["x"]'), 'a.jsonl:1 must be an object; got list'),
+        (lambda d: bad(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
+        (lambda d: bad(d, 'a.jsonl', b'{"text": 3}'), "'text' of {}/a.jsonl:1 must be text; got i"),
+        (lambda d: bad(d, 'a.txt.gz', gzip.compress(b'x' * 99)[:-9]), 'cannot be read to its end'),
+        (lambda d: bad(d, 'a.txt.gz', b'no gzip'), 'cannot be read to its end'),
+        (
+            lambda d: bad(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
+            'cannot be read to its end',
+        ),
+        (lambda d: bad(d, 'a.parquet', b'no'), 'is not a parquet file'),
+        (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
+        (lambda d: 'synthetic', 'one of copy, markov, uniform'),
+        (lambda d: 'tfds', 'needs a name'),
+        (lambda d: 'tfds:huggingface:c4', 'would download'),
+        (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared under'),
+    ],
+)
+def test_errors(make, says, tmp_path):
+    source = make(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(says.format(tmp_path))):
+        read(source)
+
+
+def test_errors_of_parquet_fields(tmp_path):
+    write_parquet(tmp_path / 'a.parquet', title=['x'], n=[1])
+    with pytest.raises(ValueError, match="no field 'text'; fields found: 'title', 'n'"):
+        read(f'text:{tmp_path}/*.parquet')
+    with pytest.raises(ValueError, match=r"'n' of .*a.parquet\[0\] must be text; got int"):
+        read(f'text:{tmp_path}/*.parquet', 'n')
+
+
+TFDS_PROGRAM = """
+import json, sys
+import tensorflow_datasets as tfds
+from lm.data.sources import open_source
+TEXTS = json.loads(sys.argv[2])
+class TinyText(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version('1.2.0')
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='plain')]
+    def _info(self):
+        body = tfds.features.Text()
+        features = tfds.features.FeaturesDict({'body': body, 'title': body})
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+    def _split_generators(self, dl_manager):
+        return {'train': self._generate_examples()}
+    def _generate_examples(self):
+        for i, text in enumerate(TEXTS):
+            yield i, {'body': text, 'title': 't'}
+def refusal(name, field):
+    try:
+        open_source('tfds:' + name, field)
+    except ValueError as error:
+        return str(error)
+assert 'is not prepared under ' + sys.argv[1] in refusal('tiny_text', 'body')
+tfds.disable_progress_bar()
+TinyText(data_dir=sys.argv[1], file_format='array_record').download_and_prepare()
+for name in ('tiny_text', 'tiny_text/plain:1.2.0'):
+    source = open_source('tfds:' + name, 'body')
+    assert [data.decode() for _, data in source.documents()] == TEXTS, name
+    assert source.files and all(path.is_file() for path in source.files)
+assert "has no field 'text'; fields found: 'body', 'title'" in refusal('tiny_text', 'text')
+assert 'is not prepared' in refusal('tiny_text/fancy', 'body')
+assert 'tensorflow' not in sys.modules
+"""
+
+
+def test_reference_tfds(tmp_path):
+    """In a process of its own: TFDS reads TFDS_DATA_DIR once, when it is imported."""
+    result = subprocess.run(
+        [sys.executable, '-c', TFDS_PROGRAM, str(tmp_path), json.dumps(TEXTS)],
+        env=os.environ | {'TFDS_DATA_DIR': str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_equivalence_formats_make_the_same_rows(cfg, tmp_path):
+    """The documents of .txt files, as lines of .jsonl.zst."""
+    texts = open_dataset(cfg(), say=quiet)
+    files = sorted((tmp_path / 'corpus').glob('*.txt'))
+    lines = [json.dumps({'text': path.read_bytes().decode()}) for path in files]
+    (tmp_path / 'all.jsonl.zst').write_bytes(zstandard.compress('\n'.join(lines).encode()))
+    records = open_dataset(cfg(source=f'text:{tmp_path}/all.jsonl.zst'), say=quiet)
+    assert records.report == texts.report
+    for a, b in zip(records.train, texts.train, strict=True):
+        np.testing.assert_array_equal(a['tokens'], b['tokens'])
+
+
+def test_contract_every_source_is_covered():
+    assert set(SOURCES) == {'python', 'text', 'tfds', 'synthetic'}

@@ -1,0 +1,138 @@
+import json
+
+import pytest
+
+from lm.data import tokenizers
+
+TEXTS = [
+    '',
+    'plain ascii\n',
+    'CRLF\r\n, tab\t, NUL \x00, bell \x07, escape \x1b[0m, delete \x7f',
+    'é 日本語 🙂 👩‍👩‍👧 ﷽ \u2028 \ufffd \ufeff',
+    'the specials by name: <s> </s> <|endoftext|> <bos> [EOS] <unk> <pad>',
+    ' leading and trailing   ',
+    '\n\n\n    indented\n\n',
+]
+
+
+@pytest.fixture(scope='module')
+def bpe():
+    return tokenizers.plan('bpe:300').build(TEXTS * 3)
+
+
+@pytest.fixture
+def hf_folder(tmp_path):
+    """A tokenizer.json in which `<s>` and `</s>` are special tokens of the library."""
+    import tokenizers as library
+
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=['<s>', '</s>'],
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(TEXTS, trainer)
+    made.enable_truncation(4)
+    made.save(str(tmp_path / 'tokenizer.json'))
+    return tmp_path
+
+
+@pytest.mark.parametrize('text', TEXTS)
+@pytest.mark.parametrize('kind', ['byte', 'bpe', 'hf'])
+def test_property_round_trip(kind, text, bpe, hf_folder):
+    makers = {
+        'byte': lambda: tokenizers.plan('byte').build([]),
+        'bpe': lambda: bpe,
+        'hf': lambda: tokenizers.plan(f'hf:{hf_folder}').build([]),
+    }
+    tokenizer = makers[kind]()
+    ids = tokenizer.encode(text)
+    assert isinstance(ids, list)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([tokenizer.bos_id, *ids, tokenizer.eos_id]) == text
+    assert tokenizer.encode(text.encode()) == ids
+    assert not {tokenizer.bos_id, tokenizer.eos_id} & set(ids)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_reference_byte_ids():
+    tokenizer = tokenizers.plan('byte').build([])
+    assert tokenizer.encode('aé') == [97, 195, 169]
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (256, 257, 258)
+
+
+def test_property_bpe_compresses_and_stays_below_its_size(bpe):
+    text = 'the specials by name: '
+    assert len(bpe.encode(text)) < len(text)
+    assert tokenizers.plan('bpe:5000').build(TEXTS).vocab_size == 5000
+    assert len(tokenizers.plan('bpe:258').build(TEXTS).encode('abc')) == 3
+
+
+def test_property_bpe_training_is_deterministic(bpe):
+    again = tokenizers.plan('bpe:300').build(TEXTS * 3)
+    assert again.library.to_str() == bpe.library.to_str()
+
+
+def test_equivalence_long_texts_encode_in_parts_as_the_whole(monkeypatch):
+    text = 'def f(x):\n    return x\n\n\nclass A:\n\tpass \n end\nshort\nlines\r\nhere\n' * 50
+    tokenizer = tokenizers.plan('bpe:270').build([text])
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(tokenizers, 'PART', 40)
+    assert len(list(tokenizers._cut(text))) > 20
+    assert tokenizer.encode(text) == whole
+
+
+@pytest.mark.parametrize('kind', ['byte', 'bpe'])
+def test_equivalence_saved_and_loaded(kind, bpe, tmp_path):
+    tokenizer = bpe if kind == 'bpe' else tokenizers.plan('byte').build([])
+    tokenizer.save(tmp_path / 'there')
+    loaded = tokenizers.load(tmp_path / 'there')
+    for name in ('vocab_size', 'bos_id', 'eos_id'):
+        assert getattr(loaded, name) == getattr(tokenizer, name)
+    assert [loaded.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+
+
+def test_reference_hf_specials_are_those_declared(hf_folder):
+    bare = tokenizers.plan(f'hf:{hf_folder}/tokenizer.json').build([])
+    assert (bare.eos_id, bare.bos_id, bare.vocab_size) == (280, 281, 282)
+    declared = {'bos_token': {'content': '<s>'}, 'eos_token': '</s>'}
+    (hf_folder / 'tokenizer_config.json').write_text(json.dumps(declared))
+    told = tokenizers.plan(f'hf:{hf_folder}').build([])
+    assert (told.bos_id, told.eos_id, told.vocab_size) == (0, 1, 280)
+    (hf_folder / 'tokenizer_config.json').write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
+    one = tokenizers.plan(f'hf:{hf_folder}').build([])
+    assert (one.eos_id, one.bos_id, one.vocab_size) == (1, 280, 281)
+
+
+def test_reference_vocab_size_needs_no_corpus(hf_folder):
+    assert tokenizers.vocab_size('byte') == 258
+    assert tokenizers.vocab_size('bpe:4096') == 4096
+    assert tokenizers.vocab_size(f'hf:{hf_folder}') == 282
+
+
+@pytest.mark.parametrize(
+    'spec, says',
+    [
+        ('bite', "one of bpe, byte, hf; got 'bite'. Did you mean 'byte'"),
+        ('byte:3', 'takes no argument'),
+        ('bpe', 'size of at least 258'),
+        ('bpe:257', 'size of at least 258'),
+        ('bpe:-5', 'size of at least 258'),
+        ('hf:nowhere/at/all', 'is not a file'),
+        ('hf:', 'needs the path'),
+    ],
+)
+def test_errors(spec, says):
+    with pytest.raises(ValueError, match=says.replace('.', r'\.')):
+        tokenizers.plan(spec)
+
+
+def test_errors_of_files(tmp_path):
+    (tmp_path / 'tokenizer.json').write_text('{}')
+    with pytest.raises(ValueError, match='is not a tokenizer'):
+        tokenizers.plan(f'hf:{tmp_path}')
+    with pytest.raises(ValueError, match='holds no tokenizer'):
+        tokenizers.load(tmp_path)
