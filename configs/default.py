@@ -90,6 +90,8 @@ def get_config() -> ConfigDict:
     config.mesh.data = -1  # -1: every device there is
 
     config.kernels = ConfigDict()
-    config.kernels.implementation = 'auto'  # by platform: xla_cpu or xla; reference is the plain one
+    config.kernels.implementation = (
+        'auto'  # by platform: xla_cpu or xla; reference is the plain one
+    )
 
     return config.lock()

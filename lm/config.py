@@ -119,7 +119,8 @@ class Config:
 def resolve(raw: Mapping[str, Any]) -> Config:
     """A ConfigDict, or the dict of a config.json, as frozen dataclasses.
 
-    Raises ValueError for a field that is unknown (with the nearest one), missing, or of another type.
+    Raises ValueError for a field that is unknown (with the nearest one), missing, or of another
+    type.
     """
     return _build(Config, raw, '')
 

@@ -38,7 +38,9 @@ def param_sharding(mesh: Mesh, spec: ParamSpec) -> NamedSharding:
     """By the logical names of the axes; ValueError for one that `RULES` does not list."""
     unknown = [axis for axis in spec.axes if axis not in RULES]
     if unknown:
-        raise ValueError(f'no sharding rule for axes {unknown} of {spec}; add them to lm.mesh.RULES')
+        raise ValueError(
+            f'no sharding rule for axes {unknown} of {spec}; add them to lm.mesh.RULES'
+        )
     return NamedSharding(mesh, PartitionSpec(*(RULES[axis] for axis in spec.axes)))
 
 

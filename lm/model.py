@@ -63,8 +63,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """tokens [B, T] -> logits [B * T, V] float32.
 
-    segments_BT numbers the documents of each row, to keep attention within them; None: rows are read
-    as one document. Parameters of the layers are stacked along `layer`, scanned or not.
+    segments_BT numbers the documents of each row, to keep attention within them; None: rows are
+    read as one document. Parameters of the layers are stacked along `layer`, scanned or not.
     """
 
     config: ModelConfig
@@ -79,9 +79,7 @@ class Transformer(nn.Module):
         normal = nn.initializers.normal(1.0)
         table_VD = self.param('embedding', declare(normal, 'embedding', ('vocab', 'embed')), shape)
         x_MD = table_VD[tokens_BT.reshape(-1)]
-        sequence = (
-            whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
-        )
+        sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
         if table := POSITIONS[config.position].table:
             added_BTD = table(self.max_length, config.d_model, name='positions')(
                 sequence.positions_BT

@@ -61,9 +61,9 @@ def make_train_step(
 ) -> Callable[[State, Batch, Hyper], tuple[State, dict[str, jax.Array]]]:
     """`train_step(state, batch, hyper) -> (state, metrics)`.
 
-    The gradient is that of (sum of token losses) / (target tokens of the whole batch), so it does not
-    depend on microbatches, hosts or padding. With on_divergence = skip_step, a step whose loss or
-    gradient is not finite changes nothing but the step count, and says so in `skipped`.
+    The gradient is that of (sum of token losses) / (target tokens of the whole batch), so it does
+    not depend on microbatches, hosts or padding. With on_divergence = skip_step, a step whose loss
+    or gradient is not finite changes nothing but the step count, and says so in `skipped`.
     """
     _, _, scalings = describe_params(config, model)
 
@@ -146,6 +146,16 @@ def state_shardings(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper
         transform_non_params=lambda _: replicated(mesh),
     )
     return State(replicated(mesh), params, opt_state)
+
+
+def abstract_state(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> State:
+    """Shapes, types and shardings of the state: what a checkpoint is read as."""
+    shapes = jax.eval_shape(lambda: init_state(config, model, hyper, jax.random.key(0)))
+    return jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        state_shardings(config, model, mesh, hyper),
+    )
 
 
 def jit_init(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> Callable:

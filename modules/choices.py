@@ -13,7 +13,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f' Did you mean {close[0]!r}?' if close else ''
 
 
-def choose(table: Mapping[str, T], name: str, what: str) -> T:
+def choose[T](table: Mapping[str, T], name: str, what: str) -> T:
     """`table[name]`; a ValueError that lists the choices and the nearest one otherwise.
 
     `what` is the config field the name came from, such as 'model.norm'.

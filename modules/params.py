@@ -1,8 +1,9 @@
 """A parameter is described once, where it is created.
 
-A layer calls `self.param(name, declare(init, role, axes, fan_in), shape)`. The description travels in
-a Flax metadata box through `nn.scan`, which adds the `layer` axis, and `split` takes it off after
-init. Parametrisation, weight decay, optimizer, sharding and reparametrisation all read this record.
+A layer calls `self.param(name, declare(init, role, axes, fan_in), shape)`. The description travels
+in a Flax metadata box through `nn.scan`, which adds the `layer` axis, and `split` takes it off
+after init. Parametrisation, weight decay, optimizer, sharding and reparametrisation all read this
+record.
 """
 
 import dataclasses

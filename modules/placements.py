@@ -1,7 +1,7 @@
 """Where the norms of a residual block sit.
 
-`place(x, sublayer, norm) -> x`: `sublayer` maps the stream to an update, and `norm(name)` makes a new
-norm with that parameter name. Each placement creates the norms it calls and no others.
+`place(x, sublayer, norm) -> x`: `sublayer` maps the stream to an update, and `norm(name)` makes a
+new norm with that parameter name. Each placement creates the norms it calls and no others.
 """
 
 import dataclasses

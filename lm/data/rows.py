@@ -8,7 +8,8 @@ import numpy as np
 
 from lm.data.packing import Layout
 
-CHUNK = 4096  # tokens of a stored record: 37 us to read, and a row needs one or two of them
+# Tokens of a stored record: 37 us to read, and a row needs one or two. Part of prepare.FORMAT.
+CHUNK = 4096
 CACHED_CHUNKS = 2048  # 16 MiB of 16-bit tokens: the whole of a small corpus
 
 

@@ -14,9 +14,9 @@ from modules.sequence import Sequence
 class SoftmaxAttention(nn.Module):
     """out = softmax(rotate(x Wq) rotate(x Wk)^T / sqrt(H)) (x Wv) Wo.
 
-    x_MD holds M = B * T tokens. `rotate` applies the positions (`modules.positions`); `qk_norm(name)`
-    makes the norm of queries or keys, per head over H, before the rotation (arXiv:2302.05442).
-    Sources: arXiv:1706.03762; grouped heads arXiv:2305.13245.
+    x_MD holds M = B * T tokens. `rotate` applies the positions (`modules.positions`);
+    `qk_norm(name)` makes the norm of queries or keys, per head over H, before the rotation
+    (arXiv:2302.05442). Sources: arXiv:1706.03762; grouped heads arXiv:2305.13245.
     """
 
     n_heads: int

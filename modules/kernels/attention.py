@@ -1,7 +1,7 @@
 """Causal softmax attention: the plain form, which is the specification, and a faster equal one.
 
-Both take q [B, N, T, H] and k, v [B, K, T, H] with K dividing N (grouped queries, arXiv:2305.13245) and
-optionally segments [B, T]; a token attends to itself and to earlier tokens of its own segment.
+Both take q [B, N, T, H] and k, v [B, K, T, H] with K dividing N (grouped queries, arXiv:2305.13245)
+and optionally segments [B, T]; a token attends to itself and to earlier tokens of its own segment.
 """
 
 import functools
@@ -43,9 +43,10 @@ def blocked(
 ) -> jax.Array:
     """`plain`, computed by blocks of queries that skip the keys after them.
 
-    Only the output and the log-sum-exp of each row are kept for the backward pass, which computes the
-    probabilities again: memory is linear in T (FlashAttention, arXiv:2205.14135, without its tiling of
-    keys). Its custom backward pass rules out forward-mode differentiation; `plain` has that.
+    Only the output and the log-sum-exp of each row are kept for the backward pass, which computes
+    the probabilities again: memory is linear in T (FlashAttention, arXiv:2205.14135, without its
+    tiling of keys). Its custom backward pass rules out forward-mode differentiation; `plain` has
+    that.
     """
     batch, n_heads, length, head_dim = q_BNTH.shape
     flat = (batch * n_heads, length, head_dim)  # XLA:CPU likes one batch axis
@@ -130,8 +131,9 @@ _blocked.defvjp(_blocked_fwd, _blocked_bwd)
 def _sum_over_rows(a_GTS, b_GTH):
     """einsum('gts,gth->gsh'), written as a row-major product of a transposed b.
 
-    XLA:CPU runs the direct form, whose left side is transposed, at a quarter of its matmul rate; the
-    barriers keep it from folding the transpositions, of the small operands, back into the product.
+    XLA:CPU runs the direct form, whose left side is transposed, at a quarter of its matmul rate;
+    the barriers keep it from folding the transpositions, of the small operands, back into the
+    product.
     """
     keep = jax.lax.optimization_barrier
     b_GHT = keep(jnp.swapaxes(b_GTH, 1, 2))

@@ -1,7 +1,7 @@
 """Learning-rate schedules: the fraction of the peak at each step.
 
-Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not wasted.
-Everything in `hyper` may be a tracer: lengths are data, and pieces are joined by `where`.
+Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not
+wasted. Everything in `hyper` may be a tracer: lengths are data, and pieces are joined by `where`.
 """
 
 from typing import Any
@@ -34,8 +34,8 @@ def warmup_cosine(step: jax.Array, hyper: Any) -> jax.Array:
 
 
 def warmup_stable_decay(step: jax.Array, hyper: Any) -> jax.Array:
-    """Linear warm-up, 1, then linearly to final_lr_fraction over the last decay_fraction of the steps
-    (WSD, arXiv:2404.06395).
+    """Linear warm-up, 1, then linearly to final_lr_fraction over the last decay_fraction of the
+    steps (WSD, arXiv:2404.06395).
     """
     start = hyper.steps * (1 - hyper.decay_fraction)
     progress = _progress(step, start, hyper.steps)

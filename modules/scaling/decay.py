@@ -13,5 +13,7 @@ def decoupled(weight_decay: jax.Array, lr_now: jax.Array, lr: jax.Array) -> jax.
 
 
 def independent(weight_decay: jax.Array, lr_now: jax.Array, lr: jax.Array) -> jax.Array:
-    """(lr_now / lr) * weight_decay: follows the schedule but not its peak (arXiv:2309.14322, 3.2.2)."""
+    """(lr_now / lr) * weight_decay: follows the schedule but not its peak (arXiv:2309.14322,
+    3.2.2).
+    """
     return lr_now / lr * weight_decay

@@ -20,7 +20,8 @@ class Scaling:
 def standard(spec: ParamSpec, shape: tuple[int, ...]) -> Scaling:
     """std = 1/sqrt(fan_in) for matrices, 1/sqrt(D) for embeddings; one learning rate for all.
 
-    Matrices and embeddings decay, vectors do not. Source: the baseline of arXiv:2309.14322, section 2.
+    Matrices and embeddings decay, vectors do not. Source: the baseline of arXiv:2309.14322, section
+    2.
     """
     if spec.role == 'vector':
         return Scaling(init_std=None, lr_factor=1.0, decay_factor=0.0)

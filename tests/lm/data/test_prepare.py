@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from lm.data import check, open_dataset
+from lm.data import check, open_dataset, prepare, rows
 from lm.data.prepare import cut_point, hash64
 from lm.data.rows import CHUNK
 from tests.lm.data.conftest import quiet
@@ -17,10 +17,10 @@ def corpus(folder, texts):
     return f'text:{folder}/*.txt'
 
 
-def documents_of(ds, rows):
+def documents_of(ds, split):
     """The texts of a split, put together again from its rows (concat packing)."""
-    tokens = [rows[0]['tokens'][:1]]
-    for row in rows:
+    tokens = [split[0]['tokens'][:1]]
+    for row in split:
         tokens.append(row['tokens'][1:][row['segments'][1:] > 0])
     stream = np.concatenate(tokens)
     starts = np.flatnonzero(stream == ds.tokenizer.bos_id)
@@ -39,10 +39,21 @@ def test_property_every_document_is_in_one_split_whole(tokenizer, cfg, tmp_path)
     threshold = 0.2 * 2**64
     assert validation == [text for text in texts if hash64(text.encode()) < threshold]
     assert train == [text for text in texts if hash64(text.encode()) >= threshold]
-    for rows, kept in ((ds.train, train), (ds.validation, validation)):
-        assert rows.n_bytes == sum(len(text.encode()) for text in kept)
-        assert rows.n_tokens == sum(len(ds.tokenizer.encode(text)) + 1 for text in kept)
+    for split, kept in ((ds.train, train), (ds.validation, validation)):
+        assert split.n_bytes == sum(len(text.encode()) for text in kept)
+        assert split.n_tokens == sum(len(ds.tokenizer.encode(text)) + 1 for text in kept)
     assert ds.report['train']['documents'] == len(train)
+
+
+def test_equivalence_batches_and_files_of_records_leave_no_trace(cfg, tmp_path, monkeypatch):
+    ds = open_dataset(cfg(), say=quiet)
+    whole = [documents_of(ds, split) for split in (ds.train, ds.validation)]
+    for name, value in {'BATCH_CHARACTERS': 500, 'CHUNKS_PER_FILE': 2, 'CHUNK': 64}.items():
+        monkeypatch.setattr(prepare, name, value)
+    monkeypatch.setattr(rows, 'CHUNK', 64)
+    ds = open_dataset(cfg(cache_dir=str(tmp_path / 'other')), say=quiet)
+    assert len(list((tmp_path / 'other').glob('*/records/*train.array_record*'))) > 10
+    assert [documents_of(ds, split) for split in (ds.train, ds.validation)] == whole
 
 
 def test_property_documents_longer_than_a_chunk(cfg, tmp_path):

@@ -37,6 +37,8 @@ def hf_folder(tmp_path):
     made.train_from_iterator(TEXTS, trainer)
     made.enable_truncation(4)
     made.save(str(tmp_path / 'tokenizer.json'))
+    declared = {'bos_token': {'content': '<s>'}, 'eos_token': '</s>'}
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(declared))
     return tmp_path
 
 
@@ -78,7 +80,7 @@ def test_property_bpe_training_is_deterministic(bpe):
 
 def test_equivalence_long_texts_encode_in_parts_as_the_whole(monkeypatch):
     text = 'def f(x):\n    return x\n\n\nclass A:\n\tpass \n end\nshort\nlines\r\nhere\n' * 50
-    tokenizer = tokenizers.plan('bpe:270').build([text])
+    tokenizer = tokenizers.plan('bpe:400').build([text])
     whole = tokenizer.encode(text)
     monkeypatch.setattr(tokenizers, 'PART', 40)
     assert len(list(tokenizers._cut(text))) > 20
@@ -96,12 +98,11 @@ def test_equivalence_saved_and_loaded(kind, bpe, tmp_path):
 
 
 def test_reference_hf_specials_are_those_declared(hf_folder):
-    bare = tokenizers.plan(f'hf:{hf_folder}/tokenizer.json').build([])
-    assert (bare.eos_id, bare.bos_id, bare.vocab_size) == (280, 281, 282)
-    declared = {'bos_token': {'content': '<s>'}, 'eos_token': '</s>'}
-    (hf_folder / 'tokenizer_config.json').write_text(json.dumps(declared))
     told = tokenizers.plan(f'hf:{hf_folder}').build([])
     assert (told.bos_id, told.eos_id, told.vocab_size) == (0, 1, 280)
+    (hf_folder / 'tokenizer_config.json').write_text('{}')
+    bare = tokenizers.plan(f'hf:{hf_folder}/tokenizer.json').build([])
+    assert (bare.eos_id, bare.bos_id, bare.vocab_size) == (280, 281, 282)
     (hf_folder / 'tokenizer_config.json').write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
     one = tokenizers.plan(f'hf:{hf_folder}').build([])
     assert (one.eos_id, one.bos_id, one.vocab_size) == (1, 280, 281)
@@ -110,7 +111,7 @@ def test_reference_hf_specials_are_those_declared(hf_folder):
 def test_reference_vocab_size_needs_no_corpus(hf_folder):
     assert tokenizers.vocab_size('byte') == 258
     assert tokenizers.vocab_size('bpe:4096') == 4096
-    assert tokenizers.vocab_size(f'hf:{hf_folder}') == 282
+    assert tokenizers.vocab_size(f'hf:{hf_folder}') == 280
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""Checkpoints: written in the background, self-describing, strict when read.
+
+Each holds three items: `params`, `training` (step and optimizer), and `meta`, a JSON record with
+the config, the tree of parameter shapes, and the counters that are not arrays.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from lm.state import State
+from modules.params import named_leaves
+
+FOLDER = 'checkpoints'
+DAMAGED = 'checkpoints_damaged'
+BEST_BY = 'validation_ce'
+
+
+def tree_record(tree: Any) -> dict[str, str]:
+    """{'layers/mlp/up': 'float32[4,256,1024]', ...}."""
+    return {
+        path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]'
+        for path, leaf in named_leaves(tree).items()
+    }
+
+
+def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> None:
+    """ValueError that lists every missing, extra and reshaped parameter."""
+    lines = [f'missing  {path} {wanted[path]}' for path in wanted.keys() - stored.keys()]
+    lines += [f'extra    {path} {stored[path]}' for path in stored.keys() - wanted.keys()]
+    lines += [
+        f'differs  {path}: checkpoint {stored[path]}, model {wanted[path]}'
+        for path in stored.keys() & wanted.keys()
+        if stored[path] != wanted[path]
+    ]
+    if lines:
+        listing = '\n  '.join(sorted(lines))
+        raise ValueError(f'checkpoint {where} does not fit the configured model:\n  {listing}')
+
+
+class Checkpoints:
+    """The checkpoints of one workdir; `keep_last` newest and `keep_best` lowest validation losses."""
+
+    def __init__(self, workdir: Path, keep_last: int, keep_best: int, say: Callable = print):
+        self.workdir, self.say = Path(workdir), say
+        policies = [LatestN(keep_last)]
+        if keep_best:
+            best = BestN(
+                get_metric_fn=lambda metrics: metrics[BEST_BY],
+                reverse=True,
+                n=keep_best,
+                keep_checkpoints_without_metrics=False,
+            )
+            policies.append(best)
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=AnyPreservationPolicy(policies)
+        )
+        self._open()
+
+    def _open(self):
+        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=self._options)
+
+    @property
+    def folder(self) -> Path:
+        return self.workdir / FOLDER
+
+    def steps(self) -> list[int]:
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: State, meta: dict[str, Any], metrics: dict[str, float] | None) -> None:
+        """Starts writing; what is on the device may change as soon as this returns."""
+        step = int(state.step)
+        items = ocp.args.Composite(
+            params=ocp.args.StandardSave(state.params),
+            training=ocp.args.StandardSave({'step': state.step, 'opt_state': state.opt_state}),
+            meta=ocp.args.JsonSave(meta | {'tree': tree_record(state.params)}),
+        )
+        self._manager.save(step, args=items, metrics=metrics)
+
+    def restore(self, like: State) -> tuple[State, dict[str, Any]] | None:
+        """The newest checkpoint that can be read, laid out as `like`; None where there is none.
+
+        One that cannot be read is moved to `checkpoints_damaged`, with a word, and the one before
+        is taken. Raises ValueError where the parameters do not fit, FileNotFoundError where all of
+        several are damaged.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                meta = self._read(step, meta=ocp.args.JsonRestore())['meta']
+            except Exception as error:
+                self._set_aside(step, error)
+                continue
+            check_tree(meta['tree'], tree_record(like.params), self.folder / str(step))
+            training = {'step': like.step, 'opt_state': like.opt_state}
+            try:
+                items = self._read(
+                    step,
+                    params=ocp.args.StandardRestore(like.params),
+                    training=ocp.args.StandardRestore(training),
+                )
+            except Exception as error:
+                self._set_aside(step, error)
+                continue
+            return State(params=items['params'], **items['training']), meta
+        if steps:
+            raise FileNotFoundError(
+                f'none of the checkpoints {steps} in {self.folder} could be read; they are in '
+                f'{self.workdir / DAMAGED}. Move one back to try again, or start in another workdir.'
+            )
+        return None
+
+    def _read(self, step: int, **items: Any):
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+    def _set_aside(self, step: int, error: Exception) -> None:
+        reason = (str(error).strip().splitlines() or [''])[0][:200]
+        self.say(
+            f'checkpoint {self.folder / str(step)} cannot be read ({type(error).__name__}: {reason}); '
+            f'moved to {self.workdir / DAMAGED}, falling back to the one before'
+        )
+        if jax.process_index() == 0:
+            target = self.workdir / DAMAGED / str(step)
+            shutil.rmtree(target, ignore_errors=True)
+            target.parent.mkdir(exist_ok=True)
+            shutil.move(self.folder / str(step), target)
+        self._manager.close()
+        self._open()
+
+    def wait(self) -> None:
+        """Until all that was saved is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def read_params(folder: Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    """(params, meta) of one checkpoint, without its optimizer. ValueError where they do not fit."""
+    with ocp.CheckpointManager(folder.absolute(), options=_read_only()) as manager:
+        meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))['meta']
+        check_tree(meta['tree'], tree_record(like), folder / str(step))
+        restore = ocp.args.Composite(params=ocp.args.StandardRestore(like))
+        return manager.restore(step, args=restore)['params'], meta
+
+
+def _read_only() -> ocp.CheckpointManagerOptions:
+    return ocp.CheckpointManagerOptions(read_only=True)

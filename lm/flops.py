@@ -1,0 +1,77 @@
+"""Floating-point operations of a training step, and the rate a device could do them at."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+
+from lm.config import ModelConfig
+from modules.activations import ACTIVATIONS
+
+# Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
+# fits.
+PEAK_FLOPS = {
+    'TPU v6': 918e12,
+    'TPU7x': 2307e12,
+    'TPU v5p': 459e12,
+    'TPU v5 lite': 197e12,
+    'TPU v5e': 197e12,
+    'TPU v5': 459e12,
+    'TPU v4': 275e12,
+    'B200': 2250e12,
+    'H200': 989e12,
+    'H100': 989e12,
+    'A100': 312e12,
+}
+GEMM_SIZE = 2048
+
+
+def matmul_params(model: ModelConfig, vocab_size: int) -> int:
+    """Weights that multiply activations: all matrices and the readout, no lookup tables or vectors."""
+    head_dim = model.d_model // model.n_heads
+    attention = model.d_model * head_dim * 2 * (model.n_heads + model.n_kv_heads)
+    matrices = 3 if ACTIVATIONS[model.activation].gated else 2
+    mlp = matrices * model.d_model * model.d_ff
+    return model.n_layers * (attention + mlp) + model.d_model * vocab_size
+
+
+def flops_per_token(model: ModelConfig, vocab_size: int, seq_len: int) -> float:
+    """6 N + 6 L T D: forward and backward, per token of a T-token sequence.
+
+    N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
+    Attention logits and mixing take 12 L T D over all pairs (arXiv:2204.02311, appendix B); causal
+    attention needs half of the pairs and is counted as half, whether or not the rest is computed.
+    Recomputation under remat is not counted.
+    """
+    attention = 6 * model.n_layers * seq_len * model.d_model
+    return 6 * matmul_params(model, vocab_size) + attention
+
+
+def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
+    """Measured FLOP/s of a float32 product of two `size` square matrices: the median of `repeats`."""
+    a = jnp.ones((size, size), jnp.float32)
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    product(a, a).block_until_ready()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        product(a, a).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / sorted(seconds)[repeats // 2]
+
+
+def peak_flops() -> tuple[float, str]:
+    """(FLOP/s of all devices together, where the number is from).
+
+    From `PEAK_FLOPS` for a known accelerator; otherwise measured with a float32 product, on a CPU
+    for the whole machine, which its devices share.
+    """
+    device = jax.devices()[0]
+    for name, flops in PEAK_FLOPS.items():
+        if name in device.device_kind:
+            return flops * jax.device_count(), f'{jax.device_count()} x published bf16 peak'
+    measured = gemm_flops()
+    source = f'measured float32 {GEMM_SIZE}^3 product'
+    if device.platform == 'cpu':
+        return measured, source
+    return measured * jax.device_count(), f'{jax.device_count()} x {source}'

@@ -1,0 +1,52 @@
+"""The table printed at start: everything that is decided about each parameter."""
+
+import math
+
+from jax.sharding import Mesh
+from rich.table import Table
+
+from lm.config import Config
+from lm.mesh import param_sharding
+from lm.model import Transformer
+from lm.state import describe_params
+from modules.params import named_leaves
+
+
+def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[str, str]]:
+    """One row a parameter: path, shape, role, optimizer, init std, lr and decay factors, sharding."""
+    shapes, specs, scalings = map(named_leaves, describe_params(config, model))
+    rows = []
+    for path, spec in specs.items():
+        scaling = scalings[path]
+        std = 'declared'
+        if scaling.init_std is not None:
+            std = f'{config.scaling.init_scale * scaling.init_std:.4g}'
+        rows.append(
+            {
+                'parameter': path,
+                'shape': ' x '.join(map(str, shapes[path].shape)),
+                'axes': ', '.join(spec.axes),
+                'role': spec.role,
+                'optimizer': config.optim.name,
+                'init std': std,
+                'lr': f'{config.optim.lr * scaling.lr_factor:.4g}',
+                'weight decay': f'{config.optim.weight_decay * scaling.decay_factor:.4g}',
+                'sharding': str(tuple(param_sharding(mesh, spec).spec)).replace('None', '-'),
+            }
+        )
+    return rows
+
+
+def parameter_count(config: Config, model: Transformer) -> int:
+    shapes, _, _ = describe_params(config, model)
+    return sum(math.prod(s.shape) for s in named_leaves(shapes).values())
+
+
+def as_table(rows: list[dict[str, str]]) -> Table:
+    """Rows with equal keys, ready to print."""
+    table = Table(box=None, pad_edge=False, header_style='bold')
+    for column in rows[0]:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    return table
