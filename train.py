@@ -6,6 +6,11 @@ The same command again resumes what the workdir holds. Exit status: 0 done, 1 ba
 128 + n stopped by signal n, after a checkpoint.
 """
 
+from lm.startup import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
+
 import hashlib
 import signal
 import sys
@@ -17,7 +22,7 @@ from ml_collections import config_flags
 
 from lm.check import check, check_devices
 from lm.config import Config, resolve, to_json
-from lm.host import device_name, prepare_host
+from lm.host import device_name
 from lm.metrics import Terminal
 from lm.run import Diverged, Run
 from lm.workdir import open_workdir
@@ -34,7 +39,6 @@ DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check(config)
-    prepare_host()
     check_devices(config, jax.device_count(), jax.process_count())
     open_workdir(workdir, config, continue_changed)
     terminal = Terminal()

@@ -30,11 +30,12 @@ def get_config() -> ConfigDict:
     config.model.qk_norm = 'none'  # any norm, applied per head to queries and keys
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
+    config.model.reparam = 'none'  # or weight_norm
     config.model.tie_embeddings = False
     config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
     config.model.dtype = 'float32'  # of the matmuls; parameters and statistics stay float32
     config.model.remat = 'none'
-    config.model.scan_layers = True  # False unrolls: slower to compile, same parameters
+    config.model.scan_layers = False  # True compiles one layer for all: for deep models
 
     config.loss = ConfigDict()
     config.loss.name = 'cross_entropy'
@@ -68,7 +69,7 @@ def get_config() -> ConfigDict:
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
     config.data.epochs = 1  # more must be asked for
-    config.data.validation_fraction = 0.02  # of the documents
+    config.data.validation_fraction = 0.05  # of the documents
     config.data.invalid_utf8 = 'replace'  # and count, or stop
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches made ahead
@@ -90,8 +91,6 @@ def get_config() -> ConfigDict:
     config.mesh.data = -1  # -1: every device there is
 
     config.kernels = ConfigDict()
-    config.kernels.implementation = (
-        'auto'  # by platform: xla_cpu or xla; reference is the plain one
-    )
+    config.kernels.implementation = 'auto'  # by platform: xla_cpu, xla; or reference
 
     return config.lock()

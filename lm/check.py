@@ -14,6 +14,7 @@ from modules.norms import NORMS
 from modules.optim import OPTIMIZERS, SCHEDULES
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
+from modules.reparam import REPARAMS
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS
 
 ON_DIVERGENCE = ('rollback', 'skip_step', 'stop')
@@ -25,6 +26,7 @@ NAMES = {
     'model.attention': ATTENTIONS,
     'model.activation': ACTIVATIONS,
     'model.position': POSITIONS,
+    'model.reparam': REPARAMS,
     'model.dtype': DTYPES,
     'model.remat': REMAT_POLICIES,
     'loss.name': LOSSES,

@@ -1,6 +1,7 @@
 """Checkpoints: written in the background, self-describing, strict when read.
 
-Each holds three items: `params`, `training` (step and optimizer), and `meta`, a JSON record with
+Each holds three items: `weights` (parameters and what their reparametrisation carries), `training`
+(step and optimizer), and `meta`, a JSON record with
 the config, the tree of parameter shapes, and the counters that are not arrays.
 """
 
@@ -44,7 +45,7 @@ def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> N
 
 
 class Checkpoints:
-    """The checkpoints of one workdir; `keep_last` newest and `keep_best` lowest validation losses."""
+    """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss."""
 
     def __init__(self, workdir: Path, keep_last: int, keep_best: int, say: Callable = print):
         self.workdir, self.say = Path(workdir), say
@@ -76,8 +77,8 @@ class Checkpoints:
         """Starts writing; what is on the device may change as soon as this returns."""
         step = int(state.step)
         items = ocp.args.Composite(
-            params=ocp.args.StandardSave(state.params),
-            training=ocp.args.StandardSave({'step': state.step, 'opt_state': state.opt_state}),
+            weights=ocp.args.StandardSave(_weights(state)),
+            training=ocp.args.StandardSave(_training(state)),
             meta=ocp.args.JsonSave(meta | {'tree': tree_record(state.params)}),
         )
         self._manager.save(step, args=items, metrics=metrics)
@@ -97,21 +98,20 @@ class Checkpoints:
                 self._set_aside(step, error)
                 continue
             check_tree(meta['tree'], tree_record(like.params), self.folder / str(step))
-            training = {'step': like.step, 'opt_state': like.opt_state}
             try:
                 items = self._read(
                     step,
-                    params=ocp.args.StandardRestore(like.params),
-                    training=ocp.args.StandardRestore(training),
+                    weights=ocp.args.StandardRestore(_weights(like)),
+                    training=ocp.args.StandardRestore(_training(like)),
                 )
             except Exception as error:
                 self._set_aside(step, error)
                 continue
-            return State(params=items['params'], **items['training']), meta
+            return State(**items['weights'], **items['training']), meta
         if steps:
             raise FileNotFoundError(
-                f'none of the checkpoints {steps} in {self.folder} could be read; they are in '
-                f'{self.workdir / DAMAGED}. Move one back to try again, or start in another workdir.'
+                f'none of the checkpoints {steps} in {self.folder} could be read; they are now in '
+                f'{self.workdir / DAMAGED}. Move one back to try again, or give another --workdir.'
             )
         return None
 
@@ -121,7 +121,8 @@ class Checkpoints:
     def _set_aside(self, step: int, error: Exception) -> None:
         reason = (str(error).strip().splitlines() or [''])[0][:200]
         self.say(
-            f'checkpoint {self.folder / str(step)} cannot be read ({type(error).__name__}: {reason}); '
+            f'checkpoint {self.folder / str(step)} cannot be read '
+            f'({type(error).__name__}: {reason}); '
             f'moved to {self.workdir / DAMAGED}, falling back to the one before'
         )
         if jax.process_index() == 0:
@@ -140,13 +141,30 @@ class Checkpoints:
         self._manager.close()
 
 
-def read_params(folder: Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """(params, meta) of one checkpoint, without its optimizer. ValueError where they do not fit."""
+def _weights(state: State) -> dict[str, Any]:
+    return {'params': state.params, 'reparam': state.reparam}
+
+
+def _training(state: State) -> dict[str, Any]:
+    return {'step': state.step, 'opt_state': state.opt_state}
+
+
+def read_meta(folder: Path, step: int) -> dict[str, Any]:
+    """The JSON record of one checkpoint."""
     with ocp.CheckpointManager(folder.absolute(), options=_read_only()) as manager:
-        meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))['meta']
-        check_tree(meta['tree'], tree_record(like), folder / str(step))
-        restore = ocp.args.Composite(params=ocp.args.StandardRestore(like))
-        return manager.restore(step, args=restore)['params'], meta
+        return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))['meta']
+
+
+def read_weights(folder: Path, step: int, like: State) -> tuple[Any, Any]:
+    """(params, reparam) of one checkpoint, without its optimizer, laid out as `like`.
+
+    ValueError where they do not fit.
+    """
+    check_tree(read_meta(folder, step)['tree'], tree_record(like.params), folder / str(step))
+    restore = ocp.args.Composite(weights=ocp.args.StandardRestore(_weights(like)))
+    with ocp.CheckpointManager(folder.absolute(), options=_read_only()) as manager:
+        weights = manager.restore(step, args=restore)['weights']
+    return weights['params'], weights['reparam']
 
 
 def _read_only() -> ocp.CheckpointManagerOptions:

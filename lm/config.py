@@ -27,6 +27,7 @@ class ModelConfig:
     qk_norm: str
     activation: str
     position: str
+    reparam: str
     tie_embeddings: bool
     logit_softcap: float
     dtype: str
@@ -137,7 +138,7 @@ def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
             if field.default is not dataclasses.MISSING:
                 continue
             raise ValueError(
-                f'config lacks {path}; start from configs.default.get_config(), which has every field'
+                f'config lacks {path}; start from configs.default.get_config(), which has it'
             )
         if dataclasses.is_dataclass(field.type):
             values[name] = _build(field.type, raw[name], path + '.')

@@ -15,6 +15,7 @@ from lm.state import Hyper
 def evaluate(
     eval_step: Callable,
     params: Any,
+    reparam: Any,
     hyper: Hyper,
     mesh: Mesh,
     batches: Iterable[dict],
@@ -25,7 +26,7 @@ def evaluate(
     bits_per_byte = ce / ln 2 * (target tokens / bytes of text they stand for) of the whole split:
     exact where the batches cover it, and then comparable between tokenizers.
     """
-    pending = [eval_step(params, put_batch(mesh, batch), hyper) for batch in batches]
+    pending = [eval_step(params, reparam, put_batch(mesh, batch), hyper) for batch in batches]
     sums = jax.device_get(pending)
     ce = sum(float(s['ce']) for s in sums) / sum(float(s['tokens']) for s in sums)
     return {

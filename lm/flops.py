@@ -27,7 +27,7 @@ GEMM_SIZE = 2048
 
 
 def matmul_params(model: ModelConfig, vocab_size: int) -> int:
-    """Weights that multiply activations: all matrices and the readout, no lookup tables or vectors."""
+    """Weights that multiply activations: all matrices and the readout; no tables, no vectors."""
     head_dim = model.d_model // model.n_heads
     attention = model.d_model * head_dim * 2 * (model.n_heads + model.n_kv_heads)
     matrices = 3 if ACTIVATIONS[model.activation].gated else 2
@@ -48,7 +48,7 @@ def flops_per_token(model: ModelConfig, vocab_size: int, seq_len: int) -> float:
 
 
 def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
-    """Measured FLOP/s of a float32 product of two `size` square matrices: the median of `repeats`."""
+    """Measured FLOP/s of a float32 product of two square matrices: the median of `repeats`."""
     a = jnp.ones((size, size), jnp.float32)
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     product(a, a).block_until_ready()

@@ -116,7 +116,7 @@ class Transformer(nn.Module):
 
 
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
-    """The configured model for devices of `platform`. Its names are checked before, by `lm.check`."""
+    """The configured model for devices of `platform`. `lm.check` has checked its names."""
     implementation = kernel_implementation(config.kernels.implementation, platform)
     kernels = IMPLEMENTATIONS[implementation]
     return Transformer(config.model, vocab_size, config.data.seq_len, kernels)

@@ -90,8 +90,8 @@ class Run:
         self.counters = Counters(**meta['counters'])
         if meta['data'] != self.dataset.digest and not continue_changed:
             raise ValueError(
-                f'{self.workdir} was trained on data {meta["data"]}, but {self.config.data.source} is '
-                f'now {self.dataset.digest}. Give another --workdir, or --continue_changed to go on.'
+                f'{self.workdir} was trained on data {meta["data"]}, and {self.config.data.source} '
+                f'is now {self.dataset.digest}. Give another --workdir, or --continue_changed.'
             )
         self.terminal.say(f'resuming after step {int(self.state.step)}')
         return True
@@ -204,7 +204,15 @@ class Run:
             process_count=jax.process_count(),
         )
         rows = self.dataset.validation
-        losses = evaluate(self.eval_step, self.state.params, self.hyper, self.mesh, batches, rows)
+        losses = evaluate(
+            self.eval_step,
+            self.state.params,
+            self.state.reparam,
+            self.hyper,
+            self.mesh,
+            batches,
+            rows,
+        )
         self.recorder.write({'step': self.step, **losses})
         self.terminal.say(
             f'step {self.step:>6}  validation loss {losses["validation_ce"]:.4f}  '

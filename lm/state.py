@@ -11,15 +11,17 @@ from flax import struct
 from lm.config import Config
 from lm.model import Transformer
 from modules.optim import OPTIMIZERS
-from modules.params import split
+from modules.params import named_leaves, path_name, split
+from modules.reparam import REPARAMS, Reparam
 from modules.scaling import PARAMETRIZATIONS
 
 
 class State(struct.PyTreeNode):
-    """step counts the updates done; params and opt_state are plain trees."""
+    """step counts the updates done; params are the weights stored, reparam what their map carries."""
 
     step: jax.Array
     params: Any
+    reparam: Any
     opt_state: Any
 
 
@@ -58,30 +60,50 @@ def optimizer(config: Config, hyper: Hyper) -> optax.GradientTransformation:
     )
 
 
-def describe_params(config: Config, model: Transformer) -> tuple[Any, Any, Any]:
-    """(shapes, specs, scalings) of every parameter: three parallel trees, nothing computed."""
-    tokens = jax.ShapeDtypeStruct((1, config.data.seq_len), jnp.int32)
-    described = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
-    shapes, specs = split(described)
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Every stored parameter, in parallel trees: nothing is computed. `reparam` maps them to the
+    weights the model uses, whose standard deviations at the start are `init_stds`.
+    """
+
+    shapes: Any
+    specs: Any
+    scalings: Any
+    reparam: Reparam
+    init_stds: Any
+
+
+def describe_params(config: Config, model: Transformer) -> Description:
+    """From the model's own records (`modules.params`)."""
+    used, used_specs = split(jax.eval_shape(lambda: _draw(config, model, jax.random.key(0))))
     parametrization = PARAMETRIZATIONS[config.scaling.name]
-    scalings = jax.tree.map(lambda s, spec: parametrization(spec, s.shape), shapes, specs)
-    return shapes, specs, scalings
+    reparam = REPARAMS[config.model.reparam](used_specs)
+    shapes = jax.eval_shape(lambda params: reparam.init(params)[0], used)
+    return Description(
+        shapes=shapes,
+        specs=reparam.specs,
+        scalings=jax.tree.map(lambda s, p: parametrization(p, s.shape), shapes, reparam.specs),
+        reparam=reparam,
+        init_stds=jax.tree.map(
+            lambda s, spec: parametrization(spec, s.shape).init_std, used, used_specs
+        ),
+    )
 
 
-def init_params(config: Config, model: Transformer, hyper: Hyper, key: jax.Array) -> Any:
-    """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
-    tokens = jnp.zeros((1, config.data.seq_len), jnp.int32)
-    params, _ = split(model.init(key, tokens)['params'])
-    _, _, scalings = describe_params(config, model)
-
-    def scale(unit, scaling):
-        if scaling.init_std is None:
-            return unit
-        return unit * (hyper.init_scale * scaling.init_std)
-
-    return jax.tree.map(scale, params, scalings)
+def _draw(config: Config, model: Transformer, key: jax.Array) -> Any:
+    """Parameters at unit scale, in their boxes."""
+    return model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))['params']
 
 
 def init_state(config: Config, model: Transformer, hyper: Hyper, key: jax.Array) -> State:
-    params = init_params(config, model, hyper, key)
-    return State(jnp.int32(0), params, optimizer(config, hyper).init(params))
+    """Parameters drawn at unit scale, those with an init_std multiplied by init_scale * init_std."""
+    described = describe_params(config, model)
+    unit, _ = split(_draw(config, model, key))
+    stds = named_leaves(described.init_stds)
+
+    def scale(path, weight):
+        std = stds.get(path_name(path))  # a tree holds no None
+        return weight if std is None else weight * (hyper.init_scale * std)
+
+    params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
+    return State(jnp.int32(0), params, reparam, optimizer(config, hyper).init(params))

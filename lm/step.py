@@ -29,7 +29,7 @@ def target_weights(batch: Batch, bos_id: int) -> jax.Array:
 def token_sums(
     config: Config, model: Transformer, bos_id: int, params: Any, batch: Batch, hyper: Hyper
 ) -> dict[str, jax.Array]:
-    """Sums over the target tokens: `objective` (z-loss term included), `ce`, `z_loss`, `correct`."""
+    """Sums over the target tokens: `objective` (z-loss term included), `ce`, `z_loss`, `tokens`."""
     tokens_BT, targets_M = batch['tokens'][:, :-1], batch['tokens'][:, 1:].reshape(-1)
     segments_BT = batch['segments'][:, :-1] if config.data.mask_documents else None
     logits_MV = model.apply({'params': params}, tokens_BT, segments_BT)
@@ -65,29 +65,21 @@ def make_train_step(
     not depend on microbatches, hosts or padding. With on_divergence = skip_step, a step whose loss
     or gradient is not finite changes nothing but the step count, and says so in `skipped`.
     """
-    _, _, scalings = describe_params(config, model)
+    described = describe_params(config, model)
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
         total = jnp.maximum(jnp.sum(target_weights(batch, bos_id)), 1.0)
 
-        def loss(params, part):
-            sums = token_sums(config, model, bos_id, params, part, hyper)
+        def loss(used, part):
+            sums = token_sums(config, model, bos_id, used, part, hyper)
             return sums['objective'] / total, sums
 
-        grad = jax.value_and_grad(loss, has_aux=True)
-        if config.train.microbatches == 1:
-            (_, sums), grads = grad(state.params, batch)
-        else:
-            parts = microbatched(batch, config.train.microbatches)
+        def use(params):
+            return described.reparam.apply(params, state.reparam, True)
 
-            def add_part(carry, part):
-                (_, sums), grads = grad(state.params, part)
-                return jax.tree.map(jnp.add, carry, (sums, grads)), None
-
-            first = jax.tree.map(lambda rows: rows[0], parts)
-            shapes = jax.eval_shape(lambda p, b: (grad(p, b)[0][1], p), state.params, first)
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            (sums, grads), _ = jax.lax.scan(add_part, zeros, parts)
+        used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
+        sums, grads = _sum_over_parts(loss, used, batch, config.train.microbatches)
+        (grads,) = to_stored(grads)
         lr = hyper.lr * SCHEDULES[config.optim.schedule](state.step, hyper)
         decay = DECAY_RULES[config.optim.decay_rule](hyper.weight_decay, lr, hyper.lr)
         tx = optimizer(config, hyper)
@@ -96,7 +88,7 @@ def make_train_step(
             lambda u, w, s: -(lr * s.lr_factor * u + decay * s.decay_factor * w),
             direction,
             state.params,
-            scalings,
+            described.scalings,
         )
         metrics = {
             'loss': sums['objective'] / total,
@@ -108,12 +100,31 @@ def make_train_step(
             'param_norm': optax.global_norm(state.params),
             'batch_tokens': sums['tokens'],
         }
-        new = State(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+        params = optax.apply_updates(state.params, updates)
+        new = State(state.step + 1, params, reparam, opt_state)
         if config.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)
         return new, metrics
 
     return train_step
+
+
+def _sum_over_parts(loss, params, batch, count):
+    """(sums, gradient) of `loss` over `count` microbatches, one after the other."""
+    grad = jax.grad(loss, has_aux=True)
+    if count == 1:
+        grads, sums = grad(params, batch)
+        return sums, grads
+    parts = microbatched(batch, count)
+
+    def add(carry, part):
+        return jax.tree.map(jnp.add, carry, grad(params, part)), None
+
+    first = jax.tree.map(lambda rows: rows[0], parts)
+    shapes = jax.eval_shape(grad, params, first)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    (grads, sums), _ = jax.lax.scan(add, zeros, parts)
+    return sums, grads
 
 
 def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
@@ -125,18 +136,20 @@ def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
 def make_eval_step(
     config: Config, model: Transformer, bos_id: int
 ) -> Callable[[Any, Batch, Hyper], dict[str, jax.Array]]:
-    """`eval_step(params, batch, hyper)`: the sums of `token_sums` over one batch."""
+    """`eval_step(params, reparam, batch, hyper)`: the sums of `token_sums` over one batch."""
+    described = describe_params(config, model)
 
-    def eval_step(params, batch, hyper):
-        return token_sums(config, model, bos_id, params, batch, hyper)
+    def eval_step(params, reparam, batch, hyper):
+        used, _ = described.reparam.apply(params, reparam, False)
+        return token_sums(config, model, bos_id, used, batch, hyper)
 
     return eval_step
 
 
 def state_shardings(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> State:
-    """Parameters by their specs; an optimizer moment as its parameter; scalars everywhere."""
-    _, specs, _ = describe_params(config, model)
+    """Parameters by their specs; an optimizer moment as its parameter; all else everywhere."""
     abstract = jax.eval_shape(lambda: init_state(config, model, hyper, jax.random.key(0)))
+    specs = describe_params(config, model).specs
     params = jax.tree.map(lambda spec: param_sharding(mesh, spec), specs)
     opt_state = optax.tree.map_params(
         optimizer(config, hyper),
@@ -145,7 +158,9 @@ def state_shardings(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper
         params,
         transform_non_params=lambda _: replicated(mesh),
     )
-    return State(replicated(mesh), params, opt_state)
+    everywhere = replicated(mesh)
+    reparam = jax.tree.map(lambda _: everywhere, abstract.reparam)
+    return State(everywhere, params, reparam, opt_state)
 
 
 def abstract_state(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> State:
@@ -180,9 +195,11 @@ def jit_train_step(
 def jit_eval_step(
     config: Config, model: Transformer, mesh: Mesh, hyper: Hyper, bos_id: int
 ) -> Callable:
-    params = state_shardings(config, model, mesh, hyper).params
+    """The evaluation step, its batch cut over `data`, its sums everywhere."""
+    state = state_shardings(config, model, mesh, hyper)
+    shardings = (state.params, state.reparam, batch_sharding(mesh), replicated(mesh))
     return jax.jit(
         make_eval_step(config, model, bos_id),
-        in_shardings=(params, batch_sharding(mesh), replicated(mesh)),
+        in_shardings=shardings,
         out_shardings=replicated(mesh),
     )

@@ -13,10 +13,11 @@ from modules.params import named_leaves
 
 
 def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[str, str]]:
-    """One row a parameter: path, shape, role, optimizer, init std, lr and decay factors, sharding."""
-    shapes, specs, scalings = map(named_leaves, describe_params(config, model))
+    """One row a parameter, with what each consumer of its spec makes of it."""
+    described = describe_params(config, model)
+    shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     rows = []
-    for path, spec in specs.items():
+    for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'
         if scaling.init_std is not None:
@@ -31,6 +32,7 @@ def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[
                 'init std': std,
                 'lr': f'{config.optim.lr * scaling.lr_factor:.4g}',
                 'weight decay': f'{config.optim.weight_decay * scaling.decay_factor:.4g}',
+                'reparam': config.model.reparam,
                 'sharding': str(tuple(param_sharding(mesh, spec).spec)).replace('None', '-'),
             }
         )
@@ -38,7 +40,7 @@ def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[
 
 
 def parameter_count(config: Config, model: Transformer) -> int:
-    shapes, _, _ = describe_params(config, model)
+    shapes = describe_params(config, model).shapes
     return sum(math.prod(s.shape) for s in named_leaves(shapes).values())
 
 

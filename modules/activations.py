@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """`fn` on the up projection, or, where `gated`, fn(gate) * up (GLU variants, arXiv:2002.05202)."""
+    """`fn` on the up projection or, where `gated`, fn(gate) * up (GLU, arXiv:2002.05202)."""
 
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False

@@ -89,7 +89,7 @@ def declare(
 
 
 def split(described: Any) -> tuple[Any, Any]:
-    """(params, specs): two parallel trees of plain dicts. ValueError for an undescribed parameter."""
+    """(params, specs): two parallel plain dict trees. ValueError for an undescribed parameter."""
 
     def check(path, leaf):
         if not isinstance(leaf, Described):
