@@ -93,14 +93,14 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                meta = self._read(step, meta=ocp.args.JsonRestore())['meta']
+                meta = read_meta(self.folder, step)
             except Exception as error:
                 self._set_aside(step, error)
                 continue
             check_tree(meta['tree'], tree_record(like.params), self.folder / str(step))
             try:
-                items = self._read(
-                    step,
+                items = _read(
+                    self.folder / str(step),
                     weights=ocp.args.StandardRestore(_weights(like)),
                     training=ocp.args.StandardRestore(_training(like)),
                 )
@@ -114,9 +114,6 @@ class Checkpoints:
                 f'{self.workdir / DAMAGED}. Move one back to try again, or give another --workdir.'
             )
         return None
-
-    def _read(self, step: int, **items: Any):
-        return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def _set_aside(self, step: int, error: Exception) -> None:
         reason = (str(error).strip().splitlines() or [''])[0][:200]
@@ -149,10 +146,14 @@ def _training(state: State) -> dict[str, Any]:
     return {'step': state.step, 'opt_state': state.opt_state}
 
 
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints in a folder, ascending."""
+    return sorted(ocp.utils.checkpoint_steps(folder.absolute()))
+
+
 def read_meta(folder: Path, step: int) -> dict[str, Any]:
     """The JSON record of one checkpoint."""
-    with ocp.CheckpointManager(folder.absolute(), options=_read_only()) as manager:
-        return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))['meta']
+    return _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
 
 
 def read_weights(folder: Path, step: int, like: State) -> tuple[Any, Any]:
@@ -160,12 +161,12 @@ def read_weights(folder: Path, step: int, like: State) -> tuple[Any, Any]:
 
     ValueError where they do not fit.
     """
-    check_tree(read_meta(folder, step)['tree'], tree_record(like.params), folder / str(step))
-    restore = ocp.args.Composite(weights=ocp.args.StandardRestore(_weights(like)))
-    with ocp.CheckpointManager(folder.absolute(), options=_read_only()) as manager:
-        weights = manager.restore(step, args=restore)['weights']
+    path = folder / str(step)
+    check_tree(read_meta(folder, step)['tree'], tree_record(like.params), path)
+    weights = _read(path, weights=ocp.args.StandardRestore(_weights(like)))['weights']
     return weights['params'], weights['reparam']
 
 
-def _read_only() -> ocp.CheckpointManagerOptions:
-    return ocp.CheckpointManagerOptions(read_only=True)
+def _read(path: Path, **items: Any):
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        return reader.restore(path.absolute(), args=ocp.args.Composite(**items))

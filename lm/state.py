@@ -17,7 +17,7 @@ from modules.scaling import PARAMETRIZATIONS
 
 
 class State(struct.PyTreeNode):
-    """step counts the updates done; params are the weights stored, reparam what their map carries."""
+    """step: updates done; params: the weights stored; reparam: what their map carries."""
 
     step: jax.Array
     params: Any
@@ -96,7 +96,7 @@ def _draw(config: Config, model: Transformer, key: jax.Array) -> Any:
 
 
 def init_state(config: Config, model: Transformer, hyper: Hyper, key: jax.Array) -> State:
-    """Parameters drawn at unit scale, those with an init_std multiplied by init_scale * init_std."""
+    """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
     described = describe_params(config, model)
     unit, _ = split(_draw(config, model, key))
     stds = named_leaves(described.init_stds)

@@ -1,7 +1,8 @@
 """Rows of one split, by number: each reads only the chunks of the stream it stands on."""
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,11 @@ class Rows:
             segments[span] = self._number(start, start + length) + segments[max(used - 1, 0)]
             used += length
         return {'tokens': tokens, 'segments': segments}
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """The tokens of each document, without BOS and EOS."""
+        for start, stop in itertools.pairwise(self._documents.tolist()):
+            yield self._read(start + 1, stop - 1)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop) of the stream."""

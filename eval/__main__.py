@@ -1,0 +1,39 @@
+"""Evaluates a checkpoint.
+
+python -m eval --checkpoint=DIR --suite=NAME[,NAME] [--out=FILE.json]
+"""
+
+from lm.startup import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
+
+import json
+from pathlib import Path
+
+from absl import app, flags
+
+from eval import SUITES
+from eval.load import load
+from eval.program import run_main
+from lm.workdir import write_json
+from modules.choices import choose
+
+CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')
+SUITE = flags.DEFINE_list('suite', None, f'Of {", ".join(SUITES)}; several with commas.')
+OUT = flags.DEFINE_string('out', None, 'JSON file to write the results to.')
+
+
+def main(_) -> None:
+    suites = {name: choose(SUITES, name, '--suite') for name in SUITE.value}
+    checkpoint = load(CHECKPOINT.value)
+    results = {name: suite(checkpoint) for name, suite in suites.items()}
+    record = {'checkpoint': CHECKPOINT.value, 'step': checkpoint.step, **results}
+    print(json.dumps(record, indent=2))
+    if OUT.value:
+        write_json(Path(OUT.value), record)
+
+
+if __name__ == '__main__':
+    flags.mark_flags_as_required(['checkpoint', 'suite'])
+    app.run(run_main(main))

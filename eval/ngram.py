@@ -1,0 +1,77 @@
+"""An n-gram model of bytes on the same split: what a transformer has to beat."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from eval.load import Checkpoint, open_data
+from lm.data import Rows
+
+ORDER = 5
+START = 256  # stands before the first byte of a document
+BASE = 257
+
+
+def ngram(checkpoint: Checkpoint) -> dict[str, float]:
+    """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split."""
+    dataset = open_data(checkpoint)
+    splits = (texts(rows, checkpoint.tokenizer) for rows in (dataset.train, dataset.validation))
+    bits, n_bytes = kneser_ney_bits(*splits, order=ORDER)
+    return {f'ngram{ORDER}_bits_per_byte': bits / n_bytes, 'bytes': n_bytes}
+
+
+def texts(rows: Rows, tokenizer) -> Iterable[np.ndarray]:
+    """The bytes of each document of a split."""
+    for tokens in rows.documents():
+        text = tokenizer.decode(tokens.tolist()).encode()
+        yield np.frombuffer(text, np.uint8)
+
+
+def kneser_ney_bits(
+    train: Iterable[np.ndarray], test: Iterable[np.ndarray], order: int
+) -> tuple[float, int]:
+    """(bits to code `test`, its bytes) under an interpolated Kneser-Ney model of `train`.
+
+    p_n(w | h) = max(c(h w) - D_n, 0) / c(h) + D_n t(h) / c(h) * p_{n-1}(w | h'), where c counts
+    occurrences at the highest order and distinct left neighbours below, t(h) is the number of
+    distinct w after h, h' drops the oldest byte, p_0 = 1/256 and D_n = n1 / (n1 + 2 n2) from the
+    numbers of counts that are 1 and 2. Source: Chen and Goodman 1999, equation 29.
+    """
+    train_grams, test_grams = _grams(train, order), _grams(test, order)
+    probability = np.full(len(test_grams), 1 / 256)
+    seen = np.unique(train_grams, axis=None, return_counts=True)
+    levels = [seen]
+    for _ in range(order - 1):  # a distinct gram counts once for its suffix: continuation counts
+        suffixes = levels[0][0] % BASE ** (order - len(levels))
+        levels.insert(0, np.unique(suffixes, return_counts=True))
+    for n, (grams, counts) in enumerate(levels, start=1):
+        once, twice = np.sum(counts == 1), np.sum(counts == 2)
+        discount = once / (once + 2 * twice) if once else 0.0
+        contexts, first, distinct = np.unique(grams // BASE, return_index=True, return_counts=True)
+        totals = np.add.reduceat(counts, first)
+        wanted = test_grams % BASE**n
+        count = _look_up(grams, counts, wanted)
+        total = _look_up(contexts, totals, wanted // BASE)
+        kinds = _look_up(contexts, distinct, wanted // BASE)
+        safe = np.maximum(total, 1)
+        mixed = np.maximum(count - discount, 0) / safe + discount * kinds / safe * probability
+        probability = np.where(total > 0, mixed, probability)
+    return float(-np.log2(probability).sum()), len(test_grams)
+
+
+def _grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
+    """For each byte, it and the order - 1 symbols before it, as one number in base 257."""
+    numbers = []
+    for text in documents:
+        symbols = np.concatenate([np.full(order - 1, START), text.astype(np.int64)])
+        gram = np.zeros(len(text), np.int64)
+        for i in range(order):
+            gram = gram * BASE + symbols[i : i + len(text)]
+        numbers.append(gram)
+    return np.concatenate(numbers)
+
+
+def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """values[keys == wanted], 0 where there is none; keys are sorted."""
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, values[at], 0)
