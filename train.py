@@ -11,9 +11,12 @@ from lm.startup import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
+import ast
+import contextlib
 import hashlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -51,55 +54,76 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     run.compile()
     terminal.say(f'compiled in {run.compile_sec:.1f} s')
     terminal.start(config.train.steps, run.step)
-    status = loop(run)
-    run.close()
-    terminal.close()
-    return status
+    try:
+        with caught_signals() as caught:
+            return loop(run, caught)
+    finally:
+        terminal.close()
+        run.close()
 
 
-def loop(run: Run) -> int:
+def loop(run: Run, caught: list[int]) -> int:
     """Steps until the end, a signal, or a divergence that cannot be mended."""
     every = run.config.train
-    stop = catch_signals()
     while run.step < every.steps:
         try:
             run.dispatch()
             last = run.step == every.steps
-            evaluate = last or (every.eval_every and run.step % every.eval_every == 0)
-            save = last or (every.checkpoint_every and run.step % every.checkpoint_every == 0)
-            if evaluate or save or stop:
+            evaluate = last or due(run.step, every.eval_every)
+            save = last or bool(caught) or due(run.step, every.checkpoint_every)
+            if evaluate or save:
                 run.settle()
         except Diverged as seen:
-            try:
-                if every.on_divergence != 'rollback':
-                    raise
-                run.roll_back(seen)
-                continue
-            except Diverged as final:
-                return give_up(run, final)
+            if not mend(run, seen):
+                return DIVERGED
+            continue
         if evaluate:
             run.evaluate()
-        if save or stop:
+        if save:
             run.save()
-        if stop:
-            return leave(run, stop[0])
+        if caught and not last:
+            return leave(run, caught[0])
     run.summarize('done')
     run.terminal.say(f'done: {run.workdir}, {run.wall_sec() / 60:.1f} min')
     return DONE
 
 
-def catch_signals() -> list[int]:
+def due(step: int, every: int) -> bool:
+    """Whether `step` is a multiple of `every`; 0 is never."""
+    return every > 0 and step % every == 0
+
+
+def mend(run: Run, seen: Diverged) -> bool:
+    """Rolls back where the config asks for it and it can; otherwise says what was seen and where
+    the last good checkpoint is.
+    """
+    try:
+        if run.config.train.on_divergence != 'rollback':
+            raise seen
+        run.roll_back(seen)
+        return True
+    except Diverged as final:
+        run.summarize('diverged')
+        run.terminal.say(f'DIVERGED: {final}\nlast good checkpoint: {run.last_good()}')
+        return False
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[list[int]]:
     """A list that the first SIGTERM or SIGINT is put in; a second one ends the process at once."""
-    caught = []
+    caught: list[int] = []
 
     def catch(number, frame):
         del frame
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGTERM, catch)
-    signal.signal(signal.SIGINT, catch)
-    return caught
+    before = {number: signal.signal(number, catch) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave(run: Run, number: int) -> int:
@@ -110,16 +134,23 @@ def leave(run: Run, number: int) -> int:
     return SIGNALLED + number
 
 
-def give_up(run: Run, seen: Diverged) -> int:
-    run.summarize('diverged')
-    run.terminal.say(f'DIVERGED: {seen}\nlast good checkpoint: {run.last_good()}')
-    return DIVERGED
-
-
 def default_workdir(config: Config, config_file: str) -> Path:
     """runs/default-1a2b3c4d: the same command finds the same folder, another config another."""
     digest = hashlib.sha256(to_json(config).encode()).hexdigest()[:8]
     return Path('runs') / f'{Path(config_file).stem}-{digest}'
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """absl's own parsing, but an unknown config field is one line instead of a traceback."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except AttributeError as error:
+        try:  # ml_collections quotes its message once more
+            missing, _, hint = ast.literal_eval(str(error)).partition('\n')
+        except (SyntaxError, ValueError):
+            raise error from None  # a mistake in the config file itself: its traceback helps
+        print(f'error: the config has no field {missing}. {hint}'.strip(), file=sys.stderr)
+        sys.exit(BAD_INPUT)
 
 
 def main(_) -> None:
@@ -143,4 +174,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -22,6 +22,14 @@ DAMAGED = 'checkpoints_damaged'
 BEST_BY = 'validation_ce'
 
 
+# What reading an incomplete or corrupted checkpoint raises; running out of memory is not among it.
+DAMAGE = (KeyError, OSError, TypeError, ValueError)
+
+
+class TreeMismatch(ValueError):
+    """A checkpoint of another model."""
+
+
 def tree_record(tree: Any) -> dict[str, str]:
     """{'layers/mlp/up': 'float32[4,256,1024]', ...}."""
     return {
@@ -31,7 +39,7 @@ def tree_record(tree: Any) -> dict[str, str]:
 
 
 def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> None:
-    """ValueError that lists every missing, extra and reshaped parameter."""
+    """TreeMismatch that lists every missing, extra and reshaped parameter."""
     lines = [f'missing  {path} {wanted[path]}' for path in wanted.keys() - stored.keys()]
     lines += [f'extra    {path} {stored[path]}' for path in stored.keys() - wanted.keys()]
     lines += [
@@ -41,7 +49,7 @@ def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> N
     ]
     if lines:
         listing = '\n  '.join(sorted(lines))
-        raise ValueError(f'checkpoint {where} does not fit the configured model:\n  {listing}')
+        raise TreeMismatch(f'checkpoint {where} does not fit the configured model:\n  {listing}')
 
 
 class Checkpoints:
@@ -87,33 +95,34 @@ class Checkpoints:
         """The newest checkpoint that can be read, laid out as `like`; None where there is none.
 
         One that cannot be read is moved to `checkpoints_damaged`, with a word, and the one before
-        is taken. Raises ValueError where the parameters do not fit, FileNotFoundError where all of
-        several are damaged.
+        is taken. Raises TreeMismatch where the parameters do not fit, FileNotFoundError where all
+        of several are damaged.
         """
         steps = self.steps()
         for step in reversed(steps):
             try:
-                meta = read_meta(self.folder, step)
-            except Exception as error:
+                return self._restore_step(step, like)
+            except TreeMismatch:
+                raise
+            except DAMAGE as error:
                 self._set_aside(step, error)
-                continue
-            check_tree(meta['tree'], tree_record(like.params), self.folder / str(step))
-            try:
-                items = _read(
-                    self.folder / str(step),
-                    weights=ocp.args.StandardRestore(_weights(like)),
-                    training=ocp.args.StandardRestore(_training(like)),
-                )
-            except Exception as error:
-                self._set_aside(step, error)
-                continue
-            return State(**items['weights'], **items['training']), meta
         if steps:
             raise FileNotFoundError(
                 f'none of the checkpoints {steps} in {self.folder} could be read; they are now in '
                 f'{self.workdir / DAMAGED}. Move one back to try again, or give another --workdir.'
             )
         return None
+
+    def _restore_step(self, step: int, like: State) -> tuple[State, dict[str, Any]]:
+        path = self.folder / str(step)
+        meta = read_meta(self.folder, step)
+        check_tree(meta['tree'], tree_record(like.params), path)
+        items = _read(
+            path,
+            weights=ocp.args.StandardRestore(_weights(like)),
+            training=ocp.args.StandardRestore(_training(like)),
+        )
+        return State(**items['weights'], **items['training']), meta
 
     def _set_aside(self, step: int, error: Exception) -> None:
         reason = (str(error).strip().splitlines() or [''])[0][:200]
@@ -159,7 +168,7 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
 def read_weights(folder: Path, step: int, like: State) -> tuple[Any, Any]:
     """(params, reparam) of one checkpoint, without its optimizer, laid out as `like`.
 
-    ValueError where they do not fit.
+    TreeMismatch where they do not fit.
     """
     path = folder / str(step)
     check_tree(read_meta(folder, step)['tree'], tree_record(like.params), path)

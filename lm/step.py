@@ -95,9 +95,9 @@ def make_train_step(
             'ce': sums['ce'] / total,
             'z_loss': sums['z_loss'] / total,
             'lr': lr,
-            'grad_norm': optax.global_norm(grads),
-            'update_norm': optax.global_norm(updates),
-            'param_norm': optax.global_norm(state.params),
+            'grad_norm': optax.tree.norm(grads),
+            'update_norm': optax.tree.norm(updates),
+            'param_norm': optax.tree.norm(state.params),
             'batch_tokens': sums['tokens'],
         }
         params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,112 @@
+"""Small configs, batches and programs that several tests share."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from configs import default
+from lm.config import Config, resolve
+from lm.model import Transformer, build_model
+from lm.state import Hyper, State, hyper_from, init_state
+from lm.step import make_train_step
+
+VOCAB, BOS = 16, 0
+FAST = {'xla_backend_optimization_level': 0}  # compiles in half the time; for `jax.jit` in tests
+TINY = {
+    'model.d_model': 16,
+    'model.n_layers': 2,
+    'model.n_heads': 2,
+    'model.n_kv_heads': 2,
+    'model.d_ff': 32,
+    'model.scan_layers': True,  # compiles one layer
+    'data.source': 'synthetic:markov',
+    'data.tokenizer': 'byte',
+    'data.seq_len': 8,
+    'data.batch_size': 8,
+    'optim.warmup_steps': 0,
+    'optim.schedule': 'constant',
+    'optim.eps': 1e-3,  # Adam's direction is then smooth in the gradient, and comparable
+    'train.steps': 20,
+}
+
+
+def tiny_raw(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The default config made tiny, as nested dicts, with {'model.norm': 'none', ...} changed."""
+    raw = default.get_config().to_dict()
+    for path, value in (TINY | dict(changes or {})).items():
+        section, name = path.split('.')
+        if name not in raw[section]:
+            raise KeyError(path)
+        raw[section][name] = value
+    return raw
+
+
+def tiny_config(changes: Mapping[str, Any] | None = None) -> Config:
+    return resolve(tiny_raw(changes))
+
+
+def tiny_model(config: Config) -> Transformer:
+    return build_model(config, VOCAB, 'cpu')
+
+
+def tiny_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
+    """Random tokens without BOS; every row is one document."""
+    tokens = np.random.default_rng(seed).integers(1, VOCAB, (rows, length + 1), dtype=np.int32)
+    return {'tokens': tokens, 'segments': np.ones_like(tokens)}
+
+
+def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
+    """Two documents a row, the second of another length in each, then padding, more in the last."""
+    batch = tiny_batch(seed, rows, length)
+    for row in range(rows):
+        first = 2 + row % 3
+        end = 3 if row >= rows - 2 else length + 1 - row % 4
+        batch['tokens'][row, 0] = batch['tokens'][row, first] = BOS
+        batch['segments'][row, first:] = 2
+        batch['segments'][row, end:] = 0
+        batch['tokens'][row, end:] = BOS
+    return batch
+
+
+class Program(NamedTuple):
+    """A config with what is built from it; `step` is compiled for one device and donates nothing."""
+
+    config: Config
+    model: Transformer
+    hyper: Hyper
+    step: Any
+
+
+@functools.cache
+def program(config: Config) -> Program:
+    model = tiny_model(config)
+    step = jax.jit(make_train_step(config, model, BOS), compiler_options=FAST)
+    return Program(config, model, hyper_from(config), step)
+
+
+@functools.cache
+def initial_state(config: Config, seed: int = 0) -> State:
+    """Drawn as `init_state` does, as numpy arrays: no test can change or donate them."""
+    model = tiny_model(config)
+    init = jax.jit(
+        lambda key, hyper: init_state(config, model, hyper, key), compiler_options=FAST
+    )
+    return jax.device_get(init(jax.random.key(seed), hyper_from(config)))
+
+
+def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> None:
+    """Every leaf, named where it differs."""
+    jax.tree_util.tree_map_with_path(
+        lambda path, a, b: np.testing.assert_allclose(
+            np.asarray(a, np.float64),
+            np.asarray(b, np.float64),
+            rtol=rtol,
+            atol=atol,
+            err_msg=jax.tree_util.keystr(path),
+        ),
+        actual,
+        wanted,
+    )

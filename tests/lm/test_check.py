@@ -1,0 +1,134 @@
+"""Contract: what can be wrong with a config is said before anything is traced."""
+
+import math
+
+import jax
+import pytest
+
+from lm.check import BOUNDS, NAMES, check, check_devices
+from lm.config import flatten
+from modules.choices import choose
+from tests.helpers import tiny_config
+
+SAFE = {'model.n_heads', 'model.n_kv_heads', 'model.d_model'}  # 1 divides all or is divided by all
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_traced():
+    """Fails the test where JAX traces or compiles anything."""
+    seen = []
+
+    def listen(event, duration, **_):
+        del duration
+        seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in seen if 'compile' in event or 'trace' in event]
+
+
+def test_tiny_config_passes():
+    check(tiny_config())
+
+
+@pytest.mark.parametrize('path', NAMES)
+def test_misspelt_name_gives_the_choices_and_the_nearest(path):
+    """Every table: a table that `check` forgets to look up would let the typo through."""
+    name = max(NAMES[path], key=len)
+    with pytest.raises(ValueError, match=f"Did you mean '{name}'") as error:
+        check(tiny_config({path: name + 'x'}))
+    assert str(error.value).startswith(path + ' must be one of ')
+    assert all(choice in str(error.value) for choice in NAMES[path])
+
+
+@pytest.mark.parametrize('path', NAMES)
+def test_every_name_in_every_table_passes(path):
+    for name in NAMES[path]:
+        check(tiny_config({path: name}))
+
+
+def test_every_choice_is_looked_up():
+    """A string field of the config is a name, or one of those that `lm.data` checks or reads."""
+    strings = {path for path, value in flatten(tiny_config()).items() if isinstance(value, str)}
+    assert {path for path in strings if not path.startswith('data.')} == NAMES.keys()
+
+
+def test_unlike_name_suggests_nothing():
+    with pytest.raises(ValueError, match='must be one of .*got') as error:
+        choose({'rmsnorm': 1}, 'qqq', 'model.norm')
+    assert 'Did you mean' not in str(error.value)
+
+
+@pytest.mark.parametrize('path', BOUNDS)
+def test_bounds_are_included_and_nothing_beyond_passes(path):
+    least, most = BOUNDS[path]
+    kind = type(flatten(tiny_config())[path])
+    beyond = [least - 1] + ([most + 1] if math.isfinite(most) else [])
+    for value in beyond + [math.nan] * (kind is float):
+        with pytest.raises(ValueError, match=f'{path} must be between {least} and {most}; got'):
+            check(tiny_config({path: kind(value)}))
+    for value in {least, most} - {math.inf}:
+        if path == 'model.n_heads' or path == 'model.d_model':
+            continue  # fitting is tested below
+        check(tiny_config({path: kind(value)}))
+
+
+def test_every_number_has_a_bound():
+    """Numbers of the data section are checked by `lm.data`; seeds may be anything."""
+    numbers = {path for path, value in flatten(tiny_config()).items() if type(value) in (int, float)}
+    ours = {path for path in numbers if not path.startswith('data.')}
+    assert ours - {'train.seed'} == BOUNDS.keys()
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (
+            {'model.d_model': 48, 'model.n_heads': 5, 'model.n_kv_heads': 5},
+            r'n_heads must divide model.d_model; got 5 heads for a width of 48. .*works: [46]\.',
+        ),
+        (
+            {'model.n_heads': 8, 'model.n_kv_heads': 3},
+            r'n_kv_heads must divide model.n_heads; got 3 for 8 heads. .*works: [24]\.',
+        ),
+        (
+            {'model.n_heads': 2, 'model.n_kv_heads': 4},
+            r'n_kv_heads must divide model.n_heads; got 4 for 2 heads. .*works: 2\.',
+        ),
+        (
+            {'model.d_model': 6, 'model.n_heads': 2},
+            r'head width d_model / n_heads must be even; got 3',
+        ),
+        (
+            {'data.batch_size': 8, 'train.microbatches': 5},
+            r'microbatches must divide data.batch_size; got 5 for 8 sequences. .*works: 4\.',
+        ),
+        ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
+    ],
+)
+def test_fields_that_do_not_fit_each_other(changes, said):
+    with pytest.raises(ValueError, match=said):
+        check(tiny_config(changes))
+
+
+def test_odd_head_width_is_fine_without_rope():
+    check(tiny_config({'model.d_model': 6, 'model.n_heads': 2, 'model.position': 'learned'}))
+
+
+@pytest.mark.parametrize(
+    ('rows', 'parts', 'devices', 'nearest'), [(12, 1, 8, 16), (3, 1, 8, 8), (24, 2, 8, 32)]
+)
+def test_batch_that_devices_cannot_share(rows, parts, devices, nearest):
+    config = tiny_config({'data.batch_size': rows, 'train.microbatches': parts})
+    with pytest.raises(ValueError, match='data.batch_size must be a multiple') as error:
+        check_devices(config, devices, 1)
+    assert f'{parts} * {devices}; got {rows}.' in str(error.value)
+    assert f'Nearest that works: {nearest}.' in str(error.value)
+    fitting = {'data.batch_size': nearest, 'train.microbatches': parts}
+    check_devices(tiny_config(fitting), devices, 1)
+
+
+def test_devices_that_processes_cannot_share():
+    with pytest.raises(ValueError, match='8 devices do not spread evenly over 3 processes'):
+        check_devices(tiny_config(), 8, 3)

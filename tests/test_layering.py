@@ -1,0 +1,78 @@
+"""Contract: who may import whom, and that every config field is read (`ast`; nothing is run)."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from lm.config import Config
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {  # of the project's own rooms
+    'modules': {'modules'},
+    'configs': {'configs'},
+    'lm': {'modules', 'lm'},
+    'eval': {'modules', 'lm', 'eval'},
+    'train.py': {'modules', 'lm', 'eval'},
+    'tpu': {'modules', 'lm', 'tpu'},
+    'tests': {'modules', 'configs', 'lm', 'eval', 'tpu', 'train', 'tests'},
+}
+FILES = sorted(p for room in MAY_IMPORT for p in [ROOT / room, *(ROOT / room).rglob('*.py')])
+TREES = {p.relative_to(ROOT): ast.parse(p.read_text()) for p in FILES if p.is_file()}
+PRODUCT = {path: tree for path, tree in TREES.items() if path.parts[0] != 'tests'}
+
+
+def imports(tree):
+    """Dotted names: `from a import b` gives a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, 'imports are absolute'
+            yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+@pytest.mark.parametrize('path', TREES, ids=str)
+def test_imports_follow_the_arrows(path):
+    rooms = {name.split('.')[0] for name in imports(TREES[path])}
+    ours = {Path(room).stem for room in MAY_IMPORT} | {'train'}
+    assert rooms & ours <= MAY_IMPORT[path.parts[0]]
+    if path.parts[0] == 'configs':
+        assert rooms <= {'configs', 'ml_collections'}
+
+
+def test_linen_stays_in_modules_and_the_model():
+    users = {p for p, tree in PRODUCT.items() if any('flax.linen' in n for n in imports(tree))}
+    assert users  # the scan sees what it looks for
+    assert not {p for p in users if p.parts[0] != 'modules' and p != Path('lm/model.py')}
+
+
+def test_nothing_touches_sys_path_or_shadows_eval():
+    for path, tree in TREES.items():
+        assert 'sys.path' not in imports(tree), path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                assert ast.unparse(node) != 'sys.path', path
+            if isinstance(node, ast.Import):
+                bound = {a.asname or a.name.split('.')[0] for a in node.names}
+                assert 'eval' not in bound, path
+
+
+def test_every_config_field_is_read():
+    """By attribute, from something called like its section; `lm/check.py` alone does not count."""
+    read = set()
+    for path, tree in PRODUCT.items():
+        if path.parts[0] == 'configs' or path in (Path('lm/config.py'), Path('lm/check.py')):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                owner = ast.unparse(node.value).split('.')[-1]
+                read.add((owner, node.attr))
+    unread = [
+        f'{section.name}.{field.name}'
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.type)
+        if not {(o, field.name) for o in (section.name, 'config', 'cfg', 'hyper', 'every')} & read
+    ]
+    assert not unread

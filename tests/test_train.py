@@ -1,0 +1,391 @@
+"""The training program: what it writes, how it stops, resumes, diverges and refuses.
+
+Equivalence: a run that was interrupted anywhere writes the same numbers as one that was not.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs import default
+from lm.config import Config, resolve
+from lm.metrics import TIME_FIELDS, read_rows
+from train import BAD_INPUT, DIVERGED, DONE, SIGNALLED, train
+
+ROOT = Path(__file__).parent.parent
+TINY = {
+    'model.d_model': 16,
+    'model.n_layers': 2,
+    'model.n_heads': 2,
+    'model.n_kv_heads': 1,
+    'model.d_ff': 32,
+    'model.scan_layers': True,
+    'data.tokenizer': 'byte',
+    'data.seq_len': 16,
+    'data.batch_size': 8,
+    'data.epochs': 1000,
+    'data.prefetch': 2,
+    'data.validation_fraction': 0.2,
+    'optim.warmup_steps': 5,
+    'train.steps': 12,
+    'train.eval_every': 4,
+    'train.checkpoint_every': 4,
+    'train.log_every': 1,
+}
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    """A folder of small documents, and a cache of its own."""
+    folder = tmp_path_factory.mktemp('corpus')
+    words = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'loss']
+    rng = random.Random(0)
+    for i in range(30):
+        (folder / f'{i}.txt').write_text(' '.join(rng.choices(words, k=60)))
+    return {'data.source': f'text:{folder}/*.txt', 'data.cache_dir': str(folder / 'cache')}
+
+
+def settings(corpus: dict, **changes) -> dict:
+    """{'train.steps': 12, ...}; changes are given as train_steps=12."""
+    return TINY | corpus | {k.replace('_', '.', 1): v for k, v in changes.items()}
+
+
+def tiny(corpus: dict, **changes) -> Config:
+    config = default.get_config()
+    config.update_from_flattened_dict(settings(corpus, **changes))
+    return resolve(config)
+
+
+def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **changes).items()]
+    program = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={workdir}']
+    return [*program, *overrides, *flags]
+
+
+def start(*args, **kwargs) -> subprocess.Popen:
+    environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    return subprocess.Popen(
+        command(*args, **kwargs),
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finished(process: subprocess.Popen) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def timeless(workdir: Path) -> list[dict]:
+    """The rows of metrics.jsonl without the fields that are times."""
+    rows = read_rows(workdir / 'metrics.jsonl')
+    return [{k: v for k, v in row.items() if k not in TIME_FIELDS} for row in rows]
+
+
+def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        rows = read_rows(workdir / 'metrics.jsonl')
+        if rows and rows[-1]['step'] >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f'ended before step {step}: {finished(process)}')
+
+
+@pytest.fixture(scope='module')
+def whole(corpus, tmp_path_factory):
+    """The workdir of an uninterrupted run."""
+    workdir = tmp_path_factory.mktemp('whole') / 'run'
+    assert train(tiny(corpus), workdir) == DONE
+    return workdir
+
+
+def test_workdir_holds_what_is_promised(whole):
+    assert {'config.json', 'metrics.jsonl', 'summary.json', 'checkpoints', 'tensorboard'} <= {
+        path.name for path in whole.iterdir()
+    }
+    rows = read_rows(whole / 'metrics.jsonl')
+    trained = [row for row in rows if 'loss' in row]
+    assert [row['step'] for row in trained] == list(range(1, 13))
+    promised = [
+        'step',
+        'loss',
+        'ce',
+        'z_loss',
+        'lr',
+        'grad_norm',
+        'update_norm',
+        'tokens',
+        'tokens_per_sec',
+        'mfu',
+    ]
+    assert set(promised) | set(TIME_FIELDS) <= set(trained[0])
+    assert [row['step'] for row in rows if 'bits_per_byte' in row] == [4, 8, 12]
+    assert any((whole / 'tensorboard').iterdir())
+
+
+def test_summary_names_versions_device_time_and_memory(whole):
+    summary = json.loads((whole / 'summary.json').read_text())
+    assert summary['status'] == 'done' and summary['step'] == 12
+    assert summary['versions']['jax'] and summary['git_commit'] and summary['device']
+    assert summary['wall_sec'] > 0 and summary['peak_memory_bytes'] > 1e7
+    assert 0 <= summary['data_wait_fraction'] < 1
+
+
+def test_tokens_accumulate_over_steps(whole):
+    tokens = [row['tokens'] for row in read_rows(whole / 'metrics.jsonl') if 'tokens' in row]
+    assert np.all(np.diff(tokens) > 0) and tokens[-1] <= 12 * 8 * 16
+
+
+def test_bits_per_byte_of_bytes_is_loss_over_ln2_but_for_ends(whole):
+    """A byte tokenizer has one token a byte, and an EOS a document beside."""
+    row = [row for row in read_rows(whole / 'metrics.jsonl') if 'bits_per_byte' in row][-1]
+    plain = row['validation_ce'] / np.log(2)
+    assert plain < row['bits_per_byte'] < 1.01 * plain
+
+
+def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
+    before = timeless(whole)
+    assert train(tiny(corpus), whole) == DONE
+    assert 'nothing left to do' in capsys.readouterr().out
+    assert timeless(whole) == before
+
+
+def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):
+    """The same steps of the same schedule, in two processes' worth of state."""
+    config = tiny(corpus)
+    stop_after(8, config, tmp_path)
+    assert timeless(tmp_path)[-1]['step'] == 8
+    assert train(config, tmp_path) == DONE
+    assert timeless(tmp_path) == timeless(whole)
+
+
+def stop_after(step: int, config: Config, workdir: Path) -> None:
+    """A run that gets SIGTERM while its step `step` is dispatched."""
+    from lm.run import Run
+
+    original = Run.dispatch
+
+    def dispatch(run):
+        original(run)
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Run.dispatch = dispatch
+    try:
+        assert train(config, workdir) == SIGNALLED + signal.SIGTERM
+    finally:
+        Run.dispatch = original
+
+
+def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
+    whole, corpus, tmp_path, capsys
+):
+    stop_after(6, tiny(corpus), tmp_path)
+    assert 'SIGTERM: saved step 6' in capsys.readouterr().out
+    assert json.loads((tmp_path / 'summary.json').read_text())['status'] == 'stopped'
+    assert train(tiny(corpus), tmp_path) == DONE
+    assert 'resuming after step 6' in capsys.readouterr().out
+    assert timeless(tmp_path) == timeless(whole)
+
+
+def test_kill_9_at_three_random_moments_changes_no_number(corpus, tmp_path):
+    changes = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
+    code, output = finished(start(tmp_path / 'whole', corpus, **changes))
+    assert code == DONE, output
+    rng = random.Random()
+    for third in range(3):
+        process = start(tmp_path / 'killed', corpus, **changes)
+        wait_for_step(tmp_path / 'killed', 80 * third + rng.randrange(5, 70), process)
+        process.kill()
+        assert finished(process)[0] == -signal.SIGKILL
+    code, output = finished(start(tmp_path / 'killed', corpus, **changes))
+    assert code == DONE and 'resuming after step' in output
+    assert timeless(tmp_path / 'killed') == timeless(tmp_path / 'whole')
+
+
+def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
+    process = start(tmp_path, corpus, train_steps=50_000)
+    wait_for_step(tmp_path, 3, process)
+    process.terminate()
+    code, output = finished(process)
+    assert code == SIGNALLED + signal.SIGTERM
+    saved = int(re.search(r'SIGTERM: saved step (\d+)', output).group(1))
+    assert (tmp_path / 'checkpoints' / str(saved)).is_dir()
+
+
+def test_keep_last_and_keep_best(whole):
+    steps = {int(path.name) for path in (whole / 'checkpoints').iterdir() if path.name.isdigit()}
+    losses = {
+        row['step']: row['validation_ce']
+        for row in read_rows(whole / 'metrics.jsonl')
+        if 'validation_ce' in row
+    }
+    assert steps == {8, 12} | {min(losses, key=losses.get)}
+
+
+@pytest.mark.parametrize(
+    'victim', ['meta/metadata', 'weights/_METADATA', 'training/manifest.ocdbt']
+)
+def test_damaged_last_checkpoint_falls_back_and_says_so(victim, whole, corpus, tmp_path, capsys):
+    stop_after(8, tiny(corpus), tmp_path)
+    os.truncate(tmp_path / 'checkpoints' / '8' / victim, 3)
+    assert train(tiny(corpus), tmp_path) == DONE
+    output = capsys.readouterr().out
+    assert 'checkpoints/8 cannot be read' in output and 'resuming after step 4' in output
+    assert (tmp_path / 'checkpoints_damaged' / '8').is_dir()
+    assert timeless(tmp_path) == timeless(whole)
+
+
+def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, capsys):
+    stop_after(4, tiny(corpus), tmp_path)
+    (tmp_path / 'checkpoints' / '6.orbax-checkpoint-tmp').mkdir()
+    assert train(tiny(corpus), tmp_path) == DONE
+    assert 'resuming after step 4' in capsys.readouterr().out
+    assert timeless(tmp_path) == timeless(whole)
+
+
+def test_no_checkpoint_readable_is_an_error(corpus, tmp_path):
+    stop_after(4, tiny(corpus), tmp_path)
+    os.truncate(tmp_path / 'checkpoints' / '4' / 'meta' / 'metadata', 3)
+    with pytest.raises(FileNotFoundError, match='none of the checkpoints'):
+        train(tiny(corpus), tmp_path)
+
+
+def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):
+    with pytest.raises(ValueError, match=r'optim\.lr: 0\.003 -> 0\.1') as error:
+        train(tiny(corpus, optim_lr=0.1), whole)
+    assert 'model.' not in str(error.value)
+
+
+def test_other_config_goes_on_with_the_flag(corpus, tmp_path):
+    stop_after(4, tiny(corpus), tmp_path)
+    assert train(tiny(corpus, optim_lr=0.0), tmp_path, continue_changed=True) == DONE
+    assert timeless(tmp_path)[-2]['lr'] == 0.0
+
+
+def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
+    stop_after(4, tiny(corpus), tmp_path)
+    other = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
+    with pytest.raises(ValueError) as error:
+        train(other, tmp_path, continue_changed=True)
+    text = str(error.value)
+    assert 'missing  layers/mlp/gate float32[2,16,64]' in text
+    assert 'extra    final_norm/scale float32[16]' in text
+    assert 'differs  layers/mlp/up: checkpoint float32[2,16,32], model float32[2,16,64]' in text
+
+
+def test_other_data_is_refused(corpus, tmp_path):
+    folder = tmp_path / 'text'
+    folder.mkdir()
+    for i in range(4):
+        (folder / f'{i}.txt').write_text(f'{i} norms ' * 50)
+    config = tiny(corpus, data_source=f'text:{folder}/*.txt')
+    stop_after(4, config, tmp_path / 'run')
+    (folder / '0.txt').write_text('other norms ' * 50)
+    with pytest.raises(ValueError, match='was trained on data'):
+        train(config, tmp_path / 'run')
+
+
+class TestDivergence:
+    """An update that is not finite, made by a learning rate that is not."""
+
+    def diverge_at(self, step: int, monkeypatch, times: int = 1):
+        """Makes the parameters infinite before step `step`, `times` times."""
+        import jax
+
+        from lm.run import Run
+
+        original, left = Run.dispatch, [times]
+
+        def dispatch(run):
+            if run.step + 1 == step and left[0]:
+                left[0] -= 1
+                infinite = jax.tree.map(lambda w: w * np.inf, run.state.params)
+                run.state = run.state.replace(params=infinite)
+            original(run)
+
+        monkeypatch.setattr(Run, 'dispatch', dispatch)
+
+    def test_stop_says_what_was_seen_and_where_the_last_good_one_is(
+        self, corpus, tmp_path, monkeypatch, capsys
+    ):
+        self.diverge_at(6, monkeypatch)
+        assert train(tiny(corpus), tmp_path) == DIVERGED
+        output = capsys.readouterr().out
+        assert 'DIVERGED: step 6: loss nan' in output
+        assert f'last good checkpoint: {tmp_path}/checkpoints/4' in output
+        assert json.loads((tmp_path / 'summary.json').read_text())['status'] == 'diverged'
+        saved = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
+        assert not {'6', '7', '8'} & saved
+
+    def test_rollback_returns_to_the_checkpoint_and_leaves_out_the_batches(
+        self, whole, corpus, tmp_path, monkeypatch, capsys
+    ):
+        self.diverge_at(6, monkeypatch)
+        assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DONE
+        assert 'back to step 4' in capsys.readouterr().out
+        rows, undisturbed = timeless(tmp_path), timeless(whole)
+        assert [row['step'] for row in rows] == [row['step'] for row in undisturbed]
+        assert rows[:5] == undisturbed[:5] and rows[5]['loss'] != undisturbed[5]['loss']
+        events = json.loads((tmp_path / 'summary.json').read_text())['events']
+        assert [event['kind'] for event in events] == ['rollback']
+
+    def test_rollback_without_checkpoint_stops(self, corpus, tmp_path, monkeypatch, capsys):
+        self.diverge_at(2, monkeypatch)
+        assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DIVERGED
+        assert 'no checkpoint to roll back to' in capsys.readouterr().out
+
+    def test_rollback_gives_up_in_the_end(self, corpus, tmp_path, monkeypatch, capsys):
+        self.diverge_at(6, monkeypatch, times=100)
+        assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DIVERGED
+        assert '5 rollbacks did not help' in capsys.readouterr().out
+
+    def test_skip_step_gives_up_after_five_in_a_row(self, corpus, tmp_path, monkeypatch, capsys):
+        self.diverge_at(6, monkeypatch)  # and stays so: no step can mend infinite parameters
+        assert train(tiny(corpus, train_on_divergence='skip_step'), tmp_path) == DIVERGED
+        output = capsys.readouterr().out
+        assert output.count('skip_step: step') == 5 and '5 steps in a row skipped' in output
+
+
+def test_unwritable_workdir(corpus, tmp_path):
+    (tmp_path / 'file').write_text('in the way')
+    with pytest.raises(OSError, match='cannot be written'):
+        train(tiny(corpus), tmp_path / 'file' / 'run')
+
+
+def test_more_steps_than_epochs_allow(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r'Set data\.epochs='):
+        train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)
+
+
+def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
+    assert train(tiny(corpus, train_steps=200, train_checkpoint_every=0), tmp_path) == DONE
+    assert re.search(r'NOTE: 200 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
+
+
+def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
+    for flag, answer in (
+        ('--config.model.nrom=none', 'Did you mean "norm"'),
+        ('--config.model.norm=layernrom', "Did you mean 'layernorm'"),
+    ):
+        code, output = finished(start(tmp_path, corpus, flag))
+        assert code == BAD_INPUT and answer in output and 'Traceback' not in output
+
+
+def test_print_config_is_the_resolved_config(corpus, tmp_path):
+    code, output = finished(start(tmp_path / 'run', corpus, '--print_config'))
+    assert code == DONE and json.loads(output)['model']['d_model'] == 16
+    assert not (tmp_path / 'run').exists()
