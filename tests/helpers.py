@@ -72,7 +72,7 @@ def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.
 
 
 class Program(NamedTuple):
-    """A config with what is built from it; `step` is compiled for one device and donates nothing."""
+    """A config with what is built from it; `step` runs on one device and donates nothing."""
 
     config: Config
     model: Transformer
@@ -91,9 +91,7 @@ def program(config: Config) -> Program:
 def initial_state(config: Config, seed: int = 0) -> State:
     """Drawn as `init_state` does, as numpy arrays: no test can change or donate them."""
     model = tiny_model(config)
-    init = jax.jit(
-        lambda key, hyper: init_state(config, model, hyper, key), compiler_options=FAST
-    )
+    init = jax.jit(lambda key, hyper: init_state(config, model, hyper, key), compiler_options=FAST)
     return jax.device_get(init(jax.random.key(seed), hyper_from(config)))
 
 

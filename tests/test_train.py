@@ -29,6 +29,7 @@ TINY = {
     'model.n_kv_heads': 1,
     'model.d_ff': 32,
     'model.scan_layers': True,
+    'mesh.data': 1,
     'data.tokenizer': 'byte',
     'data.seq_len': 16,
     'data.batch_size': 8,
@@ -372,8 +373,11 @@ def test_more_steps_than_epochs_allow(corpus, tmp_path):
 
 
 def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
-    assert train(tiny(corpus, train_steps=200, train_checkpoint_every=0), tmp_path) == DONE
-    assert re.search(r'NOTE: 200 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
+    assert (
+        train(tiny(corpus, train_steps=70, train_checkpoint_every=0, train_eval_every=0), tmp_path)
+        == DONE
+    )
+    assert re.search(r'NOTE: 70 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
 
 
 def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):

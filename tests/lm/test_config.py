@@ -23,8 +23,7 @@ def test_infinite_clip_norm_survives_json():
 
 
 def test_defaults_stand_in_the_default_config_and_nowhere_else():
-    """A field without a line there would take a hidden default; each is a plain value of its type.
-    """
+    """A field without a line there would take a hidden default; each is of its type."""
     given = flatten(default.get_config().to_dict())
     wanted = {
         f'{section.name}.{field.name}': field

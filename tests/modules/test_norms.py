@@ -69,7 +69,9 @@ def test_forward_and_gradient(name, dtype):
     y, pull = jax.vjp(lambda x: apply(params, x), jnp.asarray(x, dtype))
     (grad_x,) = pull(jnp.asarray(grad_y, dtype))
     assert y.dtype == grad_x.dtype == jnp.dtype(dtype)
-    for ours, wanted in zip((y, grad_x), REFERENCES[name](x, grad_y, scale, bias, EPS), strict=True):
+    for ours, wanted in zip(
+        (y, grad_x), REFERENCES[name](x, grad_y, scale, bias, EPS), strict=True
+    ):
         np.testing.assert_allclose(np.float64(ours), wanted, rtol=TOLERANCE[dtype], atol=1e-5)
 
 
@@ -125,7 +127,7 @@ def test_layer_norm_is_accurate_at_a_large_mean():
 @pytest.mark.parametrize('name', NORMS)
 def test_norms_serve_heads_too(name):
     """[B, N, T, H] is normalized over its last axis."""
-    x, grad_y, scale, bias = draw()
+    x, _grad_y, scale, bias = draw()
     params, apply = make(name, EPS, scale, bias)
     flat = apply(params, jnp.float32(x))
     heads = apply(params, jnp.float32(x).reshape(1, 2, 3, 16))

@@ -84,7 +84,7 @@ def test_fan_in_counts_all_summed_axes():
     spec = ParamSpec('hidden', ('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'))
     assert spec.fan_in_size((7, 2, 5, 3)) == 10
     assert ParamSpec('vector', ('embed',)).fan_in_size((3,)) == 1
-    with pytest.raises(ValueError, match='shorter'):
+    with pytest.raises(ValueError, match='longer'):
         spec.fan_in_size((2, 5, 3))
 
 

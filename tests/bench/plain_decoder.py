@@ -1,0 +1,65 @@
+"""A pre-norm decoder written the usual way in Linen: what `tests.bench.step` compares with.
+
+Activations [B, T, D], Flax's own attention, optax's AdamW. The same function as Evenkeel's model
+with norm=layernorm, position=learned, activation=gelu, but for biases of the norms' own.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+
+class Block(nn.Module):
+    n_heads: int
+    d_ff: int
+
+    @nn.compact
+    def __call__(self, x_BTD):
+        mask = nn.make_causal_mask(x_BTD[..., 0])
+        attention = nn.MultiHeadDotProductAttention(self.n_heads, use_bias=False)
+        x_BTD = x_BTD + attention(nn.LayerNorm()(x_BTD), mask=mask)
+        h_BTF = nn.gelu(nn.Dense(self.d_ff, use_bias=False)(nn.LayerNorm()(x_BTD)))
+        return x_BTD + nn.Dense(x_BTD.shape[-1], use_bias=False)(h_BTF)
+
+
+class Decoder(nn.Module):
+    d_model: int
+    n_heads: int
+    n_layers: int
+    d_ff: int
+    vocab_size: int
+
+    @nn.compact
+    def __call__(self, tokens_BT):
+        length = tokens_BT.shape[1]
+        x_BTD = nn.Embed(self.vocab_size, self.d_model)(tokens_BT)
+        x_BTD = x_BTD + nn.Embed(length, self.d_model)(jnp.arange(length)[None])
+        for _ in range(self.n_layers):
+            x_BTD = Block(self.n_heads, self.d_ff)(x_BTD)
+        return nn.Dense(self.vocab_size, use_bias=False)(nn.LayerNorm()(x_BTD))
+
+
+def make_step(model: Decoder, lr: float):
+    """(init(key, tokens) -> state, step(state, tokens) -> (state, loss)), not jitted."""
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1)
+    )
+
+    def init(key, tokens):
+        params = model.init(key, tokens[:, :-1])
+        return params, tx.init(params)
+
+    def step(state, tokens):
+        params, opt_state = state
+
+        def loss(params):
+            logits = model.apply(params, tokens[:, :-1])
+            ce = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+            return ce.mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    return init, step

@@ -1,0 +1,193 @@
+"""Speed of a training step, beside a plain Linen decoder's, on this machine and in one run.
+
+    uv run python -m tests.bench.step [--rounds=3]
+
+For each shape, several rounds, each in processes of their own so that memory is their own too:
+Evenkeel's step as train.py runs it; the plain decoder as anybody would run it; and the plain
+decoder with the malloc settings that train.py starts itself with (lm/startup.py). `share` is model
+FLOP/s (lm/flops.py) over the float32 2048^3 product measured in the same process right before and
+after. Medians over rounds are printed. Last, the program itself: how long it waits for data.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lm.startup import TUNABLES, has_accelerator
+
+SHAPES = {
+    'small': (128, 4, 4, 512, 256, 1024, 16),
+    'medium': (256, 4, 4, 1024, 256, 1024, 16),
+    'large': (512, 8, 6, 2048, 512, 8192, 4),
+}
+KEEPING = {'GLIBC_TUNABLES': ':'.join(TUNABLES)}
+CASES = {
+    'evenkeel': ('evenkeel', KEEPING),
+    'plain': ('plain', {}),
+    'plain, memory kept': ('plain', KEEPING),
+}
+STEPS, WARMUP_STEPS = 8, 3
+
+
+def evenkeel_step(shape):
+    """(state, step(state) -> state, config, vocabulary) of the framework's own step."""
+    import jax
+    import numpy as np
+
+    from configs import default
+    from lm.config import resolve
+    from lm.mesh import make_mesh, put_batch
+    from lm.model import build_model
+    from lm.state import hyper_from
+    from lm.step import abstract_state, jit_init, jit_train_step
+
+    config = bench_config(resolve, default.get_config(), shape)
+    vocab = shape[5]
+    model = build_model(config, vocab, jax.devices()[0].platform)
+    hyper, mesh = hyper_from(config), make_mesh(config.mesh)
+    tokens = np.random.default_rng(0).integers(0, vocab, (shape[6], shape[4] + 1), np.int32)
+    batch = put_batch(mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
+    programs = (config, model, mesh, hyper)
+    state = jit_init(*programs)(jax.random.key(0), hyper)
+    start = time.perf_counter()
+    step = jit_train_step(*programs, bos_id=-1)
+    step = step.lower(abstract_state(*programs), batch, hyper).compile()
+    return state, lambda state: step(state, batch, hyper), time.perf_counter() - start
+
+
+def plain_step(shape):
+    import jax
+
+    from tests.bench.plain_decoder import Decoder, make_step
+
+    d_model, n_heads, n_layers, d_ff, length, vocab, batch = shape
+    init, step = make_step(Decoder(d_model, n_heads, n_layers, d_ff, vocab), lr=1e-3)
+    tokens = jax.random.randint(jax.random.key(0), (batch, length + 1), 0, vocab)
+    state = jax.jit(init)(jax.random.key(0), tokens)
+    start = time.perf_counter()
+    step = jax.jit(step, donate_argnums=0).lower(state, tokens).compile()
+    return state, lambda state: step(state, tokens), time.perf_counter() - start
+
+
+def bench_config(resolve, config, shape):
+    names = ('model.d_model', 'model.n_heads', 'model.n_layers', 'model.d_ff', 'data.seq_len')
+    settings = dict(zip(names, shape[:5], strict=True))
+    settings |= {
+        'model.n_kv_heads': shape[1],
+        'model.norm': 'layernorm',
+        'model.position': 'learned',
+        'model.activation': 'gelu',
+        'data.batch_size': shape[6],
+    }
+    config.update_from_flattened_dict(settings)
+    return resolve(config)
+
+
+def measure(case: str, name: str) -> dict[str, float]:
+    """One case in this process."""
+    import jax
+
+    from configs import default
+    from lm.config import resolve
+    from lm.flops import flops_per_token, gemm_flops
+    from lm.host import peak_memory_bytes
+
+    shape = SHAPES[name]
+    make = {'evenkeel': evenkeel_step, 'plain': plain_step}[case]
+    state, step, compile_sec = make(shape)
+    gemm = [gemm_flops()]
+    seconds = []
+    for _ in range(WARMUP_STEPS + STEPS):
+        start = time.perf_counter()
+        state, out = step(state)
+        jax.block_until_ready((state, out))
+        seconds.append(time.perf_counter() - start)
+    gemm.append(gemm_flops())
+    model = bench_config(resolve, default.get_config(), shape).model
+    tokens = shape[4] * shape[6]
+    sec = statistics.median(seconds[WARMUP_STEPS:])
+    rate = tokens / sec
+    return {
+        'step_ms': 1e3 * sec,
+        'tokens_per_sec': rate,
+        'share': rate * flops_per_token(model, shape[5], shape[4]) / statistics.mean(gemm),
+        'gemm_gflops': statistics.mean(gemm) / 1e9,
+        'compile_sec': compile_sec,
+        'peak_gb': peak_memory_bytes() / 1e9,
+    }
+
+
+def in_process(case: str, name: str) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    kind, environment = CASES[case]
+    child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | environment
+    command = [sys.executable, '-m', 'tests.bench.step', f'--measure={kind},{name}']
+    done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(rounds: int) -> None:
+    header = ('shape', 'case', 'step ms', 'tokens/s', 'share', 'GEMM GF/s', 'compile s', 'peak GB')
+    print('| ' + ' | '.join(header) + ' |\n' + '|---' * len(header) + '|')
+    for name, shape in SHAPES.items():
+        measured = {case: [] for case in CASES}
+        for _ in range(rounds):
+            for case in CASES:
+                measured[case].append(in_process(case, name))
+        for case, runs in measured.items():
+            median = {k: statistics.median(run[k] for run in runs) for k in runs[0]}
+            cells = (
+                f'{median["step_ms"]:.0f}',
+                f'{median["tokens_per_sec"]:,.0f}',
+                f'{median["share"]:.1%}',
+                f'{median["gemm_gflops"]:.0f}',
+                f'{median["compile_sec"]:.1f}',
+                f'{median["peak_gb"]:.2f}',
+            )
+            print(f'| {shape} | {case} | ' + ' | '.join(cells) + ' |', flush=True)
+        for other in ('plain', 'plain, memory kept'):
+            ratios = [
+                a['tokens_per_sec'] / b['tokens_per_sec']
+                for a, b in zip(measured['evenkeel'], measured[other], strict=True)
+            ]
+            span = f'{min(ratios):.2f} to {max(ratios):.2f}'
+            print(f'| {shape} | evenkeel / {other} | | {statistics.median(ratios):.2f}x ({span}) |')
+
+
+def program() -> None:
+    """Start to first step of the default run, and its waiting for data, over 40 steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={folder}']
+        command += ['--config.train.steps=40', '--config.train.eval_batches=2']
+        begun = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if re.match(r'step +1 ', line):
+                    print(f'\nfirst logged step after {time.perf_counter() - begun:.1f} s')
+        summary = json.loads((Path(folder) / 'summary.json').read_text())
+        print(f'waiting for data: {summary["data_wait_fraction"]:.2%} of training time')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--measure', help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(*options.measure.split(','))))
+        return
+    compare(options.rounds)
+    program()
+
+
+if __name__ == '__main__':
+    if not has_accelerator():
+        os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    main()

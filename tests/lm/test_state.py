@@ -1,0 +1,130 @@
+"""Contract and reference: what training starts from, and what it knows of each parameter."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.mesh import make_mesh
+from lm.state import Hyper, describe_params, hyper_from, init_state
+from lm.table import as_table, parameter_count, parameter_rows
+from modules.params import named_leaves
+from modules.reparam import REPARAMS
+from tests.helpers import FAST, initial_state, tiny_config, tiny_model
+
+WIDE = {'model.d_model': 64, 'model.d_ff': 192, 'model.n_layers': 3, 'data.seq_len': 64}
+
+
+def test_hyper_is_the_config_s_numbers():
+    """Each field once, from the section that has it, float32. Catches a field read from another."""
+    config = tiny_config({'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5})
+    hyper = hyper_from(config)
+    numbers = {}
+    for section in (config.optim, config.loss, config.scaling, config.train):
+        numbers |= {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
+    for field in dataclasses.fields(Hyper):
+        value = getattr(hyper, field.name)
+        assert value.dtype == jnp.float32
+        assert value.shape == ()
+        assert float(value) == np.float32(numbers[field.name])
+    assert (float(hyper.lr), float(hyper.steps), float(hyper.z_loss)) == (0.125, 7, 0.5)
+
+
+@pytest.mark.parametrize('position', ['rope', 'learned'])
+def test_drawn_matrices_have_their_standard_deviation(position):
+    """Measured against 1/sqrt(fan_in), vectors as declared, no two layers alike.
+
+    Catches the layer axis counted into the fan-in, and layers drawn from one key.
+    """
+    config = tiny_config(WIDE | {'model.position': position})
+    params = named_leaves(initial_state(config).params)
+    fan_in = {'mlp/down': 192}  # 64, the width, for all others
+    for path, value in params.items():
+        if path.endswith('scale'):
+            np.testing.assert_array_equal(value, 1)
+            continue
+        wanted = fan_in.get(path.removeprefix('layers/'), 64) ** -0.5
+        spread = 4 * wanted / np.sqrt(2 * value.size)  # four standard errors
+        assert abs(np.std(value) - wanted) < spread, path
+        assert abs(np.mean(value)) < 4 * wanted / np.sqrt(value.size), path
+        if path.startswith('layers/'):
+            assert np.abs(np.corrcoef(value.reshape(3, -1))[0, 1]) < 0.1, path
+
+
+def test_init_scale_multiplies_matrices_alone():
+    """And may be traced; another seed gives another draw."""
+    config = tiny_config()
+    model, hyper = tiny_model(config), hyper_from(config)
+    init = jax.jit(
+        lambda key, hyper: init_state(config, model, hyper, key).params, compiler_options=FAST
+    )
+    once = named_leaves(init(jax.random.key(0), hyper))
+    twice = named_leaves(init(jax.random.key(0), hyper.replace(init_scale=jnp.float32(2))))
+    other = named_leaves(init(jax.random.key(1), hyper))
+    for path, value in once.items():
+        is_vector = path.endswith('scale')
+        np.testing.assert_allclose(twice[path], value * (1 if is_vector else 2), rtol=1e-6)
+        assert np.array_equal(other[path], value) == is_vector
+
+
+@pytest.mark.parametrize('reparam', REPARAMS)
+def test_description_covers_the_stored_parameters(reparam):
+    """Every consumer's record is parallel to the parameters; the stds are of the weights used."""
+    config = tiny_config({'model.reparam': reparam})
+    described = describe_params(config, tiny_model(config))
+    params = named_leaves(initial_state(config).params)
+    assert named_leaves(described.shapes).keys() == params.keys()
+    assert named_leaves(described.specs).keys() == params.keys()
+    assert named_leaves(described.scalings).keys() == params.keys()
+    for path, shape in named_leaves(described.shapes).items():
+        assert (shape.shape, shape.dtype) == (params[path].shape, params[path].dtype)
+    used, _ = described.reparam.apply(*initial_state_weights(config), False)
+    drawn = {path for path, value in named_leaves(used).items() if np.std(value) > 0}
+    assert named_leaves(described.init_stds).keys() == drawn
+
+
+def initial_state_weights(config):
+    state = initial_state(config)
+    return state.params, state.reparam
+
+
+@pytest.mark.parametrize('reparam', REPARAMS)
+def test_reparam_starts_from_the_same_weights(reparam):
+    """The same seed gives the same model, whatever is stored."""
+    config = tiny_config({'model.reparam': reparam})
+    described = describe_params(config, tiny_model(config))
+    used, _ = described.reparam.apply(*initial_state_weights(config), True)
+    plain = initial_state(tiny_config({'model.reparam': 'none'})).params
+    for path, value in named_leaves(plain).items():
+        np.testing.assert_allclose(named_leaves(used)[path], value, rtol=1e-5, err_msg=path)
+
+
+def test_state_starts_at_step_0_with_float32_moments():
+    state = initial_state(tiny_config({'model.dtype': 'bfloat16'}))
+    assert state.step == 0
+    assert state.step.dtype == np.int32
+    floats = [a for a in jax.tree.leaves((state.params, state.opt_state)) if a.dtype != np.int32]
+    assert {a.dtype for a in floats} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize('reparam', REPARAMS)
+def test_table_tells_of_every_parameter(reparam):
+    """One row each, with numbers that are those used. Catches a factor left out."""
+    config = tiny_config({'model.reparam': reparam, 'scaling.init_scale': 2.0, 'optim.lr': 0.5})
+    model = tiny_model(config)
+    rows = {row['parameter']: row for row in parameter_rows(config, model, make_mesh(config.mesh))}
+    params = named_leaves(initial_state(config).params)
+    assert rows.keys() == params.keys()
+    assert parameter_count(config, model) == sum(p.size for p in params.values())
+    assert as_table(list(rows.values())).row_count == len(params)
+    table = rows['embedding']
+    assert (table['shape'], table['axes'], table['role']) == (
+        '16 x 16',
+        'vocab, embed',
+        'embedding',
+    )
+    assert (table['init std'], table['lr'], table['weight decay']) == ('0.5', '0.5', '0.1')
+    norm = rows['final_norm/scale']
+    assert (norm['init std'], norm['weight decay']) == ('declared', '0')
