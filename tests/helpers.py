@@ -95,6 +95,11 @@ def initial_state(config: Config, seed: int = 0) -> State:
     return jax.device_get(init(jax.random.key(seed), hyper_from(config)))
 
 
+def stack(trees: list[Any]) -> Any:
+    """Runs as one tree with a leading axis, to be mapped over."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
 def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> None:
     """Every leaf, named where it differs."""
     jax.tree_util.tree_map_with_path(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lm.check import NAMES
+from lm.mesh import make_mesh, param_sharding
 from lm.model import kernel_implementation
 from lm.state import describe_params
 from modules.params import LAYER, named_leaves
@@ -137,7 +138,8 @@ def test_no_token_sees_a_later_one(position):
     """
     changes = {'model.position': position}
     tokens_T = np.arange(8)[None]
-    model, params = tiny_model(tiny_config(changes)), params_of(changes)
+    model = tiny_model(tiny_config(changes))
+    params = jax.device_put(params_of(changes))
 
     def projected(table):
         logits_TV = model.apply({'params': params | {'embedding': table}}, tokens_T)
@@ -202,12 +204,15 @@ ROWS = [
 
 @pytest.mark.parametrize('changes', ROWS, ids=str)
 def test_every_parameter_is_described(changes):
-    """Whatever is chosen: an axis name for each dimension, `layer` first in what is stacked."""
+    """Whatever is chosen: an axis name for each dimension, `layer` first in what is stacked, and a
+    place on the mesh.
+    """
     described = describe_params(tiny_config(changes), tiny_model(tiny_config(changes)))
     shapes, specs = named_leaves(described.shapes), named_leaves(described.specs)
     assert shapes.keys() == specs.keys()
     for path, spec in specs.items():
         assert len(spec.axes) == len(shapes[path].shape), path
+        param_sharding(make_mesh(tiny_config().mesh), spec)
         assert (spec.axes[0] == LAYER) == path.startswith('layers/'), path
         assert spec.axes.count(LAYER) <= 1, path
         assert shapes[path].dtype == jnp.float32, path

@@ -1,0 +1,141 @@
+"""What reads checkpoints: loading, perplexity, generation, and the programs' answers."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eval import ngram, perplexity
+from eval.generate import generate, sample
+from eval.load import load
+from lm.metrics import read_rows
+from tests.test_train import ROOT, TINY, tiny
+from train import DONE, train
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('text')
+    for i in range(20):
+        (folder / f'{i}.txt').write_text(f'{i}: ' + 'abcdefgh ' * 12)
+    return {'data.source': f'text:{folder}/*.txt', 'data.cache_dir': str(folder / 'cache')}
+
+
+@pytest.fixture(scope='module')
+def workdir(corpus, tmp_path_factory):
+    """A model that has learnt its short text by heart."""
+    folder = tmp_path_factory.mktemp('runs') / 'run'
+    config = tiny(
+        corpus,
+        train_steps=200,
+        train_eval_every=100,
+        train_checkpoint_every=100,
+        optim_lr=0.02,
+        model_reparam='weight_norm',
+    )
+    assert train(config, folder) == DONE
+    return folder
+
+
+def test_perplexity_of_the_checkpoint_is_that_of_the_run(workdir):
+    written = read_rows(workdir / 'metrics.jsonl')[-1]
+    measured = perplexity(load(workdir))
+    for name in ('validation_ce', 'bits_per_byte', 'perplexity'):
+        np.testing.assert_allclose(measured[name], written[name], rtol=1e-6)
+
+
+def test_an_older_checkpoint_is_named_by_its_path(workdir):
+    older = load(workdir / 'checkpoints' / '100')
+    assert (older.step, load(workdir).step) == (100, 200)
+    written = [row for row in read_rows(workdir / 'metrics.jsonl') if 'bits_per_byte' in row]
+    np.testing.assert_allclose(
+        perplexity(older)['bits_per_byte'], written[0]['bits_per_byte'], rtol=1e-6
+    )
+
+
+def test_ngram_suite_on_the_same_split(workdir):
+    checkpoint = load(workdir)
+    measured = ngram(checkpoint)
+    assert measured['bytes'] == perplexity(checkpoint)['bytes']
+    assert 0 < measured['ngram5_bits_per_byte'] < 2  # eight words, each of one following letter
+
+
+def test_generate_goes_on_as_the_text_does(workdir):
+    """Beyond one window of 16 tokens too."""
+    text = generate(load(workdir), '3: abcdefgh abc', tokens=40, temperature=0)
+    assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
+
+
+def test_generate_is_repeatable_by_seed(workdir):
+    checkpoint = load(workdir)
+    texts = [generate(checkpoint, '1', 20, temperature=2.0, seed=seed) for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_sample_top_k_and_temperature():
+    logits = jnp.log(jnp.array([0.1, 0.5, 0.4]))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    draw = jax.vmap(lambda key, t: sample(logits, key, t, 2), in_axes=(0, None))
+    drawn = np.asarray(draw(keys, 1.0))
+    assert set(drawn) == {1, 2}
+    np.testing.assert_allclose(np.mean(drawn == 1), 5 / 9, atol=0.04)
+    assert set(np.asarray(draw(keys[:50], 0.0))) == {1}
+
+
+@pytest.mark.parametrize('place', ['', 'checkpoints/7', 'tokenizer'])
+def test_no_checkpoint_says_what_to_give(place, workdir, tmp_path):
+    root = workdir if place else tmp_path
+    with pytest.raises(ValueError, match='holds no checkpoint'):
+        load(root / place)
+
+
+def test_changed_data_is_refused(corpus, tmp_path):
+    folder = tmp_path / 'text'
+    folder.mkdir()
+    for i in range(4):
+        (folder / f'{i}.txt').write_text(f'{i} norms ' * 50)
+    config = tiny(corpus, data_source=f'text:{folder}/*.txt', train_steps=4)
+    assert train(config, tmp_path / 'run') == DONE
+    (folder / '0.txt').write_text('other norms ' * 50)
+    with pytest.raises(ValueError, match='has changed since training'):
+        perplexity(load(tmp_path / 'run'))
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, '-m', *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_eval_program_writes_json(workdir, tmp_path):
+    out = tmp_path / 'out.json'
+    done = program('eval', f'--checkpoint={workdir}', '--suite=perplexity', f'--out={out}')
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text()) == json.loads(done.stdout)
+    assert json.loads(done.stdout)['step'] == 200
+
+
+def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
+    done = program('eval', f'--checkpoint={workdir}', '--suite=perplexty')
+    assert done.returncode == 1 and "Did you mean 'perplexity'" in done.stderr
+    assert 'Traceback' not in done.stderr
+
+
+def test_generate_program_prints_the_text(workdir):
+    done = program('eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6')
+    assert done.returncode == 0 and done.stdout.startswith('3: abc'), done.stderr
+
+
+def test_tiny_settings_are_of_the_default_config():
+    """A renamed field would otherwise only show in a subprocess."""
+    assert set(TINY) <= set(json_fields())
+
+
+def json_fields() -> list[str]:
+    from configs import default
+    from lm.config import flatten, resolve
+
+    return list(flatten(resolve(default.get_config())))
