@@ -5,8 +5,9 @@ Each holds three items: `weights` (parameters and what their reparametrisation c
 the config, the tree of parameter shapes, and the counters that are not arrays.
 """
 
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,29 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: State, meta: dict[str, Any], metrics: dict[str, float] | None) -> None:
-        """Starts writing; what is on the device may change as soon as this returns."""
+        """Starts writing; what is on the device may change as soon as this returns.
+
+        Raises OSError where this one, or the one still being written, cannot be.
+        """
         step = int(state.step)
         items = ocp.args.Composite(
             weights=ocp.args.StandardSave(_weights(state)),
             training=ocp.args.StandardSave(_training(state)),
             meta=ocp.args.JsonSave(meta | {'tree': tree_record(state.params)}),
         )
-        self._manager.save(step, args=items, metrics=metrics)
+        with self._explained():
+            self._manager.save(step, args=items, metrics=metrics)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            raise OSError(
+                f'a checkpoint could not be written to {self.folder} ({_first_line(error)}). '
+                f'Complete ones: {steps_in(self.folder)}. With room on the disk, the same command '
+                'goes on from the newest.'
+            ) from error
 
     def restore(self, like: State) -> tuple[State, dict[str, Any]] | None:
         """The newest checkpoint that can be read, laid out as `like`; None where there is none.
@@ -125,10 +141,9 @@ class Checkpoints:
         return State(**items['weights'], **items['training']), meta
 
     def _set_aside(self, step: int, error: Exception) -> None:
-        reason = (str(error).strip().splitlines() or [''])[0][:200]
         self.say(
             f'checkpoint {self.folder / str(step)} cannot be read '
-            f'({type(error).__name__}: {reason}); '
+            f'({type(error).__name__}: {_first_line(error)}); '
             f'moved to {self.workdir / DAMAGED}, falling back to the one before'
         )
         if jax.process_index() == 0:
@@ -140,11 +155,16 @@ class Checkpoints:
         self._open()
 
     def wait(self) -> None:
-        """Until all that was saved is on disk."""
-        self._manager.wait_until_finished()
+        """Until all that was saved is on disk. Raises OSError where it cannot be written."""
+        with self._explained():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         self._manager.close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [''])[0][:200]
 
 
 def _weights(state: State) -> dict[str, Any]:

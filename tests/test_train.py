@@ -361,6 +361,23 @@ class TestDivergence:
         assert output.count('skip_step: step') == 5 and '5 steps in a row skipped' in output
 
 
+def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
+    """Orbax raises in the next save or wait, whatever the write met."""
+    from lm.checkpoint import ocp
+
+    original = ocp.CheckpointManager.save
+
+    def save(manager, step, **kwargs):
+        if step == 8:
+            manager.wait_until_finished()
+            raise ValueError('RESOURCE_EXHAUSTED: no space left on device')
+        return original(manager, step, **kwargs)
+
+    monkeypatch.setattr(ocp.CheckpointManager, 'save', save)
+    with pytest.raises(OSError, match=r'no space left.*Complete ones: \[4\]'):
+        train(tiny(corpus), tmp_path)
+
+
 def test_unwritable_workdir(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
     with pytest.raises(OSError, match='cannot be written'):
