@@ -26,6 +26,7 @@ from ml_collections import config_flags
 from lm.check import check, check_devices
 from lm.config import Config, resolve, to_json
 from lm.host import device_name
+from lm.mesh import make_mesh
 from lm.metrics import Terminal
 from lm.run import Diverged, Run
 from lm.workdir import open_workdir
@@ -42,7 +43,7 @@ DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check(config)
-    check_devices(config, jax.device_count(), jax.process_count())
+    check_devices(config, make_mesh(config.mesh).size, jax.process_count())
     open_workdir(workdir, config, continue_changed)
     terminal = Terminal()
     terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
@@ -68,9 +69,9 @@ def loop(run: Run, caught: list[int]) -> int:
     while run.step < every.steps:
         try:
             run.dispatch()
-            last = run.step == every.steps
+            last, stopping = run.step == every.steps, list(caught)
             evaluate = last or due(run.step, every.eval_every)
-            save = last or bool(caught) or due(run.step, every.checkpoint_every)
+            save = last or bool(stopping) or due(run.step, every.checkpoint_every)
             if evaluate or save:
                 run.settle()
         except Diverged as seen:
@@ -81,8 +82,9 @@ def loop(run: Run, caught: list[int]) -> int:
             run.evaluate()
         if save:
             run.save()
-        if caught and not last:
-            return leave(run, caught[0])
+        if stopping and not last:
+            return leave(run, stopping[0])
+    run.checkpoints.wait()
     run.summarize('done')
     run.terminal.say(f'done: {run.workdir}, {run.wall_sec() / 60:.1f} min')
     return DONE

@@ -14,6 +14,7 @@ def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     c = checkpoint
     rows = open_data(c).validation
     eval_step = jit_eval_step(c.config, c.model, c.mesh, c.hyper, c.tokenizer.bos_id)
-    batches = data.evaluation_batches(rows, batch_size=c.config.data.batch_size, limit=0)
+    batch_size = c.config.data.batch_size // c.config.train.microbatches
+    batches = data.evaluation_batches(rows, batch_size=batch_size, limit=0)
     losses = evaluate(eval_step, c.params, c.reparam, c.hyper, c.mesh, batches, rows)
     return losses | {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}

@@ -198,7 +198,7 @@ class Run:
         config = self.config
         batches = data.evaluation_batches(
             self.dataset.validation,
-            batch_size=config.data.batch_size,
+            batch_size=config.data.batch_size // config.train.microbatches,
             limit=config.train.eval_batches,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
@@ -250,14 +250,14 @@ class Run:
         """Returns to the last checkpoint and leaves out the batches since. Raises Diverged where
         there is none, or after MAX_REPEATS times.
         """
-        bad, batch_index, events = self.step, self.counters.batch_index, self.counters.events
-        times = sum(event['kind'] == 'rollback' for event in events)
+        bad, counters = self.step, self.counters
+        times = sum(event['kind'] == 'rollback' for event in counters.events)
         self.checkpoints.wait()
         if times >= MAX_REPEATS or not self._restore(continue_changed=True):
             why = f'{times} rollbacks did not help' if times else 'no checkpoint to roll back to'
             raise Diverged(f'{seen}; {why}')
         self.step = self._saved_step = int(self.state.step)
-        self.counters.batch_index, self.counters.events = batch_index, events
+        self.counters = dataclasses.replace(counters, tokens=self.counters.tokens)
         self._event('rollback', bad, f'{seen}; back to step {self.step}, batches since left out')
         self._pending = None
         self.recorder.close()
