@@ -1,6 +1,7 @@
 """Everything that can be wrong with a config, found before anything is traced or read."""
 
 import math
+import sys
 
 import lm.data
 from lm.config import Config
@@ -38,7 +39,11 @@ NAMES = {
     'kernels.implementation': {'auto': None, **IMPLEMENTATIONS},
 }
 
-# field: (least, most) that works, both included
+# Bounds are included, so these stand in for 0 and 1 that are not; float32 tells them apart.
+ABOVE_0, BELOW_1 = 1e-37, 1 - 1e-7
+FINITE = sys.float_info.max
+
+# field: (least, most) that works
 BOUNDS = {
     'model.d_model': (1, math.inf),
     'model.n_layers': (1, math.inf),
@@ -46,19 +51,19 @@ BOUNDS = {
     'model.n_kv_heads': (1, math.inf),
     'model.d_ff': (1, math.inf),
     'model.norm_eps': (0, 1),
-    'model.logit_softcap': (0, math.inf),
-    'loss.z_loss': (0, math.inf),
+    'model.logit_softcap': (0, FINITE),
+    'loss.z_loss': (0, FINITE),
     'loss.label_smoothing': (0, 1),
-    'optim.lr': (0, math.inf),
+    'optim.lr': (0, FINITE),
     'optim.warmup_steps': (0, math.inf),
     'optim.decay_fraction': (0, 1),
     'optim.final_lr_fraction': (0, 1),
-    'optim.b1': (0, 1),
-    'optim.b2': (0, 1),
-    'optim.eps': (0, math.inf),
-    'optim.weight_decay': (0, math.inf),
+    'optim.b1': (0, BELOW_1),
+    'optim.b2': (0, BELOW_1),
+    'optim.eps': (ABOVE_0, FINITE),
+    'optim.weight_decay': (0, FINITE),
     'optim.clip_norm': (0, math.inf),
-    'scaling.init_scale': (0, math.inf),
+    'scaling.init_scale': (0, FINITE),
     'train.steps': (1, math.inf),
     'train.microbatches': (1, math.inf),
     'train.eval_every': (0, math.inf),
@@ -81,6 +86,11 @@ def check(config: Config) -> None:
         value = _field(config, path)
         if not least <= value <= most:
             raise ValueError(f'{path} must be between {least} and {most}; got {value}')
+    if config.optim.warmup_steps > config.train.steps:
+        raise ValueError(
+            f'optim.warmup_steps must not exceed train.steps; got {config.optim.warmup_steps} of '
+            f'{config.train.steps}: the learning rate would never reach its peak'
+        )
     _check_heads(config)
     _check_batch(config)
     lm.data.check(config.data)

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from modules.choices import nearest
 
 
@@ -127,6 +129,8 @@ def resolve(raw: Mapping[str, Any]) -> Config:
 
 
 def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
+    if not isinstance(raw, Mapping | ConfigDict):
+        raise ValueError(f'config section {prefix.rstrip(".")} must hold fields; got {raw!r}')
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name in raw:
         if name not in fields:

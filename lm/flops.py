@@ -60,8 +60,8 @@ def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
     return 2 * size**3 / sorted(seconds)[repeats // 2]
 
 
-def peak_flops() -> tuple[float, str]:
-    """(FLOP/s of all devices together, where the number is from).
+def peak_flops(n_devices: int) -> tuple[float, str]:
+    """(FLOP/s of `n_devices` together, where the number is from).
 
     From `PEAK_FLOPS` for a known accelerator; otherwise measured with a float32 product, on a CPU
     for the whole machine, which its devices share.
@@ -69,9 +69,9 @@ def peak_flops() -> tuple[float, str]:
     device = jax.devices()[0]
     for name, flops in PEAK_FLOPS.items():
         if name in device.device_kind:
-            return flops * jax.device_count(), f'{jax.device_count()} x published bf16 peak'
+            return flops * n_devices, f'{n_devices} x published bf16 peak'
     measured = gemm_flops()
     source = f'measured float32 {GEMM_SIZE}^3 product'
     if device.platform == 'cpu':
         return measured, source
-    return measured * jax.device_count(), f'{jax.device_count()} x {source}'
+    return measured * n_devices, f'{n_devices} x {source}'

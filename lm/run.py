@@ -22,7 +22,7 @@ from lm.mesh import make_mesh, put_batch
 from lm.metrics import Recorder, Terminal, Throughput
 from lm.model import build_model
 from lm.state import hyper_from
-from lm.step import abstract_state, jit_eval_step, jit_init, jit_train_step
+from lm.step import MUST_BE_FINITE, abstract_state, jit_eval_step, jit_init, jit_train_step
 from lm.table import as_table, parameter_count, parameter_rows
 from lm.workdir import SUMMARY, write_json
 
@@ -74,7 +74,7 @@ class Run:
         self.step = int(self.state.step)
         self.recorder = Recorder(workdir, self.step)
         flops = flops_per_token(config.model, self.vocab_size, config.data.seq_len)
-        self.peak, self.peak_source = peak_flops()
+        self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.throughput = Throughput(flops, self.peak)
         self.compile_sec = 0.0
         self.last: dict[str, Any] = {}
@@ -177,7 +177,7 @@ class Run:
         """Raises Diverged for a step that is not finite, unless it was skipped, MAX_REPEATS at
         most.
         """
-        seen = ', '.join(f'{name} {row[name]}' for name in ('loss', 'grad_norm', 'update_norm'))
+        seen = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
         skipped = row.get('skipped', 0.0)
         self.counters.skipped_in_a_row = self.counters.skipped_in_a_row + 1 if skipped else 0
         if skipped:
@@ -185,7 +185,7 @@ class Run:
             if self.counters.skipped_in_a_row < MAX_REPEATS:
                 return
             raise Diverged(f'{MAX_REPEATS} steps in a row skipped; step {step}: {seen}')
-        if not all(math.isfinite(row[name]) for name in ('loss', 'grad_norm', 'update_norm')):
+        if not all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
             raise Diverged(f'step {step}: {seen}')
 
     def _event(self, kind: str, step: int, text: str) -> None:

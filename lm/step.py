@@ -18,6 +18,7 @@ from modules.optim import SCHEDULES
 from modules.scaling import DECAY_RULES
 
 Batch = dict[str, jax.Array]
+MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
 def target_weights(batch: Batch, bos_id: int) -> jax.Array:
@@ -80,8 +81,9 @@ def make_train_step(
         used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
         sums, grads = _sum_over_parts(loss, used, batch, config.train.microbatches)
         (grads,) = to_stored(grads)
-        lr = hyper.lr * SCHEDULES[config.optim.schedule](state.step, hyper)
-        decay = DECAY_RULES[config.optim.decay_rule](hyper.weight_decay, lr, hyper.lr)
+        fraction = SCHEDULES[config.optim.schedule](state.step, hyper)
+        lr = hyper.lr * fraction
+        decay = DECAY_RULES[config.optim.decay_rule](hyper.weight_decay, hyper.lr, fraction)
         tx = optimizer(config, hyper)
         direction, opt_state = tx.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(
@@ -128,7 +130,8 @@ def _sum_over_parts(loss, params, batch, count):
 
 
 def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
-    finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(metrics['update_norm'])
+    watched = jnp.stack([metrics[name] for name in MUST_BE_FINITE])
+    finite = jnp.all(jnp.isfinite(watched))
     kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     return kept.replace(step=new.step), metrics | {'skipped': 1.0 - finite}
 

@@ -36,7 +36,7 @@ def imports(tree):
 @pytest.mark.parametrize('path', TREES, ids=str)
 def test_imports_follow_the_arrows(path):
     rooms = {name.split('.')[0] for name in imports(TREES[path])}
-    ours = {Path(room).stem for room in MAY_IMPORT} | {'train'}
+    ours = {Path(room).stem for room in MAY_IMPORT}
     assert rooms & ours <= MAY_IMPORT[path.parts[0]]
     if path.parts[0] == 'configs':
         assert rooms <= {'configs', 'ml_collections'}

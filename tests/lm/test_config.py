@@ -83,6 +83,11 @@ def test_wrong_type_is_named(path, value, said):
         tiny_config({path: value})
 
 
+def test_section_that_is_no_section_is_named():
+    with pytest.raises(ValueError, match='section model must hold fields; got 3'):
+        resolve(tiny_raw() | {'model': 3})
+
+
 def test_int_is_read_as_float_where_a_float_is_wanted():
     lr = tiny_config({'optim.lr': 1}).optim.lr
     assert type(lr) is float

@@ -17,6 +17,11 @@ from tests.helpers import FAST, initial_state, tiny_config, tiny_model
 WIDE = {'model.d_model': 64, 'model.d_ff': 192, 'model.n_layers': 3, 'data.seq_len': 64}
 
 
+def weights_of(config):
+    state = initial_state(config)
+    return state.params, state.reparam
+
+
 def test_hyper_is_the_config_s_numbers():
     """Each field once, from the section that has it, float32. Catches a field read from another."""
     config = tiny_config({'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5})
@@ -80,14 +85,9 @@ def test_description_covers_the_stored_parameters(reparam):
     assert named_leaves(described.scalings).keys() == params.keys()
     for path, shape in named_leaves(described.shapes).items():
         assert (shape.shape, shape.dtype) == (params[path].shape, params[path].dtype)
-    used, _ = described.reparam.apply(*initial_state_weights(config), False)
+    used, _ = described.reparam.apply(*weights_of(config), False)
     drawn = {path for path, value in named_leaves(used).items() if np.std(value) > 0}
     assert named_leaves(described.init_stds).keys() == drawn
-
-
-def initial_state_weights(config):
-    state = initial_state(config)
-    return state.params, state.reparam
 
 
 @pytest.mark.parametrize('reparam', REPARAMS)
@@ -95,7 +95,7 @@ def test_reparam_starts_from_the_same_weights(reparam):
     """The same seed gives the same model, whatever is stored."""
     config = tiny_config({'model.reparam': reparam})
     described = describe_params(config, tiny_model(config))
-    used, _ = described.reparam.apply(*initial_state_weights(config), True)
+    used, _ = described.reparam.apply(*weights_of(config), True)
     plain = initial_state(tiny_config({'model.reparam': 'none'})).params
     for path, value in named_leaves(plain).items():
         np.testing.assert_allclose(named_leaves(used)[path], value, rtol=1e-5, err_msg=path)

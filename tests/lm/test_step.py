@@ -2,6 +2,7 @@
 devices and runs mapped together change nothing. Property: padding and bad steps change nothing.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -261,6 +262,15 @@ def test_a_step_that_is_not_finite_is_skipped(what):
     assert not np.isfinite(metrics['update_norm'])
     assert int(new.step) == int(state.step) + 1
     assert_same_bits((new.params, new.opt_state), (state.params, state.opt_state))
+
+
+def test_a_gradient_norm_that_overflows_is_skipped():
+    """Clipping by an infinite norm would turn it into a finite update of nothing but decay."""
+    config = dataclasses.replace(SKIPPING, loss=dataclasses.replace(SKIPPING.loss, z_loss=1e25))
+    new, metrics = run(config=config)
+    assert np.isinf(metrics['grad_norm']) and np.isfinite(metrics['update_norm'])
+    assert metrics['skipped'] == 1
+    assert_same_bits(new.params, STATE().params)
 
 
 def test_a_step_that_is_finite_is_not_skipped():

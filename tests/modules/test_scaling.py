@@ -57,9 +57,10 @@ def test_every_parametrization_covers_every_role(name):
     [('decoupled', 0.1 * 0.02), ('independent', 0.1 * 0.5)],
 )
 def test_decay_rule(name, share):
-    """Half way down the schedule: 0.02 of a peak of 0.04."""
+    """A decay of 0.1, a peak of 0.04, half way down the schedule; a peak of 0 is no 0 / 0."""
     rule = DECAY_RULES[name]
-    np.testing.assert_allclose(rule(*map(jnp.float32, (0.1, 0.02, 0.04))), share, rtol=1e-6)
+    np.testing.assert_allclose(rule(*map(jnp.float32, (0.1, 0.04, 0.5))), share, rtol=1e-6)
+    assert jnp.isfinite(rule(*map(jnp.float32, (0.1, 0.0, 0.5))))
 
 
 def test_every_decay_rule_is_tested():
