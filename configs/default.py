@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
 
     config.model = ConfigDict()
     config.model.d_model = 256
-    config.model.n_layers = 4
+    config.model.n_layers = 3
     config.model.n_heads = 4
     config.model.n_kv_heads = 4  # fewer than n_heads: grouped-query attention
     config.model.d_ff = 1024
@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config.model.norm_eps = 1e-6
     config.model.placement = 'pre'
     config.model.attention = 'softmax'
-    config.model.qk_norm = 'none'  # any norm, applied per head to queries and keys
+    config.model.qk_norm = 'rmsnorm'  # any norm, of queries and keys, per head
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
     config.model.reparam = 'none'  # or weight_norm
@@ -44,11 +44,11 @@ def get_config() -> ConfigDict:
 
     config.optim = ConfigDict()
     config.optim.name = 'adamw'
-    config.optim.lr = 3e-3
+    config.optim.lr = 5e-3
     config.optim.schedule = 'warmup_cosine'
     config.optim.warmup_steps = 100
     config.optim.decay_fraction = 0.2  # of the steps; read by warmup_stable_decay
-    config.optim.final_lr_fraction = 0.1
+    config.optim.final_lr_fraction = 0.0
     config.optim.b1 = 0.9
     config.optim.b2 = 0.95
     config.optim.eps = 1e-8
@@ -65,7 +65,7 @@ def get_config() -> ConfigDict:
     config.data.tokenizer = 'bpe:4096'  # or byte, hf:PATH
     config.data.text_field = 'text'  # of .jsonl, .parquet and tfds: records
     config.data.seq_len = 256
-    config.data.batch_size = 16  # sequences a step, over all devices and hosts
+    config.data.batch_size = 8  # sequences a step, over all devices and hosts
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
     config.data.epochs = 1  # more must be asked for
@@ -76,14 +76,14 @@ def get_config() -> ConfigDict:
     config.data.cache_dir = ''  # empty: $XDG_CACHE_HOME/evenkeel, or ~/.cache/evenkeel
 
     config.train = ConfigDict()
-    config.train.steps = 1000
+    config.train.steps = 1500
     config.train.microbatches = 1
-    config.train.eval_every = 250
+    config.train.eval_every = 500
     config.train.eval_batches = 0  # 0: the whole validation split
-    config.train.checkpoint_every = 250
+    config.train.checkpoint_every = 100
     config.train.keep_last = 2
     config.train.keep_best = 1
-    config.train.log_every = 10
+    config.train.log_every = 20
     config.train.on_divergence = 'stop'  # or skip_step, rollback
     config.train.seed = 0  # of the initial parameters
 

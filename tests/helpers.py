@@ -21,11 +21,15 @@ TINY = {
     'model.n_heads': 2,
     'model.n_kv_heads': 2,
     'model.d_ff': 32,
+    'model.qk_norm': 'none',
+    'model.activation': 'gelu',
+    'model.tie_embeddings': False,
     'model.scan_layers': True,  # compiles one layer
     'data.source': 'synthetic:markov',
     'data.tokenizer': 'byte',
     'data.seq_len': 8,
     'data.batch_size': 8,
+    'optim.lr': 0.003,
     'optim.warmup_steps': 0,
     'optim.schedule': 'constant',
     'optim.eps': 1e-3,  # Adam's direction is then smooth in the gradient, and comparable

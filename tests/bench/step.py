@@ -82,6 +82,8 @@ def bench_config(resolve, config, shape):
     settings |= {
         'model.n_kv_heads': shape[1],
         'model.norm': 'layernorm',
+        'model.qk_norm': 'none',
+        'model.tie_embeddings': False,
         'model.position': 'learned',
         'model.activation': 'gelu',
         'data.batch_size': shape[6],
