@@ -69,7 +69,7 @@ def get_config() -> ConfigDict:
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
     config.data.epochs = 1  # more must be asked for
-    config.data.validation_fraction = 0.05  # of the documents
+    config.data.validation_fraction = 0.02  # of the documents
     config.data.invalid_utf8 = 'replace'  # and count, or stop
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches made ahead
@@ -78,9 +78,9 @@ def get_config() -> ConfigDict:
     config.train = ConfigDict()
     config.train.steps = 1500
     config.train.microbatches = 1
-    config.train.eval_every = 500
+    config.train.eval_every = 250
     config.train.eval_batches = 0  # 0: the whole validation split
-    config.train.checkpoint_every = 100
+    config.train.checkpoint_every = 125
     config.train.keep_last = 2
     config.train.keep_best = 1
     config.train.log_every = 20

@@ -26,8 +26,9 @@ REMAT_POLICIES = {
 DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32}
 
 
-def norm_maker(config: ModelConfig, kind: str) -> Callable[[str], nn.Module]:
-    return lambda name: NORMS[kind](eps=config.norm_eps, name=name)
+def norm_maker(config: ModelConfig, kind: str, axis: str) -> Callable[[str], nn.Module]:
+    """name -> a new norm of that kind over `axis`."""
+    return lambda name: NORMS[kind](eps=config.norm_eps, axis=axis, name=name)
 
 
 class Block(nn.Module):
@@ -43,7 +44,7 @@ class Block(nn.Module):
         attention = ATTENTIONS[config.attention](
             n_heads=config.n_heads,
             n_kv_heads=config.n_kv_heads,
-            qk_norm=norm_maker(config, config.qk_norm),
+            qk_norm=norm_maker(config, config.qk_norm, 'head_dim'),
             rotate=POSITIONS[config.position].rotate,
             kernels=self.kernels,
             dtype=DTYPES[config.dtype],
@@ -56,7 +57,7 @@ class Block(nn.Module):
         return x_MD, None  # nn.scan carries the first and stacks the second
 
     def norms(self, sublayer: str):
-        make = norm_maker(self.config, self.config.norm)
+        make = norm_maker(self.config, self.config.norm, 'embed')
         return lambda name: make(f'{sublayer}_{name}')
 
 
@@ -88,7 +89,7 @@ class Transformer(nn.Module):
             x_MD = x_MD + jnp.broadcast_to(added_BTD, shape_BTD).reshape(x_MD.shape)
         x_MD, _ = self.layers()(config, self.kernels, name='layers')(x_MD.astype(dtype), sequence)
         if PLACEMENTS[config.placement].final_norm:
-            x_MD = norm_maker(config, config.norm)('final_norm')(x_MD)
+            x_MD = norm_maker(config, config.norm, 'embed')('final_norm')(x_MD)
         if config.tie_embeddings:
             readout_DV = table_VD.T
         else:

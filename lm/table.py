@@ -22,18 +22,19 @@ def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[
         std = 'declared'
         if scaling.init_std is not None:
             std = f'{config.scaling.init_scale * scaling.init_std:.4g}'
+        axes = [axis or '-' for axis in param_sharding(mesh, spec).spec]
+        sharding = ', '.join(axes) if set(axes) - {'-'} else 'replicated'
         rows.append(
             {
                 'parameter': path,
                 'shape': ' x '.join(map(str, shapes[path].shape)),
-                'axes': ', '.join(spec.axes),
                 'role': spec.role,
                 'optimizer': config.optim.name,
                 'init std': std,
                 'lr': f'{config.optim.lr * scaling.lr_factor:.4g}',
                 'weight decay': f'{config.optim.weight_decay * scaling.decay_factor:.4g}',
                 'reparam': config.model.reparam,
-                'sharding': str(tuple(param_sharding(mesh, spec).spec)).replace('None', '-'),
+                'sharding': sharding,
             }
         )
     return rows

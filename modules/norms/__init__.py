@@ -1,7 +1,7 @@
 """Normalization layers over the last axis. A new one is a file here and a row in `NORMS`.
 
-Each is a Linen class made with `eps` and called on x [..., D]; the same classes serve the residual
-stream ([M, D]) and queries and keys ([B, N, T, H], over the head dimension).
+Each is a Linen class made with `eps` and the logical name of the last axis, and called on x [...,
+D]; the same classes serve the residual stream ([M, D]) and queries and keys ([B, N, T, H]).
 """
 
 from flax import linen as nn
@@ -14,6 +14,7 @@ class NoNorm(nn.Module):
     """The identity."""
 
     eps: float
+    axis: str = 'embed'
 
     def __call__(self, x):
         return x

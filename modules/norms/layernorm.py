@@ -25,11 +25,12 @@ class LayerNorm(nn.Module):
     """`layer_norm` with a learned gain, 1 at the start, and bias, 0 at the start."""
 
     eps: float
+    axis: str = 'embed'
 
     @nn.compact
     def __call__(self, x):
-        ones = declare(nn.initializers.ones, role='vector', axes=('embed',))
-        zeros = declare(nn.initializers.zeros, role='vector', axes=('embed',))
+        ones = declare(nn.initializers.ones, role='vector', axes=(self.axis,))
+        zeros = declare(nn.initializers.zeros, role='vector', axes=(self.axis,))
         scale = self.param('scale', ones, x.shape[-1:])
         bias = self.param('bias', zeros, x.shape[-1:])
         return layer_norm(x, scale, bias, self.eps)

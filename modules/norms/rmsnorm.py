@@ -22,8 +22,9 @@ class RMSNorm(nn.Module):
     """`rms_norm` with a learned gain, 1 at the start."""
 
     eps: float
+    axis: str = 'embed'
 
     @nn.compact
     def __call__(self, x):
-        ones = declare(nn.initializers.ones, role='vector', axes=('embed',))
+        ones = declare(nn.initializers.ones, role='vector', axes=(self.axis,))
         return rms_norm(x, self.param('scale', ones, x.shape[-1:]), self.eps)

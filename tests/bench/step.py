@@ -138,6 +138,7 @@ def in_process(case: str, name: str) -> dict[str, float]:
 def compare(rounds: int) -> None:
     header = ('shape', 'case', 'step ms', 'tokens/s', 'share', 'GEMM GF/s', 'compile s', 'peak GB')
     print('| ' + ' | '.join(header) + ' |\n' + '|---' * len(header) + '|')
+    faster = []
     for name, shape in SHAPES.items():
         measured = {case: [] for case in CASES}
         for _ in range(rounds):
@@ -160,7 +161,8 @@ def compare(rounds: int) -> None:
                 for a, b in zip(measured['evenkeel'], measured[other], strict=True)
             ]
             span = f'{min(ratios):.2f} to {max(ratios):.2f}'
-            print(f'| {shape} | evenkeel / {other} | | {statistics.median(ratios):.2f}x ({span}) |')
+            faster.append(f'- {shape}: {statistics.median(ratios):.2f} times {other} ({span})')
+    print("\nEvenkeel's tokens/s:", *faster, sep='\n')
 
 
 def program() -> None:

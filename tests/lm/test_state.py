@@ -120,10 +120,10 @@ def test_table_tells_of_every_parameter(reparam):
     assert parameter_count(config, model) == sum(p.size for p in params.values())
     assert as_table(list(rows.values())).row_count == len(params)
     table = rows['embedding']
-    assert (table['shape'], table['axes'], table['role']) == (
+    assert (table['shape'], table['role'], table['sharding']) == (
         '16 x 16',
-        'vocab, embed',
         'embedding',
+        'replicated',
     )
     assert (table['init std'], table['lr'], table['weight decay']) == ('0.5', '0.5', '0.1')
     norm = rows['final_norm/scale']
