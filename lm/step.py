@@ -99,7 +99,6 @@ def make_train_step(
             'lr': lr,
             'grad_norm': optax.tree.norm(grads),
             'update_norm': optax.tree.norm(updates),
-            'param_norm': optax.tree.norm(state.params),
             'batch_tokens': sums['tokens'],
         }
         params = optax.apply_updates(state.params, updates)

@@ -14,6 +14,8 @@ MASKED = -1e30  # finite, so that a fully masked row gives no NaN
 
 def share_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
     """Each of K key or value heads serves n_heads / K consecutive query heads."""
+    if x_BKTH.shape[1] == n_heads:
+        return x_BKTH
     return jnp.repeat(x_BKTH, n_heads // x_BKTH.shape[1], axis=1)
 
 

@@ -169,7 +169,7 @@ def program() -> None:
     """Start to first step of the default run, and its waiting for data, over 40 steps."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={folder}']
-        command += ['--config.train.steps=40', '--config.train.eval_batches=2']
+        command += ['--config.train.steps=40', '--config.optim.warmup_steps=10']
         begun = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout:

@@ -95,12 +95,11 @@ def test_metrics_are_what_they_are_called():
     """Means per target token of the whole batch. Catches a mean over rows, or over padding too."""
     _, metrics = run()
     means, grads = by_definition()
-    norms = {'grad_norm', 'update_norm', 'param_norm'}
+    norms = {'grad_norm', 'update_norm'}
     assert metrics.keys() == {'loss', 'ce', 'z_loss', 'lr', 'batch_tokens'} | norms
     for name, value in means.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(metrics['grad_norm'], norm(grads), rtol=1e-5)
-    np.testing.assert_allclose(metrics['param_norm'], norm(STATE().params), rtol=1e-5)
     np.testing.assert_allclose(metrics['lr'], CONFIG.optim.lr, rtol=1e-6)
 
 
