@@ -86,11 +86,6 @@ def check(config: Config) -> None:
         value = _field(config, path)
         if not least <= value <= most:
             raise ValueError(f'{path} must be between {least} and {most}; got {value}')
-    if config.optim.warmup_steps > config.train.steps:
-        raise ValueError(
-            f'optim.warmup_steps must not exceed train.steps; got {config.optim.warmup_steps} of '
-            f'{config.train.steps}: the learning rate would never reach its peak'
-        )
     _check_heads(config)
     _check_batch(config)
     lm.data.check(config.data)

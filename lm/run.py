@@ -122,6 +122,11 @@ class Run:
             f'{data.steps_in_epoch(train, config.data.batch_size):,} steps an epoch; validation: '
             f'{validation.n_bytes:,} bytes'
         )
+        if config.optim.warmup_steps > config.train.steps:
+            say(
+                f'NOTE: warm-up takes {config.optim.warmup_steps} steps and the run has '
+                f'{config.train.steps}: the learning rate never reaches its peak'
+            )
         self.terminal.console.print(as_table(parameter_rows(config, self.model, self.mesh)))
         say(
             f'{parameter_count(config, self.model):,} parameters; mesh {dict(self.mesh.shape)}; '

@@ -402,6 +402,11 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
     assert re.search(r'NOTE: 70 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
 
 
+def test_warmup_longer_than_the_run_is_said_aloud(corpus, tmp_path, capsys):
+    assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
+    assert 'NOTE: warm-up takes 5 steps and the run has 3' in capsys.readouterr().out
+
+
 def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
     for flag, answer in (
         ('--config.model.nrom=none', 'Did you mean "norm"'),
