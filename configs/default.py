@@ -2,6 +2,9 @@
 
 Question: does this machine train, end to end, on real text it already holds?
 Command:  uv run train.py --config=configs/default.py
+Cost:     under five minutes on two CPU cores, nothing downloaded.
+Result:   1.33 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
+
 Every field there is stands here with its default; other configs start from this one:
 
     from configs import default

@@ -20,7 +20,7 @@ from lm.flops import flops_per_token, peak_flops
 from lm.host import device_name, git_commit, peak_memory_bytes, versions
 from lm.mesh import make_mesh, put_batch
 from lm.metrics import Recorder, Terminal, Throughput
-from lm.model import build_model
+from lm.model import build_model, kernel_implementation
 from lm.state import hyper_from
 from lm.step import MUST_BE_FINITE, abstract_state, jit_eval_step, jit_init, jit_train_step
 from lm.table import as_table, parameter_count, parameter_rows
@@ -57,7 +57,8 @@ class Run:
         self.dataset.tokenizer.save(workdir / 'tokenizer')
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
         self.vocab_size = self.dataset.tokenizer.vocab_size
-        self.model = build_model(config, self.vocab_size, self.mesh.devices.flat[0].platform)
+        self.platform = self.mesh.devices.flat[0].platform
+        self.model = build_model(config, self.vocab_size, self.platform)
         self.hyper = hyper_from(config)
         bos_id = self.dataset.tokenizer.bos_id
         programs = (config, self.model, self.mesh, self.hyper)
@@ -128,9 +129,10 @@ class Run:
                 f'{config.train.steps}: the learning rate never reaches its peak'
             )
         self.terminal.console.print(as_table(parameter_rows(config, self.model, self.mesh)))
+        kernels = kernel_implementation(config.kernels.implementation, self.platform)
         say(
-            f'{parameter_count(config, self.model):,} parameters; mesh {dict(self.mesh.shape)}; '
-            f'mfu is of {self.peak / 1e12:.3f} TFLOP/s ({self.peak_source})'
+            f'{parameter_count(config, self.model):,} parameters; mesh {dict(self.mesh.shape)}, '
+            f'kernels {kernels}; mfu is of {self.peak / 1e12:.3f} TFLOP/s ({self.peak_source})'
         )
 
     def compile(self) -> None:
