@@ -44,12 +44,10 @@ def on_role(
         )
 
     def where(map_one):
-        return lambda spec, *leaf: (
-            map_one(spec, *leaf) if spec.role == role else (leaf or [spec])[0]
-        )
+        return lambda spec, leaf: map_one(spec, leaf) if spec.role == role else leaf
 
     return Reparam(
         init=lambda params: (jax.tree.map(where(init), specs, params), ()),
         apply=lambda stored, state, train: (jax.tree.map(where(apply), specs, stored), state),
-        specs=jax.tree.map(where(describe), specs),
+        specs=jax.tree.map(lambda spec: describe(spec) if spec.role == role else spec, specs),
     )
