@@ -29,7 +29,7 @@ from lm.host import device_name
 from lm.mesh import make_mesh
 from lm.metrics import Terminal
 from lm.run import Diverged, Run
-from lm.workdir import open_workdir
+from lm.workdir import open_workdir, write_config
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; default runs/NAME-HASH.')
@@ -48,6 +48,7 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     terminal = Terminal()
     terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
     run = Run(config, workdir, terminal, continue_changed)
+    write_config(workdir, config)  # not before: a changed one may not have fitted the checkpoint
     run.describe()
     if run.step >= config.train.steps:
         terminal.say(f'{workdir} is at step {run.step} of {config.train.steps}: nothing left to do')

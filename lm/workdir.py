@@ -12,8 +12,7 @@ SUMMARY = 'summary.json'
 
 
 def open_workdir(path: Path, config: Config, continue_changed: bool) -> None:
-    """Makes the folder, or checks that what it holds is a run of this config, and writes
-    config.json.
+    """Makes the folder with its config.json, or checks that what it holds is a run of this config.
 
     Raises ValueError, listing the fields that differ, where it holds another run, unless
     `continue_changed`; OSError where it cannot be written.
@@ -29,13 +28,18 @@ def open_workdir(path: Path, config: Config, continue_changed: bool) -> None:
                 f'{path} holds a run with another config (there -> here):\n{lines}\n'
                 'Give another --workdir, or --continue_changed to go on from it with these.'
             )
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_text(stored, to_json(config))
+        write_config(path, config)
     except OSError as error:
         raise OSError(
             f'workdir {path} cannot be written ({error}); give another --workdir'
         ) from error
+
+
+def write_config(path: Path, config: Config) -> None:
+    write_text(path / CONFIG, to_json(config))
 
 
 def read_config(path: Path) -> Config:

@@ -291,6 +291,7 @@ def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
     assert 'missing  layers/mlp/gate float32[2,16,64]' in text
     assert 'extra    final_norm/scale float32[16]' in text
     assert 'differs  layers/mlp/up: checkpoint float32[2,16,32], model float32[2,16,64]' in text
+    assert train(tiny(corpus), tmp_path) == DONE  # the workdir is still that of the first config
 
 
 def test_other_data_is_refused(corpus, tmp_path):
