@@ -1,9 +1,11 @@
-"""Trains what a config describes.
+"""Trains what a config describes: a run, or the many runs of a sweep.
 
     python train.py --config=configs/default.py [--config.a.b=value ...] [--workdir=DIR]
+    python train.py --config=configs/default.py --config.sweep="{'optim.lr': (1e-3, 3e-3)}"
 
-The same command again resumes what the workdir holds. Exit status: 0 done, 1 bad input, 2 diverged,
-128 + n stopped by signal n, after a checkpoint.
+The same command again resumes what the workdir holds. Exit status: 0 done, 1 bad input or a cell
+that failed, 2 diverged (a sweep goes on: its diverged cells are results), 128 + n stopped by signal
+n, after a checkpoint.
 """
 
 from lm.startup import prepare_process
@@ -13,23 +15,30 @@ if __name__ == '__main__':
 
 import ast
 import contextlib
-import hashlib
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from eval.progress import Progress, counts
+from eval.runs import gather, write_table
+from lm.cells import cells, groups, split_sweep
 from lm.check import check, check_devices
-from lm.config import Config, resolve, to_json
+from lm.config import Config, digest, resolve, to_json
+from lm.engines import ENGINES, Work
 from lm.host import device_name
 from lm.mesh import make_mesh
 from lm.metrics import Terminal
-from lm.run import Diverged, Run
-from lm.workdir import open_workdir, write_config
+from lm.journal import Diverged
+from lm.run import Run
+from lm.unread import refuse_unread
+from lm.workdir import open_sweep, open_workdir, write_config
+from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; default runs/NAME-HASH.')
@@ -37,6 +46,11 @@ PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved conf
 CONTINUE_CHANGED = flags.DEFINE_bool(
     'continue_changed', False, 'Go on from a workdir whose run had another config or other data.'
 )
+ENGINE = flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
+RUNS_AT_ONCE = flags.DEFINE_integer(
+    'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
+)
+RESOURCES = flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
 DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 
 
@@ -50,11 +64,13 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     run = Run(config, workdir, terminal, continue_changed)
     write_config(workdir, config)  # not before: a changed one may not have fitted the checkpoint
     run.describe()
-    if run.step >= config.train.steps:
+    if run.journal.finished:
         terminal.say(f'{workdir} is at step {run.step} of {config.train.steps}: nothing left to do')
+        run.journal.conclude()
+        run.close()
         return DONE
     run.compile()
-    terminal.say(f'compiled in {run.compile_sec:.1f} s')
+    terminal.say(f'compiled in {run.journal.compile_sec:.1f} s')
     terminal.start(config.train.steps, run.step)
     try:
         with caught_signals() as caught:
@@ -85,9 +101,10 @@ def loop(run: Run, caught: list[int]) -> int:
             run.save()
         if stopping and not last:
             return leave(run, stopping[0])
-    run.checkpoints.wait()
-    run.summarize('done')
-    run.terminal.say(f'done: {run.workdir}, {run.wall_sec() / 60:.1f} min')
+    journal = run.journal
+    journal.checkpoints.wait()
+    journal.summarize('done')
+    run.terminal.say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE
 
 
@@ -106,8 +123,8 @@ def mend(run: Run, seen: Diverged) -> bool:
         run.roll_back(seen)
         return True
     except Diverged as final:
-        run.summarize('diverged')
-        run.terminal.say(f'DIVERGED: {final}\nlast good checkpoint: {run.last_good()}')
+        run.journal.summarize('diverged', str(final))
+        run.terminal.say(f'DIVERGED: {final}\nlast good checkpoint: {run.journal.last_good()}')
         return False
 
 
@@ -130,17 +147,64 @@ def caught_signals() -> Iterator[list[int]]:
 
 
 def leave(run: Run, number: int) -> int:
-    run.checkpoints.wait()
-    run.summarize('stopped')
-    name = signal.Signals(number).name
-    run.terminal.say(f'{name}: saved step {run.step} in {run.workdir}; the same command goes on')
+    run.journal.checkpoints.wait()
+    run.journal.summarize('stopped')
+    name, folder = signal.Signals(number).name, run.journal.workdir
+    run.terminal.say(f'{name}: saved step {run.step} in {folder}; the same command goes on')
     return SIGNALLED + number
 
 
-def default_workdir(config: Config, config_file: str) -> Path:
+def train_sweep(
+    base: dict[str, Any],
+    sweep: Any,
+    workdir: Path,
+    continue_changed: bool = False,
+    engine: str = 'local',
+    runs_at_once: int = 0,
+    resources: dict[str, float] | None = None,
+) -> int:
+    """Trains the cells that have not ended yet; the exit status."""
+    train_groups = choose(ENGINES, engine, '--engine')
+    grouped = groups(cells(base, sweep))
+    for group in grouped:
+        refuse_unread(group)
+        config = group[0].config
+        check_devices(config, make_mesh(config.mesh, runs=len(group)).shape['data'], 1)
+    open_sweep(workdir, resolve(base), grouped, continue_changed)
+    terminal = Terminal()
+    n_cells = sum(map(len, grouped))
+    terminal.say(f'{workdir}: {n_cells} cells, {len(grouped)} programs, on {device_name()}')
+    with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:
+        train_groups(
+            Work(
+                groups=grouped,
+                workdir=workdir,
+                caught=caught,
+                say=terminal.say,
+                tick=progress.tick,
+                runs_at_once=runs_at_once,
+                resources=resources or {},
+            )
+        )
+    table, records = write_table(workdir), gather(workdir)
+    terminal.say(f'{counts(records)}; {table}; python -m eval.report --workdir={workdir}')
+    if caught:
+        terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
+        return SIGNALLED + caught[0]
+    return BAD_INPUT if any(record['status'] == 'failed' for record in records) else DONE
+
+
+def default_workdir(config: Config, config_file: str, suffix: str = '') -> Path:
     """runs/default-1a2b3c4d: the same command finds the same folder, another config another."""
-    digest = hashlib.sha256(to_json(config).encode()).hexdigest()[:8]
-    return Path('runs') / f'{Path(config_file).stem}-{digest}'
+    return Path('runs') / f'{Path(config_file).stem}-{digest(config)}{suffix}'
+
+
+def parse_resources(texts: list[str] | None) -> dict[str, float]:
+    """{'GPU': 1.0} for GPU=1."""
+    try:
+        return {name: float(n) for name, n in (text.split('=') for text in texts or [])}
+    except ValueError:
+        raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -162,14 +226,20 @@ def main(_) -> None:
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     try:
-        config = resolve(CONFIG.value)
+        base, sweep = split_sweep(CONFIG.value)
+        config = resolve(base)
         if PRINT_CONFIG.value:
             check(config)
             print(to_json(config), end='')
             return
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
-        workdir = Path(WORKDIR.value or default_workdir(config, config_file))
-        status = train(config, workdir, CONTINUE_CHANGED.value)
+        suffix = '' if sweep is None else '-sweep'
+        workdir = Path(WORKDIR.value or default_workdir(config, config_file, suffix))
+        if sweep is None:
+            status = train(config, workdir, CONTINUE_CHANGED.value)
+        else:
+            how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
+            status = train_sweep(base, sweep, workdir, CONTINUE_CHANGED.value, *how)
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         status = BAD_INPUT

@@ -15,6 +15,7 @@ Every field there is stands here with its default; other configs start from this
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config() -> ConfigDict:
@@ -91,9 +92,14 @@ def get_config() -> ConfigDict:
     config.train.seed = 0  # of the initial parameters
 
     config.mesh = ConfigDict()
-    config.mesh.data = -1  # -1: every device there is
+    config.mesh.data = -1  # -1: every device that mesh.run leaves
+    config.mesh.run = -1  # devices that train different runs of a sweep; -1: as many as have work
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # by platform: xla_cpu, xla; or reference
+    config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
+
+    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/cells.py).
+    config.sweep = placeholder(object)
 
     return config.lock()

@@ -5,6 +5,7 @@ import sys
 
 import lm.data
 from lm.config import Config
+from lm.many import RUN_AXES
 from lm.model import DTYPES, REMAT_POLICIES
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
@@ -37,6 +38,7 @@ NAMES = {
     'scaling.name': PARAMETRIZATIONS,
     'train.on_divergence': dict.fromkeys(ON_DIVERGENCE),
     'kernels.implementation': {'auto': None, **IMPLEMENTATIONS},
+    'kernels.run_axis': {'auto': None, **RUN_AXES},
 }
 
 # Bounds are included, so these stand in for 0 and 1 that are not; float32 tells them apart.
@@ -73,6 +75,7 @@ BOUNDS = {
     'train.keep_best': (0, math.inf),
     'train.log_every': (1, math.inf),
     'mesh.data': (-1, math.inf),
+    'mesh.run': (-1, math.inf),
 }
 
 
@@ -80,6 +83,12 @@ def check(config: Config) -> None:
     """ValueError for the first unknown name (with the nearest), number out of range, or two fields
     that do not fit each other.
     """
+    check_program(config)
+    lm.data.check(config.data)
+
+
+def check_program(config: Config) -> None:
+    """`check` without the text: whether its source can be read is not looked at."""
     for path, table in NAMES.items():
         choose(table, _field(config, path), path)
     for path, (least, most) in BOUNDS.items():
@@ -88,7 +97,6 @@ def check(config: Config) -> None:
             raise ValueError(f'{path} must be between {least} and {most}; got {value}')
     _check_heads(config)
     _check_batch(config)
-    lm.data.check(config.data)
 
 
 def check_devices(config: Config, n_devices: int, n_processes: int) -> None:
@@ -137,8 +145,9 @@ def _check_batch(config: Config) -> None:
             f'train.microbatches must divide data.batch_size; got {parts} for {rows} sequences. '
             f'Nearest that works: {_nearest_divisor(rows, parts)}.'
         )
-    if config.mesh.data == 0:
-        raise ValueError('mesh.data must be a number of devices, or -1 for all; got 0')
+    for name in ('data', 'run'):
+        if getattr(config.mesh, name) == 0:
+            raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')
 
 
 def _nearest_divisor(n: int, wanted: int) -> int:

@@ -6,6 +6,7 @@ default, meaning "what a checkpoint written before this field existed did".
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -100,11 +101,13 @@ class TrainConfig:
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
     data: int
+    run: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelsConfig:
     implementation: str
+    run_axis: str = 'auto'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +123,17 @@ class Config:
 
 
 def resolve(raw: Mapping[str, Any]) -> Config:
-    """A ConfigDict, or the dict of a config.json, as frozen dataclasses.
+    """A ConfigDict, or the dict of a config.json, as frozen dataclasses: one run.
 
     Raises ValueError for a field that is unknown (with the nearest one), missing, or of another
-    type.
+    type, and for a sweep, whose runs `lm.cells` resolves.
     """
-    return _build(Config, raw, '')
+    if not isinstance(raw, Mapping | ConfigDict):
+        raise ValueError(f'a config holds sections; got {raw!r}')
+    fields = dict(raw.items())
+    if fields.pop('sweep', None) is not None:
+        raise ValueError('this config describes many runs (config.sweep), and one is wanted here')
+    return _build(Config, fields, '')
 
 
 def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
@@ -168,6 +176,11 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_json(config: Config) -> str:
     return json.dumps(to_dict(config), indent=2) + '\n'
+
+
+def digest(config: Config) -> str:
+    """Eight hexadecimal digits that name a run by its resolved config."""
+    return hashlib.sha256(to_json(config).encode()).hexdigest()[:8]
 
 
 def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

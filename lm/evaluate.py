@@ -21,13 +21,17 @@ def evaluate(
     batches: Iterable[dict],
     rows: Rows,
 ) -> dict[str, float]:
-    """validation_ce (nats per token), bits_per_byte and perplexity over `batches` of `rows`.
+    """`validation_losses` of one run over `batches` of `rows`."""
+    pending = [eval_step(params, reparam, put_batch(mesh, batch), hyper) for batch in batches]
+    return validation_losses(jax.device_get(pending), rows)
+
+
+def validation_losses(sums: list[dict[str, Any]], rows: Rows) -> dict[str, float]:
+    """validation_ce (nats per token), bits_per_byte and perplexity, from the sums of each batch.
 
     bits_per_byte = ce / ln 2 * (target tokens / bytes of text they stand for) of the whole split:
     exact where the batches cover it, and then comparable between tokenizers.
     """
-    pending = [eval_step(params, reparam, put_batch(mesh, batch), hyper) for batch in batches]
-    sums = jax.device_get(pending)
     ce = sum(float(s['ce']) for s in sums) / sum(float(s['tokens']) for s in sums)
     return {
         'validation_ce': ce,

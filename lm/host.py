@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import jax
+import psutil
 
 PACKAGES = ('evenkeel', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 
@@ -19,6 +20,16 @@ def peak_memory_bytes() -> int:
         return stats['peak_bytes_in_use']
     unit = 1 if platform.system() == 'Darwin' else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def device_memory_bytes() -> int:
+    """What a program may use of the first device, where it says so; on a CPU, of the memory that
+    is free now, nine tenths.
+    """
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if 'bytes_limit' in stats:
+        return stats['bytes_limit']
+    return psutil.virtual_memory().available * 9 // 10
 
 
 def versions() -> dict[str, str]:

@@ -22,16 +22,27 @@ RULES = {
 }
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh with the axis `data`; ValueError where the devices do not fill it."""
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs: int = 1) -> Mesh:
+    """A mesh with the axes `run`, over which runs of one program lie, and `data`.
+
+    `run` is as long as there are runs to train side by side and config.run allows, and divides the
+    devices that `data` leaves. ValueError where the devices do not fill the mesh.
+    """
     devices = jax.devices() if devices is None else devices
-    size = len(devices) if config.data == -1 else config.data
-    if not 1 <= size <= len(devices):
-        raise ValueError(
-            f'mesh.data must be between 1 and the {len(devices)} devices there are, or -1 for all; '
-            f'got {config.data}'
-        )
-    return Mesh(np.array(devices[:size]), ('data',))
+    n = len(devices)
+    for name, size in (('data', config.data), ('run', config.run)):
+        if size != -1 and not 1 <= size <= n:
+            raise ValueError(
+                f'mesh.{name} must be between 1 and the {n} devices there are, or -1 for all; '
+                f'got {size}'
+            )
+    most = min(runs, n if config.run == -1 else config.run)
+    if config.data == -1:
+        run = max(size for size in range(1, most + 1) if n % size == 0)
+        data = n // run
+    else:
+        run, data = min(most, n // config.data), config.data
+    return Mesh(np.array(devices[: run * data]).reshape(run, data), ('run', 'data'))
 
 
 def param_sharding(mesh: Mesh, spec: ParamSpec) -> NamedSharding:
@@ -53,7 +64,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec('data'))
 
 
-def put_batch(mesh: Mesh, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    """This process's rows, as global arrays."""
-    sharding = batch_sharding(mesh)
+def over_runs(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of an array of one run, for many stacked along a leading axis."""
+    return NamedSharding(sharding.mesh, PartitionSpec('run', *sharding.spec))
+
+
+def put_batch(
+    mesh: Mesh, batch: dict[str, np.ndarray], sharding: NamedSharding | None = None
+) -> dict[str, Any]:
+    """This process's rows, as global arrays, cut over `data` or as `sharding` says."""
+    sharding = sharding or batch_sharding(mesh)
     return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}

@@ -31,7 +31,7 @@ class Recorder:
         self._board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
-        finite = {k: v if math.isfinite(v) else None for k, v in row.items()}  # JSON has no NaN
+        finite = without_nan(row)
         self._file.write(json.dumps(finite) + '\n')
         self._file.flush()
         for name, value in finite.items():
@@ -41,6 +41,11 @@ class Recorder:
     def close(self) -> None:
         self._file.close()
         self._board.close()
+
+
+def without_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """None for numbers that are not finite, which JSON has no word for."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -59,7 +64,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 class Throughput:
     """Rates since the last `read`, without the time between `pause` and `go_on`.
 
-    `tokens`, `steps` and `waited` (seconds spent waiting for data) are added to by the loop.
+    `tokens` and `steps` are added to by the loop.
     """
 
     def __init__(self, flops_per_token: float, peak_flops: float):
@@ -77,6 +82,10 @@ class Throughput:
 
     def pause(self) -> None:
         self.seconds += time.perf_counter() - self._start
+
+    def wait(self, seconds: float) -> None:
+        """Counts seconds that were spent waiting for data."""
+        self.waited += seconds
 
     def read(self) -> dict[str, float]:
         """The row of `TIME_FIELDS`: tokens per second, model FLOP utilisation, and per step the

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from lm.config import Config
+from lm.config import (
+    Config,
+    LossConfig,
+    OptimConfig,
+    ScalingConfig,
+    TrainConfig,
+    flatten,
+)
 from lm.model import Transformer
 from modules.optim import OPTIMIZERS
 from modules.params import named_leaves, path_name, split
@@ -43,14 +50,23 @@ class Hyper(struct.PyTreeNode):
     final_lr_fraction: Any
 
 
+def _config_path(name: str) -> str:
+    """'optim.lr' for 'lr': Hyper's names are the config's, and each is in one of these sections."""
+    sections = {'optim': OptimConfig, 'loss': LossConfig, 'scaling': ScalingConfig}
+    sections |= {'train': TrainConfig}
+    (path,) = [
+        f'{section}.{name}' for section, cls in sections.items() if name in cls.__dataclass_fields__
+    ]
+    return path
+
+
+HYPER_PATHS = {field.name: _config_path(field.name) for field in dataclasses.fields(Hyper)}
+
+
 def hyper_from(config: Config) -> Hyper:
-    """Each field from the config section that has it, as a float32 scalar."""
-    sections = (config.optim, config.loss, config.scaling, config.train)
-    values = {}
-    for field in dataclasses.fields(Hyper):
-        (section,) = [s for s in sections if hasattr(s, field.name)]
-        values[field.name] = jnp.float32(getattr(section, field.name))
-    return Hyper(**values)
+    """Each field from the config, as a float32 scalar."""
+    flat = flatten(config)
+    return Hyper(**{name: jnp.float32(flat[path]) for name, path in HYPER_PATHS.items()})
 
 
 def optimizer(config: Config, hyper: Hyper) -> optax.GradientTransformation:

@@ -1,13 +1,19 @@
-"""The folder of a run: config.json says what it holds, and a run with another config is refused."""
+"""The folder of a run or a sweep: config.json or sweep.json says what it holds, and what has
+another config is refused.
+"""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, differences, resolve, to_json
+from lm.cells import Cell
+from lm.config import Config, differences, resolve, to_dict, to_json
 
 CONFIG = 'config.json'
+SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
 
 
@@ -21,21 +27,67 @@ def open_workdir(path: Path, config: Config, continue_changed: bool) -> None:
     if stored.exists():
         changed = differences(read_config(path), config)
         if changed and not continue_changed:
-            lines = '\n'.join(
-                f'  {name}: {old!r} -> {new!r}' for name, (old, new) in changed.items()
-            )
-            raise ValueError(
-                f'{path} holds a run with another config (there -> here):\n{lines}\n'
-                'Give another --workdir, or --continue_changed to go on from it with these.'
-            )
+            raise ValueError(_refusal(path, 'a run with another config', changed))
         return
-    try:
+    if (path / SWEEP).exists():
+        raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
+    with _writable(path):
         path.mkdir(parents=True, exist_ok=True)
         write_config(path, config)
+
+
+def _refusal(path: Path, what: str, changed: dict[str, tuple[Any, Any]]) -> str:
+    lines = '\n'.join(f'  {name}: {old!r} -> {new!r}' for name, (old, new) in changed.items())
+    return (
+        f'{path} holds {what} (there -> here):\n{lines}\n'
+        'Give another --workdir, or --continue_changed to go on from it with these.'
+    )
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OSError(
             f'workdir {path} cannot be written ({error}); give another --workdir'
         ) from error
+
+
+def open_sweep(path: Path, base: Config, groups: list[list[Cell]], continue_changed: bool) -> None:
+    """Makes the folder of a sweep with its sweep.json, or takes up the one that is there.
+
+    The axes may have changed since: cells begun earlier stay on record, with no group. Raises
+    ValueError where the runs of the folder started from another config, unless `continue_changed`.
+    """
+    stored = path / SWEEP
+    listed = [
+        {'cell': cell.name, 'group': number, 'changes': cell.changes}
+        for number, group in enumerate(groups)
+        for cell in group
+    ]
+    if stored.exists():
+        before = read_json(stored)
+        changed = differences(resolve(before['base']), base)
+        if changed and not continue_changed:
+            raise ValueError(_refusal(path, 'a sweep from another config', changed))
+        names = {cell['cell'] for cell in listed}
+        listed += [
+            cell | {'group': None}
+            for cell in before['cells']
+            if cell['cell'] not in names and (path / cell['cell']).exists()
+        ]
+    elif (path / CONFIG).exists():
+        raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
+    axes: dict[str, list[Any]] = {}
+    for cell in listed:
+        for field, value in cell['changes'].items():
+            if value not in axes.setdefault(field, []):
+                axes[field].append(value)
+    record = {'base': to_dict(base), 'axes': axes, 'cells': listed}
+    with _writable(path):
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(stored, record)
 
 
 def write_config(path: Path, config: Config) -> None:
@@ -59,3 +111,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
     write_text(path, json.dumps(record, indent=2) + '\n')
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())

@@ -10,6 +10,7 @@ import numpy as np
 from lm.config import DataConfig
 from lm.data import cache, prepare, tokenizers
 from lm.data.loader import (
+    Batch,
     batch_at,
     batches,
     check_epochs,
@@ -28,6 +29,7 @@ __all__ = [
     'PACKINGS',
     'SOURCES',
     'TOKENIZERS',
+    'Batch',
     'Dataset',
     'Rows',
     'batch_at',

@@ -11,10 +11,27 @@ from tests.helpers import tiny_batch
 
 
 def test_mesh_takes_the_devices_asked_for():
-    assert make_mesh(MeshConfig(data=-1)).shape == {'data': 8}
+    assert make_mesh(MeshConfig(data=-1)).shape == {'run': 1, 'data': 8}
     mesh = make_mesh(MeshConfig(data=3))
     assert list(mesh.devices.flat) == jax.devices()[:3]
-    assert make_mesh(MeshConfig(data=-1), jax.devices()[:2]).shape == {'data': 2}
+    assert make_mesh(MeshConfig(data=-1), jax.devices()[:2]).shape == {'run': 1, 'data': 2}
+
+
+@pytest.mark.parametrize(
+    ('data', 'run', 'runs', 'shape'),
+    [
+        (-1, -1, 8, (8, 1)),
+        (-1, -1, 100, (8, 1)),
+        (-1, -1, 3, (2, 4)),  # 3 does not divide 8
+        (-1, 2, 8, (2, 4)),
+        (2, -1, 16, (4, 2)),
+        (3, -1, 16, (2, 3)),  # two devices are left over
+        (8, -1, 16, (1, 8)),
+    ],
+)
+def test_runs_lie_over_the_devices_that_data_leaves(data, run, runs, shape):
+    mesh = make_mesh(MeshConfig(data=data, run=run), runs=runs)
+    assert tuple(mesh.shape.items()) == (('run', shape[0]), ('data', shape[1]))
 
 
 @pytest.mark.parametrize('data', [0, 9, -2])

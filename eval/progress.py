@@ -1,0 +1,102 @@
+"""A sweep as it goes: a line for each group, made from what the runs have written."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from eval.runs import Record, gather
+from lm.cells import RUN_PATHS, Cell
+
+EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
+ENDED = ('done', 'diverged', 'failed')
+
+
+class Progress:
+    """Reads the workdir, so that it does not matter which process trains what."""
+
+    def __init__(self, workdir: Path, groups: list[list[Cell]], console: Console):
+        self.workdir, self.groups, self.console = workdir, groups, console
+        self._began, self._shown = time.monotonic(), 0.0
+        self._steps_before = sum(steps_done(r) for r in gather(workdir))
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self):
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_):
+        self.tick(force=True)
+        if self._live:
+            self._live.stop()
+
+    def tick(self, force: bool = False) -> None:
+        """Shows the present state, if it was not shown just now."""
+        if not force and time.monotonic() - self._shown < EVERY_SEC[self.console.is_terminal]:
+            return
+        self._shown = time.monotonic()
+        lines = self.lines()
+        if self._live:
+            self._live.update(Text('\n'.join(lines)), refresh=True)
+        else:
+            self.console.print('\n'.join(lines), markup=False, soft_wrap=True)
+
+    def lines(self) -> list[str]:
+        """One a group that has begun, then one for the whole."""
+        records = {record['cell']: record for record in gather(self.workdir)}
+        lines = []
+        for number, group in enumerate(self.groups, start=1):
+            own = [records[cell.name] for cell in group]
+            if any(record['status'] != 'waiting' for record in own):
+                lines.append(f'group {number} of {len(self.groups)}  {group_line(group, own)}')
+        mine = [records[cell.name] for group in self.groups for cell in group]
+        return [*lines, f'sweep {counts(mine)}  {self._time_left(mine)}']
+
+    def _time_left(self, records: list[Record]) -> str:
+        """At the rate of this process so far, as if a step of each run took as long."""
+        done = sum(steps_done(record) for record in records)
+        rate = (done - self._steps_before) / max(time.monotonic() - self._began, 1e-9)
+        left = sum(r['steps'] - steps_done(r) for r in records if r['status'] not in ENDED)
+        if not left:
+            return ''
+        return f'{left / rate / 60:.1f} min left' if rate > 0 else 'time left not known yet'
+
+
+def steps_done(record: Record) -> int:
+    """Steps that need no more work: all of them where the run has ended."""
+    return record['steps'] if record['status'] in ENDED else record['step'] or 0
+
+
+def group_line(group: list[Cell], records: list[Record]) -> str:
+    """What the group has in common, where its runs stand, and the best of them."""
+    common = [f'{path}={value}' for path, value in group[0].changes.items() if not varies(path)]
+    going = [record for record in records if record['status'] == 'unfinished']
+    line = '  '.join([*common, counts(records)])
+    if going:
+        newest = max(record['step'] or 0 for record in going)
+        line += f'  step {newest} of {max(record["steps"] for record in going)}'
+    scored = [record for record in records if record['ce'] is not None]
+    if scored:
+        best = min(scored, key=lambda record: record['ce'])
+        (cell,) = [cell for cell in group if cell.name == best['cell']]
+        own = [f'{path}={value}' for path, value in cell.changes.items() if varies(path)]
+        line += f'  best {best["ce"]:.4f} ({" ".join(own)}{" " if own else ""}{cell.name})'
+    return line
+
+
+def varies(path: str) -> bool:
+    """Whether runs of one group may differ in this field."""
+    return path in RUN_PATHS
+
+
+def counts(records: list[Record]) -> str:
+    """'12 of 21 done, 1 diverged'."""
+    statuses = [record['status'] for record in records]
+    text = f'{statuses.count("done")} of {len(records)} done'
+    for status in ('diverged', 'failed'):
+        if status in statuses:
+            text += f', {statuses.count(status)} {status}'
+    return text

@@ -1,0 +1,170 @@
+"""A sweep is a config: from `config.sweep` to the runs it describes.
+
+    config.sweep = {
+        'model.norm': ('rmsnorm', 'layernorm'),  # an axis; axes are multiplied
+        'zip': {'model.d_model': (128, 256), 'optim.lr': (4e-3, 2e-3)},  # these move together
+        'list': ({'loss.z_loss': 0.0}, {'loss.z_loss': 1e-4, 'optim.b2': 0.99}),  # as they stand
+        'train.seed': (0, 1, 2),
+    }
+
+`zip` and `list` are axes too; a tuple of several zips is several axes. A sweep that is itself a
+tuple is one `list`.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import lm.data
+from lm.check import check_program
+from lm.config import Config, DataConfig, digest, flatten, resolve, to_dict
+from lm.state import HYPER_PATHS
+from modules.choices import nearest
+
+Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
+
+# Fields that one compiled program takes as data: runs that differ in these alone share it.
+RUN_PATHS = (*HYPER_PATHS.values(), 'train.seed', 'data.seed')
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep. `name`, the hash of its resolved config, names its folder."""
+
+    name: str
+    changes: Changes
+    config: Config
+
+
+def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """(what all runs start from, config.sweep or None) of a ConfigDict or of nested dicts."""
+    tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
+    return tree, tree.pop('sweep', None)
+
+
+def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
+    """Every run of the sweep, in order: of several axes, the last one changes fastest.
+
+    Raises ValueError for an axis that names no field (with the nearest), a value of another type or
+    out of bounds, an axis without values, a field that two axes change, and two cells that resolve
+    to the same config.
+    """
+    default = resolve(base)
+    axes = _axes(sweep, flatten(default))
+    _refuse_shared_fields(axes)
+    found: dict[str, Cell] = {}
+    checked_data: set[DataConfig] = set()  # looking for the files takes 30 ms
+    for parts in itertools.product(*axes):
+        asked = {path: value for part in parts for path, value in part.items()}
+        config = _changed(default, asked, checked_data)
+        resolved = flatten(config)
+        changes, name = {path: resolved[path] for path in asked}, digest(config)
+        if name in found:
+            raise ValueError(
+                f'two cells of the sweep are the same run: {found[name].changes} and {changes} '
+                'resolve to equal configs. Leave one out.'
+            )
+        found[name] = Cell(name, changes, config)
+    return list(found.values())
+
+
+def _axes(sweep: Any, known: Mapping[str, Any]) -> list[list[Changes]]:
+    """Each axis as the list of changes it goes through."""
+    if isinstance(sweep, list | tuple):
+        sweep = {'list': sweep}
+    if not isinstance(sweep, Mapping):
+        raise ValueError(
+            f'sweep must hold axes, such as {{"optim.lr": (1e-3, 3e-3)}}; got {sweep!r}'
+        )
+    axes = []
+    for key, values in sweep.items():
+        if key == 'zip':
+            zips = values if isinstance(values, list | tuple) else [values]
+            axes += [_zipped(fields, known) for fields in zips]
+        elif key == 'list':
+            axes.append([_one(changes, known) for changes in _values(key, values)])
+        else:
+            _check_field(key, known)
+            axes.append([{key: _plain(value)} for value in _values(key, values)])
+    if not axes:
+        raise ValueError('sweep is empty: it has no axis; leave it None for a single run')
+    return axes
+
+
+def _zipped(fields: Any, known: Mapping[str, Any]) -> list[Changes]:
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
+    for path in fields:
+        _check_field(path, known)
+    columns = {path: list(_values(path, values)) for path, values in fields.items()}
+    lengths = {path: len(values) for path, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f'sweep zip needs as many values for each field; got {lengths}')
+    rows = zip(*columns.values(), strict=True)
+    return [{p: _plain(v) for p, v in zip(columns, row, strict=True)} for row in rows]
+
+
+def _one(changes: Any, known: Mapping[str, Any]) -> Changes:
+    if not isinstance(changes, Mapping):
+        raise ValueError(
+            f'sweep list must hold dicts such as {{"optim.lr": 1e-3}}; got {changes!r}'
+        )
+    for path in changes:
+        _check_field(path, known)
+    return {path: _plain(value) for path, value in changes.items()}
+
+
+def _values(key: str, values: Any) -> Iterable[Any]:
+    if isinstance(values, str | Mapping) or not hasattr(values, '__len__'):
+        raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
+    if not len(values):
+        raise ValueError(f'sweep axis {key} has no values, so that the sweep has no cells')
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """A Python number for a NumPy one."""
+    return value.item() if hasattr(value, 'item') else value
+
+
+def _check_field(path: Any, known: Mapping[str, Any]) -> None:
+    if path in known:
+        return
+    same_end = [full for full in known if full.split('.')[-1] == path]
+    hint = f' Did you mean {same_end[0]!r}?' if same_end else nearest(path, [*known, 'zip', 'list'])
+    raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
+
+
+def _refuse_shared_fields(axes: list[list[Changes]]) -> None:
+    seen: set[str] = set()
+    for axis in axes:
+        fields = {path for changes in axis for path in changes}
+        if twice := sorted(fields & seen):
+            raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
+        seen |= fields
+
+
+def _changed(config: Config, changes: Changes, checked_data: set[DataConfig]) -> Config:
+    tree = to_dict(config)
+    for path, value in changes.items():
+        section, name = path.split('.')
+        tree[section][name] = value
+    try:
+        changed = resolve(tree)
+        check_program(changed)
+        if changed.data not in checked_data:
+            lm.data.check(changed.data)
+            checked_data.add(changed.data)
+    except ValueError as error:
+        raise ValueError(f'sweep cell {changes}: {error}') from error
+    return changed
+
+
+def groups(cells: list[Cell]) -> list[list[Cell]]:
+    """Cells that one compiled program can train together: those that differ in RUN_PATHS alone."""
+    by_program: dict[tuple, list[Cell]] = {}
+    for cell in cells:
+        program = tuple((p, v) for p, v in flatten(cell.config).items() if p not in RUN_PATHS)
+        by_program.setdefault(program, []).append(cell)
+    return list(by_program.values())

@@ -1,0 +1,141 @@
+"""The compiled programs of a group of runs: step, evaluation, and moving runs in and out."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.config import Config
+from lm.many import over_mesh
+from lm.mesh import batch_sharding, over_runs, put_batch, replicated
+from lm.run import batch_shapes
+from lm.setting import Setting
+from lm.state import Hyper, State, hyper_from
+from lm.step import jit_init, make_eval_step, make_train_step, state_shardings
+
+
+class Program:
+    """The step of `setting`, for any number of slots; each number is compiled once."""
+
+    def __init__(self, setting: Setting, how: str):
+        self.setting, self.how = setting, how
+        self.compile_sec = 0.0
+        self.skips_inactive = how == 'loop'
+        self.shares_memory = setting.platform == 'cpu'
+        mesh = setting.mesh
+        self._one = state_shardings(*setting.program)
+        self._many = jax.tree.map(over_runs, self._one)
+        self._run = over_runs(replicated(mesh))
+        self.batch_sharding = over_runs(batch_sharding(mesh))
+        self._step = jax.jit(
+            over_mesh(how, mesh, self._train_one()),
+            in_shardings=(self._run, self._many, self.batch_sharding, self._run),
+            out_shardings=(self._many, self._run),
+            donate_argnums=1,
+        )
+        self._evaluate = jax.jit(
+            over_mesh(how, mesh, self._evaluate_one(), n_shared=1),
+            in_shardings=(batch_sharding(mesh), self._run, self._many, self._run),
+            out_shardings=self._run,
+        )
+        self._initial = jit_init(*setting.program)
+        self._put = jax.jit(put, out_shardings=self._many, donate_argnums=0)
+        self._take = jax.jit(take, out_shardings=self._one)
+
+    def _train_one(self) -> Callable:
+        config, model, *_ = self.setting.program
+        return make_train_step(config, model, self.setting.bos_id)
+
+    def _evaluate_one(self) -> Callable:
+        config, model, *_ = self.setting.program
+        step = make_eval_step(config, model, self.setting.bos_id)
+        return lambda batch, state, hyper: step(state.params, state.reparam, batch, hyper)
+
+    @functools.cache  # noqa: B019 - one Program lives as long as its group trains
+    def compiled(self, slots: int) -> Any:
+        """step(active [R], states, batch [R, B, T+1], hypers) -> (states, metrics [R])."""
+        start = time.perf_counter()
+        states = stacked_shapes(self.setting.like, slots)
+        hypers = stacked_shapes(jax.eval_shape(lambda: self.setting.program[-1]), slots)
+        batch = batch_shapes(self.setting.config, slots)
+        active = jax.ShapeDtypeStruct((slots,), bool)
+        compiled = self._step.lower(active, states, batch, hypers).compile()
+        self.compile_sec = time.perf_counter() - start
+        return compiled
+
+    def memory_bytes(self, slots: int) -> int:
+        """What one device needs for a step, from the compiler's own report."""
+        report = self.compiled(slots).memory_analysis()
+        return (
+            report.argument_size_in_bytes
+            + report.output_size_in_bytes
+            - report.alias_size_in_bytes
+            + report.temp_size_in_bytes
+        )
+
+    def initial(self, config: Config) -> State:
+        """The start of a run, exactly as it has it alone."""
+        return self._initial(jax.random.key(config.train.seed), hyper_from(config))
+
+    def hypers(self, configs: list[Config]) -> Hyper:
+        """Stacked along the run axis."""
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(hyper_from, configs))
+        return jax.device_put(stacked, self._run)
+
+    def empty(self, slots: int) -> State:
+        """Room for the states of `slots` runs."""
+        shapes = stacked_shapes(self.setting.like, slots)
+        zeros = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
+        return jax.jit(zeros, out_shardings=self._many)()
+
+    def put(self, states: State, state: State, slot: int) -> State:
+        return self._put(states, state, slot)
+
+    def take(self, states: State, slot: int) -> State:
+        return self._take(states, slot)
+
+    def evaluate(
+        self, batch: dict[str, np.ndarray], active: np.ndarray, states: State, hypers: Hyper
+    ) -> dict[str, jax.Array]:
+        """The sums of `lm.step.token_sums` over one batch, [R] each; the runs share the batch."""
+        return self._evaluate(put_batch(self.setting.mesh, batch), active, states, hypers)
+
+
+def put(states: State, state: State, slot: jax.Array) -> State:
+    """`states` with `state` in place `slot` of its leading axis."""
+    update = jax.lax.dynamic_update_index_in_dim
+    return jax.tree.map(lambda all_R, one: update(all_R, one, slot, 0), states, state)
+
+
+def take(states: State, slot: jax.Array) -> State:
+    pick = jax.lax.dynamic_index_in_dim
+    return jax.tree.map(lambda all_R: pick(all_R, slot, 0, keepdims=False), states)
+
+
+def stacked_shapes(tree: Any, slots: int) -> Any:
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), tree)
+
+
+def runs_that_fit(
+    wanted: int, multiple: int, limit: float, bytes_for: Callable[[int], float]
+) -> int:
+    """The most runs, up to `wanted`, a multiple of `multiple`, that need `limit` bytes at most.
+
+    bytes_for(n) compiles for n runs; as memory grows about linearly, one or two tries are enough.
+    ValueError where not even `multiple` runs fit.
+    """
+    runs = -(-wanted // multiple) * multiple
+    while (needed := bytes_for(runs)) > limit:
+        if runs == multiple:
+            raise ValueError(
+                f'{runs} runs need {needed / 1e9:.2f} GB a device, and there are '
+                f'{limit / 1e9:.2f} GB. Make the model or data.batch_size smaller, raise '
+                'train.microbatches, or set model.remat=full.'
+            )
+        guess = int(runs * limit / needed) // multiple * multiple
+        runs = max(multiple, min(guess, runs - multiple))
+    return runs
