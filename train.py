@@ -82,14 +82,15 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
 
 def loop(run: Run, caught: list[int]) -> int:
     """Steps until the end, a signal, or a divergence that cannot be mended."""
-    every = run.config.train
-    while run.step < every.steps:
+    if run.step == 0 and run.journal.diagnoses():
+        run.diagnose()
+    while not run.journal.finished:
         try:
             run.dispatch()
-            last, stopping = run.step == every.steps, list(caught)
-            evaluate = last or due(run.step, every.eval_every)
-            save = last or bool(stopping) or due(run.step, every.checkpoint_every)
-            if evaluate or save:
+            stopping = list(caught)
+            evaluate, diagnose = run.journal.evaluates(), run.journal.diagnoses()
+            save = run.journal.saves() or bool(stopping)
+            if evaluate or diagnose or save:
                 run.settle()
         except Diverged as seen:
             if not mend(run, seen):
@@ -97,20 +98,17 @@ def loop(run: Run, caught: list[int]) -> int:
             continue
         if evaluate:
             run.evaluate()
+        if diagnose:
+            run.diagnose()
         if save:
             run.save()
-        if stopping and not last:
+        if stopping and not run.journal.finished:
             return leave(run, stopping[0])
     journal = run.journal
     journal.checkpoints.wait()
     journal.summarize('done')
     run.terminal.say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE
-
-
-def due(step: int, every: int) -> bool:
-    """Whether `step` is a multiple of `every`; 0 is never."""
-    return every > 0 and step % every == 0
 
 
 def mend(run: Run, seen: Diverged) -> bool:

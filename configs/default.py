@@ -84,6 +84,7 @@ def get_config() -> ConfigDict:
     config.train.microbatches = 1
     config.train.eval_every = 250
     config.train.eval_batches = 0  # 0: the whole validation split
+    config.train.diagnose_every = 0  # what each layer does, from step 0 on; 0: not compiled in
     config.train.checkpoint_every = 125
     config.train.keep_last = 2
     config.train.keep_best = 1

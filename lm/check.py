@@ -74,6 +74,7 @@ BOUNDS = {
     'train.keep_last': (1, math.inf),
     'train.keep_best': (0, math.inf),
     'train.log_every': (1, math.inf),
+    'train.diagnose_every': (0, math.inf),
     'mesh.data': (-1, math.inf),
     'mesh.run': (-1, math.inf),
 }

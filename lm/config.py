@@ -96,6 +96,7 @@ class TrainConfig:
     log_every: int
     on_divergence: str
     seed: int
+    diagnose_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,6 +88,16 @@ class Journal:
         self.recorder = Recorder(self.workdir, self.step)
         (self.workdir / SUMMARY).unlink(missing_ok=True)
 
+    def evaluates(self) -> bool:
+        return self.finished or is_due(self.step, self.config.train.eval_every)
+
+    def diagnoses(self) -> bool:
+        every = self.config.train.diagnose_every
+        return every > 0 and (self.finished or self.step % every == 0)
+
+    def saves(self) -> bool:
+        return self.finished or is_due(self.step, self.config.train.checkpoint_every)
+
     @property
     def finished(self) -> bool:
         return self.step >= self.config.train.steps
@@ -145,6 +155,11 @@ class Journal:
                 'best_bits_per_byte': losses['bits_per_byte'],
                 'best_step': self.step,
             }
+
+    def diagnosed(self, by_layer: dict[str, Any]) -> None:
+        """Records what was seen of each layer, [L] each."""
+        lists = {name: [float(v) for v in values] for name, values in by_layer.items()}
+        self.recorder.write({'step': self.step, **lists})
 
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step, if there is none."""
@@ -234,11 +249,17 @@ class Journal:
             self.recorder.close()
 
 
+def is_due(step: int, every: int) -> bool:
+    """Whether `step` is a multiple of `every`; 0 is never."""
+    return every > 0 and step % every == 0
+
+
 def newest_values(workdir: Path, step: int) -> dict[str, Any]:
     """Of everything that was recorded up to `step`, the newest; with `validated_step`."""
     newest: dict[str, Any] = {}
     for row in read_rows(workdir / FILE):
         if row['step'] <= step:
+            row = {name: value for name, value in row.items() if not isinstance(value, list)}
             newest |= row | ({'validated_step': row['step']} if BEST_BY in row else {})
     newest.pop('step', None)
     return newest

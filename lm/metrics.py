@@ -35,8 +35,11 @@ class Recorder:
         self._file.write(json.dumps(finite) + '\n')
         self._file.flush()
         for name, value in finite.items():
-            if name != 'step' and value is not None:
-                self._board.add_scalar(name, value, row['step'])
+            layers = value if isinstance(value, list) else [value]
+            for layer, number in enumerate(layers):
+                if name != 'step' and number is not None:
+                    tag = f'{name}/layer_{layer}' if isinstance(value, list) else name
+                    self._board.add_scalar(tag, number, row['step'])
 
     def close(self) -> None:
         self._file.close()

@@ -26,6 +26,14 @@ REMAT_POLICIES = {
 DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32}
 
 
+DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks
+
+
+def rms(x: jax.Array) -> jax.Array:
+    """sqrt(mean(x^2)) over all of x, in float32."""
+    return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+
+
 def norm_maker(config: ModelConfig, kind: str, axis: str) -> Callable[[str], nn.Module]:
     """name -> a new norm of that kind over `axis`."""
     return lambda name: NORMS[kind](eps=config.norm_eps, axis=axis, name=name)
@@ -54,6 +62,8 @@ class Block(nn.Module):
         mlp = MLP(config.d_ff, activation, self.kernels, DTYPES[config.dtype], name='mlp')
         x_MD = place(x_MD, lambda y_MD: attention(y_MD, sequence), self.norms('attention'))
         x_MD = place(x_MD, mlp, self.norms('mlp'))
+        if self.is_mutable_collection(DIAGNOSTICS):
+            self.sow(DIAGNOSTICS, 'residual_rms', rms(x_MD))
         return x_MD, None  # nn.scan carries the first and stacks the second
 
     def norms(self, sublayer: str):
@@ -107,7 +117,7 @@ class Transformer(nn.Module):
             block = nn.remat(Block, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
         return nn.scan(
             block,
-            variable_axes={'params': 0},
+            variable_axes={'params': 0, DIAGNOSTICS: 0},
             split_rngs={'params': True},
             in_axes=nn.broadcast,
             length=config.n_layers,

@@ -11,6 +11,7 @@ import jax
 
 from lm import data
 from lm.config import Config
+from lm.diagnostics import make_diagnose
 from lm.evaluate import evaluate
 from lm.journal import Diverged, Journal
 from lm.mesh import put_batch
@@ -32,6 +33,7 @@ class Run:
         program, bos_id = self.setting.program, self.setting.bos_id
         self.train_step = jit_train_step(*program, bos_id)
         self.eval_step = jit_eval_step(*program, bos_id)
+        self._diagnose = jax.jit(make_diagnose(config, self.setting.model, bos_id))
         self.state = self.journal.restore(self.setting.like, continue_changed)
         if self.state is None:
             self.state = jit_init(*program)(jax.random.key(config.train.seed), self.hyper)
@@ -116,6 +118,15 @@ class Run:
         self.journal.evaluated(losses)
         self.journal.throughput.go_on()
 
+    def diagnose(self) -> None:
+        """What each layer does with the present parameters on a fixed batch, recorded."""
+        self.journal.throughput.pause()
+        batch = put_batch(self.mesh, first_batch(self.config, self.setting.dataset.validation))
+        state = self.state
+        seen = self._diagnose(state.params, state.reparam, batch, self.hyper)
+        self.journal.diagnosed(jax.device_get(seen))
+        self.journal.throughput.go_on()
+
     def save(self) -> None:
         """Starts a checkpoint of the present step, if there is none. To be called when settled."""
         self.journal.throughput.pause()
@@ -167,3 +178,8 @@ def validation_batches(config: Config, rows: data.Rows):
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
+
+
+def first_batch(config: Config, rows: data.Rows) -> data.Batch:
+    """The validation batch that layers are looked at with, always the same."""
+    return next(iter(validation_batches(config, rows)))

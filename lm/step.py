@@ -31,18 +31,33 @@ def token_sums(
     config: Config, model: Transformer, bos_id: int, params: Any, batch: Batch, hyper: Hyper
 ) -> dict[str, jax.Array]:
     """Sums over the target tokens: `objective` (z-loss term included), `ce`, `z_loss`, `tokens`."""
+    return observed_sums(config, model, bos_id, params, batch, hyper, mutable=False)[0]
+
+
+def observed_sums(
+    config: Config,
+    model: Transformer,
+    bos_id: int,
+    params: Any,
+    batch: Batch,
+    hyper: Hyper,
+    mutable: tuple[str, ...] | bool,
+) -> tuple[dict[str, jax.Array], Any]:
+    """`token_sums`, and the Linen collections named in `mutable`, which the forward pass filled."""
     tokens_BT, targets_M = batch['tokens'][:, :-1], batch['tokens'][:, 1:].reshape(-1)
     segments_BT = batch['segments'][:, :-1] if config.data.mask_documents else None
-    logits_MV = model.apply({'params': params}, tokens_BT, segments_BT)
+    logits_MV = model.apply({'params': params}, tokens_BT, segments_BT, mutable=mutable)
+    logits_MV, filled = logits_MV if mutable else (logits_MV, {})
     token = LOSSES[config.loss.name](logits_MV, targets_M, hyper.label_smoothing)
     weights_M = target_weights(batch, bos_id).reshape(-1)
     z_M = z_loss(token.log_z)
-    return {
+    sums = {
         'objective': jnp.sum(weights_M * (token.objective + hyper.z_loss * z_M)),
         'ce': jnp.sum(weights_M * token.ce),
         'z_loss': jnp.sum(weights_M * z_M),
         'tokens': jnp.sum(weights_M),
     }
+    return sums, filled
 
 
 def microbatched(batch: Batch, count: int) -> Batch:

@@ -22,7 +22,7 @@ from lm.journal import Diverged, Journal
 from lm.many import run_axis
 from lm.mesh import put_batch
 from lm.metrics import Terminal
-from lm.run import validation_batches
+from lm.run import first_batch, validation_batches
 from lm.setting import Setting
 from lm.state import State
 from lm.sweep_program import Program, runs_that_fit
@@ -158,12 +158,14 @@ class Wave:
     def train(self, caught: list[int], tick: Callable[[], None]) -> None:
         """Steps until every run has ended, or a signal came."""
         try:
+            self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
             while self.active and not caught:
                 self.dispatch()
-                if self.due(self.active):
+                if any(self.due(i) for i in self.active):
                     self.settle()
-                    self.evaluate([i for i in self.active if self._evaluates(i)])
-                    for i in [i for i in self.active if self._saves(i)]:
+                    self.evaluate(self._which(Journal.evaluates))
+                    self.diagnose(self._which(Journal.diagnoses))
+                    for i in self._which(Journal.saves):
                         self.save(i)
                     self.end_finished()
                     self.compact()
@@ -174,22 +176,22 @@ class Wave:
             for slot in self.slots:
                 slot.journal.close()
 
-    def due(self, slots: list[int]) -> bool:
-        return any(self._evaluates(i) or self._saves(i) for i in slots)
-
-    def _evaluates(self, i: int) -> bool:
+    def due(self, i: int) -> bool:
         journal = self.slots[i].journal
-        return journal.finished or is_due(journal.step, journal.config.train.eval_every)
+        return journal.evaluates() or journal.diagnoses() or journal.saves()
 
-    def _saves(self, i: int) -> bool:
-        journal = self.slots[i].journal
-        return journal.finished or is_due(journal.step, journal.config.train.checkpoint_every)
+    def _is_new(self, i: int) -> bool:
+        return self.slots[i].journal.step == 0
+
+    def _which(self, test: Callable[[Journal], bool]) -> list[int]:
+        return [i for i in self.active if test(self.slots[i].journal)]
 
     def dispatch(self) -> None:
         """Starts the next step of every active run, then fetches the metrics of the one before."""
         start = time.perf_counter()
         batch = self._batch()
-        self._each(lambda journal: journal.throughput.wait(time.perf_counter() - start))
+        waited = time.perf_counter() - start
+        self._each(lambda journal: journal.throughput.wait(waited))
         active = np.zeros(self.size, bool)
         active[self.active] = True
         self.states, metrics = self.step_program(active, self.states, batch, self.hypers)
@@ -261,18 +263,30 @@ class Wave:
             return
         self._each(lambda journal: journal.throughput.pause())
         rows = self.setting.dataset.validation
-        chosen = np.zeros(self.size, bool)
-        chosen[slots] = True
-        sums = jax.device_get(
-            [
-                self.program.evaluate(batch, chosen, self.states, self.hypers)
-                for batch in validation_batches(self.setting.config, rows)
-            ]
-        )
+        batches = validation_batches(self.setting.config, rows)
+        pending = [self._look(self.program.evaluate, batch, slots) for batch in batches]
+        sums = jax.device_get(pending)
         for i in slots:
             own = [{name: values[i] for name, values in batch.items()} for batch in sums]
             self.slots[i].journal.evaluated(validation_losses(own, rows))
         self._each(lambda journal: journal.throughput.go_on())
+
+    def diagnose(self, slots: list[int]) -> None:
+        """What each layer of the runs in `slots` does on a fixed batch, recorded."""
+        if not slots:
+            return
+        self._each(lambda journal: journal.throughput.pause())
+        batch = first_batch(self.setting.config, self.setting.dataset.validation)
+        seen = jax.device_get(self._look(self.program.diagnose, batch, slots))
+        for i in slots:
+            self.slots[i].journal.diagnosed({name: v[i] for name, v in seen.items()})
+        self._each(lambda journal: journal.throughput.go_on())
+
+    def _look(self, program: Callable, batch: data.Batch, slots: list[int]) -> dict:
+        """A program over the states of the runs in `slots`, all on the same batch."""
+        chosen = np.zeros(self.size, bool)
+        chosen[slots] = True
+        return program(put_batch(self.setting.mesh, batch), chosen, self.states, self.hypers)
 
     def save(self, i: int) -> None:
         """Starts a checkpoint of run i. To be called when settled."""
@@ -328,11 +342,6 @@ class Wave:
     def _each(self, act: Callable[[Journal], None]) -> None:
         for i in self.active:
             act(self.slots[i].journal)
-
-
-def is_due(step: int, every: int) -> bool:
-    """Whether `step` is a multiple of `every`; 0 is never."""
-    return every > 0 and step % every == 0
 
 
 class CellTerminal(Terminal):

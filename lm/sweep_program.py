@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lm.config import Config
+from lm.diagnostics import make_diagnose
 from lm.many import over_mesh
-from lm.mesh import batch_sharding, over_runs, put_batch, replicated
+from lm.mesh import batch_sharding, over_runs, replicated
 from lm.run import batch_shapes
 from lm.setting import Setting
 from lm.state import Hyper, State, hyper_from
@@ -37,11 +37,8 @@ class Program:
             out_shardings=(self._many, self._run),
             donate_argnums=1,
         )
-        self._evaluate = jax.jit(
-            over_mesh(how, mesh, self._evaluate_one(), n_shared=1),
-            in_shardings=(batch_sharding(mesh), self._run, self._many, self._run),
-            out_shardings=self._run,
-        )
+        self.evaluate = self._looking(make_eval_step)
+        self.diagnose = self._looking(make_diagnose)
         self._initial = jit_init(*setting.program)
         self._put = jax.jit(put, out_shardings=self._many, donate_argnums=0)
         self._take = jax.jit(take, out_shardings=self._one)
@@ -50,10 +47,20 @@ class Program:
         config, model, *_ = self.setting.program
         return make_train_step(config, model, self.setting.bos_id)
 
-    def _evaluate_one(self) -> Callable:
-        config, model, *_ = self.setting.program
-        step = make_eval_step(config, model, self.setting.bos_id)
-        return lambda batch, state, hyper: step(state.params, state.reparam, batch, hyper)
+    def _looking(self, make: Callable) -> Callable:
+        """look(batch, active [R], states, hypers) -> [R, ...]: the runs share the batch."""
+        config, model, mesh, _ = self.setting.program
+        look = make(config, model, self.setting.bos_id)
+        return jax.jit(
+            over_mesh(
+                self.how,
+                mesh,
+                lambda batch, state, hyper: look(state.params, state.reparam, batch, hyper),
+                n_shared=1,
+            ),
+            in_shardings=(batch_sharding(mesh), self._run, self._many, self._run),
+            out_shardings=self._run,
+        )
 
     @functools.cache  # noqa: B019 - one Program lives as long as its group trains
     def compiled(self, slots: int) -> Any:
@@ -97,12 +104,6 @@ class Program:
 
     def take(self, states: State, slot: int) -> State:
         return self._take(states, slot)
-
-    def evaluate(
-        self, batch: dict[str, np.ndarray], active: np.ndarray, states: State, hypers: Hyper
-    ) -> dict[str, jax.Array]:
-        """The sums of `lm.step.token_sums` over one batch, [R] each; the runs share the batch."""
-        return self._evaluate(put_batch(self.setting.mesh, batch), active, states, hypers)
 
 
 def put(states: State, state: State, slot: jax.Array) -> State:

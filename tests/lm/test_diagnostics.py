@@ -1,0 +1,86 @@
+"""Reference and equivalence: what is recorded of each layer, against the layers one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from lm.diagnostics import make_diagnose, norm_by_layer
+from lm.model import Block
+from modules.params import ParamSpec
+from modules.sequence import whole_rows
+from tests.helpers import BOS, initial_state, program, tiny_batch, tiny_config
+
+CONFIG = tiny_config({'model.n_layers': 3})
+
+
+def diagnose(config, state, batch):
+    built = program(config)
+    return make_diagnose(config, built.model, BOS)(state.params, {}, batch, built.hyper)
+
+
+def test_residual_rms_is_that_of_the_stream_behind_each_block():
+    """Catches an rms of the update, of the normalized stream, or layers in another order."""
+    state, batch = initial_state(CONFIG), tiny_batch()
+    seen = diagnose(CONFIG, state, batch)['residual_rms']
+    x_MD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1].reshape(-1)]
+    block = Block(CONFIG.model, program(CONFIG).model.kernels)
+    for layer in range(3):
+        params = jax.tree.map(lambda w, layer=layer: w[layer], state.params['layers'])
+        x_MD, _ = block.apply({'params': params}, x_MD, whole_rows(8))
+        np.testing.assert_allclose(seen[layer], np.sqrt(np.mean(np.square(x_MD))), rtol=1e-5)
+
+
+def test_unrolled_layers_are_recorded_as_scanned_ones():
+    unrolled = tiny_config({'model.n_layers': 3, 'model.scan_layers': False})
+    state, batch = initial_state(CONFIG), tiny_batch()
+    for name, value in diagnose(CONFIG, state, batch).items():
+        assert value.shape == (3,)
+        np.testing.assert_allclose(diagnose(unrolled, state, batch)[name], value, rtol=1e-5)
+
+
+def test_gradient_norm_by_layer_is_part_of_the_whole():
+    """Of the mean token loss: the step's own gradient norm, squared, less what no layer holds."""
+    state, batch, built = initial_state(CONFIG), tiny_batch(), program(CONFIG)
+    whole = float(built.step(state, batch, built.hyper)[1]['grad_norm'])
+    by_layer = diagnose(CONFIG, state, batch)['layer_grad_norm']
+    without_layers = jax.tree.map(lambda w: w, state.params)
+    del without_layers['layers']
+
+    def loss(outside):
+        metrics = built.step(state.replace(params=state.params | outside), batch, built.hyper)[1]
+        return metrics['loss']
+
+    outside = jax.grad(loss)(without_layers)
+    rest = sum(float(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(outside))
+    np.testing.assert_allclose(np.sum(np.square(by_layer)), whole**2 - rest, rtol=1e-4)
+
+
+def test_norm_by_layer_finds_the_layer_axis_by_name():
+    specs = {
+        'gain': ParamSpec('vector', ('embed', 'layer')),
+        'matrix': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)),
+        'readout': ParamSpec('readout', ('embed', 'vocab'), ('embed',)),
+    }
+    tree = {
+        'gain': jnp.array([[1.0, 2.0], [1.0, 2.0]]),
+        'matrix': jnp.ones((2, 1, 2)),
+        'readout': jnp.full((2, 2), 100.0),
+    }
+    np.testing.assert_allclose(norm_by_layer(tree, specs), [2.0, np.sqrt(10.0)])
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_step_and_evaluation_record_nothing(scan, monkeypatch):
+    """Off means absent: no layer even asks for its diagnostics to be kept."""
+    config = tiny_config({'model.scan_layers': scan})
+    model, params = program(config).model, initial_state(config).params
+
+    def refuse(*_, **__):
+        raise AssertionError('sown')
+
+    monkeypatch.setattr(nn.Module, 'sow', refuse)
+    model.apply({'params': params}, tiny_batch()['tokens'][:, :-1])
+    with pytest.raises(AssertionError, match='sown'):
+        model.apply({'params': params}, tiny_batch()['tokens'][:, :-1], mutable=['diagnostics'])
