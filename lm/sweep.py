@@ -159,6 +159,7 @@ class Wave:
         """Steps until every run has ended, or a signal came."""
         try:
             self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
+            self._each(lambda journal: journal.throughput.reset())
             while self.active and not caught:
                 self.dispatch()
                 if any(self.due(i) for i in self.active):

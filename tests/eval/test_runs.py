@@ -1,0 +1,203 @@
+"""Reference tests of the run table: every number is known from `sweep_fixture`'s closed forms."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from eval import runs
+from tests.eval import sweep_fixture as fixture
+from tests.test_layering import ROOT
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs') / 'norms'
+    fixture.write_sweep(folder)
+    fixture.write_run(folder.parent / 'single', fixture.base_config())
+    return folder
+
+
+def cell(records, norm, lr, seed):
+    wanted = (norm, lr, seed)
+    return next(r for r in records if (r['norm'], r['lr'], r['train_seed']) == wanted)
+
+
+def test_columns_are_short_where_that_is_unique():
+    columns = runs.columns()
+    assert columns['model.norm'] == 'norm' and columns['train.steps'] == 'steps'
+    assert columns['train.seed'] == 'train_seed' and columns['data.seed'] == 'data_seed'
+    assert columns['mesh.data'] == 'mesh_data'  # 'data' is a section
+    everything = [*runs.IDENTITY, *columns.values(), *runs.RESULTS]
+    assert len(set(everything)) == len(everything) == len(runs.schema())
+
+
+def test_columns_can_be_asked_for_unquoted(sweep):
+    """No column but `group` is a word of SQL."""
+    names = [name for name in runs.schema().names if name != 'group']
+    assert runs.query(f'select {", ".join(names)} from runs', sweep).column_names == names
+
+
+def test_a_done_cell(sweep):
+    record = cell(runs.gather(sweep), 'layernorm', 0.01, 1)
+    config = fixture.changed(
+        fixture.base_config(), {'model.norm': 'layernorm', 'optim.lr': 0.01, 'train.seed': 1}
+    )
+    assert record['status'] == 'done' and record['sweep'] == 'norms' and record['group'] == 0
+    assert record['ce'] == record['best_ce'] == pytest.approx(fixture.final_ce(config))
+    assert record['train_ce'] == pytest.approx(fixture.training_ce(config, fixture.STEPS))
+    assert record['tokens_per_sec'] == 13100 and record['parameters'] == 4_458_624
+    assert record['step'] == record['best_step'] == record['steps'] == fixture.STEPS
+    assert (sweep / record['cell']).samefile(record['workdir'])
+
+
+def test_cells_that_did_not_end_well(sweep):
+    records = runs.gather(sweep)
+    ends = {key: cell(records, *key) for key in fixture.FATES}
+    assert {key: end['status'] for key, end in ends.items()} == fixture.FATES
+    by_status = {end['status']: end for end in ends.values()}
+    diverged, failed = by_status['diverged'], by_status['failed']
+    assert (diverged['diverged_step'], diverged['reason']) == (60, 'step 60: loss nan')
+    assert diverged['validated_step'] == 40 and diverged['train_ce'] is None
+    assert 'out of memory' in failed['reason'] and failed['ce'] is failed['best_ce'] is None
+    unfinished, waiting = by_status['unfinished'], by_status['waiting']
+    assert unfinished['step'] == unfinished['validated_step'] == 120
+    assert unfinished['ce'] == pytest.approx(unfinished['best_ce']) and unfinished['tokens'] > 0
+    assert waiting['step'] is waiting['ce'] is None and waiting['lr'] == 0.03
+
+
+def test_best_of_rows_is_not_the_last(tmp_path):
+    fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
+    lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[:-1]
+    worse = {'step': 125, 'validation_ce': 7.0, 'bits_per_byte': 3.0, 'perplexity': 1096.0}
+    broken = {'step': 130, 'validation_ce': None, 'bits_per_byte': None, 'perplexity': None}
+    for extra, last in ((worse, 7.0), (broken, None)):
+        lines.append(json.dumps(extra))
+        (tmp_path / 'run' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+        [record] = runs.gather(tmp_path / 'run')
+        assert record['ce'] == last and record['best_step'] == 120 and record['best_ce'] < 4
+
+
+def test_a_run_of_an_older_version_has_what_it_knew(tmp_path):
+    config = fixture.base_config()
+    del config['model']['activation'], config['mesh']
+    fixture.write_run(tmp_path / 'run', config | {'gone': {'field': 1}})
+    [record] = runs.gather(tmp_path / 'run')
+    assert (
+        record['activation'] is record['mesh_data'] is None and record['run'] == -1
+    )  # has a default
+    assert record['cell'] == 'run' and record['sweep'] is None and record['ce'] is not None
+
+
+def test_a_folder_of_runs_and_sweeps(sweep):
+    records = runs.gather(sweep.parent)
+    assert len(records) == 25 and records[-1]['cell'] == 'single'
+    assert len(runs.frame(sweep, sweep.parent / 'single')) == 25
+
+
+def test_neither_run_nor_sweep(tmp_path):
+    with pytest.raises(ValueError, match='holds no run and no sweep'):
+        runs.gather(tmp_path)
+
+
+def test_parquet_round_trip_through_duckdb(sweep):
+    path = runs.write_table(sweep)
+    assert path == sweep / 'cells.parquet' and not list(sweep.glob('*.tmp'))
+    stored = duckdb.sql(f"select * from '{path}'").to_arrow_table()
+    assert stored.to_pylist() == runs.gather(sweep)
+    [[mean]] = duckdb.sql(
+        f"select avg(ce) from '{path}' where status = 'done' and norm = 'rmsnorm' and lr = 0.003"
+    ).fetchall()
+    assert mean == pytest.approx(2.89)  # 2.9 - 0.01 * (0, 1, 2)
+
+
+def test_columns_are_typed_before_anything_ran(tmp_path):
+    fates = dict.fromkeys([(n, lr, s) for n in fixture.NORMS for lr in fixture.LRS for s in (0, 1)])
+    waiting = dict.fromkeys(fates, 'waiting')
+    fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'train.seed': (0, 1)}, waiting)
+    stored = pq.read_schema(runs.write_table(tmp_path / 'sweep'))
+    assert stored.field('ce').type == pa.float64() and stored.field('lr').type == pa.float64()
+    assert stored.field('step').type == pa.int64() and stored.field('reason').type == pa.string()
+    assert stored.field('tie_embeddings').type == pa.bool_()
+
+
+def test_the_table_outlives_the_cells(sweep, tmp_path):
+    copy = tmp_path / 'norms'
+    shutil.copytree(sweep, copy)
+    before = runs.gather(copy)
+    runs.write_table(copy)
+    for path in copy.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    assert runs.gather(copy) == before
+
+
+def test_metrics_join_runs(sweep):
+    table = runs.query(
+        'select norm, count(validation_ce) n, min(metrics.step) first '
+        "from metrics join runs using (cell) where status = 'done' group by norm order by norm",
+        sweep,
+    )
+    done = {'layernorm': 12 - 3, 'rmsnorm': 12 - 1}
+    assert table.to_pylist() == [{'norm': k, 'n': 5 * v, 'first': 1} for k, v in done.items()]
+    frame = runs.metrics_frame(sweep)
+    assert 'activation_rms' not in frame.columns and frame['ce'].isna().sum() == 1  # the diverged
+    assert not frame.duplicated(['cell', 'step']).any()
+
+
+@pytest.mark.parametrize(
+    ('sql', 'told'),
+    [
+        ('select nrom from runs', "Did you mean 'norm'?"),
+        ('select r.nrom from runs r', "Did you mean 'norm'?"),
+        ('select norm, avg(ce) group by norm', 'say "from runs"'),
+        ('select * from rums', 'Did you mean "runs"?'),
+        ('selec 1', 'syntax error at or near "selec"'),
+        ('', 'asks for no rows'),
+        ("copy runs to 'stolen.csv'", 'disabled by configuration'),
+        ("select * from read_csv('/etc/passwd')", 'disabled by configuration'),
+        ('select * from records', 'Table with name records does not exist'),  # a Python variable
+    ],
+)
+def test_sql_that_cannot_be_answered(sweep, sql, told):
+    with pytest.raises(ValueError) as error:
+        runs.query(sql, sweep)
+    assert told in str(error.value) and '\n' not in str(error.value)
+
+
+def program(*arguments):
+    command = [sys.executable, '-m', 'eval.runs', *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_program_prints_csv(sweep):
+    sql = 'select norm, count(*) n, sum(train_seed) s from runs group by norm order by norm'
+    done = program(f'--workdir={sweep},{sweep.parent}', '--format=csv', sql)
+    assert done.stdout == 'norm,n,s\nlayernorm,24,24\nrmsnorm,25,24\n', done.stderr
+
+
+def test_overview_tells_cells_apart(sweep):
+    rows = runs.overview(runs.gather(sweep.parent))
+    assert len(rows) == 25 and list(rows[0]) == ['cell', 'swept', *runs.OVERVIEW]
+    told = {row['swept']: row for row in rows}
+    assert told['norm=rmsnorm lr=0.003 train_seed=1']['ce'] == pytest.approx(2.89)
+    assert rows[-1]['cell'] == 'single' and rows[-1]['swept'] == ''
+
+
+def test_program_fails_in_one_line(sweep):
+    done = program(f'--workdir={sweep}', 'select nrom from runs')
+    assert done.returncode == 1 and done.stderr.count('\n') == 1
+    assert done.stderr.startswith('error: Binder Error') and "mean 'norm'" in done.stderr
+
+
+def test_rows_as_text():
+    rows = [{'norm': 'a|b', 'ce': 2.123456789}, {'norm': None, 'ce': None}]
+    assert json.loads(runs.render(rows, ['norm', 'ce'], 'json')) == rows
+    table = runs.render(rows, ['norm', 'ce'], 'markdown').splitlines()
+    assert table == ['| norm | ce |', '| --- | --- |', '| a\\|b | 2.1235 |', '|  |  |']
+    assert runs.render(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
