@@ -105,8 +105,7 @@ def loop(run: Run, caught: list[int]) -> int:
         if stopping and not run.journal.finished:
             return leave(run, stopping[0])
     journal = run.journal
-    journal.checkpoints.wait()
-    journal.summarize('done')
+    journal.end('done')
     run.terminal.say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE
 
@@ -145,8 +144,7 @@ def caught_signals() -> Iterator[list[int]]:
 
 
 def leave(run: Run, number: int) -> int:
-    run.journal.checkpoints.wait()
-    run.journal.summarize('stopped')
+    run.journal.end('stopped')
     name, folder = signal.Signals(number).name, run.journal.workdir
     run.terminal.say(f'{name}: saved step {run.step} in {folder}; the same command goes on')
     return SIGNALLED + number

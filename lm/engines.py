@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lm.cells import Cell
 from lm.startup import TUNABLES
-from lm.sweep import is_final, record_failure, train_group
+from lm.sweep import train_group
+from lm.workdir import is_final, record_failure
 
 RETRIES = 10  # of a group whose worker was lost; its runs go on from their checkpoints
 POLL_SEC = 1.0
@@ -69,7 +70,7 @@ def on_ray(work: Work) -> None:
         _check_resources(ray.nodes(), resources)
         parts = [part for group in work.groups for part in split(group, work)]
         work.say(f'{len(parts)} tasks on Ray, each with {resources}')
-        task = ray.remote(train_group_remotely).options(**_task_options(resources))
+        task = ray.remote(**_task_options(resources))(train_group_remotely)
         running = {
             task.remote(part, str(work.workdir.absolute()), work.runs_at_once): part
             for part in parts
@@ -136,8 +137,7 @@ def _watch(ray, work: Work, running: dict) -> None:
             except ray.exceptions.RayError as error:
                 for cell in group:
                     if not is_final(work.workdir / cell.name):
-                        record_failure(work.workdir / cell.name, error)
-                work.say(f'FAILED on Ray: {type(error).__name__}: {error}')
+                        record_failure(work.workdir / cell.name, error, work.say)
         work.tick()
     for reference in running:
         with contextlib.suppress(ray.exceptions.RayError):

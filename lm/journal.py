@@ -237,6 +237,11 @@ class Journal:
         }
         write_json(self.workdir / SUMMARY, without_nan(record))
 
+    def end(self, status: str) -> None:
+        """Sums up once all that was saved is on disk."""
+        self.checkpoints.wait()
+        self.summarize(status)
+
     def conclude(self) -> None:
         """The summary of a run found finished, unless the process that finished it wrote one."""
         if not (self.workdir / SUMMARY).exists():

@@ -5,7 +5,7 @@ another config is refused.
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lm.config import Config, differences, resolve, to_dict, to_json
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
+FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 
 
 def open_workdir(path: Path, config: Config, continue_changed: bool) -> None:
@@ -115,3 +116,19 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
+
+
+def is_final(folder: Path) -> bool:
+    """Whether the run in `folder` has ended in a way that will not change."""
+    return (folder / SUMMARY).exists() and read_json(folder / SUMMARY)['status'] in FINAL
+
+
+def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -> None:
+    """Says it, and writes it to the summary if the folder can be written."""
+    reason = f'{type(error).__name__}: {error}'
+    say(f'{folder.name} FAILED: {reason}')
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / SUMMARY, {'status': 'failed', 'reason': reason})
+    except OSError as another:
+        say(f'{folder.name}: and that could not be recorded ({another})')

@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     config.model.qk_norm = 'none'  # it would hide much of what the placement does
     config.data.tokenizer = 'bpe:1024'
     config.data.seq_len = 128
-    config.data.batch_size = 16
+    config.data.batch_size = 8
     config.optim.warmup_steps = 50
     config.train.steps = 400
     config.train.eval_every = 200
