@@ -95,8 +95,9 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
         facts[name] = ', '.join(values) or 'not recorded yet'
     sizes = dict.fromkeys(r['parameters'] for r in records if r['parameters'])
     facts['parameters'] = ', '.join(f'{size:,}' for size in sizes) or 'not recorded yet'
-    seconds = sum(r['wall_sec'] or 0 for r in records)
-    facts['time trained'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'
+    if len(records) == 1 and records[0]['wall_sec']:  # runs beside each other share their time
+        seconds = records[0]['wall_sec']
+        facts['wall time'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'
     return facts
 
 

@@ -59,7 +59,7 @@ RESULTS = {  # column: (name in summary.json, type)
     'diverged_step': ('diverged_step', int),
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),
-    'wall_sec': ('wall_sec', float),
+    'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it
     'compile_sec': ('compile_sec', float),
     'parameters': ('parameters', int),
     'git_commit': ('git_commit', str),
