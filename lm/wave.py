@@ -7,7 +7,7 @@ diverge on its own.
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -86,7 +86,8 @@ class Wave:
         """Steps until every run has ended, or a signal came."""
         try:
             self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
-            self._each(lambda journal: journal.throughput.reset())
+            for i in self.active:
+                self.slots[i].journal.throughput.reset()
             while self.active and not caught:
                 self.dispatch()
                 if any(self.due(i) for i in self.active):
@@ -120,7 +121,8 @@ class Wave:
         start = time.perf_counter()
         batch = self._batch()
         waited = time.perf_counter() - start
-        self._each(lambda journal: journal.throughput.wait(waited))
+        for i in self.active:
+            self.slots[i].journal.throughput.wait(waited)
         active = np.zeros(self.size, bool)
         active[self.active] = True
         self.states, metrics = self.step_program(active, self.states, batch, self.hypers)
@@ -197,26 +199,24 @@ class Wave:
         """The validation losses of the runs in `slots`, recorded."""
         if not slots:
             return
-        self._each(lambda journal: journal.throughput.pause())
         rows = self.setting.dataset.validation
         batches = validation_batches(self.setting.config, rows)
-        pending = [self._look(self.program.evaluate, batch, slots) for batch in batches]
-        sums = jax.device_get(pending)
-        for i in slots:
-            own = [{name: values[i] for name, values in batch.items()} for batch in sums]
-            self._act(i, Journal.evaluated, validation_losses(own, rows))
-        self._each(lambda journal: journal.throughput.go_on())
+        with self._clocks_stopped():
+            pending = [self._look(self.program.evaluate, batch, slots) for batch in batches]
+            sums = jax.device_get(pending)
+            for i in slots:
+                own = [{name: values[i] for name, values in batch.items()} for batch in sums]
+                self._act(i, Journal.evaluated, validation_losses(own, rows))
 
     def diagnose(self, slots: list[int]) -> None:
         """What each layer of the runs in `slots` does on a fixed batch, recorded."""
         if not slots:
             return
-        self._each(lambda journal: journal.throughput.pause())
         batch = first_batch(self.setting.config, self.setting.dataset.validation)
-        seen = jax.device_get(self._look(self.program.diagnose, batch, slots))
-        for i in slots:
-            self._act(i, Journal.diagnosed, {name: v[i] for name, v in seen.items()})
-        self._each(lambda journal: journal.throughput.go_on())
+        with self._clocks_stopped():
+            seen = jax.device_get(self._look(self.program.diagnose, batch, slots))
+            for i in slots:
+                self._act(i, Journal.diagnosed, {name: v[i] for name, v in seen.items()})
 
     def _look(self, program: Callable, batch: data.Batch, slots: list[int]) -> dict:
         """A program over the states of the runs in `slots`, all on the same batch."""
@@ -228,9 +228,8 @@ class Wave:
         """Starts a checkpoint of run i. To be called when settled."""
         if self.slots[i].journal.saved:
             return
-        self._each(lambda journal: journal.throughput.pause())
-        self._act(i, Journal.save, self.state(i))
-        self._each(lambda journal: journal.throughput.go_on())
+        with self._clocks_stopped():
+            self._act(i, Journal.save, self.state(i))
 
     def state(self, i: int) -> State:
         return self.program.take(self.states, i)
@@ -249,7 +248,7 @@ class Wave:
         if self.program.skips_inactive or not self.active or fewer > self.size // 2:
             return
         left = max(s.config.train.steps - s.journal.step for s in self.slots if s.active)
-        step_sec = self.slots[self.active[0]].journal.last.get('step_sec', 0.0)
+        step_sec = self.slots[self.active[0]].journal.last.get('step_sec') or 0.0
         if left * step_sec * (1 - fewer / self.size) < self.program.compile_sec:
             return
         kept = [(self.slots[i], self.state(i)) for i in self.active]
@@ -270,9 +269,14 @@ class Wave:
         for i in self.active:
             self._act(i, Journal.end, 'stopped')
 
-    def _each(self, act: Callable[[Journal], None]) -> None:
+    @contextlib.contextmanager
+    def _clocks_stopped(self) -> Iterator[None]:
+        """What is done meanwhile is not training, and does not count in anybody's tokens/s."""
         for i in self.active:
-            act(self.slots[i].journal)
+            self.slots[i].journal.throughput.pause()
+        yield
+        for i in self.active:
+            self.slots[i].journal.throughput.go_on()
 
 
 class CellTerminal(Terminal):
