@@ -1,0 +1,164 @@
+"""Tiny sweeps that several tests train, and what is left of one that must not differ."""
+
+import contextlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from configs import default
+from eval.runs import gather
+from lm.config import Config, flatten, resolve, to_dict
+from lm.metrics import TIME_FIELDS, read_rows
+from lm.wave import Wave
+from lm.workdir import read_json
+
+TINY = {
+    'model.d_model': 16,
+    'model.n_layers': 2,
+    'model.n_heads': 2,
+    'model.n_kv_heads': 1,
+    'model.d_ff': 32,
+    'model.qk_norm': 'none',
+    'model.tie_embeddings': False,
+    'model.scan_layers': True,
+    'mesh.data': 1,
+    'mesh.run': 1,
+    'kernels.run_axis': 'loop',
+    'data.tokenizer': 'byte',
+    'data.seq_len': 16,
+    'data.batch_size': 8,
+    'data.epochs': 1000,
+    'data.validation_fraction': 0.1,
+    'optim.lr': 0.003,
+    'optim.warmup_steps': 2,
+    'train.steps': 8,
+    'train.eval_every': 4,
+    'train.checkpoint_every': 4,
+    'train.log_every': 1,
+}
+MODES = ('loop', 'vmap')
+TIMES = ('tokens_per_sec', 'wall_sec', 'compile_sec', 'workdir', 'sweep')
+RTOL = 1e-5  # of float32 sums in another order, over some steps
+
+# XLA compiles a program of these in 3 s, and several tests want the same one.
+CACHE = {
+    'jax_persistent_cache_min_compile_time_secs': 0,
+    'jax_persistent_cache_min_entry_size_bytes': -1,
+}
+
+
+@contextlib.contextmanager
+def compiled_programs_kept(folder: Path) -> Iterator[dict[str, str]]:
+    """Compiles each program once while open; yields the variables that have a subprocess do so."""
+    wanted = CACHE | {'jax_compilation_cache_dir': str(folder)}
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    try:
+        yield {name.upper(): str(value) for name, value in wanted.items()}
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def write_corpus(folder: Path) -> dict[str, str]:
+    """Some small documents, and a cache of their own: the fields of config.data that name them."""
+    words = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'loss']
+    rng = random.Random(0)
+    for i in range(30):
+        (folder / f'{i}.txt').write_text(' '.join(rng.choices(words, k=60)))
+    return {'data.source': f'text:{folder}/*.txt', 'data.cache_dir': str(folder / 'cache')}
+
+
+def settings(corpus: dict, **changes) -> dict[str, Any]:
+    """{'train.steps': 8, ...}; changes are given as train_steps=8."""
+    return TINY | corpus | {k.replace('_', '.', 1): v for k, v in changes.items()}
+
+
+def base(corpus: dict, **changes) -> dict[str, Any]:
+    config = default.get_config()
+    config.update_from_flattened_dict(settings(corpus, **changes))
+    return to_dict(resolve(config))
+
+
+def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
+    """The config of a cell."""
+    flat = flatten(tree) | changes
+    nested: dict[str, dict] = {}
+    for path, value in flat.items():
+        section, name = path.split('.')
+        nested.setdefault(section, {})[name] = value
+    return resolve(nested)
+
+
+def timeless(workdir: Path) -> list[dict[str, Any]]:
+    """The rows of a run without the fields that are times."""
+    rows = read_rows(workdir / 'metrics.jsonl')
+    return [{k: v for k, v in row.items() if k not in TIME_FIELDS} for row in rows]
+
+
+def cell_folders(workdir: Path) -> dict[str, Path]:
+    """By the changes of the cell, as a text."""
+    listed = read_json(workdir / 'sweep.json')['cells']
+    return {json.dumps(one['changes']): workdir / one['cell'] for one in listed}
+
+
+def curves(workdir: Path) -> dict[str, list[dict[str, Any]]]:
+    """What every cell recorded, without times."""
+    return {changes: timeless(folder) for changes, folder in cell_folders(workdir).items()}
+
+
+def table(workdir: Path) -> list[dict[str, Any]]:
+    """The results of a sweep without times, and without the commit, which may come in between."""
+    left_out = {*TIMES, 'git_commit'}
+    return [{k: v for k, v in one.items() if k not in left_out} for one in gather(workdir)]
+
+
+def statuses(workdir: Path) -> list[str]:
+    return [record['status'] for record in gather(workdir)]
+
+
+def summary(workdir: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    return read_json(cell_folders(workdir)[json.dumps(changes)] / 'summary.json')
+
+
+def assert_close(actual: list[dict], wanted: list[dict], rtol: float = RTOL) -> None:
+    """Rows with the same fields, and numbers that differ by rounding alone."""
+    assert [list(row) for row in actual] == [list(row) for row in wanted]
+    for got, row in zip(actual, wanted, strict=True):
+        for name, value in row.items():
+            np.testing.assert_allclose(got[name], value, rtol, err_msg=f'{name} of {row["step"]}')
+
+
+def assert_same_curves(actual: Path, wanted: Path, rtol: float = 0.0) -> None:
+    """Exactly, or to `rtol`."""
+    got, expected = curves(actual), curves(wanted)
+    assert got.keys() == expected.keys()
+    for changes, rows in expected.items():
+        assert rows, changes
+        assert_close(got[changes], rows, rtol)
+
+
+def before_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Wave], None]) -> None:
+    """Has `act` called before each step that a wave dispatches."""
+    original = Wave.dispatch
+
+    def dispatch(wave):
+        act(wave)
+        original(wave)
+
+    monkeypatch.setattr(Wave, 'dispatch', dispatch)
+
+
+def copied(workdir: Path, to: Path) -> Path:
+    return Path(shutil.copytree(workdir, to))

@@ -1,0 +1,328 @@
+"""Sweeps through train.train_sweep and through the command: what they leave, refuse and survive.
+
+Equivalence: a cell of a sweep = the same run alone; a sweep that was interrupted anywhere = one
+that was not.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import train
+from eval.load import load
+from eval.perplexity import perplexity
+from eval.runs import TABLE
+from lm.sweep_program import Program
+from lm.wave import Wave
+from tests.sweep_helpers import (
+    MODES,
+    assert_close,
+    base,
+    before_step,
+    cell_folders,
+    changed,
+    compiled_programs_kept,
+    copied,
+    curves,
+    settings,
+    statuses,
+    table,
+    timeless,
+    write_corpus,
+)
+from train import BAD_INPUT, DONE, SIGNALLED, train_sweep
+
+ROOT = Path(__file__).parent.parent
+CELLS = (  # two groups of two, so that programs of one size and kind do for all tests
+    {'optim.lr': 0.01, 'train.seed': 1},
+    {'data.seed': 1, 'optim.b1': 0.5, 'train.steps': 12},
+    {'train.log_every': 2},
+    {'train.log_every': 2, 'scaling.init_scale': 2.0},
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def cache_variables(tmp_path_factory):
+    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
+        yield variables
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
+
+
+@pytest.fixture(scope='module')
+def alone(corpus, tmp_path_factory):
+    """The rows of each cell trained by itself. How runs share a device is nothing to one run."""
+    folder = tmp_path_factory.mktemp('alone')
+    tree = base(corpus)
+    for i, changes in enumerate(CELLS):
+        assert train.train(changed(tree, changes), folder / str(i)) == DONE
+    return {json.dumps(changes): timeless(folder / str(i)) for i, changes in enumerate(CELLS)}
+
+
+@pytest.fixture(scope='module')
+def swept(corpus, tmp_path_factory):
+    """{how: workdir} of CELLS, undisturbed. Not to be written to."""
+    folder = tmp_path_factory.mktemp('swept')
+    for how in MODES:
+        assert train_sweep(base(corpus, kernels_run_axis=how), CELLS, folder / how) == DONE
+    return {how: folder / how for how in MODES}
+
+
+def contents(workdir: Path) -> dict[Path, bytes]:
+    """Every file of the cells."""
+    return {p: p.read_bytes() for p in sorted(workdir.glob('*/**/*')) if p.is_file()}
+
+
+class TestACell:
+    def test_records_exactly_what_the_run_alone_does_in_a_loop(self, swept, alone):
+        assert curves(swept['loop']) == alone
+
+    def test_records_what_the_run_alone_does_under_vmap(self, swept, alone):
+        found = curves(swept['vmap'])
+        assert found.keys() == alone.keys()
+        for changes, rows in alone.items():
+            assert_close(found[changes], rows)
+
+    @pytest.mark.parametrize('how', MODES)
+    def test_loads_and_evaluates_to_what_was_recorded(self, how, swept):
+        """Each checkpoint holds the weights of its own run."""
+        for folder in cell_folders(swept[how]).values():
+            recorded = json.loads((folder / 'summary.json').read_text())
+            found = perplexity(load(folder))['validation_ce']
+            assert found == pytest.approx(recorded['validation_ce'], rel=1e-6)
+
+    @pytest.mark.parametrize('how', MODES)
+    def test_runs_to_its_own_last_step(self, how, swept):
+        assert [(one['status'], one['step'], one['ce'] > 0) for one in table(swept[how])] == [
+            ('done', steps, True) for steps in (8, 12, 8, 8)
+        ]
+
+
+class TestTheSameCommandAgain:
+    def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
+        workdir = copied(swept['loop'], tmp_path / 'again')
+        before, results = contents(workdir), table(workdir)
+        monkeypatch.setattr(Program, '__init__', None)  # cannot be made
+        (workdir / TABLE).unlink()
+        assert train_sweep(base(corpus), CELLS, workdir) == DONE
+        assert contents(workdir) == before and table(workdir) == results
+        assert (workdir / TABLE).exists()
+
+    def test_with_other_axes_trains_the_new_cells_and_keeps_the_old(
+        self, swept, alone, corpus, tmp_path, monkeypatch
+    ):
+        workdir = copied(swept['loop'], tmp_path / 'extended')
+        before, trained = contents(workdir), []
+        before_step(monkeypatch, lambda wave: trained.append([s.config for s in wave.slots]))
+        new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
+        assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
+        assert trained == [[changed(base(corpus), one) for one in new]] * 8
+        assert before.items() <= contents(workdir).items()
+        assert curves(workdir).items() > alone.items()
+        groups = {one['cell']: one['group'] for one in table(workdir)}
+        folders = cell_folders(workdir)
+        found = [groups[folders[json.dumps(one)].name] for one in (*new, *CELLS)]
+        assert found == [0, 0, None, 0, None, None]
+        assert statuses(workdir) == ['done'] * 6
+
+    def test_tries_failed_cells_again(self, swept, corpus, tmp_path, monkeypatch, capsys):
+        """From their checkpoints, and to the results of a sweep that did not fail."""
+        with monkeypatch.context() as patch:
+            before_step(patch, fail_at(7))
+            assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
+        assert capsys.readouterr().out.count('FAILED: RuntimeError: the device is on fire') == 2
+        assert statuses(tmp_path) == ['failed', 'failed', 'done', 'done']
+        assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
+        assert capsys.readouterr().out.count('resuming after step 4') == 2
+        assert table(tmp_path) == table(swept['loop'])
+        assert curves(tmp_path) == curves(swept['loop'])
+
+
+def fail_at(step: int):
+    """In the first group alone."""
+
+    def act(wave: Wave) -> None:
+        log_every = wave.setting.config.train.log_every
+        if log_every == 1 and wave.slots[0].journal.step == step - 1:
+            raise RuntimeError('the device is on fire')
+
+    return act
+
+
+class TestAFailure:
+    def test_of_a_group_leaves_the_others(self, swept, corpus, tmp_path, capsys):
+        """One group asks for more text than there is."""
+        short = [{'data.epochs': 1, 'train.steps': steps} for steps in (8, 5000)]
+        assert train_sweep(base(corpus), [*short, *CELLS[2:]], tmp_path) == BAD_INPUT
+        found = table(tmp_path)
+        assert [one['status'] for one in found] == ['failed', 'failed', 'done', 'done']
+        assert all('Set data.epochs=' in one['reason'] for one in found[:2])
+        assert [one['ce'] for one in found[2:]] == [one['ce'] for one in table(swept['loop'])[2:]]
+        output = capsys.readouterr().out
+        assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
+
+    def test_to_open_a_cell_leaves_the_others_of_its_group(self, swept, corpus, tmp_path, capsys):
+        """A file is where the folder of a cell has to be."""
+        name = cell_folders(swept['loop'])[json.dumps(CELLS[0])].name
+        (tmp_path / name).write_text('in the way')
+        assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
+        assert f'workdir {tmp_path / name} cannot be written' in capsys.readouterr().out
+        assert statuses(tmp_path)[1:] == ['done', 'done', 'done']
+        assert (tmp_path / name).read_text() == 'in the way'
+
+
+class TestRefused:
+    def test_workdir_of_a_single_run(self, corpus, tmp_path):
+        tree = base(corpus, train_steps=1)
+        assert train.train(changed(tree, {}), tmp_path) == DONE
+        with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
+            train_sweep(tree, {'optim.lr': (0.1, 0.2)}, tmp_path)
+
+    def test_workdir_of_a_sweep_for_a_single_run(self, swept, corpus):
+        with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
+            train.train(changed(base(corpus), {}), swept['loop'])
+
+    def test_another_base_config_with_the_fields_that_differ(self, swept, corpus):
+        other = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
+        before = contents(swept['loop'])
+        with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
+            train_sweep(other, {'optim.lr': (0.1, 0.2)}, swept['loop'])
+        assert 'data.batch_size: 8 -> 16' in str(error.value)
+        assert 'model.' not in str(error.value) and '--continue_changed' in str(error.value)
+        assert contents(swept['loop']) == before
+
+    def test_unknown_engine_with_the_nearest(self, corpus, tmp_path):
+        with pytest.raises(ValueError, match=r"--engine must be one of .*Did you mean 'local'"):
+            train_sweep(base(corpus), {'optim.lr': (0.1,)}, tmp_path / 'x', engine='locla')
+        assert not (tmp_path / 'x').exists()
+
+    def test_an_axis_that_measures_nothing(self, corpus, tmp_path):
+        with pytest.raises(ValueError, match='decay_fraction would measure nothing'):
+            train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
+        assert not (tmp_path / 'x').exists()
+
+    def test_batches_that_do_not_spread_over_the_devices(self, corpus, tmp_path):
+        with pytest.raises(ValueError, match=r'data\.batch_size must be a multiple'):
+            train_sweep(base(corpus, mesh_data=8), {'data.batch_size': (8, 12)}, tmp_path / 'x')
+
+    @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
+    def test_resources_that_are_no_numbers(self, text):
+        with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
+            train.parse_resources(['CPU=2', text])
+        assert train.parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
+
+    def test_fewer_than_no_runs_at_once(self, capsys):
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
+            train.parse_flags(['train.py', '--runs_at_once=-1'])
+        assert stopped.value.code == BAD_INPUT
+        assert 'runs_at_once' in capsys.readouterr().err
+        assert flags.FLAGS['runs_at_once'].value == 0
+
+
+def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
+    swept, corpus, tmp_path, monkeypatch, capsys
+):
+    with monkeypatch.context() as patch:
+        before_step(patch, terminate_at(7))
+        assert train_sweep(base(corpus), CELLS, tmp_path) == SIGNALLED + signal.SIGTERM
+    assert 'SIGTERM: the same command goes on' in capsys.readouterr().out
+    for changes in CELLS[:2]:
+        folder = cell_folders(tmp_path)[json.dumps(changes)]
+        assert (folder / 'checkpoints' / '7').is_dir()
+        assert timeless(folder)[-1]['step'] == 7
+    assert statuses(tmp_path) == ['stopped', 'stopped', 'waiting', 'waiting']
+    assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
+    assert capsys.readouterr().out.count('resuming after step 7') == 2
+    assert table(tmp_path) == table(swept['loop'])
+    assert curves(tmp_path) == curves(swept['loop'])
+
+
+def terminate_at(step: int):
+    def act(wave: Wave) -> None:
+        if wave.slots[0].journal.step == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return act
+
+
+SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}
+LONGER = {'train_steps': 60, 'train_eval_every': 20, 'train_checkpoint_every': 10}
+
+
+def start(workdir: Path, corpus: dict, variables: dict, sweep: dict = SWEEP) -> subprocess.Popen:
+    """The command, as one gives it."""
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER).items()]
+    program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
+    return subprocess.Popen(
+        [*program, f'--workdir={workdir}', f'--config.sweep={sweep}'],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finished(process: subprocess.Popen) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
+    """Until the cells have recorded so many, together."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f'ended before {rows} rows: {finished(process)}')
+
+
+def recorded(workdir: Path) -> int:
+    return sum(len(rows) for rows in curves(workdir).values())
+
+
+def test_the_command_answers_bad_input_in_one_line(corpus, cache_variables, tmp_path):
+    sweep = {'optim.lrr': (0.003, 0.01)}
+    code, output = finished(start(tmp_path / 'x', corpus, cache_variables, sweep))
+    assert code == BAD_INPUT and not (tmp_path / 'x').exists()
+    assert output == (
+        "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
+    )
+
+
+def test_the_command_killed_at_three_random_moments_changes_no_number(
+    corpus, cache_variables, tmp_path
+):
+    """One in each third of what there is to record. What the command leaves in the end is what a
+    call that was not disturbed does.
+    """
+    assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path / 'whole') == DONE
+    rng, workdir, outputs = random.Random(0), tmp_path / 'sweep', []
+    for third in range(3):
+        process = start(workdir, corpus, cache_variables)
+        share = (third + rng.uniform(0.1, 0.9)) / 3
+        wait_for_rows(workdir, int(share * recorded(tmp_path / 'whole')), process)
+        process.kill()
+        code, output = finished(process)
+        assert code == -signal.SIGKILL
+        outputs.append(output)
+    code, output = finished(start(workdir, corpus, cache_variables))
+    assert code == DONE and 'resuming after step' in ''.join([*outputs, output]), output
+    assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
+    found = [(one['log_every'], one['lr'], one['group']) for one in table(workdir)]
+    assert found == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
+    assert table(workdir) == table(tmp_path / 'whole')
+    assert curves(workdir) == curves(tmp_path / 'whole')
