@@ -37,7 +37,7 @@ from lm.metrics import Terminal
 from lm.journal import Diverged
 from lm.run import Run
 from lm.unread import refuse_unread
-from lm.workdir import open_sweep, open_workdir, write_config
+from lm.workdir import is_final, open_sweep, open_workdir, write_config
 from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
@@ -187,7 +187,8 @@ def train_sweep(
     if caught:
         terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
         return SIGNALLED + caught[0]
-    return BAD_INPUT if any(record['status'] == 'failed' for record in records) else DONE
+    folders = [workdir / cell.name for group in grouped for cell in group]
+    return DONE if all(map(is_final, folders)) else BAD_INPUT
 
 
 def default_workdir(config: Config, config_file: str, suffix: str = '') -> Path:

@@ -8,6 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from eval.runs import Record, gather
+from eval.text import number
 from lm.cells import RUN_PATHS, Cell
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
@@ -72,7 +73,9 @@ def steps_done(record: Record) -> int:
 
 def group_line(group: list[Cell], records: list[Record]) -> str:
     """What the group has in common, where its runs stand, and the best of them."""
-    common = [f'{path}={value}' for path, value in group[0].changes.items() if not varies(path)]
+    common = [
+        f'{path}={number(value)}' for path, value in group[0].changes.items() if not varies(path)
+    ]
     going = [record for record in records if record['status'] == 'unfinished']
     line = '  '.join([*common, counts(records)])
     if going:
@@ -82,7 +85,7 @@ def group_line(group: list[Cell], records: list[Record]) -> str:
     if scored:
         best = min(scored, key=lambda record: record['ce'])
         (cell,) = [cell for cell in group if cell.name == best['cell']]
-        own = [f'{path}={value}' for path, value in cell.changes.items() if varies(path)]
+        own = [f'{path}={number(value)}' for path, value in cell.changes.items() if varies(path)]
         line += f'  best {best["ce"]:.4f} ({" ".join(own)}{" " if own else ""}{cell.name})'
     return line
 

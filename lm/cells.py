@@ -116,7 +116,8 @@ def _one(changes: Any, known: Mapping[str, Any]) -> Changes:
 
 
 def _values(key: str, values: Any) -> Iterable[Any]:
-    if isinstance(values, str | Mapping) or not hasattr(values, '__len__'):
+    is_one = isinstance(values, str | Mapping) or not hasattr(values, '__len__')
+    if is_one or getattr(values, 'ndim', 1) != 1:
         raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
     if not len(values):
         raise ValueError(f'sweep axis {key} has no values, so that the sweep has no cells')
@@ -132,7 +133,9 @@ def _check_field(path: Any, known: Mapping[str, Any]) -> None:
     if path in known:
         return
     same_end = [full for full in known if full.split('.')[-1] == path]
-    hint = f' Did you mean {same_end[0]!r}?' if same_end else nearest(path, [*known, 'zip', 'list'])
+    hint = nearest(path, [*known, 'zip', 'list'])
+    if same_end:
+        hint = f' Did you mean {" or ".join(map(repr, same_end))}?'
     raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
 
 

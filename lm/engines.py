@@ -61,10 +61,10 @@ def on_ray(work: Work) -> None:
         raise ValueError(
             '--engine=ray needs Ray: pip install "evenkeel[cluster]", or uv sync --extra cluster'
         ) from error
-    options = {'include_dashboard': False, 'logging_level': 'ERROR'}
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # Ray would report its use
     connected = ray.is_initialized()
     if not connected:
-        ray.init(**options)
+        ray.init(include_dashboard=False, logging_level='ERROR')
     try:
         resources = work.resources or default_resources(ray.cluster_resources())
         _check_resources(ray.nodes(), resources)

@@ -89,14 +89,18 @@ class Journal:
         (self.workdir / SUMMARY).unlink(missing_ok=True)
 
     def evaluates(self) -> bool:
-        return self.finished or is_due(self.step, self.config.train.eval_every)
+        return self.finished or is_multiple(self.step, self.config.train.eval_every)
 
     def diagnoses(self) -> bool:
         every = self.config.train.diagnose_every
-        return every > 0 and (self.finished or self.step % every == 0)
+        return is_multiple(self.step, every) or (every > 0 and self.finished)
 
     def saves(self) -> bool:
-        return self.finished or is_due(self.step, self.config.train.checkpoint_every)
+        return self.finished or is_multiple(self.step, self.config.train.checkpoint_every)
+
+    def is_due(self) -> bool:
+        """Whether anything is to be done at this step before the next."""
+        return self.evaluates() or self.diagnoses() or self.saves()
 
     @property
     def finished(self) -> bool:
@@ -254,7 +258,7 @@ class Journal:
             self.recorder.close()
 
 
-def is_due(step: int, every: int) -> bool:
+def is_multiple(step: int, every: int) -> bool:
     """Whether `step` is a multiple of `every`; 0 is never."""
     return every > 0 and step % every == 0
 

@@ -28,10 +28,14 @@ from lm.workdir import record_failure
 
 @dataclasses.dataclass
 class Slot:
-    """A run in its place on the run axis. `active`: it still trains."""
+    """A run in its place on the run axis.
+
+    active: it still trains; rolled_back: it has gone back since the last dispatch.
+    """
 
     journal: Journal
     active: bool
+    rolled_back: bool = False
 
     @property
     def config(self) -> Config:
@@ -90,7 +94,7 @@ class Wave:
                 self.slots[i].journal.throughput.reset()
             while self.active and not caught:
                 self.dispatch()
-                if any(self.due(i) for i in self.active):
+                if self._which(Journal.is_due):
                     self.settle()
                     self.evaluate(self._which(Journal.evaluates))
                     self.diagnose(self._which(Journal.diagnoses))
@@ -106,15 +110,13 @@ class Wave:
                 with contextlib.suppress(OSError):  # which ended that run, and was recorded
                     slot.journal.close()
 
-    def due(self, i: int) -> bool:
-        journal = self.slots[i].journal
-        return journal.evaluates() or journal.diagnoses() or journal.saves()
-
     def _is_new(self, i: int) -> bool:
         return self.slots[i].journal.step == 0
 
     def _which(self, test: Callable[[Journal], bool]) -> list[int]:
-        return [i for i in self.active if test(self.slots[i].journal)]
+        """Active runs whose journal says so; not one just rolled back: it was there before."""
+        slots = self.slots
+        return [i for i in self.active if not slots[i].rolled_back and test(slots[i].journal)]
 
     def dispatch(self) -> None:
         """Starts the next step of every active run, then fetches the metrics of the one before."""
@@ -127,6 +129,7 @@ class Wave:
         active[self.active] = True
         self.states, metrics = self.step_program(active, self.states, batch, self.hypers)
         for i in self.active:
+            self.slots[i].rolled_back = False
             self.slots[i].journal.dispatched()
         steps = [(i, self.slots[i].journal.step) for i in self.active]
         before, self._pending = self._pending, (steps, metrics)
@@ -168,9 +171,10 @@ class Wave:
         """An act of one journal. What goes wrong with it ends that run, and no other."""
         journal = self.slots[i].journal
         try:
-            act(journal, *arguments)
-        except Diverged as seen:
-            self._mend(i, seen)
+            try:
+                act(journal, *arguments)
+            except Diverged as seen:
+                self._mend(i, seen)
         except OSError as error:
             record_failure(journal.workdir, error, self.say)
             self.slots[i].active = False
@@ -184,6 +188,7 @@ class Wave:
             state = journal.roll_back(seen, self.setting.like)
             self.states = self.program.put(self.states, state, i)
             self._forget_pending(i)
+            self.slots[i].rolled_back = True
         except Diverged as final:
             journal.summarize('diverged', str(final))
             self.slots[i].active = False
