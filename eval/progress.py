@@ -49,10 +49,10 @@ class Progress:
         """One a group that has begun, then one for the whole."""
         records = {record['cell']: record for record in gather(self.workdir)}
         lines = []
-        for number, group in enumerate(self.groups, start=1):
+        for i, group in enumerate(self.groups, start=1):
             own = [records[cell.name] for cell in group]
             if any(record['status'] != 'waiting' for record in own):
-                lines.append(f'group {number} of {len(self.groups)}  {group_line(group, own)}')
+                lines.append(f'group {i} of {len(self.groups)}  {group_line(group, own)}')
         mine = [records[cell.name] for group in self.groups for cell in group]
         return [*lines, f'sweep {counts(mine)}  {self._time_left(mine)}']
 
@@ -73,9 +73,7 @@ def steps_done(record: Record) -> int:
 
 def group_line(group: list[Cell], records: list[Record]) -> str:
     """What the group has in common, where its runs stand, and the best of them."""
-    common = [
-        f'{path}={number(value)}' for path, value in group[0].changes.items() if not varies(path)
-    ]
+    common = told(group[0], False)
     going = [record for record in records if record['status'] == 'unfinished']
     line = '  '.join([*common, counts(records)])
     if going:
@@ -85,14 +83,18 @@ def group_line(group: list[Cell], records: list[Record]) -> str:
     if scored:
         best = min(scored, key=lambda record: record['ce'])
         (cell,) = [cell for cell in group if cell.name == best['cell']]
-        own = [f'{path}={number(value)}' for path, value in cell.changes.items() if varies(path)]
+        own = told(cell, True)
         line += f'  best {best["ce"]:.4f} ({" ".join(own)}{" " if own else ""}{cell.name})'
     return line
 
 
-def varies(path: str) -> bool:
-    """Whether runs of one group may differ in this field."""
-    return path in RUN_PATHS
+def told(cell: Cell, varying: bool) -> list[str]:
+    """'optim.lr=0.01': what makes the cell, of what runs of one group may or may not differ in."""
+    return [
+        f'{path}={number(value)}'
+        for path, value in cell.changes.items()
+        if (path in RUN_PATHS) == varying
+    ]
 
 
 def counts(records: list[Record]) -> str:
