@@ -167,9 +167,8 @@ def train_sweep(
         config = group[0].config
         check_devices(config, make_mesh(config.mesh, runs=len(group)).shape['data'], 1)
     open_sweep(workdir, resolve(base), grouped, continue_changed)
-    terminal = Terminal()
-    n_cells = sum(map(len, grouped))
-    terminal.say(f'{workdir}: {n_cells} cells, {len(grouped)} programs, on {device_name()}')
+    terminal, n = Terminal(), sum(map(len, grouped))
+    terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:
         train_groups(
             Work(
@@ -228,11 +227,15 @@ def main(_) -> None:
         if PRINT_CONFIG.value:
             check(config)
             print(to_json(config), end='')
+            if sweep is not None:
+                print(f'{len(cells(base, sweep))} cells start from this', file=sys.stderr)
             return
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'
         workdir = Path(WORKDIR.value or default_workdir(config, config_file, suffix))
         if sweep is None:
+            if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
+                raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
             status = train(config, workdir, CONTINUE_CHANGED.value)
         else:
             how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))

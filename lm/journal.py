@@ -1,6 +1,6 @@
 """What one run leaves in its workdir, and the counters that go with it.
 
-Whether it trains alone (`lm.run`) or beside others in one program (`lm.sweep`), a run has one
+Whether it trains alone (`lm.run`) or beside others in one program (`lm.wave`), a run has one
 Journal: it restores and saves its checkpoints, watches its losses, records and sums up.
 """
 

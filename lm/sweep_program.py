@@ -27,12 +27,13 @@ class Program:
         self.skips_inactive = how == 'loop'
         self.shares_memory = setting.platform == 'cpu'
         mesh = setting.mesh
-        self._one = state_shardings(*setting.program)
-        self._many = jax.tree.map(over_runs, self._one)
+        one = state_shardings(*setting.program)
+        self._many = jax.tree.map(over_runs, one)
         self._run = over_runs(replicated(mesh))
         self.batch_sharding = over_runs(batch_sharding(mesh))
+        config, model, *_ = setting.program
         self._step = jax.jit(
-            over_mesh(how, mesh, self._train_one()),
+            over_mesh(how, mesh, make_train_step(config, model, setting.bos_id)),
             in_shardings=(self._run, self._many, self.batch_sharding, self._run),
             out_shardings=(self._many, self._run),
             donate_argnums=1,
@@ -40,12 +41,8 @@ class Program:
         self.evaluate = self._looking(make_eval_step)
         self.diagnose = self._looking(make_diagnose)
         self._initial = jit_init(*setting.program)
-        self._put = jax.jit(put, out_shardings=self._many, donate_argnums=0)
-        self._take = jax.jit(take, out_shardings=self._one)
-
-    def _train_one(self) -> Callable:
-        config, model, *_ = self.setting.program
-        return make_train_step(config, model, self.setting.bos_id)
+        self.put = jax.jit(put, out_shardings=self._many, donate_argnums=0)
+        self.take = jax.jit(take, out_shardings=one)
 
     def _looking(self, make: Callable) -> Callable:
         """look(batch, active [R], states, hypers) -> [R, ...]: the runs share the batch."""
@@ -96,14 +93,11 @@ class Program:
     def empty(self, slots: int) -> State:
         """Room for the states of `slots` runs."""
         shapes = stacked_shapes(self.setting.like, slots)
-        zeros = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
+
+        def zeros():
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
         return jax.jit(zeros, out_shardings=self._many)()
-
-    def put(self, states: State, state: State, slot: int) -> State:
-        return self._put(states, state, slot)
-
-    def take(self, states: State, slot: int) -> State:
-        return self._take(states, slot)
 
 
 def put(states: State, state: State, slot: jax.Array) -> State:
@@ -113,6 +107,7 @@ def put(states: State, state: State, slot: jax.Array) -> State:
 
 
 def take(states: State, slot: jax.Array) -> State:
+    """The state in place `slot`."""
     pick = jax.lax.dynamic_index_in_dim
     return jax.tree.map(lambda all_R: pick(all_R, slot, 0, keepdims=False), states)
 

@@ -303,6 +303,17 @@ def test_the_command_answers_bad_input_in_one_line(corpus, cache_variables, tmp_
     )
 
 
+@pytest.mark.parametrize('flag', ['--engine=ray', '--runs_at_once=2', '--resources=CPU=1'])
+def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
+    """They would be lost in silence."""
+    command = [sys.executable, 'train.py', '--config=configs/default.py', flag]
+    done = subprocess.run(
+        [*command, f'--workdir={tmp_path}/x'], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == BAD_INPUT and not (tmp_path / 'x').exists()
+    assert done.stderr.startswith('error: --engine, --runs_at_once and --resources are for')
+
+
 def test_the_command_killed_at_three_random_moments_changes_no_number(
     corpus, cache_variables, tmp_path
 ):
