@@ -50,15 +50,15 @@ def generate(
     length, tokenizer = checkpoint.config.data.seq_len, checkpoint.tokenizer
 
     @jax.jit
-    def next_token(params, window_1T, last, key):
-        logits_TV = checkpoint.model.apply({'params': params}, window_1T)
+    def next_token(variables, window_1T, last, key):
+        logits_TV = checkpoint.model.apply(variables, window_1T)
         return sample(logits_TV[last], key, temperature, top_k)
 
-    params, ids = checkpoint.used_params, [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    variables, ids = checkpoint.variables, [tokenizer.bos_id, *tokenizer.encode(prompt)]
     for key in jax.random.split(jax.random.key(seed), tokens):
         seen = ids[-length:]
         window_1T = jnp.array([seen + [0] * (length - len(seen))], jnp.int32)
-        token = int(next_token(params, window_1T, len(seen) - 1, key))
+        token = int(next_token(variables, window_1T, len(seen) - 1, key))
         if token == tokenizer.eos_id:
             break
         ids.append(token)

@@ -16,5 +16,5 @@ def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     eval_step = jit_eval_step(c.config, c.model, c.mesh, c.hyper, c.tokenizer.bos_id)
     batch_size = c.config.data.batch_size // c.config.train.microbatches
     batches = data.evaluation_batches(rows, batch_size=batch_size, limit=0)
-    losses = evaluate(eval_step, c.params, c.reparam, c.hyper, c.mesh, batches, rows)
+    losses = evaluate(eval_step, c.weights, c.hyper, c.mesh, batches, rows)
     return losses | {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}

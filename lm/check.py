@@ -1,18 +1,24 @@
 """Everything that can be wrong with a config, found before anything is traced or read."""
 
+import dataclasses
 import math
 import sys
+from pathlib import Path
 
 import lm.data
 from lm.config import Config
+from lm.load import find
 from lm.many import RUN_AXES
-from lm.model import DTYPES, REMAT_POLICIES
+from lm.model import DTYPES, REMAT_POLICIES, mlp_kind, norm_kinds, stream_width
+from lm.state import TRAINABLE
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.choices import choose
 from modules.kernels import IMPLEMENTATIONS
 from modules.losses import LOSSES
+from modules.mlp import MLPS
 from modules.norms import NORMS
+from modules.norms.batchnorm import GhostBatchNorm
 from modules.optim import OPTIMIZERS, SCHEDULES
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
@@ -24,18 +30,22 @@ ON_DIVERGENCE = ('rollback', 'skip_step', 'stop')
 NAMES = {
     'model.norm': NORMS,
     'model.qk_norm': NORMS,
+    'model.embedding_norm': NORMS,
+    'model.final_norm': {'auto': None, **NORMS},
     'model.placement': PLACEMENTS,
+    'model.mlp': {'auto': None, **MLPS},
     'model.attention': ATTENTIONS,
     'model.activation': ACTIVATIONS,
     'model.position': POSITIONS,
     'model.reparam': REPARAMS,
-    'model.dtype': DTYPES,
+    'model.dtype': {name: DTYPES[name] for name in ('bfloat16', 'float32')},
     'model.remat': REMAT_POLICIES,
     'loss.name': LOSSES,
     'optim.name': OPTIMIZERS,
     'optim.schedule': SCHEDULES,
     'optim.decay_rule': DECAY_RULES,
     'scaling.name': PARAMETRIZATIONS,
+    'train.trainable': TRAINABLE,
     'train.on_divergence': dict.fromkeys(ON_DIVERGENCE),
     'kernels.implementation': {'auto': None, **IMPLEMENTATIONS},
     'kernels.run_axis': {'auto': None, **RUN_AXES},
@@ -54,7 +64,23 @@ BOUNDS = {
     'model.d_ff': (1, math.inf),
     'model.norm_eps': (0, 1),
     'model.logit_softcap': (0, FINITE),
+    'model.mix_fraction': (0, 1),
+    'model.n_experts': (1, math.inf),
+    'model.experts_per_token': (1, math.inf),
+    'model.expert_capacity': (ABOVE_0, FINITE),
+    'norm.groups': (1, math.inf),
+    'norm.heads': (1, math.inf),
+    'norm.rank': (1, math.inf),
+    'norm.alpha': (-FINITE, FINITE),
+    'norm.alpha_attention': (-FINITE, FINITE),
+    'norm.ghost_batches': (1, math.inf),
+    'norm.momentum': (0, 1),
+    'norm.window': (1, math.inf),
+    'norm.warmup': (0, math.inf),
+    'norm.removal_start': (1, math.inf),
+    'norm.removal_gap': (0, math.inf),
     'loss.z_loss': (0, FINITE),
+    'loss.balance_loss': (0, FINITE),
     'loss.label_smoothing': (0, 1),
     'optim.lr': (0, FINITE),
     'optim.warmup_steps': (0, math.inf),
@@ -85,6 +111,8 @@ def check(config: Config) -> None:
     that do not fit each other.
     """
     check_program(config)
+    if config.train.init_from:
+        find(Path(config.train.init_from))
     lm.data.check(config.data)
 
 
@@ -94,9 +122,11 @@ def check_program(config: Config) -> None:
         choose(table, _field(config, path), path)
     for path, (least, most) in BOUNDS.items():
         value = _field(config, path)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise ValueError(f'{path} must be between {least} and {most}; got {value}')
     _check_heads(config)
+    _check_norms(config)
+    _check_blocks(config)
     _check_batch(config)
 
 
@@ -137,6 +167,77 @@ def _check_heads(config: Config) -> None:
             f'model.position=rope turns pairs: the head width d_model / n_heads must be even; got '
             f'{model.d_model // model.n_heads}. Change n_heads, or use position=learned.'
         )
+
+
+def _check_norms(config: Config) -> None:
+    model, kinds = config.model, norm_kinds(config.model)
+    for name, value in dataclasses.asdict(config.norm).items():
+        readers = [kind for kind in NORMS if name in NORMS[kind].__dataclass_fields__]
+        if value is not None and not kinds & set(readers):
+            raise ValueError(
+                f'norm.{name}={value} is read by no norm of this model ({", ".join(sorted(kinds))})'
+                f'; those that read it: {", ".join(readers)}'
+            )
+    if NORMS[model.norm].drops and model.d_model % 2:
+        raise ValueError(
+            f'model.norm={model.norm} keeps d_model - {NORMS[model.norm].drops} coordinates of a '
+            f'stream whose width model.d_model must be even; got {model.d_model}. Nearest that '
+            f'works: {model.d_model + 1}.'
+        )
+    widths = {
+        'model.norm': (model.norm, stream_width(model)),
+        'model.embedding_norm': (model.embedding_norm, stream_width(model)),
+        'model.final_norm': (model.final_norm, stream_width(model)),
+        'model.qk_norm': (model.qk_norm, model.d_model // model.n_heads),
+    }
+    for path, (kind, width) in widths.items():
+        if kind == 'auto':
+            continue
+        for option in ('groups', 'heads'):
+            n = getattr(config.norm, option)
+            if n is None or option not in NORMS[kind].__dataclass_fields__:
+                continue
+            if width % n:
+                raise ValueError(
+                    f'norm.{option} must divide the width {width} that {path}={kind} normalizes; '
+                    f'got {n}. Nearest that works: {_nearest_divisor(width, n)}.'
+                )
+            if option == 'groups' and n == width:
+                raise ValueError(
+                    f'norm.groups={n} leaves {path}={kind} groups of one feature each, which have '
+                    'no spread; give fewer'
+                )
+    ghosts = 'ghost_batchnorm' in kinds
+    rows = config.data.batch_size // config.train.microbatches
+    parts = config.norm.ghost_batches or GhostBatchNorm.ghost_batches
+    if ghosts and rows % parts:
+        raise ValueError(
+            f'norm.ghost_batches must divide the sequences of a microbatch; got {parts} for '
+            f'{rows}. Nearest that works: {_nearest_divisor(rows, parts)}.'
+        )
+
+
+def _check_blocks(config: Config) -> None:
+    model, placement = config.model, PLACEMENTS[config.model.placement]
+    if model.mix_fraction is not None and not placement.takes_fraction:
+        takers = [name for name in PLACEMENTS if PLACEMENTS[name].takes_fraction]
+        raise ValueError(
+            f'model.mix_fraction={model.mix_fraction} is not read by model.placement='
+            f'{model.placement}, only by {", ".join(takers)}'
+        )
+    if placement.normed_values and model.qk_norm == 'none':
+        raise ValueError(
+            f'model.placement={model.placement} normalizes queries, keys and values by '
+            'model.qk_norm, which is none; set it, to rmsnorm as published'
+        )
+    if mlp_kind(model) == 'moe':
+        if model.bias:
+            raise ValueError('model.bias=True: experts (model.mlp=moe) have no biases')
+        if model.experts_per_token > model.n_experts:
+            raise ValueError(
+                f'model.experts_per_token must be at most model.n_experts; got '
+                f'{model.experts_per_token} of {model.n_experts}'
+            )
 
 
 def _check_batch(config: Config) -> None:

@@ -15,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from lm.state import State
+from lm.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = 'checkpoints'
@@ -37,6 +37,11 @@ def tree_record(tree: Any) -> dict[str, str]:
         path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]'
         for path, leaf in named_leaves(tree).items()
     }
+
+
+def state_record(state: State | Weights) -> dict[str, str]:
+    """Of all that a model is run with."""
+    return tree_record(state.params) | tree_record({'stats': state.stats})
 
 
 def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> None:
@@ -91,7 +96,7 @@ class Checkpoints:
         items = ocp.args.Composite(
             weights=ocp.args.StandardSave(_weights(state)),
             training=ocp.args.StandardSave(_training(state)),
-            meta=ocp.args.JsonSave(meta | {'tree': tree_record(state.params)}),
+            meta=ocp.args.JsonSave(meta | {'tree': state_record(state)}),
         )
         with self._explained():
             self._manager.save(step, args=items, metrics=metrics)
@@ -132,13 +137,13 @@ class Checkpoints:
     def _restore_step(self, step: int, like: State) -> tuple[State, dict[str, Any]]:
         path = self.folder / str(step)
         meta = read_meta(self.folder, step)
-        check_tree(meta['tree'], tree_record(like.params), path)
+        check_tree(meta['tree'], state_record(like), path)
         items = _read(
             path,
             weights=ocp.args.StandardRestore(_weights(like)),
             training=ocp.args.StandardRestore(_training(like)),
         )
-        return State(**items['weights'], **items['training']), meta
+        return State(**{'stats': {}, **items['weights']}, **items['training']), meta
 
     def _set_aside(self, step: int, error: Exception) -> None:
         self.say(
@@ -167,8 +172,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [''])[0][:200]
 
 
-def _weights(state: State) -> dict[str, Any]:
-    return {'params': state.params, 'reparam': state.reparam}
+def _weights(state: State | Weights) -> dict[str, Any]:
+    """As a dict; without `stats` where layers carry nothing, as before there were any."""
+    weights = {'params': state.params, 'reparam': state.reparam}
+    return weights | ({'stats': state.stats} if state.stats else {})
 
 
 def _training(state: State) -> dict[str, Any]:
@@ -185,15 +192,15 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
     return _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
 
 
-def read_weights(folder: Path, step: int, like: State) -> tuple[Any, Any]:
-    """(params, reparam) of one checkpoint, without its optimizer, laid out as `like`.
+def read_weights(folder: Path, step: int, like: State) -> Weights:
+    """Those of one checkpoint, without its optimizer, laid out as `like`.
 
     TreeMismatch where they do not fit.
     """
     path = folder / str(step)
-    check_tree(read_meta(folder, step)['tree'], tree_record(like.params), path)
+    check_tree(read_meta(folder, step)['tree'], state_record(like), path)
     weights = _read(path, weights=ocp.args.StandardRestore(_weights(like)))['weights']
-    return weights['params'], weights['reparam']
+    return Weights(**{'stats': {}, **weights})
 
 
 def _read(path: Path, **items: Any):

@@ -8,6 +8,7 @@ default, meaning "what a checkpoint written before this field existed did".
 import dataclasses
 import hashlib
 import json
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ class ModelConfig:
     n_kv_heads: int
     d_ff: int
     norm: str
-    norm_eps: float
+    norm_eps: float | None
     placement: str
     attention: str
     qk_norm: str
@@ -36,6 +37,38 @@ class ModelConfig:
     dtype: str
     remat: str
     scan_layers: bool
+    mix_fraction: float | None = None
+    embedding_norm: str = 'none'
+    final_norm: str = 'auto'
+    embedding_scale: bool | None = None
+    mlp: str = 'auto'
+    n_experts: int = 4
+    experts_per_token: int = 2
+    expert_capacity: float = 1.2
+    bias: bool = False
+    readout_bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NormConfig:
+    """Options of norm layers; None: what the layer's own class has, as it was published."""
+
+    scale: bool | None = None
+    bias: bool | None = None
+    groups: int | None = None
+    heads: int | None = None
+    rank: int | None = None
+    alpha: float | None = None
+    alpha_attention: float | None = None
+    rescale: bool | None = None
+    estimated: bool | None = None
+    ghost_batches: int | None = None
+    momentum: float | None = None
+    window: int | None = None
+    warmup: int | None = None
+    filter_outliers: bool | None = None
+    removal_start: int | None = None
+    removal_gap: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +76,7 @@ class LossConfig:
     name: str
     z_loss: float
     label_smoothing: float
+    balance_loss: float = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +131,8 @@ class TrainConfig:
     on_divergence: str
     seed: int
     diagnose_every: int = 0
+    init_from: str = ''
+    trainable: str = 'all'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +157,7 @@ class Config:
     train: TrainConfig
     mesh: MeshConfig
     kernels: KernelsConfig
+    norm: NormConfig = NormConfig()
 
 
 def resolve(raw: Mapping[str, Any]) -> Config:
@@ -160,13 +197,13 @@ def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
     return cls(**values)
 
 
-def _checked(value: Any, wanted: type, path: str) -> Any:
-    if wanted is float and type(value) is int:
+def _checked(value: Any, wanted: Any, path: str) -> Any:
+    types = typing.get_args(wanted) or (wanted,)  # of `float | None`, both
+    if float in types and type(value) is int:
         return float(value)
-    if type(value) is not wanted:
-        raise ValueError(
-            f'{path} must be {wanted.__name__}; got {value!r} of type {type(value).__name__}'
-        )
+    if type(value) not in types:
+        names = ' or '.join('None' if t is type(None) else t.__name__ for t in types)
+        raise ValueError(f'{path} must be {names}; got {value!r} of type {type(value).__name__}')
     return value
 
 

@@ -7,53 +7,51 @@ import jax
 import jax.numpy as jnp
 
 from lm.config import Config
-from lm.model import DIAGNOSTICS, Transformer
-from lm.state import Hyper, describe_params
+from lm.model import DIAGNOSTICS, Transformer, groups_of_blocks
+from lm.state import Hyper, Weights, describe_params
 from lm.step import Batch, observed_sums
-from modules.params import LAYER, named_leaves
+from modules.params import named_leaves
 
 
 def make_diagnose(
     config: Config, model: Transformer, bos_id: int
-) -> Callable[[Any, Any, Batch, Hyper], dict[str, jax.Array]]:
-    """`diagnose(params, reparam, batch, hyper)`: one number a layer, [L] each.
+) -> Callable[[Weights, Batch, Hyper], dict[str, jax.Array]]:
+    """`diagnose(weights, batch, hyper)`: one number a layer, [L] each.
 
     What layers sow in the collection `diagnostics` (`residual_rms`: of the stream behind each
-    block), and of the stored parameters of each layer the norm (`layer_param_norm`) and that of the
-    gradient of the mean token loss (`layer_grad_norm`).
+    block), and of the weights that each layer uses the norm (`layer_param_norm`) and that of the
+    gradient of the mean token loss (`layer_grad_norm`). Layers are as in evaluation.
     """
     described = describe_params(config, model)
+    groups = [like.name for like in groups_of_blocks(config.model)]
 
-    def diagnose(params, reparam, batch, hyper):
-        def loss(stored):
-            used, _ = described.reparam.apply(stored, reparam, False)
+    def diagnose(weights, batch, hyper):
+        def loss(used):
+            variables = {'params': used, **weights.stats}
             sums, filled = observed_sums(
-                config, model, bos_id, used, batch, hyper, mutable=(DIAGNOSTICS,)
+                config, model, bos_id, variables, batch, hyper, mutable=(DIAGNOSTICS,)
             )
             return sums['objective'] / jnp.maximum(sums['tokens'], 1.0), filled
 
-        grads, filled = jax.grad(loss, has_aux=True)(params)
-        sown = {path.split('/')[-2]: v for path, v in named_leaves(filled[DIAGNOSTICS]).items()}
-        return sown | {
-            'layer_param_norm': norm_by_layer(params, described.specs),
-            'layer_grad_norm': norm_by_layer(grads, described.specs),
-        }
+        used = described.variables(weights)['params']
+        grads, filled = jax.grad(loss, has_aux=True)(used)
+        found = [
+            {path.split('/')[-2]: v for path, v in named_leaves(filled[DIAGNOSTICS][name]).items()}
+            | {
+                'layer_param_norm': norm_by_layer(used[name]),
+                'layer_grad_norm': norm_by_layer(grads[name]),
+            }
+            for name in groups
+        ]
+        return {name: jnp.concatenate([group[name] for group in found]) for name in found[0]}
 
     return diagnose
 
 
-def norm_by_layer(tree: Any, specs: Any) -> jax.Array:
-    """[L]: the norm of all that a layer holds, over the leaves that have an axis `layer`."""
-    specs = named_leaves(specs)
-
-    def squares_L(leaf, axis):
-        rest = [i for i in range(leaf.ndim) if i != axis]
-        return jnp.sum(jnp.square(leaf.astype(jnp.float32)), rest)
-
-    return jnp.sqrt(
-        sum(
-            squares_L(leaf, specs[path].axes.index(LAYER))
-            for path, leaf in named_leaves(tree).items()
-            if LAYER in specs[path].axes
-        )
-    )
+def norm_by_layer(tree: Any) -> jax.Array:
+    """[L]: the norm of all that a layer holds, of leaves stacked along their first axis."""
+    squares = [
+        jnp.sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(leaf), -1), 1)
+        for leaf in jax.tree.leaves(tree)
+    ]
+    return jnp.sqrt(sum(squares))

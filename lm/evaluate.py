@@ -9,20 +9,19 @@ from jax.sharding import Mesh
 
 from lm.data import Rows
 from lm.mesh import put_batch
-from lm.state import Hyper
+from lm.state import Hyper, Weights
 
 
 def evaluate(
     eval_step: Callable,
-    params: Any,
-    reparam: Any,
+    weights: Weights,
     hyper: Hyper,
     mesh: Mesh,
     batches: Iterable[dict],
     rows: Rows,
 ) -> dict[str, float]:
     """`validation_losses` of one run over `batches` of `rows`."""
-    pending = [eval_step(params, reparam, put_batch(mesh, batch), hyper) for batch in batches]
+    pending = [eval_step(weights, put_batch(mesh, batch), hyper) for batch in batches]
     return validation_losses(jax.device_get(pending), rows)
 
 

@@ -12,12 +12,15 @@ from modules.params import ParamSpec
 # Logical axis of a parameter -> mesh axis; None: every device holds all of it.
 RULES = {
     'embed': None,
+    'expert': None,
+    'group': None,
     'head_dim': None,
     'heads': None,
     'kv_heads': None,
     'layer': None,
     'mlp': None,
     'position': None,
+    'rank': None,
     'vocab': None,
 }
 

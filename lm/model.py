@@ -1,5 +1,7 @@
 """The decoder-only transformer, put together from the tables of `modules/`."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -10,12 +12,13 @@ from lm.config import Config, ModelConfig
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.kernels import IMPLEMENTATIONS, Kernels
-from modules.mlp import MLP
+from modules.mlp import MLPS
 from modules.norms import NORMS
 from modules.params import LAYER, declare
-from modules.placements import PLACEMENTS
+from modules.placements import PLACEMENTS, Blocks, Depth, stream_rms
 from modules.positions import POSITIONS
 from modules.sequence import Sequence, documents, whole_rows
+from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 # What a block keeps for its backward pass; a block under a policy is computed again from the rest.
 REMAT_POLICIES = {
@@ -23,105 +26,220 @@ REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'none': None,
 }
-DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32}
-
+# float64 is for exact comparisons, as eval.convert makes them; nothing trains in it.
+DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float64}
 
 DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks
+STACKED = ('params', STATS, BACKWARD_STATS, AUXILIARY, DIAGNOSTICS)  # along `layer`
+MIX_FRACTION = 0.25  # of arXiv:2412.13795
 
 
-def rms(x: jax.Array) -> jax.Array:
-    """sqrt(mean(x^2)) over all of x, in float32."""
-    return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+def norm_maker(
+    config: Config,
+    kind: str,
+    axis: str,
+    site: str,
+    valid: jax.Array | None = None,
+    order: jax.Array | int = 0,
+) -> Callable[[str], nn.Module]:
+    """name -> a new norm of that kind over `axis`, with what it has a field for of the rest and of
+    the options that the config sets.
+    """
+    options = {**dataclasses.asdict(config.norm), 'eps': config.model.norm_eps}
+    given = {name: value for name, value in options.items() if value is not None}
+    given |= {'site': site, 'valid': valid, 'order': order}
+    norm = NORMS[kind]
+    given = {name: value for name, value in given.items() if name in norm.__dataclass_fields__}
+    return lambda name: norm(axis=axis, name=name, **given)
 
 
-def norm_maker(config: ModelConfig, kind: str, axis: str) -> Callable[[str], nn.Module]:
-    """name -> a new norm of that kind over `axis`."""
-    return lambda name: NORMS[kind](eps=config.norm_eps, axis=axis, name=name)
+def stream_width(model: ModelConfig) -> int:
+    """Coordinates of the residual stream: d_model, less what the norm does without."""
+    return model.d_model - NORMS[model.norm].drops
+
+
+def mlp_kind(model: ModelConfig) -> str:
+    """`auto` is what suits the placement; any other name is itself."""
+    return PLACEMENTS[model.placement].mlp if model.mlp == 'auto' else model.mlp
+
+
+def final_norm_kind(model: ModelConfig) -> str:
+    """`auto` is model.norm where the placement has a final norm; any other name is itself."""
+    if model.final_norm != 'auto':
+        return model.final_norm
+    return model.norm if PLACEMENTS[model.placement].final_norm else 'none'
+
+
+def norm_kinds(model: ModelConfig) -> set[str]:
+    """All norms that a model has."""
+    return {model.norm, model.qk_norm, model.embedding_norm, final_norm_kind(model)}
+
+
+def scales_embedding(model: ModelConfig) -> bool:
+    chosen = model.embedding_scale
+    return NORMS[model.norm].scales_embedding if chosen is None else chosen
+
+
+def groups_of_blocks(model: ModelConfig) -> list[Blocks]:
+    """The blocks in order, by groups of equal ones."""
+    fraction = MIX_FRACTION if model.mix_fraction is None else model.mix_fraction
+    return PLACEMENTS[model.placement].blocks(model.n_layers, fraction)
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each placed in the residual stream with norms of its own."""
+    """Attention, then the MLP, each placed in the residual stream with norms of its own.
 
-    config: ModelConfig
+    block: this one's number, from 1.
+    """
+
+    config: Config
     kernels: Kernels
+    like: Blocks
 
     @nn.compact
-    def __call__(self, x_MD: jax.Array, sequence: Sequence):
-        config = self.config
-        place = PLACEMENTS[config.placement].place
-        attention = ATTENTIONS[config.attention](
-            n_heads=config.n_heads,
-            n_kv_heads=config.n_kv_heads,
-            qk_norm=norm_maker(config, config.qk_norm, 'head_dim'),
-            rotate=POSITIONS[config.position].rotate,
+    def __call__(self, streams, block: jax.Array, sequence: Sequence):
+        depth = Depth(block, self.config.model.n_layers)
+        valid_BT = sequence.valid_BT
+        valid_M1 = None if valid_BT is None else valid_BT.reshape(-1, 1)
+        attention, mlp = self.attention(valid_BT), self.mlp()
+        # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
+        norms = self.norms('attention', valid_M1, depth.blocks + block - 1)
+        streams = self.like.attention(streams, lambda y: attention(y, sequence), norms, depth)
+        norms = self.norms('mlp', valid_M1, block - 1)
+        streams = self.like.mlp(streams, lambda y: mlp(y, valid_M1), norms, depth)
+        if self.is_mutable_collection(DIAGNOSTICS):
+            self.sow(DIAGNOSTICS, 'residual_rms', stream_rms(streams))
+        return streams, None  # nn.scan carries the first and stacks the second
+
+    def attention(self, valid_BT):
+        model = self.config.model
+        placement = PLACEMENTS[model.placement]
+        valid = None if valid_BT is None else valid_BT[:, None, :, None]
+        return ATTENTIONS[model.attention](
+            n_heads=model.n_heads,
+            n_kv_heads=model.n_kv_heads,
+            head_dim=model.d_model // model.n_heads,
+            qk_norm=norm_maker(self.config, model.qk_norm, 'head_dim', 'qk', valid),
+            rotate=POSITIONS[model.position].rotate,
             kernels=self.kernels,
-            dtype=DTYPES[config.dtype],
+            dtype=DTYPES[model.dtype],
+            norm_values=placement.normed_values,
+            bias=model.bias,
+            init_gain=placement.init_gain(model.n_layers),
             name='attention',
         )
-        activation = ACTIVATIONS[config.activation]
-        mlp = MLP(config.d_ff, activation, self.kernels, DTYPES[config.dtype], name='mlp')
-        x_MD = place(x_MD, lambda y_MD: attention(y_MD, sequence), self.norms('attention'))
-        x_MD = place(x_MD, mlp, self.norms('mlp'))
-        if self.is_mutable_collection(DIAGNOSTICS):
-            self.sow(DIAGNOSTICS, 'residual_rms', rms(x_MD))
-        return x_MD, None  # nn.scan carries the first and stacks the second
 
-    def norms(self, sublayer: str):
-        make = norm_maker(self.config, self.config.norm, 'embed')
+    def mlp(self):
+        model = self.config.model
+        kind, options = mlp_kind(model), {}
+        if kind == 'moe':
+            options = {
+                'n_experts': model.n_experts,
+                'experts_per_token': model.experts_per_token,
+                'capacity_factor': model.expert_capacity,
+            }
+        return MLPS[kind](
+            model.d_ff,
+            ACTIVATIONS[model.activation],
+            self.kernels,
+            DTYPES[model.dtype],
+            bias=model.bias,
+            init_gain=PLACEMENTS[model.placement].init_gain(model.n_layers),
+            name='mlp',
+            **options,
+        )
+
+    def norms(self, sublayer: str, valid, order):
+        make = norm_maker(self.config, self.config.model.norm, 'embed', sublayer, valid, order)
         return lambda name: make(f'{sublayer}_{name}')
 
 
 class Transformer(nn.Module):
-    """tokens [B, T] -> logits [B * T, V] float32.
+    """tokens [B, T] -> logits [B * T, V], float32 at least.
 
     segments_BT numbers the documents of each row, to keep attention within them; None: rows are
-    read as one document. Parameters of the layers are stacked along `layer`, scanned or not.
+    read as one document. valid_BT is 0 for padding, which statistics of the batch leave out; None:
+    there is none. Parameters of equal blocks are stacked along `layer`, scanned or not.
     """
 
-    config: ModelConfig
+    config: Config
     vocab_size: int
-    max_length: int
     kernels: Kernels
 
     @nn.compact
-    def __call__(self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None) -> jax.Array:
-        config, dtype = self.config, DTYPES[self.config.dtype]
-        shape = (self.vocab_size, config.d_model)
-        normal = nn.initializers.normal(1.0)
-        table_VD = self.param('embedding', declare(normal, 'embedding', ('vocab', 'embed')), shape)
-        x_MD = table_VD[tokens_BT.reshape(-1)]
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        segments_BT: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+    ) -> jax.Array:
+        config, model = self.config, self.config.model
+        dtype, placement = DTYPES[model.dtype], PLACEMENTS[model.placement]
+        if valid_BT is not None:
+            valid_BT = valid_BT.astype(jnp.float32)
         sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
-        if table := POSITIONS[config.position].table:
-            added_BTD = table(self.max_length, config.d_model, name='positions')(
-                sequence.positions_BT
-            )
-            shape_BTD = (*tokens_BT.shape, config.d_model)
-            x_MD = x_MD + jnp.broadcast_to(added_BTD, shape_BTD).reshape(x_MD.shape)
-        x_MD, _ = self.layers()(config, self.kernels, name='layers')(x_MD.astype(dtype), sequence)
-        if PLACEMENTS[config.placement].final_norm:
-            x_MD = norm_maker(config, config.norm, 'embed')('final_norm')(x_MD)
-        if config.tie_embeddings:
+        sequence = sequence.replace(valid_BT=valid_BT)
+        valid_M1 = None if valid_BT is None else valid_BT.reshape(-1, 1)
+        table_VD, x_MD = self.embed(tokens_BT, sequence)
+        norm = norm_maker(config, model.embedding_norm, 'embed', 'embedding', valid_M1)
+        streams = placement.split(norm('embedding_norm')(x_MD.astype(dtype)))
+        first = 1
+        for like in groups_of_blocks(model):
+            blocks = self.scanned(like.count)(config, self.kernels, like, name=like.name)
+            numbers_L = jnp.arange(first, first + like.count, dtype=jnp.float32)
+            streams, _ = blocks(streams, numbers_L, sequence)
+            first += like.count
+        kind, order = final_norm_kind(model), 2 * model.n_layers
+        norm = norm_maker(config, kind, 'embed', 'final', valid_M1, order)
+        x_MD = placement.join(streams, norm('final_norm'))
+        return self.read_out(x_MD, table_VD)
+
+    def embed(self, tokens_BT, sequence):
+        """(the table [V, D], embeddings [M, D])."""
+        model, width = self.config.model, stream_width(self.config.model)
+        init = declare(nn.initializers.normal(1.0), 'embedding', ('vocab', 'embed'))
+        table_VD = self.param('embedding', init, (self.vocab_size, width))
+        x_MD = table_VD[tokens_BT.reshape(-1)]
+        if scales_embedding(model):
+            root = nn.initializers.constant(math.sqrt(width))
+            x_MD = x_MD * self.param('embedding_scale', declare(root, 'vector', ()), ())
+        if table := POSITIONS[model.position].table:
+            positions = table(self.config.data.seq_len, width, name='positions')
+            shape_BTD = (*tokens_BT.shape, width)
+            added_BTD = jnp.broadcast_to(positions(sequence.positions_BT), shape_BTD)
+            x_MD = x_MD + added_BTD.reshape(x_MD.shape)
+        return table_VD, x_MD
+
+    def read_out(self, x_MD, table_VD):
+        model, dtype = self.config.model, DTYPES[self.config.model.dtype]
+        if model.tie_embeddings:
             readout_DV = table_VD.T
         else:
+            normal = nn.initializers.normal(1.0)
             init = declare(normal, 'readout', ('embed', 'vocab'), fan_in=('embed',))
-            readout_DV = self.param('readout', init, shape[::-1])
-        logits_MV = jnp.matmul(x_MD, readout_DV.astype(dtype), preferred_element_type=jnp.float32)
-        if config.logit_softcap:
-            logits_MV = config.logit_softcap * jnp.tanh(logits_MV / config.logit_softcap)
+            readout_DV = self.param('readout', init, (x_MD.shape[-1], self.vocab_size))
+        exact = jnp.promote_types(dtype, jnp.float32)
+        logits_MV = jnp.matmul(x_MD, readout_DV.astype(dtype), preferred_element_type=exact)
+        if model.readout_bias:
+            zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
+            bias_V = self.param('readout_bias', zeros, (self.vocab_size,))
+            logits_MV = logits_MV + jnp.broadcast_to(bias_V, logits_MV.shape)
+        if model.logit_softcap:
+            logits_MV = model.logit_softcap * jnp.tanh(logits_MV / model.logit_softcap)
         return logits_MV
 
-    def layers(self) -> type[nn.Module]:
-        config = self.config
+    def scanned(self, length: int) -> type[nn.Module]:
+        model = self.config.model
         block = Block
-        if config.remat != 'none':
-            block = nn.remat(Block, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+        if model.remat != 'none':
+            block = nn.remat(Block, policy=REMAT_POLICIES[model.remat], prevent_cse=False)
         return nn.scan(
             block,
-            variable_axes={'params': 0, DIAGNOSTICS: 0},
+            variable_axes=dict.fromkeys(STACKED, 0),
             split_rngs={'params': True},
-            in_axes=nn.broadcast,
-            length=config.n_layers,
-            unroll=1 if config.scan_layers else config.n_layers,
+            in_axes=(0, nn.broadcast),
+            length=length,
+            unroll=1 if model.scan_layers else length,
             metadata_params={nn.meta.PARTITION_NAME: LAYER},
         )
 
@@ -129,8 +247,7 @@ class Transformer(nn.Module):
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
     """The configured model for devices of `platform`. `lm.check` has checked its names."""
     implementation = kernel_implementation(config.kernels.implementation, platform)
-    kernels = IMPLEMENTATIONS[implementation]
-    return Transformer(config.model, vocab_size, config.data.seq_len, kernels)
+    return Transformer(config, vocab_size, IMPLEMENTATIONS[implementation])
 
 
 def kernel_implementation(name: str, platform: str) -> str:

@@ -17,8 +17,9 @@ from lm.journal import Diverged, Journal
 from lm.mesh import put_batch
 from lm.metrics import Terminal
 from lm.setting import Setting
+from lm.start import initial_state
 from lm.state import hyper_from
-from lm.step import jit_eval_step, jit_init, jit_train_step
+from lm.step import jit_eval_step, jit_train_step
 from lm.table import as_table, parameter_count, parameter_rows
 
 
@@ -36,7 +37,7 @@ class Run:
         self._diagnose = jax.jit(make_diagnose(config, self.setting.model, bos_id))
         self.state = self.journal.restore(self.setting.like, continue_changed)
         if self.state is None:
-            self.state = jit_init(*program)(jax.random.key(config.train.seed), self.hyper)
+            self.state = initial_state(config, self.setting)
         self._pending = None
         self._start_stream()
 
@@ -111,10 +112,8 @@ class Run:
         self.journal.throughput.pause()
         rows = self.setting.dataset.validation
         batches = validation_batches(self.config, rows)
-        state = self.state
-        losses = evaluate(
-            self.eval_step, state.params, state.reparam, self.hyper, self.mesh, batches, rows
-        )
+        weights = self.state.weights
+        losses = evaluate(self.eval_step, weights, self.hyper, self.mesh, batches, rows)
         self.journal.evaluated(losses)
         self.journal.throughput.go_on()
 
@@ -122,8 +121,7 @@ class Run:
         """What each layer does with the present parameters on a fixed batch, recorded."""
         self.journal.throughput.pause()
         batch = put_batch(self.mesh, first_batch(self.config, self.setting.dataset.validation))
-        state = self.state
-        seen = self._diagnose(state.params, state.reparam, batch, self.hyper)
+        seen = self._diagnose(self.state.weights, batch, self.hyper)
         self.journal.diagnosed(jax.device_get(seen))
         self.journal.throughput.go_on()
 

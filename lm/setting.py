@@ -8,7 +8,7 @@ from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
 from lm.model import build_model, kernel_implementation
 from lm.state import hyper_from
-from lm.step import abstract_state
+from lm.step import abstract_state, jit_init
 
 
 class Setting:
@@ -28,3 +28,4 @@ class Setting:
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.program = (config, self.model, self.mesh, hyper_from(config))
         self.like = abstract_state(*self.program)  # the state of one run
+        self.draw = jit_init(*self.program)  # (key, hyper) -> that state at step 0

@@ -18,18 +18,35 @@ from lm.config import (
 )
 from lm.model import Transformer
 from modules.optim import OPTIMIZERS
-from modules.params import named_leaves, path_name, split
-from modules.reparam import REPARAMS, Reparam
+from modules.params import NORM, named_leaves, path_name, split
+from modules.placements import PLACEMENTS
+from modules.reparam import REPARAMS, Reparam, chain, shared
 from modules.scaling import PARAMETRIZATIONS
+from modules.statistics import BACKWARD_STATS, STATS
+
+
+class Weights(struct.PyTreeNode):
+    """What a model is run with. params: the weights stored; reparam: what their map carries;
+    stats: what layers carry (`modules.statistics`), by collection; {} where none does.
+    """
+
+    params: Any
+    reparam: Any
+    stats: Any
 
 
 class State(struct.PyTreeNode):
-    """step: updates done; params: the weights stored; reparam: what their map carries."""
+    """step: updates done; the rest as in Weights."""
 
     step: jax.Array
     params: Any
     reparam: Any
+    stats: Any
     opt_state: Any
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.params, self.reparam, self.stats)
 
 
 class Hyper(struct.PyTreeNode):
@@ -39,6 +56,7 @@ class Hyper(struct.PyTreeNode):
     weight_decay: Any
     z_loss: Any
     label_smoothing: Any
+    balance_loss: Any
     b1: Any
     b2: Any
     eps: Any
@@ -76,29 +94,52 @@ def optimizer(config: Config, hyper: Hyper) -> optax.GradientTransformation:
     )
 
 
+# What train.trainable can be: which parameters training changes.
+TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
     """Every stored parameter, in parallel trees: nothing is computed. `reparam` maps them to the
-    weights the model uses, whose standard deviations at the start are `init_stds`.
+    weights the model uses, whose standard deviations at the start are `init_stds`. `trainable` says
+    whether training changes it.
     """
 
     shapes: Any
     specs: Any
     scalings: Any
+    trainable: Any
     reparam: Reparam
     init_stds: Any
 
+    def variables(self, weights: Weights, train: bool = False) -> dict[str, Any]:
+        """What `model.apply` takes."""
+        used, _ = self.reparam.apply(weights.params, weights.reparam, train)
+        return {'params': used, **weights.stats}
+
 
 def describe_params(config: Config, model: Transformer) -> Description:
-    """From the model's own records (`modules.params`)."""
-    used, used_specs = split(jax.eval_shape(lambda: _draw(config, model, jax.random.key(0))))
+    """From the model's own records (`modules.params`). ValueError where nothing is trainable."""
+    drawn = jax.eval_shape(lambda: _draw(config, model, jax.random.key(0))[0])
+    used, used_specs = split(drawn)
     parametrization = PARAMETRIZATIONS[config.scaling.name]
-    reparam = REPARAMS[config.model.reparam](used_specs)
+    if PLACEMENTS[config.model.placement].shared:
+        one_for_all = shared(used_specs, used)
+        reparam = chain(one_for_all, REPARAMS[config.model.reparam](one_for_all.specs))
+    else:
+        reparam = REPARAMS[config.model.reparam](used_specs)
+    trainable = jax.tree.map(TRAINABLE[config.train.trainable], reparam.specs)
+    if not any(jax.tree.leaves(trainable)):
+        raise ValueError(
+            f'train.trainable={config.train.trainable} leaves nothing to train: the norms of this '
+            f'model (model.norm={config.model.norm}) have no parameters'
+        )
     shapes = jax.eval_shape(lambda params: reparam.init(params)[0], used)
     return Description(
         shapes=shapes,
         specs=reparam.specs,
         scalings=jax.tree.map(lambda s, p: parametrization(p, s.shape), shapes, reparam.specs),
+        trainable=trainable,
         reparam=reparam,
         init_stds=jax.tree.map(
             lambda s, spec: parametrization(spec, s.shape).init_std, used, used_specs
@@ -106,15 +147,17 @@ def describe_params(config: Config, model: Transformer) -> Description:
     )
 
 
-def _draw(config: Config, model: Transformer, key: jax.Array) -> Any:
-    """Parameters at unit scale, in their boxes."""
-    return model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))['params']
+def _draw(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
+    """(parameters at unit scale, in their boxes; what layers carry)."""
+    drawn = model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))
+    return drawn['params'], {name: drawn[name] for name in (STATS, BACKWARD_STATS) if name in drawn}
 
 
 def init_state(config: Config, model: Transformer, hyper: Hyper, key: jax.Array) -> State:
     """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
     described = describe_params(config, model)
-    unit, _ = split(_draw(config, model, key))
+    boxes, stats = _draw(config, model, key)
+    unit, _ = split(boxes)
     stds = named_leaves(described.init_stds)
 
     def scale(path, weight):
@@ -122,4 +165,4 @@ def init_state(config: Config, model: Transformer, hyper: Hyper, key: jax.Array)
         return weight if std is None else weight * (hyper.init_scale * std)
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
-    return State(jnp.int32(0), params, reparam, optimizer(config, hyper).init(params))
+    return State(jnp.int32(0), params, reparam, stats, optimizer(config, hyper).init(params))

@@ -11,11 +11,12 @@ from jax.sharding import Mesh
 from lm.config import Config
 from lm.mesh import batch_sharding, param_sharding, replicated
 from lm.model import Transformer
-from lm.state import Hyper, State, describe_params, init_state, optimizer
+from lm.state import Hyper, State, Weights, describe_params, init_state, optimizer
 from modules.losses import LOSSES
 from modules.losses.cross_entropy import z_loss
 from modules.optim import SCHEDULES
 from modules.scaling import DECAY_RULES
+from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = dict[str, jax.Array]
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
@@ -28,25 +29,30 @@ def target_weights(batch: Batch, bos_id: int) -> jax.Array:
 
 
 def token_sums(
-    config: Config, model: Transformer, bos_id: int, params: Any, batch: Batch, hyper: Hyper
+    config: Config, model: Transformer, bos_id: int, variables: Any, batch: Batch, hyper: Hyper
 ) -> dict[str, jax.Array]:
     """Sums over the target tokens: `objective` (z-loss term included), `ce`, `z_loss`, `tokens`."""
-    return observed_sums(config, model, bos_id, params, batch, hyper, mutable=False)[0]
+    return observed_sums(config, model, bos_id, variables, batch, hyper, mutable=False)[0]
 
 
 def observed_sums(
     config: Config,
     model: Transformer,
     bos_id: int,
-    params: Any,
+    variables: Any,
     batch: Batch,
     hyper: Hyper,
     mutable: tuple[str, ...] | bool,
 ) -> tuple[dict[str, jax.Array], Any]:
-    """`token_sums`, and the Linen collections named in `mutable`, which the forward pass filled."""
+    """`token_sums`, and the Linen collections named in `mutable`, which the forward pass filled.
+
+    With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
+    and what they sow as auxiliary losses is in the objective, once for each target token.
+    """
     tokens_BT, targets_M = batch['tokens'][:, :-1], batch['tokens'][:, 1:].reshape(-1)
-    segments_BT = batch['segments'][:, :-1] if config.data.mask_documents else None
-    logits_MV = model.apply({'params': params}, tokens_BT, segments_BT, mutable=mutable)
+    read_BT = batch['segments'][:, :-1]
+    segments_BT = read_BT if config.data.mask_documents else None
+    logits_MV = model.apply(variables, tokens_BT, segments_BT, read_BT > 0, mutable=mutable)
     logits_MV, filled = logits_MV if mutable else (logits_MV, {})
     token = LOSSES[config.loss.name](logits_MV, targets_M, hyper.label_smoothing)
     weights_M = target_weights(batch, bos_id).reshape(-1)
@@ -57,6 +63,10 @@ def observed_sums(
         'z_loss': jnp.sum(weights_M * z_M),
         'tokens': jnp.sum(weights_M),
     }
+    if AUXILIARY in filled:
+        balance = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(filled[AUXILIARY]))
+        sums['balance_loss'] = balance * sums['tokens']
+        sums['objective'] += hyper.balance_loss * sums['balance_loss']
     return sums, filled
 
 
@@ -78,23 +88,35 @@ def make_train_step(
     """`train_step(state, batch, hyper) -> (state, metrics)`.
 
     The gradient is that of (sum of token losses) / (target tokens of the whole batch), so it does
-    not depend on microbatches, hosts or padding. With on_divergence = skip_step, a step whose loss
-    or gradient is not finite changes nothing but the step count, and says so in `skipped`.
+    not depend on microbatches, hosts or padding; what layers carry is updated by each microbatch in
+    turn. With on_divergence = skip_step, a step whose loss or gradient is not finite changes
+    nothing but the step count, and says so in `skipped`.
     """
     described = describe_params(config, model)
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
         total = jnp.maximum(jnp.sum(target_weights(batch, bos_id)), 1.0)
 
-        def loss(used, part):
-            sums = token_sums(config, model, bos_id, used, part, hyper)
-            return sums['objective'] / total, sums
+        def loss(used, backward, carried, part):
+            variables = {'params': used, **carried, **backward}
+            sums, filled = observed_sums(
+                config, model, bos_id, variables, part, hyper, mutable=(STATS, AUXILIARY)
+            )
+            carried = {name: filled[name] for name in carried}
+            return sums['objective'] / total, (sums, carried)
 
         def use(params):
-            return described.reparam.apply(params, state.reparam, True)
+            # The gradient of what is not trained is never computed, and its update is none.
+            kept = jax.tree.map(
+                lambda w, trained: w if trained else jax.lax.stop_gradient(w),
+                params,
+                described.trainable,
+            )
+            return described.reparam.apply(kept, state.reparam, True)
 
         used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
-        sums, grads = _sum_over_parts(loss, used, batch, config.train.microbatches)
+        parts = microbatched(batch, config.train.microbatches)
+        sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
         fraction = SCHEDULES[config.optim.schedule](state.step, hyper)
         lr = hyper.lr * fraction
@@ -102,22 +124,25 @@ def make_train_step(
         tx = optimizer(config, hyper)
         direction, opt_state = tx.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(
-            lambda u, w, s: -(lr * s.lr_factor * u + decay * s.decay_factor * w),
+            lambda u, w, s, trained: (
+                -(lr * s.lr_factor * u + decay * s.decay_factor * w) * float(trained)
+            ),
             direction,
             state.params,
             described.scalings,
+            described.trainable,
         )
+        means = {name: sums[name] / total for name in sums if name != 'tokens'}
         metrics = {
-            'loss': sums['objective'] / total,
-            'ce': sums['ce'] / total,
-            'z_loss': sums['z_loss'] / total,
+            'loss': means.pop('objective'),
+            **means,
             'lr': lr,
             'grad_norm': optax.tree.norm(grads),
             'update_norm': optax.tree.norm(updates),
             'batch_tokens': sums['tokens'],
         }
         params = optax.apply_updates(state.params, updates)
-        new = State(state.step + 1, params, reparam, opt_state)
+        new = State(state.step + 1, params, reparam, stats, opt_state)
         if config.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)
         return new, metrics
@@ -125,22 +150,33 @@ def make_train_step(
     return train_step
 
 
-def _sum_over_parts(loss, params, batch, count):
-    """(sums, gradient) of `loss` over `count` microbatches, one after the other."""
-    grad = jax.grad(loss, has_aux=True)
-    if count == 1:
-        grads, sums = grad(params, batch)
-        return sums, grads
-    parts = microbatched(batch, count)
+def _sum_over_parts(loss, used, stats, parts):
+    """(sums, gradient, stats) of `loss` over microbatches, one after the other.
 
-    def add(carry, part):
-        return jax.tree.map(jnp.add, carry, grad(params, part)), None
+    The statistics of the backward pass come back as gradients (`modules.statistics`).
+    """
+    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    backward = {name: tree for name, tree in stats.items() if name == BACKWARD_STATS}
+    carried = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
+
+    def one(carried, backward, part):
+        (grads, backward), (sums, carried) = grad(used, backward, carried, part)
+        return (grads, sums), carried, backward
 
     first = jax.tree.map(lambda rows: rows[0], parts)
-    shapes = jax.eval_shape(grad, params, first)
+    if len(jax.tree.leaves(parts)[0]) == 1:
+        (grads, sums), carried, backward = one(carried, backward, first)
+        return sums, grads, carried | backward
+
+    def add(carry, part):
+        total, carried, backward = carry
+        found, carried, backward = one(carried, backward, part)
+        return (jax.tree.map(jnp.add, total, found), carried, backward), None
+
+    shapes, *_ = jax.eval_shape(one, carried, backward, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    (grads, sums), _ = jax.lax.scan(add, zeros, parts)
-    return sums, grads
+    ((grads, sums), carried, backward), _ = jax.lax.scan(add, (zeros, carried, backward), parts)
+    return sums, grads, carried | backward
 
 
 def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
@@ -152,13 +188,13 @@ def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
 
 def make_eval_step(
     config: Config, model: Transformer, bos_id: int
-) -> Callable[[Any, Batch, Hyper], dict[str, jax.Array]]:
-    """`eval_step(params, reparam, batch, hyper)`: the sums of `token_sums` over one batch."""
+) -> Callable[[Weights, Batch, Hyper], dict[str, jax.Array]]:
+    """`eval_step(weights, batch, hyper)`: the sums of `token_sums` over one batch."""
     described = describe_params(config, model)
 
-    def eval_step(params, reparam, batch, hyper):
-        used, _ = described.reparam.apply(params, reparam, False)
-        return token_sums(config, model, bos_id, used, batch, hyper)
+    def eval_step(weights, batch, hyper):
+        variables = described.variables(weights)
+        return token_sums(config, model, bos_id, variables, batch, hyper)
 
     return eval_step
 
@@ -176,8 +212,8 @@ def state_shardings(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper
         transform_non_params=lambda _: replicated(mesh),
     )
     everywhere = replicated(mesh)
-    reparam = jax.tree.map(lambda _: everywhere, abstract.reparam)
-    return State(everywhere, params, reparam, opt_state)
+    reparam, stats = jax.tree.map(lambda _: everywhere, (abstract.reparam, abstract.stats))
+    return State(everywhere, params, reparam, stats, opt_state)
 
 
 def abstract_state(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> State:
@@ -214,7 +250,7 @@ def jit_eval_step(
 ) -> Callable:
     """The evaluation step, its batch cut over `data`, its sums everywhere."""
     state = state_shardings(config, model, mesh, hyper)
-    shardings = (state.params, state.reparam, batch_sharding(mesh), replicated(mesh))
+    shardings = (state.weights, batch_sharding(mesh), replicated(mesh))
     return jax.jit(
         make_eval_step(config, model, bos_id),
         in_shardings=shardings,

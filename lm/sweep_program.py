@@ -14,8 +14,9 @@ from lm.many import over_mesh
 from lm.mesh import batch_sharding, over_runs, replicated
 from lm.run import batch_shapes
 from lm.setting import Setting
+from lm.start import initial_state
 from lm.state import Hyper, State, hyper_from
-from lm.step import jit_init, make_eval_step, make_train_step, state_shardings
+from lm.step import make_eval_step, make_train_step, state_shardings
 
 
 class Program:
@@ -40,7 +41,6 @@ class Program:
         )
         self.evaluate = self._looking(make_eval_step)
         self.diagnose = self._looking(make_diagnose)
-        self._initial = jit_init(*setting.program)
         self.put = jax.jit(put, out_shardings=self._many, donate_argnums=0)
         self.take = jax.jit(take, out_shardings=one)
 
@@ -52,7 +52,7 @@ class Program:
             over_mesh(
                 self.how,
                 mesh,
-                lambda batch, state, hyper: look(state.params, state.reparam, batch, hyper),
+                lambda batch, state, hyper: look(state.weights, batch, hyper),
                 n_shared=1,
             ),
             in_shardings=(batch_sharding(mesh), self._run, self._many, self._run),
@@ -83,7 +83,7 @@ class Program:
 
     def initial(self, config: Config) -> State:
         """The start of a run, exactly as it has it alone."""
-        return self._initial(jax.random.key(config.train.seed), hyper_from(config))
+        return initial_state(config, self.setting)
 
     def hypers(self, configs: list[Config]) -> Hyper:
         """Stacked along the run axis."""

@@ -18,6 +18,7 @@ from flax.core import meta
 
 ROLES = ('embedding', 'hidden', 'readout', 'vector')
 LAYER = 'layer'  # the axis along which nn.scan stacks parameters
+NORM = 'norm'  # the part of the model that train.trainable can pick out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,17 @@ class ParamSpec:
       `readout` (width in, vocabulary out), `vector` (gains, biases, scalars).
     axes: a logical name for each dimension, such as ('layer', 'embed', 'mlp').
     fan_in: those of `axes` that the forward pass sums over; empty for embeddings and vectors.
+    part: `norm` for all that belongs to a norm, '' otherwise.
+    init_gain: a factor of the standard deviation it is drawn with, for methods that ask for one.
+    decayed: whether a vector decays all the same; matrices and embeddings always do.
     """
 
     role: str
     axes: tuple[str, ...]
     fan_in: tuple[str, ...] = ()
+    part: str = ''
+    init_gain: float = 1.0
+    decayed: bool = False
 
     def __post_init__(self):
         if self.role not in ROLES:
@@ -40,6 +47,10 @@ class ParamSpec:
         unknown = set(self.fan_in) - set(self.axes)
         if unknown:
             raise ValueError(f'fan_in names axes {sorted(unknown)} that are not in {self.axes}')
+
+    def without(self, axis: str) -> 'ParamSpec':
+        """The same of one slice along `axis`."""
+        return dataclasses.replace(self, axes=tuple(a for a in self.axes if a != axis))
 
     def fan_in_size(self, shape: tuple[int, ...]) -> int:
         """The number of terms in each sum of the forward pass."""
@@ -72,13 +83,14 @@ def declare(
     role: str,
     axes: tuple[str, ...],
     fan_in: tuple[str, ...] = (),
+    **more: Any,
 ) -> Callable[..., Described]:
-    """An initializer whose value carries its ParamSpec.
+    """An initializer whose value carries ParamSpec(role, axes, fan_in, **more).
 
     `init(key, shape, dtype)` draws at unit scale; the parametrisation multiplies matrices by their
     standard deviation afterwards (`modules.scaling`), so that no layer decides its own.
     """
-    spec = ParamSpec(role, tuple(axes), tuple(fan_in))
+    spec = ParamSpec(role, tuple(axes), tuple(fan_in), **more)
 
     def initializer(key, shape, dtype=jnp.float32):
         if len(shape) != len(spec.axes):

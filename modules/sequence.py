@@ -11,11 +11,13 @@ from flax import struct
 
 class Sequence(struct.PyTreeNode):
     """positions_BT: int32, [1, T] where all rows agree. segments_BT: int32 document number of each
-    token, attended within; None: the whole row is one document.
+    token, attended within; None: the whole row is one document. valid_BT: 0 for padding, which
+    statistics leave out; None: there is none.
     """
 
     positions_BT: jax.Array
     segments_BT: jax.Array | None = None
+    valid_BT: jax.Array | None = None
 
     @property
     def length(self) -> int:

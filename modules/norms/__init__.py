@@ -1,23 +1,52 @@
 """Normalization layers over the last axis. A new one is a file here and a row in `NORMS`.
 
-Each is a Linen class made with `eps` and the logical name of the last axis, and called on x [...,
-D]; the same classes serve the residual stream ([M, D]) and queries and keys ([B, N, T, H]).
+Each is a Linen class called on x [..., D]; the same classes serve the residual stream ([M, D]) and
+queries and keys ([B, N, T, H]). `modules.norms.base.Norm` says which of its fields the config and
+which the model fills in.
 """
 
-from flax import linen as nn
+from modules.norms.base import Norm
+from modules.norms.batchnorm import BatchChannelNorm, BatchNorm, GhostBatchNorm
+from modules.norms.dyt import DyT
+from modules.norms.evonorm import EvoNormB0, EvoNormS0
+from modules.norms.layernorm import L1Norm, LayerNorm
+from modules.norms.removal import LayerNormRemoval, RMSNormRemoval
+from modules.norms.rmsnorm import (
+    AdaRMSNorm,
+    CRMSNorm,
+    GatedRMSNorm,
+    PreAffineRMSNorm,
+    RMSNorm,
+    SeeDNorm,
+)
+from modules.norms.running import PowerNorm, UnifiedNorm
 
-from modules.norms.layernorm import LayerNorm
-from modules.norms.rmsnorm import RMSNorm
 
-
-class NoNorm(nn.Module):
+class NoNorm(Norm):
     """The identity."""
-
-    eps: float
-    axis: str = 'embed'
 
     def __call__(self, x):
         return x
 
 
-NORMS = {'layernorm': LayerNorm, 'none': NoNorm, 'rmsnorm': RMSNorm}
+NORMS = {
+    'ada_rmsnorm': AdaRMSNorm,
+    'batch_channel': BatchChannelNorm,
+    'batchnorm': BatchNorm,
+    'crmsnorm': CRMSNorm,
+    'dyt': DyT,
+    'evonorm_b0': EvoNormB0,
+    'evonorm_s0': EvoNormS0,
+    'gated_rmsnorm': GatedRMSNorm,
+    'ghost_batchnorm': GhostBatchNorm,
+    'l1norm': L1Norm,
+    'layernorm': LayerNorm,
+    'layernorm_removal': LayerNormRemoval,
+    'none': NoNorm,
+    'powernorm': PowerNorm,
+    'pre_affine_rmsnorm': PreAffineRMSNorm,
+    'rmsnorm': RMSNorm,
+    'rmsnorm_removal': RMSNormRemoval,
+    'seednorm': SeeDNorm,
+    'unified': UnifiedNorm,
+}

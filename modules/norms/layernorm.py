@@ -1,36 +1,61 @@
-"""Layer normalization (arXiv:1607.06450)."""
+"""Layer normalization (arXiv:1607.06450) and its L1 form (arXiv:2411.10948)."""
+
+import math
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.params import declare
+from modules.norms.base import Norm, affine
+from modules.statistics import at_least_float32
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * scale + bias over the last axis.
+def standardize(x: jax.Array, eps: float) -> jax.Array:
+    """(x - mean(x)) / sqrt(var(x) + eps) over the last axis, in float32.
 
-    x [..., D], scale and bias [D]; the variance is the biased one, of the centred values (E[x^2] -
-    E[x]^2 loses its digits where the mean is large). Reduced in float32, returned in the type of x.
-    Source: arXiv:1607.06450, equation 4.
+    The variance is the biased one, of the centred values (E[x^2] - E[x]^2 loses its digits where
+    the mean is large). Source: arXiv:1607.06450, equation 4.
     """
-    x32 = x.astype(jnp.float32)
-    centred = x32 - jnp.mean(x32, -1, keepdims=True)
-    inv_std = jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + eps)
-    scale, bias = jnp.broadcast_to(scale, x.shape), jnp.broadcast_to(bias, x.shape)
-    return (centred * inv_std * scale + bias).astype(x.dtype)
+    x = at_least_float32(x)
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + eps)
 
 
-class LayerNorm(nn.Module):
-    """`layer_norm` with a learned gain, 1 at the start, and bias, 0 at the start."""
+class LayerNorm(Norm):
+    """y = standardize(x) * scale + bias, either of which can be left out."""
 
-    eps: float
-    axis: str = 'embed'
+    scale: bool = True
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x):
-        ones = declare(nn.initializers.ones, role='vector', axes=(self.axis,))
-        zeros = declare(nn.initializers.zeros, role='vector', axes=(self.axis,))
-        scale = self.param('scale', ones, x.shape[-1:])
-        bias = self.param('bias', zeros, x.shape[-1:])
-        return layer_norm(x, scale, bias, self.eps)
+        return affine(self, standardize(x, self.eps), self.scale, self.bias).astype(x.dtype)
+
+
+def l1_standardize(x: jax.Array, eps: float) -> jax.Array:
+    """(x - mean(x)) / (mean|x - mean(x)| + eps) over the last axis, in float32."""
+    x = at_least_float32(x)
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    return centred / (jnp.mean(jnp.abs(centred), -1, keepdims=True) + eps)
+
+
+class L1Norm(Norm):
+    """y = l1_standardize(x) * scale + bias; `rescale` multiplies by sqrt(2 / pi) first.
+
+    OUR READING of arXiv:2411.10948, of which we had the abstract alone: the mean
+    absolute deviation in the place of the standard deviation. A Gaussian has sqrt(2 / pi) standard
+    deviations of it, so that `rescale` gives such an x unit variance; whether the paper does so is
+    not known.
+    """
+
+    eps: float = 1e-5
+    scale: bool = True
+    bias: bool = True
+    rescale: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        y = l1_standardize(x, self.eps)
+        if self.rescale:
+            y = y * math.sqrt(2 / math.pi)
+        return affine(self, y, self.scale, self.bias).astype(x.dtype)

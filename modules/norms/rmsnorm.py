@@ -1,30 +1,126 @@
-"""Root-mean-square normalization (arXiv:1910.07467)."""
+"""Root-mean-square normalization (arXiv:1910.07467) and what others made of it."""
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.params import declare
+from modules.norms.base import Norm, affine, along, in_groups
+from modules.params import NORM, declare
+from modules.statistics import at_least_float32
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """y = x / sqrt(mean(x^2) + eps) * scale over the last axis.
-
-    x [..., D], scale [D]; reduced and scaled in float32, returned in the type of x.
-    Source: arXiv:1910.07467, equation 4.
-    """
-    x32 = x.astype(jnp.float32)
-    inv_rms = jax.lax.rsqrt(jnp.mean(x32**2, -1, keepdims=True) + eps)
-    return (x32 * inv_rms * jnp.broadcast_to(scale, x.shape)).astype(x.dtype)
+def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
+    """[..., 1]: 1 / sqrt(mean(x^2) + eps) over the last axis."""
+    return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)
 
 
-class RMSNorm(nn.Module):
-    """`rms_norm` with a learned gain, 1 at the start."""
+def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) over the last axis, in float32 (arXiv:1910.07467, equation 4)."""
+    x = at_least_float32(x)
+    return x * inverse_rms(x, eps)
 
-    eps: float
-    axis: str = 'embed'
+
+class RMSNorm(Norm):
+    """y = rms_normalize(x) * scale, which can be left out; scaled in float32."""
+
+    scale: bool = True
 
     @nn.compact
     def __call__(self, x):
-        ones = declare(nn.initializers.ones, role='vector', axes=(self.axis,))
-        return rms_norm(x, self.param('scale', ones, x.shape[-1:]), self.eps)
+        return affine(self, rms_normalize(x, self.eps), self.scale, False).astype(x.dtype)
+
+
+def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps) over the D entries of the last axis.
+
+    These are the first D of D + 1 that add up to zero, normalized as all of them would be; in
+    float32. Source: arXiv:2305.14858.
+    """
+    x = at_least_float32(x)
+    squares = jnp.sum(x**2, -1, keepdims=True) + jnp.sum(x, -1, keepdims=True) ** 2
+    return x * jax.lax.rsqrt(squares / (x.shape[-1] + 1) + eps)
+
+
+class CRMSNorm(Norm):
+    """`crms_normalize`, without gain or bias: what reads it has those in its matrix.
+
+    A stream normalized so holds one coordinate less than model.d_model: the model is the Pre-LN
+    one of that width whose stream has mean zero (arXiv:2305.14858).
+    """
+
+    drops = 1
+
+    @nn.compact
+    def __call__(self, x):
+        return crms_normalize(x, self.eps).astype(x.dtype)
+
+
+class PreAffineRMSNorm(Norm):
+    """y = rms_normalize(x * pre_scale) * scale, both 1 at the start.
+
+    Source: arXiv:2601.22966; pre_scale starts at 1 in the re-implementations
+    known to us, the paper does not say.
+    """
+
+    @nn.compact
+    def __call__(self, x):
+        scaled = at_least_float32(x) * along(self.vector('pre_scale', x.shape[-1], 1.0), x)
+        return affine(self, rms_normalize(scaled, self.eps), True, False).astype(x.dtype)
+
+
+class GatedRMSNorm(Norm):
+    """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale; rank r inside.
+
+    W_down [D, r] and W_up [r, D] are matrices like others: drawn, scaled and decayed as the
+    parametrisation has them (the paper gives no initialisation). The gate is then about 1/2 at the
+    start. Computed in float32. Source: arXiv:2601.22966 (GatedNorm).
+    """
+
+    rank: int = 16
+
+    @nn.compact
+    def __call__(self, x):
+        y = affine(self, rms_normalize(x, self.eps), True, False)
+        hidden = nn.swish(y @ self.matrix('down', (self.axis, 'rank'), (x.shape[-1], self.rank)))
+        gate = hidden @ self.matrix('up', ('rank', self.axis), (self.rank, x.shape[-1]))
+        return (y * nn.sigmoid(gate)).astype(x.dtype)
+
+    def matrix(self, name, axes, shape):
+        normal = nn.initializers.normal(1.0)
+        return self.param(name, declare(normal, 'hidden', axes, fan_in=axes[:1], part=NORM), shape)
+
+
+class SeeDNorm(Norm):
+    """y = rms_normalize(x) * (scale + alpha * tanh(<x, beta>)): a gain that depends on x itself.
+
+    x is cut into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
+    the start, which is RMSNorm; alpha and beta decay, scale does not. Source: arXiv:2510.22777,
+    by two independent readings of it; which norms of a model it replaces is left to the config.
+    """
+
+    heads: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        features = x.shape[-1]
+        x32 = at_least_float32(x)
+        beta = self.vector('beta', features, 0.0, decayed=True)
+        alpha = self.vector('alpha', features, 1.0, decayed=True)
+        inner = jnp.sum(in_groups(x32 * along(beta, x), self.heads), -1, keepdims=True)
+        dynamic = (in_groups(along(alpha, x), self.heads) * jnp.tanh(inner)).reshape(x.shape)
+        gain = along(self.vector('scale', features, 1.0), x) + dynamic
+        return (rms_normalize(x, self.eps) * gain).astype(x.dtype)
+
+
+class AdaRMSNorm(Norm):
+    """y = rms_normalize(x) * rms(alpha * x + beta): one number a token carries its size over.
+
+    alpha = 0 and beta = 1 at the start: RMSNorm without a gain; alpha = 1 and beta = 0 would be the
+    identity. eps stands in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.
+    """
+
+    @nn.compact
+    def __call__(self, x):
+        alpha, beta = (self.vector(n, x.shape[-1], v) for n, v in (('alpha', 0.0), ('beta', 1.0)))
+        mapped = at_least_float32(x) * along(alpha, x) + along(beta, x)
+        return (rms_normalize(x, self.eps) / inverse_rms(mapped, self.eps)).astype(x.dtype)

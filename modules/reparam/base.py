@@ -26,6 +26,23 @@ def none(specs: Any) -> Reparam:
     return Reparam(lambda params: (params, ()), lambda stored, state, train: (stored, state), specs)
 
 
+def chain(near: Reparam, far: Reparam) -> Reparam:
+    """near after far: stored weights go through `far`, whose results `near` hands to the model."""
+
+    def init(params):
+        between, near_state = near.init(params)
+        stored, far_state = far.init(between)
+        return stored, (near_state, far_state)
+
+    def apply(stored, state, train):
+        near_state, far_state = state
+        between, far_state = far.apply(stored, far_state, train)
+        used, near_state = near.apply(between, near_state, train)
+        return used, (near_state, far_state)
+
+    return Reparam(init, apply, far.specs)
+
+
 def on_role(
     role: str,
     specs: Any,

@@ -20,10 +20,12 @@ class Scaling:
 def standard(spec: ParamSpec, shape: tuple[int, ...]) -> Scaling:
     """std = 1/sqrt(fan_in) for matrices, 1/sqrt(D) for embeddings; one learning rate for all.
 
-    Matrices and embeddings decay, vectors do not. Source: the baseline of arXiv:2309.14322, section
-    2.
+    Matrices and embeddings decay; vectors do not, but for those described as decayed. The
+    description's init_gain multiplies the standard deviation. Source: the baseline of
+    arXiv:2309.14322, section 2.
     """
     if spec.role == 'vector':
-        return Scaling(init_std=None, lr_factor=1.0, decay_factor=0.0)
+        return Scaling(init_std=None, lr_factor=1.0, decay_factor=float(spec.decayed))
     terms = shape[-1] if spec.role == 'embedding' else spec.fan_in_size(shape)
-    return Scaling(init_std=1 / math.sqrt(terms), lr_factor=1.0, decay_factor=1.0)
+    std = spec.init_gain / math.sqrt(terms)
+    return Scaling(init_std=std, lr_factor=1.0, decay_factor=1.0)

@@ -1,0 +1,63 @@
+"""What norm layers have in common."""
+
+from typing import ClassVar
+
+import jax
+from flax import linen as nn
+
+from modules.params import NORM, declare
+
+
+class Norm(nn.Module):
+    """A map of x [..., D] over its last axis, whose logical name is `axis`.
+
+    A norm with options has them as further fields, with the published value as default; the model
+    sets those that the config names and the norm has. Fields of these names are filled in by the
+    model: `site` ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for
+    tokens that are padding), `order` (the norm's place in the order of removal).
+    """
+
+    eps: float = 1e-6
+    axis: str = 'embed'
+
+    # What the value of a token depends on in training, besides the token itself.
+    leaks: ClassVar[str] = ''
+    # Coordinates of the stream that the norm does without.
+    drops: ClassVar[int] = 0
+    # Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
+    scales_embedding: ClassVar[bool] = False
+
+    def vector(
+        self, name: str, features: int, value: float, axis: str | None = None, decayed: bool = False
+    ) -> jax.Array:
+        """A float32 parameter [features], `value` at the start; features 0: a scalar."""
+        axes = (axis or self.axis,) if features else ()
+        init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)
+        return self.param(name, init, (features,) if features else ())
+
+
+def along(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """[D] or a scalar in the shape of x [..., D]."""
+    return jax.numpy.broadcast_to(vector, x.shape)
+
+
+def affine(norm: Norm, y: jax.Array, scale: bool, bias: bool) -> jax.Array:
+    """y * scale + bias with those of the two that are wanted, 1 and 0 at the start."""
+    if scale:
+        y = y * along(norm.vector('scale', y.shape[-1], 1.0), y)
+    if bias:
+        y = y + along(norm.vector('bias', y.shape[-1], 0.0), y)
+    return y
+
+
+def in_groups(x: jax.Array, groups: int) -> jax.Array:
+    """[..., D] -> [..., groups, D / groups]; ValueError where groups does not divide D."""
+    features = x.shape[-1]
+    if groups < 1 or features % groups:
+        fitting = [n for n in range(1, features + 1) if features % n == 0]
+        near = min(fitting, key=lambda n: abs(n - groups))
+        raise ValueError(
+            f'the number of groups must divide the width; got {groups} for {features}. '
+            f'Nearest that works: {near}.'
+        )
+    return x.reshape(*x.shape[:-1], groups, features // groups)

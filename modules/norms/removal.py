@@ -1,0 +1,71 @@
+"""Removing norms from a trained model, one after the other (arXiv:2507.02559).
+
+Fine-tuned with the statistics of a norm held at a constant, a model learns to do without it: what
+is left of the norm is an affine map, which `modules.norms.fold` takes into the matrix after it.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from modules.norms.base import Norm, affine
+from modules.statistics import STATS, at_least_float32, is_training, token_mean
+
+
+class _Removal(Norm):
+    """y = c(x) / d * scale (+ bias), d = sqrt(mean(c(x)^2) + eps) until the norm is removed.
+
+    From update removal_start + removal_gap * order on, d is the running mean of what it was over
+    tokens, moved by 1 - momentum of the way each update before. `order` is the norm's place: those
+    of the MLPs from the first layer on, then those of attention, then the final one, as published.
+    A microbatch is an update. Its parameters are those of the norm it removes, so that it goes on
+    from such a checkpoint (train.init_from).
+
+    Ours is simpler than the published schedule: one constant for all positions, where there the
+    first position has its own until the end; one switch for what queries, keys and values read.
+    """
+
+    scale: bool = True
+    bias: bool = True
+    momentum: float = 0.9
+    removal_start: int = 20
+    removal_gap: int = 2
+    order: jax.Array | int = 0
+    valid: jax.Array | None = None
+
+    def centre(self, x):
+        raise NotImplementedError
+
+    @nn.compact
+    def __call__(self, x):
+        constant = self.variable(STATS, 'deviation', jnp.ones, ())
+        updates = self.variable(STATS, 'updates', jnp.zeros, (), jnp.int32)
+        x32 = self.centre(at_least_float32(x))
+        deviation = jnp.sqrt(jnp.mean(x32**2, -1, keepdims=True) + self.eps)
+        removed = updates.value >= self.removal_start + self.removal_gap * self.order
+        if is_training(self):
+            seen = jax.lax.stop_gradient(token_mean(deviation, self.valid)[0])
+            kept = self.momentum * constant.value + (1 - self.momentum) * seen
+            kept = jnp.where(updates.value == 0, seen, kept)
+            constant.value, before = jnp.where(removed, constant.value, kept), constant.value
+            updates.value += 1
+        else:
+            before = constant.value
+        y = x32 / jnp.where(removed, before, deviation)
+        return affine(self, y, self.scale, self.bias).astype(x.dtype)
+
+
+class LayerNormRemoval(_Removal):
+    """Removes `layernorm`: c(x) = x - mean(x), which is linear and stays."""
+
+    def centre(self, x):
+        return x - jnp.mean(x, -1, keepdims=True)
+
+
+class RMSNormRemoval(_Removal):
+    """Removes `rmsnorm`: c(x) = x."""
+
+    bias: bool = False
+
+    def centre(self, x):
+        return x

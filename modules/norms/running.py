@@ -1,0 +1,222 @@
+"""Norms by a running mean square, whose backward pass runs on statistics too.
+
+Both divide each channel by the root of a mean square over tokens that changes slowly from step to
+step, and replace the exact gradient, which would need the same of the gradients, by a running
+estimate. Those estimates are BACKWARD_STATS: the backward pass returns their next values.
+In training a token sees statistics of later tokens (through the mean square); evaluation uses
+running ones and is causal.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from modules.norms.base import Norm, affine, along, in_groups
+from modules.norms.batchnorm import LEAKS
+from modules.norms.rmsnorm import rms_normalize
+from modules.statistics import BACKWARD_STATS, STATS, at_least_float32, is_training, token_mean
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def power_scale(
+    eps: float,
+    momentum: float,
+    x: jax.Array,
+    running_gz: jax.Array,
+    used: jax.Array,
+    seen: jax.Array,
+) -> jax.Array:
+    """z = x / sqrt(used + eps), with PowerNorm's backward pass in place of the exact one.
+
+    Given g = dL/dz [..., D]: h = g - (1 - momentum) e z with e = running_gz [D];
+    dx = h / sqrt(seen + eps); and the cotangent of running_gz is its next value e + mean(h z), the
+    mean over tokens. `used` and `seen` [D] are the mean squares of the forward pass and of this
+    batch, constants here. The code divides by that of the batch; arXiv:2003.07845, algorithm 2,
+    by the running one. With momentum = 1, dx = g / sqrt(seen + eps).
+    """
+    return x * along(jax.lax.rsqrt(used + eps), x)
+
+
+def _power_forward(eps, momentum, x, running_gz, used, seen):
+    z = power_scale(eps, momentum, x, running_gz, used, seen)
+    return z, (z, running_gz, seen)
+
+
+def _power_backward(eps, momentum, residuals, g):
+    z, running_gz, seen = residuals
+    h = g - (1 - momentum) * along(running_gz, g) * z
+    next_gz = running_gz + token_mean(h * z, None)
+    zero = jnp.zeros_like(seen)
+    return h * along(jax.lax.rsqrt(seen + eps), g), next_gz, zero, zero
+
+
+power_scale.defvjp(_power_forward, _power_backward)
+
+
+class PowerNorm(Norm):
+    """y = s / sqrt(phi + eps) * scale + bias, with s = x over its rms in each of `groups` groups.
+
+    phi [D] is the mean square of s over tokens: that of the batch in the first `warmup` updates,
+    the running one afterwards and in evaluation. An update moves phi by (1 - momentum) of the way,
+    and in warm-up first takes it into the plain mean of all so far. The backward pass is
+    `power_scale`'s. groups = 1 is the default of the class; the translation models take as many as
+    heads. Source: arXiv:2003.07845 and the code beside it (MaskPowerNorm).
+    """
+
+    eps: float = 1e-5
+    groups: int = 1
+    warmup: int = 10_000
+    momentum: float = 0.9
+    valid: jax.Array | None = None
+
+    leaks = LEAKS
+
+    @nn.compact
+    def __call__(self, x):
+        features = x.shape[-1:]
+        phi = self.variable(STATS, 'mean_square', jnp.ones, features)
+        count = self.variable(STATS, 'updates', jnp.zeros, (), jnp.int32)
+        running_gz = self.variable(BACKWARD_STATS, 'running_gz', jnp.zeros, features)
+        s = rms_normalize(in_groups(x, self.groups), self.eps).reshape(x.shape)
+        if is_training(self):
+            update = count.value + 1
+            seen = jax.lax.stop_gradient(token_mean(s**2, self.valid))
+            used = jnp.where(update <= self.warmup, seen, phi.value)
+            z = power_scale(self.eps, self.momentum, s, running_gz.value, used, seen)
+            plain = phi.value + (seen - phi.value) / update
+            kept = jnp.where(update < self.warmup, plain, phi.value)
+            phi.value = self.momentum * kept + (1 - self.momentum) * seen
+            count.value = update
+        else:
+            z = s * along(jax.lax.rsqrt(phi.value + self.eps), s)
+        return affine(self, z, True, True).astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def unified_scale(
+    eps: float,
+    momentum: float,
+    warmup: int,
+    x: jax.Array,
+    scale: jax.Array,
+    statistics: tuple[jax.Array, jax.Array],
+    used: jax.Array,
+    compensation: jax.Array,
+    update: jax.Array,
+    skip: jax.Array,
+) -> jax.Array:
+    """z scale with z = x / sqrt(used + eps), with Unified Normalization's backward pass.
+
+    Given dy: g = dy scale r with r = `compensation`; G = mean(g z) over tokens enters slot
+    update mod W of a window [W, D] (the running value does, where `skip`); its mean G' over the
+    window (G itself while update <= W or update < warmup, or where skip) moves the running value e
+    by (1 - momentum) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where skip.
+    dscale = sum(dy r z). statistics = (window, e), whose cotangents are their next values. The
+    other arrays, [D] and scalars, are constants here.
+    """
+    return x * along(jax.lax.rsqrt(used + eps) * scale, x)
+
+
+def _unified_forward(eps, momentum, warmup, x, scale, statistics, used, compensation, update, skip):
+    z = x * along(jax.lax.rsqrt(used + eps), x)
+    return z * along(scale, x), (z, scale, statistics, used, compensation, update, skip)
+
+
+def _unified_backward(eps, momentum, warmup, residuals, dy):
+    z, scale, (window, running), used, compensation, update, skip = residuals
+    length = window.shape[0]
+    g = dy * along(scale * compensation, dy)
+    seen = token_mean(g * z, None)
+    slot = jnp.mod(update, length).astype(jnp.int32)
+    window = window.at[slot].set(jnp.where(skip > 0, running, seen))
+    alone = (update <= length) | (update < warmup) | (skip > 0)
+    mean = jnp.where(alone, seen, jnp.mean(window, 0))
+    running = momentum * running + (1 - momentum) * mean
+    correction = along(jnp.where(skip > 0, mean, running), z)
+    dx = (g - correction * z) * along(jax.lax.rsqrt(used + eps), z)
+    axes = tuple(range(dy.ndim - 1))
+    dscale = jnp.sum(dy * z, axes) * compensation
+    zeros = [jnp.zeros_like(a) for a in (used, compensation, update, skip)]
+    return dx, dscale, (window, running), *zeros
+
+
+unified_scale.defvjp(_unified_forward, _unified_backward)
+
+
+class UnifiedNorm(Norm):
+    """y = x / sqrt(m + eps) * scale + bias, m [D] a geometric mean of mean squares over tokens.
+
+    In training m is the geometric mean over the last `window` batches; that of the batch alone
+    while there are fewer, in the first `warmup` updates, and for a batch that `filter_outliers`
+    finds to be one. In evaluation it is the running mean, moved by (1 - momentum) of the way each
+    update, so that the layer is an affine map a channel and folds into the matrix after it
+    (`modules.norms.fold`). The backward pass is `unified_scale`'s, its compensation
+    sqrt(m + eps) / sqrt(running + eps) within 1/5 and 5, after update max(1000, warmup).
+
+    A batch is an outlier where, with its own mean square in the window, the arithmetic mean of any
+    channel exceeds the geometric one by more than window times the variance (unbiased, over all
+    entries) of the square roots of the window before it; the running mean then takes its slot. The
+    authors filter for vision and advise against it for language. Source: arXiv:2208.01313 and the
+    code beside it (UN1d).
+    """
+
+    eps: float = 1e-5
+    window: int = 4
+    warmup: int = 4000
+    momentum: float = 0.9
+    filter_outliers: bool = False
+    valid: jax.Array | None = None
+
+    leaks = LEAKS
+
+    @nn.compact
+    def __call__(self, x):
+        x32, features = at_least_float32(x), x.shape[-1]
+        running = self.variable(STATS, 'mean_square', jnp.ones, (features,))
+        squares = self.variable(STATS, 'window', jnp.zeros, (self.window, features))
+        count = self.variable(STATS, 'updates', jnp.zeros, (), jnp.int32)
+        skipped = self.variable(STATS, 'skipped', jnp.zeros, (), jnp.int32)
+        window_gz = self.variable(BACKWARD_STATS, 'window_gz', jnp.zeros, (self.window, features))
+        running_gz = self.variable(BACKWARD_STATS, 'running_gz', jnp.zeros, (features,))
+        scale = self.vector('scale', features, 1.0)
+        if is_training(self):
+            update = count.value + 1
+            used, squares.value, skip = self.mean_square(x32, squares.value, running.value, update)
+            compensation = jnp.sqrt((used + self.eps) / (running.value + self.eps))
+            plain = (update <= max(1000, self.warmup)) | skip
+            compensation = jnp.where(plain, 1.0, jnp.clip(compensation, 1 / 5, 5.0))
+            running.value = self.momentum * running.value + (1 - self.momentum) * used
+            count.value, skipped.value = update, skipped.value + skip
+            y = unified_scale(
+                self.eps,
+                self.momentum,
+                self.warmup,
+                x32,
+                scale,
+                (window_gz.value, running_gz.value),
+                used,
+                compensation,
+                update.astype(jnp.float32),
+                skip.astype(jnp.float32),
+            )
+        else:
+            y = x32 * along(jax.lax.rsqrt(running.value + self.eps) * scale, x)
+        return (y + along(self.vector('bias', features, 0.0), y)).astype(x.dtype)
+
+    def mean_square(self, x, window, running, update):
+        """(m [D], the next window, whether the batch is an outlier)."""
+        seen = jax.lax.stop_gradient(token_mean(x**2, self.valid))
+        slot = jnp.mod(update, self.window)
+        spread = jnp.var(jnp.sqrt(window), ddof=1)
+        window = window.at[slot].set(seen)
+        geometric = jnp.exp(jnp.mean(jnp.log(window), 0))
+        skip = jnp.bool_(self.window == 1)
+        if self.filter_outliers:
+            far = jnp.any(jnp.mean(window, 0) - geometric > spread * self.window)
+            outlier = (update >= self.warmup) & far
+            window = jnp.where(outlier, window.at[slot].set(running), window)
+            skip = skip | outlier
+        alone = (update <= self.window) | (update < self.warmup) | skip
+        return jnp.where(alone, seen, geometric), window, skip
