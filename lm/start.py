@@ -1,14 +1,17 @@
 """The state a run starts from: drawn, or with the weights of a checkpoint (train.init_from)."""
 
+import tempfile
+from pathlib import Path
+
 import jax
 
 from lm.checkpoint import check_tree, tree_record
 from lm.config import Config
-from lm.load import load
+from lm.data.tokenizers import Tokenizer
+from lm.load import Checkpoint, load
+from lm.model import Transformer
 from lm.setting import Setting
-from lm.state import State, describe_params, hyper_from
-
-PROBE = 'def f(x):\n    return "Evenkeel trains models"\n'
+from lm.state import State, Weights, describe_params, hyper_from
 
 
 def initial_state(config: Config, setting: Setting) -> State:
@@ -16,24 +19,16 @@ def initial_state(config: Config, setting: Setting) -> State:
 
     With train.init_from, the weights the model uses are those that the checkpoint's model used,
     stored as the present model.reparam has them; what layers carry is taken over where all of it
-    fits and fresh otherwise; the optimizer starts anew. Raises ValueError where a parameter has no
-    counterpart of its shape, or the tokenizers differ.
+    fits and fresh otherwise; the optimizer starts anew. Raises ValueError where there is no
+    checkpoint, a parameter has no counterpart of its shape, or the tokenizers differ.
     """
-    key = jax.random.key(config.train.seed)
-    state = setting.draw(key, hyper_from(config))
-    if not config.train.init_from:
+    source = fitting_source(config, setting) if config.train.init_from else None
+    state = setting.draw(jax.random.key(config.train.seed), hyper_from(config))
+    if source is None:
         return state
-    source = load(config.train.init_from)
-    if source.tokenizer.encode(PROBE) != setting.dataset.tokenizer.encode(PROBE):
-        raise ValueError(
-            f'train.init_from={config.train.init_from} was trained with another tokenizer '
-            f'({source.config.data.tokenizer}) than data.tokenizer={config.data.tokenizer}'
-        )
-    described = describe_params(config, setting.model)
     variables = source.variables
     used = variables.pop('params')
-    check_tree(tree_record(used), _used_record(described, state), source.path)
-    stored, reparam = described.reparam.init(used)
+    stored, reparam = describe_params(config, setting.model).reparam.init(used)
     stats = state.stats
     if tree_record(variables) == tree_record(stats):
         stats = variables
@@ -45,8 +40,33 @@ def initial_state(config: Config, setting: Setting) -> State:
     return state.replace(params=params, reparam=reparam, stats=stats)
 
 
-def _used_record(described, state: State) -> dict[str, str]:
-    def use(params, reparam):
-        return described.reparam.apply(params, reparam, False)[0]
+def fitting_source(config: Config, setting: Setting) -> Checkpoint:
+    """The checkpoint of train.init_from; ValueError where its weights or tokenizer are others."""
+    source = load(config.train.init_from)
+    if saved_files(source.tokenizer) != saved_files(setting.dataset.tokenizer):
+        raise ValueError(
+            f'train.init_from={config.train.init_from} was trained with another tokenizer: '
+            f'{source.config.data.tokenizer} of data.source={source.config.data.source}, where '
+            f'this run has {config.data.tokenizer} of {config.data.source}. A bpe is that of its '
+            'corpus; byte, and an hf:PATH, are the same with any text.'
+        )
+    wanted = used_record(config, setting.model, setting.like)
+    check_tree(used_record(source.config, source.model, source.weights), wanted, source.path)
+    return source
+
+
+def used_record(config: Config, model: Transformer, state: State | Weights) -> dict[str, str]:
+    """Of the weights that a model uses."""
+    reparam = describe_params(config, model).reparam
+
+    def use(params, carried):
+        return reparam.apply(params, carried, False)[0]
 
     return tree_record(jax.eval_shape(use, state.params, state.reparam))
+
+
+def saved_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """What it writes: equal where two give the same ids to every text, BOS and EOS too."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

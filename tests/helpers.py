@@ -37,6 +37,19 @@ TINY = {
 }
 
 
+# Choices that ask for another one.
+NEEDS = {
+    ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
+    ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
+}
+
+
+def with_needs(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes, and what their choices cannot do without."""
+    needed = [NEEDS.get(item, {}) for item in changes.items()]
+    return {path: value for one in needed for path, value in one.items()} | dict(changes)
+
+
 def tiny_raw(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The default config made tiny, as nested dicts, with {'model.norm': 'none', ...} changed."""
     raw = default.get_config().to_dict()

@@ -15,7 +15,15 @@ from lm.config import flatten
 from lm.mesh import batch_sharding, make_mesh, replicated
 from lm.state import hyper_from, init_state
 from lm.step import make_train_step
-from tests.helpers import BOS, FAST, assert_trees_close, stack, tiny_config, tiny_model
+from tests.helpers import (
+    BOS,
+    FAST,
+    assert_trees_close,
+    stack,
+    tiny_config,
+    tiny_model,
+    with_needs,
+)
 
 BASE = {
     'model.d_model': 8,
@@ -28,10 +36,16 @@ BASE = {
 }
 TAKEN = flatten(tiny_config(BASE))
 ELSEWHERE = ('kernels.run_axis',)  # no part of a step: tests/test_contract_sweep.py
+# The same layers at other sites: some norms without state and some with.
+SAME_LAYERS = {
+    'model.embedding_norm': ('layernorm', 'batchnorm'),
+    'model.final_norm': ('layernorm', 'batchnorm'),
+    'model.qk_norm': ('layernorm', 'rmsnorm', 'seednorm', 'ghost_batchnorm', 'unified'),
+}
 ROWS = [{}] + [
-    {path: n}
+    with_needs({path: n})
     for path, names in NAMES.items()
-    for n in names
+    for n in SAME_LAYERS.get(path, names)
     if n != TAKEN[path] and path not in ELSEWHERE
 ]
 # Relative and absolute. In bfloat16 one program rounds where another does not, by up to Adam's eps

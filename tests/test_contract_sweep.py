@@ -25,6 +25,7 @@ CHANGED = {  # a value for each field, far enough from TINY's to show in the los
     'weight_decay': 1.0,
     'z_loss': 0.01,
     'label_smoothing': 0.1,
+    'balance_loss': 1.0,
     'b1': 0.8,
     'b2': 0.99,
     'eps': 0.01,

@@ -37,6 +37,6 @@ def weight_norm(specs: Any) -> Reparam:
 
     def describe(spec):
         kept = tuple(axis for axis in spec.axes if axis not in spec.fan_in)
-        return {'direction': spec, 'gain': ParamSpec('vector', kept)}
+        return {'direction': spec, 'gain': ParamSpec('vector', kept, part=spec.part)}
 
     return on_role('hidden', specs, init, apply, describe)

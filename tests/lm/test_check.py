@@ -1,15 +1,18 @@
 """Contract: what can be wrong with a config is said before anything is traced."""
 
+import dataclasses
 import math
 import re
+import typing
 
 import jax
 import pytest
 
 from lm.check import BOUNDS, NAMES, check, check_devices
-from lm.config import flatten
+from lm.config import Config, flatten
 from modules.choices import choose
-from tests.helpers import tiny_config
+from modules.norms import NORMS
+from tests.helpers import tiny_config, with_needs
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +47,14 @@ def test_misspelt_name_gives_the_choices_and_the_nearest(path):
 @pytest.mark.parametrize('path', NAMES)
 def test_every_name_in_every_table_passes(path):
     for name in NAMES[path]:
-        check(tiny_config({path: name}))
+        check(tiny_config(with_needs({path: name})))
 
 
 def test_every_choice_is_looked_up():
-    """A string field of the config is a name, or one of those that `lm.data` checks or reads."""
+    """A string field of the config is a name, a path, or one that `lm.data` checks or reads."""
     strings = {path for path, value in flatten(tiny_config()).items() if isinstance(value, str)}
-    assert {path for path in strings if not path.startswith('data.')} == NAMES.keys()
+    ours = {path for path in strings if not path.startswith('data.')}
+    assert ours - {'train.init_from'} == NAMES.keys()
 
 
 def test_unlike_name_suggests_nothing():
@@ -59,29 +63,47 @@ def test_unlike_name_suggests_nothing():
     assert 'Did you mean' not in str(error.value)
 
 
+def type_of(path):
+    """int or float, of a field that may also be None."""
+    section, name = path.split('.')
+    types = {field.name: field.type for field in dataclasses.fields(Config)}
+    declared = {field.name: field.type for field in dataclasses.fields(types[section])}[name]
+    (kind,) = set(typing.get_args(declared) or [declared]) - {type(None)}
+    return kind
+
+
 @pytest.mark.parametrize('path', BOUNDS)
 def test_nothing_beyond_the_bounds_passes(path):
     """And the least that may be passes: catches < where <= is meant."""
     least, most = BOUNDS[path]
-    kind = type(flatten(tiny_config())[path])
+    kind = type_of(path)
     beyond = [least - 1, math.nan, math.nextafter(most, math.inf)]
     if kind is int or most == math.inf:
         beyond = beyond[:1]
+    if least - 1 == least:
+        beyond = [math.nan]
     said = re.escape(f'{path} must be between {least} and {most}; got')
     for value in beyond:
         with pytest.raises(ValueError, match=said):
             check(tiny_config({path: kind(value)}))
     fitting = {
-        'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'}
+        'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
+        'model.n_heads': {'model.n_kv_heads': 1},
+        'model.mix_fraction': {'model.placement': 'mix'},
     }
-    fitting['model.n_heads'] = {'model.n_kv_heads': 1}
+    reader = [name for name in NORMS if path.split('.')[1] in NORMS[name].__dataclass_fields__]
+    if path.startswith('norm.'):
+        fitting[path] = {'model.norm': reader[0]}
     check(tiny_config({path: kind(least)} | fitting.get(path, {})))
 
 
 def test_every_number_has_a_bound():
     """Numbers of the data section are checked by `lm.data`; seeds may be anything."""
     numbers = {
-        path for path, value in flatten(tiny_config()).items() if type(value) in (int, float)
+        f'{section.name}.{field.name}'
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.type)
+        if {int, float} & {field.type, *typing.get_args(field.type)}
     }
     ours = {path for path in numbers if not path.startswith('data.')}
     assert ours - {'train.seed'} == BOUNDS.keys()
@@ -109,6 +131,59 @@ def test_every_number_has_a_bound():
         (
             {'data.batch_size': 8, 'train.microbatches': 5},
             r'microbatches must divide data.batch_size; got 5 for 8 sequences. .*works: 4\.',
+        ),
+        (
+            {'model.norm': 'powernorm', 'norm.groups': 5},
+            r'norm.groups must divide the width 16 that model.norm=powernorm .*got 5. .*works: 4\.',
+        ),
+        (
+            {'model.norm': 'seednorm', 'norm.heads': 6},
+            r'norm.heads must divide the width 16 that model.norm=seednorm .*got 6. .*works: 4\.',
+        ),
+        (
+            {'model.qk_norm': 'evonorm_s0', 'norm.groups': 16},
+            'norm.groups must divide the width 8 that model.qk_norm=evonorm_s0 normalizes; got 16',
+        ),
+        (
+            {'model.norm': 'evonorm_s0', 'norm.groups': 16},
+            'norm.groups=16 leaves model.norm=evonorm_s0 groups of one feature each',
+        ),
+        (
+            {'model.norm': 'ghost_batchnorm', 'norm.ghost_batches': 3},
+            'norm.ghost_batches must divide the sequences of a microbatch; got 3 for 8. .*: [24]',
+        ),
+        (
+            {'model.norm': 'ghost_batchnorm', 'train.microbatches': 4},
+            'norm.ghost_batches must divide the sequences of a microbatch; got 4 for 2. .*: 2',
+        ),
+        (
+            {'norm.window': 2},
+            'norm.window=2 is read by no norm of this model .none, rmsnorm.; .*read it: unified',
+        ),
+        (
+            {'model.norm': 'crmsnorm', 'model.d_model': 15, 'model.n_heads': 1}
+            | {'model.n_kv_heads': 1, 'model.position': 'none'},
+            'model.norm=crmsnorm keeps d_model - 1 .* must be even; got 15. Nearest .* 16',
+        ),
+        (
+            {'model.mix_fraction': 0.5},
+            'model.mix_fraction=0.5 is not read by model.placement=pre, only by mix',
+        ),
+        (
+            {'model.placement': 'hybrid'},
+            'model.placement=hybrid normalizes queries, keys and values by model.qk_norm, which is',
+        ),
+        (
+            {'model.mlp': 'moe', 'model.experts_per_token': 5},
+            'model.experts_per_token must be at most model.n_experts; got 5 of 4',
+        ),
+        (
+            {'model.placement': 'wide', 'model.bias': True},
+            'model.bias=True: experts .model.mlp=moe. have no biases',
+        ),
+        (
+            {'train.init_from': 'runs/nowhere'},
+            'runs/nowhere holds no checkpoint. Give the workdir of a run',
         ),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
     ],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import typing
 
 import pytest
 
@@ -34,7 +35,20 @@ def test_defaults_stand_in_the_default_config_and_nowhere_else():
     assert given.keys() == wanted.keys()
     for path, field in wanted.items():
         assert field.default_factory is dataclasses.MISSING, path
-        assert type(given[path]) is field.type, path
+        assert type(given[path]) in (field.type, *typing.get_args(field.type)), path
+
+
+def test_what_may_be_left_to_the_part_is_none_by_default():
+    """A number there would be the same for all parts that read it."""
+    given = flatten(default.get_config().to_dict())
+    optional = [
+        f'{section.name}.{field.name}'
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.type)
+        if type(None) in typing.get_args(field.type)
+    ]
+    assert {path for path in given if path.startswith('norm.')} < set(optional)
+    assert all(given[path] is None for path in optional)
 
 
 def test_default_config_is_locked():
@@ -77,6 +91,8 @@ def test_missing_field_is_named():
         ('optim.lr', '3e-3', "optim.lr must be float; got '3e-3' of type str"),
         ('optim.lr', False, 'must be float; got False of type bool'),
         ('model.norm', None, 'model.norm must be str; got None'),
+        ('norm.groups', 2.0, 'norm.groups must be int or None; got 2.0 of type float'),
+        ('model.norm_eps', 'a', "model.norm_eps must be float or None; got 'a' of type str"),
     ],
 )
 def test_wrong_type_is_named(path, value, said):
@@ -108,4 +124,4 @@ def test_differences_are_old_and_new_value_by_path():
 def test_flatten_keeps_declaration_order():
     paths = list(flatten(tiny_config()))
     assert paths[:2] == ['model.d_model', 'model.n_layers']
-    assert paths[-1] == 'kernels.run_axis'
+    assert paths[-1] == 'norm.removal_gap'

@@ -7,17 +7,16 @@ import pytest
 from flax import linen as nn
 
 from lm.diagnostics import make_diagnose, norm_by_layer
-from lm.model import Block
-from modules.params import ParamSpec
+from lm.model import Block, groups_of_blocks
 from modules.sequence import whole_rows
-from tests.helpers import BOS, initial_state, program, tiny_batch, tiny_config
+from tests.helpers import BOS, initial_state, program, tiny_batch, tiny_config, with_needs
 
 CONFIG = tiny_config({'model.n_layers': 3})
 
 
 def diagnose(config, state, batch):
     built = program(config)
-    return make_diagnose(config, built.model, BOS)(state.params, {}, batch, built.hyper)
+    return make_diagnose(config, built.model, BOS)(state.weights, batch, built.hyper)
 
 
 def test_residual_rms_is_that_of_the_stream_behind_each_block():
@@ -25,10 +24,11 @@ def test_residual_rms_is_that_of_the_stream_behind_each_block():
     state, batch = initial_state(CONFIG), tiny_batch()
     seen = diagnose(CONFIG, state, batch)['residual_rms']
     x_MD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1].reshape(-1)]
-    block = Block(CONFIG.model, program(CONFIG).model.kernels)
+    (like,) = groups_of_blocks(CONFIG.model)
+    block = Block(CONFIG, program(CONFIG).model.kernels, like)
     for layer in range(3):
         params = jax.tree.map(lambda w, layer=layer: w[layer], state.params['layers'])
-        x_MD, _ = block.apply({'params': params}, x_MD, whole_rows(8))
+        x_MD, _ = block.apply({'params': params}, x_MD, jnp.float32(layer + 1), whole_rows(8))
         np.testing.assert_allclose(seen[layer], np.sqrt(np.mean(np.square(x_MD))), rtol=1e-5)
 
 
@@ -57,18 +57,31 @@ def test_gradient_norm_by_layer_is_part_of_the_whole():
     np.testing.assert_allclose(np.sum(np.square(by_layer)), whole**2 - rest, rtol=1e-4)
 
 
-def test_norm_by_layer_finds_the_layer_axis_by_name():
-    specs = {
-        'gain': ParamSpec('vector', ('embed', 'layer')),
-        'matrix': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)),
-        'readout': ParamSpec('readout', ('embed', 'vocab'), ('embed',)),
-    }
+def test_norm_by_layer_is_over_all_but_the_first_axis():
     tree = {
-        'gain': jnp.array([[1.0, 2.0], [1.0, 2.0]]),
+        'gain': jnp.array([[1.0, 1.0], [2.0, 2.0]]),
         'matrix': jnp.ones((2, 1, 2)),
-        'readout': jnp.full((2, 2), 100.0),
+        'scalar': jnp.array([0.0, 5.0]),
     }
-    np.testing.assert_allclose(norm_by_layer(tree, specs), [2.0, np.sqrt(10.0)])
+    np.testing.assert_allclose(norm_by_layer(tree), [2.0, np.sqrt(8 + 2 + 25)])
+
+
+@pytest.mark.parametrize('placement', ['mix', 'hybrid_star', 'resi_dual', 'wide'])
+def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
+    """One number a block, the first block's first: catches groups in the order of their names."""
+    changes = with_needs({'model.placement': placement, 'model.n_layers': 3})
+    config = tiny_config(changes | ({'model.mix_fraction': 0.4} if placement == 'mix' else {}))
+    state, batch = initial_state(config), tiny_batch()
+    seen = diagnose(config, state, batch)
+    assert all(value.shape == (3,) for value in seen.values())
+    first = groups_of_blocks(config.model)[0].name
+    louder = dict(state.params)
+    if placement != 'wide':
+        louder[first] = jax.tree.map(lambda w: w.copy(), louder[first])
+        louder[first]['mlp']['down'][0] *= 100
+        after = diagnose(config, state.replace(params=louder), batch)
+        moved = after['layer_param_norm'] != seen['layer_param_norm']
+        np.testing.assert_array_equal(moved, [True, False, False])
 
 
 @pytest.mark.parametrize('scan', [True, False])

@@ -230,14 +230,14 @@ def test_evaluation_sums_what_training_reports():
     built, batch = program(CONFIG), packed_batch()
     _, metrics = run()
     step = jax.jit(make_eval_step(CONFIG, built.model, BOS), compiler_options=FAST)
-    sums = step(STATE().params, STATE().reparam, batch, built.hyper)
+    sums = step(STATE().weights, batch, built.hyper)
     tokens = float(metrics['batch_tokens'])
     assert float(sums['tokens']) == tokens
     for theirs, ours in (('objective', 'loss'), ('ce', 'ce'), ('z_loss', 'z_loss')):
         np.testing.assert_allclose(sums[theirs], metrics[ours] * tokens, rtol=1e-5)
     mesh = make_mesh(CONFIG.mesh)
     jitted = jit_eval_step(CONFIG, built.model, mesh, built.hyper, BOS)
-    arguments = (STATE().params, STATE().reparam, batch, built.hyper)
+    arguments = (STATE().weights, batch, built.hyper)
     spread = jitted.lower(*arguments).compile(FAST)
     arguments = jax.device_put(arguments, spread.input_shardings[0])
     assert_trees_close(spread(*arguments), sums, rtol=1e-5, atol=0)
@@ -323,8 +323,8 @@ def test_masked_documents_reach_the_model():
     other['tokens'] = np.where(first, tiny_batch(seed=5)['tokens'], batch['tokens'])
     for b in (batch, other):  # the second document alone is weighted: what comes first is padding
         b['segments'] = np.where(b['segments'] == 1, 0, b['segments'])
-    sums = [step(STATE().params, (), b, hyper) for b in (batch, other)]
+    sums = [step(STATE().weights, b, hyper) for b in (batch, other)]
     assert_same_bits(*sums)
     plain = jax.jit(make_eval_step(CONFIG, program(CONFIG).model, BOS), compiler_options=FAST)
-    sums = [plain(STATE().params, (), b, hyper) for b in (batch, other)]
+    sums = [plain(STATE().weights, b, hyper) for b in (batch, other)]
     assert abs(sums[0]['ce'] - sums[1]['ce']) > 1e-3

@@ -26,9 +26,11 @@ def refuse(sweep, **changes) -> None:
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
 def test_a_schedule_reads_its_own_fields_alone(schedule):
-    """All others are read whatever the schedule."""
-    read = read_fields(tiny_config({'optim.schedule': schedule}))
+    """All others are read whatever the schedule, the balance of experts where there are some."""
+    read = read_fields(tiny_config({'optim.schedule': schedule, 'model.mlp': 'moe'}))
     assert set(HYPER_PATHS) - read == UNREAD[schedule]
+    read = read_fields(tiny_config({'optim.schedule': schedule}))
+    assert set(HYPER_PATHS) - read == UNREAD[schedule] | {'balance_loss'}
 
 
 @pytest.mark.parametrize('layers', [1, 3])

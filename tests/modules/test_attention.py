@@ -18,14 +18,16 @@ from tests.helpers import FAST
 D, HEADS, LENGTH = 16, 4, 6
 
 
-def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope'):
+def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope', **options):
     return ATTENTIONS[name](
         n_heads=HEADS,
         n_kv_heads=n_kv_heads,
+        head_dim=D // HEADS,
         qk_norm=lambda name: NORMS[qk_norm](eps=0.0, name=name),
         rotate=POSITIONS[position].rotate,
         kernels=IMPLEMENTATIONS['reference'],
         dtype=jnp.float32,
+        **options,
     )
 
 
@@ -110,6 +112,27 @@ def test_qk_norm_takes_the_scale_off_the_weights(name, key):
         scaled = params | {key: 100 * params[key]}
         change = np.abs(apply(module, scaled, draw_x()) - apply(module, params, draw_x())).max()
         assert (change < 1e-4) == (qk_norm == 'rmsnorm')
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_value_norm_takes_the_scale_off_the_values(name):
+    """And is a norm of its own, of each head: it has a gain."""
+    for norm_values in (True, False):
+        module = layer(name, qk_norm='rmsnorm', norm_values=norm_values)
+        params, _ = draw_params(module)
+        assert ('value_norm' in params) == norm_values
+        scaled = params | {'value': 100 * params['value']}
+        change = np.abs(apply(module, scaled, draw_x()) - apply(module, params, draw_x())).max()
+        assert (change < 1e-4) == norm_values
+    louder = params_with(layer(name, qk_norm='rmsnorm', norm_values=True), 2.0)
+    module = layer(name, qk_norm='rmsnorm', norm_values=True)
+    plain = apply(module, draw_params(module)[0], draw_x())
+    np.testing.assert_allclose(apply(module, louder, draw_x()), 2 * plain, rtol=1e-5, atol=1e-6)
+
+
+def params_with(module, gain):
+    params, _ = draw_params(module)
+    return params | {'value_norm': {'scale': gain * params['value_norm']['scale']}}
 
 
 def test_softmax_attention_is_its_equation():

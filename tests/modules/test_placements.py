@@ -4,16 +4,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.placements import PLACEMENTS
+from modules.placements import PLACEMENTS, Depth, stream_rms
 
 X = np.float32([1.0, 2.0, 4.0])
 # F(x) = 3 x + 1; norm_in halves, norm_out divides by 8: exact, and no two of them commute.
 NORMS = {'norm_in': lambda x: x / 2, 'norm_out': lambda x: x / 8}
-WANTED = {  # value, the norms made, whether the stream is normalized before the readout
-    'peri': (X + (3 * X / 2 + 1) / 8, ['norm_in', 'norm_out'], True),
-    'post': ((X + 3 * X + 1) / 8, ['norm_out'], False),
-    'pre': (X + 3 * X / 2 + 1, ['norm_in'], True),
+BLOCKS = 8
+PRE = X + 3 * X / 2 + 1, ['norm_in']
+POST = (X + 3 * X + 1) / 8, ['norm_out']
+BARE = X + 3 * X + 1, []
+NORMED = X / 2 + 3 * X / 2 + 1, ['norm_in']
+PERI = X + (3 * X / 2 + 1) / 8, ['norm_in', 'norm_out']
+OUTPUT = X + (3 * X + 1) / 8, ['norm_out']
+SCALED = X + 3 * X / 4 + 1, ['norm_in']  # block 4 of 8
+DEEP = (2 * X + 3 * X + 1) / 8, ['norm_out']  # alpha = (2 * 8)^(1/4) = 2
+DUAL = ((X + 3 * X + 1) / 8, X + 3 * X + 1), ['norm_out']
+WANTED = {  # by group of blocks: how many of 8, and value and norms of attention and of the MLP
+    'deepnorm': [('layers', 8, DEEP, DEEP)],
+    'hybrid': [('layers', 8, BARE, NORMED)],
+    'hybrid_star': [('layers_first', 1, PRE, PRE), ('layers', 7, BARE, NORMED)],
+    'layernorm_scaling': [('layers', 8, SCALED, SCALED)],
+    'mix': [('layers_post', 2, POST, POST), ('layers_pre', 6, PRE, PRE)],
+    'output': [('layers', 8, OUTPUT, OUTPUT)],
+    'peri': [('layers', 8, PERI, PERI)],
+    'post': [('layers', 8, POST, POST)],
+    'pre': [('layers', 8, PRE, PRE)],
+    'resi_dual': [('layers', 8, DUAL, DUAL)],
+    'wide': [('layers', 8, PRE, PRE)],
 }
+WITHOUT_FINAL_NORM = {'deepnorm', 'post'}
 
 
 def test_every_placement_has_its_equation():
@@ -22,18 +41,64 @@ def test_every_placement_has_its_equation():
 
 @pytest.mark.parametrize('name', PLACEMENTS)
 def test_placement_is_its_equation(name):
-    made, calls = [], []
+    placement = PLACEMENTS[name]
+    groups = placement.blocks(BLOCKS, 0.25)
+    assert [(like.name, like.count) for like in groups] == [row[:2] for row in WANTED[name]]
+    for like, (_, _, *wanted) in zip(groups, WANTED[name], strict=True):
+        for place, (value, norms) in zip((like.attention, like.mlp), wanted, strict=True):
+            made, calls = [], []
 
-    def norm(norm_name):
-        made.append(norm_name)
-        return NORMS[norm_name]
+            def norm(norm_name, made=made):
+                made.append(norm_name)
+                return NORMS[norm_name]
 
-    def sublayer(x):
-        calls.append(x)
-        return 3 * x + 1
+            def sublayer(x, calls=calls):
+                calls.append(x)
+                return 3 * x + 1
 
-    value, norms, final_norm = WANTED[name]
-    np.testing.assert_array_equal(PLACEMENTS[name].place(jnp.asarray(X), sublayer, norm), value)
-    assert sorted(made) == norms
-    assert len(calls) == 1
-    assert PLACEMENTS[name].final_norm == final_norm
+            streams = placement.split(jnp.asarray(X))
+            placed = place(streams, sublayer, norm, Depth(jnp.float32(4), BLOCKS))
+            np.testing.assert_array_equal(placed, value)
+            assert sorted(made) == norms
+            assert len(calls) == 1
+    assert placement.final_norm == (name not in WITHOUT_FINAL_NORM)
+
+
+@pytest.mark.parametrize('name', PLACEMENTS)
+def test_what_is_read_out(name):
+    """The stream by the final norm; of ResiDual's two, x + N(r)."""
+    placement = PLACEMENTS[name]
+    streams = (X, 2 * X) if name == 'resi_dual' else X
+    wanted = X + 2 * X / 8 if name == 'resi_dual' else X / 8
+    np.testing.assert_array_equal(placement.join(streams, NORMS['norm_out']), wanted)
+    assert stream_rms(streams) == pytest.approx(np.sqrt(7.0))
+
+
+@pytest.mark.parametrize(
+    ('blocks', 'fraction', 'post'), [(12, 0.25, 3), (100, 0.29, 29), (10, 0.3, 3), (3, 0.25, 0)]
+)
+def test_mix_takes_the_floor(blocks, fraction, post):
+    """0.29 * 100 is a little less than 29 in binary."""
+    groups = PLACEMENTS['mix'].blocks(blocks, fraction)
+    assert {like.name: like.count for like in groups}.get('layers_post', 0) == post
+    assert sum(like.count for like in groups) == blocks
+
+
+def test_deepnorm_gain():
+    """The published table for a decoder of 6 and of 32 blocks."""
+    assert PLACEMENTS['deepnorm'].init_gain(6) == pytest.approx(0.380, abs=5e-4)
+    assert PLACEMENTS['deepnorm'].init_gain(32) == pytest.approx(0.250, abs=5e-4)
+    others = [row for name, row in PLACEMENTS.items() if name != 'deepnorm']
+    assert all(row.init_gain(6) == 1 for row in others)
+
+
+def test_what_stands_alone():
+    assert [name for name, row in PLACEMENTS.items() if row.normed_values] == [
+        'hybrid',
+        'hybrid_star',
+    ]
+    assert [name for name, row in PLACEMENTS.items() if row.shared] == ['wide']
+    assert [name for name, row in PLACEMENTS.items() if row.takes_fraction] == ['mix']
+    assert {name: row.mlp for name, row in PLACEMENTS.items()} == dict.fromkeys(
+        PLACEMENTS, 'dense'
+    ) | {'wide': 'moe'}

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.params import ParamSpec, named_leaves
-from modules.reparam import REPARAMS
+from modules.params import NORM, ParamSpec, named_leaves
+from modules.reparam import REPARAMS, chain, shared
 
 SPECS = {
     'table': ParamSpec('embedding', ('vocab', 'embed')),
@@ -123,3 +123,61 @@ def test_a_reparam_that_matches_nothing_is_an_error():
     vectors = {'scale': SPECS['scale']}
     with pytest.raises(ValueError, match="no parameter has the role 'hidden'"):
         REPARAMS['weight_norm'](vectors)
+
+
+GATE = ParamSpec('hidden', ('layer', 'embed', 'rank'), ('embed',), part=NORM)
+SHARED_SPECS = SPECS | {'gate': GATE}
+
+
+def draw_shared():
+    return draw() | {'gate': jnp.float32(np.random.default_rng(9).normal(size=(3, 6, 2)))}
+
+
+def shapes_of(tree):
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
+
+
+def test_shared_matrices_are_stored_once_and_used_by_all_layers():
+    """Hidden ones that are no norm's; the first layer's at the start."""
+    drawn = draw_shared()
+    reparam = shared(SHARED_SPECS, shapes_of(drawn))
+    stored, state = reparam.init(drawn)
+    used, _ = reparam.apply(stored, state, True)
+    for key, value in drawn.items():
+        if key in SUMMED:
+            np.testing.assert_array_equal(stored[key], value[0])
+            assert reparam.specs[key] == SPECS[key].without('layer')
+            assert stored[key].ndim == len(reparam.specs[key].axes)
+            np.testing.assert_array_equal(used[key], np.broadcast_to(value[:1], value.shape))
+        else:
+            np.testing.assert_array_equal(stored[key], value)
+            np.testing.assert_array_equal(used[key], value)
+            assert reparam.specs[key] == SHARED_SPECS[key]
+    assert 'layer' not in reparam.specs['up'].axes
+
+
+def test_gradient_of_a_shared_matrix_is_the_sum_over_layers():
+    drawn = draw_shared()
+    reparam = shared(SHARED_SPECS, shapes_of(drawn))
+    stored, state = reparam.init(drawn)
+    _, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
+    (grads,) = pull(draw_shared())
+    for key in SUMMED:
+        np.testing.assert_allclose(grads[key], np.sum(drawn[key], 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(grads['gate'], drawn['gate'])
+
+
+def test_chain_hands_what_the_far_one_makes_to_the_near_one():
+    """Shared weights that are stored with weight normalization: one gain for all layers."""
+    drawn = draw()
+    near = shared(SPECS, shapes_of(drawn))
+    reparam = chain(near, REPARAMS['weight_norm'](near.specs))
+    stored, state = reparam.init(drawn)
+    assert stored['up']['direction'].shape == (6, 7)
+    assert reparam.specs['up']['gain'] == ParamSpec('vector', ('mlp',))
+    stored['up']['gain'] = 2 * stored['up']['gain']
+    used, after = reparam.apply(stored, state, True)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    for layer in range(3):
+        np.testing.assert_allclose(used['up'][layer], 2 * drawn['up'][0], rtol=1e-5)
+        np.testing.assert_allclose(used['out'][layer], drawn['out'][0], rtol=1e-5)

@@ -1,5 +1,7 @@
 """Reference: initial scale, learning rate and weight decay of each role."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +23,16 @@ CASES = {  # spec, shape
         (3, 2, 9, 16),
     ),
 }
+
+
+def test_what_a_description_asks_for():
+    """init_gain multiplies the deviation of a matrix; a vector decays only where it says so."""
+    spec, shape = CASES['up']
+    halved = PARAMETRIZATIONS['standard'](dataclasses.replace(spec, init_gain=0.5), shape)
+    assert (halved.init_std, halved.lr_factor, halved.decay_factor) == (1 / 8, 1, 1)
+    spec, shape = CASES['vector']
+    decayed = PARAMETRIZATIONS['standard'](dataclasses.replace(spec, decayed=True), shape)
+    assert (decayed.init_std, decayed.lr_factor, decayed.decay_factor) == (None, 1, 1)
 
 
 def test_standard():

@@ -1,0 +1,169 @@
+"""Mixtures of experts. Reference: each token through its experts in numpy float64. Property: who
+depends on whom, in training and in evaluation.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.activations import ACTIVATIONS
+from modules.kernels import IMPLEMENTATIONS
+from modules.mlp import MLP, MLPS, MoE, as_int, as_key
+from modules.params import split
+from modules.statistics import AUXILIARY, STATS
+
+TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4
+
+
+def moe(activation='relu', capacity_factor=1.2, dtype=jnp.float32, **options):
+    return MoE(
+        HIDDEN,
+        ACTIVATIONS[activation],
+        IMPLEMENTATIONS['reference'],
+        dtype,
+        n_experts=EXPERTS,
+        capacity_factor=capacity_factor,
+        **options,
+    )
+
+
+def draw(layer, seed=0):
+    """x [M, D], params scaled so that experts are neither equal nor overwhelming, and stats."""
+    x = jnp.float32(np.random.default_rng(seed).normal(size=(TOKENS, WIDTH)))
+    variables = layer.init(jax.random.key(seed), x)
+    params, specs = split(variables['params'])
+    assert all(spec.role == 'hidden' for spec in specs.values())
+    return x, params, {STATS: variables[STATS]}
+
+
+def train(layer, params, stats, x, valid=None):
+    return layer.apply({'params': params, **stats}, x, valid, mutable=[STATS, AUXILIARY])
+
+
+def evaluate(layer, params, stats, x):
+    return layer.apply({'params': params, **stats}, x)
+
+
+def experts_of(params, x, gated):
+    """What each expert makes of each token: [M, E, D], float64."""
+    p = {name: np.float64(value) for name, value in params.items()}
+    up = np.einsum('md,edf->mef', x, p['up'])
+    if gated:
+        gate = np.einsum('md,edf->mef', x, p['gate'])
+        hidden = gate / (1 + np.exp(-gate)) * up
+    else:
+        hidden = np.maximum(up, 0)
+    return np.einsum('mef,efd->med', hidden, p['down'])
+
+
+def router_of(params, x, noise=0.0):
+    logits = np.float64(x) @ np.float64(params['router']) + noise
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def mixed(probs, outputs, capacity, per_token=2):
+    """The sum over each token's likeliest experts that have room, tokens in order."""
+    y, taken = np.zeros(outputs.shape[::2]), np.zeros(EXPERTS, int)
+    for token, p in enumerate(probs):
+        for expert in np.argsort(-p)[:per_token]:
+            if taken[expert] < capacity:
+                y[token] += p[expert] * outputs[token, expert]
+            taken[expert] += 1
+    return y
+
+
+@pytest.mark.parametrize('activation', ['relu', 'swiglu'])
+def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
+    """Not normalized over them, no token dropped, no noise."""
+    layer = moe(activation)
+    x, params, stats = draw(layer)
+    outputs = experts_of(params, np.float64(x), activation == 'swiglu')
+    wanted = mixed(router_of(params, x), outputs, capacity=TOKENS)
+    np.testing.assert_allclose(evaluate(layer, params, stats, x), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('capacity_factor', [0.4, 1.2, 10.0])
+def test_training_drops_what_comes_after_an_expert_is_full(capacity_factor):
+    """With noise of deviation 1/E from the layer's own key. Catches a drop by likelihood, or a
+    capacity that forgets the number of choices.
+    """
+    layer = moe(capacity_factor=capacity_factor)
+    x, params, stats = draw(layer)
+    params['router'] = params['router'].at[:, 0].set(0).at[:, 1].add(0.5)
+    now, later = jax.random.split(as_key(stats[STATS]['key']))
+    noise = np.asarray(jax.random.normal(now, (TOKENS, EXPERTS))) / EXPERTS
+    probs = router_of(params, x, noise)
+    capacity = int(np.ceil(capacity_factor * 2 * TOKENS / EXPERTS))
+    wanted = mixed(probs, experts_of(params, np.float64(x), gated=False), capacity)
+    y, filled = train(layer, params, stats, x)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(filled[STATS]['key'], as_int(later))
+    shares = np.zeros(EXPERTS)
+    for p in probs:
+        shares[np.argsort(-p)[:2]] += 1 / (2 * TOKENS)
+    balance = EXPERTS * np.sum(probs.mean(0) * shares)
+    np.testing.assert_allclose(filled[AUXILIARY]['balance'][0], balance, rtol=1e-5)
+
+
+def test_balance_is_one_where_all_are_alike():
+    layer = moe()
+    x, params, stats = draw(layer)
+    params = params | {'router': 0 * params['router']}
+    _, filled = train(layer, params, stats, x)
+    np.testing.assert_allclose(filled[AUXILIARY]['balance'][0], 1.0, rtol=0.1)
+    params['router'] = params['router'].at[:].set(jnp.eye(WIDTH, EXPERTS) * 50)
+    _, filled = train(layer, params, stats, jnp.abs(x).at[:, 0].add(9).at[:, 1].add(8))
+    np.testing.assert_allclose(filled[AUXILIARY]['balance'][0], 2.0, rtol=0.1)
+
+
+def test_evaluation_of_a_token_depends_on_no_other():
+    """By gradient; in training it depends on earlier ones, which may take the room."""
+    layer = moe(capacity_factor=0.5)
+    x, params, stats = draw(layer)
+    jacobian = jax.jacrev(lambda x: evaluate(layer, params, stats, x).sum(-1))(x)
+    seen = np.abs(jacobian).max(-1) > 0
+    np.testing.assert_array_equal(seen, np.eye(TOKENS, dtype=bool))
+    params['router'] = jnp.zeros_like(params['router']).at[0].set(jnp.arange(4.0) * 5)
+    ones = x.at[:, 0].set(1.0)
+    before, _ = train(layer, params, stats, ones)
+    after, _ = train(layer, params, stats, ones.at[:4, 0].set(-1.0))
+    assert np.abs(before[4:] - after[4:]).max() > 1e-3
+    last, _ = train(layer, params, stats, ones.at[8:, 0].set(-1.0))
+    np.testing.assert_array_equal(last[:8], before[:8])
+
+
+def test_padding_takes_no_room():
+    layer = moe(capacity_factor=0.5)
+    x, params, stats = draw(layer)
+    valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
+    y, filled = train(layer, params, stats, x, valid)
+    moved, same = train(layer, params, stats, x.at[:4].multiply(-3.0), valid)
+    np.testing.assert_array_equal(moved[4:], y[4:])
+    assert filled[AUXILIARY]['balance'][0] == same[AUXILIARY]['balance'][0]
+
+
+def test_parameters_stay_float32_and_the_stream_its_type():
+    layer = moe(dtype=jnp.bfloat16)
+    x, params, stats = draw(layer)
+    assert all(w.dtype == jnp.float32 for w in params.values())
+    y, _ = train(layer, params, stats, x.astype(jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    exact, _ = train(moe(), params, stats, x)
+    assert 0 < np.abs(np.float32(y) - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_dense_mlp_with_biases():
+    layer = MLP(HIDDEN, ACTIVATIONS['relu'], IMPLEMENTATIONS['reference'], jnp.float32, bias=True)
+    x = jnp.float32(np.random.default_rng(0).normal(size=(TOKENS, WIDTH)))
+    params, specs = split(layer.init(jax.random.key(0), x)['params'])
+    assert specs['up_bias'].role == specs['down_bias'].role == 'vector'
+    params |= {'up_bias': jnp.arange(5.0), 'down_bias': jnp.arange(6.0)}
+    up, down = np.asarray(params['up']), np.asarray(params['down'])
+    wanted = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
+    np.testing.assert_allclose(layer.apply({'params': params}, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_every_mlp_is_tested_here():
+    assert {'dense': MLP, 'moe': MoE} == MLPS
