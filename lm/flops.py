@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.config import ModelConfig
+from lm.model import mlp_kind, stream_width
 from modules.activations import ACTIVATIONS
 
 # Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
@@ -27,12 +28,17 @@ GEMM_SIZE = 2048
 
 
 def matmul_params(model: ModelConfig, vocab_size: int) -> int:
-    """Weights that multiply activations: all matrices and the readout; no tables, no vectors."""
-    head_dim = model.d_model // model.n_heads
-    attention = model.d_model * head_dim * 2 * (model.n_heads + model.n_kv_heads)
+    """Weights that multiply a token's activations: all matrices and the readout; no tables, no
+    vectors. Of experts those that a token goes through, and the router; shared matrices once for
+    each block that uses them.
+    """
+    width, head_dim = stream_width(model), model.d_model // model.n_heads
+    attention = width * head_dim * 2 * (model.n_heads + model.n_kv_heads)
     matrices = 3 if ACTIVATIONS[model.activation].gated else 2
-    mlp = matrices * model.d_model * model.d_ff
-    return model.n_layers * (attention + mlp) + model.d_model * vocab_size
+    mlp = matrices * width * model.d_ff
+    if mlp_kind(model) == 'moe':
+        mlp = mlp * model.experts_per_token + width * model.n_experts
+    return model.n_layers * (attention + mlp) + width * vocab_size
 
 
 def flops_per_token(model: ModelConfig, vocab_size: int, seq_len: int) -> float:

@@ -16,11 +16,13 @@ from lm.evaluate import evaluate
 from lm.journal import Diverged, Journal
 from lm.mesh import put_batch
 from lm.metrics import Terminal
+from lm.model import norm_kinds
 from lm.setting import Setting
 from lm.start import initial_state
 from lm.state import hyper_from
 from lm.step import jit_eval_step, jit_train_step
 from lm.table import as_table, parameter_count, parameter_rows
+from modules.norms import NORMS
 
 
 class Run:
@@ -158,6 +160,13 @@ def describe(setting: Setting, terminal: Terminal) -> None:
         f'kernels {setting.kernels}; mfu is of {setting.peak / 1e12:.3f} TFLOP/s '
         f'({setting.peak_source})'
     )
+    for kind in sorted(norm_kinds(config.model)):
+        if NORMS[kind].leaks:
+            terminal.say(
+                f'NOTE: in training {kind} shows each token {NORMS[kind].leaks}, later ones '
+                'included: the training loss is not that of a causal model. Evaluation uses '
+                'running statistics; compare validation losses.'
+            )
 
 
 def batch_shapes(config: Config, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -55,8 +55,8 @@ class BatchNorm(Norm):
         if is_training(self):
             y, means, variances = self.batch(x32)
             for seen_mean, seen_variance in zip(means, variances, strict=True):
-                mean.value += self.momentum * (seen_mean - mean.value)
-                variance.value += self.momentum * (seen_variance - variance.value)
+                mean.value = mean.value + self.momentum * (seen_mean - mean.value)
+                variance.value = variance.value + self.momentum * (seen_variance - variance.value)
         else:
             y = normalize(x32, mean.value, variance.value, self.eps)
         return affine(self, y, self.scale, self.bias).astype(x.dtype)
@@ -98,10 +98,11 @@ class BatchChannelNorm(Norm):
     """standardize(BatchNorm(x)) in `groups` groups of channels, then a gain and bias a group.
 
     `estimated` makes the first norm that of the paper for small batches: it normalizes by the
-    running averages as they are before the update, also in training, and no gradient flows through
-    them; the variance is then about the running mean. The moving speed is `momentum`, constant
-    here. The affine map of the first norm is per channel, that of the second per group. Source:
-    arXiv:1911.09738 and the code beside it; here the groups are of one token's features.
+    running averages, also in training, once this batch has moved them; no gradient flows through
+    them, and the variance that moves theirs is about the running mean before the move. The moving
+    speed is `momentum`, constant here. The affine map of the first norm is per channel, that of the
+    second per group. Source: arXiv:1911.09738 and the code beside it (BCNorm, EstBN); here the
+    groups are of one token's features.
     """
 
     eps: float = 1e-5
@@ -117,17 +118,20 @@ class BatchChannelNorm(Norm):
         x32, features = at_least_float32(x), x.shape[-1]
         mean = self.variable(STATS, 'mean', jnp.zeros, (features,))
         variance = self.variable(STATS, 'variance', jnp.ones, (features,))
-        used = mean.value, variance.value
-        if is_training(self):
-            if self.estimated:
-                seen = token_mean(x32, self.valid)
-                about_running = token_mean((x32 - along(mean.value, x32)) ** 2, self.valid)
-                update = jax.lax.stop_gradient((seen, about_running))
-            else:
-                used = moments(x32, self.valid)
-                update = used[0], unbiased(used[1], x32, self.valid)
-            mean.value += self.momentum * (update[0] - mean.value)
-            variance.value += self.momentum * (update[1] - variance.value)
+
+        def move(seen_mean, seen_variance):
+            mean.value = mean.value + self.momentum * (seen_mean - mean.value)
+            variance.value = variance.value + self.momentum * (seen_variance - variance.value)
+
+        if is_training(self) and not self.estimated:
+            used = moments(x32, self.valid)
+            move(used[0], unbiased(used[1], x32, self.valid))
+        else:
+            if is_training(self):
+                seen = jax.lax.stop_gradient(x32)
+                about_running = token_mean((seen - along(mean.value, seen)) ** 2, self.valid)
+                move(token_mean(seen, self.valid), about_running)
+            used = mean.value, variance.value
         y = affine(self, normalize(x32, *used, self.eps), True, True)
         groups = default_groups(features) if self.groups is None else self.groups
         y = standardize(in_groups(y, groups), self.eps)

@@ -57,7 +57,7 @@ class EvoNormB0(Norm):
         if is_training(self):
             _, over_batch = moments(x32, self.valid)
             seen = unbiased(over_batch, x32, self.valid)
-            variance.value += self.momentum * (seen - variance.value)
+            variance.value = variance.value + self.momentum * (seen - variance.value)
         over_token = along(jnp.sqrt(jnp.var(x32, -1, keepdims=True) + self.eps), x)
         over_batch = along(jnp.sqrt(over_batch + self.eps), x)
         y = x32 / jnp.maximum(over_batch, v * x32 + over_token)

@@ -109,7 +109,7 @@ class SeeDNorm(Norm):
         inner = jnp.sum(in_groups(x32 * along(beta, x), self.heads), -1, keepdims=True)
         dynamic = (in_groups(along(alpha, x), self.heads) * jnp.tanh(inner)).reshape(x.shape)
         gain = along(self.vector('scale', features, 1.0), x) + dynamic
-        return (rms_normalize(x, self.eps) * gain).astype(x.dtype)
+        return (rms_normalize(x32, self.eps) * gain).astype(x.dtype)
 
 
 class AdaRMSNorm(Norm):
@@ -122,5 +122,6 @@ class AdaRMSNorm(Norm):
     @nn.compact
     def __call__(self, x):
         alpha, beta = (self.vector(n, x.shape[-1], v) for n, v in (('alpha', 0.0), ('beta', 1.0)))
-        mapped = at_least_float32(x) * along(alpha, x) + along(beta, x)
-        return (rms_normalize(x, self.eps) / inverse_rms(mapped, self.eps)).astype(x.dtype)
+        x32 = at_least_float32(x)
+        mapped = x32 * along(alpha, x) + along(beta, x)
+        return (rms_normalize(x32, self.eps) / inverse_rms(mapped, self.eps)).astype(x.dtype)

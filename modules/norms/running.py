@@ -32,9 +32,9 @@ def power_scale(
 
     Given g = dL/dz [..., D]: h = g - (1 - momentum) e z with e = running_gz [D];
     dx = h / sqrt(seen + eps); and the cotangent of running_gz is its next value e + mean(h z), the
-    mean over tokens. `used` and `seen` [D] are the mean squares of the forward pass and of this
-    batch, constants here. The code divides by that of the batch; arXiv:2003.07845, algorithm 2,
-    by the running one. With momentum = 1, dx = g / sqrt(seen + eps).
+    mean over tokens, padding too. `used` and `seen` [D] are the mean squares of the forward pass
+    and of this batch, constants here. The code divides by that of the batch; arXiv:2003.07845,
+    algorithm 2, by the running one. With momentum = 1, dx = g / sqrt(seen + eps).
     """
     return x * along(jax.lax.rsqrt(used + eps), x)
 
@@ -109,12 +109,12 @@ def unified_scale(
 ) -> jax.Array:
     """z scale with z = x / sqrt(used + eps), with Unified Normalization's backward pass.
 
-    Given dy: g = dy scale r with r = `compensation`; G = mean(g z) over tokens enters slot
-    update mod W of a window [W, D] (the running value does, where `skip`); its mean G' over the
-    window (G itself while update <= W or update < warmup, or where skip) moves the running value e
-    by (1 - momentum) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where skip.
-    dscale = sum(dy r z). statistics = (window, e), whose cotangents are their next values. The
-    other arrays, [D] and scalars, are constants here.
+    Given dy: g = dy scale r with r = `compensation`; G = mean(g z) over tokens, padding too, enters
+    slot update mod W of a window [W, D] (the running value does, where `skip`); its mean G' over
+    the window (G itself while update <= W or update < warmup, or where skip) moves the running
+    value e by (1 - momentum) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where
+    skip. dscale = sum(dy r z). statistics = (window, e), whose cotangents are their next values.
+    The other arrays, [D] and scalars, are constants here.
     """
     return x * along(jax.lax.rsqrt(used + eps) * scale, x)
 
@@ -130,7 +130,7 @@ def _unified_backward(eps, momentum, warmup, residuals, dy):
     g = dy * along(scale * compensation, dy)
     seen = token_mean(g * z, None)
     slot = jnp.mod(update, length).astype(jnp.int32)
-    window = window.at[slot].set(jnp.where(skip > 0, running, seen))
+    window = jnp.asarray(window).at[slot].set(jnp.where(skip > 0, running, seen))
     alone = (update <= length) | (update < warmup) | (skip > 0)
     mean = jnp.where(alone, seen, jnp.mean(window, 0))
     running = momentum * running + (1 - momentum) * mean
@@ -188,7 +188,8 @@ class UnifiedNorm(Norm):
             plain = (update <= max(1000, self.warmup)) | skip
             compensation = jnp.where(plain, 1.0, jnp.clip(compensation, 1 / 5, 5.0))
             running.value = self.momentum * running.value + (1 - self.momentum) * used
-            count.value, skipped.value = update, skipped.value + skip
+            count.value = update
+            skipped.value = skipped.value + (skip & (self.window > 1))  # of one batch: none is
             y = unified_scale(
                 self.eps,
                 self.momentum,
@@ -210,7 +211,7 @@ class UnifiedNorm(Norm):
         seen = jax.lax.stop_gradient(token_mean(x**2, self.valid))
         slot = jnp.mod(update, self.window)
         spread = jnp.var(jnp.sqrt(window), ddof=1)
-        window = window.at[slot].set(seen)
+        window = jnp.asarray(window).at[slot].set(seen)
         geometric = jnp.exp(jnp.mean(jnp.log(window), 0))
         skip = jnp.bool_(self.window == 1)
         if self.filter_outliers:

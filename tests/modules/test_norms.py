@@ -1,5 +1,5 @@
 """Reference: norms against their closed forms in numpy float64, forward and gradient.
-Property: what each is invariant to.
+Property: what each is invariant to, what it is at the start, what its parameters are.
 """
 
 import jax
@@ -8,127 +8,251 @@ import numpy as np
 import pytest
 
 from modules.norms import NORMS
-from modules.params import split
+from modules.norms.batchnorm import default_groups
+from modules.params import NORM, named_leaves, split
+from modules.statistics import STATS
+from tests.modules.norm_driver import (
+    WEIGHTS,
+    D,
+    M,
+    build,
+    differentiate,
+    run,
+    tokens,
+    with_weights,
+)
+from tests.modules.norm_references import REFERENCES, derivative
 
-EPS = 1e-3
 TOLERANCE = {'float32': 1e-5, 'bfloat16': 2**-8}  # bfloat16: half a unit in the last place
-
-
-def rms_norm(x, grad_y, scale, bias, eps):
-    """(y, dx): with r = 1/rms(x), dx = r (g - x r^2 mean(g x)), g = dy scale."""
-    del bias
-    r = 1 / np.sqrt(np.mean(x**2, -1, keepdims=True) + eps)
-    g = grad_y * scale
-    return x * r * scale, r * (g - x * r**2 * np.mean(g * x, -1, keepdims=True))
-
-
-def layer_norm(x, grad_y, scale, bias, eps):
-    """(y, dx): dx = s (g - mean(g) - x_hat mean(g x_hat)), s = 1/std(x)."""
-    s = 1 / np.sqrt(np.var(x, -1, keepdims=True) + eps)
-    x_hat = (x - np.mean(x, -1, keepdims=True)) * s
-    g = grad_y * scale
-    mean_g, mean_gx = np.mean(g, -1, keepdims=True), np.mean(g * x_hat, -1, keepdims=True)
-    return x_hat * scale + bias, s * (g - mean_g - x_hat * mean_gx)
-
-
-def no_norm(x, grad_y, scale, bias, eps):
-    del scale, bias, eps
-    return x, grad_y
-
-
-REFERENCES = {'layernorm': layer_norm, 'none': no_norm, 'rmsnorm': rms_norm}
-
-
-def draw(dtype='float32', seed=0):
-    """x, dy [6, 16], exact in `dtype`, then scale and bias [16]."""
-    rng = np.random.default_rng(seed)
-    exact = [np.asarray(jnp.asarray(rng.normal(1, 2, (6, 16)), dtype), np.float64) for _ in 'xy']
-    return *exact, rng.uniform(0.5, 2, 16), rng.normal(size=16)
-
-
-def make(name, eps=EPS, scale=None, bias=None, dtype='float32'):
-    """x -> y, with the given gain and bias instead of those at the start."""
-    norm = NORMS[name](eps=eps)
-    start = norm.init(jax.random.key(0), jnp.ones((2, 16), dtype)).get('params', {})
-    params, specs = split(start)
-    assert all(spec.role == 'vector' for spec in specs.values())
-    given = {'scale': scale, 'bias': bias}
-    params = {k: v if given[k] is None else jnp.float32(given[k]) for k, v in params.items()}
-    return params, lambda params, x: norm.apply({'params': params}, x)
+RECURRENT = {'powernorm', 'unified'}  # tests/modules/test_running_norms.py
+OPTIONS = [
+    *((name, {}) for name in NORMS if name not in RECURRENT | {'ghost_batchnorm'}),
+    ('batch_channel', {'estimated': True}),
+    ('batch_channel', {'groups': 4, 'momentum': 0.3}),
+    ('batchnorm', {'scale': False, 'momentum': 0.3}),
+    ('batchnorm', {'bias': False, 'eps': 0.1}),
+    ('dyt', {'bias': True}),
+    ('evonorm_b0', {'momentum': 0.3, 'eps': 0.1}),
+    ('evonorm_s0', {'groups': 8}),
+    ('gated_rmsnorm', {'rank': 3}),
+    ('ghost_batchnorm', {'ghost_batches': 1}),
+    ('ghost_batchnorm', {'ghost_batches': 3, 'momentum': 0.3}),
+    ('l1norm', {'rescale': True}),
+    ('l1norm', {'scale': False, 'bias': False}),
+    ('layernorm', {'scale': False}),
+    ('layernorm', {'bias': False, 'eps': 0.1}),
+    ('layernorm_removal', {'removal_start': 1, 'bias': False}),
+    ('layernorm_removal', {'removal_start': 1, 'order': 1, 'momentum': 0.3}),
+    ('rmsnorm', {'scale': False, 'eps': 0.1}),
+    ('rmsnorm_removal', {'removal_start': 1, 'removal_gap': 0, 'order': 3}),
+    ('rmsnorm_removal', {'bias': True, 'scale': False, 'momentum': 0.3}),
+    ('seednorm', {'heads': 4}),
+]
+CASES = [
+    (name, options, training, dtype)
+    for name, options in OPTIONS
+    for training in ((True, False) if REFERENCES[name].measure else (False,))
+    for dtype in TOLERANCE
+    if dtype == 'float32' or not options or name == 'ghost_batchnorm'
+]
 
 
 def test_every_norm_has_a_reference():
-    assert REFERENCES.keys() == NORMS.keys()
+    assert REFERENCES.keys() | RECURRENT == NORMS.keys()
+    assert {name for name, _ in OPTIONS} == REFERENCES.keys()
 
 
-@pytest.mark.parametrize('dtype', TOLERANCE)
-@pytest.mark.parametrize('name', NORMS)
-def test_forward_and_gradient(name, dtype):
-    x, grad_y, scale, bias = draw(dtype)
-    params, apply = make(name, scale=scale, bias=bias, dtype=dtype)
-    y, pull = jax.vjp(lambda x: apply(params, x), jnp.asarray(x, dtype))
-    (grad_x,) = pull(jnp.asarray(grad_y, dtype))
-    assert y.dtype == grad_x.dtype == jnp.dtype(dtype)
-    for ours, wanted in zip(
-        (y, grad_x), REFERENCES[name](x, grad_y, scale, bias, EPS), strict=True
-    ):
-        np.testing.assert_allclose(np.float64(ours), wanted, rtol=TOLERANCE[dtype], atol=1e-5)
+def reference(name, case, x, w, training):
+    """(f(x, p) -> y whose derivative is the published one, the next statistics)."""
+    wanted, options = REFERENCES[name], case.options
+    options = options | {'groups': options.get('groups') or D // 8}
+    stats = {k: np.float64(v) for k, v in case.stats.get(STATS, {}).items()}
+    if not training:
+        return lambda x, p: wanted.apply(x, p, stats, options), {}
+    used, following = wanted.measure(x, w, stats, options)
+    if options.get('estimated'):
+        return lambda x, p: wanted.apply(x, p, used, options), following
+
+    def through(x, p):
+        return wanted.apply(x, p, wanted.measure(x, w, stats, options)[0], options)
+
+    return through, following
 
 
-@pytest.mark.parametrize('name', NORMS)
-def test_gain_and_bias(name):
-    """They start as the identity, stay float32 under bfloat16, and get sum(dy x_hat) and sum(dy).
-
-    Catches a gain created in, or whose gradient is summed in, the compute type.
-    """
-    x, grad_y, _, _ = draw('bfloat16')
-    params, apply = make(name, dtype='bfloat16')
-    x_hat = REFERENCES[name](x, grad_y, 1.0, 0.0, EPS)[0]
-    y, pull = jax.vjp(lambda p: apply(p, jnp.asarray(x, 'bfloat16')), params)
-    np.testing.assert_allclose(np.float64(y), x_hat, rtol=2**-8, atol=1e-5)
-    (grads,) = pull(jnp.asarray(grad_y, 'bfloat16'))
-    wanted = {'scale': np.sum(grad_y * x_hat, 0), 'bias': np.sum(grad_y, 0)}
+@pytest.mark.parametrize(('name', 'options', 'training', 'dtype'), CASES)
+def test_forward_and_gradient(name, options, training, dtype):
+    """Of x and of every parameter, and the next running statistics; with padding."""
+    case = build(name, dtype=dtype, **options, **with_weights(name))
+    x, dy = tokens(dtype)
+    params = jax.tree.map(np.float64, case.params)
+    f, following = reference(name, case, x, WEIGHTS, training)
+    low = [jnp.asarray(v, dtype) for v in (x, dy)]
+    y, stats, grads, _, dx = differentiate(case.norm, training)(case.params, case.stats, *low)
+    assert y.dtype == dx.dtype == jnp.dtype(dtype)
+    rtol = TOLERANCE[dtype]
+    np.testing.assert_allclose(np.float64(y), f(x, params), rtol=rtol, atol=1e-5)
+    wanted = derivative(lambda x: np.sum(f(x, params) * dy), x)
+    np.testing.assert_allclose(np.float64(dx), wanted, rtol=rtol, atol=2e-5)
     for key, grad in grads.items():
-        assert params[key].dtype == grad.dtype == jnp.float32
-        np.testing.assert_allclose(grad, wanted[key], rtol=1e-4, atol=1e-4)
+        wanted = derivative(lambda v, k=key: np.sum(f(x, params | {k: v}) * dy), params[key])
+        np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-4, err_msg=key)
+    assert stats.keys() == following.keys()
+    for key, value in stats.items():
+        assert value.dtype in (jnp.float32, jnp.int32)
+        np.testing.assert_allclose(value, following[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize('name', ['layernorm', 'rmsnorm'])
-def test_scale_does_not_matter_without_eps(name):
-    """N(c x) = N(x), so that x . dx = 0. Catches an eps that is not the one given."""
-    x, grad_y, scale, bias = draw()
-    params, apply = make(name, 0.0, scale, bias)
-    y, pull = jax.vjp(lambda x: apply(params, x), jnp.float32(x))
-    np.testing.assert_allclose(apply(params, jnp.float32(1e-3 * x)), y, rtol=1e-4, atol=1e-5)
-    grad_x = np.float64(pull(jnp.float32(grad_y))[0])
-    assert np.abs(grad_x).max() > 0.1
-    np.testing.assert_allclose(np.sum(x * grad_x, -1), 0, atol=1e-5)
+def start(name, x, **options):
+    """y of a norm as it starts, in evaluation."""
+    case = build(name, drawn=False, features=x.shape[-1], **options)
+    return np.float64(run(case.norm, case.params, case.stats, jnp.float32(x), False)[0])
 
 
-def test_layer_norm_ignores_a_shift_and_rms_norm_does_not():
-    x, grad_y, scale, bias = draw()
-    for name in ('layernorm', 'rmsnorm'):
-        params, apply = make(name, EPS, scale, bias)
-        y, pull = jax.vjp(lambda x, a=apply, p=params: a(p, x), jnp.float32(x))
-        shift = np.abs(apply(params, jnp.float32(x + 3)) - y).max()
-        sums = np.abs(np.sum(pull(jnp.float32(grad_y))[0], -1)).max()
-        assert (shift < 1e-5 and sums < 1e-5) == (name == 'layernorm')
+@pytest.mark.parametrize(
+    ('name', 'like', 'options'),
+    [
+        ('ada_rmsnorm', 'rmsnorm', {}),
+        ('layernorm_removal', 'layernorm', {}),
+        ('pre_affine_rmsnorm', 'rmsnorm', {}),
+        ('rmsnorm_removal', 'rmsnorm', {}),
+        ('seednorm', 'rmsnorm', {}),
+        ('seednorm', 'rmsnorm', {'heads': 4}),
+    ],
+)
+def test_starts_as_another_norm(name, like, options):
+    """Catches a parameter that starts at another value."""
+    x, _ = tokens()
+    np.testing.assert_allclose(start(name, x, eps=1e-6, **options), start(like, x), rtol=1e-6)
+
+
+def test_ada_rmsnorm_can_be_the_identity():
+    case, (x, _) = build('ada_rmsnorm'), tokens()
+    params = {'alpha': np.ones(D, np.float32), 'beta': np.zeros(D, np.float32)}
+    y, _ = run(case.norm, params, {}, jnp.float32(x), False)
+    np.testing.assert_allclose(y, x, rtol=1e-5)
+
+
+def test_crmsnorm_is_layernorm_of_a_vector_with_mean_zero():
+    """Of all coordinates but the last. Catches a division by D in place of D + 1."""
+    x, _ = tokens()
+    x = x - np.mean(x, -1, keepdims=True)
+    wanted = start('layernorm', x, scale=False, bias=False)
+    np.testing.assert_allclose(start('rmsnorm', x, scale=False), wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(start('crmsnorm', x[:, :-1]), wanted[:, :-1], rtol=1e-5, atol=1e-6)
+
+
+def test_dyt_starts_attention_elsewhere():
+    def alpha(**options):
+        return build('dyt', drawn=False, **options).params['alpha']
+
+    assert alpha() == alpha(site='attention') == np.float32(0.5)
+    options = {'alpha': 0.2, 'alpha_attention': 0.8}
+    assert alpha(site='attention', **options) == np.float32(0.8)
+    for site in ('embedding', 'mlp', 'qk', 'final'):
+        assert alpha(site=site, **options) == np.float32(0.2)
+    assert build('dyt').params.keys() == {'alpha', 'scale'}
+    assert build('dyt', bias=True).params.keys() == {'alpha', 'scale', 'bias'}
+
+
+@pytest.mark.parametrize(
+    ('features', 'groups'), [(7, 1), (16, 2), (24, 3), (100, 10), (256, 32), (4096, 32)]
+)
+def test_groups_unless_told(features, groups):
+    assert default_groups(features) == groups
+
+
+@pytest.mark.parametrize('name', ['batch_channel', 'evonorm_s0', 'powernorm'])
+def test_groups_must_divide_the_width(name):
+    with pytest.raises(ValueError, match='must divide the width; got 5 for 16'):
+        build(name, groups=5)
+
+
+# What a norm does not see in training, with eps = 0: the size of each token, or of the whole batch.
+SCALE_FREE = {
+    'token': {
+        'crmsnorm',
+        'gated_rmsnorm',
+        'l1norm',
+        'layernorm',
+        'layernorm_removal',
+        'powernorm',
+        'pre_affine_rmsnorm',
+        'rmsnorm',
+        'rmsnorm_removal',
+    },
+    'batch': {'batch_channel', 'batchnorm', 'evonorm_b0', 'ghost_batchnorm', 'unified'},
+}
+SEES_SHIFTS = NORMS.keys() - {'layernorm', 'layernorm_removal', 'l1norm'}
+
+
+def trained(name, x, **options):
+    case = build(name, **options)
+    return np.float64(run(case.norm, case.params, case.stats, jnp.float32(x), True)[0])
+
+
+@pytest.mark.parametrize('name', NORMS)
+def test_scale(name):
+    """N(c x) = N(x) for the norms of SCALE_FREE and no others. Catches an eps that stays."""
+    x, _ = tokens()
+    y = trained(name, x, eps=0.0)
+    whole = np.abs(trained(name, 0.25 * x, eps=0.0) - y).max()
+    assert (whole < 1e-4) == (name in SCALE_FREE['token'] | SCALE_FREE['batch'])
+    each = np.abs(trained(name, np.linspace(0.2, 2, M)[:, None] * x, eps=0.0) - y).max()
+    assert (each < 1e-4) == (name in SCALE_FREE['token'])
+
+
+@pytest.mark.parametrize('name', NORMS)
+def test_shift_of_a_token(name):
+    """N(x + c) = N(x), c a number for each token, for the norms that centre tokens."""
+    x, _ = tokens()
+    change = np.abs(trained(name, x + np.linspace(0, 2, M)[:, None]) - trained(name, x)).max()
+    assert (change > 1e-4) == (name in SEES_SHIFTS)
 
 
 def test_layer_norm_is_accurate_at_a_large_mean():
     """Catches E[x^2] - E[x]^2, which has no digits left here."""
-    x, grad_y, scale, bias = draw()
+    x, _ = tokens()
     x = np.float64(np.float32(x + 1e4))
-    params, apply = make('layernorm', EPS, scale, bias)
-    wanted, _ = layer_norm(x, grad_y, scale, bias, EPS)
-    np.testing.assert_allclose(apply(params, jnp.float32(x)), wanted, rtol=2e-3, atol=2e-3)
+    case = build('layernorm', drawn=False)
+    wanted = REFERENCES['layernorm'].apply(x, {}, None, case.options)
+    np.testing.assert_allclose(start('layernorm', x), wanted, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize('name', NORMS)
 def test_norms_serve_heads_too(name):
-    """[B, N, T, H] is normalized over its last axis."""
-    x, _grad_y, scale, bias = draw()
-    params, apply = make(name, EPS, scale, bias)
-    flat = apply(params, jnp.float32(x))
-    heads = apply(params, jnp.float32(x).reshape(1, 2, 3, 16))
-    np.testing.assert_allclose(heads.reshape(6, 16), flat, rtol=1e-6)
+    """[B, N, T, H] is normalized over its last axis, or channel by channel over all others."""
+    x, _ = tokens()
+    valid_B1T1 = np.float32([[1, 1, 0], [1, 0, 1]]).reshape(2, 1, 3, 1)
+    flat = np.broadcast_to(valid_B1T1, (2, 2, 3, 1)).reshape(M, 1)
+    options = {'ghost_batches': 2} if name == 'ghost_batchnorm' else {}
+    heads = build(name, **options, **with_weights(name, valid_B1T1))
+    alone = build(name, **options, **with_weights(name, flat))
+    x_BNTH = jnp.float32(x).reshape(2, 2, 3, D)
+    y_BNTH, stats = run(heads.norm, heads.params, heads.stats, x_BNTH, True)
+    y, wanted = run(alone.norm, alone.params, alone.stats, jnp.float32(x), True)
+    np.testing.assert_allclose(y_BNTH.reshape(M, D), y, rtol=1e-5, atol=1e-6)
+    for key, value in stats.items():
+        np.testing.assert_allclose(value, wanted[key], rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize('name', NORMS)
+def test_parameters(name):
+    """float32 under bfloat16, of the norm, along its axis; which of them decay.
+
+    Catches a gain made in the compute type, a gain that decays, a matrix that does not.
+    """
+    ones = jnp.ones((M, D), 'bfloat16')
+    variables = NORMS[name](axis='head_dim').init(jax.random.key(0), ones)
+    params, specs = split(variables.pop('params', {}))
+    assert all(leaf.dtype in (jnp.float32, jnp.int32) for leaf in jax.tree.leaves(variables))
+    for key, spec in named_leaves(specs).items():
+        assert params[key].dtype == jnp.float32
+        assert spec.part == NORM
+        matrix = name == 'gated_rmsnorm' and key in ('up', 'down')
+        assert spec.role == ('hidden' if matrix else 'vector')
+        assert spec.decayed == (name == 'seednorm' and key in ('alpha', 'beta'))
+        assert spec.axes in ((), ('head_dim',), ('group',)) or matrix
+    if name == 'gated_rmsnorm':
+        assert (specs['down'].axes, specs['down'].fan_in) == (('head_dim', 'rank'), ('head_dim',))
+        assert (specs['up'].axes, specs['up'].fan_in) == (('rank', 'head_dim'), ('rank',))
+        assert params['down'].shape == (D, 16) and build(name, rank=3).params['up'].shape == (3, D)

@@ -1,0 +1,85 @@
+"""Norms with drawn parameters and statistics, run in training or in evaluation."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modules.norms import NORMS
+from modules.params import split
+from modules.statistics import BACKWARD_STATS, STATS
+from tests.helpers import FAST
+
+M, D = 12, 16
+WEIGHTS = np.float64([1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0])[:, None]  # 0 for padding
+
+
+class Case(NamedTuple):
+    """A norm, parameters and statistics that are not those of the start, as float32 numpy."""
+
+    norm: Any
+    params: dict[str, Any]
+    stats: dict[str, Any]
+    options: dict[str, Any]  # all of the norm's fields
+
+
+def build(name, seed=1, drawn=True, features=D, dtype='float32', **options) -> Case:
+    """drawn: parameters and statistics at random rather than as they start."""
+    norm = NORMS[name](**options)
+    start = norm.init(jax.random.key(0), jnp.ones((M, features), dtype))
+    params = jax.device_get(split(start.pop('params', {}))[0])
+    stats = jax.device_get(start)
+    if drawn:
+        rng = np.random.default_rng(seed)
+        params = jax.tree.map(lambda p: np.float32(rng.normal(0.2, 0.3, p.shape)), params)
+        stats = {k: {n: _draw(rng, n, v) for n, v in tree.items()} for k, tree in stats.items()}
+    fields = {f: getattr(norm, f) for f in norm.__dataclass_fields__ if f not in ('parent', 'name')}
+    return Case(norm, params, stats, fields)
+
+
+def _draw(rng, name, value):
+    if value.dtype == np.int32:
+        return np.int32(1)
+    if name in ('mean', 'running_gz', 'window_gz'):
+        return np.float32(rng.normal(size=value.shape))
+    return np.float32(rng.uniform(0.5, 2, value.shape))  # squares, variances and deviations
+
+
+def tokens(dtype='float32', seed=0, shape=(M, D)):
+    """x and dy, exact in `dtype`, as float64."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.normal(1, 2, shape), rng.normal(size=shape)
+    return tuple(np.asarray(jnp.asarray(v, dtype), np.float64) for v in drawn)
+
+
+def with_weights(name, weights=WEIGHTS):
+    """{'valid': ...} for the norms that take it."""
+    takes = 'valid' in NORMS[name].__dataclass_fields__
+    return {'valid': np.float32(weights)} if takes else {}
+
+
+def run(norm, params, stats, x, training):
+    """(y, the next STATS)."""
+    variables = jax.tree.map(jnp.asarray, {'params': params, **stats})
+    if training:
+        y, new = norm.apply(variables, x, mutable=(STATS,))
+        return y, new.get(STATS, {})
+    return norm.apply(variables, x), {}
+
+
+def differentiate(norm, training):
+    """Compiled: (params, stats, x, dy) -> (y, next STATS, dparams, next BACKWARD_STATS, dx)."""
+
+    def pulled(params, stats, x, dy):
+        backward = {k: v for k, v in stats.items() if k == BACKWARD_STATS}
+        carried = {k: v for k, v in stats.items() if k != BACKWARD_STATS}
+
+        def f(params, backward, x):
+            return run(norm, params, carried | backward, x, training)
+
+        y, pull, new = jax.vjp(f, params, backward, x, has_aux=True)
+        grads, backward, grad_x = pull(dy)
+        return y, new, grads, backward.get(BACKWARD_STATS, {}), grad_x
+
+    return jax.jit(pulled, compiler_options=FAST)
