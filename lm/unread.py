@@ -7,7 +7,7 @@ from jax.interpreters import partial_eval
 
 from lm.cells import Cell
 from lm.config import Config
-from lm.model import build_model
+from lm.model import build_model, mlp_kind
 from lm.run import batch_shapes
 from lm.state import HYPER_PATHS, Hyper, hyper_from, init_state
 from lm.step import make_train_step
@@ -50,8 +50,9 @@ def refuse_unread(group: list[Cell]) -> None:
     for name in sorted(varied - read_fields(config)):
         raise ValueError(
             f'sweep axis {hypers[name]} would measure nothing: with optim.name='
-            f'{config.optim.name}, optim.schedule={config.optim.schedule}, loss.name='
-            f'{config.loss.name} and scaling.name={config.scaling.name} the program never reads '
-            f'it, and these {len(group)} runs would be equal. Leave the axis out, or give it in a '
+            f'{config.optim.name}, optim.schedule={config.optim.schedule}, model.mlp='
+            f'{mlp_kind(config.model)}, loss.name={config.loss.name} and scaling.name='
+            f'{config.scaling.name} the program never reads it, and these {len(group)} runs would '
+            'be equal. Leave the axis out, or give it in a '
             '`list` with the choices that read it.'
         )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.params import declare
+from modules.statistics import at_least_float32
 
 ROPE_BASE = 10_000.0
 
@@ -18,14 +19,15 @@ ROPE_BASE = 10_000.0
 def rope(x_BNTH: jax.Array, positions_BT: jax.Array) -> jax.Array:
     """Rotary embedding: pairs (x_i, x_{i+H/2}) turned by position * ROPE_BASE^(-2i/H).
 
-    x_BNTH has an even H; positions_BT is int32 and may have a batch of 1. The angles are float32.
+    x_BNTH has an even H; positions_BT is int32 and may have a batch of 1. The angles are float32,
+    float64 where x is.
     Source: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half).
     """
-    half = x_BNTH.shape[-1] // 2
-    frequency_H = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_BTH = jnp.einsum('bt,h->bth', positions_BT.astype(jnp.float32), frequency_H)
+    first, second = jnp.split(at_least_float32(x_BNTH), 2, axis=-1)
+    half, exact = first.shape[-1], first.dtype
+    frequency_H = ROPE_BASE ** (-jnp.arange(half, dtype=exact) / half)
+    angle_BTH = jnp.einsum('bt,h->bth', positions_BT.astype(exact), frequency_H)
     cos, sin = jnp.cos(angle_BTH)[:, None], jnp.sin(angle_BTH)[:, None]
-    first, second = jnp.split(x_BNTH.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     return turned.astype(x_BNTH.dtype)
 

@@ -9,7 +9,14 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from modules.statistics import at_least_float32
+
 MASKED = -1e30  # finite, so that a fully masked row gives no NaN
+
+
+def exact(x: jax.Array) -> jnp.dtype:
+    """float32, or float64 where x is: what products are summed in."""
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def share_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
@@ -22,14 +29,14 @@ def share_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
 def plain(
     q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, segments_BT: jax.Array | None = None
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(H)) v over the tokens seen, logits and softmax in float32.
+    """softmax(q k^T / sqrt(H)) v over the tokens seen, logits and softmax in float32 at least.
 
     Returns [B, N, T, H] in the type of v. Source: arXiv:1706.03762, equation 1.
     """
     n_heads, length, head_dim = q_BNTH.shape[1:]
     k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
     logits_BNTS = jnp.einsum(
-        'bnth,bnsh->bnts', q_BNTH * head_dim**-0.5, k_BNSH, preferred_element_type=jnp.float32
+        'bnth,bnsh->bnts', q_BNTH * head_dim**-0.5, k_BNSH, preferred_element_type=exact(q_BNTH)
     )
     seen_TS = jnp.tril(jnp.ones((length, length), bool))
     seen_BNTS = jnp.broadcast_to(seen_TS[None, None], logits_BNTS.shape)
@@ -68,9 +75,9 @@ def _block_size(length: int) -> int:
 
 
 def _logits(q_GTH, k_GSH, segments_GT, start, stop):
-    """float32 logits of queries start:stop to keys :stop."""
+    """Logits, float32 at least, of queries start:stop to keys :stop."""
     q, k = q_GTH[:, start:stop], k_GSH[:, :stop]
-    logits = _dot(q, k, 2, 2, jnp.float32)
+    logits = _dot(q, k, 2, 2, exact(q))
     seen = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None]
     seen = jnp.broadcast_to(seen[None], logits.shape)
     if segments_GT is not None:
@@ -99,7 +106,7 @@ def _blocked_fwd(q_GTH, k_GSH, v_GSH, segments_GT):
         largest = logits.max(-1, keepdims=True)
         weights = jnp.exp(logits - largest)
         total = weights.sum(-1, keepdims=True)
-        mixed = _dot(weights.astype(v_GSH.dtype), v_GSH[:, :stop], 2, 1, jnp.float32)
+        mixed = _dot(weights.astype(v_GSH.dtype), v_GSH[:, :stop], 2, 1, exact(v_GSH))
         outputs.append(mixed / total)
         log_sums.append(largest + jnp.log(total))
     out_GTH = jnp.concatenate(outputs, axis=1).astype(v_GSH.dtype)
@@ -111,14 +118,14 @@ def _blocked_bwd(residuals, grad_GTH):
     q_GTH, k_GSH, v_GSH, segments_GT, out_GTH, log_sum_GT1 = residuals
     length, dtype = q_GTH.shape[1], q_GTH.dtype
     step = _block_size(length)
-    correction = jnp.sum((grad_GTH * out_GTH).astype(jnp.float32), -1, keepdims=True)
+    correction = jnp.sum(at_least_float32(grad_GTH * out_GTH), -1, keepdims=True)
     grad_q, grads_k, grads_v = [], [], []
     for start in range(0, length, step):
         stop = start + step
         rows = slice(start, stop)
         logits = _logits(q_GTH, k_GSH, segments_GT, start, stop)
         probs = jnp.exp(logits - log_sum_GT1[:, rows])
-        grad_probs = _dot(grad_GTH[:, rows], v_GSH[:, :stop], 2, 2, jnp.float32)
+        grad_probs = _dot(grad_GTH[:, rows], v_GSH[:, :stop], 2, 2, exact(v_GSH))
         grad_logits = (probs * (grad_probs - correction[:, rows])).astype(dtype)
         grad_q.append(_dot(grad_logits, k_GSH[:, :stop], 2, 1, dtype))
         grads_k.append(_sum_over_rows(grad_logits, q_GTH[:, rows]))

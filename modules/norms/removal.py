@@ -12,6 +12,11 @@ from modules.norms.base import Norm, affine
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 
+def removal_update(start: int, gap: int, order: jax.Array | int) -> jax.Array | int:
+    """The number of updates after which the norm in place `order`, from 0, is removed."""
+    return start + gap * order
+
+
 class _Removal(Norm):
     """y = c(x) / d * scale (+ bias), d = sqrt(mean(c(x)^2) + eps) until the norm is removed.
 
@@ -42,13 +47,13 @@ class _Removal(Norm):
         updates = self.variable(STATS, 'updates', jnp.zeros, (), jnp.int32)
         x32 = self.centre(at_least_float32(x))
         deviation = jnp.sqrt(jnp.mean(x32**2, -1, keepdims=True) + self.eps)
-        removed = updates.value >= self.removal_start + self.removal_gap * self.order
+        removed = updates.value >= removal_update(self.removal_start, self.removal_gap, self.order)
         if is_training(self):
             seen = jax.lax.stop_gradient(token_mean(deviation, self.valid)[0])
             kept = self.momentum * constant.value + (1 - self.momentum) * seen
             kept = jnp.where(updates.value == 0, seen, kept)
             constant.value, before = jnp.where(removed, constant.value, kept), constant.value
-            updates.value += 1
+            updates.value = updates.value + 1
         else:
             before = constant.value
         y = x32 / jnp.where(removed, before, deviation)

@@ -17,6 +17,7 @@ CASES = [
     {'model.n_heads': 4, 'model.n_kv_heads': 1, 'model.n_layers': 3},
     {'model.position': 'learned', 'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm'},
     {'model.activation': 'geglu', 'model.n_kv_heads': 1, 'model.d_ff': 40},
+    {'model.norm': 'crmsnorm'},
 ]
 
 
@@ -34,6 +35,16 @@ def test_matmul_params_are_the_matrices_of_the_model(changes):
     assert matmul_params(config.model, VOCAB) == counted
     tied = tiny_config(changes | {'model.tie_embeddings': True})
     assert matmul_params(tied.model, VOCAB) == counted  # the table multiplies too
+
+
+def test_of_experts_those_that_a_token_goes_through_count():
+    """Two of four at 16 x 32 x 2, and a router of 16 x 4; shared matrices in each of two blocks."""
+    dense, shared = tiny_config(), tiny_config({'model.placement': 'wide'})
+    more = matmul_params(shared.model, VOCAB) - matmul_params(dense.model, VOCAB)
+    assert more == 2 * (16 * 32 * 2 + 16 * 4)
+    assert matmul_params(tiny_config({'model.mlp': 'moe'}).model, VOCAB) == matmul_params(
+        shared.model, VOCAB
+    )
 
 
 def test_flops_per_token_by_hand():
