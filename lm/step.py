@@ -124,9 +124,7 @@ def make_train_step(
         tx = optimizer(config, hyper)
         direction, opt_state = tx.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(
-            lambda u, w, s, trained: (
-                -(lr * s.lr_factor * u + decay * s.decay_factor * w) * float(trained)
-            ),
+            lambda u, w, s, trained: _update(u, w, s, lr, decay) if trained else jnp.zeros_like(w),
             direction,
             state.params,
             described.scalings,
@@ -148,6 +146,14 @@ def make_train_step(
         return new, metrics
 
     return train_step
+
+
+def _update(direction, weight, scaling, lr, decay):
+    """What is added to a weight. One that does not decay does not read the decay (`lm.unread`)."""
+    update = -lr * scaling.lr_factor * direction
+    if scaling.decay_factor:
+        update = update - decay * scaling.decay_factor * weight
+    return update
 
 
 def _sum_over_parts(loss, used, stats, parts):
