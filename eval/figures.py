@@ -12,8 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from eval.compare import Comparison, has_diverged
+from eval.depth import Profile, profiles, shown
 from eval.series import Map, Series, mean_map
 
 BASELINE = '#333333'
@@ -38,12 +41,17 @@ All = Mapping[str, Series]  # by workdir
 
 
 def styles(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
-    """A colour and a dash for each variant: the baseline is dark, the others differ in colour, then
-    in dash.
+    """A colour and a dash for each variant (`line_styles`)."""
+    return line_styles([comparison.variant.is_baseline for comparison in comparisons])
+
+
+def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, str]]:
+    """A colour and a dash for each line: the baseline is dark, the others differ in colour, then in
+    dash.
     """
     found, others = [], 0
-    for comparison in comparisons:
-        if comparison.variant.is_baseline:
+    for is_baseline in are_baselines:
+        if is_baseline:
             found.append({'color': BASELINE, 'dash': 'solid'})
             continue
         dash = DASHES[others // len(COLOURS) % len(DASHES)]
@@ -67,8 +75,10 @@ def write_figures(
         drawn['differences'] = lambda figure: differences(figure, comparisons, metric)
     for name in dict.fromkeys(name for one in series.values() for name in one.layers):
         if maps := variant_maps(comparisons, series, name):
-            file = 'layers_' + re.sub(r'\W+', '_', name)
-            drawn[file] = functools.partial(layer_maps, maps=maps, name=name)
+            file = re.sub(r'\W+', '_', name)
+            drawn['layers_' + file] = functools.partial(layer_maps, maps=maps, name=name)
+            found = profiles(comparisons, series, name)
+            drawn['depth_' + file] = functools.partial(by_depth, found=found, name=name)
     paths = []
     with matplotlib.rc_context(STYLE):
         for file, draw in drawn.items():
@@ -79,13 +89,6 @@ def write_figures(
                 paths.append(folder / f'{file}.{kind}')
                 figure.savefig(paths[-1], metadata=metadata)
     return paths
-
-
-def shown(comparison: Comparison) -> list[str]:
-    """The workdirs of the variant at its best learning rate, or all while none has ended."""
-    best = comparison.best_lr
-    records = comparison.variant.at(best) if best is not None else comparison.variant.records
-    return [record['workdir'] for record in records]
 
 
 def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) -> None:
@@ -185,9 +188,43 @@ def layer_maps(figure: Figure, maps: Mapping[str, Map], name: str) -> None:
     figure.supylabel('layer', fontsize=8)
 
 
+def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:
+    """One quantity over the layers, a line for each variant: a row of panels for each number of
+    layers, with the first recorded step on the left and the last on the right.
+    """
+    depths = sorted({profile.layers for profile in found})
+    ends = max(len(profile.values) for profile in found)
+    lines = dict.fromkeys(profile.line for profile in found)
+    of_baselines = {profile.line for profile in found if profile.is_baseline}
+    looks = dict(zip(lines, line_styles([line in of_baselines for line in lines]), strict=True))
+    figure.set_size_inches(1.5 + 2.7 * ends, 0.5 + 1.9 * len(depths))
+    grid = figure.subplots(len(depths), ends, squeeze=False, sharex='row', sharey='col')
+    for row, layers in zip(grid, depths, strict=True):
+        here = [profile for profile in found if profile.layers == layers]
+        for axes, end in zip(row, (0, -1), strict=False):
+            for profile in here:
+                look, y_L = looks[profile.line], list(profile.values.values())[end]
+                dash, marker = look['dash'], 'o' if layers == 1 else None
+                axes.plot(range(1, layers + 1), y_L, ls=dash, marker=marker, color=look['color'])
+            steps = {list(profile.values)[end] for profile in here}
+            when = f'step {steps.pop()}' if len(steps) == 1 else ('first step', 'last step')[end]
+            axes.set_title(f'{layers} layers, {when}', fontsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    told = np.concatenate([values_L for p in found for values_L in p.values.values()])
+    if (told[np.isfinite(told)] > 0).all():
+        for axes in grid[0]:  # the others of its column share it
+            axes.set_yscale('log')
+    figure.supxlabel('layer, from 1', fontsize=8)
+    figure.supylabel(name.replace('_', ' '), fontsize=8)
+    if len(lines) > 1:
+        keys = [Line2D([], [], color=look['color'], ls=look['dash']) for look in looks.values()]
+        figure.legend(keys, list(looks), loc='outside right center', handlelength=3)
+
+
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(
-            handles, labels, loc='outside upper center', ncols=2 if len(labels) > 1 else 1
-        )
+        rows = math.ceil(len(labels) / 2)
+        if rows > 4:  # or the axes would have no room left
+            figure.set_figheight(figure.get_figheight() + 0.17 * (rows - 4))
+        figure.legend(handles, labels, loc='outside upper center', ncols=2)

@@ -18,6 +18,7 @@ from absl import app, flags
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from eval import depth
 from eval import figures as plots
 from eval.compare import CONFIDENCE, LR, SEEDS, Comparison, Interval, compare, metric_of
 from eval.program import run_main
@@ -71,7 +72,7 @@ def report(
     page.parent.mkdir(parents=True, exist_ok=True)
     data = _data(comparisons, series, metric)
     write_text(page, _html(content, data))
-    write_text(page.with_suffix('.md'), _markdown(content))
+    write_text(page.with_suffix('.md'), _markdown(content, _by_depth(comparisons, series)))
     if figures:
         plots.write_figures(Path(figures), comparisons, series, metric)
     return page
@@ -233,6 +234,15 @@ def _rounded(value: Any) -> Any:
     return value
 
 
+def _by_depth(
+    comparisons: Sequence[Comparison], series: Mapping[str, Series]
+) -> dict[str, list[list[str]]]:
+    """name -> a table, for each quantity that was recorded per layer."""
+    names = dict.fromkeys(name for one in series.values() for name in one.layers)
+    tables = {name: depth.table(depth.profiles(comparisons, series, name)) for name in names}
+    return {name: lines for name, lines in tables.items() if len(lines) > 1}
+
+
 def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
@@ -250,7 +260,7 @@ def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     )
 
 
-def _markdown(content: Mapping[str, Any]) -> str:
+def _markdown(content: Mapping[str, Any], by_depth: Mapping[str, list[list[str]]]) -> str:
     counts = ', '.join(f'{n} {status}' for status, n in content['statuses'].items())
     parts = [f'# {content["title"]}', f'{content["made"]}: {counts or "no cells"}.']
     parts += ['\n'.join(f'- {name}: {value}' for name, value in content['facts'].items())]
@@ -270,6 +280,8 @@ def _markdown(content: Mapping[str, Any]) -> str:
         told = {name: '; '.join(lines) for name, lines in content['changes'].items()}
         lines = [f'- {name}: {line or "as the base"}' for name, line in told.items()]
         parts += ['## Config against the base', '\n'.join(lines)]
+    for name, lines in by_depth.items():
+        parts += [f'## By depth: {name.replace("_", " ")}', depth.TOLD, markdown(lines)]
     if content['cells']:
         rows = content['cells']
         table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])

@@ -26,7 +26,7 @@ from absl import app, flags
 
 from eval.program import run_main
 from eval.text import FORMATS, number, render
-from lm.config import Config, flatten
+from lm.config import Config, flatten, types_of
 from lm.metrics import FILE, read_rows
 from lm.workdir import CONFIG, SUMMARY
 from modules.choices import nearest
@@ -81,19 +81,24 @@ def columns() -> dict[str, str]:
     """{'model.norm': 'norm', 'train.seed': 'train_seed', ...}: the column of each config field.
 
     It is the field's name, with the section before it where another section has that name too, or
-    where it names a section or another column.
+    where it names a section or another column. `norm` is model.norm all the same; the section of
+    that name holds its options, which are `norm_groups` and so on.
     """
     paths = list(_config_fields())
     shared = collections.Counter(path.split('.')[1] for path in paths)
-    shared.update([*IDENTITY, *RESULTS, *(section.name for section in dataclasses.fields(Config))])
+    sections = {section.name for section in dataclasses.fields(Config)} - {'norm'}
+    shared.update([*IDENTITY, *RESULTS, *sections])
     names = {path: path.split('.')[1] for path in paths}
-    return {path: n if shared[n] == 1 else path.replace('.', '_') for path, n in names.items()}
+    return {
+        path: path.replace('.', '_') if shared[n] > 1 or path.startswith('norm.') else n
+        for path, n in names.items()
+    }
 
 
 def schema() -> pa.Schema:
     """Of `cells.parquet`: typed also where a column has no value yet."""
     fields, names = _config_fields(), columns()
-    kinds = IDENTITY | {names[path]: field.type for path, field in fields.items()}
+    kinds = IDENTITY | {names[path]: types_of(field.type)[0] for path, field in fields.items()}
     kinds |= {column: kind for column, (_, kind) in RESULTS.items()}
     return pa.schema([(column, ARROW.get(kind, pa.string())) for column, kind in kinds.items()])
 

@@ -112,7 +112,7 @@ def check(config: Config) -> None:
     """
     check_program(config)
     if config.train.init_from:
-        find(Path(config.train.init_from))
+        _check_init_from(config)
     lm.data.check(config.data)
 
 
@@ -167,6 +167,16 @@ def _check_heads(config: Config) -> None:
             f'model.position=rope turns pairs: the head width d_model / n_heads must be even; got '
             f'{model.d_model // model.n_heads}. Change n_heads, or use position=learned.'
         )
+
+
+def _check_init_from(config: Config) -> None:
+    try:
+        find(Path(config.train.init_from))
+    except ValueError as error:
+        raise ValueError(
+            f'train.init_from: {error} A run that has begun goes on without it: '
+            '--config.train.init_from= --continue_changed'
+        ) from error
 
 
 def _check_norms(config: Config) -> None:

@@ -197,8 +197,13 @@ def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
     return cls(**values)
 
 
+def types_of(declared: Any) -> tuple[type, ...]:
+    """(float, NoneType) for a field that may be None, (float,) for one that may not."""
+    return typing.get_args(declared) or (declared,)
+
+
 def _checked(value: Any, wanted: Any, path: str) -> Any:
-    types = typing.get_args(wanted) or (wanted,)  # of `float | None`, both
+    types = types_of(wanted)
     if float in types and type(value) is int:
         return float(value)
     if type(value) not in types:

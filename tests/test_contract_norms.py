@@ -109,8 +109,9 @@ def test_every_norm_at_every_placement(norm, placement, tmp_path):
         out_shardings=everywhere,
         compiler_options=FAST,
     )
+    alone, hyper = jax.device_put((alone, hypers[1]), everywhere)
     for i in range(COMPARED):
-        alone, _ = cut(alone, batch(i), hypers[1])
+        alone, _ = cut(alone, jax.device_put(batch(i), rows), hyper)
     second = jax.tree.map(lambda leaf: leaf[1], states[COMPARED])
     assert_trees_close(second, alone, rtol=1e-3, atol=1e-4)
 
@@ -123,4 +124,4 @@ def saved_and_read(state, folder):
     checkpoints.wait()
     restored, _ = checkpoints.restore(jax.tree.map(jax.numpy.zeros_like, one))
     checkpoints.close()
-    return restored.replace(step=state.step)
+    return jax.device_get(restored.replace(step=state.step))  # committed, it would be compiled for

@@ -408,6 +408,13 @@ def test_warmup_longer_than_the_run_is_said_aloud(corpus, tmp_path, capsys):
     assert 'NOTE: warm-up takes 5 steps and the run has 3' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
+def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_path, capsys):
+    assert train(tiny(corpus, model_norm=norm, train_steps=2), tmp_path) == DONE
+    said = 'NOTE: in training batchnorm shows each token statistics over all tokens of the batch'
+    assert (said in capsys.readouterr().out) == (norm == 'batchnorm')
+
+
 def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
     for flag, answer in (
         ('--config.model.nrom=none', 'Did you mean "norm"'),

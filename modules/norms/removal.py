@@ -27,7 +27,8 @@ class _Removal(Norm):
     from such a checkpoint (train.init_from).
 
     Ours is simpler than the published schedule: one constant for all positions, where there the
-    first position has its own until the end; one switch for what queries, keys and values read.
+    first position has its own until the end; one switch for what queries, keys and values read; and
+    where the code freezes what it measured last, the running mean.
     """
 
     scale: bool = True

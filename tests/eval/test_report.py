@@ -134,7 +134,8 @@ def test_markdown_has_the_tables(sweep, page):
     text = (sweep / 'report.md').read_text()
     assert '| norm layernorm | worse | +0.0807 ± 0.0029 |' in text
     rows = [line for line in text.splitlines() if line.startswith('| ')]
-    assert len(rows) == (1 + 1 + 2) + (1 + 1 + 24)
+    by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
+    assert len(rows) == (1 + 1 + 2) + by_depth + (1 + 1 + 24)
     assert r"<b>out of memory</b> at 'step' 1 \| oom |" in text
 
 
@@ -184,12 +185,14 @@ def test_figures_for_papers(sweep, tmp_path):
         'differences',
         'learning_rates',
         'loss_curves',
-        *(f'layers_{n}' for n in fixture.BY_LAYER),
+        *(f'{kind}_{n}' for kind in ('depth', 'layers') for n in fixture.BY_LAYER),
     ]
     files = sorted(path.name for path in (tmp_path / 'figures').iterdir())
     assert files == sorted(f'{name}.{kind}' for name in names for kind in ('png', 'svg'))
     svg = (tmp_path / 'figures' / 'learning_rates.svg').read_text()
     assert 'norm layernorm' in svg and 'final loss, nats per token' in svg
+    svg = (tmp_path / 'figures' / 'depth_activation_rms.svg').read_text()
+    assert 'norm layernorm' in svg and f'4 layers, step {fixture.STEPS}' in svg
 
 
 def test_plus_minus():

@@ -201,3 +201,14 @@ def test_rows_as_text():
     table = runs.render(rows, ['norm', 'ce'], 'markdown').splitlines()
     assert table == ['| norm | ce |', '| --- | --- |', '| a\\|b | 2.1235 |', '|  |  |']
     assert runs.render(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
+
+
+def test_options_that_may_be_none_keep_their_type():
+    """A column of text could not be averaged, and 4 could not be written to it."""
+    assert runs.columns()['model.norm'] == 'norm'
+    assert runs.columns()['norm.groups'] == 'norm_groups'
+    kinds = {field.name: field.type for field in runs.schema()}
+    assert kinds['norm_eps'] == kinds['mix_fraction'] == pa.float64()
+    assert kinds['norm_groups'] == pa.int64()
+    assert kinds['norm_filter_outliers'] == pa.bool_()
+    assert kinds['norm'] == pa.string()

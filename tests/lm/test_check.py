@@ -3,13 +3,12 @@
 import dataclasses
 import math
 import re
-import typing
 
 import jax
 import pytest
 
 from lm.check import BOUNDS, NAMES, check, check_devices
-from lm.config import Config, flatten
+from lm.config import Config, flatten, types_of
 from modules.choices import choose
 from modules.norms import NORMS
 from tests.helpers import tiny_config, with_needs
@@ -68,7 +67,7 @@ def type_of(path):
     section, name = path.split('.')
     types = {field.name: field.type for field in dataclasses.fields(Config)}
     declared = {field.name: field.type for field in dataclasses.fields(types[section])}[name]
-    (kind,) = set(typing.get_args(declared) or [declared]) - {type(None)}
+    (kind,) = set(types_of(declared)) - {type(None)}
     return kind
 
 
@@ -103,7 +102,7 @@ def test_every_number_has_a_bound():
         f'{section.name}.{field.name}'
         for section in dataclasses.fields(Config)
         for field in dataclasses.fields(section.type)
-        if {int, float} & {field.type, *typing.get_args(field.type)}
+        if {int, float} & set(types_of(field.type))
     }
     ours = {path for path in numbers if not path.startswith('data.')}
     assert ours - {'train.seed'} == BOUNDS.keys()
@@ -183,7 +182,7 @@ def test_every_number_has_a_bound():
         ),
         (
             {'train.init_from': 'runs/nowhere'},
-            'runs/nowhere holds no checkpoint. Give the workdir of a run',
+            'train.init_from: runs/nowhere holds no checkpoint. Give the workdir of a run',
         ),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
     ],

@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import typing
 
 import pytest
 
 from configs import default
-from lm.config import Config, differences, flatten, resolve, to_dict, to_json
+from lm.config import Config, differences, flatten, resolve, to_dict, to_json, types_of
 from tests.helpers import tiny_config, tiny_raw
 
 
@@ -35,7 +34,7 @@ def test_defaults_stand_in_the_default_config_and_nowhere_else():
     assert given.keys() == wanted.keys()
     for path, field in wanted.items():
         assert field.default_factory is dataclasses.MISSING, path
-        assert type(given[path]) in (field.type, *typing.get_args(field.type)), path
+        assert type(given[path]) in types_of(field.type), path
 
 
 def test_what_may_be_left_to_the_part_is_none_by_default():
@@ -45,7 +44,7 @@ def test_what_may_be_left_to_the_part_is_none_by_default():
         f'{section.name}.{field.name}'
         for section in dataclasses.fields(Config)
         for field in dataclasses.fields(section.type)
-        if type(None) in typing.get_args(field.type)
+        if type(None) in types_of(field.type)
     ]
     assert {path for path in given if path.startswith('norm.')} < set(optional)
     assert all(given[path] is None for path in optional)
