@@ -31,10 +31,9 @@ BASE = {
     'optim.lr': 0.01,
     'data.seq_len': 16,
 }
-# How far the loss falls in 50 steps, in nats, from 4.9 for bytes that are all as likely.
+# How far the loss falls in 50 steps at least, in nats, from 4.9 for bytes that are all as likely.
+# No pair is known not to, batchnorm's included: it fails by what evaluation makes of it.
 FALL = 0.5
-# Rows that are known not to get there, and why.
-STUCK: dict[tuple[str, str], str] = {}
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
@@ -92,7 +91,7 @@ def test_every_norm_at_every_placement(norm, placement, tmp_path):
         states[i + 1] = state if i + 1 in (COMPARED, HALF, STEPS) else None
     assert len(traces) == 1
     fell = losses[0] - np.mean(losses[-5:], 0)
-    assert np.all(fell > FALL) == ((norm, placement) not in STUCK), fell
+    assert np.all(fell > FALL), fell
 
     restored = saved_and_read(states[HALF], tmp_path)
     for i in range(HALF, STEPS):
