@@ -147,6 +147,7 @@ WITHIN = {
     'optim.weight_decay': 0.2,
     'loss.z_loss': 0.2,
     'loss.label_smoothing': 0.1,
+    'loss.balance_loss': 0.1,
     'optim.b1': 0.5,
     'optim.b2': 0.5,
     'optim.eps': 0.1,

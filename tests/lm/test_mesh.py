@@ -42,8 +42,8 @@ def test_mesh_that_devices_cannot_fill(data):
 
 def test_axis_without_a_rule_is_named():
     mesh = make_mesh(MeshConfig(data=-1))
-    spec = ParamSpec('hidden', ('embed', 'expert', 'mlp'), ('embed',))
-    with pytest.raises(ValueError, match=r"no sharding rule for axes \['expert'\] of ParamSpec"):
+    spec = ParamSpec('hidden', ('embed', 'colour', 'mlp'), ('embed',))
+    with pytest.raises(ValueError, match=r"no sharding rule for axes \['colour'\] of ParamSpec"):
         param_sharding(mesh, spec)
 
 
