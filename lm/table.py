@@ -16,12 +16,14 @@ def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[
     """One row a parameter, with what each consumer of its spec makes of it."""
     described = describe_params(config, model)
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
+    trainable = named_leaves(described.trainable)
     rows = []
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'
         if scaling.init_std is not None:
             std = f'{config.scaling.init_scale * scaling.init_std:.4g}'
+        decay = config.optim.weight_decay * scaling.decay_factor
         axes = [axis or '-' for axis in param_sharding(mesh, spec).spec]
         sharding = ', '.join(axes) if set(axes) - {'-'} else 'replicated'
         rows.append(
@@ -29,10 +31,10 @@ def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[
                 'parameter': path,
                 'shape': ' x '.join(map(str, shapes[path].shape)),
                 'role': spec.role,
-                'optimizer': config.optim.name,
+                'optimizer': config.optim.name if trainable[path] else 'frozen',
                 'init std': std,
-                'lr': f'{config.optim.lr * scaling.lr_factor:.4g}',
-                'weight decay': f'{config.optim.weight_decay * scaling.decay_factor:.4g}',
+                'lr': f'{trainable[path] * config.optim.lr * scaling.lr_factor:.4g}',
+                'weight decay': f'{trainable[path] * decay:.4g}',
                 'reparam': config.model.reparam,
                 'sharding': sharding,
             }

@@ -128,3 +128,13 @@ def test_table_tells_of_every_parameter(reparam):
     assert (table['init std'], table['lr'], table['weight decay']) == ('0.5', '0.5', '0.1')
     norm = rows['final_norm/scale']
     assert (norm['init std'], norm['weight decay']) == ('declared', '0')
+
+
+def test_table_says_what_is_frozen():
+    config = tiny_config({'train.trainable': 'norms'})
+    rows = parameter_rows(config, tiny_model(config), make_mesh(config.mesh))
+    for row in rows:
+        told = (row['optimizer'], row['lr'], row['weight decay'])
+        is_norm = row['parameter'].endswith('scale')
+        assert told == (('adamw', '0.003', '0') if is_norm else ('frozen', '0', '0'))
+    assert {row['optimizer'] for row in rows} == {'adamw', 'frozen'}
