@@ -126,6 +126,7 @@ def check_program(config: Config) -> None:
             raise ValueError(f'{path} must be between {least} and {most}; got {value}')
     _check_heads(config)
     _check_norms(config)
+    _check_norm_groups(config)
     _check_blocks(config)
     _check_batch(config)
 
@@ -194,6 +195,17 @@ def _check_norms(config: Config) -> None:
             f'stream whose width model.d_model must be even; got {model.d_model}. Nearest that '
             f'works: {model.d_model + 1}.'
         )
+    rows = config.data.batch_size // config.train.microbatches
+    parts = config.norm.ghost_batches or GhostBatchNorm.ghost_batches
+    if 'ghost_batchnorm' in kinds and rows % parts:
+        raise ValueError(
+            f'norm.ghost_batches must divide the sequences of a microbatch; got {parts} for '
+            f'{rows}. Nearest that works: {_nearest_divisor(rows, parts)}.'
+        )
+
+
+def _check_norm_groups(config: Config) -> None:
+    model = config.model
     widths = {
         'model.norm': (model.norm, stream_width(model)),
         'model.embedding_norm': (model.embedding_norm, stream_width(model)),
@@ -217,14 +229,6 @@ def _check_norms(config: Config) -> None:
                     f'norm.groups={n} leaves {path}={kind} groups of one feature each, which have '
                     'no spread; give fewer'
                 )
-    ghosts = 'ghost_batchnorm' in kinds
-    rows = config.data.batch_size // config.train.microbatches
-    parts = config.norm.ghost_batches or GhostBatchNorm.ghost_batches
-    if ghosts and rows % parts:
-        raise ValueError(
-            f'norm.ghost_batches must divide the sequences of a microbatch; got {parts} for '
-            f'{rows}. Nearest that works: {_nearest_divisor(rows, parts)}.'
-        )
 
 
 def _check_blocks(config: Config) -> None:

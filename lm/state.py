@@ -112,9 +112,9 @@ class Description:
     reparam: Reparam
     init_stds: Any
 
-    def variables(self, weights: Weights, train: bool = False) -> dict[str, Any]:
-        """What `model.apply` takes."""
-        used, _ = self.reparam.apply(weights.params, weights.reparam, train)
+    def variables(self, weights: Weights) -> dict[str, Any]:
+        """What `model.apply` takes, in evaluation."""
+        used, _ = self.reparam.apply(weights.params, weights.reparam, False)
         return {'params': used, **weights.stats}
 
 

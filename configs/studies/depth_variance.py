@@ -15,7 +15,7 @@ but deepnorm's own. Embeddings start at 1/sqrt(d_model): a variance of 1/64, sma
 branch adds, so that the first block alone would take the stream to 33 times that. Theory takes a
 variance of 1 in front of the first block, and embedding_norm gives all that. Queries and keys are
 normalized for all, since hybrid must. One learning rate for all: that at which post-norm does best
-at 6 layers in norm_placement_lr. None was found at which it trains at 24.
+at 6 layers in norm_placement_lr. At 24 it does not train at it.
 """
 
 from ml_collections import ConfigDict

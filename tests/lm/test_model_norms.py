@@ -2,6 +2,8 @@
 ones wherever norms sit, and placements that agree at their ends.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from lm.check import NAMES
 from lm.state import describe_params
 from modules.params import named_leaves, path_name
+from modules.placements import PLACEMENTS
 from tests.helpers import (
     FAST,
     VOCAB,
@@ -57,7 +60,7 @@ def test_placement_decides_which_norms_there_are(placement):
 
 @pytest.mark.parametrize('placement', NAMES['model.placement'])
 def test_scan_changes_neither_logits_nor_gradients_wherever_norms_sit(placement):
-    """Block numbers are data: catches one that counts from its group of equal blocks, or from 0."""
+    """Catches parameters or block numbers that a scan hands out in another order."""
     changes = with_needs({'model.placement': placement, 'model.n_layers': 5})
     changes['model.mix_fraction'] = 0.4 if placement == 'mix' else None
     config = tiny_config(changes)
@@ -95,6 +98,26 @@ def test_first_block_of_layernorm_scaling_is_a_pre_norm_block():
         params = params_of(pre)
         same = np.array_equal(logits_of(pre, params), logits_of(scaled, params))
         assert same == equal
+
+
+def test_blocks_are_numbered_through_all_groups(monkeypatch):
+    """Cut into groups of 1 and 3, layernorm_scaling is what it was: catches numbers that start
+    again in the second group.
+    """
+    changes = {'model.placement': 'layernorm_scaling', 'model.n_layers': 4}
+    params = params_of(changes)
+    whole = logits_of(changes, params)
+    row = PLACEMENTS['layernorm_scaling']
+    (like,) = row.blocks(4, 0.0)
+    cut = [like._replace(name='lower', count=1), like._replace(name='upper', count=3)]
+    monkeypatch.setitem(
+        PLACEMENTS, 'layernorm_scaling', dataclasses.replace(row, blocks=lambda *_: cut)
+    )
+    lower = jax.tree.map(lambda w: w[:1], params['layers'])
+    upper = jax.tree.map(lambda w: w[1:], params['layers'])
+    outside = {name: value for name, value in params.items() if name != 'layers'}
+    again = logits_of(changes, outside | {'lower': lower, 'upper': upper})
+    np.testing.assert_allclose(again, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_mix_is_post_norm_below_and_pre_norm_above():
