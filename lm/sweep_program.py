@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lm.config import Config
 from lm.diagnostics import make_diagnose
-from lm.many import over_mesh
+from lm.many import over_mesh, put, take
 from lm.mesh import batch_sharding, over_runs, replicated
 from lm.run import batch_shapes
 from lm.setting import Setting
@@ -98,18 +98,6 @@ class Program:
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
         return jax.jit(zeros, out_shardings=self._many)()
-
-
-def put(states: State, state: State, slot: jax.Array) -> State:
-    """`states` with `state` in place `slot` of its leading axis."""
-    update = jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda all_R, one: update(all_R, one, slot, 0), states, state)
-
-
-def take(states: State, slot: jax.Array) -> State:
-    """The state in place `slot`."""
-    pick = jax.lax.dynamic_index_in_dim
-    return jax.tree.map(lambda all_R: pick(all_R, slot, 0, keepdims=False), states)
 
 
 def stacked_shapes(tree: Any, slots: int) -> Any:
