@@ -26,6 +26,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from eval.progress import Progress, counts
+from eval.report import report
 from eval.runs import gather, write_table
 from lm.cells import cells, groups, split_sweep
 from lm.check import check, check_devices
@@ -58,26 +59,27 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check(config)
     check_devices(config, make_mesh(config.mesh).size, jax.process_count())
-    open_workdir(workdir, config, continue_changed)
-    terminal = Terminal()
-    terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
-    run = Run(config, workdir, terminal, continue_changed)
-    write_config(workdir, config)  # not before: a changed one may not have fitted the checkpoint
-    run.describe()
-    if run.journal.finished:
-        terminal.say(f'{workdir} is at step {run.step} of {config.train.steps}: nothing left to do')
-        run.journal.conclude()
-        run.close()
-        return DONE
-    run.compile()
-    terminal.say(f'compiled in {run.journal.compile_sec:.1f} s')
-    terminal.start(config.train.steps, run.step)
-    try:
-        with caught_signals() as caught:
-            return loop(run, caught)
-    finally:
-        terminal.close()
-        run.close()
+    with open_workdir(workdir, config, continue_changed):
+        terminal = Terminal()
+        terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
+        run = Run(config, workdir, terminal, continue_changed)
+        write_config(workdir, config)  # not before: a changed one may not fit the checkpoint
+        run.describe()
+        if run.journal.finished:
+            steps = config.train.steps
+            terminal.say(f'{workdir} is at step {run.step} of {steps}: nothing left to do')
+            run.journal.conclude()
+            run.close()
+            return DONE
+        run.compile()
+        terminal.say(f'compiled in {run.journal.compile_sec:.1f} s')
+        terminal.start(config.train.steps, run.step)
+        try:
+            with caught_signals() as caught:
+                return loop(run, caught)
+        finally:
+            terminal.close()
+            run.close()
 
 
 def loop(run: Run, caught: list[int]) -> int:
@@ -170,22 +172,13 @@ def train_sweep(
     terminal, n = Terminal(), sum(map(len, grouped))
     terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:
-        train_groups(
-            Work(
-                groups=grouped,
-                workdir=workdir,
-                caught=caught,
-                say=terminal.say,
-                tick=progress.tick,
-                runs_at_once=runs_at_once,
-                resources=resources or {},
-            )
-        )
-    table, records = write_table(workdir), gather(workdir)
-    terminal.say(f'{counts(records)}; {table}; python -m eval.report --workdir={workdir}')
+        how = {'runs_at_once': runs_at_once, 'resources': resources or {}}
+        train_groups(Work(grouped, workdir, caught, terminal.say, progress.tick, **how))
+    terminal.say(f'{counts(gather(workdir))}; {write_table(workdir)}')
     if caught:
         terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
         return SIGNALLED + caught[0]
+    terminal.say(str(report(workdir)))
     folders = [workdir / cell.name for group in grouped for cell in group]
     return DONE if all(map(is_final, folders)) else BAD_INPUT
 

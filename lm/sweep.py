@@ -4,6 +4,7 @@ Cells that differ only in what a program takes as data (`lm.cells.RUN_PATHS`) fo
 does not fit in memory trains in waves (`lm.wave`).
 """
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lm.many import run_axis
 from lm.setting import Setting
 from lm.sweep_program import Program, runs_that_fit
 from lm.wave import Wave
-from lm.workdir import is_final, open_workdir, record_failure
+from lm.workdir import InUse, is_final, open_workdir, record_failure
 
 
 def train_group(
@@ -35,35 +36,50 @@ def train_group(
     An error ends the cells it concerns, as failed, and is recorded with them.
     """
     waiting = [cell for cell in group if not is_final(workdir / cell.name)]
-    openable = [cell for cell in waiting if _open(workdir / cell.name, cell, say)]
-    if not openable:
-        return
-    try:
-        setting = Setting(longest(openable), say, len(openable))
-        if jax.process_count() > 1:
-            raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
-        how = run_axis(setting.config.kernels.run_axis, setting.platform)
-        program = Program(setting, how)
-        slots = slots_for(program, len(openable), runs_at_once, say)
-        for start in range(0, len(openable), slots):
-            if caught:
-                return
-            cells = openable[start : start + slots]
-            say(f'{len(cells)} runs side by side ({how}), compiled in {program.compile_sec:.1f} s')
-            Wave(program, cells, workdir, slots, say).train(caught, tick)
-    except Exception as error:  # of any kind: the other groups can still be trained
-        for cell in openable:
-            if not is_final(workdir / cell.name):
-                record_failure(workdir / cell.name, error, say)
+    with contextlib.ExitStack() as held:
+        opened = [cell for cell in waiting if _open(held, workdir / cell.name, cell, say)]
+        try:
+            if opened:
+                _train(opened, workdir, caught, say, tick, runs_at_once)
+        except Exception as error:  # of any kind: the other groups can still be trained
+            for cell in opened:
+                if not is_final(workdir / cell.name):
+                    record_failure(workdir / cell.name, error, say)
 
 
-def _open(folder: Path, cell: Cell, say: Callable[[str], None]) -> bool:
+def _open(held: contextlib.ExitStack, folder: Path, cell: Cell, say: Callable) -> bool:
+    """Whether the run can be trained; its folder is held until `held` ends."""
     try:
-        open_workdir(folder, cell.config, continue_changed=False)
+        held.enter_context(open_workdir(folder, cell.config, continue_changed=False))
         return True
+    except InUse as error:  # nothing is wrong with that run, and its folder is not ours
+        say(f'{folder.name} left out: {error}')
     except (OSError, ValueError) as error:
         record_failure(folder, error, say)
-        return False
+    return False
+
+
+def _train(
+    cells: list[Cell],
+    workdir: Path,
+    caught: list[int],
+    say: Callable[[str], None],
+    tick: Callable[[], None],
+    runs_at_once: int,
+) -> None:
+    """One program, and as many waves as it takes."""
+    setting = Setting(longest(cells), say, len(cells))
+    if jax.process_count() > 1:
+        raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
+    how = run_axis(setting.config.kernels.run_axis, setting.platform)
+    program = Program(setting, how)
+    slots = slots_for(program, len(cells), runs_at_once, say)
+    for start in range(0, len(cells), slots):
+        if caught:
+            return
+        wave = cells[start : start + slots]
+        say(f'{len(wave)} runs side by side ({how}), compiled in {program.compile_sec:.1f} s')
+        Wave(program, wave, workdir, slots, say).train(caught, tick)
 
 
 def longest(cells: list[Cell]) -> Config:

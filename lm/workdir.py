@@ -1,8 +1,9 @@
 """The folder of a run or a sweep: config.json or sweep.json says what it holds, and what has
-another config is refused.
+another config is refused, and so is a second process that would train the same run.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -15,26 +16,49 @@ from lm.config import Config, differences, resolve, to_dict, to_json
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
+LOCK = '.lock'
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 
 
-def open_workdir(path: Path, config: Config, continue_changed: bool) -> None:
-    """Makes the folder with its config.json, or checks that what it holds is a run of this config.
+class InUse(ValueError):
+    """Another process trains in the folder."""
+
+
+@contextlib.contextmanager
+def open_workdir(path: Path, config: Config, continue_changed: bool) -> Iterator[None]:
+    """Makes the folder with its config.json, or checks that what it holds is a run of this config;
+    it is this process's own until the block ends.
 
     Raises ValueError, listing the fields that differ, where it holds another run, unless
-    `continue_changed`; OSError where it cannot be written.
+    `continue_changed`; InUse where another process has it; OSError where it cannot be written.
     """
-    stored = path / CONFIG
-    if stored.exists():
-        changed = differences(read_config(path), config)
-        if changed and not continue_changed:
-            raise ValueError(_refusal(path, 'a run with another config', changed))
-        return
     if (path / SWEEP).exists():
         raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
-    with _writable(path):
-        path.mkdir(parents=True, exist_ok=True)
-        write_config(path, config)
+    with contextlib.ExitStack() as held:
+        with _writable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_locked(path))
+        if (path / CONFIG).exists():
+            changed = differences(read_config(path), config)
+            if changed and not continue_changed:
+                raise ValueError(_refusal(path, 'a run with another config', changed))
+        else:
+            with _writable(path):
+                write_config(path, config)
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock goes with the process, however it ends."""
+    with open(path / LOCK, 'w') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(
+                f'another process trains in {path}; wait for it, or give another --workdir'
+            ) from None
+        yield
 
 
 def _refusal(path: Path, what: str, changed: dict[str, tuple[Any, Any]]) -> str:

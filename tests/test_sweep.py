@@ -23,6 +23,7 @@ from eval.perplexity import perplexity
 from eval.runs import TABLE
 from lm.sweep_program import Program
 from lm.wave import Wave
+from lm.workdir import open_workdir
 from tests.sweep_helpers import (
     MODES,
     assert_close,
@@ -181,6 +182,20 @@ class TestAFailure:
         assert f'workdir {tmp_path / name} cannot be written' in capsys.readouterr().out
         assert statuses(tmp_path)[1:] == ['done', 'done', 'done']
         assert (tmp_path / name).read_text() == 'in the way'
+
+    def test_a_cell_that_another_process_trains_is_left_to_it(
+        self, swept, corpus, tmp_path, capsys
+    ):
+        workdir, cell = copied(swept['loop'], tmp_path / 'shared'), CELLS[0]
+        folder = cell_folders(workdir)[json.dumps(cell)]
+        (folder / 'summary.json').unlink()
+        before = contents(workdir)
+        with open_workdir(folder, changed(base(corpus), cell), continue_changed=False):
+            assert train_sweep(base(corpus), CELLS, workdir) == BAD_INPUT
+        assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
+        assert contents(workdir) == before
+        assert train_sweep(base(corpus), CELLS, workdir) == DONE
+        assert table(workdir) == table(swept['loop'])
 
 
 class TestRefused:

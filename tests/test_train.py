@@ -19,6 +19,7 @@ import pytest
 from configs import default
 from lm.config import Config, resolve
 from lm.metrics import TIME_FIELDS, read_rows
+from lm.workdir import InUse, open_workdir
 from train import BAD_INPUT, DIVERGED, DONE, SIGNALLED, train
 
 ROOT = Path(__file__).parent.parent
@@ -166,6 +167,17 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     before = timeless(whole)
     assert train(tiny(corpus), whole) == DONE
     assert 'nothing left to do' in capsys.readouterr().out
+    assert timeless(whole) == before
+
+
+def test_a_run_that_another_process_trains_is_refused(whole, corpus):
+    before = timeless(whole)
+    with (
+        open_workdir(whole, tiny(corpus), continue_changed=False),
+        pytest.raises(InUse, match=f'another process trains in {whole}'),
+    ):
+        train(tiny(corpus), whole)
+    assert train(tiny(corpus), whole) == DONE
     assert timeless(whole) == before
 
 
