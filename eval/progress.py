@@ -12,6 +12,7 @@ from eval.text import number
 from lm.cells import RUN_PATHS, Cell
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
+SHARE = 0.01  # of the time that reading all the records may take
 ENDED = ('done', 'diverged', 'failed')
 
 
@@ -20,7 +21,7 @@ class Progress:
 
     def __init__(self, workdir: Path, groups: list[list[Cell]], console: Console):
         self.workdir, self.groups, self.console = workdir, groups, console
-        self._began, self._shown = time.monotonic(), 0.0
+        self._began, self._next = time.monotonic(), 0.0
         self._steps_before = sum(steps_done(r) for r in gather(workdir))
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
@@ -36,10 +37,12 @@ class Progress:
 
     def tick(self, force: bool = False) -> None:
         """Shows the present state, if it was not shown just now."""
-        if not force and time.monotonic() - self._shown < EVERY_SEC[self.console.is_terminal]:
+        if not force and time.monotonic() < self._next:
             return
-        self._shown = time.monotonic()
+        start = time.monotonic()
         lines = self.lines()
+        now = time.monotonic()
+        self._next = now + max(EVERY_SEC[self.console.is_terminal], (now - start) / SHARE)
         if self._live:
             self._live.update(Text('\n'.join(lines)), refresh=True)
         else:
