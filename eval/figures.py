@@ -23,6 +23,7 @@ BASELINE = '#333333'
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
 DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
+ONE_PANEL, PANELS_PER_ROW = 8, 5
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
 STYLE = {
     'font.size': 8,
@@ -111,25 +112,64 @@ def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) 
 def learning_rates(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
     """Mean final loss over log(lr), with a band from the least to the greatest seed.
 
-    Crosses on top where a run diverged.
+    Crosses on top where a run diverged. More variants than ONE_PANEL have a panel each, with the
+    baseline in each.
     """
+    looks = styles(comparisons)
+    if len(comparisons) > ONE_PANEL:
+        _learning_rate_panels(figure, comparisons, looks, metric)
+        return
     figure.set_size_inches(4.6, 3.6)
     axes, crosses = figure.subplots(), collections.Counter()
-    for comparison, style in zip(comparisons, styles(comparisons), strict=True):
-        done = finished(comparison, metric)
-        rates = [lr for lr, values in done.items() if values]
-        low, high = ([end(done[lr]) for lr in rates] for end in (min, max))
-        means = [np.mean(done[lr]) for lr in rates]
-        colour, label = style['color'], comparison.variant.name
-        axes.fill_between(rates, low, high, color=colour, alpha=0.15, lw=0)
-        axes.plot(rates, means, color=colour, ls=style['dash'], marker='o', ms=3, label=label)
-        for lr in {r['lr'] for r in comparison.variant.records if has_diverged(r)}:
-            crosses[lr] += 1  # below those of other variants
-            place = axes.get_xaxis_transform()
-            axes.plot(lr, 1.02 - 0.05 * crosses[lr], 'x', color=colour, ms=4, transform=place)
+    for comparison, look in zip(comparisons, looks, strict=True):
+        _learning_rate_line(axes, comparison, look, metric, crosses)
     axes.set(xscale='log', xlabel='learning rate', ylabel=f'final {UNITS[metric]}')
     axes.margins(y=0.05 + 0.07 * max(crosses.values(), default=0))
     _legend(figure, axes)
+
+
+def _learning_rate_line(
+    axes: Axes,
+    comparison: Comparison,
+    look: Mapping[str, str],
+    metric: str,
+    crosses: collections.Counter,
+) -> None:
+    """`crosses` counts those that stand at a learning rate already."""
+    done = finished(comparison, metric)
+    rates = [lr for lr, values in done.items() if values]
+    low, high = ([end(done[lr]) for lr in rates] for end in (min, max))
+    means = [np.mean(done[lr]) for lr in rates]
+    colour, label = look['color'], comparison.variant.name
+    axes.fill_between(rates, low, high, color=colour, alpha=0.15, lw=0)
+    axes.plot(rates, means, color=colour, ls=look['dash'], marker='o', ms=3, label=label)
+    for lr in {r['lr'] for r in comparison.variant.records if has_diverged(r)}:
+        crosses[lr] += 1
+        place = axes.get_xaxis_transform()
+        axes.plot(lr, 1.02 - 0.05 * crosses[lr], 'x', color=colour, ms=4, transform=place)
+
+
+def _learning_rate_panels(
+    figure: Figure, comparisons: Sequence[Comparison], looks: Sequence[dict], metric: str
+) -> None:
+    pairs = list(zip(comparisons, looks, strict=True))
+    baselines = [pair for pair in pairs if pair[0].variant.is_baseline]
+    others = [pair for pair in pairs if not pair[0].variant.is_baseline]
+    rows = math.ceil(len(others) / PANELS_PER_ROW)
+    figure.set_size_inches(1.5 * PANELS_PER_ROW, 1.45 * rows + 0.3)
+    grid = list(figure.subplots(rows, PANELS_PER_ROW, squeeze=False, sharex=True, sharey=True).flat)
+    for axes, own in zip(grid, others, strict=False):
+        crosses = collections.Counter()
+        for comparison, look in [*baselines, own]:
+            _learning_rate_line(axes, comparison, look, metric, crosses)
+        axes.set_title(own[0].variant.name.replace(', ', '\n'), fontsize=6)
+        axes.set_xscale('log')
+        axes.margins(y=0.15)
+    for axes in grid[len(others) :]:
+        axes.remove()
+    told = ', '.join(comparison.variant.name for comparison, _ in baselines)
+    figure.supxlabel(f'learning rate; dark: {told}' if told else 'learning rate', fontsize=8)
+    figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
 
 
 def finished(comparison: Comparison, metric: str) -> dict[float, list[float]]:
@@ -177,7 +217,7 @@ def layer_maps(figure: Figure, maps: Mapping[str, Map], name: str) -> None:
     low = min(np.nanmin(values_LS) for values_LS in arrays.values())
     high = max(np.nanmax(values_LS) for values_LS in arrays.values())
     for axes, (variant, values_LS) in zip(grid, arrays.items(), strict=False):
-        steps, depths = maps[variant][0], range(len(values_LS))
+        steps, depths = maps[variant][0], range(1, len(values_LS) + 1)
         mesh = axes.pcolormesh(steps, depths, values_LS, shading='nearest', vmin=low, vmax=high)
         axes.set_title(variant, fontsize=8)
         axes.grid(False)
@@ -185,7 +225,7 @@ def layer_maps(figure: Figure, maps: Mapping[str, Map], name: str) -> None:
         axes.remove()
     figure.colorbar(mesh, ax=grid[: len(maps)], label=name.replace('_', ' '))
     figure.supxlabel('step', fontsize=8)
-    figure.supylabel('layer', fontsize=8)
+    figure.supylabel('layer, from 1', fontsize=8)
 
 
 def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:

@@ -231,11 +231,11 @@ function drawLayers(choices) {
 }
 
 function drawMap(place, name, steps, values, log) {
-  const depths = values[0].map((_, l) => l);
+  const depths = values[0].map((_, l) => l + 1);
   const shown = value => value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value;
   Plotly.newPlot(place, [{type: 'heatmap', x: steps.map(String), y: depths,
-    z: depths.map(l => values.map(row => shown(row[l]))),
-    customdata: depths.map(l => values.map(row => row[l])), colorscale: 'Viridis',
+    z: depths.map(l => values.map(row => shown(row[l - 1]))),
+    customdata: depths.map(l => values.map(row => row[l - 1])), colorscale: 'Viridis',
     colorbar: {thickness: 10, outlinewidth: 0, title: {text: log ? 'log10' : '', side: 'right'}},
     hovertemplate: 'step %{x}, layer %{y}<br>%{customdata:.4g}<extra></extra>'}],
   layout({height: 240, margin: {l: 50, r: 8, t: 34, b: 44}, showlegend: false,
@@ -246,7 +246,7 @@ function drawMap(place, name, steps, values, log) {
 
 function drawDepth(place, steps, values, log) {
   const ends = steps.length > 1 ? [0, steps.length - 1] : [0];
-  const traces = ends.map((i, n) => ({x: values[i].map((_, l) => l), y: values[i],
+  const traces = ends.map((i, n) => ({x: values[i].map((_, l) => l + 1), y: values[i],
     mode: 'lines+markers', name: `step ${steps[i].toLocaleString('en')}`,
     line: {color: n ? '#0072b2' : '#9aa2aa', width: 2}, marker: {size: 6},
     hovertemplate: 'layer %{x}<br>%{y:.4g}'}));
