@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from eval.compare import Comparison, has_diverged
 from eval.depth import Profile, profiles, shown
+from eval.rates import finished
 from eval.series import Map, Series, mean_map
 
 BASELINE = '#333333'
@@ -170,16 +171,6 @@ def _learning_rate_panels(
     told = ', '.join(comparison.variant.name for comparison, _ in baselines)
     figure.supxlabel(f'learning rate; dark: {told}' if told else 'learning rate', fontsize=8)
     figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
-
-
-def finished(comparison: Comparison, metric: str) -> dict[float, list[float]]:
-    """lr -> the final losses of the runs that finished; [] where none did."""
-    found: dict[float, list[float]] = {}
-    for record in sorted(comparison.variant.records, key=lambda record: record['lr']):
-        values = found.setdefault(record['lr'], [])
-        if record['status'] == 'done' and record[metric] is not None:
-            values.append(record[metric])
-    return found
 
 
 def differences(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:

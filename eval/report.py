@@ -18,7 +18,7 @@ from absl import app, flags
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from eval import depth
+from eval import depth, rates
 from eval import figures as plots
 from eval.compare import CONFIDENCE, LR, SEEDS, Comparison, Interval, compare, metric_of
 from eval.program import run_main
@@ -72,7 +72,8 @@ def report(
     page.parent.mkdir(parents=True, exist_ok=True)
     data = _data(comparisons, series, metric)
     write_text(page, _html(content, data))
-    write_text(page.with_suffix('.md'), _markdown(content, _by_depth(comparisons, series)))
+    tables = _by_rate(comparisons, metric) | _by_depth(comparisons, series)
+    write_text(page.with_suffix('.md'), _markdown(content, tables))
     if figures:
         plots.write_figures(Path(figures), comparisons, series, metric)
     return page
@@ -107,7 +108,7 @@ def _findings(comparisons: Sequence[Comparison], metric: str) -> list[str]:
     ended = [c for c in comparisons if c.best_lr is not None]
     if not ended:
         return []
-    if not any(values for c in ended for values in plots.finished(c, metric).values()):
+    if not any(values for c in ended for values in rates.finished(c, metric).values()):
         return ['Every run that has ended diverged.']
     best = min(ended, key=lambda c: c.loss.mean)
     unit = plots.UNITS[metric].removeprefix('loss, ')
@@ -198,7 +199,7 @@ def _data(
     steps = map_steps(series.values())
     variants, cells = [], []
     for i, (c, style) in enumerate(_styled(comparisons)):
-        done = plots.finished(c, metric)
+        done = rates.finished(c, metric)
         diverged = collections.Counter(r['lr'] for r in c.variant.records if plots.has_diverged(r))
         points = [{'lr': lr, 'done': done[lr], 'diverged': diverged[lr]} for lr in done]
         told = {'mean': c.loss.mean, 'half': c.loss.half, 'initial': c.initial}
@@ -234,13 +235,26 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _by_depth(
-    comparisons: Sequence[Comparison], series: Mapping[str, Series]
-) -> dict[str, list[list[str]]]:
-    """name -> a table, for each quantity that was recorded per layer."""
+Tables = dict[str, tuple[str, list[list[str]]]]  # heading -> (what it shows, head and rows)
+
+
+def _by_rate(comparisons: Sequence[Comparison], metric: str) -> Tables:
+    """None where there is one learning rate."""
+    lines = rates.table(comparisons, metric)
+    if len(lines[0]) < 3:
+        return {}
+    return {'By learning rate': (f'Final validation {plots.UNITS[metric]}. {rates.TOLD}', lines)}
+
+
+def _by_depth(comparisons: Sequence[Comparison], series: Mapping[str, Series]) -> Tables:
+    """A table for each quantity that was recorded per layer."""
     names = dict.fromkeys(name for one in series.values() for name in one.layers)
     tables = {name: depth.table(depth.profiles(comparisons, series, name)) for name in names}
-    return {name: lines for name, lines in tables.items() if len(lines) > 1}
+    return {
+        f'By depth: {name.replace("_", " ")}': (depth.TOLD, lines)
+        for name, lines in tables.items()
+        if len(lines) > 1
+    }
 
 
 def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
@@ -260,7 +274,7 @@ def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     )
 
 
-def _markdown(content: Mapping[str, Any], by_depth: Mapping[str, list[list[str]]]) -> str:
+def _markdown(content: Mapping[str, Any], tables: Tables) -> str:
     counts = ', '.join(f'{n} {status}' for status, n in content['statuses'].items())
     parts = [f'# {content["title"]}', f'{content["made"]}: {counts or "no cells"}.']
     parts += ['\n'.join(f'- {name}: {value}' for name, value in content['facts'].items())]
@@ -280,8 +294,8 @@ def _markdown(content: Mapping[str, Any], by_depth: Mapping[str, list[list[str]]
         told = {name: '; '.join(lines) for name, lines in content['changes'].items()}
         lines = [f'- {name}: {line or "as the base"}' for name, line in told.items()]
         parts += ['## Config against the base', '\n'.join(lines)]
-    for name, lines in by_depth.items():
-        parts += [f'## By depth: {name.replace("_", " ")}', depth.TOLD, markdown(lines)]
+    for heading, (told, lines) in tables.items():
+        parts += [f'## {heading}', told, markdown(lines)]
     if content['cells']:
         rows = content['cells']
         table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])

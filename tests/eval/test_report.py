@@ -4,6 +4,7 @@ The browser test needs Chromium and is skipped without; EVENKEEL_BROWSER=require
 """
 
 import html.parser
+import itertools
 import json
 import math
 import os
@@ -193,6 +194,17 @@ def test_figures_for_papers(sweep, tmp_path):
     assert 'norm layernorm' in svg and 'final loss, nats per token' in svg
     svg = (tmp_path / 'figures' / 'depth_activation_rms.svg').read_text()
     assert 'norm layernorm' in svg and f'4 layers, step {fixture.STEPS}' in svg
+
+
+def test_many_variants_have_a_panel_each(tmp_path):
+    kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
+    fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
+    report(tmp_path / 'sweep', figures=tmp_path / 'figures')
+    svg = (tmp_path / 'figures' / 'learning_rates.svg').read_text()
+    panels = set(re.findall(r'id="(axes_\d+)"', svg))
+    assert len(panels) == len(fixture.NORMS) * len(kinds) - 1  # the baseline is in all of them
+    for norm, kind in itertools.product(fixture.NORMS, kinds):
+        assert (f'norm {norm}' in svg) and (f'activation {kind}' in svg)
 
 
 def test_plus_minus():
