@@ -5,6 +5,7 @@ does not fit in memory trains in waves (`lm.wave`).
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from lm.many import run_axis
 from lm.setting import Setting
 from lm.sweep_program import Program, runs_that_fit
 from lm.wave import Wave
-from lm.workdir import InUse, is_final, open_workdir, record_failure
+from lm.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, record_failure
 
 
 def train_group(
@@ -36,8 +37,9 @@ def train_group(
     An error ends the cells it concerns, as failed, and is recorded with them.
     """
     waiting = [cell for cell in group if not is_final(workdir / cell.name)]
+    wait_until = time.monotonic() + PATIENCE_SEC  # for all together
     with contextlib.ExitStack() as held:
-        opened = [cell for cell in waiting if _open(held, workdir / cell.name, cell, say)]
+        opened = [c for c in waiting if _open(held, workdir / c.name, c, wait_until, say)]
         try:
             if opened:
                 _train(opened, workdir, caught, say, tick, runs_at_once)
@@ -47,10 +49,12 @@ def train_group(
                     record_failure(workdir / cell.name, error, say)
 
 
-def _open(held: contextlib.ExitStack, folder: Path, cell: Cell, say: Callable) -> bool:
+def _open(
+    held: contextlib.ExitStack, folder: Path, cell: Cell, wait_until: float, say: Callable
+) -> bool:
     """Whether the run can be trained; its folder is held until `held` ends."""
     try:
-        held.enter_context(open_workdir(folder, cell.config, continue_changed=False))
+        held.enter_context(open_workdir(folder, cell.config, False, wait_until))
         return True
     except InUse as error:  # nothing is wrong with that run, and its folder is not ours
         say(f'{folder.name} left out: {error}')

@@ -6,9 +6,10 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lm.cells import Cell
 from lm.config import Config, differences, resolve, to_dict, to_json
@@ -17,6 +18,8 @@ CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
 LOCK = '.lock'
+PATIENCE_SEC = 20.0  # with a process that was killed and is not gone yet, as Ray's workers are then
+POLL_SEC = 0.1
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 
 
@@ -25,19 +28,26 @@ class InUse(ValueError):
 
 
 @contextlib.contextmanager
-def open_workdir(path: Path, config: Config, continue_changed: bool) -> Iterator[None]:
+def open_workdir(
+    path: Path, config: Config, continue_changed: bool, wait_until: float | None = None
+) -> Iterator[None]:
     """Makes the folder with its config.json, or checks that what it holds is a run of this config;
     it is this process's own until the block ends.
+
+    wait_until: how long to wait for another process to leave it, by `time.monotonic`; without it
+    PATIENCE_SEC from now.
 
     Raises ValueError, listing the fields that differ, where it holds another run, unless
     `continue_changed`; InUse where another process has it; OSError where it cannot be written.
     """
     if (path / SWEEP).exists():
         raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
+    if wait_until is None:
+        wait_until = time.monotonic() + PATIENCE_SEC
     with contextlib.ExitStack() as held:
         with _writable(path):
             path.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(path))
+            held.enter_context(_locked(path, wait_until))
         if (path / CONFIG).exists():
             changed = differences(read_config(path), config)
             if changed and not continue_changed:
@@ -49,16 +59,24 @@ def open_workdir(path: Path, config: Config, continue_changed: bool) -> Iterator
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, wait_until: float) -> Iterator[None]:
     """The lock goes with the process, however it ends."""
     with open(path / LOCK, 'w') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(
-                f'another process trains in {path}; wait for it, or give another --workdir'
-            ) from None
+        while not _try_lock(file):
+            if time.monotonic() >= wait_until:
+                raise InUse(
+                    f'another process trains in {path}; wait for it, or give another --workdir'
+                )
+            time.sleep(POLL_SEC)
         yield
+
+
+def _try_lock(file: IO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
 
 
 def _refusal(path: Path, what: str, changed: dict[str, tuple[Any, Any]]) -> str:

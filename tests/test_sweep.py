@@ -184,8 +184,9 @@ class TestAFailure:
         assert (tmp_path / name).read_text() == 'in the way'
 
     def test_a_cell_that_another_process_trains_is_left_to_it(
-        self, swept, corpus, tmp_path, capsys
+        self, swept, corpus, tmp_path, capsys, monkeypatch
     ):
+        monkeypatch.setattr('lm.sweep.PATIENCE_SEC', 0.0)
         workdir, cell = copied(swept['loop'], tmp_path / 'shared'), CELLS[0]
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()

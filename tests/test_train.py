@@ -3,6 +3,7 @@
 Equivalence: a run that was interrupted anywhere writes the same numbers as one that was not.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -170,7 +172,8 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     assert timeless(whole) == before
 
 
-def test_a_run_that_another_process_trains_is_refused(whole, corpus):
+def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch):
+    monkeypatch.setattr('lm.workdir.PATIENCE_SEC', 0.0)
     before = timeless(whole)
     with (
         open_workdir(whole, tiny(corpus), continue_changed=False),
@@ -179,6 +182,16 @@ def test_a_run_that_another_process_trains_is_refused(whole, corpus):
         train(tiny(corpus), whole)
     assert train(tiny(corpus), whole) == DONE
     assert timeless(whole) == before
+
+
+def test_a_process_that_is_about_to_end_is_waited_for(whole, corpus):
+    """It lets go of the folder a second after the other one has asked for it."""
+    held = contextlib.ExitStack()
+    held.enter_context(open_workdir(whole, tiny(corpus), continue_changed=False))
+    timer = threading.Timer(1.0, held.close)
+    timer.start()
+    assert train(tiny(corpus), whole) == DONE
+    assert timer.finished.is_set()
 
 
 def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):
