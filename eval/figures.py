@@ -166,8 +166,14 @@ def _learning_rate_panels(
         axes.set_title(own[0].variant.name.replace(', ', '\n'), fontsize=6)
         axes.set_xscale('log')
         axes.margins(y=0.15)
+    for axes in grid[max(0, len(others) - PANELS_PER_ROW) : len(others)]:  # lowest of its column
+        axes.tick_params(labelbottom=True)
     for axes in grid[len(others) :]:
         axes.remove()
+    # As in the sensitivity, what is worse than no training at all is as bad as that.
+    top = 1.1 * max(comparison.initial for comparison in comparisons)
+    if math.isfinite(top) and grid[0].get_ylim()[1] > top:
+        grid[0].set_ylim(top=top)
     told = ', '.join(comparison.variant.name for comparison, _ in baselines)
     figure.supxlabel(f'learning rate; dark: {told}' if told else 'learning rate', fontsize=8)
     figure.supylabel(f'final {UNITS[metric]}', fontsize=8)

@@ -12,6 +12,15 @@ const PLOTLY_DASH = {solid: 'solid', dashed: 'dash', dotted: 'dot', dashdot: 'da
 const byId = id => document.getElementById(id);
 const escape = text => String(text).replace(/&/g, '&amp;').replace(/</g, '&lt;');
 const several = DATA.variants.length > 1;
+// Beyond these a legend above would leave a plot no room, and all curves at once nothing to see.
+const MANY_VARIANTS = 8, MANY_CELLS = 60;
+const ABOVE = {orientation: 'h', x: 0, y: 1.02, xanchor: 'left', yanchor: 'bottom'};
+const BESIDE = {orientation: 'v', x: 1.04, y: 1, xanchor: 'left', yanchor: 'top', font: {size: 11},
+  tracegroupgap: 0};
+const beside = place => DATA.variants.length > MANY_VARIANTS && byId(place).clientWidth >= NARROW;
+const legendOf = place => beside(place) ? BESIDE : ABOVE;
+const heightOf = (place, usual) => beside(place)
+  ? Math.max(usual, 90 + 19 * DATA.variants.length) : usual;
 
 function axis(title, more) {
   return {title: {text: title, font: {size: 13, color: SOFT}, standoff: 8}, gridcolor: LINE,
@@ -23,7 +32,7 @@ function layout(more) {
     paper_bgcolor: '#fff', plot_bgcolor: '#fff', hovermode: 'closest', uirevision: 'keep',
     margin: {l: 60, r: 40, t: 16, b: 48}, showlegend: several,
     modebar: {orientation: 'v', bgcolor: 'rgba(255,255,255,0)', color: '#b9bfc5', activecolor: SOFT},
-    legend: {orientation: 'h', x: 0, y: 1.02, xanchor: 'left', yanchor: 'bottom'},
+    legend: ABOVE,
     hoverlabel: {bgcolor: '#fff', bordercolor: LINE, font: {color: INK}, align: 'left'}, ...more};
 }
 
@@ -59,7 +68,7 @@ function drawFinal() {
   const told = {text: 'diverged ↑', xref: 'paper', x: 0, y: at, xanchor: 'left', yanchor: 'bottom',
     showarrow: false, font: {size: 12, color: SOFT}};
   Plotly.react('final', traces, layout({
-    height: 440, xaxis: rateAxis(rates, byId('final-log-x').checked),
+    height: heightOf('final', 440), legend: legendOf('final'), xaxis: rateAxis(rates, byId('final-log-x').checked),
     yaxis: axis('final ' + DATA.unit, {type: logY ? 'log' : 'linear'}),
     shapes: lost.length ? [line] : [], annotations: lost.length ? [told] : []}), CONFIG);
 }
@@ -144,7 +153,7 @@ function drawCurves() {
   const domains = narrow && validated
     ? [[0, 1], [0.57, 1], [0, 1], [0, 0.42]] : [left, [0, 1], right, [0, 1]];
   Plotly.react('curves', traces, layout({
-    height: narrow && validated ? 820 : 480,
+    height: narrow && validated ? 820 : heightOf('curves', 480), legend: legendOf('curves'),
     xaxis: axis('step', {...x, domain: domains[0], anchor: 'y'}),
     yaxis: axis('training loss, nats per token', {...y, domain: domains[1], anchor: 'x'}),
     ...(validated && {xaxis2: axis('step', {...x, domain: domains[2], anchor: 'y2'}),
@@ -295,7 +304,8 @@ if (byId('curves')) {
   const rates = [...new Set(DATA.cells.map(c => c.lr))].sort((a, b) => a - b);
   const best = rates.length > 1 && DATA.variants.some(v => v.best_lr !== null)
     ? [{value: 'best', label: 'each variant at its best learning rate'}] : [];
-  fill(byId('curves-lr'), [{value: 'all', label: 'all cells'}, ...best,
+  const all = {value: 'all', label: 'all cells'};
+  fill(byId('curves-lr'), [...(DATA.cells.length > MANY_CELLS ? [...best, all] : [all, ...best]),
     ...(rates.length > 1 ? rates.map(lr => ({value: lr, label: `learning rate ${lr}`})) : [])]);
   if (rates.length < 2) byId('curves-lr').parentElement.style.display = 'none';
   listen(['curves-lr', 'smoothing', 'curves-log-x', 'curves-log-y'], drawCurves);

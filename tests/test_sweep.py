@@ -275,25 +275,27 @@ def terminate_at(step: int):
 
 SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}
 LONGER = {'train_steps': 60, 'train_eval_every': 20, 'train_checkpoint_every': 10}
+LONG = {'train_steps': 600, 'train_eval_every': 300, 'train_checkpoint_every': 50}
 
 
-def start(workdir: Path, corpus: dict, variables: dict, sweep: dict = SWEEP) -> subprocess.Popen:
-    """The command, as one gives it."""
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER).items()]
+def start(
+    workdir: Path, corpus: dict, variables: dict, sweep: dict = SWEEP, engine: str = 'local', **more
+) -> subprocess.Popen:
+    """The command, as one gives it; what it says goes to `log_of(workdir)`."""
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
-    return subprocess.Popen(
-        [*program, f'--workdir={workdir}', f'--config.sweep={sweep}'],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
+        return subprocess.Popen(
+            [*program, f'--workdir={workdir}', f'--config.sweep={sweep}', f'--engine={engine}'],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
-def finished(process: subprocess.Popen) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
+def log_of(workdir: Path) -> Path:
+    return workdir.with_suffix('.log')
 
 
 def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
@@ -303,7 +305,7 @@ def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
         if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:
             return
         time.sleep(0.01)
-    raise AssertionError(f'ended before {rows} rows: {finished(process)}')
+    raise AssertionError(f'no {rows} rows: {log_of(workdir).read_text()}')
 
 
 def recorded(workdir: Path) -> int:
@@ -312,9 +314,9 @@ def recorded(workdir: Path) -> int:
 
 def test_the_command_answers_bad_input_in_one_line(corpus, cache_variables, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
-    code, output = finished(start(tmp_path / 'x', corpus, cache_variables, sweep))
-    assert code == BAD_INPUT and not (tmp_path / 'x').exists()
-    assert output == (
+    process = start(tmp_path / 'x', corpus, cache_variables, sweep)
+    assert process.wait(timeout=120) == BAD_INPUT and not (tmp_path / 'x').exists()
+    assert log_of(tmp_path / 'x').read_text() == (
         "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
     )
 
@@ -330,24 +332,24 @@ def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
     assert done.stderr.startswith('error: --engine, --runs_at_once and --resources are for')
 
 
-def test_the_command_killed_at_three_random_moments_changes_no_number(
-    corpus, cache_variables, tmp_path
+@pytest.mark.parametrize(('engine', 'kills', 'more'), [('local', 3, {}), ('ray', 1, LONG)])
+def test_the_command_killed_at_random_moments_changes_no_number(
+    engine, kills, more, corpus, cache_variables, tmp_path
 ):
-    """One in each third of what there is to record. What the command leaves in the end is what a
-    call that was not disturbed does.
+    """One in each part of what there is to record, and the same command at once again, while
+    Ray's workers may still be there. What is left in the end is what an undisturbed call leaves.
     """
-    assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path / 'whole') == DONE
-    rng, workdir, outputs = random.Random(0), tmp_path / 'sweep', []
-    for third in range(3):
-        process = start(workdir, corpus, cache_variables)
-        share = (third + rng.uniform(0.1, 0.9)) / 3
+    assert train_sweep(base(corpus, **LONGER | more), SWEEP, tmp_path / 'whole') == DONE
+    rng, workdir = random.Random(0), tmp_path / 'sweep'
+    for part in range(kills):
+        process = start(workdir, corpus, cache_variables, engine=engine, **more)
+        share = (part + rng.uniform(0.2, 0.6)) / kills
         wait_for_rows(workdir, int(share * recorded(tmp_path / 'whole')), process)
         process.kill()
-        code, output = finished(process)
-        assert code == -signal.SIGKILL
-        outputs.append(output)
-    code, output = finished(start(workdir, corpus, cache_variables))
-    assert code == DONE and 'resuming after step' in ''.join([*outputs, output]), output
+        assert process.wait(timeout=120) == -signal.SIGKILL
+    process = start(workdir, corpus, cache_variables, engine=engine, **more)
+    code, output = process.wait(timeout=120), log_of(workdir).read_text()
+    assert code == DONE and 'resuming after step' in output, output
     assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
     found = [(one['log_every'], one['lr'], one['group']) for one in table(workdir)]
     assert found == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]

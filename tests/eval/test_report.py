@@ -136,7 +136,7 @@ def test_markdown_has_the_tables(sweep, page):
     assert '| norm layernorm | worse | +0.0807 ± 0.0029 |' in text
     rows = [line for line in text.splitlines() if line.startswith('| ')]
     by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
-    assert len(rows) == (1 + 1 + 2) + by_depth + (1 + 1 + 24)
+    assert len(rows) == 2 * (1 + 1 + 2) + by_depth + (1 + 1 + 24)  # variants, their rates, cells
     assert r"<b>out of memory</b> at 'step' 1 \| oom |" in text
 
 
@@ -204,7 +204,7 @@ def test_many_variants_have_a_panel_each(tmp_path):
     panels = set(re.findall(r'id="(axes_\d+)"', svg))
     assert len(panels) == len(fixture.NORMS) * len(kinds) - 1  # the baseline is in all of them
     for norm, kind in itertools.product(fixture.NORMS, kinds):
-        assert (f'norm {norm}' in svg) and (f'activation {kind}' in svg)
+        assert f'norm {norm}' in svg and f'activation {kind}' in svg
 
 
 def test_plus_minus():
