@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -103,7 +104,8 @@ def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) 
             one = series[workdir]
             for axes, (steps, values) in ((left, one.training), (right, one.validation)):
                 y = [math.nan if value is None else value for value in values]
-                axes.plot(steps, y, ls=style['dash'], color=style['color'], alpha=0.7, label=label)
+                look = {'ls': style['dash'], 'color': style['color'], 'alpha': 0.7}
+                axes.plot(steps, y, marker='o' if len(y) == 1 else None, ms=3, label=label, **look)
                 label = None
     for axes, what in ((left, 'training loss'), (right, 'validation loss')):
         axes.set(xlabel='step', ylabel=f'{what}, nats per token')
@@ -182,13 +184,14 @@ def _learning_rate_panels(
 def differences(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
     """Each variant's paired difference from the baseline with its interval."""
     compared = [c for c in comparisons if c.difference.n and not c.variant.is_baseline]
-    figure.set_size_inches(6.0, 0.7 + 0.25 * len(compared))
+    names = [f'{c.variant.name}: {c.verdict}' for c in compared]
+    figure.set_size_inches(3.5 + 0.06 * max(map(len, names)), 0.7 + 0.25 * len(compared))
     axes = figure.subplots()
     means = [c.difference.mean for c in compared]
     halves = [0.0 if math.isnan(c.difference.half) else c.difference.half for c in compared]
     axes.axvline(0, color=BASELINE, lw=0.8)
     axes.errorbar(means, range(len(compared)), xerr=halves, fmt='o', ms=4, capsize=2)
-    axes.set_yticks(range(len(compared)), [f'{c.variant.name}: {c.verdict}' for c in compared])
+    axes.set_yticks(range(len(compared)), names)
     axes.invert_yaxis()
     axes.set(xlabel=f'difference from the baseline, {UNITS[metric].removeprefix("loss, ")}')
 
@@ -205,22 +208,27 @@ def variant_maps(comparisons: Sequence[Comparison], series: All, name: str) -> d
 
 
 def layer_maps(figure: Figure, maps: Mapping[str, Map], name: str) -> None:
-    """One quantity over steps and depth, all variants on one scale of colours."""
-    per_row = min(3, len(maps))
+    """One quantity over steps and depth, all variants on one scale of colours: logarithmic where
+    all values are positive.
+    """
+    per_row = min(3 if len(maps) <= ONE_PANEL else PANELS_PER_ROW, len(maps))
     rows = math.ceil(len(maps) / per_row)
-    figure.set_size_inches(2.4 * per_row + 0.8, 2.0 * rows + 0.3)
+    width, height, font = (2.4, 2.0, 8) if len(maps) <= ONE_PANEL else (1.5, 1.4, 6)
+    figure.set_size_inches(width * per_row + 0.8, height * rows + 0.3)
     grid = list(figure.subplots(rows, per_row, squeeze=False, sharex=True, sharey=True).flat)
     arrays = {variant: np.array(values, float).T for variant, (_, values) in maps.items()}
     low = min(np.nanmin(values_LS) for values_LS in arrays.values())
     high = max(np.nanmax(values_LS) for values_LS in arrays.values())
+    scale = LogNorm(low, high) if low > 0 else Normalize(low, high)
     for axes, (variant, values_LS) in zip(grid, arrays.items(), strict=False):
         steps, depths = maps[variant][0], range(1, len(values_LS) + 1)
-        mesh = axes.pcolormesh(steps, depths, values_LS, shading='nearest', vmin=low, vmax=high)
-        axes.set_title(variant, fontsize=8)
+        mesh = axes.pcolormesh(steps, depths, values_LS, shading='nearest', norm=scale)
+        axes.set_title(variant.replace(', ', '\n'), fontsize=font)
         axes.grid(False)
     for axes in grid[len(maps) :]:
         axes.remove()
-    figure.colorbar(mesh, ax=grid[: len(maps)], label=name.replace('_', ' '))
+    label = name.replace('_', ' ')
+    figure.colorbar(mesh, ax=grid[: len(maps)], label=label, aspect=20 * rows, fraction=0.05)
     figure.supxlabel('step', fontsize=8)
     figure.supylabel('layer, from 1', fontsize=8)
 
@@ -234,7 +242,8 @@ def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:
     lines = dict.fromkeys(profile.line for profile in found)
     of_baselines = {profile.line for profile in found if profile.is_baseline}
     looks = dict(zip(lines, line_styles([line in of_baselines for line in lines]), strict=True))
-    figure.set_size_inches(1.5 + 2.7 * ends, 0.5 + 1.9 * len(depths))
+    tall = max(0.5 + 1.9 * len(depths), 0.17 * len(lines))  # enough for the legend
+    figure.set_size_inches(1.5 + 2.7 * ends, tall)
     grid = figure.subplots(len(depths), ends, squeeze=False, sharex='row', sharey='col')
     for row, layers in zip(grid, depths, strict=True):
         here = [profile for profile in found if profile.layers == layers]
@@ -251,7 +260,8 @@ def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:
     if (told[np.isfinite(told)] > 0).all():
         for axes in grid[0]:  # the others of its column share it
             axes.set_yscale('log')
-    figure.supxlabel('layer, from 1', fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel('layer, from 1')
     figure.supylabel(name.replace('_', ' '), fontsize=8)
     if len(lines) > 1:
         keys = [Line2D([], [], color=look['color'], ls=look['dash']) for look in looks.values()]
@@ -264,4 +274,5 @@ def _legend(figure: Figure, axes: Axes) -> None:
         rows = math.ceil(len(labels) / 2)
         if rows > 4:  # or the axes would have no room left
             figure.set_figheight(figure.get_figheight() + 0.17 * (rows - 4))
-        figure.legend(handles, labels, loc='outside upper center', ncols=2)
+        font = 8 if len(labels) <= ONE_PANEL else 6  # beside each other in the width of the figure
+        figure.legend(handles, labels, loc='outside upper center', ncols=2, fontsize=font)

@@ -14,8 +14,8 @@ Matrices start at a deviation of 1/sqrt(fan_in), as anywhere here, without publi
 but deepnorm's own. Embeddings start at 1/sqrt(d_model): a variance of 1/64, small against what a
 branch adds, so that the first block alone would take the stream to 33 times that. Theory takes a
 variance of 1 in front of the first block, and embedding_norm gives all that. Queries and keys are
-normalized for all, since hybrid must. One learning rate for all: that at which post-norm does best
-at 6 layers in norm_placement_lr. At 24 it does not train at it.
+normalized for all, since hybrid must. One learning rate for all, at which post-norm trains at 6
+layers. At 24 it does not.
 """
 
 from ml_collections import ConfigDict
