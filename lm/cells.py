@@ -73,6 +73,10 @@ def _axes(sweep: Any, known: Mapping[str, Any]) -> list[list[Changes]]:
     """Each axis as the list of changes it goes through."""
     if isinstance(sweep, list | tuple):
         sweep = {'list': sweep}
+    if isinstance(sweep, str):
+        raise ValueError(
+            f'--config.sweep must be a Python literal: 1e-3, and not 10**-3; got {sweep!r}'
+        )
     if not isinstance(sweep, Mapping):
         raise ValueError(
             f'sweep must hold axes, such as {{"optim.lr": (1e-3, 3e-3)}}; got {sweep!r}'

@@ -3,10 +3,12 @@ another config is refused, and so is a second process that would train the same 
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +22,7 @@ SUMMARY = 'summary.json'
 LOCK = '.lock'
 PATIENCE_SEC = 20.0  # with a process that was killed and is not gone yet, as Ray's workers are then
 POLL_SEC = 0.1
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 
 
@@ -77,6 +80,15 @@ def _try_lock(file: IO) -> bool:
         return True
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        warnings.warn(
+            f'{file.name}: this file system has no locks; see to it that no other process trains '
+            'in this folder',
+            stacklevel=2,
+        )
+        return True
 
 
 def _refusal(path: Path, what: str, changed: dict[str, tuple[Any, Any]]) -> str:

@@ -4,6 +4,7 @@ Equivalence: a run that was interrupted anywhere writes the same numbers as one 
 """
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -192,6 +193,15 @@ def test_a_process_that_is_about_to_end_is_waited_for(whole, corpus):
     timer.start()
     assert train(tiny(corpus), whole) == DONE
     assert timer.finished.is_set()
+
+
+def test_a_file_system_without_locks_is_warned_of(whole, corpus, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr('lm.workdir.fcntl.flock', refuse)
+    with pytest.warns(UserWarning, match='this file system has no locks'):
+        assert train(tiny(corpus), whole) == DONE
 
 
 def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):

@@ -117,6 +117,7 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
         ({}, 'sweep is empty'),
         ({'zip': ()}, 'sweep is empty'),
         (0.1, 'sweep must hold axes'),
+        ("{'optim.lr': (10**-3,)}", 'must be a Python literal: 1e-3, and not'),
         ({'zip': 0.1}, 'zip must map fields to values'),
         ({'zip': {}}, 'zip must map fields to values'),
         ({'list': (0.1,)}, 'list must hold dicts'),
