@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import jax
+
 from lm.cells import Cell
 from lm.config import Config, differences, resolve, to_dict, to_json
 
@@ -63,7 +65,12 @@ def open_workdir(
 
 @contextlib.contextmanager
 def _locked(path: Path, wait_until: float) -> Iterator[None]:
-    """The lock goes with the process, however it ends."""
+    """The lock goes with the process, however it ends. Of the processes of one run the first has
+    it for all.
+    """
+    if jax.process_index() > 0:
+        yield
+        return
     with open(path / LOCK, 'w') as file:
         while not _try_lock(file):
             if time.monotonic() >= wait_until:
