@@ -55,7 +55,7 @@ def _open(
     """Whether the run can be trained; its folder is held until `held` ends."""
     try:
         held.enter_context(open_workdir(folder, cell.config, False, wait_until))
-        return True
+        return not is_final(folder)  # which another process may have trained meanwhile
     except InUse as error:  # nothing is wrong with that run, and its folder is not ours
         say(f'{folder.name} left out: {error}')
     except (OSError, ValueError) as error:

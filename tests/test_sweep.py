@@ -4,12 +4,14 @@ Equivalence: a cell of a sweep = the same run alone; a sweep that was interrupte
 that was not.
 """
 
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -196,6 +198,22 @@ class TestAFailure:
         assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
         assert contents(workdir) == before
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
+        assert table(workdir) == table(swept['loop'])
+
+    def test_a_cell_that_another_process_ends_meanwhile_is_not_trained_again(
+        self, swept, corpus, tmp_path, monkeypatch
+    ):
+        workdir, cell = copied(swept['loop'], tmp_path / 'shared'), CELLS[0]
+        summary = cell_folders(workdir)[json.dumps(cell)] / 'summary.json'
+        text = summary.read_text()
+        summary.unlink()
+        held = contextlib.ExitStack()
+        held.enter_context(open_workdir(summary.parent, changed(base(corpus), cell), False))
+        held.callback(summary.write_text, text)  # before it lets go
+        programs = []
+        monkeypatch.setattr('lm.sweep.Program', lambda *setting: programs.append(setting))
+        threading.Timer(1.0, held.close).start()
+        assert train_sweep(base(corpus), CELLS, workdir) == DONE and not programs
         assert table(workdir) == table(swept['loop'])
 
 
