@@ -26,7 +26,6 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from eval.progress import Progress, counts
-from eval.report import report
 from eval.runs import gather, write_table
 from lm.cells import cells, groups, split_sweep
 from lm.check import check, check_devices
@@ -59,8 +58,8 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check(config)
     check_devices(config, make_mesh(config.mesh).size, jax.process_count())
-    with open_workdir(workdir, config, continue_changed):
-        terminal = Terminal()
+    terminal = Terminal()
+    with open_workdir(workdir, config, continue_changed, terminal.say):
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
         run = Run(config, workdir, terminal, continue_changed)
         write_config(workdir, config)  # not before: a changed one may not fit the checkpoint
@@ -172,12 +171,14 @@ def train_sweep(
     terminal, n = Terminal(), sum(map(len, grouped))
     terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:
-        how = {'runs_at_once': runs_at_once, 'resources': resources or {}}
-        train_groups(Work(grouped, workdir, caught, terminal.say, progress.tick, **how))
+        say, tick = terminal.say, progress.tick
+        train_groups(Work(grouped, workdir, caught, say, tick, runs_at_once, resources))
     terminal.say(f'{counts(gather(workdir))}; {write_table(workdir)}')
     if caught:
         terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
         return SIGNALLED + caught[0]
+    from eval.report import report  # Matplotlib and SciPy, which a single run need not wait for
+
     terminal.say(str(report(workdir)))
     folders = [workdir / cell.name for group in grouped for cell in group]
     return DONE if all(map(is_final, folders)) else BAD_INPUT

@@ -25,11 +25,10 @@ def finished(comparison: Comparison, metric: str) -> dict[float, list[float]]:
 
 def table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:
     """A head and a row for each variant, as text."""
-    losses = {c.variant.name: finished(c, metric) for c in comparisons}
-    rates = sorted({lr for by_lr in losses.values() for lr in by_lr})
+    losses = [finished(comparison, metric) for comparison in comparisons]
+    rates = sorted({lr for by_lr in losses for lr in by_lr})
     rows = [['variant', *map(number, rates)]]
-    for comparison in comparisons:
-        by_lr = losses[comparison.variant.name]
+    for comparison, by_lr in zip(comparisons, losses, strict=True):
         means = {lr: float(np.mean(values)) for lr, values in by_lr.items() if values}
         lowest = min(means.values(), default=None)
         cells = [_cell(means.get(lr), lowest, _diverged(comparison, lr)) for lr in rates]

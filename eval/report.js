@@ -68,7 +68,8 @@ function drawFinal() {
   const told = {text: 'diverged ↑', xref: 'paper', x: 0, y: at, xanchor: 'left', yanchor: 'bottom',
     showarrow: false, font: {size: 12, color: SOFT}};
   Plotly.react('final', traces, layout({
-    height: heightOf('final', 440), legend: legendOf('final'), xaxis: rateAxis(rates, byId('final-log-x').checked),
+    height: heightOf('final', 440), legend: legendOf('final'),
+    xaxis: rateAxis(rates, byId('final-log-x').checked),
     yaxis: axis('final ' + DATA.unit, {type: logY ? 'log' : 'linear'}),
     shapes: lost.length ? [line] : [], annotations: lost.length ? [told] : []}), CONFIG);
 }

@@ -29,7 +29,7 @@ class Work:
     say: Callable[[str], None]
     tick: Callable[[], None]
     runs_at_once: int  # 0: as many as fit in memory
-    resources: dict[str, float]  # of one group on a cluster, such as {'GPU': 1}
+    resources: dict[str, float] | None  # of one group on a cluster, such as {'GPU': 1}
 
 
 def local(work: Work) -> None:

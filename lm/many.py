@@ -32,10 +32,10 @@ def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
 def loop(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
     """One run after the other; one that is not active costs nothing, and zeros stand for it.
 
-    For XLA:CPU, whose batched products are slow: at width 128 on two cores a run's step takes 60 ms
-    so, and 71 ms under vmap. Results go into buffers of their own, as XLA copies those of all runs
-    in each round if they are written over the arguments (72 ms), and there are as many rounds as
-    active runs, as a condition copies what goes in and out (72 ms). The barriers keep XLA from
+    For XLA:CPU, whose batched products are slow. Results go into buffers of their own, as XLA
+    copies those of all runs in each round if they are written over the arguments, and there are as
+    many rounds as active runs, as a condition copies what goes in and out: of 16 runs of width 128
+    on two cores one then takes 72 ms a step either way, and 63 ms so. The barriers keep XLA from
     fusing that with the step, which would then round differently from a run alone.
     """
 

@@ -54,7 +54,7 @@ def _open(
 ) -> bool:
     """Whether the run can be trained; its folder is held until `held` ends."""
     try:
-        held.enter_context(open_workdir(folder, cell.config, False, wait_until))
+        held.enter_context(open_workdir(folder, cell.config, False, say, wait_until))
         return not is_final(folder)  # which another process may have trained meanwhile
     except InUse as error:  # nothing is wrong with that run, and its folder is not ours
         say(f'{folder.name} left out: {error}')

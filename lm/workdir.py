@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -34,7 +33,11 @@ class InUse(ValueError):
 
 @contextlib.contextmanager
 def open_workdir(
-    path: Path, config: Config, continue_changed: bool, wait_until: float | None = None
+    path: Path,
+    config: Config,
+    continue_changed: bool,
+    say: Callable[[str], None] = print,
+    wait_until: float | None = None,
 ) -> Iterator[None]:
     """Makes the folder with its config.json, or checks that what it holds is a run of this config;
     it is this process's own until the block ends.
@@ -52,7 +55,7 @@ def open_workdir(
     with contextlib.ExitStack() as held:
         with _writable(path):
             path.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(path, wait_until))
+            held.enter_context(_locked(path, say, wait_until))
         if (path / CONFIG).exists():
             changed = differences(read_config(path), config)
             if changed and not continue_changed:
@@ -64,7 +67,7 @@ def open_workdir(
 
 
 @contextlib.contextmanager
-def _locked(path: Path, wait_until: float) -> Iterator[None]:
+def _locked(path: Path, say: Callable[[str], None], wait_until: float) -> Iterator[None]:
     """The lock goes with the process, however it ends. Of the processes of one run the first has
     it for all.
     """
@@ -72,16 +75,20 @@ def _locked(path: Path, wait_until: float) -> Iterator[None]:
         yield
         return
     with open(path / LOCK, 'w') as file:
-        while not _try_lock(file):
+        free = _try_lock(file, say)
+        if not free and time.monotonic() < wait_until:
+            say(f'{path} is in use by another process: waiting for it to end')
+        while not free:
             if time.monotonic() >= wait_until:
                 raise InUse(
                     f'another process trains in {path}; wait for it, or give another --workdir'
                 )
             time.sleep(POLL_SEC)
+            free = _try_lock(file, say)
         yield
 
 
-def _try_lock(file: IO) -> bool:
+def _try_lock(file: IO, say: Callable[[str], None]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -90,10 +97,9 @@ def _try_lock(file: IO) -> bool:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-        warnings.warn(
-            f'{file.name}: this file system has no locks; see to it that no other process trains '
-            'in this folder',
-            stacklevel=2,
+        say(
+            f'NOTE: {file.name} cannot be locked ({error}): see to it that no other process trains '
+            'in its folder'
         )
         return True
 

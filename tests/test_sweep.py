@@ -350,18 +350,21 @@ def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
     assert done.stderr.startswith('error: --engine, --runs_at_once and --resources are for')
 
 
-@pytest.mark.parametrize(('engine', 'kills', 'more'), [('local', 3, {}), ('ray', 1, LONG)])
+@pytest.mark.parametrize(
+    ('engine', 'kills', 'parts', 'more'), [('local', 3, 3, {}), ('ray', 1, 2, LONG)]
+)
 def test_the_command_killed_at_random_moments_changes_no_number(
-    engine, kills, more, corpus, cache_variables, tmp_path
+    engine, kills, parts, more, corpus, cache_variables, tmp_path
 ):
-    """One in each part of what there is to record, and the same command at once again, while
-    Ray's workers may still be there. What is left in the end is what an undisturbed call leaves.
+    """One in each of the first `kills` of `parts` of what there is to record, and the same command
+    at once again, while Ray's workers may still be there: not in the last part, which they could
+    end first. What is left in the end is what an undisturbed call leaves.
     """
     assert train_sweep(base(corpus, **LONGER | more), SWEEP, tmp_path / 'whole') == DONE
     rng, workdir = random.Random(0), tmp_path / 'sweep'
     for part in range(kills):
         process = start(workdir, corpus, cache_variables, engine=engine, **more)
-        share = (part + rng.uniform(0.2, 0.6)) / kills
+        share = (part + rng.uniform(0.1, 0.9)) / parts
         wait_for_rows(workdir, int(share * recorded(tmp_path / 'whole')), process)
         process.kill()
         assert process.wait(timeout=120) == -signal.SIGKILL

@@ -3,8 +3,6 @@
 Equivalence: a run that was interrupted anywhere writes the same numbers as one that was not.
 """
 
-import contextlib
-import errno
 import json
 import os
 import random
@@ -12,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -183,25 +180,6 @@ def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch
         train(tiny(corpus), whole)
     assert train(tiny(corpus), whole) == DONE
     assert timeless(whole) == before
-
-
-def test_a_process_that_is_about_to_end_is_waited_for(whole, corpus):
-    """It lets go of the folder a second after the other one has asked for it."""
-    held = contextlib.ExitStack()
-    held.enter_context(open_workdir(whole, tiny(corpus), continue_changed=False))
-    timer = threading.Timer(1.0, held.close)
-    timer.start()
-    assert train(tiny(corpus), whole) == DONE
-    assert timer.finished.is_set()
-
-
-def test_a_file_system_without_locks_is_warned_of(whole, corpus, monkeypatch):
-    def refuse(file, operation):
-        raise OSError(errno.ENOLCK, 'No locks available')
-
-    monkeypatch.setattr('lm.workdir.fcntl.flock', refuse)
-    with pytest.warns(UserWarning, match='this file system has no locks'):
-        assert train(tiny(corpus), whole) == DONE
 
 
 def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):

@@ -17,9 +17,10 @@ much of what a norm does.
 from ml_collections import ConfigDict
 
 from configs import default
+from configs.studies.depth_variance import PLACEMENTS
 
 DECADES = (-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0)
-NORMS = (  # all but those that remove the norms of a trained model
+NORMS = (  # all there were, but those that remove the norms of a trained model
     'rmsnorm',
     'layernorm',
     'crmsnorm',
@@ -38,27 +39,15 @@ NORMS = (  # all but those that remove the norms of a trained model
     'evonorm_b0',
     'none',
 )
-PLACEMENTS = (  # all but pre
-    'post',
-    'peri',
-    'output',
-    'mix',
-    'layernorm_scaling',
-    'deepnorm',
-    'resi_dual',
-    'hybrid',
-    'hybrid_star',
-    'wide',
-)
 
 
 def variants() -> tuple[dict[str, str], ...]:
-    of_norms = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
-    of_placements = [{'model.norm': 'rmsnorm', 'model.placement': place} for place in PLACEMENTS]
-    for variant in of_placements:
-        if variant['model.placement'].startswith('hybrid'):
-            variant['model.qk_norm'] = 'rmsnorm'
-    return (*of_norms, *of_placements)
+    found = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
+    for placement in PLACEMENTS:
+        if placement != 'pre':
+            hybrid = {'model.qk_norm': 'rmsnorm'} if placement.startswith('hybrid') else {}
+            found.append({'model.norm': 'rmsnorm', 'model.placement': placement} | hybrid)
+    return tuple(found)
 
 
 def get_config() -> ConfigDict:
