@@ -8,7 +8,7 @@ that failed, 2 diverged (a sweep goes on: its diverged cells are results), 128 +
 n, after a checkpoint.
 """
 
-from lm.startup import prepare_process
+from lm.run.process import prepare_process
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
@@ -27,17 +27,17 @@ from ml_collections import config_flags
 
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
-from lm.cells import cells, groups, split_sweep
+from lm.sweep.cells import cells, groups, split_sweep
 from lm.check import check, check_devices
 from lm.config import Config, digest, resolve, to_json
-from lm.engines import ENGINES, Work
-from lm.host import device_name
+from lm.sweep.engines import ENGINES, Work
+from lm.record.host import device_name
 from lm.mesh import make_mesh
-from lm.metrics import Terminal
-from lm.journal import Diverged
-from lm.run import Run
-from lm.unread import refuse_unread
-from lm.workdir import is_final, open_sweep, open_workdir, write_config
+from lm.record.metrics import Terminal
+from lm.run.journal import Diverged
+from lm.run.run import Run
+from lm.sweep.unread import refuse_unread
+from lm.record.workdir import is_final, open_sweep, open_workdir, write_config
 from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
@@ -177,7 +177,9 @@ def train_sweep(
     if caught:
         terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
         return SIGNALLED + caught[0]
-    from eval.report import report  # Matplotlib and SciPy, which a single run need not wait for
+    from eval.report.page import (
+        report,
+    )  # Matplotlib and SciPy, which a single run need not wait for
 
     terminal.say(str(report(workdir)))
     folders = [workdir / cell.name for group in grouped for cell in group]

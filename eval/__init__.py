@@ -4,7 +4,7 @@ eval().
 Each row of `SUITES` maps a loaded checkpoint to a dict of numbers.
 """
 
-from eval.ngram import ngram
-from eval.perplexity import perplexity
+from eval.suites.ngram import ngram
+from eval.suites.perplexity import perplexity
 
 SUITES = {'ngram': ngram, 'perplexity': perplexity}

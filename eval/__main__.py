@@ -3,7 +3,7 @@
 python -m eval --checkpoint=DIR --suite=NAME[,NAME] [--out=FILE.json]
 """
 
-from lm.startup import prepare_process
+from lm.run.process import prepare_process
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
@@ -16,7 +16,7 @@ from absl import app, flags
 from eval import SUITES
 from eval.load import load
 from eval.program import run_main
-from lm.workdir import write_json
+from lm.record.workdir import write_json
 from modules.choices import choose
 
 CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')

@@ -20,7 +20,7 @@ from scipy import stats
 from eval.runs import Record, columns
 from eval.text import number
 from lm.config import flatten
-from lm.metrics import FILE
+from lm.record.metrics import FILE
 
 CONFIDENCE = 0.95
 LR = 'optim.lr'

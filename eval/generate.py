@@ -3,7 +3,7 @@
 python -m eval.generate --checkpoint=DIR --prompt=TEXT [--tokens=N] [--temperature=T] [--top_k=K]
 """
 
-from lm.startup import prepare_process
+from lm.run.process import prepare_process
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported

@@ -1,7 +1,7 @@
 """A checkpoint, and the data it was trained on."""
 
 from lm import data
-from lm.load import Checkpoint, find, load
+from lm.record.load import Checkpoint, find, load
 
 __all__ = ['Checkpoint', 'find', 'load', 'open_data']
 

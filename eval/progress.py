@@ -9,7 +9,7 @@ from rich.text import Text
 
 from eval.runs import Record, gather
 from eval.text import number
-from lm.cells import RUN_PATHS, Cell
+from lm.sweep.cells import RUN_PATHS, Cell
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
 SHARE = 0.01  # of the time that reading all the records may take

@@ -27,8 +27,8 @@ from absl import app, flags
 from eval.program import run_main
 from eval.text import FORMATS, number, render
 from lm.config import Config, flatten, types_of
-from lm.metrics import FILE, read_rows
-from lm.workdir import CONFIG, SUMMARY
+from lm.record.metrics import FILE, read_rows
+from lm.record.workdir import CONFIG, SUMMARY
 from modules.choices import nearest
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import lm.data
 from lm.config import Config
-from lm.load import find
 from lm.many import RUN_AXES
 from lm.model import DTYPES, REMAT_POLICIES, mlp_kind, norm_kinds, stream_width
+from lm.record.load import find
 from lm.state import TRAINABLE
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS

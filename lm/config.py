@@ -164,7 +164,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     """A ConfigDict, or the dict of a config.json, as frozen dataclasses: one run.
 
     Raises ValueError for a field that is unknown (with the nearest one), missing, or of another
-    type, and for a sweep, whose runs `lm.cells` resolves.
+    type, and for a sweep, whose runs `lm.sweep.cells` resolves.
     """
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')

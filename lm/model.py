@@ -26,7 +26,7 @@ REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'none': None,
 }
-# float64 is for exact comparisons, as eval.convert makes them; nothing trains in it.
+# float64 is for exact comparisons, as eval.convert.commands makes them; nothing trains in it.
 DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float64}
 
 DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks

@@ -16,9 +16,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from configs import default
 from eval.runs import gather
 from lm.config import Config, flatten, resolve, to_dict
-from lm.metrics import TIME_FIELDS, read_rows
-from lm.wave import Wave
-from lm.workdir import read_json
+from lm.record.metrics import TIME_FIELDS, read_rows
+from lm.record.workdir import read_json
+from lm.run.wave import Wave
 
 TINY = {
     'model.d_model': 16,

@@ -21,11 +21,11 @@ from absl.testing import flagsaver
 
 import train
 from eval.load import load
-from eval.perplexity import perplexity
 from eval.runs import TABLE
-from lm.sweep_program import Program
-from lm.wave import Wave
-from lm.workdir import open_workdir
+from eval.suites.perplexity import perplexity
+from lm.record.workdir import open_workdir
+from lm.run.program import Program
+from lm.run.wave import Wave
 from tests.sweep_helpers import (
     MODES,
     assert_close,
@@ -188,7 +188,7 @@ class TestAFailure:
     def test_a_cell_that_another_process_trains_is_left_to_it(
         self, swept, corpus, tmp_path, capsys, monkeypatch
     ):
-        monkeypatch.setattr('lm.sweep.PATIENCE_SEC', 0.0)
+        monkeypatch.setattr('lm.sweep.group.PATIENCE_SEC', 0.0)
         workdir, cell = copied(swept['loop'], tmp_path / 'shared'), CELLS[0]
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()
@@ -211,7 +211,7 @@ class TestAFailure:
         held.enter_context(open_workdir(summary.parent, changed(base(corpus), cell), False))
         held.callback(summary.write_text, text)  # before it lets go
         programs = []
-        monkeypatch.setattr('lm.sweep.Program', lambda *setting: programs.append(setting))
+        monkeypatch.setattr('lm.sweep.group.Program', lambda *setting: programs.append(setting))
         threading.Timer(1.0, held.close).start()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE and not programs
         assert table(workdir) == table(swept['loop'])

@@ -18,8 +18,8 @@ import pytest
 
 from configs import default
 from lm.config import Config, resolve
-from lm.metrics import TIME_FIELDS, read_rows
-from lm.workdir import InUse, open_workdir
+from lm.record.metrics import TIME_FIELDS, read_rows
+from lm.record.workdir import InUse, open_workdir
 from train import BAD_INPUT, DIVERGED, DONE, SIGNALLED, train
 
 ROOT = Path(__file__).parent.parent
@@ -171,7 +171,7 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
 
 
 def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch):
-    monkeypatch.setattr('lm.workdir.PATIENCE_SEC', 0.0)
+    monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
     before = timeless(whole)
     with (
         open_workdir(whole, tiny(corpus), continue_changed=False),
@@ -193,7 +193,7 @@ def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, t
 
 def stop_after(step: int, config: Config, workdir: Path) -> None:
     """A run that gets SIGTERM while its step `step` is dispatched."""
-    from lm.run import Run
+    from lm.run.run import Run
 
     original = Run.dispatch
 
@@ -326,7 +326,7 @@ class TestDivergence:
         """Makes the parameters infinite before step `step`, `times` times."""
         import jax
 
-        from lm.run import Run
+        from lm.run.run import Run
 
         original, left = Run.dispatch, [times]
 
@@ -382,7 +382,7 @@ class TestDivergence:
 
 def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
     """Orbax raises in the next save or wait, whatever the write met."""
-    from lm.checkpoint import ocp
+    from lm.record.checkpoint import ocp
 
     original = ocp.CheckpointManager.save
 

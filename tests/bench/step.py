@@ -4,7 +4,7 @@
 
 For each shape, several rounds, each in processes of their own so that memory is their own too:
 Evenkeel's step as train.py runs it; the plain decoder as anybody would run it; and the plain
-decoder with the malloc settings that train.py starts itself with (lm/startup.py). `share` is model
+decoder with the malloc settings that train.py starts itself with (lm/run/process.py). `share` is model
 FLOP/s (lm/flops.py) over the float32 2048^3 product measured in the same process right before and
 after. Medians over rounds are printed. Last, the program itself: how long it waits for data.
 """
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lm.startup import TUNABLES, has_accelerator
+from lm.run.process import TUNABLES, has_accelerator
 
 SHAPES = {
     'small': (128, 4, 4, 512, 256, 1024, 16),
@@ -99,7 +99,7 @@ def measure(case: str, name: str) -> dict[str, float]:
     from configs import default
     from lm.config import resolve
     from lm.flops import flops_per_token, gemm_flops
-    from lm.host import peak_memory_bytes
+    from lm.record.host import peak_memory_bytes
 
     shape = SHAPES[name]
     make = {'evenkeel': evenkeel_step, 'plain': plain_step}[case]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval import ngram, perplexity
 from eval.generate import generate, sample
 from eval.load import load
-from lm.metrics import read_rows
+from eval.suites import ngram, perplexity
+from lm.record.metrics import read_rows
 from tests.test_train import ROOT, TINY, tiny
 from train import DONE, train
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lm.mesh import make_mesh
+from lm.run.table import as_table, parameter_count, parameter_rows
 from lm.state import Hyper, describe_params, hyper_from, init_state
-from lm.table import as_table, parameter_count, parameter_rows
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
 from tests.helpers import FAST, initial_state, tiny_config, tiny_model

@@ -1,0 +1,42 @@
+"""Converts checkpoints.
+
+python -m eval.convert fold --checkpoint=DIR --out=DIR --to=rmsnorm|crmsnorm|none [--untie]
+
+fold: the same function with simpler norms, or none (`eval.convert.fold`).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.convert.converted import write
+from eval.convert.fold import fold_checkpoint
+from eval.load import load
+from modules.choices import choose
+
+
+def fold(options: Mapping[str, Any]) -> None:
+    checkpoint, out = load(options['checkpoint']), Path(options['out'])
+    folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
+    meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
+    write(out, folded.config, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
+    of = ', '.join(f'{value:.1e} in {dtype}' for dtype, value in folded.differences.items())
+    print(f'{out}: model.norm={checkpoint.config.model.norm} -> {folded.config.model.norm}')
+    print(f'largest difference of logits, relative to the largest logit: {of}')
+
+
+COMMANDS = {'fold': (fold, ('checkpoint', 'out', 'to'))}  # and the flags it needs
+
+
+def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
+    """The command that `arguments` names; ValueError where it is none, or lacks a flag."""
+    if len(arguments) != 1:
+        raise ValueError(
+            f'eval.convert.commands takes one command ({", ".join(COMMANDS)}), then flags; got '
+            f'{" ".join(arguments) or "none"}'
+        )
+    command, needed = choose(COMMANDS, arguments[0], 'the command of eval.convert.commands')
+    missing = [f'--{name}' for name in needed if options[name] is None]
+    if missing:
+        raise ValueError(f'eval.convert.commands {arguments[0]} needs {", ".join(missing)} too')
+    command(options)

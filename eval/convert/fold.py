@@ -1,0 +1,279 @@
+"""Checkpoints without the norms, or the parts of norms, that the matrices beside them take over.
+
+The conversion is made and checked in float64 on the CPU, then stored in float32.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from eval.convert.converted import cast, difference, logits_of, on_cpu
+from eval.load import Checkpoint
+from lm.check import check_program
+from lm.config import Config
+from lm.model import build_model, final_norm_kind, groups_of_blocks, mlp_kind, norm_kinds
+from lm.record.checkpoint import check_tree, state_record
+from lm.state import State, Weights, describe_params, hyper_from, init_state
+from modules.choices import choose
+from modules.norms import NORMS, fold
+from modules.norms.fold import Affine
+from modules.norms.removal import removal_update
+from modules.params import NORM, ParamSpec, named_leaves
+
+Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
+
+TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
+
+# --to -> {model.norm: what of that norm is an affine map}; what is left is the norm --to.
+TARGETS = {
+    'crmsnorm': {'layernorm': fold.LEARNED['layernorm']},
+    'none': fold.CONSTANT,
+    'rmsnorm': fold.LEARNED,
+}
+FINE_TUNE = 'Fine-tune it with model.norm={}_removal and train.init_from until all are removed.'
+HINTS = {
+    ('layernorm', 'none'): FINE_TUNE.format('layernorm'),
+    ('powernorm', 'none'): 'It also divides each token by its own rms.',
+    ('rmsnorm', 'crmsnorm'): 'Its stream has a mean, which crmsnorm has no room for; one folded '
+    'from layernorm has none but for rounding, and the layernorm checkpoint itself can be folded.',
+    ('rmsnorm', 'none'): FINE_TUNE.format('rmsnorm'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """`differences`: {'float64': of any logit from the source's, over its largest logit, ...}."""
+
+    config: Config
+    weights: Weights
+    differences: dict[str, float]
+
+
+def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Folded:
+    """The model of a checkpoint with model.norm = `to` and the same logits.
+
+    rmsnorm: from layernorm, whose writers are recentred, or from rmsnorm. Gains and biases go into
+    the matrices that follow, and norm.scale is False; but where model.qk_norm has gains, which
+    norm.scale would take off too, these norms keep gains of 1. crmsnorm: from layernorm; the stream
+    loses its last coordinate. none: from norms that are affine maps in evaluation. Biases that
+    arise are those of model.bias and model.readout_bias. model.reparam becomes none, and `untie`
+    gives a model with tied embeddings a readout of its own.
+
+    Raises ValueError for a model that cannot be folded so, and where its logits change.
+    """
+    refuse(checkpoint, to, untie)
+    source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
+    before = used_in_float64(checkpoint)
+    params = named_leaves(before['params'])
+    if source.model.tie_embeddings:
+        params['readout'] = params['embedding'].T
+    maps = affine_maps(TARGETS[to][source.model.norm], source, params, before)
+    config = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
+    check_program(config)
+    params = folded_params(params, unfolded_specs(source, vocab), maps, source, config)
+    carried = {name: without(maps, before[name]) for name in before if name != 'params'}
+    carried = {name: tree for name, tree in carried.items() if tree}
+    after = {'params': unflatten_dict(params, sep='/'), **carried}
+    stored = cast(after, np.float32)
+    weights = Weights(stored.pop('params'), (), stored)
+    fresh = jax.eval_shape(lambda: drawn(config, vocab))
+    check_tree(state_record(weights), state_record(fresh), checkpoint.path)
+    return Folded(config, weights, compare(checkpoint, config, before, after))
+
+
+def compare(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> dict[str, float]:
+    """Folded.differences, of variables in float64 and of those in float32; ValueError where the
+    former are more than TOLERANCE.
+    """
+    source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
+    differences = {}
+    for dtype, wanted in (('float64', before), ('float32', checkpoint.variables)):
+        wanted = logits_of(source, vocab, jax.device_get(wanted), dtype)
+        found = logits_of(config, vocab, after, dtype)  # which rounds to float32 as storing does
+        differences[dtype] = difference(found, wanted)
+    if not differences['float64'] <= TOLERANCE:
+        raise ValueError(
+            f'the folded model is another one: in float64 its logits differ by up to '
+            f'{differences["float64"]:.1e} of the largest, and rounding explains '
+            f'{TOLERANCE:.0e} at most. Nothing was written: a part of this model does not compute '
+            'in float64, or is unknown to eval.convert.fold.'
+        )
+    return differences
+
+
+def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
+    """ValueError, with what would work, for a model that cannot be folded so."""
+    config, model = checkpoint.config, checkpoint.config.model
+    sources = choose(TARGETS, to, '--to')
+    wanted = {
+        'model.placement': (model.placement, 'pre', 'its norms are not alone before a matrix'),
+        'model.mlp': (mlp_kind(model), 'dense', 'a router and experts read the norm'),
+        'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),
+        'model.final_norm': (final_norm_kind(model), model.norm, 'all norms must be of one kind'),
+    }
+    for path, (found, works, why) in wanted.items():
+        if found != works:
+            raise ValueError(f'a model with {path}={found} cannot be folded: {why}; {works} can')
+    if model.norm not in sources:
+        works = [name for name in TARGETS if model.norm in TARGETS[name]]
+        hint = HINTS.get((model.norm, to), '')
+        raise ValueError(
+            f'--to={to} folds a model whose model.norm is {" or ".join(sorted(sources))}; got '
+            f'{model.norm}, which {"--to=" + " or ".join(works) if works else "nothing"} folds. '
+            f'{hint}'.strip()
+        )
+    if model.tie_embeddings and not untie:
+        raise ValueError(
+            'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
+            'embedding too. --untie stores it as a matrix of its own.'
+        )
+    if 'removal_start' in NORMS[model.norm].__dataclass_fields__:
+        refuse_unfinished(config, checkpoint.weights.stats)
+
+
+def refuse_unfinished(config: Config, stats: Any) -> None:
+    """ValueError where norms are left to remove."""
+    start, gap = (option(config, name) for name in ('removal_start', 'removal_gap'))
+    updates = int(stats['stats']['final_norm']['updates'])
+    due = [removal_update(start, gap, order) for order in range(2 * config.model.n_layers + 1)]
+    left = sum(updates < update for update in due)
+    if left:
+        raise ValueError(
+            f'{left} of {len(due)} norms are not removed yet: after {updates} updates, '
+            f'{due[-1] - updates} are to go. Fine-tune on, or remove them sooner '
+            f'(norm.removal_start={start}, norm.removal_gap={gap}).'
+        )
+
+
+def option(config: Config, name: str) -> Any:
+    """Of model.norm: from the config, or else as published."""
+    given = config.model.norm_eps if name == 'eps' else getattr(config.norm, name)
+    default = NORMS[config.model.norm].__dataclass_fields__[name].default
+    return default if given is None else given
+
+
+def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The variables of its model, computed from the stored weights in float64."""
+    exact = cast(jax.device_get(checkpoint.weights), np.float64)
+    described = describe_params(checkpoint.config, checkpoint.model)
+    return on_cpu('float64', lambda: described.variables(exact))
+
+
+def affine_maps(kind: fold.Map, config: Config, params: Flat, before: Any) -> dict[str, Affine]:
+    """{'layers/mlp_norm_in': what it does after it has normalized, ...} of all norms."""
+    (blocks,) = groups_of_blocks(config.model)
+    sites = [f'{blocks.name}/{part}_norm_in' for part in ('attention', 'mlp')] + ['final_norm']
+    stats = named_leaves(before.get('stats', {}))
+
+    def of(site: str, leaves: Mapping[str, Any]) -> Flat:
+        return {path.rpartition('/')[2]: leaf for path, leaf in leaves.items() if at(site, path)}
+
+    return {site: kind(of(site, params), of(site, stats), option(config, 'eps')) for site in sites}
+
+
+def at(site: str, path: str) -> bool:
+    return path.rpartition('/')[0] == site
+
+
+def read_from(path: str) -> str:
+    """The norm before a matrix: of 'layers/mlp/up', 'layers/mlp_norm_in'."""
+    part = path.rpartition('/')[0]
+    return f'{part}_norm_in' if part else 'final_norm'
+
+
+def without(maps: Mapping[str, Affine], tree: Any) -> Any:
+    """What layers carry, without what those norms do."""
+    kept = {
+        path: leaf
+        for path, leaf in named_leaves(tree).items()
+        if not any(at(site, path) for site in maps)
+    }
+    return unflatten_dict(kept, sep='/')
+
+
+def folded_config(source: Config, to: str, biased: bool) -> Config:
+    """`biased`: whether matrices take biases up. Options that no norm reads any more are None."""
+    model = dataclasses.replace(
+        source.model,
+        norm=to,
+        final_norm='auto',
+        bias=source.model.bias or biased,
+        readout_bias=source.model.readout_bias or biased,
+        reparam='none',
+        tie_embeddings=False,
+    )
+    options = dataclasses.asdict(source.norm)
+    if to == 'rmsnorm' and 'scale' not in NORMS[model.qk_norm].__dataclass_fields__:
+        options['scale'] = False
+    read = {name for kind in norm_kinds(model) for name in NORMS[kind].__dataclass_fields__}
+    norm = {name: value if name in read else None for name, value in options.items()}
+    return dataclasses.replace(
+        source,
+        model=model,
+        norm=type(source.norm)(**norm),
+        # The weights are here now, and what was trained alone may be gone.
+        train=dataclasses.replace(source.train, init_from='', trainable='all'),
+    )
+
+
+def unfolded_specs(source: Config, vocab: int) -> dict[str, ParamSpec]:
+    """Of the weights that the source's model uses, with a readout of its own."""
+    model = dataclasses.replace(source.model, reparam='none', tie_embeddings=False)
+    config = dataclasses.replace(source, model=model)
+    return named_leaves(describe_params(config, build_model(config, vocab, 'cpu')).specs)
+
+
+def folded_params(
+    params: Flat,
+    specs: Mapping[str, ParamSpec],
+    maps: Mapping[str, Affine],
+    source: Config,
+    config: Config,
+) -> Flat:
+    """What `config` uses, from what `source` did, in all that reads or writes the stream."""
+    drops = NORMS[config.model.norm].drops
+    new = {path: w for path, w in params.items() if not any(at(site, path) for site in maps)}
+    for path, spec in specs.items():
+        if spec.part == NORM or 'embed' not in spec.axes:
+            continue
+        if 'embed' not in spec.fan_in:
+            if source.model.norm == 'layernorm':
+                new[path] = fold.recentre_writer(new[path])
+            if drops:
+                new[path] = fold.compress_writer(new[path])
+            if spec.role == 'hidden' and config.model.bias:
+                layers, width = len(new[path]), new[path].shape[-1]
+                new.setdefault(f'{path}_bias', np.zeros((layers, width)))
+            continue
+        axis, bias = spec.axes.index('embed'), f'{path}_bias'
+        gains = np.ones(new[path].shape[: axis + 1])
+        new[path], folded_bias = folded_reader(
+            new[path], new.get(bias), axis, maps[read_from(path)], drops
+        )
+        if folded_bias is not None:
+            new[bias] = folded_bias
+        if config.model.norm == 'rmsnorm' and config.norm.scale is not False:
+            new[f'{read_from(path)}/scale'] = gains
+    return new
+
+
+def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int) -> tuple[Any, Any]:
+    """The matrix and bias of whatever reads `axis` of the kernel; its outputs may have several."""
+    shape = kernel.shape
+    leading, outputs = shape[:axis], shape[axis + 1 :]
+    kernel = kernel.reshape(*shape[: axis + 1], -1)
+    bias = None if bias is None else bias.reshape(*leading, -1)
+    kernel, bias = fold.fold_into_reader(affine, kernel, bias)
+    if drops:
+        kernel = fold.compress_reader(kernel)
+    bias = None if bias is None else bias.reshape(*leading, *outputs)
+    return kernel.reshape(*leading, -1, *outputs), bias
+
+
+def drawn(config: Config, vocab: int) -> State:
+    model = build_model(config, vocab, 'cpu')
+    return init_state(config, model, hyper_from(config), jax.random.key(0))

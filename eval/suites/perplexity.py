@@ -1,0 +1,20 @@
+"""Loss on the validation split the run held out."""
+
+from eval.load import Checkpoint, open_data
+from lm import data
+from lm.run.evaluate import evaluate
+from lm.step import jit_eval_step
+
+
+def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
+    """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
+
+    Over the whole validation split, every token once, with at most data.seq_len of context.
+    """
+    c = checkpoint
+    rows = open_data(c).validation
+    eval_step = jit_eval_step(c.config, c.model, c.mesh, c.hyper, c.tokenizer.bos_id)
+    batch_size = c.config.data.batch_size // c.config.train.microbatches
+    batches = data.evaluation_batches(rows, batch_size=batch_size, limit=0)
+    losses = evaluate(eval_step, c.weights, c.hyper, c.mesh, batches, rows)
+    return losses | {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}

@@ -1,0 +1,274 @@
+"""What one run leaves in its workdir, and the counters that go with it.
+
+Whether it trains alone (`lm.run.run`) or beside others in one program (`lm.run.wave`), a run has one
+Journal: it restores and saves its checkpoints, watches its losses, records and sums up.
+"""
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from lm.config import Config, to_dict
+from lm.record.checkpoint import BEST_BY, Checkpoints
+from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
+from lm.record.metrics import FILE, Recorder, Terminal, Throughput, read_rows, without_nan
+from lm.record.workdir import SUMMARY, write_json
+from lm.run.experiment import Setting
+from lm.run.table import parameter_count
+from lm.state import State
+from lm.step import MUST_BE_FINITE
+
+MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row: beyond that something else is wrong
+
+
+class Diverged(Exception):
+    """A step whose loss or update is not finite."""
+
+
+@dataclasses.dataclass
+class Counters:
+    """What a checkpoint holds beside arrays. batch_index is the next batch of the stream; it runs
+    ahead of the step only where a rollback left batches out. best holds the lowest validation
+    losses, with their step.
+    """
+
+    batch_index: int = 0
+    tokens: float = 0.0
+    wall_sec: float = 0.0
+    skipped_in_a_row: int = 0
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    best: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Journal:
+    """`step` is the last one dispatched; `last` the newest value of everything recorded."""
+
+    def __init__(self, config: Config, workdir: Path, setting: Setting, terminal: Terminal):
+        self.config, self.workdir, self.setting = config, workdir, setting
+        self.terminal = terminal
+        self.began = time.perf_counter()
+        self.step = 0
+        self.counters = Counters()
+        self.last: dict[str, Any] = {}
+        self.compile_sec = 0.0
+        self.throughput = Throughput(setting.flops_per_token, setting.peak)
+        setting.dataset.tokenizer.save(workdir / 'tokenizer')
+        self.checkpoints = Checkpoints(
+            workdir, config.train.keep_last, config.train.keep_best, terminal.say
+        )
+        self.recorder: Recorder | None = None
+        self._saved_step = 0
+        self._bad_step: int | None = None
+
+    def restore(self, like: State, continue_changed: bool = False) -> State | None:
+        """The state of the newest checkpoint, its counters taken over; None where there is none.
+
+        Raises ValueError where it was trained on other data, unless `continue_changed`.
+        """
+        found = self.checkpoints.restore(like)
+        if found is None:
+            return None
+        state, meta = found
+        digest, source = self.setting.dataset.digest, self.config.data.source
+        if meta['data'] != digest and not continue_changed:
+            raise ValueError(
+                f'{self.workdir} was trained on data {meta["data"]}, and {source} is now {digest}. '
+                'Give another --workdir, or --continue_changed.'
+            )
+        self.counters = Counters(**meta['counters'])
+        self.step = self._saved_step = int(state.step)
+        self.last = newest_values(self.workdir, self.step)
+        self.terminal.say(f'resuming after step {self.step}')
+        return state
+
+    def open(self) -> None:
+        """Starts recording after `step`: rows beyond it go, and so does an earlier summary."""
+        self.recorder = Recorder(self.workdir, self.step)
+        (self.workdir / SUMMARY).unlink(missing_ok=True)
+
+    def evaluates(self) -> bool:
+        return self.finished or is_multiple(self.step, self.config.train.eval_every)
+
+    def diagnoses(self) -> bool:
+        every = self.config.train.diagnose_every
+        return is_multiple(self.step, every) or (every > 0 and self.finished)
+
+    def saves(self) -> bool:
+        return self.finished or is_multiple(self.step, self.config.train.checkpoint_every)
+
+    def is_due(self) -> bool:
+        """Whether anything is to be done at this step before the next."""
+        return self.evaluates() or self.diagnoses() or self.saves()
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.config.train.steps
+
+    def dispatched(self) -> None:
+        self.step += 1
+        self.counters.batch_index += 1
+
+    def record(self, step: int, row: dict[str, float]) -> None:
+        """The metrics of one step, fetched. Raises Diverged."""
+        tokens = row.pop('batch_tokens')
+        self.throughput.tokens += tokens
+        self.throughput.steps += 1
+        self.counters.tokens += tokens
+        self._watch(step, row)
+        every, steps = self.config.train.log_every, self.config.train.steps
+        if step == 1 or step % every == 0 or step == steps:
+            row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
+            self.recorder.write(row)
+            self.terminal.row(row, steps)
+            self.last |= row
+
+    def _watch(self, step: int, row: dict[str, float]) -> None:
+        """Raises Diverged for a step that is not finite, unless it was skipped, MAX_REPEATS at
+        most.
+        """
+        seen = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
+        skipped = row.get('skipped', 0.0)
+        self.counters.skipped_in_a_row = self.counters.skipped_in_a_row + 1 if skipped else 0
+        if skipped:
+            self._event('skip_step', step, seen)
+            if self.counters.skipped_in_a_row < MAX_REPEATS:
+                return
+            self._bad_step = step
+            raise Diverged(f'{MAX_REPEATS} steps in a row skipped; step {step}: {seen}')
+        if not all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
+            self._bad_step = step
+            raise Diverged(f'step {step}: {seen}')
+
+    def _event(self, kind: str, step: int, text: str) -> None:
+        self.counters.events.append({'kind': kind, 'step': step, 'seen': text})
+        self.terminal.say(f'{kind}: step {step}: {text}')
+
+    def evaluated(self, losses: dict[str, float]) -> None:
+        """Records the validation losses of the present parameters."""
+        self.recorder.write({'step': self.step, **losses})
+        self.terminal.say(
+            f'step {self.step:>6}  validation loss {losses["validation_ce"]:.4f}  '
+            f'bits per byte {losses["bits_per_byte"]:.4f}  perplexity {losses["perplexity"]:.2f}'
+        )
+        self.last |= losses | {'validated_step': self.step}
+        if losses['validation_ce'] < self.counters.best.get('best_validation_ce', math.inf):
+            self.counters.best = {
+                'best_validation_ce': losses['validation_ce'],
+                'best_bits_per_byte': losses['bits_per_byte'],
+                'best_step': self.step,
+            }
+
+    def diagnosed(self, by_layer: dict[str, Any]) -> None:
+        """Records what was seen of each layer, [L] each."""
+        lists = {name: [float(v) for v in values] for name, values in by_layer.items()}
+        self.recorder.write({'step': self.step, **lists})
+
+    def save(self, state: State) -> None:
+        """Starts a checkpoint of the present step, if there is none."""
+        if self._saved_step == self.step:
+            return
+        counters = dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()}
+        meta = {
+            'counters': counters,
+            'config': to_dict(self.config),
+            'data': self.setting.dataset.digest,
+            'vocab_size': self.setting.vocab_size,
+            'versions': versions(),
+        }
+        validated = self.last.get('validated_step') == self.step
+        metrics = {BEST_BY: self.last[BEST_BY]} if validated else None
+        self.checkpoints.save(state, meta, metrics)
+        self._saved_step = self.step
+
+    @property
+    def saved(self) -> bool:
+        """Whether there is a checkpoint of the present step."""
+        return self._saved_step == self.step
+
+    def last_good(self) -> str:
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps()
+        return str(self.checkpoints.folder / str(steps[-1])) if steps else 'none was saved'
+
+    def roll_back(self, seen: Diverged, like: State) -> State:
+        """The state of the last checkpoint; the batches since are left out. Raises Diverged where
+        there is none, or after MAX_REPEATS times.
+        """
+        bad, counters = self.step, self.counters
+        times = sum(event['kind'] == 'rollback' for event in counters.events)
+        self.checkpoints.wait()
+        state = None if times >= MAX_REPEATS else self.restore(like, continue_changed=True)
+        if state is None:
+            why = f'{times} rollbacks did not help' if times else 'no checkpoint to roll back to'
+            raise Diverged(f'{seen}; {why}')
+        kept = {'tokens': self.counters.tokens, 'best': self.counters.best}
+        self.counters = dataclasses.replace(counters, **kept)
+        self._event('rollback', bad, f'{seen}; back to step {self.step}, batches since left out')
+        self.recorder.close()
+        self.recorder = Recorder(self.workdir, self.step)
+        self.throughput.reset()
+        return state
+
+    def wall_sec(self) -> float:
+        """Of this process and of those before it that saved."""
+        return self.counters.wall_sec + time.perf_counter() - self.began
+
+    def summarize(self, status: str, reason: str = '') -> None:
+        """Writes summary.json. status: done, stopped, diverged or failed, and for these two why."""
+        trained, setting = self.throughput, self.setting
+        seconds = trained.total_seconds or math.nan
+        record = {
+            'status': status,
+            'reason': reason,
+            'step': self.step,
+            **{name: value for name, value in self.last.items() if name != 'step'},
+            **self.counters.best,
+            **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
+            'parameters': parameter_count(self.config, setting.model),
+            'tokens_per_sec_mean': trained.total_tokens / seconds,
+            'data_wait_fraction': trained.total_waited / seconds,
+            'compile_sec': self.compile_sec,
+            'wall_sec': self.wall_sec(),
+            'peak_memory_bytes': peak_memory_bytes(),
+            'device': device_name(),
+            'mfu_of': f'{setting.peak:.4g} FLOP/s, {setting.peak_source}',
+            'versions': versions(),
+            'git_commit': git_commit(),
+            'data': {'digest': setting.dataset.digest, **setting.dataset.report},
+            'events': self.counters.events,
+        }
+        write_json(self.workdir / SUMMARY, without_nan(record))
+
+    def end(self, status: str) -> None:
+        """Sums up once all that was saved is on disk."""
+        self.checkpoints.wait()
+        self.summarize(status)
+
+    def conclude(self) -> None:
+        """The summary of a run found finished, unless the process that finished it wrote one."""
+        if not (self.workdir / SUMMARY).exists():
+            self.summarize('done')
+
+    def close(self) -> None:
+        self.checkpoints.wait()
+        self.checkpoints.close()
+        if self.recorder:
+            self.recorder.close()
+
+
+def is_multiple(step: int, every: int) -> bool:
+    """Whether `step` is a multiple of `every`; 0 is never."""
+    return every > 0 and step % every == 0
+
+
+def newest_values(workdir: Path, step: int) -> dict[str, Any]:
+    """Of everything that was recorded up to `step`, the newest; with `validated_step`."""
+    newest: dict[str, Any] = {}
+    for row in read_rows(workdir / FILE):
+        if row['step'] <= step:
+            row = {name: value for name, value in row.items() if not isinstance(value, list)}
+            newest |= row | ({'validated_step': row['step']} if BEST_BY in row else {})
+    newest.pop('step', None)
+    return newest

@@ -1,0 +1,72 @@
+"""The state a run starts from: drawn, or with the weights of a checkpoint (train.init_from)."""
+
+import tempfile
+from pathlib import Path
+
+import jax
+
+from lm.config import Config
+from lm.data.tokenizers import Tokenizer
+from lm.model import Transformer
+from lm.record.checkpoint import check_tree, tree_record
+from lm.record.load import Checkpoint, load
+from lm.run.experiment import Setting
+from lm.state import State, Weights, describe_params, hyper_from
+
+
+def initial_state(config: Config, setting: Setting) -> State:
+    """Step 0, laid out on the mesh.
+
+    With train.init_from, the weights the model uses are those that the checkpoint's model used,
+    stored as the present model.reparam has them; what layers carry is taken over where all of it
+    fits and fresh otherwise; the optimizer starts anew. Raises ValueError where there is no
+    checkpoint, a parameter has no counterpart of its shape, or the tokenizers differ.
+    """
+    source = fitting_source(config, setting) if config.train.init_from else None
+    state = setting.draw(jax.random.key(config.train.seed), hyper_from(config))
+    if source is None:
+        return state
+    variables = source.variables
+    used = variables.pop('params')
+    stored, reparam = describe_params(config, setting.model).reparam.init(used)
+    stats = state.stats
+    if tree_record(variables) == tree_record(stats):
+        stats = variables
+    params, reparam, stats = jax.tree.map(
+        lambda new, old: jax.device_put(new, old.sharding),
+        (stored, reparam, stats),
+        (state.params, state.reparam, state.stats),
+    )
+    return state.replace(params=params, reparam=reparam, stats=stats)
+
+
+def fitting_source(config: Config, setting: Setting) -> Checkpoint:
+    """The checkpoint of train.init_from; ValueError where its weights or tokenizer are others."""
+    source = load(config.train.init_from)
+    if saved_files(source.tokenizer) != saved_files(setting.dataset.tokenizer):
+        raise ValueError(
+            f'train.init_from={config.train.init_from} was trained with another tokenizer: '
+            f'{source.config.data.tokenizer} of data.source={source.config.data.source}, where '
+            f'this run has {config.data.tokenizer} of {config.data.source}. A bpe is that of its '
+            'corpus; byte, and an hf:PATH, are the same with any text.'
+        )
+    wanted = used_record(config, setting.model, setting.like)
+    check_tree(used_record(source.config, source.model, source.weights), wanted, source.path)
+    return source
+
+
+def used_record(config: Config, model: Transformer, state: State | Weights) -> dict[str, str]:
+    """Of the weights that a model uses."""
+    reparam = describe_params(config, model).reparam
+
+    def use(params, carried):
+        return reparam.apply(params, carried, False)[0]
+
+    return tree_record(jax.eval_shape(use, state.params, state.reparam))
+
+
+def saved_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """What it writes: equal where two give the same ids to every text, BOS and EOS too."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

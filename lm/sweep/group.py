@@ -1,0 +1,110 @@
+"""Many runs in one program: the groups of a sweep, each compiled once.
+
+Cells that differ only in what a program takes as data (`lm.sweep.cells.RUN_PATHS`) form a group; one that
+does not fit in memory trains in waves (`lm.run.wave`).
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from lm.config import Config
+from lm.many import run_axis
+from lm.record.host import device_memory_bytes
+from lm.record.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, record_failure
+from lm.run.experiment import Setting
+from lm.run.program import Program, runs_that_fit
+from lm.run.wave import Wave
+from lm.sweep.cells import Cell
+
+
+def train_group(
+    group: list[Cell],
+    workdir: Path,
+    *,
+    caught: list[int],
+    say: Callable[[str], None] = print,
+    tick: Callable[[], None] = lambda: None,
+    runs_at_once: int = 0,
+) -> None:
+    """Trains the cells of a group that have not ended, each in workdir/NAME.
+
+    runs_at_once: at most so many in one wave; 0: as many as fit in memory. `caught` is a list that
+    signals are put in: runs are then saved, and this returns. `tick` is called after every step.
+    An error ends the cells it concerns, as failed, and is recorded with them.
+    """
+    waiting = [cell for cell in group if not is_final(workdir / cell.name)]
+    wait_until = time.monotonic() + PATIENCE_SEC  # for all together
+    with contextlib.ExitStack() as held:
+        opened = [c for c in waiting if _open(held, workdir / c.name, c, wait_until, say)]
+        try:
+            if opened:
+                _train(opened, workdir, caught, say, tick, runs_at_once)
+        except Exception as error:  # of any kind: the other groups can still be trained
+            for cell in opened:
+                if not is_final(workdir / cell.name):
+                    record_failure(workdir / cell.name, error, say)
+
+
+def _open(
+    held: contextlib.ExitStack, folder: Path, cell: Cell, wait_until: float, say: Callable
+) -> bool:
+    """Whether the run can be trained; its folder is held until `held` ends."""
+    try:
+        held.enter_context(open_workdir(folder, cell.config, False, say, wait_until))
+        return not is_final(folder)  # which another process may have trained meanwhile
+    except InUse as error:  # nothing is wrong with that run, and its folder is not ours
+        say(f'{folder.name} left out: {error}')
+    except (OSError, ValueError) as error:
+        record_failure(folder, error, say)
+    return False
+
+
+def _train(
+    cells: list[Cell],
+    workdir: Path,
+    caught: list[int],
+    say: Callable[[str], None],
+    tick: Callable[[], None],
+    runs_at_once: int,
+) -> None:
+    """One program, and as many waves as it takes."""
+    setting = Setting(longest(cells), say, len(cells))
+    if jax.process_count() > 1:
+        raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
+    how = run_axis(setting.config.kernels.run_axis, setting.platform)
+    program = Program(setting, how)
+    slots = slots_for(program, len(cells), runs_at_once, say)
+    for start in range(0, len(cells), slots):
+        if caught:
+            return
+        wave = cells[start : start + slots]
+        say(f'{len(wave)} runs side by side ({how}), compiled in {program.compile_sec:.1f} s')
+        Wave(program, wave, workdir, slots, say).train(caught, tick)
+
+
+def longest(cells: list[Cell]) -> Config:
+    """The config of the run with the most steps, which the text has to suffice for."""
+    return max((cell.config for cell in cells), key=lambda config: config.train.steps)
+
+
+def slots_for(
+    program: Program, runs: int, runs_at_once: int, say: Callable[[str], None] = print
+) -> int:
+    """How many runs a wave has room for: a multiple of the mesh axis `run`."""
+    multiple = program.setting.mesh.shape['run']
+    wanted = min(runs, runs_at_once) if runs_at_once else runs
+    limit = device_memory_bytes() // (program.setting.mesh.size if program.shares_memory else 1)
+    most = runs_that_fit(wanted, multiple, limit, program.memory_bytes)
+    waves = -(-runs // most)
+    slots = -(-runs // waves)  # waves of equal size
+    slots = -(-slots // multiple) * multiple
+    if waves > 1:
+        say(
+            f'{waves} waves of {slots} runs: one needs {program.memory_bytes(slots) / 1e9:.2f} GB '
+            f'of {limit / 1e9:.2f} GB a device'
+        )
+    return slots

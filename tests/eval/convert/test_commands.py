@@ -1,0 +1,272 @@
+"""Equivalence: a folded checkpoint computes what its source did, and reads like any other.
+Contract: what cannot be folded is refused, with what would work.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eval.convert import commands as convert
+from eval.convert import fold
+from eval.convert.converted import cast, logits_of, write
+from eval.convert.fold import fold_checkpoint
+from eval.generate import generate
+from eval.load import Checkpoint, load
+from eval.suites import perplexity
+from lm.config import NormConfig
+from lm.record.workdir import read_config
+from lm.state import Weights
+from modules.norms import fold as algebra
+from modules.params import named_leaves
+from tests.helpers import VOCAB, initial_state, tiny_config, tiny_model
+from tests.sweep_helpers import base, changed, compiled_programs_kept, write_corpus
+from train import DONE, train
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def checkpoint(changes, weights=None):
+    """As `load` gives it, with every parameter and statistic moved far from where it starts."""
+    config = tiny_config(changes)
+    if weights is None:
+        rng = np.random.default_rng(0)
+        state = initial_state(config)
+        params = jax.tree.map(
+            lambda w: w + np.float32(0.3) * rng.normal(size=w.shape), state.params
+        )
+
+        def seen(leaf):
+            is_count = np.issubdtype(leaf.dtype, np.integer)
+            return np.full_like(leaf, 100) if is_count else rng.uniform(0.5, 2, leaf.shape)
+
+        stats = {k: jax.tree.map(seen, v) for k, v in state.stats.items()}
+        weights = cast(Weights(params, state.reparam, stats), np.float32)
+    meta = {'vocab_size': VOCAB}
+    where = Path('memory/checkpoints/3')
+    return Checkpoint(where, config, 3, meta, tiny_model(config), None, None, weights, None)
+
+
+LAYERNORM = {'model.norm': 'layernorm'}
+LEARNED = {'model.position': 'learned', 'model.activation': 'swiglu'}
+WEIGHT_NORM = {'model.reparam': 'weight_norm'}
+TIED = {'model.tie_embeddings': True}
+BIASES = {'model.bias': True, 'model.readout_bias': True}
+BARE = {'norm.scale': False, 'norm.bias': False}
+CASES = {
+    'learned': (LAYERNORM | LEARNED | WEIGHT_NORM | {'model.scan_layers': False}, 'rmsnorm'),
+    'biases': (LAYERNORM | BIASES | {'norm.bias': False, 'model.norm_eps': 0.1}, 'rmsnorm'),
+    'no bias': (LAYERNORM | {'norm.bias': False, 'model.logit_softcap': 5.0}, 'rmsnorm'),
+    'qk gains': (LAYERNORM | {'model.qk_norm': 'layernorm', 'model.n_kv_heads': 1}, 'rmsnorm'),
+    'rmsnorm': ({'model.norm': 'rmsnorm'} | WEIGHT_NORM | TIED, 'rmsnorm'),
+    'compressed tied': (LAYERNORM | LEARNED | BIASES | WEIGHT_NORM | TIED, 'crmsnorm'),
+    'compressed bare': (LAYERNORM | BARE | {'model.embedding_scale': True}, 'crmsnorm'),
+    'batchnorm': ({'model.norm': 'batchnorm', 'norm.momentum': 0.5} | LEARNED, 'none'),
+    'unified': ({'model.norm': 'unified', 'model.qk_norm': 'unified'} | WEIGHT_NORM, 'none'),
+    'layernorm removal': (
+        {'model.norm': 'layernorm_removal', 'train.trainable': 'norms'} | BIASES,
+        'none',
+    ),
+    'rmsnorm removal': ({'model.norm': 'rmsnorm_removal', 'model.qk_norm': 'rmsnorm'}, 'none'),
+}
+
+
+@functools.cache
+def folded(name):
+    changes, to = CASES[name]
+    return fold_checkpoint(checkpoint(changes), to, untie=True)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_logits_stay(name):
+    """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
+    assert folded(name).differences['float64'] < 1e-12
+    assert 0 < folded(name).differences['float32'] < 1e-5
+    assert folded(name).config.model.norm == CASES[name][1]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
+    """And gains of 1, where norm.scale=False would take those of queries and keys off too."""
+    left = named_leaves(folded(name).weights.params)
+    left = {path: leaf for path, leaf in left.items() if 'norm' in path}
+    inside = {path for path in left if '/attention/' in path}
+    assert bool(inside) == (name in ('qk gains', 'rmsnorm removal', 'unified'))
+    gains = {f'layers/{part}_norm_in/scale' for part in ('attention', 'mlp')} | {'final_norm/scale'}
+    assert left.keys() - inside == (gains if name == 'qk gains' else set())
+    for path in left.keys() - inside:
+        np.testing.assert_array_equal(left[path], 1)
+
+
+def test_config_says_what_was_folded():
+    """Catches an option left that no norm reads, and norm.scale=False with gains of qk_norm."""
+    found = {name: folded(name).config for name in CASES}
+    assert found['batchnorm'].norm == found['qk gains'].norm == NormConfig()
+    assert found['no bias'].norm == found['learned'].norm == NormConfig(scale=False)
+    for name, biased in (('no bias', False), ('learned', True), ('batchnorm', True)):
+        model = found[name].model
+        assert (model.bias, model.readout_bias, model.reparam) == (biased, biased, 'none')
+    assert found['layernorm removal'].train.trainable == 'all'
+    assert not found['compressed tied'].model.tie_embeddings
+
+
+def test_writers_of_an_rmsnorm_are_left_as_they_are():
+    """Its mean is part of what it computes; catches recentring whatever the source."""
+    source = checkpoint(CASES['rmsnorm'][0])
+    before, after = (named_leaves(w.params) for w in (source.weights, folded('rmsnorm').weights))
+    np.testing.assert_array_equal(before['embedding'], after['embedding'])
+
+
+def test_logits_are_computed_in_float64():
+    """A change of 1e-10 shows as one of 1e-5 does. Catches a cast to float32 anywhere: in RoPE,
+    attention, norms, activation, readout.
+    """
+    config = tiny_config({'model.norm': 'layernorm', 'model.activation': 'swiglu'})
+    params = cast(initial_state(config).params, np.float64)
+    towards = np.random.default_rng(0).normal(size=params['embedding'].shape)
+
+    def logits(change):
+        moved = {'params': params | {'embedding': params['embedding'] + change * towards}}
+        return logits_of(config, VOCAB, moved, 'float64')
+
+    start = logits(0.0)
+    slopes = [(logits(change) - start) / change for change in (1e-10, 1e-5)]
+    np.testing.assert_allclose(slopes[0], slopes[1], atol=1e-3 * np.max(np.abs(slopes[1])))
+
+
+def test_a_fold_that_changes_the_model_is_refused(monkeypatch):
+    monkeypatch.setattr(algebra, 'recentre_writer', lambda kernel: kernel)
+    with pytest.raises(ValueError, match=r'another one: in float64 .* Nothing was written'):
+        fold_checkpoint(checkpoint(LAYERNORM), 'rmsnorm')
+
+
+def removal(kind, updates):
+    """Two layers, five norms: the last is removed after 3 + 4 * 2 updates."""
+    changes = {'model.norm': f'{kind}_removal', 'norm.removal_start': 3, 'norm.removal_gap': 2}
+    return changes, Weights({}, (), {'stats': {'final_norm': {'updates': np.int32(updates)}}})
+
+
+@pytest.mark.parametrize(
+    'changes, to, match',
+    [
+        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*; pre can'),
+        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*; pre can'),
+        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*; pre can'),
+        (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .*; dense can'),
+        (LAYERNORM | {'model.embedding_norm': 'layernorm'}, 'rmsnorm', r'embedding_norm=layernorm'),
+        (LAYERNORM | {'model.final_norm': 'none'}, 'rmsnorm', r'final_norm=none .*; layernorm can'),
+        (LAYERNORM | TIED, 'rmsnorm', '--untie stores it'),
+        (LAYERNORM, 'none', r'which --to=crmsnorm or rmsnorm folds.*layernorm_removal'),
+        ({'model.norm': 'rmsnorm'}, 'none', r'which --to=rmsnorm folds.*rmsnorm_removal'),
+        ({'model.norm': 'rmsnorm'}, 'crmsnorm', 'Its stream has a mean'),
+        ({'model.norm': 'powernorm'}, 'none', 'got powernorm, which nothing folds.*its own rms'),
+        ({'model.norm': 'dyt'}, 'rmsnorm', 'got dyt, which nothing folds'),
+        (LAYERNORM, 'rmsnrm', "Did you mean 'rmsnorm'"),
+    ],
+)
+def test_what_cannot_be_folded_says_what_can(changes, to, match):
+    with pytest.raises(ValueError, match=match):
+        fold_checkpoint(checkpoint(changes, weights=Weights({}, (), {})), to)
+
+
+@pytest.mark.parametrize('updates, left', [(0, 5), (2, 5), (3, 4), (10, 1)])
+def test_unfinished_removal_says_how_much_is_to_do(updates, left):
+    changes, weights = removal('layernorm', updates)
+    match = f'{left} of 5 norms .* after {updates} updates, {11 - updates} are to go'
+    with pytest.raises(ValueError, match=match):
+        fold_checkpoint(checkpoint(changes, weights), 'none')
+    changes, weights = removal('layernorm', 11)
+    fold.refuse(checkpoint(changes, weights), 'none', untie=False)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compiled_as_it_stands():
+    """Nothing here runs for long enough to be made fast."""
+    jax.config.update('jax_disable_most_optimizations', True)
+    yield
+    jax.config.update('jax_disable_most_optimizations', False)
+
+
+@pytest.fixture(scope='module')
+def cache_variables(tmp_path_factory):
+    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
+        yield variables | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+
+
+@pytest.fixture(scope='module')
+def tuned(tmp_path_factory, cache_variables):
+    """The workdir of a model trained with layernorm and fine-tuned until all norms are removed."""
+    folder = tmp_path_factory.mktemp('runs')
+    (folder / 'text').mkdir()
+    tree = base(write_corpus(folder / 'text'), model_reparam='weight_norm', optim_lr=0.02)
+    once = {'train.eval_every': 0, 'train.checkpoint_every': 0, 'model.norm': 'layernorm'}
+    assert train(changed(tree, once), folder / 'layernorm') == DONE
+    without = once | {
+        'model.norm': 'layernorm_removal',
+        'norm.removal_start': 2,
+        'norm.removal_gap': 1,
+        'train.init_from': str(folder / 'layernorm'),
+    }
+    assert train(changed(tree, without), folder / 'tuned') == DONE
+    return folder / 'tuned'
+
+
+def program(variables, *arguments):
+    command = [sys.executable, '-m', *arguments]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | variables | {'XLA_FLAGS': ''},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path, cache_variables):
+    """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
+    out = tmp_path / 'none'
+    flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
+    done = program(cache_variables, 'eval.convert.commands', 'fold', *flags)
+    assert done.returncode == 0, done.stderr
+    assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
+    source, result = load(tuned), load(out)
+    assert (result.step, result.config) == (source.step, read_config(out))
+    assert result.config.model.reparam == 'none'
+    assert not [path for path in named_leaves(result.weights.params) if 'norm' in path]
+    assert result.weights.stats == {}
+    wanted, found = perplexity(source), perplexity(result)
+    assert wanted['validation_ce'] < 4.5  # of 258 bytes: it has learnt something
+    np.testing.assert_allclose(found['validation_ce'], wanted['validation_ce'], rtol=1e-5)
+    texts = [generate(c, 'norm la', 8, temperature=0) for c in (source, result)]
+    assert texts[0] == texts[1] != 'norm la'
+
+
+def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
+    """Its workdir is that of a run at the step of the source."""
+    source, out = load(tuned.parent / 'layernorm'), tmp_path / 'rmsnorm'
+    result = fold_checkpoint(source, 'rmsnorm')
+    write(out, result.config, result.weights, source.tokenizer, source.step, source.meta)
+    assert train(result.config, out) == DONE
+    assert f'is at step {source.step} of {source.step}: nothing left' in capsys.readouterr().out
+    with pytest.raises(ValueError, match='is not empty; give a new folder'):
+        write(out, result.config, result.weights, source.tokenizer, source.step, source.meta)
+
+
+@pytest.mark.parametrize(
+    'arguments, match',
+    [
+        ([], r'takes one command \(fold\), then flags; got none'),
+        (['fold', 'more'], 'got fold more'),
+        (['fodl'], "Did you mean 'fold'"),
+        (['fold'], 'eval.convert.commands fold needs --out, --to too'),
+    ],
+)
+def test_a_command_line_that_says_too_little(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        convert.run(arguments, {'checkpoint': 'x', 'out': None, 'to': None})

@@ -1,0 +1,128 @@
+"""Reference tests of what a report says by depth: numbers, table and figure, in closed form."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from configs.studies import depth_variance
+from eval.compare import compare
+from eval.report import figures
+from eval.report.depth import Profile, exponent, profiles, ratio, table
+from eval.report.page import report
+from eval.report.series import read_series
+from eval.runs import gather, read_sweep
+from modules.placements import PLACEMENTS
+from tests.eval import sweep_fixture as fixture
+
+POWERS = {'pre': 0.5, 'peri': 1.0}
+AXES = {
+    'model.placement': tuple(POWERS),
+    'model.n_layers': (3, 6),
+    'optim.lr': (0.003,),
+    'train.seed': (0, 2),
+}
+
+
+def power_law(config, step):
+    """(1 + seed) (1 + step) l^p; and one that is not positive everywhere."""
+    scale = (1 + config['train']['seed']) * (1 + step)
+    layers = np.arange(1, config['model']['n_layers'] + 1)
+    grown = scale * layers ** POWERS[config['model']['placement']]
+    return {'residual_rms': list(grown), 'skewness': list(layers - 2.0)}
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs') / 'depth'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixture, 'by_layer', power_law)
+        fixture.write_sweep(folder, AXES, {})
+    return folder
+
+
+@pytest.fixture(scope='module')
+def found(sweep):
+    records = gather(sweep)
+    series = {record['workdir']: read_series(record) for record in records}
+    comparisons = compare(records, read_sweep(sweep))
+    return {name: profiles(comparisons, series, name) for name in ('residual_rms', 'skewness')}
+
+
+def test_profiles_are_means_over_seeds_at_both_ends(found):
+    """Catches a middle step, one seed for all, and lines that still name their depth."""
+    told = [(p.line, p.layers, p.is_baseline) for p in found['residual_rms']]
+    pre, peri = 'placement pre', 'placement peri'
+    assert told == [(pre, 3, True), (pre, 6, False), (peri, 3, False), (peri, 6, False)]
+    for profile in found['residual_rms']:
+        layers = np.arange(1, profile.layers + 1)
+        power = POWERS[profile.line.split()[1]]
+        assert list(profile.values) == [1, fixture.STEPS]
+        for step, values_L in profile.values.items():
+            np.testing.assert_allclose(values_L, 2 * (1 + step) * layers**power)  # seeds 0 and 2
+            np.testing.assert_allclose(profile.ratios[step], [profile.layers**power] * 2)
+
+
+def test_exponent_and_ratio():
+    layers = np.arange(1, 25)
+    assert exponent(3 * layers**-0.7) == pytest.approx(-0.7) == exponent(layers**-0.7)
+    for without in ([1.0], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [1.0, math.inf]):
+        assert math.isnan(exponent(np.array(without)))
+    assert ratio(np.array([2.0, 9.0, 3.0])) == 1.5
+    assert math.isnan(ratio(np.array([0.0, 1.0]))) and math.isnan(ratio(np.array([math.nan, 1.0])))
+
+
+def test_table_without_numbers_has_gaps():
+    profile = Profile('x', False, 2, {0: np.array([1.0, math.nan])}, {0: [math.nan, math.nan]})
+    assert table([profile])[1] == ['x', '2', '0', '1', '1', '', '', '', '', '']
+
+
+def test_markdown_has_a_table_by_depth(sweep, tmp_path):
+    report(sweep, tmp_path / 'page.html')
+    text = (tmp_path / 'page.md').read_text()
+    assert '## By depth: residual rms' in text and '## By depth: skewness' in text
+    assert '| placement peri | 6 | 1 | 4 | 12 | 24 | 6 | 6 to 6 | 6 | +1.00 |' in text
+    assert (
+        '| placement pre | 3 | 200 | 402 | 569 | 696 | 1.73 | 1.73 to 1.73 | 1.73 | +0.50 |' in text
+    )
+    assert '| placement pre | 3 | 200 | -1 | 0 | 1 | -1 | -1 to -1 |  |  |' in text
+
+
+def test_figure_has_a_row_for_each_depth_and_a_column_for_each_end(found):
+    figure = Figure()
+    figures.by_depth(figure, found['residual_rms'], 'residual_rms')
+    titles = [axes.get_title() for axes in figure.axes]
+    steps = ('step 1', f'step {fixture.STEPS}')
+    assert titles == [f'{layers} layers, {step}' for layers in (3, 6) for step in steps]
+    colours = [[line.get_color() for line in axes.lines] for axes in figure.axes]
+    assert colours[0][0] == figures.BASELINE != colours[0][1]
+    assert all(here == colours[0] for here in colours)  # a variant looks alike at each depth
+    last = figure.axes[-1]
+    assert last.get_yscale() == 'log' and list(last.lines[1].get_xdata()) == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(last.lines[1].get_ydata(), 402 * np.arange(1, 7))
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ['placement pre', 'placement peri']
+
+
+def test_figure_is_linear_where_a_value_is_not_positive(found):
+    figure = Figure()
+    figures.by_depth(figure, found['skewness'], 'skewness')
+    assert {axes.get_yscale() for axes in figure.axes} == {'linear'}
+
+
+def test_figure_of_one_step_has_one_column_and_of_one_line_no_legend(found):
+    figure, one = Figure(), found['residual_rms'][0]
+    only = Profile(one.line, True, 3, {1: one.values[1]}, {1: one.ratios[1]})
+    figures.by_depth(figure, [only], 'residual_rms')
+    assert len(figure.axes) == 1 and not figure.legends
+
+
+def test_eleven_lines_look_different():
+    looks = figures.line_styles([True] + [False] * 10)
+    assert len({json.dumps(look) for look in looks}) == 11
+
+
+def test_study_has_every_placement():
+    assert sorted(depth_variance.PLACEMENTS) == sorted(PLACEMENTS)

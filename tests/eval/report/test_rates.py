@@ -1,0 +1,61 @@
+"""Reference tests of the table of losses by learning rate, on a sweep whose numbers are known."""
+
+import pytest
+
+from eval.compare import compare
+from eval.report import rates
+from eval.report.page import report
+from eval.runs import gather, read_sweep
+from tests.eval import sweep_fixture as fixture
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs') / 'norms'
+    fixture.write_sweep(folder)
+    return folder
+
+
+def mean(norm, lr, seeds):
+    """Of the final losses, to three digits."""
+    axes = zip(fixture.AXES, (norm, lr), strict=False)
+    base = fixture.changed(fixture.base_config(), dict(axes))
+    ends = [fixture.final_ce(fixture.changed(base, {'train.seed': seed})) for seed in seeds]
+    return f'{sum(ends) / len(ends):.3f}'
+
+
+def test_means_over_the_seeds_that_finished_and_how_many_diverged(sweep):
+    head, *rows = rates.table(compare(gather(sweep), read_sweep(sweep)), 'ce')
+    assert head == ['variant', '0.001', '0.003', '0.01', '0.03']
+    assert rows == [
+        [
+            'norm rmsnorm',
+            mean('rmsnorm', 0.001, (0, 1, 2)),
+            f'**{mean("rmsnorm", 0.003, (0, 1, 2))}**',
+            mean('rmsnorm', 0.01, (0, 1, 2)),
+            mean('rmsnorm', 0.03, (0, 1)),
+        ],
+        [
+            'norm layernorm',
+            mean('layernorm', 0.001, (0, 1, 2)),
+            f'**{mean("layernorm", 0.003, (0, 1, 2))}**',
+            mean('layernorm', 0.01, (0, 1)),
+            f'{mean("layernorm", 0.03, (1,))} (1)',
+        ],
+    ]
+
+
+def test_no_mean_where_every_run_diverged(tmp_path):
+    fates = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
+    fixture.write_sweep(tmp_path / 'sweep', fixture.AXES, fates)
+    comparisons = compare(gather(tmp_path / 'sweep'), read_sweep(tmp_path / 'sweep'))
+    _, first, _ = rates.table(comparisons, 'ce')
+    assert first[-1] == '(3)'
+
+
+def test_the_report_has_it_where_learning_rates_were_swept(sweep, tmp_path):
+    report(sweep, tmp_path / 'page.html')
+    assert '## By learning rate' in (tmp_path / 'page.md').read_text()
+    fixture.write_sweep(tmp_path / 'one', fixture.AXES | {'optim.lr': (0.003,)}, {})
+    report(tmp_path / 'one')
+    assert '## By learning rate' not in (tmp_path / 'one' / 'report.md').read_text()

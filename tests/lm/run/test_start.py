@@ -1,0 +1,237 @@
+"""Equivalence: what a run starts from with train.init_from, and resumes. Property: which parameters
+fine-tuning changes, and in which order norms are removed. Contract: what is refused.
+"""
+
+import jax
+import numpy as np
+import pytest
+import tokenizers as library
+
+from lm.config import to_dict
+from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer
+from lm.data.tokenizers import load as load_tokenizer
+from lm.record.checkpoint import TreeMismatch
+from lm.record.load import load
+from lm.record.metrics import read_rows
+from lm.run import start
+from lm.run.experiment import Setting
+from lm.run.run import Run
+from lm.run.start import initial_state, saved_files
+from lm.state import describe_params, hyper_from
+from modules.params import NORM, named_leaves
+from tests import helpers
+from tests.helpers import BOS, packed_batch, tiny_config
+from tests.sweep_helpers import (
+    base,
+    cell_folders,
+    changed,
+    compiled_programs_kept,
+    write_corpus,
+)
+from train import DONE, train, train_sweep
+
+QUIET = {'train_eval_every': 0, 'train_checkpoint_every': 0}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def cache_variables(tmp_path_factory):
+    """And no time spent on making them fast."""
+    jax.config.update('jax_disable_most_optimizations', True)
+    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
+        yield variables
+    jax.config.update('jax_disable_most_optimizations', False)
+
+
+@pytest.fixture(scope='module')
+def tree(tmp_path_factory):
+    """The config of a tiny layernorm model with a qk_norm, as nested dicts."""
+    corpus = write_corpus(tmp_path_factory.mktemp('corpus'))
+    kinds = {'model_norm': 'layernorm', 'model_qk_norm': 'rmsnorm'}
+    return base(corpus, optim_schedule='constant', **QUIET, **kinds)
+
+
+@pytest.fixture(scope='module')
+def source(tree, tmp_path_factory):
+    """A workdir to start from: 8 steps. Not to be written to."""
+    workdir = tmp_path_factory.mktemp('source') / 'run'
+    assert train(changed(tree, {}), workdir) == DONE
+    return workdir
+
+
+@pytest.fixture
+def tuned(tree, source):
+    """changes -> the config of a fine-tuning run."""
+    return lambda changes: changed(tree, {'train.init_from': str(source)} | changes)
+
+
+REMOVAL = {'model.norm': 'layernorm_removal', 'norm.removal_start': 2, 'train.steps': 12}
+
+
+@pytest.fixture(scope='module')
+def removed(tree, source, tmp_path_factory):
+    """The workdir of 12 steps from `source`, the first norms removed. Not to be written to."""
+    workdir = tmp_path_factory.mktemp('removed') / 'run'
+    assert train(changed(tree, {'train.init_from': str(source)} | REMOVAL), workdir) == DONE
+    return workdir
+
+
+def quiet(config):
+    return Setting(config, lambda text: None)
+
+
+def assert_same(actual, wanted):
+    actual, wanted = named_leaves(actual), named_leaves(wanted)
+    assert actual.keys() == wanted.keys()
+    for path, leaf in wanted.items():
+        np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
+
+
+def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, source):
+    """The removal norms have the parameters of those they remove, and statistics of their own."""
+    config = tuned({'model.norm': 'layernorm_removal'})
+    state = initial_state(config, quiet(config))
+    assert_same(state.params, load(source).weights.params)
+    assert int(state.step) == 0
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(state.opt_state))
+    assert {int(np.max(n)) for n in named_leaves(state.stats).values()} == {0, 1}
+
+
+def test_weights_are_stored_as_the_present_reparam_has_them(tuned, source):
+    """Catches the stored weights of the checkpoint taken for those its model used."""
+    config = tuned({'model.reparam': 'weight_norm'})
+    setting = quiet(config)
+    state = initial_state(config, setting)
+    assert 'layers/mlp/up/gain' in named_leaves(state.params)
+    used = describe_params(config, setting.model).variables(state.weights)['params']
+    helpers.assert_trees_close(used, load(source).weights.params, rtol=1e-6, atol=1e-7)
+
+
+def test_a_second_launch_goes_on_with_its_own_checkpoint(tuned, removed, tmp_path, monkeypatch):
+    """As a run of that length does at once; the checkpoint to start from is not read again."""
+    assert train(tuned(REMOVAL | {'train.steps': 8}), tmp_path / 'cut') == DONE
+    monkeypatch.setattr(start, 'load', lambda path: pytest.fail('started from init_from again'))
+    assert train(tuned(REMOVAL), tmp_path / 'cut', continue_changed=True) == DONE
+    whole, cut = load(removed), load(tmp_path / 'cut')
+    assert_same(cut.weights, whole.weights)
+    assert int(cut.weights.stats['stats']['final_norm']['updates']) == 12
+    losses = [row['loss'] for row in read_rows(tmp_path / 'cut' / 'metrics.jsonl') if 'loss' in row]
+    assert len(losses) == 12
+
+
+def test_statistics_are_taken_over_where_they_fit(tuned, removed):
+    """Fine-tuning that goes on in another workdir keeps what was removed."""
+    config = tuned(REMOVAL | {'train.init_from': str(removed)})
+    state = initial_state(config, quiet(config))
+    assert_same(state.stats, load(removed).weights.stats)
+    assert int(state.stats['stats']['final_norm']['updates']) == 12
+
+
+def test_a_path_without_checkpoint_is_refused_before_anything_is_made(tuned, tmp_path):
+    with pytest.raises(ValueError, match=r'nowhere holds no checkpoint\. Give the workdir'):
+        train(tuned({'train.init_from': str(tmp_path / 'nowhere')}), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+    'changes, match',
+    [
+        ({'data.tokenizer': 'bpe:300'}, r'another tokenizer: byte of .* this run has bpe:300'),
+        ({'model.d_ff': 64}, r'differs  layers/mlp/up: checkpoint float32\[2,16,32\], model'),
+        ({'model.norm': 'rmsnorm'}, r'extra    final_norm/bias'),
+        ({'model.tie_embeddings': True}, r'extra    readout'),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(changes, match, tuned):
+    config = tuned(changes)
+    with pytest.raises(ValueError, match=match) as caught:
+        initial_state(config, quiet(config))
+    assert isinstance(caught.value, TreeMismatch) != ('data.tokenizer' in changes)
+
+
+def test_a_bpe_is_known_again(tree, tmp_path):
+    """It is trained once, then stored with the data and with the checkpoint."""
+    tokenizer = quiet(changed(tree, {'data.tokenizer': 'bpe:300'})).dataset.tokenizer
+    tokenizer.save(tmp_path)
+    assert saved_files(load_tokenizer(tmp_path)) == saved_files(tokenizer)
+
+
+def test_tokenizers_with_other_ids_for_bos_and_eos_differ():
+    swapped = bpe(bos_id=299, eos_id=298), bpe(bos_id=298, eos_id=299)
+    assert saved_files(swapped[0]) != saved_files(swapped[1])
+    assert saved_files(ByteTokenizer()) == saved_files(ByteTokenizer())
+
+
+def bpe(**ids):
+    return SubwordTokenizer(library.Tokenizer(library.models.BPE()), 300, cuttable=True, **ids)
+
+
+def assert_norms_alone_changed(after, before, specs):
+    """Bitwise; and all norms did, those of queries and keys too."""
+    after, before = named_leaves(after), named_leaves(before)
+    for path, spec in named_leaves(specs).items():
+        if spec.part == NORM:
+            assert np.all(np.asarray(after[path]) != np.asarray(before[path])), path
+        else:
+            np.testing.assert_array_equal(after[path], before[path], err_msg=path)
+
+
+ONLY_NORMS = {'train.trainable': 'norms', 'optim.weight_decay': 0.5}
+
+
+def test_norms_alone_are_trained():
+    """Though weight decay is on; a reparametrisation's gains are no norm's."""
+    kinds = {'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm', 'model.reparam': 'weight_norm'}
+    config = tiny_config(ONLY_NORMS | kinds)
+    made, before = helpers.program(config), helpers.initial_state(config)
+    after, _ = made.step(before, packed_batch(), hyper_from(config))
+    specs = describe_params(config, made.model).specs
+    assert_norms_alone_changed(after.params, before.params, specs)
+
+
+def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_path):
+    config = tuned(ONLY_NORMS | {'train.steps': 2})
+    rates = {'optim.lr': (0.003, 0.03)}
+    assert train_sweep(to_dict(config), rates, tmp_path / 'sweep') == DONE
+    before, folders = load(source), cell_folders(tmp_path / 'sweep').values()
+    specs = describe_params(before.config, before.model).specs
+    found = [load(folder).weights.params for folder in folders]
+    for params in found:
+        assert_norms_alone_changed(params, before.weights.params, specs)
+    gains = [params['final_norm']['scale'] for params in found]
+    assert np.all(np.asarray(gains[0]) != np.asarray(gains[1]))
+
+
+def test_norms_alone_in_a_model_without_any_is_refused_before_compiling(
+    tree, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Run, 'compile', lambda run: pytest.fail('compiled'))
+    bare = {'model.norm': 'none', 'model.qk_norm': 'none', 'train.trainable': 'norms'}
+    with pytest.raises(ValueError, match=r'leaves nothing to train.*no parameters'):
+        train(changed(tree, bare), tmp_path / 'run')
+
+
+def test_norms_are_removed_in_their_order():
+    """MLPs from the first layer on, then attention, then the final norm, one every removal_gap
+    updates: the deviation of a removed norm stays, those of the others move.
+    """
+    gap = {'norm.removal_start': 2, 'norm.removal_gap': 2}
+    config = tiny_config({'model.norm': 'layernorm_removal'} | gap)
+    made, state = helpers.program(config), helpers.initial_state(config)
+    held = []
+    for seed in range(14):
+        before = state.stats
+        state, _ = made.step(state, packed_batch(seed), hyper_from(config))
+        held.append(held_deviations(before, jax.device_get(state.stats)))
+    order = ['mlp 0', 'mlp 1', 'attention 0', 'attention 1', 'final']
+    assert BOS == 0 and held == [set(order[: max(0, i // 2)]) for i in range(14)]
+
+
+def held_deviations(before, after):
+    names = {'layers/attention_norm_in': 'attention', 'layers/mlp_norm_in': 'mlp'}
+    before, after = (named_leaves(stats['stats']) for stats in (before, after))
+    held = set()
+    for path, name in names.items():
+        pair = before[f'{path}/deviation'], after[f'{path}/deviation']
+        held |= {f'{name} {i}' for i, (a, b) in enumerate(zip(*pair, strict=True)) if a == b}
+    same = before['final_norm/deviation'] == after['final_norm/deviation']
+    return held | ({'final'} if same else set())

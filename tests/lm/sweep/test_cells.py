@@ -1,0 +1,189 @@
+"""From config.sweep to cells, and from cells to groups."""
+
+import re
+
+import numpy as np
+import pytest
+
+from configs import default
+from lm.config import digest
+from lm.state import HYPER_PATHS
+from lm.sweep.cells import cells, groups, split_sweep
+from tests.helpers import tiny_config, tiny_raw
+
+
+def changes(sweep) -> list[dict]:
+    return [cell.changes for cell in cells(tiny_raw(), sweep)]
+
+
+def refusal(sweep) -> str:
+    with pytest.raises(ValueError) as error:
+        cells(tiny_raw(), sweep)
+    return str(error.value)
+
+
+def test_axes_are_multiplied_and_the_last_changes_fastest():
+    assert changes({'optim.lr': (0.1, 0.2), 'train.seed': (0, 1)}) == [
+        {'optim.lr': 0.1, 'train.seed': 0},
+        {'optim.lr': 0.1, 'train.seed': 1},
+        {'optim.lr': 0.2, 'train.seed': 0},
+        {'optim.lr': 0.2, 'train.seed': 1},
+    ]
+
+
+def test_fields_of_a_zip_move_together():
+    assert changes({'zip': {'model.d_ff': (16, 64), 'optim.lr': (0.2, 0.1)}}) == [
+        {'model.d_ff': 16, 'optim.lr': 0.2},
+        {'model.d_ff': 64, 'optim.lr': 0.1},
+    ]
+
+
+def test_several_zips_are_several_axes():
+    first = {'optim.lr': (0.1, 0.2), 'optim.b1': (0.8, 0.9)}
+    second = {'train.seed': (1, 2), 'data.seed': (3, 4)}
+    assert changes({'zip': (first, second)}) == [
+        {'optim.lr': lr, 'optim.b1': b1, 'train.seed': seed, 'data.seed': seed + 2}
+        for lr, b1 in ((0.1, 0.8), (0.2, 0.9))
+        for seed in (1, 2)
+    ]
+
+
+def test_a_list_is_an_axis_of_changes_as_they_stand():
+    listed = ({}, {'loss.z_loss': 0.0}, {'optim.b2': 0.9, 'optim.b1': 0.8})
+    assert changes({'list': listed}) == list(listed)
+    assert changes({'list': listed, 'train.seed': (1, 2)}) == [
+        {**one, 'train.seed': seed} for one in listed for seed in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize('kind', [tuple, list])
+def test_a_sweep_that_is_a_tuple_is_one_list(kind):
+    listed = kind([{'optim.lr': 0.1}, {'train.seed': 5}])
+    assert changes(listed) == list(listed)
+
+
+def test_a_cell_is_named_by_the_hash_of_the_run_it_would_be_alone():
+    (cell,) = cells(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
+    alone = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
+    assert cell.config == alone and cell.name == digest(alone)
+
+
+def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
+    few = {cell.name for cell in cells(tiny_raw(), {'optim.lr': (0.1, 0.2)})}
+    more = {c.name for c in cells(tiny_raw(), {'train.seed': (0, 1), 'optim.lr': (0.2, 0.1, 0.3)})}
+    assert len(more) == 6 and few < more
+
+
+def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
+    as_floats = cells(tiny_raw(), {'optim.lr': (1.0, 2.0)})
+    for axis in ((1, 2), np.array([1.0, 2.0]), np.array([1, 2]), (np.float64(1), np.int64(2))):
+        assert cells(tiny_raw(), {'optim.lr': axis}) == as_floats
+    for cell in cells(tiny_raw(), {'train.seed': np.arange(2)}):
+        assert type(cell.changes['train.seed']) is type(cell.config.train.seed) is int
+
+
+def test_a_config_file_and_a_flag_give_the_same_cells():
+    """A ConfigDict takes every form of a sweep as it is, dots in its keys too."""
+    sweep = {
+        'optim.lr': (0.1, 0.2),
+        'zip': {'model.d_ff': (16, 64), 'optim.b1': (0.8, 0.9)},
+        'list': ({}, {'loss.z_loss': 0.0}),
+        'train.seed': range(2),
+    }
+    for one in (sweep, ({'optim.lr': 0.1}, {'optim.lr': 0.2})):
+        config = default.get_config()
+        config.sweep = one
+        base, split = split_sweep(config)
+        assert 'sweep' not in base and cells(tiny_raw(), split) == cells(tiny_raw(), one)
+    assert split_sweep(default.get_config())[1] is None
+
+
+@pytest.mark.parametrize(
+    ('sweep', 'answer'),
+    [
+        ({'optim.lrr': (0.1,)}, r"'optim.lrr' names no config field. Did you mean 'optim.lr'?"),
+        ({'lr': (0.1,)}, r"'lr' names no config field. Did you mean 'optim.lr'?"),
+        ({'zipp': {'optim.lr': (0.1,)}}, "Did you mean 'zip'?"),
+        ({'zip': {'optim.lrr': (0.1,)}}, "Did you mean 'optim.lr'?"),
+        ([{'optim.lrr': 0.1}], "Did you mean 'optim.lr'?"),
+        ({3: (0.1,)}, 'axis 3 names no config field'),
+        ({'optim.lr': 0.1}, 'optim.lr must be a tuple of values; got 0.1'),
+        ({'optim.lr': np.array(0.1)}, 'optim.lr must be a tuple of values'),
+        ({'model.norm': 'rmsnorm'}, "model.norm must be a tuple of values; got 'rmsnorm'"),
+        ({'zip': {'optim.lr': 0.1}}, 'optim.lr must be a tuple of values; got 0.1'),
+        ({'optim.lr': ()}, 'axis optim.lr has no values'),
+        ({'list': ()}, 'axis list has no values'),
+        ((), 'axis list has no values'),
+        ({}, 'sweep is empty'),
+        ({'zip': ()}, 'sweep is empty'),
+        (0.1, 'sweep must hold axes'),
+        ("{'optim.lr': (10**-3,)}", 'must be a Python literal: 1e-3, and not'),
+        ({'zip': 0.1}, 'zip must map fields to values'),
+        ({'zip': {}}, 'zip must map fields to values'),
+        ({'list': (0.1,)}, 'list must hold dicts'),
+        (
+            {'zip': {'optim.lr': (0.1, 0.2), 'train.seed': (1, 2, 3)}},
+            "as many values for each field; got {'optim.lr': 2, 'train.seed': 3}",
+        ),
+        ({'optim.lr': (0.1,), 'zip': {'optim.lr': (0.2,)}}, 'two axes of the sweep change optim.l'),
+        ({'list': [{}, {'optim.lr': 1}], 'optim.lr': (2,)}, 'two axes of the sweep change optim.l'),
+        ({'train.seed': (0, 1.5)}, 'train.seed must be int; got 1.5 of type float'),
+        ({'train.seed': (True,)}, 'train.seed must be int; got True of type bool'),
+        ({'optim.lr': ('0.1',)}, "optim.lr must be float; got '0.1' of type str"),
+        ({'optim.lr': (0.1, -1.0)}, "cell {'optim.lr': -1.0}: optim.lr must be between 0"),
+        ({'optim.lr': (float('nan'),)}, 'optim.lr must be between 0'),
+        ({'model.norm': ('rmsnrom',)}, "Did you mean 'rmsnorm'?"),
+        ({'model.n_heads': (2, 3)}, 'model.n_heads must divide model.d_model'),
+        ({'data.source': ('text:/none/*.txt',)}, 'no file matches data.source=text:/none/*.txt'),
+        ({'optim.lr': (1, 1.0)}, 'two cells of the sweep are the same run'),
+        ([{}, {'train.steps': 20}], "the same run: {} and {'train.steps': 20}"),
+    ],
+)
+def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
+    assert re.search(re.escape(answer), refusal(sweep))
+
+
+WITHIN = {
+    'optim.lr': 0.1,
+    'optim.weight_decay': 0.2,
+    'loss.z_loss': 0.2,
+    'loss.label_smoothing': 0.1,
+    'loss.balance_loss': 0.1,
+    'optim.b1': 0.5,
+    'optim.b2': 0.5,
+    'optim.eps': 0.1,
+    'optim.clip_norm': 2.0,
+    'scaling.init_scale': 2.0,
+    'optim.warmup_steps': 3,
+    'train.steps': 9,
+    'optim.decay_fraction': 0.5,
+    'optim.final_lr_fraction': 0.5,
+    'train.seed': 1,
+    'data.seed': 1,
+}
+BETWEEN = {
+    'model.d_ff': 64,
+    'optim.schedule': 'warmup_cosine',
+    'data.seq_len': 16,
+    'train.on_divergence': 'rollback',
+    'train.eval_every': 3,
+    'train.checkpoint_every': 3,
+    'train.log_every': 3,
+}
+
+
+def test_a_group_is_what_one_program_trains():
+    """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
+    assert WITHIN.keys() == {*HYPER_PATHS.values(), 'train.seed', 'data.seed'}
+    listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
+    together, *single = groups(cells(tiny_raw(), listed))
+    assert [cell.changes for cell in together] == listed[: 1 + len(WITHIN)]
+    assert [[cell.changes for cell in group] for group in single] == [
+        [one] for one in listed[1 + len(WITHIN) :]
+    ]
+
+
+def test_groups_keep_the_order_of_cells_and_collect_those_apart():
+    swept = cells(tiny_raw(), {'optim.lr': (0.1, 0.2), 'model.norm': ('rmsnorm', 'layernorm')})
+    first, second = groups(swept)
+    assert first == [swept[0], swept[2]] and second == [swept[1], swept[3]]

@@ -1,0 +1,183 @@
+"""Sweeps on a real Ray cluster of this machine, and what is refused before it is asked.
+
+Equivalence: a sweep on Ray = the sweep in this process, whatever worker is killed on the way.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lm.record.workdir import write_json
+from lm.sweep.cells import cells, groups
+from lm.sweep.engines import Work, default_resources, split
+from tests.sweep_helpers import (
+    base,
+    cell_folders,
+    compiled_programs_kept,
+    curves,
+    statuses,
+    table,
+    timeless,
+    write_corpus,
+)
+from train import DONE, SIGNALLED, train_sweep
+
+SWEEP = {'train.log_every': (1, 2), 'train.seed': (0, 1)}  # two groups of two
+LONGER = {'train_steps': 300, 'train_eval_every': 100, 'train_checkpoint_every': 50}
+WORKER = 'ray::train_group_remotely'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def cache_variables(tmp_path_factory):
+    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
+        yield variables
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
+
+
+@pytest.fixture(scope='module')
+def local(corpus, tmp_path_factory):
+    """The workdir of SWEEP, trained in this process."""
+    workdir = tmp_path_factory.mktemp('local') / 'sweep'
+    assert train_sweep(base(corpus, **LONGER), SWEEP, workdir) == DONE
+    return workdir
+
+
+@pytest.fixture(scope='module')
+def cluster(cache_variables):
+    """Of two CPUs; its workers share the programs that this process has compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ({'RAY_USAGE_STATS_ENABLED': '0'} | cache_variables).items():
+            patch.setenv(name, value)
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
+        before = set(workers())
+        yield ray
+        ray.shutdown()
+        left = [process for process in before | set(workers()) if process.is_running()]
+        assert not psutil.wait_procs(left, timeout=20)[1]
+
+
+def workers() -> list[psutil.Process]:
+    """The processes below this one that train a group."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if (process.cmdline() or [''])[0].startswith(WORKER):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def when(happened, act) -> threading.Thread:
+    """Calls act() in a thread, once happened() is true."""
+
+    def watch():
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            if happened():
+                return act()
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def all_have_saved(workdir: Path) -> bool:
+    """Whether some cells have begun, and each of those holds the checkpoint of step 50."""
+    if not (workdir / 'sweep.json').exists():
+        return False
+    begun = [folder for folder in cell_folders(workdir).values() if timeless(folder)]
+    return bool(begun) and all((folder / 'checkpoints' / '50').exists() for folder in begun)
+
+
+def half_way(workdir: Path) -> bool:
+    """Whether a cell has saved and has some way to go."""
+    if not (workdir / 'sweep.json').exists():
+        return False
+    return any(
+        (folder / 'checkpoints' / '50').exists() and timeless(folder)[-1]['step'] < 150
+        for folder in cell_folders(workdir).values()
+    )
+
+
+def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
+    """All of them, since the one that trains the cell seen cannot be told from the others."""
+    killed = []
+
+    def kill():
+        for victim in workers():
+            victim.kill()
+            killed.append(victim.pid)
+
+    thread = when(lambda: half_way(tmp_path), kill)
+    assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
+    thread.join()
+    output = capfd.readouterr().out
+    assert killed and 'resuming after step' in output
+    assert "2 tasks on Ray, each with {'CPU': 1.0}" in output and '4 of 4 done' in output
+    assert table(tmp_path) == table(local)
+    assert curves(tmp_path) == curves(local)
+
+
+def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
+    """What they saved is for the same command to go on from."""
+    thread = when(lambda: all_have_saved(tmp_path), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    tree = base(corpus, **LONGER | {'train_steps': 60_000})
+    assert train_sweep(tree, SWEEP, tmp_path, engine='ray') == SIGNALLED + signal.SIGTERM
+    thread.join()
+    assert psutil.wait_procs(workers(), timeout=10)[1] == []
+    assert 'SIGTERM: the same command goes on' in capfd.readouterr().out
+    assert 'done' not in statuses(tmp_path)
+
+
+@pytest.mark.parametrize('resources', [{'GPU': 1.0}, {'CPU': 3.0}, {'CPU': 1.0, 'TPU': 4.0}])
+def test_resources_that_no_node_has_are_refused(cluster, corpus, tmp_path, resources):
+    with pytest.raises(ValueError) as error:
+        train_sweep(base(corpus), SWEEP, tmp_path, engine='ray', resources=resources)
+    assert str(error.value) == (
+        f"no node of the Ray cluster has {resources}; there are [{{'CPU': 2.0}}]"
+    )
+
+
+def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'ray', None)
+    with pytest.raises(ValueError, match=r'pip install "evenkeel\[cluster\]"'):
+        train_sweep(base(corpus), SWEEP, tmp_path, engine='ray')
+
+
+@pytest.mark.parametrize(
+    ('there', 'wanted'),
+    [
+        ({'CPU': 8.0}, {'CPU': 1.0}),
+        ({'CPU': 8.0, 'GPU': 2.0}, {'GPU': 1.0}),
+        ({'CPU': 8.0, 'GPU': 0.0}, {'CPU': 1.0}),
+        ({'CPU': 8.0, 'TPU': 4.0}, {'TPU': 1.0}),
+    ],
+)
+def test_a_task_takes_an_accelerator_where_there_is_one(there, wanted):
+    assert default_resources(there) == wanted
+
+
+@pytest.mark.parametrize(('runs_at_once', 'sizes'), [(0, [4]), (1, [1] * 4), (3, [3, 1])])
+def test_a_group_is_split_into_tasks_of_what_is_left(corpus, tmp_path, runs_at_once, sizes):
+    (group,) = groups(cells(base(corpus), {'train.seed': range(6)}))
+    for cell, status in ((group[0], 'done'), (group[3], 'diverged'), (group[4], 'failed')):
+        (tmp_path / cell.name).mkdir()
+        write_json(tmp_path / cell.name / 'summary.json', {'status': status})
+    work = Work([group], tmp_path, [], print, print, runs_at_once, {})
+    parts = split(group, work)
+    assert [len(part) for part in parts] == sizes
+    assert [cell for part in parts for cell in part] == [group[i] for i in (1, 2, 4, 5)]
