@@ -6,15 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lm.config import Config
-from lm.model import DIAGNOSTICS, Transformer, groups_of_blocks
-from lm.state import Hyper, Weights, describe_params
+from lm.model import DIAGNOSTICS, groups_of_blocks
+from lm.state import Hyper, Learner, Weights
 from lm.step import Batch, observed_sums
 from modules.params import named_leaves
 
 
 def make_diagnose(
-    config: Config, model: Transformer, bos_id: int
+    learner: Learner,
 ) -> Callable[[Weights, Batch, Hyper], dict[str, jax.Array]]:
     """`diagnose(weights, batch, hyper)`: one number a layer, [L] each.
 
@@ -22,18 +21,15 @@ def make_diagnose(
     block), and of the weights that each layer uses the norm (`layer_param_norm`) and that of the
     gradient of the mean token loss (`layer_grad_norm`). Layers are as in evaluation.
     """
-    described = describe_params(config, model)
-    groups = [like.name for like in groups_of_blocks(config.model)]
+    groups = [like.name for like in groups_of_blocks(learner.config.model)]
 
     def diagnose(weights, batch, hyper):
         def loss(used):
             variables = {'params': used, **weights.stats}
-            sums, filled = observed_sums(
-                config, model, bos_id, variables, batch, hyper, mutable=(DIAGNOSTICS,)
-            )
+            sums, filled = observed_sums(learner, variables, batch, hyper, mutable=(DIAGNOSTICS,))
             return sums['objective'] / jnp.maximum(sums['tokens'], 1.0), filled
 
-        used = described.variables(weights)['params']
+        used = learner.variables(weights)['params']
         grads, filled = jax.grad(loss, has_aux=True)(used)
         found = [
             {path.split('/')[-2]: v for path, v in named_leaves(filled[DIAGNOSTICS][name]).items()}

@@ -16,7 +16,7 @@ from lm.config import (
     TrainConfig,
     flatten,
 )
-from lm.model import Transformer
+from lm.model import Transformer, build_model
 from modules.optim import OPTIMIZERS
 from modules.params import NORM, named_leaves, path_name, split
 from modules.placements import PLACEMENTS
@@ -153,10 +153,33 @@ def _draw(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]
     return drawn['params'], {name: drawn[name] for name in (STATS, BACKWARD_STATS) if name in drawn}
 
 
-def init_state(config: Config, model: Transformer, hyper: Hyper, key: jax.Array) -> State:
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """A model and all that is decided about training it; nothing here is an array.
+
+    bos_id: the token that begins a document and is no target.
+    """
+
+    config: Config
+    model: Transformer
+    bos_id: int
+    described: Description
+
+    def variables(self, weights: Weights) -> dict[str, Any]:
+        """What `model.apply` takes, in evaluation."""
+        return self.described.variables(weights)
+
+
+def build_learner(config: Config, vocab_size: int, bos_id: int, platform: str) -> Learner:
+    """For devices of `platform`. `lm.check` has checked the config's names."""
+    model = build_model(config, vocab_size, platform)
+    return Learner(config, model, bos_id, describe_params(config, model))
+
+
+def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
-    described = describe_params(config, model)
-    boxes, stats = _draw(config, model, key)
+    described = learner.described
+    boxes, stats = _draw(learner.config, learner.model, key)
     unit, _ = split(boxes)
     stds = named_leaves(described.init_stds)
 
@@ -165,4 +188,5 @@ def init_state(config: Config, model: Transformer, hyper: Hyper, key: jax.Array)
         return weight if std is None else weight * (hyper.init_scale * std)
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
-    return State(jnp.int32(0), params, reparam, stats, optimizer(config, hyper).init(params))
+    opt_state = optimizer(learner.config, hyper).init(params)
+    return State(jnp.int32(0), params, reparam, stats, opt_state)

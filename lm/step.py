@@ -1,4 +1,4 @@
-"""One training step and one evaluation step: pure functions, jitted with shardings here."""
+"""One training step and one evaluation step: pure functions (`lm.shardings` jits them)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from lm.config import Config
-from lm.mesh import batch_sharding, param_sharding, replicated
-from lm.model import Transformer
-from lm.state import Hyper, State, Weights, describe_params, init_state, optimizer
+from lm.state import Hyper, Learner, State, Weights, optimizer
 from modules.losses import LOSSES
 from modules.losses.cross_entropy import z_loss
 from modules.optim import SCHEDULES
@@ -19,9 +15,6 @@ from modules.scaling import DECAY_RULES
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = dict[str, jax.Array]
-# It runs once, in 5 ms; compiling it at the usual level takes longer than compiling the step, 4.2 s
-# for four layers, and at this one 1.8 s.
-INIT_ON_CPU = {'xla_backend_optimization_level': 1}
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
@@ -32,16 +25,14 @@ def target_weights(batch: Batch, bos_id: int) -> jax.Array:
 
 
 def token_sums(
-    config: Config, model: Transformer, bos_id: int, variables: Any, batch: Batch, hyper: Hyper
+    learner: Learner, variables: Any, batch: Batch, hyper: Hyper
 ) -> dict[str, jax.Array]:
     """Sums over the target tokens: `objective` (z-loss term included), `ce`, `z_loss`, `tokens`."""
-    return observed_sums(config, model, bos_id, variables, batch, hyper, mutable=False)[0]
+    return observed_sums(learner, variables, batch, hyper, mutable=False)[0]
 
 
 def observed_sums(
-    config: Config,
-    model: Transformer,
-    bos_id: int,
+    learner: Learner,
     variables: Any,
     batch: Batch,
     hyper: Hyper,
@@ -52,6 +43,7 @@ def observed_sums(
     With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
     and what they sow as auxiliary losses is in the objective, once for each target token.
     """
+    config, model, bos_id = learner.config, learner.model, learner.bos_id
     tokens_BT, targets_M = batch['tokens'][:, :-1], batch['tokens'][:, 1:].reshape(-1)
     read_BT = batch['segments'][:, :-1]
     segments_BT = read_BT if config.data.mask_documents else None
@@ -86,7 +78,7 @@ def microbatched(batch: Batch, count: int) -> Batch:
 
 
 def make_train_step(
-    config: Config, model: Transformer, bos_id: int
+    learner: Learner,
 ) -> Callable[[State, Batch, Hyper], tuple[State, dict[str, jax.Array]]]:
     """`train_step(state, batch, hyper) -> (state, metrics)`.
 
@@ -95,7 +87,7 @@ def make_train_step(
     turn. With on_divergence = skip_step, a step whose loss or gradient is not finite changes
     nothing but the step count, and says so in `skipped`.
     """
-    described = describe_params(config, model)
+    config, bos_id, described = learner.config, learner.bos_id, learner.described
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
         total = jnp.maximum(jnp.sum(target_weights(batch, bos_id)), 1.0)
@@ -103,7 +95,7 @@ def make_train_step(
         def loss(used, backward, carried, part):
             variables = {'params': used, **carried, **backward}
             sums, filled = observed_sums(
-                config, model, bos_id, variables, part, hyper, mutable=(STATS, AUXILIARY)
+                learner, variables, part, hyper, mutable=(STATS, AUXILIARY)
             )
             carried = {name: filled[name] for name in carried}
             return sums['objective'] / total, (sums, carried)
@@ -196,77 +188,11 @@ def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
 
 
 def make_eval_step(
-    config: Config, model: Transformer, bos_id: int
+    learner: Learner,
 ) -> Callable[[Weights, Batch, Hyper], dict[str, jax.Array]]:
     """`eval_step(weights, batch, hyper)`: the sums of `token_sums` over one batch."""
-    described = describe_params(config, model)
 
     def eval_step(weights, batch, hyper):
-        variables = described.variables(weights)
-        return token_sums(config, model, bos_id, variables, batch, hyper)
+        return token_sums(learner, learner.variables(weights), batch, hyper)
 
     return eval_step
-
-
-def state_shardings(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> State:
-    """Parameters by their specs; an optimizer moment as its parameter; all else everywhere."""
-    abstract = jax.eval_shape(lambda: init_state(config, model, hyper, jax.random.key(0)))
-    specs = describe_params(config, model).specs
-    params = jax.tree.map(lambda spec: param_sharding(mesh, spec), specs)
-    opt_state = optax.tree.map_params(
-        optimizer(config, hyper),
-        lambda _, sharding: sharding,
-        abstract.opt_state,
-        params,
-        transform_non_params=lambda _: replicated(mesh),
-    )
-    everywhere = replicated(mesh)
-    reparam, stats = jax.tree.map(lambda _: everywhere, (abstract.reparam, abstract.stats))
-    return State(everywhere, params, reparam, stats, opt_state)
-
-
-def abstract_state(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> State:
-    """Shapes, types and shardings of the state: what a checkpoint is read as."""
-    shapes = jax.eval_shape(lambda: init_state(config, model, hyper, jax.random.key(0)))
-    return jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-        shapes,
-        state_shardings(config, model, mesh, hyper),
-    )
-
-
-def jit_init(config: Config, model: Transformer, mesh: Mesh, hyper: Hyper) -> Callable:
-    """`init(key, hyper) -> State`, laid out on the mesh as the step wants it."""
-    shardings = state_shardings(config, model, mesh, hyper)
-    on_cpu = mesh.devices.flat[0].platform == 'cpu'
-    return jax.jit(
-        lambda key, h: init_state(config, model, h, key),
-        out_shardings=shardings,
-        compiler_options=INIT_ON_CPU if on_cpu else None,
-    )
-
-
-def jit_train_step(
-    config: Config, model: Transformer, mesh: Mesh, hyper: Hyper, bos_id: int
-) -> Callable:
-    """The step with its state donated, its batch cut over `data`, its metrics everywhere."""
-    state = state_shardings(config, model, mesh, hyper)
-    return jax.jit(
-        make_train_step(config, model, bos_id),
-        in_shardings=(state, batch_sharding(mesh), replicated(mesh)),
-        out_shardings=(state, replicated(mesh)),
-        donate_argnums=0,
-    )
-
-
-def jit_eval_step(
-    config: Config, model: Transformer, mesh: Mesh, hyper: Hyper, bos_id: int
-) -> Callable:
-    """The evaluation step, its batch cut over `data`, its sums everywhere."""
-    state = state_shardings(config, model, mesh, hyper)
-    shardings = (state.weights, batch_sharding(mesh), replicated(mesh))
-    return jax.jit(
-        make_eval_step(config, model, bos_id),
-        in_shardings=shardings,
-        out_shardings=replicated(mesh),
-    )

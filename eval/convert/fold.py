@@ -15,9 +15,9 @@ from eval.convert.converted import cast, difference, logits_of, on_cpu
 from eval.load import Checkpoint
 from lm.check import check_program
 from lm.config import Config
-from lm.model import build_model, final_norm_kind, groups_of_blocks, mlp_kind, norm_kinds
+from lm.model import final_norm_kind, groups_of_blocks, mlp_kind, norm_kinds
 from lm.record.checkpoint import check_tree, state_record
-from lm.state import State, Weights, describe_params, hyper_from, init_state
+from lm.state import State, Weights, build_learner, hyper_from, init_state
 from modules.choices import choose
 from modules.norms import NORMS, fold
 from modules.norms.fold import Affine
@@ -159,8 +159,7 @@ def option(config: Config, name: str) -> Any:
 def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
     """The variables of its model, computed from the stored weights in float64."""
     exact = cast(jax.device_get(checkpoint.weights), np.float64)
-    described = describe_params(checkpoint.config, checkpoint.model)
-    return on_cpu('float64', lambda: described.variables(exact))
+    return on_cpu('float64', lambda: checkpoint.learner.variables(exact))
 
 
 def affine_maps(kind: fold.Map, config: Config, params: Flat, before: Any) -> dict[str, Affine]:
@@ -224,7 +223,7 @@ def unfolded_specs(source: Config, vocab: int) -> dict[str, ParamSpec]:
     """Of the weights that the source's model uses, with a readout of its own."""
     model = dataclasses.replace(source.model, reparam='none', tie_embeddings=False)
     config = dataclasses.replace(source, model=model)
-    return named_leaves(describe_params(config, build_model(config, vocab, 'cpu')).specs)
+    return named_leaves(build_learner(config, vocab, 0, 'cpu').described.specs)
 
 
 def folded_params(
@@ -275,5 +274,5 @@ def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int)
 
 
 def drawn(config: Config, vocab: int) -> State:
-    model = build_model(config, vocab, 'cpu')
-    return init_state(config, model, hyper_from(config), jax.random.key(0))
+    learner = build_learner(config, vocab, 0, 'cpu')
+    return init_state(learner, hyper_from(config), jax.random.key(0))

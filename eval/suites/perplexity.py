@@ -3,7 +3,7 @@
 from eval.load import Checkpoint, open_data
 from lm import data
 from lm.run.evaluate import evaluate
-from lm.step import jit_eval_step
+from lm.shardings import jit_eval_step
 
 
 def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
@@ -13,7 +13,7 @@ def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     """
     c = checkpoint
     rows = open_data(c).validation
-    eval_step = jit_eval_step(c.config, c.model, c.mesh, c.hyper, c.tokenizer.bos_id)
+    eval_step = jit_eval_step(c.learner, c.mesh)
     batch_size = c.config.data.batch_size // c.config.train.microbatches
     batches = data.evaluation_batches(rows, batch_size=batch_size, limit=0)
     losses = evaluate(eval_step, c.weights, c.hyper, c.mesh, batches, rows)

@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 from lm import data
 from lm.config import Config, resolve
 from lm.mesh import make_mesh
-from lm.model import Transformer, build_model
+from lm.model import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
-from lm.state import Hyper, Weights, describe_params, hyper_from
-from lm.step import abstract_state
+from lm.shardings import abstract_state
+from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Checkpoint:
     config: Config
     step: int
     meta: dict[str, Any]
-    model: Transformer
+    learner: Learner
     mesh: Mesh
     hyper: Hyper
     weights: Weights
@@ -32,7 +32,11 @@ class Checkpoint:
 
     @property
     def variables(self) -> dict[str, Any]:
-        return describe_params(self.config, self.model).variables(self.weights)
+        return self.learner.variables(self.weights)
+
+    @property
+    def model(self) -> Transformer:
+        return self.learner.model
 
 
 def find(path: Path) -> tuple[Path, int]:
@@ -63,10 +67,11 @@ def load(path: str | Path) -> Checkpoint:
     config = resolve(meta['config'])
     # Whatever mesh it was trained on, one device holds any model that this can evaluate yet.
     mesh = make_mesh(dataclasses.replace(config.mesh, data=1))
-    model = build_model(config, meta['vocab_size'], jax.devices()[0].platform)
-    hyper = hyper_from(config)
-    weights = read_weights(folder, step, abstract_state(config, model, mesh, hyper))
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
+    platform = jax.devices()[0].platform
+    learner = build_learner(config, meta['vocab_size'], tokenizer.bos_id, platform)
+    weights = read_weights(folder, step, abstract_state(learner, mesh))
+    path = folder / str(step)
     return Checkpoint(
-        folder / str(step), config, step, meta, model, mesh, hyper, weights, tokenizer
+        path, config, step, meta, learner, mesh, hyper_from(config), weights, tokenizer
     )

@@ -15,7 +15,7 @@ from lm.record.checkpoint import BEST_BY, Checkpoints
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, Recorder, Terminal, Throughput, read_rows, without_nan
 from lm.record.workdir import SUMMARY, write_json
-from lm.run.experiment import Setting
+from lm.run.experiment import Experiment
 from lm.run.table import parameter_count
 from lm.state import State
 from lm.step import MUST_BE_FINITE
@@ -45,16 +45,16 @@ class Counters:
 class Journal:
     """`step` is the last one dispatched; `last` the newest value of everything recorded."""
 
-    def __init__(self, config: Config, workdir: Path, setting: Setting, terminal: Terminal):
-        self.config, self.workdir, self.setting = config, workdir, setting
+    def __init__(self, config: Config, workdir: Path, experiment: Experiment, terminal: Terminal):
+        self.config, self.workdir, self.experiment = config, workdir, experiment
         self.terminal = terminal
         self.began = time.perf_counter()
         self.step = 0
         self.counters = Counters()
         self.last: dict[str, Any] = {}
         self.compile_sec = 0.0
-        self.throughput = Throughput(setting.flops_per_token, setting.peak)
-        setting.dataset.tokenizer.save(workdir / 'tokenizer')
+        self.throughput = Throughput(experiment.flops_per_token, experiment.peak)
+        experiment.dataset.tokenizer.save(workdir / 'tokenizer')
         self.checkpoints = Checkpoints(
             workdir, config.train.keep_last, config.train.keep_best, terminal.say
         )
@@ -71,7 +71,7 @@ class Journal:
         if found is None:
             return None
         state, meta = found
-        digest, source = self.setting.dataset.digest, self.config.data.source
+        digest, source = self.experiment.dataset.digest, self.config.data.source
         if meta['data'] != digest and not continue_changed:
             raise ValueError(
                 f'{self.workdir} was trained on data {meta["data"]}, and {source} is now {digest}. '
@@ -173,8 +173,8 @@ class Journal:
         meta = {
             'counters': counters,
             'config': to_dict(self.config),
-            'data': self.setting.dataset.digest,
-            'vocab_size': self.setting.vocab_size,
+            'data': self.experiment.dataset.digest,
+            'vocab_size': self.experiment.vocab_size,
             'versions': versions(),
         }
         validated = self.last.get('validated_step') == self.step
@@ -217,7 +217,7 @@ class Journal:
 
     def summarize(self, status: str, reason: str = '') -> None:
         """Writes summary.json. status: done, stopped, diverged or failed, and for these two why."""
-        trained, setting = self.throughput, self.setting
+        trained, experiment = self.throughput, self.experiment
         seconds = trained.total_seconds or math.nan
         record = {
             'status': status,
@@ -226,17 +226,17 @@ class Journal:
             **{name: value for name, value in self.last.items() if name != 'step'},
             **self.counters.best,
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
-            'parameters': parameter_count(self.config, setting.model),
+            'parameters': parameter_count(experiment.learner),
             'tokens_per_sec_mean': trained.total_tokens / seconds,
             'data_wait_fraction': trained.total_waited / seconds,
             'compile_sec': self.compile_sec,
             'wall_sec': self.wall_sec(),
             'peak_memory_bytes': peak_memory_bytes(),
             'device': device_name(),
-            'mfu_of': f'{setting.peak:.4g} FLOP/s, {setting.peak_source}',
+            'mfu_of': f'{experiment.peak:.4g} FLOP/s, {experiment.peak_source}',
             'versions': versions(),
             'git_commit': git_commit(),
-            'data': {'digest': setting.dataset.digest, **setting.dataset.report},
+            'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
             'events': self.counters.events,
         }
         write_json(self.workdir / SUMMARY, without_nan(record))

@@ -12,29 +12,28 @@ from lm.config import Config
 from lm.diagnostics import make_diagnose
 from lm.many import over_mesh, put, take
 from lm.mesh import batch_sharding, over_runs, replicated
-from lm.run.experiment import Setting
-from lm.run.run import batch_shapes
+from lm.run.experiment import Experiment
 from lm.run.start import initial_state
+from lm.shardings import batch_shapes, state_shardings
 from lm.state import Hyper, State, hyper_from
-from lm.step import make_eval_step, make_train_step, state_shardings
+from lm.step import make_eval_step, make_train_step
 
 
 class Program:
-    """The step of `setting`, for any number of slots; each number is compiled once."""
+    """The step of `experiment`, for any number of slots; each number is compiled once."""
 
-    def __init__(self, setting: Setting, how: str):
-        self.setting, self.how = setting, how
+    def __init__(self, experiment: Experiment, how: str):
+        self.experiment, self.how = experiment, how
         self.compile_sec = 0.0
         self.skips_inactive = how == 'loop'
-        self.shares_memory = setting.platform == 'cpu'
-        mesh = setting.mesh
-        one = state_shardings(*setting.program)
+        self.shares_memory = experiment.platform == 'cpu'
+        mesh = experiment.mesh
+        one = state_shardings(experiment.learner, mesh)
         self._many = jax.tree.map(over_runs, one)
         self._run = over_runs(replicated(mesh))
         self.batch_sharding = over_runs(batch_sharding(mesh))
-        config, model, *_ = setting.program
         self._step = jax.jit(
-            over_mesh(how, mesh, make_train_step(config, model, setting.bos_id)),
+            over_mesh(how, mesh, make_train_step(experiment.learner)),
             in_shardings=(self._run, self._many, self.batch_sharding, self._run),
             out_shardings=(self._many, self._run),
             donate_argnums=1,
@@ -46,8 +45,8 @@ class Program:
 
     def _looking(self, make: Callable) -> Callable:
         """look(batch, active [R], states, hypers) -> [R, ...]: the runs share the batch."""
-        config, model, mesh, _ = self.setting.program
-        look = make(config, model, self.setting.bos_id)
+        mesh = self.experiment.mesh
+        look = make(self.experiment.learner)
         return jax.jit(
             over_mesh(
                 self.how,
@@ -63,9 +62,9 @@ class Program:
     def compiled(self, slots: int) -> Any:
         """step(active [R], states, batch [R, B, T+1], hypers) -> (states, metrics [R])."""
         start = time.perf_counter()
-        states = stacked_shapes(self.setting.like, slots)
-        hypers = stacked_shapes(jax.eval_shape(lambda: self.setting.program[-1]), slots)
-        batch = batch_shapes(self.setting.config, slots)
+        states = stacked_shapes(self.experiment.state_like, slots)
+        hypers = stacked_shapes(jax.eval_shape(lambda: hyper_from(self.experiment.config)), slots)
+        batch = batch_shapes(self.experiment.config, slots)
         active = jax.ShapeDtypeStruct((slots,), bool)
         compiled = self._step.lower(active, states, batch, hypers).compile()
         self.compile_sec = time.perf_counter() - start
@@ -83,7 +82,7 @@ class Program:
 
     def initial(self, config: Config) -> State:
         """The start of a run, exactly as it has it alone."""
-        return initial_state(config, self.setting)
+        return initial_state(config, self.experiment)
 
     def hypers(self, configs: list[Config]) -> Hyper:
         """Stacked along the run axis."""
@@ -92,7 +91,7 @@ class Program:
 
     def empty(self, slots: int) -> State:
         """Room for the states of `slots` runs."""
-        shapes = stacked_shapes(self.setting.like, slots)
+        shapes = stacked_shapes(self.experiment.state_like, slots)
 
         def zeros():
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

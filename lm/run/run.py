@@ -16,12 +16,12 @@ from lm.mesh import put_batch
 from lm.model import norm_kinds
 from lm.record.metrics import Terminal
 from lm.run.evaluate import evaluate
-from lm.run.experiment import Setting
+from lm.run.experiment import Experiment
 from lm.run.journal import Diverged, Journal
 from lm.run.start import initial_state
 from lm.run.table import as_table, parameter_count, parameter_rows
+from lm.shardings import batch_shapes, jit_eval_step, jit_train_step
 from lm.state import hyper_from
-from lm.step import jit_eval_step, jit_train_step
 from modules.norms import NORMS
 
 
@@ -30,16 +30,16 @@ class Run:
 
     def __init__(self, config: Config, workdir: Path, terminal: Terminal, continue_changed: bool):
         self.config, self.terminal = config, terminal
-        self.setting = Setting(config, terminal.say)
-        self.journal = Journal(config, workdir, self.setting, terminal)
-        self.mesh, self.hyper = self.setting.mesh, hyper_from(config)
-        program, bos_id = self.setting.program, self.setting.bos_id
-        self.train_step = jit_train_step(*program, bos_id)
-        self.eval_step = jit_eval_step(*program, bos_id)
-        self._diagnose = jax.jit(make_diagnose(config, self.setting.model, bos_id))
-        self.state = self.journal.restore(self.setting.like, continue_changed)
+        self.experiment = Experiment(config, terminal.say)
+        self.journal = Journal(config, workdir, self.experiment, terminal)
+        self.mesh, self.hyper = self.experiment.mesh, hyper_from(config)
+        learner = self.experiment.learner
+        self.train_step = jit_train_step(learner, self.mesh)
+        self.eval_step = jit_eval_step(learner, self.mesh)
+        self._diagnose = jax.jit(make_diagnose(learner))
+        self.state = self.journal.restore(self.experiment.state_like, continue_changed)
         if self.state is None:
-            self.state = initial_state(config, self.setting)
+            self.state = initial_state(config, self.experiment)
         self._pending = None
         self._start_stream()
 
@@ -49,7 +49,7 @@ class Run:
 
     def _start_stream(self) -> None:
         config, start = self.config, self.journal.counters.batch_index
-        rows = self.setting.dataset.train
+        rows = self.experiment.dataset.train
         stop = start + config.train.steps - self.step
         epoch = data.steps_in_epoch(rows, config.data.batch_size)
         if stop > epoch:
@@ -67,8 +67,8 @@ class Run:
 
     def describe(self) -> None:
         """What is about to be trained, on what, with what."""
-        setting, say = self.setting, self.terminal.say
-        describe(setting, self.terminal)
+        experiment, say = self.experiment, self.terminal.say
+        describe(experiment, self.terminal)
         warmup, steps = self.config.optim.warmup_steps, self.config.train.steps
         if warmup > steps:
             say(
@@ -80,7 +80,9 @@ class Run:
         """Compiles the step for the shapes it will see."""
         start = time.perf_counter()
         batch = batch_shapes(self.config)
-        self.train_step = self.train_step.lower(self.setting.like, batch, self.hyper).compile()
+        self.train_step = self.train_step.lower(
+            self.experiment.state_like, batch, self.hyper
+        ).compile()
         self.journal.compile_sec = time.perf_counter() - start
         self.journal.open()
         self.journal.throughput.go_on()
@@ -112,7 +114,7 @@ class Run:
     def evaluate(self) -> None:
         """The validation losses of the present parameters, recorded."""
         self.journal.throughput.pause()
-        rows = self.setting.dataset.validation
+        rows = self.experiment.dataset.validation
         batches = validation_batches(self.config, rows)
         weights = self.state.weights
         losses = evaluate(self.eval_step, weights, self.hyper, self.mesh, batches, rows)
@@ -122,7 +124,7 @@ class Run:
     def diagnose(self) -> None:
         """What each layer does with the present parameters on a fixed batch, recorded."""
         self.journal.throughput.pause()
-        batch = put_batch(self.mesh, first_batch(self.config, self.setting.dataset.validation))
+        batch = put_batch(self.mesh, first_batch(self.config, self.experiment.dataset.validation))
         seen = self._diagnose(self.state.weights, batch, self.hyper)
         self.journal.diagnosed(jax.device_get(seen))
         self.journal.throughput.go_on()
@@ -137,7 +139,7 @@ class Run:
         """Returns to the last checkpoint and leaves out the batches since. Raises Diverged where
         there is none, or after several times.
         """
-        self.state = self.journal.roll_back(seen, self.setting.like)
+        self.state = self.journal.roll_back(seen, self.experiment.state_like)
         self._pending = None
         self._start_stream()
 
@@ -145,20 +147,20 @@ class Run:
         self.journal.close()
 
 
-def describe(setting: Setting, terminal: Terminal) -> None:
+def describe(experiment: Experiment, terminal: Terminal) -> None:
     """Says what text, parameters, devices and kernels a program has."""
-    config = setting.config
-    train, validation = setting.dataset.train, setting.dataset.validation
+    config = experiment.config
+    train, validation = experiment.dataset.train, experiment.dataset.validation
     terminal.say(
         f'text: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, '
         f'{data.steps_in_epoch(train, config.data.batch_size):,} steps an epoch; validation: '
         f'{validation.n_bytes:,} bytes'
     )
-    terminal.console.print(as_table(parameter_rows(config, setting.model, setting.mesh)))
+    terminal.console.print(as_table(parameter_rows(experiment.learner, experiment.mesh)))
     terminal.say(
-        f'{parameter_count(config, setting.model):,} parameters; mesh {dict(setting.mesh.shape)}, '
-        f'kernels {setting.kernels}; mfu is of {setting.peak / 1e12:.3f} TFLOP/s '
-        f'({setting.peak_source})'
+        f'{parameter_count(experiment.learner):,} parameters; mesh {dict(experiment.mesh.shape)}, '
+        f'kernels {experiment.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
+        f'({experiment.peak_source})'
     )
     for kind in sorted(norm_kinds(config.model)):
         if NORMS[kind].leaks:
@@ -167,13 +169,6 @@ def describe(setting: Setting, terminal: Terminal) -> None:
                 'included: the training loss is not that of a causal model. Evaluation uses '
                 'running statistics; compare validation losses.'
             )
-
-
-def batch_shapes(config: Config, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What the step takes, stacked along `leading`."""
-    shape = (*leading, config.data.batch_size, config.data.seq_len + 1)
-    rows = jax.ShapeDtypeStruct(shape, jax.numpy.int32)
-    return {'tokens': rows, 'segments': rows}
 
 
 def validation_batches(config: Config, rows: data.Rows):

@@ -7,14 +7,13 @@ import jax
 
 from lm.config import Config
 from lm.data.tokenizers import Tokenizer
-from lm.model import Transformer
 from lm.record.checkpoint import check_tree, tree_record
 from lm.record.load import Checkpoint, load
-from lm.run.experiment import Setting
-from lm.state import State, Weights, describe_params, hyper_from
+from lm.run.experiment import Experiment
+from lm.state import Learner, State, Weights, hyper_from
 
 
-def initial_state(config: Config, setting: Setting) -> State:
+def initial_state(config: Config, experiment: Experiment) -> State:
     """Step 0, laid out on the mesh.
 
     With train.init_from, the weights the model uses are those that the checkpoint's model used,
@@ -22,13 +21,13 @@ def initial_state(config: Config, setting: Setting) -> State:
     fits and fresh otherwise; the optimizer starts anew. Raises ValueError where there is no
     checkpoint, a parameter has no counterpart of its shape, or the tokenizers differ.
     """
-    source = fitting_source(config, setting) if config.train.init_from else None
-    state = setting.draw(jax.random.key(config.train.seed), hyper_from(config))
+    source = fitting_source(config, experiment) if config.train.init_from else None
+    state = experiment.init(jax.random.key(config.train.seed), hyper_from(config))
     if source is None:
         return state
     variables = source.variables
     used = variables.pop('params')
-    stored, reparam = describe_params(config, setting.model).reparam.init(used)
+    stored, reparam = experiment.learner.described.reparam.init(used)
     stats = state.stats
     if tree_record(variables) == tree_record(stats):
         stats = variables
@@ -40,24 +39,24 @@ def initial_state(config: Config, setting: Setting) -> State:
     return state.replace(params=params, reparam=reparam, stats=stats)
 
 
-def fitting_source(config: Config, setting: Setting) -> Checkpoint:
+def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
     """The checkpoint of train.init_from; ValueError where its weights or tokenizer are others."""
     source = load(config.train.init_from)
-    if saved_files(source.tokenizer) != saved_files(setting.dataset.tokenizer):
+    if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
         raise ValueError(
             f'train.init_from={config.train.init_from} was trained with another tokenizer: '
             f'{source.config.data.tokenizer} of data.source={source.config.data.source}, where '
             f'this run has {config.data.tokenizer} of {config.data.source}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
-    wanted = used_record(config, setting.model, setting.like)
-    check_tree(used_record(source.config, source.model, source.weights), wanted, source.path)
+    wanted = used_record(experiment.learner, experiment.state_like)
+    check_tree(used_record(source.learner, source.weights), wanted, source.path)
     return source
 
 
-def used_record(config: Config, model: Transformer, state: State | Weights) -> dict[str, str]:
+def used_record(learner: Learner, state: State | Weights) -> dict[str, str]:
     """Of the weights that a model uses."""
-    reparam = describe_params(config, model).reparam
+    reparam = learner.described.reparam
 
     def use(params, carried):
         return reparam.apply(params, carried, False)[0]

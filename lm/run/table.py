@@ -5,16 +5,14 @@ import math
 from jax.sharding import Mesh
 from rich.table import Table
 
-from lm.config import Config
 from lm.mesh import param_sharding
-from lm.model import Transformer
-from lm.state import describe_params
+from lm.state import Learner
 from modules.params import named_leaves
 
 
-def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[str, str]]:
+def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     """One row a parameter, with what each consumer of its spec makes of it."""
-    described = describe_params(config, model)
+    config, described = learner.config, learner.described
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable = named_leaves(described.trainable)
     rows = []
@@ -42,9 +40,8 @@ def parameter_rows(config: Config, model: Transformer, mesh: Mesh) -> list[dict[
     return rows
 
 
-def parameter_count(config: Config, model: Transformer) -> int:
-    shapes = describe_params(config, model).shapes
-    return sum(math.prod(s.shape) for s in named_leaves(shapes).values())
+def parameter_count(learner: Learner) -> int:
+    return sum(math.prod(s.shape) for s in named_leaves(learner.described.shapes).values())
 
 
 def as_table(rows: list[dict[str, str]]) -> Table:

@@ -48,7 +48,7 @@ class Wave:
     def __init__(
         self, program: Program, cells: list[Cell], workdir: Path, slots: int, say: Callable
     ):
-        self.program, self.setting, self.say = program, program.setting, say
+        self.program, self.experiment, self.say = program, program.experiment, say
         self.size = slots
         self.slots: list[Slot] = []
         self.states = program.empty(slots)
@@ -63,9 +63,9 @@ class Wave:
 
     def _seat(self, cell: Cell, folder: Path) -> None:
         """Opens a run and puts its state in the next slot."""
-        journal = Journal(cell.config, folder, self.setting, CellTerminal(cell.name, self.say))
+        journal = Journal(cell.config, folder, self.experiment, CellTerminal(cell.name, self.say))
         journal.compile_sec = self.program.compile_sec
-        state = journal.restore(self.setting.like)
+        state = journal.restore(self.experiment.state_like)
         if state is None:
             state = self.program.initial(cell.config)
         if journal.finished:
@@ -143,14 +143,14 @@ class Wave:
             config, index = slot.config.data, slot.journal.counters.batch_index
             key = (config.seed, index)
             if key not in made:
-                rows = self.setting.dataset.train
+                rows = self.experiment.dataset.train
                 made[key] = data.batch_at(
                     rows, index, batch_size=config.batch_size, seed=config.seed
                 )
             stacked.append(made[key])
         stacked += [stacked[0]] * (self.size - len(stacked))
         batch = {name: np.stack([one[name] for one in stacked]) for name in stacked[0]}
-        return put_batch(self.setting.mesh, batch, self.program.batch_sharding)
+        return put_batch(self.experiment.mesh, batch, self.program.batch_sharding)
 
     def settle(self) -> None:
         """Fetches the metrics of the last step too: what is still active was finite."""
@@ -185,7 +185,7 @@ class Wave:
         try:
             if journal.config.train.on_divergence != 'rollback':
                 raise seen
-            state = journal.roll_back(seen, self.setting.like)
+            state = journal.roll_back(seen, self.experiment.state_like)
             self.states = self.program.put(self.states, state, i)
             self._forget_pending(i)
             self.slots[i].rolled_back = True
@@ -204,8 +204,8 @@ class Wave:
         """The validation losses of the runs in `slots`, recorded."""
         if not slots:
             return
-        rows = self.setting.dataset.validation
-        batches = validation_batches(self.setting.config, rows)
+        rows = self.experiment.dataset.validation
+        batches = validation_batches(self.experiment.config, rows)
         with self._clocks_stopped():
             pending = [self._look(self.program.evaluate, batch, slots) for batch in batches]
             sums = jax.device_get(pending)
@@ -217,7 +217,7 @@ class Wave:
         """What each layer of the runs in `slots` does on a fixed batch, recorded."""
         if not slots:
             return
-        batch = first_batch(self.setting.config, self.setting.dataset.validation)
+        batch = first_batch(self.experiment.config, self.experiment.dataset.validation)
         with self._clocks_stopped():
             seen = jax.device_get(self._look(self.program.diagnose, batch, slots))
             for i in slots:
@@ -227,7 +227,7 @@ class Wave:
         """A program over the states of the runs in `slots`, all on the same batch."""
         chosen = np.zeros(self.size, bool)
         chosen[slots] = True
-        return program(put_batch(self.setting.mesh, batch), chosen, self.states, self.hypers)
+        return program(put_batch(self.experiment.mesh, batch), chosen, self.states, self.hypers)
 
     def save(self, i: int) -> None:
         """Starts a checkpoint of run i. To be called when settled."""
@@ -248,7 +248,7 @@ class Wave:
         """Moves on with fewer slots where the runs left are few and their steps many: where the
         time that empty slots would cost exceeds that of compiling anew. A loop skips empty slots.
         """
-        multiple = self.setting.mesh.shape['run']
+        multiple = self.experiment.mesh.shape['run']
         fewer = max(1, -(-len(self.active) // multiple)) * multiple
         if self.program.skips_inactive or not self.active or fewer > self.size // 2:
             return

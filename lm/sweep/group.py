@@ -15,7 +15,7 @@ from lm.config import Config
 from lm.many import run_axis
 from lm.record.host import device_memory_bytes
 from lm.record.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, record_failure
-from lm.run.experiment import Setting
+from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
 from lm.run.wave import Wave
 from lm.sweep.cells import Cell
@@ -72,11 +72,11 @@ def _train(
     runs_at_once: int,
 ) -> None:
     """One program, and as many waves as it takes."""
-    setting = Setting(longest(cells), say, len(cells))
+    experiment = Experiment(longest(cells), say, len(cells))
     if jax.process_count() > 1:
         raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
-    how = run_axis(setting.config.kernels.run_axis, setting.platform)
-    program = Program(setting, how)
+    how = run_axis(experiment.config.kernels.run_axis, experiment.platform)
+    program = Program(experiment, how)
     slots = slots_for(program, len(cells), runs_at_once, say)
     for start in range(0, len(cells), slots):
         if caught:
@@ -95,9 +95,9 @@ def slots_for(
     program: Program, runs: int, runs_at_once: int, say: Callable[[str], None] = print
 ) -> int:
     """How many runs a wave has room for: a multiple of the mesh axis `run`."""
-    multiple = program.setting.mesh.shape['run']
+    multiple = program.experiment.mesh.shape['run']
     wanted = min(runs, runs_at_once) if runs_at_once else runs
-    limit = device_memory_bytes() // (program.setting.mesh.size if program.shares_memory else 1)
+    limit = device_memory_bytes() // (program.experiment.mesh.size if program.shares_memory else 1)
     most = runs_that_fit(wanted, multiple, limit, program.memory_bytes)
     waves = -(-runs // most)
     slots = -(-runs // waves)  # waves of equal size

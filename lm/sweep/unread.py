@@ -6,9 +6,9 @@ import jax
 from jax.interpreters import partial_eval
 
 from lm.config import Config
-from lm.model import build_model, mlp_kind
-from lm.run.run import batch_shapes
-from lm.state import HYPER_PATHS, Hyper, hyper_from, init_state
+from lm.model import mlp_kind
+from lm.shardings import batch_shapes
+from lm.state import HYPER_PATHS, Hyper, build_learner, hyper_from, init_state
 from lm.step import make_train_step
 from lm.sweep.cells import Cell
 
@@ -22,11 +22,11 @@ def read_fields(config: Config) -> set[str]:
     """
     one_layer = dataclasses.replace(config.model, n_layers=1)
     config = dataclasses.replace(config, model=one_layer)
-    model = build_model(config, VOCAB, jax.default_backend())
-    step = make_train_step(config, model, bos_id=-1)
+    learner = build_learner(config, VOCAB, -1, jax.default_backend())
+    step = make_train_step(learner)
 
     def run(hyper: Hyper, batch):
-        return step(init_state(config, model, hyper, jax.random.key(0)), batch, hyper)
+        return step(init_state(learner, hyper, jax.random.key(0)), batch, hyper)
 
     hyper = jax.eval_shape(lambda: hyper_from(config))
     jaxpr = jax.make_jaxpr(run)(hyper, batch_shapes(config)).jaxpr
