@@ -131,7 +131,7 @@ def get_config() -> ConfigDict:
     config.kernels.implementation = 'auto'  # by platform: xla_cpu, xla; or reference
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 
-    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep/cells.py).
+    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep).
     config.sweep = placeholder(object)
 
     return config.lock()

@@ -144,7 +144,7 @@ def make_train_step(
 
 
 def _update(direction, weight, scaling, lr, decay):
-    """What is added to a weight. One that does not decay does not read the decay (`lm.sweep.unread`)."""
+    """What is added to a weight."""
     update = -lr * scaling.lr_factor * direction
     if scaling.decay_factor:
         update = update - decay * scaling.decay_factor * weight

@@ -1,7 +1,6 @@
 """What one run leaves in its workdir, and the counters that go with it.
 
-Whether it trains alone (`lm.run.run`) or beside others in one program (`lm.run.wave`), a run has one
-Journal: it restores and saves its checkpoints, watches its losses, records and sums up.
+Whether it trains alone or beside others in one program (`lm.run.wave`), a run has one Journal: it restores and saves its checkpoints, watches its losses, records and sums up.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Contract: run i of a sweep is the same run alone, for every named choice and every axis.
 
-The rows are those of tests/contracts/test_choices.py, so that a new norm, placement, reparametrisation, loss
-or optimizer is tested here once it has a name. A sweep has a run for each field of Hyper, one with
+The rows are those of tests/contracts/test_choices.py, so that a new norm, placement,
+reparametrisation, loss or optimizer is tested here once it has a name. A sweep has a run for each field of Hyper, one with
 another seed and one with another order of the text, and takes 50 steps.
 """
 
