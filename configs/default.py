@@ -27,22 +27,18 @@ def get_config() -> ConfigDict:
     config.model.n_heads = 4
     config.model.n_kv_heads = 4  # fewer than n_heads: grouped-query attention
     config.model.d_ff = 1024
-    config.model.norm = 'rmsnorm'
-    config.model.norm_eps = placeholder(float)  # None: each norm's own
+    config.model.norm = 'rmsnorm'  # of the blocks; at each site 'rmsnorm:scale=False' is a norm too
     config.model.placement = 'pre'
-    config.model.mix_fraction = placeholder(float)  # of post-norm blocks under mix; None: 0.25
+    config.model.mix_fraction = placeholder(float)  # of mix
     config.model.embedding_norm = 'none'  # any norm
     config.model.final_norm = 'auto'  # any norm; auto: model.norm where the placement has one
     config.model.embedding_scale = placeholder(bool)  # learned, sqrt(d_model); None: the norm's own
     config.model.attention = 'softmax'
     config.model.qk_norm = 'rmsnorm'  # any norm, of queries and keys, per head
     config.model.mlp = 'auto'  # dense or moe; auto: the placement's own, dense but for wide
-    config.model.n_experts = 4
-    config.model.experts_per_token = 2
-    config.model.expert_capacity = 1.2  # times an even share of the tokens; evaluation has no limit
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
-    config.model.reparam = 'none'  # or weight_norm
+    config.model.reparam = 'auto'  # or weight_norm, shared, both ('shared+weight_norm'), none
     config.model.tie_embeddings = False
     config.model.bias = False  # of the matrices in the blocks
     config.model.readout_bias = False
@@ -51,7 +47,10 @@ def get_config() -> ConfigDict:
     config.model.remat = 'none'
     config.model.scan_layers = False  # True compiles one layer for all: for deep models
 
-    config.norm = ConfigDict()  # options of norm layers; None: as published
+    # Options of parts are None where they are as published; `train.py --choices` says how that is,
+    # and which part reads which. One that no chosen part reads is refused.
+    config.norm = ConfigDict()  # of all norms that have them
+    config.norm.eps = placeholder(float)
     config.norm.scale = placeholder(bool)
     config.norm.bias = placeholder(bool)
     config.norm.groups = placeholder(int)
@@ -62,29 +61,40 @@ def get_config() -> ConfigDict:
     config.norm.rescale = placeholder(bool)  # of l1norm
     config.norm.estimated = placeholder(bool)  # of batch_channel
     config.norm.ghost_batches = placeholder(int)
-    config.norm.momentum = placeholder(float)  # of running statistics
+    config.norm.momentum = placeholder(float)  # of batch norms: how far an update moves statistics
+    config.norm.ema_decay = placeholder(float)  # of powernorm, unified, removal: what it keeps
     config.norm.window = placeholder(int)  # of unified
     config.norm.warmup = placeholder(int)  # of powernorm and unified, in updates
     config.norm.filter_outliers = placeholder(bool)  # of unified
     config.norm.removal_start = placeholder(int)  # of the norms that are removed, in updates
     config.norm.removal_gap = placeholder(int)
 
+    config.attention = ConfigDict()
+    config.attention.norm_values = placeholder(bool)  # by model.qk_norm
+
+    config.mlp = ConfigDict()
+    config.mlp.n_experts = placeholder(int)  # of moe
+    config.mlp.experts_per_token = placeholder(int)
+    config.mlp.expert_capacity = placeholder(float)  # evaluation has no limit
+
+    config.reparam = ConfigDict()
+
     config.loss = ConfigDict()
     config.loss.name = 'cross_entropy'
-    config.loss.z_loss = 1e-4
-    config.loss.label_smoothing = 0.0
-    config.loss.balance_loss = 0.01  # of experts
+    config.loss.z_loss = placeholder(float)
+    config.loss.label_smoothing = placeholder(float)
+    config.loss.balance_loss = placeholder(float)  # of experts
 
     config.optim = ConfigDict()
     config.optim.name = 'adamw'
+    config.optim.b1 = placeholder(float)
+    config.optim.b2 = placeholder(float)
+    config.optim.eps = placeholder(float)
     config.optim.lr = 5e-3
     config.optim.schedule = 'warmup_cosine'
     config.optim.warmup_steps = 100
-    config.optim.decay_fraction = 0.2  # of the steps; read by warmup_stable_decay
-    config.optim.final_lr_fraction = 0.0
-    config.optim.b1 = 0.9
-    config.optim.b2 = 0.95
-    config.optim.eps = 1e-8
+    config.optim.decay_fraction = placeholder(float)  # of the steps; of warmup_stable_decay
+    config.optim.final_lr_fraction = placeholder(float)
     config.optim.weight_decay = 0.1
     config.optim.decay_rule = 'decoupled'
     config.optim.clip_norm = 1.0  # float('inf') turns clipping off
@@ -129,6 +139,8 @@ def get_config() -> ConfigDict:
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # by platform: xla_cpu, xla; or reference
+    config.kernels.attention = 'auto'  # of the implementation; or reference, blocked
+    config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 
     # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep).

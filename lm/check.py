@@ -1,133 +1,36 @@
 """Everything that can be wrong with a config, found before anything is traced or read."""
 
-import dataclasses
-import math
-import sys
-from pathlib import Path
+from typing import Any
 
-import lm.data
-from lm.config import Config
-from lm.many import RUN_AXES
-from lm.model import DTYPES, REMAT_POLICIES, mlp_kind, norm_kinds, stream_width
-from lm.record.load import find
-from lm.state import TRAINABLE
-from modules.activations import ACTIVATIONS
-from modules.attention import ATTENTIONS
-from modules.choices import choose
-from modules.kernels import IMPLEMENTATIONS
-from modules.losses import LOSSES
-from modules.mlp import MLPS
-from modules.norms import NORMS
-from modules.norms.batchnorm import GhostBatchNorm
-from modules.optim import OPTIMIZERS, SCHEDULES
-from modules.placements import PLACEMENTS
-from modules.positions import POSITIONS
-from modules.reparam import REPARAMS
-from modules.scaling import DECAY_RULES, PARAMETRIZATIONS
+from lm.config import (
+    FIELDS,
+    Config,
+    Part,
+    flatten,
+    given,
+    part_at,
+    parts_of,
+    readers_of,
+)
+from modules.choices import nearest_divisor
+from modules.options import options
 
-ON_DIVERGENCE = ('rollback', 'skip_step', 'stop')
-
-NAMES = {
-    'model.norm': NORMS,
-    'model.qk_norm': NORMS,
-    'model.embedding_norm': NORMS,
-    'model.final_norm': {'auto': None, **NORMS},
-    'model.placement': PLACEMENTS,
-    'model.mlp': {'auto': None, **MLPS},
-    'model.attention': ATTENTIONS,
-    'model.activation': ACTIVATIONS,
-    'model.position': POSITIONS,
-    'model.reparam': REPARAMS,
-    'model.dtype': {name: DTYPES[name] for name in ('bfloat16', 'float32')},
-    'model.remat': REMAT_POLICIES,
-    'loss.name': LOSSES,
-    'optim.name': OPTIMIZERS,
-    'optim.schedule': SCHEDULES,
-    'optim.decay_rule': DECAY_RULES,
-    'scaling.name': PARAMETRIZATIONS,
-    'train.trainable': TRAINABLE,
-    'train.on_divergence': dict.fromkeys(ON_DIVERGENCE),
-    'kernels.implementation': {'auto': None, **IMPLEMENTATIONS},
-    'kernels.run_axis': {'auto': None, **RUN_AXES},
-}
-
-# Bounds are included, so these stand in for 0 and 1 that are not; float32 tells them apart.
-ABOVE_0, BELOW_1 = 1e-37, 1 - 1e-7
-FINITE = sys.float_info.max
-
-# field: (least, most) that works
-BOUNDS = {
-    'model.d_model': (1, math.inf),
-    'model.n_layers': (1, math.inf),
-    'model.n_heads': (1, math.inf),
-    'model.n_kv_heads': (1, math.inf),
-    'model.d_ff': (1, math.inf),
-    'model.norm_eps': (0, 1),
-    'model.logit_softcap': (0, FINITE),
-    'model.mix_fraction': (0, 1),
-    'model.n_experts': (1, math.inf),
-    'model.experts_per_token': (1, math.inf),
-    'model.expert_capacity': (ABOVE_0, FINITE),
-    'norm.groups': (1, math.inf),
-    'norm.heads': (1, math.inf),
-    'norm.rank': (1, math.inf),
-    'norm.alpha': (-FINITE, FINITE),
-    'norm.alpha_attention': (-FINITE, FINITE),
-    'norm.ghost_batches': (1, math.inf),
-    'norm.momentum': (0, 1),
-    'norm.window': (1, math.inf),
-    'norm.warmup': (0, math.inf),
-    'norm.removal_start': (1, math.inf),
-    'norm.removal_gap': (0, math.inf),
-    'loss.z_loss': (0, FINITE),
-    'loss.balance_loss': (0, FINITE),
-    'loss.label_smoothing': (0, 1),
-    'optim.lr': (0, FINITE),
-    'optim.warmup_steps': (0, math.inf),
-    'optim.decay_fraction': (0, 1),
-    'optim.final_lr_fraction': (0, 1),
-    'optim.b1': (0, BELOW_1),
-    'optim.b2': (0, BELOW_1),
-    'optim.eps': (ABOVE_0, FINITE),
-    'optim.weight_decay': (0, FINITE),
-    'optim.clip_norm': (0, math.inf),
-    'scaling.init_scale': (0, FINITE),
-    'train.steps': (1, math.inf),
-    'train.microbatches': (1, math.inf),
-    'train.eval_every': (0, math.inf),
-    'train.eval_batches': (0, math.inf),
-    'train.checkpoint_every': (0, math.inf),
-    'train.keep_last': (1, math.inf),
-    'train.keep_best': (0, math.inf),
-    'train.log_every': (1, math.inf),
-    'train.diagnose_every': (0, math.inf),
-    'mesh.data': (-1, math.inf),
-    'mesh.run': (-1, math.inf),
-}
+NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
 
 def check(config: Config) -> None:
-    """ValueError for the first unknown name (with the nearest), number out of range, or two fields
-    that do not fit each other.
+    """ValueError for the first number out of range, or for fields that do not fit each other.
+
+    Names and types have been checked by `lm.config.resolve`. What is read from disk is not looked
+    at: `lm.data.check` and `lm.run.start.check_init_from` do that.
     """
-    check_program(config)
-    if config.train.init_from:
-        _check_init_from(config)
-    lm.data.check(config.data)
-
-
-def check_program(config: Config) -> None:
-    """`check` without the text: whether its source can be read is not looked at."""
-    for path, table in NAMES.items():
-        choose(table, _field(config, path), path)
-    for path, (least, most) in BOUNDS.items():
-        value = _field(config, path)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f'{path} must be between {least} and {most}; got {value}')
+    for path, value in flatten(config).items():
+        if FIELDS[path].option is not None and value is not None:
+            FIELDS[path].option.check(path, value)
     _check_heads(config)
     _check_norms(config)
-    _check_norm_groups(config)
-    _check_blocks(config)
+    _check_placement(config)
+    _check_experts(config)
     _check_batch(config)
 
 
@@ -144,21 +47,21 @@ def check_devices(config: Config, n_devices: int, n_processes: int) -> None:
         raise ValueError(f'{n_devices} devices do not spread evenly over {n_processes} processes')
 
 
-def _field(config: Config, path: str):
-    section, name = path.split('.')
-    return getattr(getattr(config, section), name)
+def stream_width(config: Config) -> int:
+    """Coordinates of the residual stream: model.d_model, less what the norm does without."""
+    return config.model.d_model - part_at(config, 'model.norm').row.drops
 
 
 def _check_heads(config: Config) -> None:
     model = config.model
     if model.d_model % model.n_heads:
-        near = _nearest_divisor(model.d_model, model.n_heads)
+        near = nearest_divisor(model.d_model, model.n_heads)
         raise ValueError(
             f'model.n_heads must divide model.d_model; got {model.n_heads} heads for a width of '
             f'{model.d_model}. Nearest that works: {near}.'
         )
     if model.n_heads % model.n_kv_heads:
-        near = _nearest_divisor(model.n_heads, model.n_kv_heads)
+        near = nearest_divisor(model.n_heads, model.n_kv_heads)
         raise ValueError(
             f'model.n_kv_heads must divide model.n_heads; got {model.n_kv_heads} for '
             f'{model.n_heads} heads. Nearest that works: {near}.'
@@ -170,88 +73,83 @@ def _check_heads(config: Config) -> None:
         )
 
 
-def _check_init_from(config: Config) -> None:
-    try:
-        find(Path(config.train.init_from))
-    except ValueError as error:
-        raise ValueError(
-            f'train.init_from: {error} A run that has begun goes on without it: '
-            '--config.train.init_from= --continue_changed'
-        ) from error
-
-
 def _check_norms(config: Config) -> None:
-    model, kinds = config.model, norm_kinds(config.model)
-    for name, value in dataclasses.asdict(config.norm).items():
-        readers = [kind for kind in NORMS if name in NORMS[kind].__dataclass_fields__]
-        if value is not None and not kinds & set(readers):
-            raise ValueError(
-                f'norm.{name}={value} is read by no norm of this model ({", ".join(sorted(kinds))})'
-                f'; those that read it: {", ".join(readers)}'
-            )
-    if NORMS[model.norm].drops and model.d_model % 2:
-        raise ValueError(
-            f'model.norm={model.norm} keeps d_model - {NORMS[model.norm].drops} coordinates of a '
-            f'stream whose width model.d_model must be even; got {model.d_model}. Nearest that '
-            f'works: {model.d_model + 1}.'
-        )
-    rows = config.data.batch_size // config.train.microbatches
-    parts = config.norm.ghost_batches or GhostBatchNorm.ghost_batches
-    if 'ghost_batchnorm' in kinds and rows % parts:
-        raise ValueError(
-            f'norm.ghost_batches must divide the sequences of a microbatch; got {parts} for '
-            f'{rows}. Nearest that works: {_nearest_divisor(rows, parts)}.'
-        )
-
-
-def _check_norm_groups(config: Config) -> None:
     model = config.model
-    widths = {
-        'model.norm': (model.norm, stream_width(model)),
-        'model.embedding_norm': (model.embedding_norm, stream_width(model)),
-        'model.final_norm': (model.final_norm, stream_width(model)),
-        'model.qk_norm': (model.qk_norm, model.d_model // model.n_heads),
-    }
-    for path, (kind, width) in widths.items():
-        if kind == 'auto':
-            continue
-        for option in ('groups', 'heads'):
-            n = getattr(config.norm, option)
-            if n is None or option not in NORMS[kind].__dataclass_fields__:
-                continue
-            if width % n:
-                raise ValueError(
-                    f'norm.{option} must divide the width {width} that {path}={kind} normalizes; '
-                    f'got {n}. Nearest that works: {_nearest_divisor(width, n)}.'
-                )
-            if option == 'groups' and n == width:
-                raise ValueError(
-                    f'norm.groups={n} leaves {path}={kind} groups of one feature each, which have '
-                    'no spread; give fewer'
-                )
-
-
-def _check_blocks(config: Config) -> None:
-    model, placement = config.model, PLACEMENTS[config.model.placement]
-    if model.mix_fraction is not None and not placement.takes_fraction:
-        takers = [name for name in PLACEMENTS if PLACEMENTS[name].takes_fraction]
+    norm = part_at(config, 'model.norm')
+    if norm.row.drops and model.d_model % 2:
         raise ValueError(
-            f'model.mix_fraction={model.mix_fraction} is not read by model.placement='
-            f'{model.placement}, only by {", ".join(takers)}'
+            f'model.norm={norm.name} keeps d_model - {norm.row.drops} coordinates of a stream '
+            f'whose width model.d_model must be even; got {model.d_model}. Nearest that works: '
+            f'{model.d_model + 1}.'
         )
-    if placement.normed_values and model.qk_norm == 'none':
-        raise ValueError(
-            f'model.placement={model.placement} normalizes queries, keys and values by '
-            'model.qk_norm, which is none; set it, to rmsnorm as published'
-        )
-    if mlp_kind(model) == 'moe':
-        if model.bias:
-            raise ValueError('model.bias=True: experts (model.mlp=moe) have no biases')
-        if model.experts_per_token > model.n_experts:
+    head_width, sequences = model.d_model // model.n_heads, sequences_of_a_microbatch(config)
+    for path in NORM_SITES:
+        site = part_at(config, path)
+        width = head_width if path == 'model.qk_norm' else stream_width(config)
+        _check_divides(config, site, 'groups', width, f'the width {width} that {{}} normalizes')
+        _check_divides(config, site, 'heads', width, f'the width {width} that {{}} normalizes')
+        _check_divides(config, site, 'ghost_batches', sequences, 'the sequences of a microbatch')
+        if 'groups' in options(site.row) and given(config, site).get('groups') == width:
             raise ValueError(
-                f'model.experts_per_token must be at most model.n_experts; got '
-                f'{model.experts_per_token} of {model.n_experts}'
+                f'norm.groups={width} leaves {path}={site.name} groups of one feature each, which '
+                'have no spread; give fewer'
             )
+
+
+def sequences_of_a_microbatch(config: Config) -> int:
+    return config.data.batch_size // config.train.microbatches
+
+
+def _check_divides(config: Config, site: Part, name: str, whole: int, what: str) -> None:
+    """ValueError where the option `name` of a norm does not divide `whole`."""
+    n = option_of(config, site, name)
+    if n is not None and whole % n:
+        raise ValueError(
+            f'norm.{name} must divide {what.format(f"{site.path}={site.name}")}; got {n} for '
+            f'{whole}. Nearest that works: {nearest_divisor(whole, n)}.'
+        )
+
+
+def option_of(config: Config, part: Part, name: str) -> Any:
+    """As given, or else as published; None where the part has no such option."""
+    if name not in options(part.row):
+        return None
+    return given(config, part).get(name, options(part.row)[name].default)
+
+
+def _check_placement(config: Config) -> None:
+    """A placement's other choices are a part of the method: ValueError where they are others."""
+    placement = part_at(config, 'model.placement')
+    chosen = {
+        'mlp': {part.name for part in parts_of(config) if part.path == 'model.mlp'},
+        'reparam': {part.name for part in parts_of(config) if part.path == 'model.reparam'},
+        'norm_values': {config.attention.norm_values},
+    }
+    paths = {'mlp': 'model.mlp', 'reparam': 'model.reparam', 'norm_values': 'attention.norm_values'}
+    for name, needed in placement.row.needs.items():
+        if needed not in chosen[name]:
+            raise ValueError(
+                f'model.placement={placement.name} needs {paths[name]}={needed}; got '
+                f'{flatten(config)[paths[name]]}. Leave it at its default, or choose another '
+                'placement.'
+            )
+    if config.attention.norm_values and config.model.qk_norm == 'none':
+        raise ValueError(
+            f'attention.norm_values normalizes values by model.qk_norm, which is none '
+            f'(model.placement={placement.name}); set it, to rmsnorm as published'
+        )
+
+
+def _check_experts(config: Config) -> None:
+    if 'mlp.n_experts' not in readers_of(config):
+        return
+    if config.model.bias:
+        raise ValueError(f'model.bias=True: experts (model.mlp={config.model.mlp}) have no biases')
+    if config.mlp.experts_per_token > config.mlp.n_experts:
+        raise ValueError(
+            f'mlp.experts_per_token must be at most mlp.n_experts; got '
+            f'{config.mlp.experts_per_token} of {config.mlp.n_experts}'
+        )
 
 
 def _check_batch(config: Config) -> None:
@@ -259,12 +157,8 @@ def _check_batch(config: Config) -> None:
     if rows % parts:
         raise ValueError(
             f'train.microbatches must divide data.batch_size; got {parts} for {rows} sequences. '
-            f'Nearest that works: {_nearest_divisor(rows, parts)}.'
+            f'Nearest that works: {nearest_divisor(rows, parts)}.'
         )
     for name in ('data', 'run'):
         if getattr(config.mesh, name) == 0:
             raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')
-
-
-def _nearest_divisor(n: int, wanted: int) -> int:
-    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - wanted))

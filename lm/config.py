@@ -1,107 +1,147 @@
 """The seam between a ConfigDict, which a user edits, and frozen dataclasses, which the code reads.
 
-Defaults live in `configs/default.py` and nowhere else: no field below has one, and after `resolve`
-nobody asks for a field that might be missing. A field that is added later may carry a dataclass
-default, meaning "what a checkpoint written before this field existed did".
+Fields that no part declares stand here, without defaults: those are in `configs/default.py`. A
+field that is added later may carry a dataclass default, meaning "what the code did before this
+field existed". The options of parts (`modules.options`) are further fields of their section, None
+where they are not given; `resolve` fills in what the chosen part's own signature has.
 """
 
 import dataclasses
 import hashlib
 import json
+import sys
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from modules.choices import nearest
+from modules.activations import ACTIVATIONS
+from modules.attention import ATTENTIONS
+from modules.choices import choose, nearest
+from modules.kernels import IMPLEMENTATIONS
+from modules.losses import AUXILIARIES, LOSSES
+from modules.mlp import MLPS
+from modules.norms import NORMS
+from modules.numerics import REMAT_POLICIES
+from modules.optim import OPTIMIZERS, SCHEDULES
+from modules.options import Option, check_inline, options, parse, section, typed, types_of
+from modules.placements import PLACEMENTS
+from modules.positions import POSITIONS
+from modules.reparam import REPARAMS
+from modules.scaling import DECAY_RULES, PARAMETRIZATIONS
+
+AUTO = 'auto'
+FINITE = sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True)
+class Choice:
+    """A field that names a row of `table`, whose options are in `section`.
+
+    inline: options of this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
+    rows joined by '+'. auto: 'auto' may stand for one.
+    """
+
+    table: Mapping[str, Any]
+    section: str = ''
+    inline: bool = False
+    several: bool = False
+    auto: bool = False
+
+    def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
+        """(name, row, options given behind the name) of each row that `value` names.
+
+        Raises ValueError for an unknown name or option.
+        """
+        found = []
+        for text in value.split('+') if self.several else [value]:
+            name, given = parse(text) if self.inline else (text, {})
+            known = {**({AUTO: None} if self.auto else {}), **self.table}
+            part = choose(known, name, path)
+            found.append((name, part, check_inline(path, part, name, given)))
+        names = [name for name, *_ in found]
+        if len(set(names)) < len(names):
+            raise ValueError(f'{path}={value} names a row twice')
+        if len(names) > 1 and {'none', AUTO} & set(names):
+            raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
+        return found
+
+
+Size = Annotated[int, Option(least=1)]
+Count = Annotated[int, Option(least=0)]
+Norm = Annotated[str, Choice(NORMS, 'norm', inline=True)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    d_ff: int
-    norm: str
-    norm_eps: float | None
-    placement: str
-    attention: str
-    qk_norm: str
-    activation: str
-    position: str
-    reparam: str
+    d_model: Size
+    n_layers: Size
+    n_heads: Size
+    n_kv_heads: Size
+    d_ff: Size
+    norm: Norm
+    placement: Annotated[str, Choice(PLACEMENTS, 'model')]
+    attention: Annotated[str, Choice(ATTENTIONS, 'attention')]
+    qk_norm: Norm
+    activation: Annotated[str, Choice(ACTIVATIONS, 'mlp')]
+    position: Annotated[str, Choice(POSITIONS, 'attention')]
+    reparam: Annotated[str, Choice(REPARAMS, 'reparam', several=True, auto=True)]
     tie_embeddings: bool
-    logit_softcap: float
-    dtype: str
-    remat: str
+    logit_softcap: Annotated[float, Option(least=0, most=FINITE)]
+    dtype: Annotated[str, Option(choices=('bfloat16', 'float32'))]
+    remat: Annotated[str, Choice(REMAT_POLICIES)]
     scan_layers: bool
-    mix_fraction: float | None = None
-    embedding_norm: str = 'none'
-    final_norm: str = 'auto'
+    embedding_norm: Norm = 'none'
+    final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None
-    mlp: str = 'auto'
-    n_experts: int = 4
-    experts_per_token: int = 2
-    expert_capacity: float = 1.2
+    mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True)] = AUTO
     bias: bool = False
     readout_bias: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """Options of norm layers; None: what the layer's own class has, as it was published."""
-
-    scale: bool | None = None
-    bias: bool | None = None
-    groups: int | None = None
-    heads: int | None = None
-    rank: int | None = None
-    alpha: float | None = None
-    alpha_attention: float | None = None
-    rescale: bool | None = None
-    estimated: bool | None = None
-    ghost_batches: int | None = None
-    momentum: float | None = None
-    window: int | None = None
-    warmup: int | None = None
-    filter_outliers: bool | None = None
-    removal_start: int | None = None
-    removal_gap: int | None = None
+    """Options of norm layers, for all norms of the model that have them."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Options of attention layers and of positions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLPConfig:
+    """Options of MLPs and activations."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReparamConfig:
+    """Options of reparametrisations."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    name: str
-    z_loss: float
-    label_smoothing: float
-    balance_loss: float = 0.01
+    name: Annotated[str, Choice(LOSSES, 'loss')]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    name: str
-    lr: float
-    schedule: str
-    warmup_steps: int
-    decay_fraction: float
-    final_lr_fraction: float
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
-    decay_rule: str
-    clip_norm: float
+    name: Annotated[str, Choice(OPTIMIZERS, 'optim')]
+    lr: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    schedule: Annotated[str, Choice(SCHEDULES, 'optim')]
+    weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    decay_rule: Annotated[str, Choice(DECAY_RULES, 'optim')]
+    clip_norm: Annotated[float, Option(least=0, traced=True)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
-    name: str
-    init_scale: float
+    name: Annotated[str, Choice(PARAMETRIZATIONS, 'scaling')]
+    init_scale: Annotated[float, Option(least=0, most=FINITE, traced=True)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     source: str
     tokenizer: str
@@ -118,38 +158,55 @@ class DataConfig:
     cache_dir: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: int
-    microbatches: int
-    eval_every: int
-    eval_batches: int
-    checkpoint_every: int
-    keep_last: int
-    keep_best: int
-    log_every: int
-    on_divergence: str
+    steps: Annotated[int, Option(least=1, traced=True)]
+    microbatches: Size
+    eval_every: Count
+    eval_batches: Count
+    checkpoint_every: Count
+    keep_last: Size
+    keep_best: Count
+    log_every: Size
+    on_divergence: Annotated[str, Option(choices=('rollback', 'skip_step', 'stop'))]
     seed: int
-    diagnose_every: int = 0
+    diagnose_every: Count = 0
     init_from: str = ''
-    trainable: str = 'all'
+    trainable: Annotated[str, Option(choices=('all', 'norms'))] = 'all'
 
 
-@dataclasses.dataclass(frozen=True)
+Devices = Annotated[int, Option(least=-1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    data: int
-    run: int = -1
+    data: Devices
+    run: Devices = -1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
-    implementation: str
-    run_axis: str = 'auto'
+    implementation: Annotated[str, Choice(IMPLEMENTATIONS, auto=True)]
+    run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 
-@dataclasses.dataclass(frozen=True)
+ModelConfig = section(ModelConfig, PLACEMENTS)
+NormConfig = section(NormConfig, NORMS)
+AttentionConfig = section(AttentionConfig, ATTENTIONS, POSITIONS)
+MLPConfig = section(MLPConfig, MLPS, ACTIVATIONS)
+ReparamConfig = section(ReparamConfig, REPARAMS)
+LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
+OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES)
+ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     model: ModelConfig
+    norm: NormConfig
+    attention: AttentionConfig
+    mlp: MLPConfig
+    reparam: ReparamConfig
     loss: LossConfig
     optim: OptimConfig
     scaling: ScalingConfig
@@ -157,59 +214,210 @@ class Config:
     train: TrainConfig
     mesh: MeshConfig
     kernels: KernelsConfig
-    norm: NormConfig = NormConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What is known of one field of the config. default: MISSING where there is none."""
+
+    types: tuple[type, ...]
+    option: Option | None
+    choice: Choice | None
+    default: Any
+    of_parts: bool  # declared by parts, not here
+
+
+def _fields() -> dict[str, Field]:
+    found = {}
+    for name, cls in typing.get_type_hints(Config).items():
+        hints = typing.get_type_hints(cls, include_extras=True)
+        declared_here = cls.__mro__[1].__annotations__ if cls.__mro__[1] is not object else hints
+        for field in dataclasses.fields(cls):
+            hint = hints[field.name]
+            metadata = getattr(hint, '__metadata__', ())
+            found[f'{name}.{field.name}'] = Field(
+                types_of(hint),
+                next((m for m in metadata if isinstance(m, Option)), None),
+                next((m for m in metadata if isinstance(m, Choice)), None),
+                field.default,
+                field.name not in declared_here,
+            )
+    return found
+
+
+FIELDS = _fields()
+CHOICES = {path: field.choice for path, field in FIELDS.items() if field.choice}
+# Fields that one compiled program takes as data, where a part reads them: runs that differ in these
+# alone share it.
+RUN_PATHS = (
+    *(path for path, field in FIELDS.items() if field.option and field.option.traced),
+    'train.seed',
+    'data.seed',
+)
+
+
+class Part(typing.NamedTuple):
+    """A row that a config has chosen. path: the field that names it; section: where its options
+    are; inline: those that follow its name.
+    """
+
+    path: str
+    name: str
+    row: Any
+    section: str
+    inline: Mapping[str, Any]
+
+
+def parts_of(config: Config) -> list[Part]:
+    """All that the config has chosen, in the order of its fields; 'auto' chooses nothing yet.
+
+    Raises ValueError for a name that there is not, with the nearest.
+    """
+    flat, found = flatten(config), []
+    for path, choice in CHOICES.items():
+        for name, row, inline in choice.parts(path, flat[path]):
+            if row is None:
+                continue
+            found.append(Part(path, name, row, choice.section, inline))
+            for term in getattr(row, 'auxiliary', ()):
+                found.append(Part(path, term, AUXILIARIES[term], 'loss', {}))
+    return found
+
+
+def part_at(config: Config, path: str) -> Part:
+    """The one row that the field `path` names."""
+    ((name, row, inline),) = CHOICES[path].parts(path, flatten(config)[path])
+    return Part(path, name, row, CHOICES[path].section, inline)
+
+
+def given(config: Config, part: Part) -> dict[str, Any]:
+    """The options of a part that the config gives, those behind its name before its section's."""
+    values = getattr(config, part.section).__dict__ if part.section else {}
+    found = {name: values[name] for name in options(part.row) if values[name] is not None}
+    return found | dict(part.inline)
 
 
 def resolve(raw: Mapping[str, Any]) -> Config:
     """A ConfigDict, or the dict of a config.json, as frozen dataclasses: one run.
 
+    'auto' is replaced by what it stands for, but for kernels, which depend on the machine. An
+    option that is None becomes the default of the parts that read it, where these agree and there
+    is one place for them; the options of norms, which have several, stay None.
+
     Raises ValueError for a field that is unknown (with the nearest one), missing, or of another
-    type, and for a sweep, whose runs `lm.sweep.cells` resolves.
+    type; for an unknown name; for an option that no chosen part reads; and for a sweep, whose runs
+    `lm.sweep.cells` resolves.
     """
+    fields = dict(raw.items()) if isinstance(raw, Mapping | ConfigDict) else raw
+    if isinstance(fields, dict) and fields.pop('sweep', None) is not None:
+        raise ValueError('this config describes many runs (config.sweep), and one is wanted here')
+    return settle(build(fields))
+
+
+def build(raw: Mapping[str, Any]) -> Config:
+    """As `resolve`, but nothing is filled in, and no names are looked up."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
-    fields = dict(raw.items())
-    if fields.pop('sweep', None) is not None:
-        raise ValueError('this config describes many runs (config.sweep), and one is wanted here')
-    return _build(Config, fields, '')
-
-
-def _build(cls: type, raw: Mapping[str, Any], prefix: str) -> Any:
-    if not isinstance(raw, Mapping | ConfigDict):
-        raise ValueError(f'config section {prefix.rstrip(".")} must hold fields; got {raw!r}')
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    known = dataclasses.fields(Config)
     for name in raw:
-        if name not in fields:
-            raise ValueError(f'config has no field {prefix}{name}.{nearest(name, fields)}')
+        if name not in {field.name for field in known}:
+            raise ValueError(f'config has no field {name}.{nearest(name, (f.name for f in known))}')
+    sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}
+    return Config(**sections)
+
+
+def _build_section(section: str, cls: type, raw: Any) -> Any:
+    if not isinstance(raw, Mapping | ConfigDict):
+        raise ValueError(f'config section {section} must hold fields; got {raw!r}')
+    known = [field.name for field in dataclasses.fields(cls)]
     values = {}
-    for name, field in fields.items():
-        path = prefix + name
-        if name not in raw:
-            if field.default is not dataclasses.MISSING:
-                continue
+    for name in raw:
+        if name not in known:
+            raise ValueError(f'config has no field {section}.{name}.{nearest(name, known)}')
+    for name in known:
+        path = f'{section}.{name}'
+        if name in raw:
+            values[name] = typed(path, raw[name], FIELDS[path].types)
+        elif FIELDS[path].default is dataclasses.MISSING:
             raise ValueError(
                 f'config lacks {path}; start from configs.default.get_config(), which has it'
             )
-        if dataclasses.is_dataclass(field.type):
-            values[name] = _build(field.type, raw[name], path + '.')
-        else:
-            values[name] = _checked(raw[name], field.type, path)
     return cls(**values)
 
 
-def types_of(declared: Any) -> tuple[type, ...]:
-    """(float, NoneType) for a field that may be None, (float,) for one that may not."""
-    return typing.get_args(declared) or (declared,)
+def settle(config: Config) -> Config:
+    """`resolve` for a config whose types are right."""
+    config = _without_auto(config)
+    readers, flat = readers_of(config), flatten(config)
+    for path, value in flat.items():
+        if FIELDS[path].of_parts and value is not None and path not in readers:
+            raise ValueError(unread(path, value, config))
+    values = {}
+    for path, parts in readers.items():
+        defaults = [options(part.row)[path.split('.')[1]].default for part in parts]
+        several = any(CHOICES[part.path].inline for part in parts)
+        if flat[path] is None and not several and len(set(defaults)) == 1:
+            values[path] = defaults[0]
+    return replaced(config, values)
 
 
-def _checked(value: Any, wanted: Any, path: str) -> Any:
-    types = types_of(wanted)
-    if float in types and type(value) is int:
-        return float(value)
-    if type(value) not in types:
-        names = ' or '.join('None' if t is type(None) else t.__name__ for t in types)
-        raise ValueError(f'{path} must be {names}; got {value!r} of type {type(value).__name__}')
-    return value
+def _without_auto(config: Config) -> Config:
+    """What 'auto' or None stands for in the model, by its placement and its norm."""
+    model, placement = config.model, part_at(config, 'model.placement')
+    needs, norm = placement.row.needs, part_at(config, 'model.norm')
+    values = {}
+    if model.mlp == AUTO:
+        values['model.mlp'] = needs.get('mlp', 'dense')
+    if model.reparam == AUTO:
+        values['model.reparam'] = needs.get('reparam', 'none')
+    if model.final_norm == AUTO:
+        values['model.final_norm'] = model.norm if placement.row.final_norm else 'none'
+    if model.embedding_scale is None:
+        values['model.embedding_scale'] = norm.row.scales_embedding
+    if config.attention.norm_values is None and 'norm_values' in needs:
+        values['attention.norm_values'] = needs['norm_values']
+    return replaced(config, values)
+
+
+def readers_of(config: Config) -> dict[str, list[Part]]:
+    """{path of an option: the chosen parts that read it}; one behind a name is no path's."""
+    found: dict[str, list[Part]] = {}
+    for part in parts_of(config):
+        for name in options(part.row):
+            if name not in part.inline:
+                found.setdefault(f'{part.section}.{name}', []).append(part)
+    return found
+
+
+def unread(path: str, value: Any, config: Config) -> str:
+    """Why an option is refused: who would read it, and what was chosen instead."""
+    name, flat = path.split('.')[1], flatten(config)
+    would: dict[str, list[str]] = {}
+    for field, choice in CHOICES.items():
+        for row, part in choice.table.items():
+            terms = [AUXILIARIES[term] for term in getattr(part, 'auxiliary', ())]
+            reads = choice.section == path.split('.')[0] and name in options(part)
+            if reads or (path.startswith('loss.') and any(name in options(t) for t in terms)):
+                would.setdefault(field, []).append(row)
+    chosen = ', '.join(f'{field}={flat[field]}' for field in would)
+    readers = ' or '.join(f'{field}={"|".join(rows)}' for field, rows in would.items())
+    return (
+        f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
+        f'nothing. It is read with {readers}. Leave it out, or None.'
+    )
+
+
+def replaced(config: Config, values: Mapping[str, Any]) -> Config:
+    """The config with {'optim.lr': 0.01, ...} changed."""
+    by_section: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        section_name, name = path.split('.')
+        by_section.setdefault(section_name, {})[name] = value
+    changed = {
+        name: dataclasses.replace(getattr(config, name), **fields)
+        for name, fields in by_section.items()
+    }
+    return dataclasses.replace(config, **changed)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -221,9 +429,24 @@ def to_json(config: Config) -> str:
     return json.dumps(to_dict(config), indent=2) + '\n'
 
 
+def identity(config: Config) -> dict[str, Any]:
+    """The fields that make a run what it is: those that differ from what the code did before the
+    field existed, and of the options of parts those that differ from the part's own default. So a
+    field or an option that is added later changes nobody's identity.
+    """
+    readers, found = readers_of(config), {}
+    for path, value in flatten(config).items():
+        parts, default = readers.get(path, []), FIELDS[path].default
+        defaults = {repr(options(part.row)[path.split('.')[1]].default) for part in parts}
+        if value != default and not (FIELDS[path].of_parts and {repr(value)} == defaults):
+            found[path] = value
+    return found
+
+
 def digest(config: Config) -> str:
-    """Eight hexadecimal digits that name a run by its resolved config."""
-    return hashlib.sha256(to_json(config).encode()).hexdigest()[:8]
+    """Eight hexadecimal digits that name a run by the `identity` of its resolved config."""
+    text = json.dumps(identity(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What training changes (State), what it is told (Hyper), and what it knows of each parameter."""
+"""What training changes (State), its numbers (Hyper), and what it knows of each parameter."""
 
 import dataclasses
 from typing import Any
@@ -8,20 +8,13 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from lm.config import (
-    Config,
-    LossConfig,
-    OptimConfig,
-    ScalingConfig,
-    TrainConfig,
-    flatten,
-)
+from lm.config import FIELDS, Config, Part, flatten, given, part_at, parts_of, readers_of
 from lm.model import Transformer, build_model
-from modules.optim import OPTIMIZERS
+from modules.optim import unboxed
+from modules.options import options
 from modules.params import NORM, named_leaves, path_name, split
-from modules.placements import PLACEMENTS
-from modules.reparam import REPARAMS, Reparam, chain, shared
-from modules.scaling import PARAMETRIZATIONS
+from modules.reparam import Reparam, chain, multiplied, reparametrise
+from modules.scaling import growth_of
 from modules.statistics import BACKWARD_STATS, STATS
 
 
@@ -49,49 +42,49 @@ class State(struct.PyTreeNode):
         return Weights(self.params, self.reparam, self.stats)
 
 
-class Hyper(struct.PyTreeNode):
-    """Scalars that may differ between runs of one compiled program; never branched on."""
-
-    lr: Any
-    weight_decay: Any
-    z_loss: Any
-    label_smoothing: Any
-    balance_loss: Any
-    b1: Any
-    b2: Any
-    eps: Any
-    clip_norm: Any
-    init_scale: Any
-    warmup_steps: Any
-    steps: Any
-    decay_fraction: Any
-    final_lr_fraction: Any
-
-
-def _config_path(name: str) -> str:
-    """'optim.lr' for 'lr': Hyper's names are the config's, and each is in one of these sections."""
-    sections = {'optim': OptimConfig, 'loss': LossConfig, 'scaling': ScalingConfig}
-    sections |= {'train': TrainConfig}
-    (path,) = [
-        f'{section}.{name}' for section, cls in sections.items() if name in cls.__dataclass_fields__
-    ]
-    return path
-
-
-HYPER_PATHS = {field.name: _config_path(field.name) for field in dataclasses.fields(Hyper)}
+Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: what may differ between runs of one program
 
 
 def hyper_from(config: Config) -> Hyper:
-    """Each field from the config, as a float32 scalar."""
-    flat = flatten(config)
-    return Hyper(**{name: jnp.float32(flat[path]) for name, path in HYPER_PATHS.items()})
+    """The traced options of the config and of the parts it has chosen, as float32 scalars.
+
+    Programs take them as data and never branch on them.
+    """
+    readers, flat = readers_of(config), flatten(config)
+    return {
+        path: jnp.float32(flat[path])
+        for path, field in FIELDS.items()
+        if field.option and field.option.traced and (not field.of_parts or path in readers)
+    }
 
 
-def optimizer(config: Config, hyper: Hyper) -> optax.GradientTransformation:
-    """Clipped gradients to a direction; `lm.step` scales it."""
-    return optax.chain(
-        optax.clip_by_global_norm(hyper.clip_norm), OPTIMIZERS[config.optim.name](hyper)
-    )
+def numbers(config: Config, part: Part, hyper: Hyper) -> dict[str, Any]:
+    """The options of a part: from `hyper` those that are traced, the rest as given."""
+    static, traced = given(config, part), {}
+    for name, declared in options(part.row).items():
+        if declared.option.traced:
+            traced[name] = hyper[f'{part.section}.{name}']
+    return static | traced
+
+
+def optimizer(
+    config: Config, described: 'Description', hyper: Hyper
+) -> optax.GradientTransformationExtraArgs:
+    """Clipped gradients to a direction, in the same units for all; `lm.step` scales it.
+
+    An epsilon f times as large for a parameter is a gradient 1 / f times as large: a direction in
+    which epsilon is compared with the gradient does not change otherwise.
+    """
+    part = part_at(config, 'optim.name')
+    chosen = part.row(described.specs, **numbers(config, part, hyper))
+    factors = jax.tree.map(lambda scaling: scaling.eps_factor, described.scalings)
+    stages = [optax.clip_by_global_norm(hyper['optim.clip_norm'])]
+    if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
+        divide = optax.stateless(
+            lambda grads, _: jax.tree.map(lambda g, factor: g / factor, grads, factors)
+        )
+        stages.append(divide)
+    return optax.with_extra_args_support(optax.chain(*stages, chosen))
 
 
 # What train.trainable can be: which parameters training changes.
@@ -101,13 +94,16 @@ TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
 @dataclasses.dataclass(frozen=True)
 class Description:
     """Every stored parameter, in parallel trees: nothing is computed. `reparam` maps them to the
-    weights the model uses, whose standard deviations at the start are `init_stds`. `trainable` says
-    whether training changes it.
+    weights that the model uses, which `used_shapes` and `used_specs` describe and whose standard
+    deviations at the start are `init_stds`. `trainable` says whether training changes it.
     """
 
+    used_shapes: Any
+    used_specs: Any
     shapes: Any
     specs: Any
     scalings: Any
+    growths: Any
     trainable: Any
     reparam: Reparam
     init_stds: Any
@@ -120,14 +116,29 @@ class Description:
 
 def describe_params(config: Config, model: Transformer) -> Description:
     """From the model's own records (`modules.params`). ValueError where nothing is trainable."""
-    drawn = jax.eval_shape(lambda: _draw(config, model, jax.random.key(0))[0])
-    used, used_specs = split(drawn)
-    parametrization = PARAMETRIZATIONS[config.scaling.name]
-    if PLACEMENTS[config.model.placement].shared:
-        one_for_all = shared(used_specs, used)
-        reparam = chain(one_for_all, REPARAMS[config.model.reparam](one_for_all.specs))
-    else:
-        reparam = REPARAMS[config.model.reparam](used_specs)
+    initial = jax.eval_shape(lambda: _initial(config, model, jax.random.key(0))[0])
+    used, used_specs = split(initial)
+    parametrization = part_at(config, 'scaling.name').row
+    family = part_at(config, 'optim.name').row.family
+
+    def scale(shapes, specs):
+        # No parametrisation has a base model yet: a parameter has grown from itself.
+        growths = jax.tree.map(lambda s, spec: growth_of(spec, s.shape, s.shape), shapes, specs)
+        scalings = jax.tree.map(
+            lambda s, spec, growth: parametrization(spec, s.shape, growth, family),
+            shapes,
+            specs,
+            growths,
+        )
+        return growths, scalings
+
+    _, used_scalings = scale(used, used_specs)
+    rows = [part for part in parts_of(config) if part.path == 'model.reparam']
+    chosen = {part.name: given(config, part) for part in rows}
+    reparam = reparametrise(list(chosen), used_specs, used, chosen)
+    factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
+    if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
+        reparam = chain(multiplied(used_specs, factors), reparam)
     trainable = jax.tree.map(TRAINABLE[config.train.trainable], reparam.specs)
     if not any(jax.tree.leaves(trainable)):
         raise ValueError(
@@ -135,22 +146,29 @@ def describe_params(config: Config, model: Transformer) -> Description:
             f'model (model.norm={config.model.norm}) have no parameters'
         )
     shapes = jax.eval_shape(lambda params: reparam.init(params)[0], used)
+    growths, scalings = scale(shapes, reparam.specs)
     return Description(
+        used_shapes=used,
+        used_specs=used_specs,
         shapes=shapes,
         specs=reparam.specs,
-        scalings=jax.tree.map(lambda s, p: parametrization(p, s.shape), shapes, reparam.specs),
+        scalings=scalings,
+        growths=growths,
         trainable=trainable,
         reparam=reparam,
         init_stds=jax.tree.map(
-            lambda s, spec: parametrization(spec, s.shape).init_std, used, used_specs
+            lambda scaling: (
+                None if scaling.init_std is None else scaling.init_std * scaling.forward_factor
+            ),
+            used_scalings,
         ),
     )
 
 
-def _draw(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
+def _initial(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
     """(parameters at unit scale, in their boxes; what layers carry)."""
-    drawn = model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))
-    return drawn['params'], {name: drawn[name] for name in (STATS, BACKWARD_STATS) if name in drawn}
+    found = model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))
+    return found['params'], {name: found[name] for name in (STATS, BACKWARD_STATS) if name in found}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,14 +197,14 @@ def build_learner(config: Config, vocab_size: int, bos_id: int, platform: str) -
 def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
     described = learner.described
-    boxes, stats = _draw(learner.config, learner.model, key)
+    boxes, stats = _initial(learner.config, learner.model, key)
     unit, _ = split(boxes)
     stds = named_leaves(described.init_stds)
 
     def scale(path, weight):
         std = stds.get(path_name(path))  # a tree holds no None
-        return weight if std is None else weight * (hyper.init_scale * std)
+        return weight if std is None else weight * (hyper['scaling.init_scale'] * std)
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
-    opt_state = optimizer(learner.config, hyper).init(params)
+    opt_state = unboxed(optimizer(learner.config, described, hyper).init(params))
     return State(jnp.int32(0), params, reparam, stats, opt_state)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.state import Hyper, Learner, State, Weights, optimizer
-from modules.losses import LOSSES
-from modules.losses.cross_entropy import z_loss
-from modules.optim import SCHEDULES
-from modules.scaling import DECAY_RULES
+from lm.config import part_at, parts_of
+from lm.state import Hyper, Learner, State, Weights, numbers, optimizer
+from modules.losses import AUXILIARIES
+from modules.params import named_leaves
+from modules.scaling import Decay
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = dict[str, jax.Array]
@@ -27,42 +27,41 @@ def target_weights(batch: Batch, bos_id: int) -> jax.Array:
 def token_sums(
     learner: Learner, variables: Any, batch: Batch, hyper: Hyper
 ) -> dict[str, jax.Array]:
-    """Sums over the target tokens: `objective` (z-loss term included), `ce`, `z_loss`, `tokens`."""
-    return observed_sums(learner, variables, batch, hyper, mutable=False)[0]
+    """Sums over the target tokens: `objective`, `ce`, `tokens`, and the loss's other terms."""
+    return observed_sums(learner, variables, batch, hyper, mutable=())[0]
 
 
 def observed_sums(
-    learner: Learner,
-    variables: Any,
-    batch: Batch,
-    hyper: Hyper,
-    mutable: tuple[str, ...] | bool,
+    learner: Learner, variables: Any, batch: Batch, hyper: Hyper, mutable: tuple[str, ...]
 ) -> tuple[dict[str, jax.Array], Any]:
     """`token_sums`, and the Linen collections named in `mutable`, which the forward pass filled.
 
     With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
     and what they sow as auxiliary losses is in the objective, once for each target token.
     """
-    config, model, bos_id = learner.config, learner.model, learner.bos_id
-    tokens_BT, targets_M = batch['tokens'][:, :-1], batch['tokens'][:, 1:].reshape(-1)
+    config = learner.config
+    tokens_BT, labels_BT = batch['tokens'][:, :-1], batch['tokens'][:, 1:]
     read_BT = batch['segments'][:, :-1]
     segments_BT = read_BT if config.data.mask_documents else None
-    logits_MV = model.apply(variables, tokens_BT, segments_BT, read_BT > 0, mutable=mutable)
-    logits_MV, filled = logits_MV if mutable else (logits_MV, {})
-    token = LOSSES[config.loss.name](logits_MV, targets_M, hyper.label_smoothing)
-    weights_M = target_weights(batch, bos_id).reshape(-1)
-    z_M = z_loss(token.log_z)
-    sums = {
-        'objective': jnp.sum(weights_M * (token.objective + hyper.z_loss * z_M)),
-        'ce': jnp.sum(weights_M * token.ce),
-        'z_loss': jnp.sum(weights_M * z_M),
-        'tokens': jnp.sum(weights_M),
-    }
-    if AUXILIARY in filled:
-        balance = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(filled[AUXILIARY]))
-        sums['balance_loss'] = balance * sums['tokens']
-        sums['objective'] += hyper.balance_loss * sums['balance_loss']
+    (x_BTD, readout), filled = learner.model.apply(
+        variables, tokens_BT, segments_BT, read_BT > 0, method='activations', mutable=mutable
+    )
+    weights_BT, loss = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
+    sums = loss.row(x_BTD, readout, labels_BT, weights_BT, **numbers(config, loss, hyper))
+    sums |= {'tokens': jnp.sum(weights_BT)}
+    for part in parts_of(config):
+        if AUXILIARY in filled and part.row is AUXILIARIES.get(part.name):
+            total = total_sown(filled[AUXILIARY], part.name)
+            weighed = part.row(total, **numbers(config, part, hyper))
+            sums[part.name] = total * sums['tokens']
+            sums['objective'] += weighed * sums['tokens']
     return sums, filled
+
+
+def total_sown(collection: Any, name: str) -> jax.Array:
+    """The sum over layers of what they have sown as `name`."""
+    leaves = named_leaves(collection)
+    return sum(jnp.sum(leaf) for path, leaf in leaves.items() if path.split('/')[-2] == name)
 
 
 def microbatched(batch: Batch, count: int) -> Batch:
@@ -87,10 +86,11 @@ def make_train_step(
     turn. With on_divergence = skip_step, a step whose loss or gradient is not finite changes
     nothing but the step count, and says so in `skipped`.
     """
-    config, bos_id, described = learner.config, learner.bos_id, learner.described
+    config, described = learner.config, learner.described
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
-        total = jnp.maximum(jnp.sum(target_weights(batch, bos_id)), 1.0)
+        total = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
+        parts = microbatched(batch, config.train.microbatches)
 
         def loss(used, backward, carried, part):
             variables = {'params': used, **carried, **backward}
@@ -110,21 +110,17 @@ def make_train_step(
             return described.reparam.apply(kept, state.reparam, True)
 
         used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
-        parts = microbatched(batch, config.train.microbatches)
         sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
-        fraction = SCHEDULES[config.optim.schedule](state.step, hyper)
-        lr = hyper.lr * fraction
-        decay = DECAY_RULES[config.optim.decay_rule](hyper.weight_decay, hyper.lr, fraction)
-        tx = optimizer(config, hyper)
-        direction, opt_state = tx.update(grads, state.opt_state, state.params)
-        updates = jax.tree.map(
-            lambda u, w, s, trained: _update(u, w, s, lr, decay) if trained else jnp.zeros_like(w),
-            direction,
+        direction, opt_state = optimizer(config, described, hyper).update(
+            grads,
+            state.opt_state,
             state.params,
-            described.scalings,
-            described.trainable,
+            value=sums['objective'] / total,
+            grad=grads,
+            value_fn=lambda params: _value_over_parts(loss, use(params)[0], state.stats, parts),
         )
+        lr, updates = _updates(learner, direction, state, hyper)
         means = {name: sums[name] / total for name in sums if name != 'tokens'}
         metrics = {
             'loss': means.pop('objective'),
@@ -135,6 +131,7 @@ def make_train_step(
             'batch_tokens': sums['tokens'],
         }
         params = optax.apply_updates(state.params, updates)
+        params, reparam = described.reparam.after_update(params, reparam)
         new = State(state.step + 1, params, reparam, stats, opt_state)
         if config.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)
@@ -143,12 +140,33 @@ def make_train_step(
     return train_step
 
 
-def _update(direction, weight, scaling, lr, decay):
-    """What is added to a weight."""
-    update = -lr * scaling.lr_factor * direction
-    if scaling.decay_factor:
-        update = update - decay * scaling.decay_factor * weight
-    return update
+def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
+    """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
+    config, described = learner.config, learner.described
+    schedule, rule = (part_at(config, path) for path in ('optim.schedule', 'optim.decay_rule'))
+    steps, peak = hyper['train.steps'], hyper['optim.lr']
+    fraction = schedule.row(state.step, steps, **numbers(config, schedule, hyper))
+    decay = Decay(hyper['optim.weight_decay'], peak, fraction, steps)
+    options = numbers(config, rule, hyper)
+
+    def update(direction, weight, scaling, growth, trained):
+        if not trained:
+            return jnp.zeros_like(weight)
+        change = -peak * fraction * scaling.lr_factor * direction
+        if scaling.decay_factor:
+            share = rule.row(decay._replace(growth=growth), **options)
+            change = change - share * scaling.decay_factor * weight
+        return change
+
+    updates = jax.tree.map(
+        update,
+        direction,
+        state.params,
+        described.scalings,
+        described.growths,
+        described.trainable,
+    )
+    return peak * fraction, updates
 
 
 def _sum_over_parts(loss, used, stats, parts):
@@ -178,6 +196,13 @@ def _sum_over_parts(loss, used, stats, parts):
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     ((grads, sums), carried, backward), _ = jax.lax.scan(add, (zeros, carried, backward), parts)
     return sums, grads, carried | backward
+
+
+def _value_over_parts(loss, used, stats, parts):
+    """The objective of the whole batch, each microbatch with the statistics of the step's start."""
+    backward = {name: tree for name, tree in stats.items() if name == BACKWARD_STATS}
+    carried = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
+    return jnp.sum(jax.lax.map(lambda part: loss(used, backward, carried, part)[0], parts))
 
 
 def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):

@@ -2,9 +2,6 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
-
-T = TypeVar('T')
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -23,3 +20,8 @@ def choose[T](table: Mapping[str, T], name: str, what: str) -> T:
             f'{what} must be one of {", ".join(sorted(table))}; got {name!r}.{nearest(name, table)}'
         )
     return table[name]
+
+
+def nearest_divisor(n: int, wanted: int) -> int:
+    """The divisor of n that is nearest to `wanted`."""
+    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - wanted))

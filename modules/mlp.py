@@ -4,6 +4,8 @@ Each is a Linen class called on (x [M, D], valid [M, 1] or None) with M = B * T 
 """
 
 import math
+import sys
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from flax import linen as nn
 
 from modules.activations import Activation
 from modules.kernels import Kernels
+from modules.options import Option
 from modules.params import declare
 from modules.statistics import AUXILIARY, STATS, is_training
 
@@ -57,7 +60,7 @@ class MLP(nn.Module):
 class MoE(nn.Module):
     """sum over the k experts e likeliest by p = softmax(x W_router) of p_e(x) MLP_e(x).
 
-    In training each expert takes capacity = ceil(capacity_factor * k * M / E) tokens, in order; to
+    In training each expert takes capacity = ceil(expert_capacity * k * M / E) tokens, in order; to
     those that come later it adds nothing. Normal noise of deviation 1/E is added to the router's
     logits, from a key that the layer carries, and E^2 mean_e(mean(p_e) share_e), share_e being its
     share of the k M choices, is sown as an auxiliary loss, 1 where all is balanced. So a token's
@@ -74,9 +77,13 @@ class MoE(nn.Module):
     dtype: jnp.dtype
     bias: bool = False
     init_gain: float = 1.0
-    n_experts: int = 4
-    experts_per_token: int = 2
-    capacity_factor: float = 1.2
+    n_experts: Annotated[int, Option('how many there are', 1)] = 4
+    experts_per_token: Annotated[int, Option('how many a token goes through', 1)] = 2
+    expert_capacity: Annotated[
+        float, Option('of an even share of the tokens, in training', 1e-37, sys.float_info.max)
+    ] = 1.2
+
+    auxiliary = ('balance_loss',)
 
     @nn.compact
     def __call__(self, x_MD, valid_M1=None):
@@ -98,9 +105,9 @@ class MoE(nn.Module):
             mask_ME = mask_ME * valid_M1
         capacity = tokens
         if training:
-            share = self.capacity_factor * self.experts_per_token / self.n_experts
+            share = self.expert_capacity * self.experts_per_token / self.n_experts
             capacity = min(tokens, math.ceil(share * tokens))
-            self.sow(AUXILIARY, 'balance', self.balance(probs_ME, mask_ME, valid_M1))
+            self.sow(AUXILIARY, 'balance_loss', self.balance(probs_ME, mask_ME, valid_M1))
         place_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
         place_MK = jnp.take_along_axis(place_ME, chosen_MK, 1)
         taken_MK = (jnp.take_along_axis(mask_ME, chosen_MK, 1) > 0) & (place_MK < capacity)

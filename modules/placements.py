@@ -7,14 +7,16 @@ the norms it calls and no others.
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Map = Callable[[jax.Array], jax.Array]
-Norms = Callable[[str], Map]
+from modules.options import Option
+
+Layer = Callable[[jax.Array], jax.Array]
+Norms = Callable[[str], Layer]
 
 
 class Depth(NamedTuple):
@@ -26,17 +28,17 @@ class Depth(NamedTuple):
     blocks: int
 
 
-def pre(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def pre(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + F(N(x)); the stream itself is never normalized (arXiv:2002.04745)."""
     return x + sublayer(norm('norm_in')(x))
 
 
-def post(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def post(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """N(x + F(x)), the original Transformer's (arXiv:1706.03762)."""
     return norm('norm_out')(x + sublayer(x))
 
 
-def peri(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def peri(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + N(F(N(x))): the update is normalized too.
 
     Peri-LN (arXiv:2502.02732), which adds norms of the embeddings (model.embedding_norm) and of the
@@ -45,7 +47,7 @@ def peri(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
     return x + norm('norm_out')(sublayer(norm('norm_in')(x)))
 
 
-def output(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def output(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + N(F(x)): the update alone is normalized, as in OLMo 2 (arXiv:2501.00656).
 
     There queries and keys are normalized too, over all heads together; here model.qk_norm is a
@@ -54,13 +56,13 @@ def output(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
     return x + norm('norm_out')(sublayer(x))
 
 
-def layernorm_scaling(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def layernorm_scaling(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + F(N(x) / sqrt(l)) in block l (arXiv:2502.05795)."""
     scale = jax.lax.rsqrt(depth.block).astype(x.dtype)
     return x + sublayer(norm('norm_in')(x) * scale)
 
 
-def deepnorm(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def deepnorm(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """N(alpha x + F(x)) with alpha = (2 L)^(1/4) (arXiv:2203.00555, of a decoder alone)."""
     return norm('norm_out')((2 * depth.blocks) ** 0.25 * x + sublayer(x))
 
@@ -73,19 +75,19 @@ def deepnorm_gain(blocks: int) -> float:
     return (8 * blocks) ** -0.25
 
 
-def resi_dual(streams: Any, sublayer: Map, norm: Norms, depth: Depth) -> Any:
+def resi_dual(streams: Any, sublayer: Layer, norm: Norms, depth: Depth) -> Any:
     """x <- N(x + F(x)) and r <- r + F(x): two streams (ResiDual, arXiv:2304.14802)."""
     x, r = streams
     update = sublayer(x)
     return norm('norm_out')(x + update), r + update
 
 
-def bare(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def bare(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + F(x), without a norm of its own."""
     return x + sublayer(x)
 
 
-def normed_residual(x: jax.Array, sublayer: Map, norm: Norms, depth: Depth) -> jax.Array:
+def normed_residual(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """z + F(z) with z = N(x): the residual takes the normalized value too."""
     z = norm('norm_in')(x)
     return z + sublayer(z)
@@ -100,15 +102,21 @@ class Blocks(NamedTuple):
     mlp: Callable[..., Any]
 
 
-def all_alike(attention: Callable, mlp: Callable) -> Callable[[int, float], list[Blocks]]:
-    return lambda blocks, fraction: [Blocks('layers', blocks, attention, mlp)]
+def all_alike(attention: Callable, mlp: Callable) -> Callable[[int], list[Blocks]]:
+    """All blocks are equal."""
+    return lambda blocks: [Blocks('layers', blocks, attention, mlp)]
 
 
-def post_then_pre(blocks: int, fraction: float) -> list[Blocks]:
-    """Post-norm in the first floor(fraction * L) blocks, pre-norm in the rest (Mix-LN,
+def post_then_pre(
+    blocks: int,
+    mix_fraction: Annotated[float, Option('of the blocks, the first ones, are post-norm', 0, 1)] = (
+        0.25
+    ),
+) -> list[Blocks]:
+    """Post-norm in the first floor(mix_fraction * L) blocks, pre-norm in the rest (Mix-LN,
     arXiv:2412.13795).
     """
-    first = math.floor(fraction * blocks + 1e-9)  # 0.3 * 10 is 2.9999999999999996 in some order
+    first = math.floor(mix_fraction * blocks + 1e-9)  # 0.3 * 10 is 2.9999999999999996 in some order
     parts = [
         Blocks('layers_post', first, post, post),
         Blocks('layers_pre', blocks - first, pre, pre),
@@ -116,7 +124,7 @@ def post_then_pre(blocks: int, fraction: float) -> list[Blocks]:
     return [part for part in parts if part.count]
 
 
-def first_differs(blocks: int, fraction: float) -> list[Blocks]:
+def first_differs(blocks: int) -> list[Blocks]:
     """HybridNorm*: the first block is a pre-norm one (arXiv:2503.04598)."""
     parts = [
         Blocks('layers_first', 1, pre, pre),
@@ -125,50 +133,77 @@ def first_differs(blocks: int, fraction: float) -> list[Blocks]:
     return [part for part in parts if part.count]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # a row is itself
 class Placement:
-    """blocks(L, fraction): the blocks, in order, by groups of equal ones.
+    """One line of what it is with its source, then blocks(L, **options): the blocks, in order, by
+    groups of equal ones.
 
     final_norm: whether the stream is normalized before the readout; post-norm already has.
     split, join: from the embeddings to what the blocks carry, and, with the final norm, from there
       to what is read out.
     init_gain: of L blocks, on the deviation of the matrices that `deepnorm_gain` names.
-    takes_fraction: whether model.mix_fraction, `fraction` above, is read.
-    normed_values: whether attention normalizes values too, as it does queries and keys
-      (model.qk_norm, which then must not be none).
-    shared: whether all blocks have the same matrices, each with norms of its own.
-    mlp: what stands for model.mlp=auto.
+    needs: other choices that are a part of the method, by the name of their option or table.
     """
 
-    blocks: Callable[[int, float], list[Blocks]]
+    summary: str
+    blocks: Callable[..., list[Blocks]]
     final_norm: bool = True
     split: Callable[[jax.Array], Any] = lambda x: x
-    join: Callable[[Any, Map], jax.Array] = lambda x, final_norm: final_norm(x)
+    join: Callable[[Any, Layer], jax.Array] = lambda x, final_norm: final_norm(x)
     init_gain: Callable[[int], float] = lambda blocks: 1.0
-    takes_fraction: bool = False
-    normed_values: bool = False
-    shared: bool = False
-    mlp: str = 'dense'
+    needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+
+NORMED_VALUES = {'norm_values': True}
 
 PLACEMENTS = {
-    'deepnorm': Placement(all_alike(deepnorm, deepnorm), False, init_gain=deepnorm_gain),
-    # Queries, keys and values are normalized in attention, the MLP's residual with its input.
-    'hybrid': Placement(all_alike(bare, normed_residual), normed_values=True),
-    'hybrid_star': Placement(first_differs, normed_values=True),
-    'layernorm_scaling': Placement(all_alike(layernorm_scaling, layernorm_scaling)),
-    'mix': Placement(post_then_pre, takes_fraction=True),
-    'output': Placement(all_alike(output, output)),
-    'peri': Placement(all_alike(peri, peri)),
-    'post': Placement(all_alike(post, post), False),
-    'pre': Placement(all_alike(pre, pre)),
+    'deepnorm': Placement(
+        'N(a x + F(x)), smaller initial matrices: DeepNet (arXiv:2203.00555)',
+        all_alike(deepnorm, deepnorm),
+        final_norm=False,
+        init_gain=deepnorm_gain,
+    ),
+    'hybrid': Placement(
+        "queries, keys and values normalized, the MLP's residual too: HybridNorm "
+        '(arXiv:2503.04598)',
+        all_alike(bare, normed_residual),
+        needs=NORMED_VALUES,
+    ),
+    'hybrid_star': Placement(
+        'hybrid with a pre-norm first block: HybridNorm* (arXiv:2503.04598)',
+        first_differs,
+        needs=NORMED_VALUES,
+    ),
+    'layernorm_scaling': Placement(
+        'x + F(N(x) / sqrt(l)) in block l: the curse of depth (arXiv:2502.05795)',
+        all_alike(layernorm_scaling, layernorm_scaling),
+    ),
+    'mix': Placement(
+        'post-norm in the first blocks, pre-norm above: Mix-LN (arXiv:2412.13795)', post_then_pre
+    ),
+    'output': Placement('x + N(F(x)): OLMo 2 (arXiv:2501.00656)', all_alike(output, output)),
+    'peri': Placement(
+        'x + N(F(N(x))): Peri-LN (arXiv:2502.02732), as an equation Sandwich-LN (arXiv:2105.13290)',
+        all_alike(peri, peri),
+    ),
+    'post': Placement(
+        'N(x + F(x)): the original Transformer (arXiv:1706.03762)',
+        all_alike(post, post),
+        final_norm=False,
+    ),
+    'pre': Placement('x + F(N(x)) (arXiv:2002.04745)', all_alike(pre, pre)),
     'resi_dual': Placement(
+        'two streams, post- and pre-norm: ResiDual (arXiv:2304.14802)',
         all_alike(resi_dual, resi_dual),
         split=lambda x: (x, x),
         join=lambda streams, final_norm: streams[0] + final_norm(streams[1]),
     ),
-    # WideNet (arXiv:2107.11817): pre-norm, one attention and one mixture of experts for all blocks.
-    'wide': Placement(all_alike(pre, pre), shared=True, mlp='moe'),
+    'wide': Placement(
+        'pre-norm, one attention and one mixture of experts for all blocks: WideNet '
+        '(arXiv:2107.11817)',
+        all_alike(pre, pre),
+        needs={'mlp': 'moe', 'reparam': 'shared'},
+    ),
 }
 
 

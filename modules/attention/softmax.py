@@ -1,12 +1,14 @@
 """Multi-head causal softmax attention with grouped key and value heads."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.kernels import Kernels
+from modules.options import Option
 from modules.params import declare
 from modules.sequence import Sequence
 
@@ -28,7 +30,9 @@ class SoftmaxAttention(nn.Module):
     rotate: Callable[[jax.Array, jax.Array], jax.Array]
     kernels: Kernels
     dtype: jnp.dtype
-    norm_values: bool = False
+    norm_values: Annotated[
+        bool, Option('whether values are normalized too, as queries and keys are')
+    ] = False
     bias: bool = False
     init_gain: float = 1.0
 

@@ -1,23 +1,32 @@
 """What norm layers have in common."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 from flax import linen as nn
 
+from modules.choices import nearest_divisor
+from modules.options import Option
 from modules.params import NORM, declare
+
+# Options that several norms share.
+Eps = Annotated[float, Option('added under the root', 0, 1)]
+HasScale = Annotated[bool, Option('whether there is a learned gain')]
+HasBias = Annotated[bool, Option('whether there is a learned bias')]
+Groups = Annotated[int | None, Option('of features, each with statistics of its own', 1)]
+EmaDecay = Annotated[float, Option('share of a running statistic that an update keeps', 0, 1)]
+Momentum = Annotated[float, Option('share by which an update moves a running statistic', 0, 1)]
+WarmupUpdates = Annotated[int, Option("updates that use the batch's own statistics", 0)]
 
 
 class Norm(nn.Module):
     """A map of x [..., D] over its last axis, whose logical name is `axis`.
 
-    A norm with options has them as further fields, with the published value as default; the model
-    sets those that the config names and the norm has. Fields of these names are filled in by the
-    model: `site` ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for
+    A norm with options has them as further fields (`modules.options`). The model fills in fields of
+    these names: `site` ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for
     tokens that are padding), `order` (the norm's place in the order of removal).
     """
 
-    eps: float = 1e-6
     axis: str = 'embed'
 
     # What the value of a token depends on in training, besides the token itself.
@@ -54,10 +63,8 @@ def in_groups(x: jax.Array, groups: int) -> jax.Array:
     """[..., D] -> [..., groups, D / groups]; ValueError where groups does not divide D."""
     features = x.shape[-1]
     if groups < 1 or features % groups:
-        fitting = [n for n in range(1, features + 1) if features % n == 0]
-        near = min(fitting, key=lambda n: abs(n - groups))
         raise ValueError(
             f'the number of groups must divide the width; got {groups} for {features}. '
-            f'Nearest that works: {near}.'
+            f'Nearest that works: {nearest_divisor(features, groups)}.'
         )
     return x.reshape(*x.shape[:-1], groups, features // groups)

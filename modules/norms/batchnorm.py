@@ -4,12 +4,25 @@ In training a token sees statistics of later tokens and of other sequences: the 
 that of a causal model. Evaluation uses running statistics and is causal.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine, along, in_groups
+from modules.norms.base import (
+    Eps,
+    Groups,
+    HasBias,
+    HasScale,
+    Momentum,
+    Norm,
+    affine,
+    along,
+    in_groups,
+)
 from modules.norms.layernorm import standardize
+from modules.options import Option
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 LEAKS = 'statistics over all tokens of the batch'
@@ -39,10 +52,10 @@ class BatchNorm(Norm):
     unbiased in them. Source: arXiv:1502.03167, algorithm 1.
     """
 
-    eps: float = 1e-5
-    momentum: float = 0.1
-    scale: bool = True
-    bias: bool = True
+    eps: Eps = 1e-5
+    momentum: Momentum = 0.1
+    scale: HasScale = True
+    bias: HasBias = True
     valid: jax.Array | None = None
 
     leaks = LEAKS
@@ -78,7 +91,7 @@ class GhostBatchNorm(BatchNorm):
     sequences of a microbatch. Source: arXiv:1705.08741, algorithm 1.
     """
 
-    ghost_batches: int = 4
+    ghost_batches: Annotated[int, Option('parts of the batch, normalized alone', 1)] = 4
 
     leaks = 'statistics over all tokens of its ghost batch'
 
@@ -105,10 +118,12 @@ class BatchChannelNorm(Norm):
     groups are of one token's features.
     """
 
-    eps: float = 1e-5
-    momentum: float = 0.1
-    groups: int | None = None
-    estimated: bool = False
+    eps: Eps = 1e-5
+    momentum: Momentum = 0.1
+    groups: Groups = None
+    estimated: Annotated[
+        bool, Option('whether training normalizes by the running averages too')
+    ] = False
     valid: jax.Array | None = None
 
     leaks = LEAKS

@@ -1,10 +1,16 @@
 """Dynamic tanh, a norm without statistics (arXiv:2503.10622)."""
 
+import sys
+from typing import Annotated
+
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine
+from modules.norms.base import HasBias, Norm, affine
+from modules.options import Option
 from modules.statistics import at_least_float32
+
+FINITE = sys.float_info.max
 
 
 class DyT(Norm):
@@ -17,9 +23,11 @@ class DyT(Norm):
     a model with this norm. Source: arXiv:2503.10622, equation 1, and the code beside it.
     """
 
-    alpha: float = 0.5
-    alpha_attention: float | None = None
-    bias: bool = False
+    alpha: Annotated[float, Option('where the learned slope starts', -FINITE, FINITE)] = 0.5
+    alpha_attention: Annotated[
+        float | None, Option('the same in front of attention', -FINITE, FINITE)
+    ] = None
+    bias: HasBias = False
     site: str = 'mlp'
 
     scales_embedding = True

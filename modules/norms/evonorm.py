@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine, along, in_groups
+from modules.norms.base import Eps, Groups, Momentum, Norm, affine, along, in_groups
 from modules.norms.batchnorm import LEAKS, default_groups, moments, unbiased
 from modules.statistics import STATS, at_least_float32, is_training
 
@@ -20,8 +20,8 @@ class EvoNormS0(Norm):
     at the start; no decay. Source: arXiv:2004.02967.
     """
 
-    eps: float = 1e-5
-    groups: int | None = None
+    eps: Eps = 1e-5
+    groups: Groups = None
 
     @nn.compact
     def __call__(self, x):
@@ -42,8 +42,8 @@ class EvoNormB0(Norm):
     published variance over space, which would read later tokens. Source: arXiv:2004.02967.
     """
 
-    eps: float = 1e-3
-    momentum: float = 0.1
+    eps: Eps = 1e-3
+    momentum: Momentum = 0.1
     valid: jax.Array | None = None
 
     leaks = LEAKS

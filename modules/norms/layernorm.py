@@ -1,12 +1,14 @@
 """Layer normalization (arXiv:1607.06450) and its L1 form (arXiv:2411.10948)."""
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine
+from modules.norms.base import Eps, HasBias, HasScale, Norm, affine
+from modules.options import Option
 from modules.statistics import at_least_float32
 
 
@@ -24,8 +26,9 @@ def standardize(x: jax.Array, eps: float) -> jax.Array:
 class LayerNorm(Norm):
     """y = standardize(x) * scale + bias, either of which can be left out."""
 
-    scale: bool = True
-    bias: bool = True
+    eps: Eps = 1e-6
+    scale: HasScale = True
+    bias: HasBias = True
 
     @nn.compact
     def __call__(self, x):
@@ -48,10 +51,10 @@ class L1Norm(Norm):
     not known.
     """
 
-    eps: float = 1e-5
-    scale: bool = True
-    bias: bool = True
-    rescale: bool = False
+    eps: Eps = 1e-5
+    scale: HasScale = True
+    bias: HasBias = True
+    rescale: Annotated[bool, Option('whether a Gaussian input gets unit variance')] = False
 
     @nn.compact
     def __call__(self, x):

@@ -4,11 +4,14 @@ Fine-tuned with the statistics of a norm held at a constant, a model learns to d
 is left of the norm is an affine map, which `modules.norms.fold` takes into the matrix after it.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine
+from modules.norms.base import EmaDecay, Eps, HasBias, HasScale, Norm, affine
+from modules.options import Option
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 
@@ -21,7 +24,7 @@ class _Removal(Norm):
     """y = c(x) / d * scale (+ bias), d = sqrt(mean(c(x)^2) + eps) until the norm is removed.
 
     From update removal_start + removal_gap * order on, d is the running mean of what it was over
-    tokens, moved by 1 - momentum of the way each update before. `order` is the norm's place: those
+    tokens, moved by 1 - ema_decay of the way each update before. `order` is the norm's place: those
     of the MLPs from the first layer on, then those of attention, then the final one, as published.
     A microbatch is an update. Its parameters are those of the norm it removes, so that it goes on
     from such a checkpoint (train.init_from).
@@ -31,11 +34,12 @@ class _Removal(Norm):
     where the code freezes what it measured last, the running mean.
     """
 
-    scale: bool = True
-    bias: bool = True
-    momentum: float = 0.9
-    removal_start: int = 20
-    removal_gap: int = 2
+    eps: Eps = 1e-6
+    scale: HasScale = True
+    bias: HasBias = True
+    ema_decay: EmaDecay = 0.9
+    removal_start: Annotated[int, Option('updates before the first norm is removed', 1)] = 20
+    removal_gap: Annotated[int, Option('updates from one removal to the next', 0)] = 2
     order: jax.Array | int = 0
     valid: jax.Array | None = None
 
@@ -51,7 +55,7 @@ class _Removal(Norm):
         removed = updates.value >= removal_update(self.removal_start, self.removal_gap, self.order)
         if is_training(self):
             seen = jax.lax.stop_gradient(token_mean(deviation, self.valid)[0])
-            kept = self.momentum * constant.value + (1 - self.momentum) * seen
+            kept = self.ema_decay * constant.value + (1 - self.ema_decay) * seen
             kept = jnp.where(updates.value == 0, seen, kept)
             constant.value, before = jnp.where(removed, constant.value, kept), constant.value
             updates.value = updates.value + 1
@@ -71,7 +75,7 @@ class LayerNormRemoval(_Removal):
 class RMSNormRemoval(_Removal):
     """Removes `rmsnorm`: c(x) = x."""
 
-    bias: bool = False
+    bias: HasBias = False
 
     def centre(self, x):
         return x

@@ -1,10 +1,13 @@
 """Root-mean-square normalization (arXiv:1910.07467) and what others made of it."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine, along, in_groups
+from modules.norms.base import Eps, HasScale, Norm, affine, along, in_groups
+from modules.options import Option
 from modules.params import NORM, declare
 from modules.statistics import at_least_float32
 
@@ -23,7 +26,8 @@ def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
 class RMSNorm(Norm):
     """y = rms_normalize(x) * scale, which can be left out; scaled in float32."""
 
-    scale: bool = True
+    eps: Eps = 1e-6
+    scale: HasScale = True
 
     @nn.compact
     def __call__(self, x):
@@ -48,6 +52,8 @@ class CRMSNorm(Norm):
     one of that width whose stream has mean zero (arXiv:2305.14858).
     """
 
+    eps: Eps = 1e-6
+
     drops = 1
 
     @nn.compact
@@ -61,6 +67,8 @@ class PreAffineRMSNorm(Norm):
     Source: arXiv:2601.22966; pre_scale starts at 1 in the re-implementations
     known to us, the paper does not say.
     """
+
+    eps: Eps = 1e-6
 
     @nn.compact
     def __call__(self, x):
@@ -76,7 +84,8 @@ class GatedRMSNorm(Norm):
     start. Computed in float32. Source: arXiv:2601.22966 (GatedNorm).
     """
 
-    rank: int = 16
+    eps: Eps = 1e-6
+    rank: Annotated[int, Option('inner width of the gate', 1)] = 16
 
     @nn.compact
     def __call__(self, x):
@@ -98,7 +107,8 @@ class SeeDNorm(Norm):
     by two independent readings of it; which norms of a model it replaces is left to the config.
     """
 
-    heads: int = 1
+    eps: Eps = 1e-6
+    heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
 
     @nn.compact
     def __call__(self, x):
@@ -118,6 +128,8 @@ class AdaRMSNorm(Norm):
     alpha = 0 and beta = 1 at the start: RMSNorm without a gain; alpha = 1 and beta = 0 would be the
     identity. eps stands in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.
     """
+
+    eps: Eps = 1e-6
 
     @nn.compact
     def __call__(self, x):

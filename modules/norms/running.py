@@ -8,21 +8,32 @@ running ones and is causal.
 """
 
 import functools
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Norm, affine, along, in_groups
+from modules.norms.base import (
+    EmaDecay,
+    Eps,
+    Groups,
+    Norm,
+    WarmupUpdates,
+    affine,
+    along,
+    in_groups,
+)
 from modules.norms.batchnorm import LEAKS
 from modules.norms.rmsnorm import rms_normalize
+from modules.options import Option
 from modules.statistics import BACKWARD_STATS, STATS, at_least_float32, is_training, token_mean
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def power_scale(
     eps: float,
-    momentum: float,
+    ema_decay: float,
     x: jax.Array,
     running_gz: jax.Array,
     used: jax.Array,
@@ -30,23 +41,23 @@ def power_scale(
 ) -> jax.Array:
     """z = x / sqrt(used + eps), with PowerNorm's backward pass in place of the exact one.
 
-    Given g = dL/dz [..., D]: h = g - (1 - momentum) e z with e = running_gz [D];
+    Given g = dL/dz [..., D]: h = g - (1 - ema_decay) e z with e = running_gz [D];
     dx = h / sqrt(seen + eps); and the cotangent of running_gz is its next value e + mean(h z), the
     mean over tokens, padding too. `used` and `seen` [D] are the mean squares of the forward pass
     and of this batch, constants here. The code divides by that of the batch; arXiv:2003.07845,
-    algorithm 2, by the running one. With momentum = 1, dx = g / sqrt(seen + eps).
+    algorithm 2, by the running one. With ema_decay = 1, dx = g / sqrt(seen + eps).
     """
     return x * along(jax.lax.rsqrt(used + eps), x)
 
 
-def _power_forward(eps, momentum, x, running_gz, used, seen):
-    z = power_scale(eps, momentum, x, running_gz, used, seen)
+def _power_forward(eps, ema_decay, x, running_gz, used, seen):
+    z = power_scale(eps, ema_decay, x, running_gz, used, seen)
     return z, (z, running_gz, seen)
 
 
-def _power_backward(eps, momentum, residuals, g):
+def _power_backward(eps, ema_decay, residuals, g):
     z, running_gz, seen = residuals
-    h = g - (1 - momentum) * along(running_gz, g) * z
+    h = g - (1 - ema_decay) * along(running_gz, g) * z
     next_gz = running_gz + token_mean(h * z, None)
     zero = jnp.zeros_like(seen)
     return h * along(jax.lax.rsqrt(seen + eps), g), next_gz, zero, zero
@@ -59,16 +70,16 @@ class PowerNorm(Norm):
     """y = s / sqrt(phi + eps) * scale + bias, with s = x over its rms in each of `groups` groups.
 
     phi [D] is the mean square of s over tokens: that of the batch in the first `warmup` updates,
-    the running one afterwards and in evaluation. An update moves phi by (1 - momentum) of the way,
+    the running one afterwards and in evaluation. An update moves phi by (1 - ema_decay) of the way,
     and in warm-up first takes it into the plain mean of all so far. The backward pass is
     `power_scale`'s. groups = 1 is the default of the class; the translation models take as many as
     heads. Source: arXiv:2003.07845 and the code beside it (MaskPowerNorm).
     """
 
-    eps: float = 1e-5
-    groups: int = 1
-    warmup: int = 10_000
-    momentum: float = 0.9
+    eps: Eps = 1e-5
+    groups: Groups = 1
+    warmup: WarmupUpdates = 10_000
+    ema_decay: EmaDecay = 0.9
     valid: jax.Array | None = None
 
     leaks = LEAKS
@@ -84,10 +95,10 @@ class PowerNorm(Norm):
             update = count.value + 1
             seen = jax.lax.stop_gradient(token_mean(s**2, self.valid))
             used = jnp.where(update <= self.warmup, seen, phi.value)
-            z = power_scale(self.eps, self.momentum, s, running_gz.value, used, seen)
+            z = power_scale(self.eps, self.ema_decay, s, running_gz.value, used, seen)
             plain = phi.value + (seen - phi.value) / update
             kept = jnp.where(update < self.warmup, plain, phi.value)
-            phi.value = self.momentum * kept + (1 - self.momentum) * seen
+            phi.value = self.ema_decay * kept + (1 - self.ema_decay) * seen
             count.value = update
         else:
             z = s * along(jax.lax.rsqrt(phi.value + self.eps), s)
@@ -97,7 +108,7 @@ class PowerNorm(Norm):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def unified_scale(
     eps: float,
-    momentum: float,
+    ema_decay: float,
     warmup: int,
     x: jax.Array,
     scale: jax.Array,
@@ -112,19 +123,21 @@ def unified_scale(
     Given dy: g = dy scale r with r = `compensation`; G = mean(g z) over tokens, padding too, enters
     slot update mod W of a window [W, D] (the running value does, where `skip`); its mean G' over
     the window (G itself while update <= W or update < warmup, or where skip) moves the running
-    value e by (1 - momentum) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where
+    value e by (1 - ema_decay) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where
     skip. dscale = sum(dy r z). statistics = (window, e), whose cotangents are their next values.
     The other arrays, [D] and scalars, are constants here.
     """
     return x * along(jax.lax.rsqrt(used + eps) * scale, x)
 
 
-def _unified_forward(eps, momentum, warmup, x, scale, statistics, used, compensation, update, skip):
+def _unified_forward(
+    eps, ema_decay, warmup, x, scale, statistics, used, compensation, update, skip
+):
     z = x * along(jax.lax.rsqrt(used + eps), x)
     return z * along(scale, x), (z, scale, statistics, used, compensation, update, skip)
 
 
-def _unified_backward(eps, momentum, warmup, residuals, dy):
+def _unified_backward(eps, ema_decay, warmup, residuals, dy):
     z, scale, (window, running), used, compensation, update, skip = residuals
     length = window.shape[0]
     g = dy * along(scale * compensation, dy)
@@ -133,7 +146,7 @@ def _unified_backward(eps, momentum, warmup, residuals, dy):
     window = jnp.asarray(window).at[slot].set(jnp.where(skip > 0, running, seen))
     alone = (update <= length) | (update < warmup) | (skip > 0)
     mean = jnp.where(alone, seen, jnp.mean(window, 0))
-    running = momentum * running + (1 - momentum) * mean
+    running = ema_decay * running + (1 - ema_decay) * mean
     correction = along(jnp.where(skip > 0, mean, running), z)
     dx = (g - correction * z) * along(jax.lax.rsqrt(used + eps), z)
     axes = tuple(range(dy.ndim - 1))
@@ -150,7 +163,7 @@ class UnifiedNorm(Norm):
 
     In training m is the geometric mean over the last `window` batches; that of the batch alone
     while there are fewer, in the first `warmup` updates, and for a batch that `filter_outliers`
-    finds to be one. In evaluation it is the running mean, moved by (1 - momentum) of the way each
+    finds to be one. In evaluation it is the running mean, moved by (1 - ema_decay) of the way each
     update, so that the layer is an affine map a channel and folds into the matrix after it
     (`modules.norms.fold`). The backward pass is `unified_scale`'s, its compensation
     sqrt(m + eps) / sqrt(running + eps) within 1/5 and 5, after update max(1000, warmup).
@@ -162,11 +175,13 @@ class UnifiedNorm(Norm):
     code beside it (UN1d).
     """
 
-    eps: float = 1e-5
-    window: int = 4
-    warmup: int = 4000
-    momentum: float = 0.9
-    filter_outliers: bool = False
+    eps: Eps = 1e-5
+    window: Annotated[int, Option('batches that the geometric mean is over', 1)] = 4
+    warmup: WarmupUpdates = 4000
+    ema_decay: EmaDecay = 0.9
+    filter_outliers: Annotated[bool, Option('whether batches far from the others do not count')] = (
+        False
+    )
     valid: jax.Array | None = None
 
     leaks = LEAKS
@@ -187,12 +202,12 @@ class UnifiedNorm(Norm):
             compensation = jnp.sqrt((used + self.eps) / (running.value + self.eps))
             plain = (update <= max(1000, self.warmup)) | skip
             compensation = jnp.where(plain, 1.0, jnp.clip(compensation, 1 / 5, 5.0))
-            running.value = self.momentum * running.value + (1 - self.momentum) * used
+            running.value = self.ema_decay * running.value + (1 - self.ema_decay) * used
             count.value = update
             skipped.value = skipped.value + (skip & (self.window > 1))  # of one batch: none is
             y = unified_scale(
                 self.eps,
-                self.momentum,
+                self.ema_decay,
                 self.warmup,
                 x32,
                 scale,

@@ -2,12 +2,19 @@
 
 An optimizer is an optax GradientTransformation that turns gradients into a direction; the step then
 multiplies it by the learning rate and takes off weight decay, each as the parametrisation says.
-A row of `OPTIMIZERS` is a function of Hyper, whose fields may be tracers. A row of `SCHEDULES` maps
-(step, Hyper) to the learning rate's fraction of its peak.
+A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
+one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
+`grad`, the gradient before clipping; and `value_fn(params)`, the loss of the batch, to be
+differentiated in any direction (`jax.jvp` needs kernels.attention=reference). A leaf of its state
+that is not shaped like its parameter is described by a box (`modules.optim.base.state_specs`).
+A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
 from modules.optim.adamw import adamw
+from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
+
+__all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {'adamw': adamw}
 SCHEDULES = {

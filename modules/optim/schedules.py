@@ -1,17 +1,23 @@
 """Learning-rate schedules: the fraction of the peak at each step.
 
 Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not
-wasted. Everything in `hyper` may be a tracer: lengths are data, and pieces are joined by `where`.
+wasted. All numbers may be tracers: lengths are data, and pieces are joined by `where`.
 """
 
-from typing import Any
+import math
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from modules.options import Option
 
-def _warmup(step, hyper):
-    return jnp.minimum(1.0, (step + 1) / jnp.maximum(hyper.warmup_steps, 1.0))
+WarmupSteps = Annotated[int, Option('steps of linear warm-up', 0, math.inf, traced=True)]
+FinalFraction = Annotated[float, Option('of the peak, at the last step', 0, 1, traced=True)]
+
+
+def _warmup(step, warmup_steps):
+    return jnp.minimum(1.0, (step + 1) / jnp.maximum(warmup_steps, 1.0))
 
 
 def _progress(step, start, stop):
@@ -19,24 +25,41 @@ def _progress(step, start, stop):
     return jnp.clip((step + 1 - start) / jnp.maximum(stop - start, 1.0), 0.0, 1.0)
 
 
-def constant(step: jax.Array, hyper: Any) -> jax.Array:
+def constant(step: jax.Array, steps: Any, *, warmup_steps: WarmupSteps = 0) -> jax.Array:
     """Linear warm-up, then 1."""
-    return _warmup(step, hyper)
+    del steps
+    return _warmup(step, warmup_steps)
 
 
-def warmup_cosine(step: jax.Array, hyper: Any) -> jax.Array:
-    """Linear warm-up, then r + (1 - r) (1 + cos(pi p)) / 2, reaching r = final_lr_fraction at the
-    last step (arXiv:1608.03983, one cycle).
+def warmup_cosine(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    final_lr_fraction: FinalFraction = 0.0,
+) -> jax.Array:
+    """Linear warm-up, then r + (1 - r) (1 + cos(pi p)) / 2 (arXiv:1608.03983, one cycle).
+
+    It reaches r = final_lr_fraction at the last step.
     """
-    progress = _progress(step, hyper.warmup_steps, hyper.steps)
-    final = hyper.final_lr_fraction
-    return _warmup(step, hyper) * (final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress)))
+    progress = _progress(step, warmup_steps, steps)
+    rest = (1 - final_lr_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    return _warmup(step, warmup_steps) * (final_lr_fraction + rest)
 
 
-def warmup_stable_decay(step: jax.Array, hyper: Any) -> jax.Array:
-    """Linear warm-up, 1, then linearly to final_lr_fraction over the last decay_fraction of the
-    steps (WSD, arXiv:2404.06395).
+def warmup_stable_decay(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    final_lr_fraction: FinalFraction = 0.0,
+    decay_fraction: Annotated[float, Option('of the steps, the last ones', 0, 1, traced=True)] = (
+        0.2
+    ),
+) -> jax.Array:
+    """Linear warm-up, 1, then linearly to final_lr_fraction (WSD, arXiv:2404.06395).
+
+    The decay takes the last decay_fraction of the steps.
     """
-    start = hyper.steps * (1 - hyper.decay_fraction)
-    progress = _progress(step, start, hyper.steps)
-    return _warmup(step, hyper) * (1 - (1 - hyper.final_lr_fraction) * progress)
+    progress = _progress(step, steps * (1 - decay_fraction), steps)
+    return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * progress)

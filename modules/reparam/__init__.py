@@ -1,13 +1,38 @@
 """Reparametrisations: maps from the weights that are stored and optimised to the weights used.
 
 Shaped like an optax transform and applied to the whole tree, so that layers never know. A new one
-is a file here and a row in `REPARAMS`.
+is a file here and a row in `REPARAMS`: a function of the specs and the shapes of the parameters,
+and of its options, to a `Reparam`.
 """
 
-from modules.reparam.base import Reparam, chain, none
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from modules.reparam.base import Reparam, chain, multiplied, none
 from modules.reparam.shared import shared
 from modules.reparam.weight_norm import weight_norm
 
-__all__ = ['REPARAMS', 'Reparam', 'chain', 'shared']
+__all__ = ['REPARAMS', 'Reparam', 'chain', 'multiplied', 'reparametrise']
 
-REPARAMS = {'none': none, 'weight_norm': weight_norm}
+REPARAMS: dict[str, Callable[..., Reparam]] = {
+    'none': none,
+    'shared': shared,
+    'weight_norm': weight_norm,
+}
+
+
+def reparametrise(
+    names: Sequence[str], specs: Any, shapes: Any, options: Mapping[str, Mapping[str, Any]]
+) -> Reparam:
+    """The rows `names` in a chain: the model reads the first, and the last one is stored.
+
+    options: those of each row, by its name.
+    """
+    first, *rest = names
+    made = REPARAMS[first](specs, shapes, **options.get(first, {}))
+    for name in rest:
+        stored = jax.eval_shape(lambda params, made=made: made.init(params)[0], shapes)
+        made = chain(made, REPARAMS[name](made.specs, stored, **options.get(name, {})))
+    return made

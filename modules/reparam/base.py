@@ -1,4 +1,4 @@
-"""What a reparametrisation is."""
+"""What a reparametrisation is, and how several make one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,26 +8,43 @@ import jax
 from modules.params import ParamSpec
 
 
+def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
+    """No map after the update."""
+    return stored, state
+
+
 class Reparam(NamedTuple):
     """init(params) -> (stored, state); apply(stored, state, train) -> (used, state).
 
     At the start used equals params. `specs` describes each stored array, as `modules.params` does
     each parameter. `state` is what is carried but not optimised; evaluation (train=False) leaves it
-    alone.
+    alone. after_update(stored, state) -> (stored, state) maps what an optimizer step has made, such
+    as back onto a sphere.
     """
 
     init: Callable[[Any], tuple[Any, Any]]
     apply: Callable[[Any, Any, bool], tuple[Any, Any]]
     specs: Any
+    after_update: Callable[[Any, Any], tuple[Any, Any]] = unchanged
 
 
-def none(specs: Any) -> Reparam:
+def none(specs: Any, shapes: Any) -> Reparam:
     """Stored weights are used as they are."""
+    del shapes
     return Reparam(lambda params: (params, ()), lambda stored, state, train: (stored, state), specs)
 
 
 def chain(near: Reparam, far: Reparam) -> Reparam:
-    """near after far: stored weights go through `far`, whose results `near` hands to the model."""
+    """Stored weights go through `far`, whose results `near` hands to the model.
+
+    Raises ValueError where `near` has a map after the update, which knows nothing of what is
+    stored.
+    """
+    if near.after_update is not unchanged:
+        raise ValueError(
+            'a reparametrisation with a map after the update must be the last of several, nearest '
+            'to the stored weights'
+        )
 
     def init(params):
         between, near_state = near.init(params)
@@ -40,7 +57,26 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
         used, near_state = near.apply(between, near_state, train)
         return used, (near_state, far_state)
 
-    return Reparam(init, apply, far.specs)
+    def after_update(stored, state):
+        near_state, far_state = state
+        stored, far_state = far.after_update(stored, far_state)
+        return stored, (near_state, far_state)
+
+    if far.after_update is unchanged:
+        after_update = unchanged
+    return Reparam(init, apply, far.specs, after_update)
+
+
+def multiplied(specs: Any, factors: Any) -> Reparam:
+    """W_used = factor * W for each parameter; `factors` are numbers in a tree like `specs`."""
+    return Reparam(
+        init=lambda params: (jax.tree.map(lambda w, f: w / f, params, factors), ()),
+        apply=lambda stored, state, train: (
+            jax.tree.map(lambda w, f: w * f, stored, factors),
+            state,
+        ),
+        specs=specs,
+    )
 
 
 def on_role(

@@ -18,13 +18,14 @@ def column_norm(spec: ParamSpec, weight: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(weight), sum_axes(spec), keepdims=True))
 
 
-def weight_norm(specs: Any) -> Reparam:
+def weight_norm(specs: Any, shapes: Any) -> Reparam:
     """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every hidden matrix.
 
     Stores `direction` V, drawn as W would be, and `gain`, which starts as ||V|| so that nothing
     changes at the start. The gain is a vector: no weight decay. The gradient of V is orthogonal to
     V, so its norm grows with training. Source: arXiv:1602.07868, equations 2 and 3.
     """
+    del shapes
 
     def init(spec, weight):
         gain = jnp.squeeze(column_norm(spec, weight), sum_axes(spec))

@@ -1,17 +1,31 @@
-"""Weight-decay rules: the share of each weight taken off in one step.
+"""Weight-decay rules: the share of a weight that is taken off in one step."""
 
-All arguments may be tracers; `lr` is the peak, `fraction` what the schedule makes of it now.
-"""
+from typing import Any, NamedTuple
 
 import jax
 
+from modules.scaling.parametrization import Growth
 
-def decoupled(weight_decay: jax.Array, lr: jax.Array, fraction: jax.Array) -> jax.Array:
+
+class Decay(NamedTuple):
+    """What a rule knows of a parameter; numbers may be tracers.
+
+    weight_decay, lr: as configured; fraction: what the schedule makes of the learning rate now;
+    steps: how long the run is; growth: against the base model.
+    """
+
+    weight_decay: Any
+    lr: Any
+    fraction: Any
+    steps: Any
+    growth: Growth = Growth()
+
+
+def decoupled(decay: Decay) -> jax.Array:
     """lr * fraction * weight_decay, as PyTorch and optax have AdamW (arXiv:1711.05101, alg. 2)."""
-    return lr * fraction * weight_decay
+    return decay.lr * decay.fraction * decay.weight_decay
 
 
-def independent(weight_decay: jax.Array, lr: jax.Array, fraction: jax.Array) -> jax.Array:
+def independent(decay: Decay) -> jax.Array:
     """fraction * weight_decay: with the schedule, whatever its peak (arXiv:2309.14322, 3.2.2)."""
-    del lr
-    return fraction * weight_decay
+    return decay.fraction * decay.weight_decay

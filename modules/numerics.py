@@ -1,0 +1,14 @@
+"""Types that products are computed in, and what blocks keep for their backward pass."""
+
+import jax
+import jax.numpy as jnp
+
+# float64 is for exact comparisons, as eval.convert makes them; nothing trains in it.
+DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float64}
+
+# A block under a policy is computed again from what is kept.
+REMAT_POLICIES = {
+    'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    'full': jax.checkpoint_policies.nothing_saveable,
+    'none': None,
+}

@@ -1,0 +1,178 @@
+"""Options of parts, each declared once: in the part's own signature.
+
+    eps: Annotated[float, Option('added under the root', 0, 1)] = 1e-6
+
+An option is a field of a class, or a keyword of a function, that is annotated so; its default is
+the published one. Config sections, their checks, `train.py --choices` and the README's tables are
+all read from there. Two parts that mean the same by a name share the annotation.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from modules.choices import choose, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of an option besides its type and default.
+
+    words: one line of what it is. least, most: bounds, included; NaN is never within them.
+    choices: the values that a text may have; empty: any. traced: whether programs take it as data,
+    so that runs which differ in it share one program.
+    """
+
+    words: str = ''
+    least: float = -math.inf
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+    traced: bool = False
+
+    def check(self, path: str, value: Any) -> None:
+        """ValueError where `value`, of the config field `path`, is out of bounds or unknown."""
+        if self.choices:
+            choose(dict.fromkeys(self.choices), value, path)
+        elif not isinstance(value, bool | str) and not self.least <= value <= self.most:
+            raise ValueError(f'{path} must be between {self.least} and {self.most}; got {value}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """An option as a part declares it. types: those its value may have, None's among them."""
+
+    types: tuple[type, ...]
+    option: Option
+    default: Any
+
+
+@functools.cache
+def options(part: Any) -> Mapping[str, Declared]:
+    """The options of a class, a function, or of what a row that is a record of these holds."""
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        held = [getattr(part, field.name) for field in dataclasses.fields(part)]
+        return {n: d for p in held if callable(p) for n, d in options(p).items()}
+    if not isinstance(part, type | types.FunctionType):
+        return {}
+    function = part if isinstance(part, type) else inspect.unwrap(part)
+    hints = typing.get_type_hints(function, include_extras=True)
+    if isinstance(part, type):
+        fields = getattr(part, '__dataclass_fields__', {})
+        defaults = {name: field.default for name, field in fields.items()}
+    else:
+        parameters = inspect.signature(function).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+    found = {}
+    for name, default in defaults.items():
+        option = option_of(hints.get(name))
+        if option is not None:
+            found[name] = Declared(types_of(hints[name]), option, default)
+    return found
+
+
+def option_of(annotation: Any) -> Option | None:
+    """The Option in Annotated[..., Option(...)]; None where there is none."""
+    metadata = getattr(annotation, '__metadata__', ())
+    return next((m for m in metadata if isinstance(m, Option)), None)
+
+
+def types_of(annotation: Any) -> tuple[type, ...]:
+    """(float, NoneType) for Annotated[float | None, ...]; (float,) for float."""
+    if hasattr(annotation, '__metadata__'):
+        annotation = annotation.__origin__
+    return typing.get_args(annotation) or (annotation,)
+
+
+def section(own: type, *tables: Mapping[str, Any]) -> type:
+    """The frozen dataclass `own` with a field more for each option of each part in the tables.
+
+    Such a field is None unless it is given, and None means what the part's signature has. Raises
+    TypeError where two parts mean different things by one name.
+    """
+    found: dict[str, Declared] = {}
+    owners: dict[str, str] = {field.name: own.__name__ for field in dataclasses.fields(own)}
+    for table in tables:
+        for row, part in table.items():
+            for name, declared in options(part).items():
+                first = found.setdefault(name, declared)
+                meaning = (set(first.types) - {types.NoneType}, first.option)
+                if (set(declared.types) - {types.NoneType}, declared.option) != meaning or (
+                    owners.setdefault(name, row) == own.__name__
+                ):
+                    raise TypeError(
+                        f'the option {name!r} of {row} means another thing than that of '
+                        f'{owners[name]}; give one of them another name, or both one annotation'
+                    )
+    fields = [
+        (
+            name,
+            typing.Annotated[typing.Union[(*declared.types, None)], declared.option],
+            dataclasses.field(default=None),
+        )
+        for name, declared in found.items()
+    ]
+    made = dataclasses.make_dataclass(
+        own.__name__, fields, bases=(own,), frozen=True, kw_only=True, module=own.__module__
+    )
+    made.__doc__ = own.__doc__
+    return made
+
+
+def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
+    """part(...) with the given options, and with what it has a field for of `wiring`."""
+    known = set(getattr(part, '__dataclass_fields__', ()))
+    return part(**given, **{name: value for name, value in wiring.items() if name in known})
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
+
+    Raises ValueError where the text is of another form, or a value is no Python literal.
+    """
+    name, colon, rest = text.partition(':')
+    given: dict[str, Any] = {}
+    for pair in rest.split(',') if colon else []:
+        match = re.fullmatch(r'\s*(\w+)\s*=\s*(\S+)\s*', pair)
+        try:
+            if match is None or match[1] in given:
+                raise ValueError
+            given[match[1]] = ast.literal_eval(match[2])
+        except (SyntaxError, ValueError):
+            raise ValueError(
+                f'options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
+            ) from None
+    return name, given
+
+
+def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
+    """The value, an int made a float where only that is allowed; ValueError for another type."""
+    allowed = tuple(allowed)
+    if float in allowed and int not in allowed and type(value) is int:
+        return float(value)
+    if type(value) not in allowed:
+        names = ' or '.join('None' if t is types.NoneType else t.__name__ for t in allowed)
+        raise ValueError(f'{path} must be {names}; got {value!r} of type {type(value).__name__}')
+    return value
+
+
+def check_inline(path: str, part: Any, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options written behind the name of a part, typed; ValueError for one it does not have."""
+    known, checked = options(part), {}
+    for option, value in given.items():
+        where = f'{path}={name}:{option}'
+        if option not in known:
+            raise ValueError(
+                f'{where}: {name} has no such option, only {", ".join(known) or "none"}.'
+                f'{nearest(option, known)}'
+            )
+        checked[option] = typed(where, value, known[option].types)
+        if checked[option] is not None:
+            known[option].option.check(where, checked[option])
+    return checked
