@@ -400,7 +400,8 @@ def unread(path: str, value: Any, config: Config) -> str:
             if reads or (path.startswith('loss.') and any(name in options(t) for t in terms)):
                 would.setdefault(field, []).append(row)
     chosen = ', '.join(f'{field}={flat[field]}' for field in would)
-    readers = ' or '.join(f'{field}={"|".join(rows)}' for field, rows in would.items())
+    first = {tuple(rows): field for field, rows in reversed(would.items())}
+    readers = ' or '.join(f'{field}={"|".join(rows)}' for rows, field in first.items())
     return (
         f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
         f'nothing. It is read with {readers}. Leave it out, or None.'
@@ -451,9 +452,14 @@ def digest(config: Config) -> str:
 
 def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     """{'model.d_model': 256, ...}, in declaration order."""
-    tree = to_dict(config) if isinstance(config, Config) else config
+    if isinstance(config, Config):
+        return {
+            f'{section}.{name}': value
+            for section, fields in vars(config).items()
+            for name, value in vars(fields).items()
+        }
     flat = {}
-    for name, value in tree.items():
+    for name, value in config.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, prefix + name + '.')
         else:
