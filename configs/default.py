@@ -129,6 +129,8 @@ def get_config() -> ConfigDict:
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # by platform: xla_cpu, xla; or reference
+    config.kernels.attention = 'auto'  # or one alone: reference, blocked
+    config.kernels.matmul = 'auto'  # or one alone: direct, narrow_first
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 
     # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep).

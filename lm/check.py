@@ -14,7 +14,7 @@ from lm.state import TRAINABLE
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.choices import choose
-from modules.kernels import IMPLEMENTATIONS
+from modules.kernels import ATTENTION_KERNELS, IMPLEMENTATIONS, MATMUL_KERNELS
 from modules.losses import LOSSES
 from modules.mlp import MLPS
 from modules.norms import NORMS
@@ -48,6 +48,8 @@ NAMES = {
     'train.trainable': TRAINABLE,
     'train.on_divergence': dict.fromkeys(ON_DIVERGENCE),
     'kernels.implementation': {'auto': None, **IMPLEMENTATIONS},
+    'kernels.attention': {'auto': None, **ATTENTION_KERNELS},
+    'kernels.matmul': {'auto': None, **MATMUL_KERNELS},
     'kernels.run_axis': {'auto': None, **RUN_AXES},
 }
 

@@ -145,6 +145,8 @@ class MeshConfig:
 class KernelsConfig:
     implementation: str
     run_axis: str = 'auto'
+    attention: str = 'auto'
+    matmul: str = 'auto'
 
 
 @dataclasses.dataclass(frozen=True)
