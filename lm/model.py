@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,13 @@ from flax import linen as nn
 from lm.config import Config, ModelConfig
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
-from modules.kernels import IMPLEMENTATIONS, Kernels
+from modules.kernels import Kernels, kernels_for
 from modules.mlp import MLPS
 from modules.norms import NORMS
 from modules.params import LAYER, declare
 from modules.placements import PLACEMENTS, Blocks, Depth, stream_rms
 from modules.positions import POSITIONS
+from modules.products import Readout, matrix
 from modules.sequence import Sequence, documents, whole_rows
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
@@ -49,8 +51,13 @@ def norm_maker(
     given = {name: value for name, value in options.items() if value is not None}
     given |= {'site': site, 'valid': valid, 'order': order}
     norm = NORMS[kind]
-    given = {name: value for name, value in given.items() if name in norm.__dataclass_fields__}
+    given = _fields_of(norm, given)
     return lambda name: norm(axis=axis, name=name, **given)
+
+
+def _fields_of(layer: type[nn.Module], given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the given values that a layer has a field for."""
+    return {name: value for name, value in given.items() if name in layer.__dataclass_fields__}
 
 
 def stream_width(model: ModelConfig) -> int:
@@ -94,60 +101,54 @@ class Block(nn.Module):
 
     config: Config
     kernels: Kernels
-    like: Blocks
+    group: Blocks
 
     @nn.compact
     def __call__(self, streams, block: jax.Array, sequence: Sequence):
         depth = Depth(block, self.config.model.n_layers)
-        valid_BT = sequence.valid_BT
-        valid_M1 = None if valid_BT is None else valid_BT.reshape(-1, 1)
-        attention, mlp = self.attention(valid_BT), self.mlp()
+        attention, mlp = self.attention(sequence.valid_BT), self.mlp()
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
-        norms = self.norms('attention', valid_M1, depth.blocks + block - 1)
-        streams = self.like.attention(streams, lambda y: attention(y, sequence), norms, depth)
-        norms = self.norms('mlp', valid_M1, block - 1)
-        streams = self.like.mlp(streams, lambda y: mlp(y, valid_M1), norms, depth)
+        norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
+        streams = self.group.attention(streams, lambda y: attention(y, sequence), norms, depth)
+        norms = self.norms('mlp', sequence.valid_BT1, block - 1)
+        streams = self.group.mlp(streams, lambda y: mlp(y, sequence.valid_BT1), norms, depth)
         if self.is_mutable_collection(DIAGNOSTICS):
             self.sow(DIAGNOSTICS, 'residual_rms', stream_rms(streams))
         return streams, None  # nn.scan carries the first and stacks the second
 
     def attention(self, valid_BT):
         model = self.config.model
-        placement = PLACEMENTS[model.placement]
-        valid = None if valid_BT is None else valid_BT[:, None, :, None]
-        return ATTENTIONS[model.attention](
-            n_heads=model.n_heads,
-            n_kv_heads=model.n_kv_heads,
-            head_dim=model.d_model // model.n_heads,
-            qk_norm=norm_maker(self.config, model.qk_norm, 'head_dim', 'qk', valid),
-            rotate=POSITIONS[model.position].rotate,
-            kernels=self.kernels,
-            dtype=DTYPES[model.dtype],
-            norm_values=placement.normed_values,
-            bias=model.bias,
-            init_gain=placement.init_gain(model.n_layers),
-            name='attention',
-        )
+        placement, layer = PLACEMENTS[model.placement], ATTENTIONS[model.attention]
+        valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
+        given = {
+            'n_heads': model.n_heads,
+            'n_kv_heads': model.n_kv_heads,
+            'head_dim': model.d_model // model.n_heads,
+            'qk_norm': norm_maker(self.config, model.qk_norm, 'head_dim', 'qk', valid_B1T1),
+            'rotate': POSITIONS[model.position].rotate,
+            'kernels': self.kernels,
+            'dtype': DTYPES[model.dtype],
+            'norm_values': placement.normed_values,
+            'bias': model.bias,
+            'init_gain': placement.init_gain(model.n_layers),
+        }
+        return layer(name='attention', **_fields_of(layer, given))
 
     def mlp(self):
         model = self.config.model
-        kind, options = mlp_kind(model), {}
-        if kind == 'moe':
-            options = {
-                'n_experts': model.n_experts,
-                'experts_per_token': model.experts_per_token,
-                'capacity_factor': model.expert_capacity,
-            }
-        return MLPS[kind](
-            model.d_ff,
-            ACTIVATIONS[model.activation],
-            self.kernels,
-            DTYPES[model.dtype],
-            bias=model.bias,
-            init_gain=PLACEMENTS[model.placement].init_gain(model.n_layers),
-            name='mlp',
-            **options,
-        )
+        layer = MLPS[mlp_kind(model)]
+        given = {
+            'd_ff': model.d_ff,
+            'activation': ACTIVATIONS[model.activation],
+            'kernels': self.kernels,
+            'dtype': DTYPES[model.dtype],
+            'bias': model.bias,
+            'init_gain': PLACEMENTS[model.placement].init_gain(model.n_layers),
+            'n_experts': model.n_experts,
+            'experts_per_token': model.experts_per_token,
+            'capacity_factor': model.expert_capacity,
+        }
+        return layer(name='mlp', **_fields_of(layer, given))
 
     def norms(self, sublayer: str, valid, order):
         make = norm_maker(self.config, self.config.model.norm, 'embed', sublayer, valid, order)
@@ -155,7 +156,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """tokens [B, T] -> logits [B * T, V], float32 at least.
+    """tokens [B, T] -> logits [B, T, V], float32 at least.
 
     segments_BT numbers the documents of each row, to keep attention within them; None: rows are
     read as one document. valid_BT is 0 for padding, which statistics of the batch leave out; None:
@@ -166,67 +167,71 @@ class Transformer(nn.Module):
     vocab_size: int
     kernels: Kernels
 
-    @nn.compact
     def __call__(
         self,
         tokens_BT: jax.Array,
         segments_BT: jax.Array | None = None,
         valid_BT: jax.Array | None = None,
     ) -> jax.Array:
+        x_BTD, readout = self.activations(tokens_BT, segments_BT, valid_BT)
+        return readout(x_BTD)
+
+    @nn.compact
+    def activations(
+        self,
+        tokens_BT: jax.Array,
+        segments_BT: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+    ) -> tuple[jax.Array, Readout]:
+        """(the last activations [B, T, D], what makes logits of them).
+
+        For losses that never hold all logits: `model.apply(..., method='activations')`.
+        """
         config, model = self.config, self.config.model
-        dtype, placement = DTYPES[model.dtype], PLACEMENTS[model.placement]
+        placement = PLACEMENTS[model.placement]
         if valid_BT is not None:
             valid_BT = valid_BT.astype(jnp.float32)
         sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
         sequence = sequence.replace(valid_BT=valid_BT)
-        valid_M1 = None if valid_BT is None else valid_BT.reshape(-1, 1)
-        table_VD, x_MD = self.embed(tokens_BT, sequence)
-        norm = norm_maker(config, model.embedding_norm, 'embed', 'embedding', valid_M1)
-        streams = placement.split(norm('embedding_norm')(x_MD.astype(dtype)))
+        table_VD, x_BTD = self.embed(tokens_BT, sequence)
+        norm = norm_maker(config, model.embedding_norm, 'embed', 'embedding', sequence.valid_BT1)
+        streams = placement.split(norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype])))
         first = 1
-        for like in groups_of_blocks(model):
-            blocks = self.scanned(like.count)(config, self.kernels, like, name=like.name)
-            numbers_L = jnp.arange(first, first + like.count, dtype=jnp.float32)
+        for group in groups_of_blocks(model):
+            blocks = self.scanned(group.count)(config, self.kernels, group, name=group.name)
+            numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
             streams, _ = blocks(streams, numbers_L, sequence)
-            first += like.count
+            first += group.count
         kind, order = final_norm_kind(model), 2 * model.n_layers
-        norm = norm_maker(config, kind, 'embed', 'final', valid_M1, order)
-        x_MD = placement.join(streams, norm('final_norm'))
-        return self.read_out(x_MD, table_VD)
+        norm = norm_maker(config, kind, 'embed', 'final', sequence.valid_BT1, order)
+        return placement.join(streams, norm('final_norm')), self.readout_of(table_VD)
 
     def embed(self, tokens_BT, sequence):
-        """(the table [V, D], embeddings [M, D])."""
+        """(the table [V, D], embeddings [B, T, D])."""
         model, width = self.config.model, stream_width(self.config.model)
         init = declare(nn.initializers.normal(1.0), 'embedding', ('vocab', 'embed'))
         table_VD = self.param('embedding', init, (self.vocab_size, width))
-        x_MD = table_VD[tokens_BT.reshape(-1)]
+        x_BTD = table_VD[tokens_BT]
         if scales_embedding(model):
             root = nn.initializers.constant(math.sqrt(width))
-            x_MD = x_MD * self.param('embedding_scale', declare(root, 'vector', ()), ())
+            x_BTD = x_BTD * self.param('embedding_scale', declare(root, 'vector', ()), ())
         if table := POSITIONS[model.position].table:
             positions = table(self.config.data.seq_len, width, name='positions')
-            shape_BTD = (*tokens_BT.shape, width)
-            added_BTD = jnp.broadcast_to(positions(sequence.positions_BT), shape_BTD)
-            x_MD = x_MD + added_BTD.reshape(x_MD.shape)
-        return table_VD, x_MD
+            x_BTD = x_BTD + jnp.broadcast_to(positions(sequence.positions_BT), x_BTD.shape)
+        return table_VD, x_BTD
 
-    def read_out(self, x_MD, table_VD):
-        model, dtype = self.config.model, DTYPES[self.config.model.dtype]
+    def readout_of(self, table_VD) -> Readout:
+        model, bias_V = self.config.model, None
         if model.tie_embeddings:
-            readout_DV = table_VD.T
+            weight_DV = table_VD.T
         else:
-            normal = nn.initializers.normal(1.0)
-            init = declare(normal, 'readout', ('embed', 'vocab'), fan_in=('embed',))
-            readout_DV = self.param('readout', init, (x_MD.shape[-1], self.vocab_size))
-        exact = jnp.promote_types(dtype, jnp.float32)
-        logits_MV = jnp.matmul(x_MD, readout_DV.astype(dtype), preferred_element_type=exact)
+            shape, axes = table_VD.shape[::-1], ('embed', 'vocab')
+            weight_DV = matrix(self, 'readout', shape, axes, ('embed',), role='readout')
         if model.readout_bias:
             zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
             bias_V = self.param('readout_bias', zeros, (self.vocab_size,))
-            logits_MV = logits_MV + jnp.broadcast_to(bias_V, logits_MV.shape)
-        if model.logit_softcap:
-            logits_MV = model.logit_softcap * jnp.tanh(logits_MV / model.logit_softcap)
-        return logits_MV
+        dtype, softcap = DTYPES[model.dtype], model.logit_softcap
+        return Readout(weight_DV, bias_V, softcap, self.kernels.matmul, dtype)
 
     def scanned(self, length: int) -> type[nn.Module]:
         model = self.config.model
@@ -246,12 +251,6 @@ class Transformer(nn.Module):
 
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
     """The configured model for devices of `platform`. `lm.check` has checked its names."""
-    implementation = kernel_implementation(config.kernels.implementation, platform)
-    return Transformer(config, vocab_size, IMPLEMENTATIONS[implementation])
-
-
-def kernel_implementation(name: str, platform: str) -> str:
-    """`auto` is what suits the platform; any other name is itself."""
-    if name != 'auto':
-        return name
-    return 'xla_cpu' if platform == 'cpu' else 'xla'
+    names = config.kernels
+    kernels = kernels_for(platform, names.implementation, names.attention, names.matmul)
+    return Transformer(config, vocab_size, kernels)

@@ -47,8 +47,9 @@ def observed_sums(
     tokens_BT, targets_M = batch['tokens'][:, :-1], batch['tokens'][:, 1:].reshape(-1)
     read_BT = batch['segments'][:, :-1]
     segments_BT = read_BT if config.data.mask_documents else None
-    logits_MV = model.apply(variables, tokens_BT, segments_BT, read_BT > 0, mutable=mutable)
-    logits_MV, filled = logits_MV if mutable else (logits_MV, {})
+    logits_BTV = model.apply(variables, tokens_BT, segments_BT, read_BT > 0, mutable=mutable)
+    logits_BTV, filled = logits_BTV if mutable else (logits_BTV, {})
+    logits_MV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
     token = LOSSES[config.loss.name](logits_MV, targets_M, hyper.label_smoothing)
     weights_M = target_weights(batch, bos_id).reshape(-1)
     z_M = z_loss(token.log_z)

@@ -10,7 +10,7 @@ import numpy as np
 from configs import default
 from lm.config import Config, resolve
 from lm.model import Transformer, build_model
-from lm.state import Hyper, State, hyper_from, init_state
+from lm.state import Hyper, Learner, State, build_learner, hyper_from, init_state
 from lm.step import make_train_step
 
 VOCAB, BOS = 16, 0
@@ -69,6 +69,10 @@ def tiny_model(config: Config) -> Transformer:
     return build_model(config, VOCAB, 'cpu')
 
 
+def tiny_learner(config: Config) -> Learner:
+    return build_learner(config, VOCAB, BOS, 'cpu')
+
+
 def tiny_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
     """Random tokens without BOS; every row is one document."""
     tokens = np.random.default_rng(seed).integers(1, VOCAB, (rows, length + 1), dtype=np.int32)
@@ -99,16 +103,16 @@ class Program(NamedTuple):
 
 @functools.cache
 def program(config: Config) -> Program:
-    model = tiny_model(config)
-    step = jax.jit(make_train_step(config, model, BOS), compiler_options=FAST)
-    return Program(config, model, hyper_from(config), step)
+    learner = tiny_learner(config)
+    step = jax.jit(make_train_step(learner), compiler_options=FAST)
+    return Program(config, learner.model, hyper_from(config), step)
 
 
 @functools.cache
 def initial_state(config: Config, seed: int = 0) -> State:
     """Drawn as `init_state` does, as numpy arrays: no test can change or donate them."""
-    model = tiny_model(config)
-    init = jax.jit(lambda key, hyper: init_state(config, model, hyper, key), compiler_options=FAST)
+    learner = tiny_learner(config)
+    init = jax.jit(lambda key, hyper: init_state(learner, hyper, key), compiler_options=FAST)
     return jax.device_get(init(jax.random.key(seed), hyper_from(config)))
 
 
