@@ -102,7 +102,8 @@ TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
 class Description:
     """Every stored parameter, in parallel trees: nothing is computed. `reparam` maps them to the
     weights the model uses, whose standard deviations at the start are `init_stds`. `trainable` says
-    whether training changes it.
+    whether training changes it. used_shapes, used_specs: of those weights, before `reparam` shares
+    or splits them.
     """
 
     shapes: Any
@@ -111,6 +112,8 @@ class Description:
     trainable: Any
     reparam: Reparam
     init_stds: Any
+    used_shapes: Any
+    used_specs: Any
 
     def variables(self, weights: Weights) -> dict[str, Any]:
         """What `model.apply` takes, in evaluation."""
@@ -144,6 +147,8 @@ def describe_params(config: Config, model: Transformer) -> Description:
         init_stds=jax.tree.map(
             lambda s, spec: parametrization(spec, s.shape).init_std, used, used_specs
         ),
+        used_shapes=used,
+        used_specs=used_specs,
     )
 
 
