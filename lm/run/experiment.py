@@ -6,7 +6,6 @@ from lm import data
 from lm.config import Config
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
-from lm.model import kernel_implementation
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
 
@@ -25,10 +24,9 @@ class Experiment:
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
         self.vocab_size = self.dataset.tokenizer.vocab_size
         self.platform = self.mesh.devices.flat[0].platform
-        self.kernels = kernel_implementation(config.kernels.implementation, self.platform)
         bos_id = self.dataset.tokenizer.bos_id
         self.learner = build_learner(config, self.vocab_size, bos_id, self.platform)
-        self.flops_per_token = flops_per_token(config.model, self.vocab_size, config.data.seq_len)
+        self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.state_like = abstract_state(self.learner, self.mesh)
         self.init = jit_init(self.learner, self.mesh)

@@ -159,7 +159,7 @@ def describe(experiment: Experiment, terminal: Terminal) -> None:
     terminal.console.print(as_table(parameter_rows(experiment.learner, experiment.mesh)))
     terminal.say(
         f'{parameter_count(experiment.learner):,} parameters; mesh {dict(experiment.mesh.shape)}, '
-        f'kernels {experiment.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
+        f'{experiment.learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
         f'({experiment.peak_source})'
     )
     for kind in sorted(norm_kinds(config.model)):

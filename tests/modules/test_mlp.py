@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 
 from modules.activations import ACTIVATIONS
-from modules.kernels import IMPLEMENTATIONS
+from modules.kernels import kernels_for
 from modules.mlp import MLP, MLPS, MoE, as_int, as_key
 from modules.params import split
 from modules.statistics import AUXILIARY, STATS
+from tests.helpers import assert_trees_close
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4
+REFERENCE = kernels_for('cpu', 'reference')
 
 
 def moe(activation='relu', capacity_factor=1.2, dtype=jnp.float32, **options):
     return MoE(
         HIDDEN,
         ACTIVATIONS[activation],
-        IMPLEMENTATIONS['reference'],
+        REFERENCE,
         dtype,
         n_experts=EXPERTS,
         capacity_factor=capacity_factor,
@@ -34,7 +36,7 @@ def draw(layer, seed=0):
     variables = layer.init(jax.random.key(seed), x)
     params, specs = split(variables['params'])
     assert all(spec.role == 'hidden' for spec in specs.values())
-    return x, params, {STATS: variables[STATS]}
+    return x, params, {STATS: variables[STATS]} if STATS in variables else {}
 
 
 def train(layer, params, stats, x, valid=None):
@@ -155,7 +157,7 @@ def test_parameters_stay_float32_and_the_stream_its_type():
 
 
 def test_dense_mlp_with_biases():
-    layer = MLP(HIDDEN, ACTIVATIONS['relu'], IMPLEMENTATIONS['reference'], jnp.float32, bias=True)
+    layer = MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32, bias=True)
     x = jnp.float32(np.random.default_rng(0).normal(size=(TOKENS, WIDTH)))
     params, specs = split(layer.init(jax.random.key(0), x)['params'])
     assert specs['up_bias'].role == specs['down_bias'].role == 'vector'
@@ -163,6 +165,29 @@ def test_dense_mlp_with_biases():
     up, down = np.asarray(params['up']), np.asarray(params['down'])
     wanted = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
     np.testing.assert_allclose(layer.apply({'params': params}, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('layer', [moe(), MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32)])
+def test_tokens_are_those_of_all_rows(layer):
+    """[B, T, D] gives what the same tokens in one row give; experts take them in order."""
+    x, params, stats = draw(layer)
+    valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
+    wanted, filled = train(layer, params, stats, x, valid)
+    shape = (3, TOKENS // 3)
+    y, same = train(layer, params, stats, x.reshape(*shape, WIDTH), valid.reshape(*shape, 1))
+    np.testing.assert_array_equal(y, wanted.reshape(y.shape))
+    assert_trees_close(same, filled, rtol=0, atol=0)
+
+
+def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
+    """The router reads every token, so all of it counts as work and none as a share."""
+    specs = split(moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params'])[1]
+    assert {name: spec.axes for name, spec in specs.items()} == {
+        'router': ('embed', 'router'),
+        'up': ('expert', 'embed', 'mlp'),
+        'gate': ('expert', 'embed', 'mlp'),
+        'down': ('expert', 'mlp', 'embed'),
+    }
 
 
 def test_every_mlp_is_tested_here():
