@@ -59,7 +59,7 @@ class Choice:
             name, given = parse(text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
             part = choose(known, name, path)
-            found.append((name, part, check_inline(path, part, name, given)))
+            found.append((name, part, check_inline(path, part, name, given) if given else {}))
         names = [name for name, *_ in found]
         if len(set(names)) < len(names):
             raise ValueError(f'{path}={value} names a row twice')

@@ -41,10 +41,8 @@ def matmul_params(learner: Learner) -> int:
         shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
         if 'expert' in shape:
             shape['expert'] = config.mlp.experts_per_token
-        is_tied_readout = (
-            config.model.tie_embeddings and 'vocab' in shape and spec.role == 'embedding'
-        )
-        if spec.fan_in or is_tied_readout:
+        is_table = spec.role == 'embedding' and 'vocab' in shape
+        if spec.fan_in or (is_table and config.model.tie_embeddings):
             count += math.prod(shape.values())
     return count
 

@@ -24,9 +24,7 @@ CASES = [
 
 def counted(changes):
     """What is counted of the configured model."""
-    config = tiny_config(changes)
-    described = tiny_learner(config).described
-    return matmul_params(described.used_specs, described.used_shapes, config.model)
+    return matmul_params(tiny_learner(tiny_config(changes)))
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
@@ -53,7 +51,7 @@ def test_gated_norms_count():
 @pytest.mark.parametrize(('n_experts', 'per_token'), [(4, 2), (3, 1)])
 def test_of_experts_those_that_a_token_goes_through_count(n_experts, per_token):
     """At 16 x 32 x 2 each, all of a router of 16 x E; shared matrices in each of two blocks."""
-    experts = {'model.n_experts': n_experts, 'model.experts_per_token': per_token}
+    experts = {'mlp.n_experts': n_experts, 'mlp.experts_per_token': per_token}
     wanted = 2 * ((per_token - 1) * 16 * 32 * 2 + 16 * n_experts)
     for changes in ({'model.placement': 'wide'}, {'model.mlp': 'moe'}):
         assert counted(changes | experts) - counted({}) == wanted
