@@ -1,5 +1,6 @@
 """Reference: operations counted by hand, against the parameters there are and against XLA."""
 
+import dataclasses
 import math
 
 import jax
@@ -63,8 +64,10 @@ def test_flops_per_token_by_hand():
     shapes = {'w': jax.ShapeDtypeStruct((2, 16, 5), np.float32)}
     specs['scale'] = ParamSpec('vector', ('embed',))
     shapes['scale'] = jax.ShapeDtypeStruct((16,), np.float32)
-    flops = flops_per_token(specs, shapes, tiny_config().model, 8)
-    assert flops == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
+    learner = tiny_learner(tiny_config())
+    used = dataclasses.replace(learner.described, used_specs=specs, used_shapes=shapes)
+    learner = dataclasses.replace(learner, described=used)
+    assert flops_per_token(learner) == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
 
 
 def test_forward_flops_are_near_those_xla_counts():
@@ -84,8 +87,7 @@ def test_forward_flops_are_near_those_xla_counts():
     lowered = jax.jit(lambda p, t: model.apply({'params': p}, t)).lower(described.shapes, tokens)
     counted = lowered.cost_analysis()['flops'] / tokens.size
     upper_half = 2 * config.model.n_layers * 32 * 64
-    specs, shapes = described.used_specs, described.used_shapes
-    ours = flops_per_token(specs, shapes, config.model, 32) / 3 + upper_half
+    ours = flops_per_token(learner) / 3 + upper_half
     assert 1 < counted / ours < 1.15  # XLA counts norms, softmax and GELU too
 
 
