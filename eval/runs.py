@@ -5,9 +5,10 @@ python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQ
     python -m eval.runs "select norm, avg(ce) from runs where status = 'done' group by norm"
 
 Table `runs` has a row for each run or cell: what it is (`IDENTITY`), its config (`columns`) and its
-results (`RESULTS`). A run of an older version has its config as it would be written now. Table `metrics` has a row for each cell and recorded step, with every scalar of
-metrics.jsonl; join it `using (cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is
-the final validation loss in `runs`, and the training batch's loss in `metrics`.
+results (`RESULTS`). A run of an older version has its config in the present form. Table `metrics`
+has a row for each cell and recorded step, with every scalar of metrics.jsonl; join it `using
+(cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is the final validation loss in
+`runs`, and the training batch's loss in `metrics`.
 """
 
 import collections

@@ -404,7 +404,8 @@ def unread(path: str, value: Any, config: Config) -> str:
             if reads or (path.startswith('loss.') and any(name in options(t) for t in terms)):
                 would.setdefault(field, []).append(row)
     chosen = ', '.join(f'{field}={flat[field]}' for field in would)
-    readers = ' or '.join(f'{field}={"|".join(rows)}' for field, rows in would.items())
+    first = {tuple(rows): field for field, rows in reversed(would.items())}
+    readers = ' or '.join(f'{field}={"|".join(rows)}' for rows, field in first.items())
     return (
         f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
         f'nothing. It is read with {readers}. Leave it out, or None.'
@@ -480,8 +481,11 @@ def digest(config: Config) -> str:
 def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     """{'model.d_model': 256, ...}, in declaration order."""
     if isinstance(config, Config):
-        sections = vars(config).items()  # `dataclasses.asdict` takes forty times as long
-        return {f'{name}.{field}': v for name, s in sections for field, v in vars(s).items()}
+        return {
+            f'{section}.{name}': value
+            for section, fields in vars(config).items()
+            for name, value in vars(fields).items()
+        }
     flat = {}
     for name, value in config.items():
         if isinstance(value, Mapping):

@@ -1,16 +1,17 @@
 """Small configs, batches and programs that several tests share."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from configs import default
-from lm.config import Config, resolve
+from lm.check import check
+from lm.config import CHOICES, RUN_PATHS, Config, flatten, replaced, resolve
 from lm.model import Transformer, build_model
-from lm.state import Hyper, State, hyper_from, init_state
+from lm.state import Learner, State, build_learner, hyper_from, init_state
 from lm.step import make_train_step
 
 VOCAB, BOS = 16, 0
@@ -65,8 +66,20 @@ def tiny_config(changes: Mapping[str, Any] | None = None) -> Config:
     return resolve(tiny_raw(changes))
 
 
+def checked_config(changes: Mapping[str, Any] | None = None) -> Config:
+    """With what its choices cannot do without; refused where train.py would refuse it."""
+    config = tiny_config(with_needs(changes or {}))
+    check(config)
+    return config
+
+
 def tiny_model(config: Config) -> Transformer:
     return build_model(config, VOCAB, 'cpu')
+
+
+@functools.cache
+def tiny_learner(config: Config) -> Learner:
+    return build_learner(config, VOCAB, BOS, 'cpu')
 
 
 def tiny_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
@@ -88,28 +101,55 @@ def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.
     return batch
 
 
-class Program(NamedTuple):
-    """A config with what is built from it; `step` runs on one device and donates nothing."""
-
-    config: Config
-    model: Transformer
-    hyper: Hyper
-    step: Any
+def program_of(config: Config) -> Config:
+    """The same for all configs that one program serves."""
+    return replaced(config, {p: 1 for p in RUN_PATHS if flatten(config)[p] is not None})
 
 
 @functools.cache
-def program(config: Config) -> Program:
-    model = tiny_model(config)
-    step = jax.jit(make_train_step(config, model, BOS), compiler_options=FAST)
-    return Program(config, model, hyper_from(config), step)
+def train_step(config: Config) -> Callable:
+    """jitted; it runs on one device and donates nothing."""
+    return jax.jit(make_train_step(tiny_learner(config)), compiler_options=FAST)
 
 
 @functools.cache
+def _init(program: Config) -> Callable:
+    learner = tiny_learner(program)
+    return jax.jit(lambda key, hyper: init_state(learner, hyper, key), compiler_options=FAST)
+
+
 def initial_state(config: Config, seed: int = 0) -> State:
-    """Drawn as `init_state` does, as numpy arrays: no test can change or donate them."""
-    model = tiny_model(config)
-    init = jax.jit(lambda key, hyper: init_state(config, model, hyper, key), compiler_options=FAST)
-    return jax.device_get(init(jax.random.key(seed), hyper_from(config)))
+    """As `init_state` makes it, as numpy arrays: no test can change or donate them. One program
+    serves all numbers.
+    """
+    made = _init(program_of(config))(jax.random.key(seed), hyper_from(config))
+    return jax.device_get(made)
+
+
+def trained(learner: Learner, runs: int | None = None) -> Callable:
+    """losses(keys, hypers, batches [steps, ...]) -> (losses [steps], last state), in one program.
+
+    runs: how many, mapped over a leading axis of keys and hypers, and over the second one of
+    batches; None: one run, without that axis.
+    """
+    step = make_train_step(learner)
+
+    def run(key, hyper, batches):
+        def one(state, batch):
+            state, metrics = step(state, batch, hyper)
+            return state, metrics['loss']
+
+        last, losses = jax.lax.scan(one, init_state(learner, hyper, key), batches)
+        return losses, last
+
+    mapped = run if runs is None else jax.vmap(run, in_axes=(0, 0, 1), out_axes=(1, 0))
+    return jax.jit(mapped, compiler_options=FAST)
+
+
+def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:
+    """{field: name} for every name that the fields can have, but for those that `taken` has."""
+    flat = flatten(taken)
+    return [{path: name} for path in paths for name in CHOICES[path].table if name != flat[path]]
 
 
 def stack(trees: list[Any]) -> Any:

@@ -59,7 +59,7 @@ def stored_cell(
 
 
 def present_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an old record by the names they have now, each with its value as it stands."""
+    """The fields of an old record by the names they have now; their values as they stand."""
     return {MOVED.get(path, path): value for path, value in flat.items()}
 
 

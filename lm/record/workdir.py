@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from lm.config import Config, differences, to_json
-from lm.files import InUse, locked, read_json, write_json, write_text
+from lm.files import InUse as InUse
+from lm.files import locked, read_json, write_json, write_text
 from lm.record.upgrade import stored_config
 
 CONFIG = 'config.json'
@@ -21,9 +22,6 @@ SUMMARY = 'summary.json'
 LOCK = '.lock'
 PATIENCE_SEC = 20.0  # with a process that was killed and is not gone yet, as Ray's workers are then
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
-
-
-__all__ = ['InUse', 'read_json', 'write_json', 'write_text']  # with what is defined here
 
 
 @contextlib.contextmanager

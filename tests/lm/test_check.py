@@ -1,17 +1,17 @@
 """Contract: what can be wrong with a config is said before anything is traced."""
 
-import dataclasses
 import math
 import re
 
 import jax
 import pytest
 
-from lm.check import BOUNDS, NAMES, check, check_devices
-from lm.config import Config, flatten, types_of
+from lm.check import check, check_devices
+from lm.config import CHOICES, FIELDS, flatten, readers_of
 from modules.choices import choose
-from modules.norms import NORMS
-from tests.helpers import tiny_config, with_needs
+from modules.losses import AUXILIARIES
+from modules.options import options
+from tests.helpers import checked_config, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,30 @@ def test_tiny_config_passes():
     check(tiny_config())
 
 
+NAMES = {path: tuple(choice.table) for path, choice in CHOICES.items()} | {
+    path: field.option.choices
+    for path, field in FIELDS.items()
+    if field.option and field.option.choices
+}
+NUMBERS = [path for path, field in FIELDS.items() if {int, float} & set(field.types)]
+BOUNDED = [path for path in NUMBERS if FIELDS[path].option]
+
+
+def reader_of(path):
+    """{field: name} of a part that reads the option, if any part does."""
+    section, name = path.split('.')
+    for field, choice in CHOICES.items():
+        for row, part in choice.table.items():
+            terms = [AUXILIARIES[term] for term in getattr(part, 'auxiliary', ())]
+            of_term = section == 'loss' and any(name in options(term) for term in terms)
+            if of_term or (choice.section == section and name in options(part)):
+                return {field: row}
+    return {}
+
+
 @pytest.mark.parametrize('path', NAMES)
 def test_misspelt_name_gives_the_choices_and_the_nearest(path):
-    """Every table: a table that `check` forgets to look up would let the typo through."""
+    """Every table: one that is not looked up would let the typo through."""
     name = max(NAMES[path], key=len)
     with pytest.raises(ValueError, match=f"Did you mean '{name}'") as error:
         check(tiny_config({path: name + 'x'}))
@@ -46,7 +67,7 @@ def test_misspelt_name_gives_the_choices_and_the_nearest(path):
 @pytest.mark.parametrize('path', NAMES)
 def test_every_name_in_every_table_passes(path):
     for name in NAMES[path]:
-        check(tiny_config(with_needs({path: name})))
+        checked_config({path: name})
 
 
 def test_every_choice_is_looked_up():
@@ -62,20 +83,17 @@ def test_unlike_name_suggests_nothing():
     assert 'Did you mean' not in str(error.value)
 
 
-def type_of(path):
-    """int or float, of a field that may also be None."""
-    section, name = path.split('.')
-    types = {field.name: field.type for field in dataclasses.fields(Config)}
-    declared = {field.name: field.type for field in dataclasses.fields(types[section])}[name]
-    (kind,) = set(types_of(declared)) - {type(None)}
-    return kind
-
-
-@pytest.mark.parametrize('path', BOUNDS)
+@pytest.mark.parametrize('path', BOUNDED)
 def test_nothing_beyond_the_bounds_passes(path):
     """And the least that may be passes: catches < where <= is meant."""
-    least, most = BOUNDS[path]
-    kind = type_of(path)
+    least, most = FIELDS[path].option.least, FIELDS[path].option.most
+    (kind,) = {int, float} & set(FIELDS[path].types)
+    fitting = {
+        'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
+        'model.n_heads': {'model.n_kv_heads': 1},
+        'mlp.n_experts': {'mlp.experts_per_token': 1},
+    }
+    changes = reader_of(path) | fitting.get(path, {})
     beyond = [least - 1, math.nan, math.nextafter(most, math.inf)]
     if kind is int or most == math.inf:
         beyond = beyond[:1]
@@ -84,28 +102,36 @@ def test_nothing_beyond_the_bounds_passes(path):
     said = re.escape(f'{path} must be between {least} and {most}; got')
     for value in beyond:
         with pytest.raises(ValueError, match=said):
-            check(tiny_config({path: kind(value)}))
-    fitting = {
-        'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
-        'model.n_heads': {'model.n_kv_heads': 1},
-        'model.mix_fraction': {'model.placement': 'mix'},
-    }
-    reader = [name for name in NORMS if path.split('.')[1] in NORMS[name].__dataclass_fields__]
-    if path.startswith('norm.'):
-        fitting[path] = {'model.norm': reader[0]}
-    check(tiny_config({path: kind(least)} | fitting.get(path, {})))
+            check(tiny_config({path: kind(value)} | changes))
+    check(tiny_config({path: kind(least)} | changes))
 
 
 def test_every_number_has_a_bound():
     """Numbers of the data section are checked by `lm.data`; seeds may be anything."""
-    numbers = {
-        f'{section.name}.{field.name}'
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)
-        if {int, float} & set(types_of(field.type))
-    }
-    ours = {path for path in numbers if not path.startswith('data.')}
-    assert ours - {'train.seed'} == BOUNDS.keys()
+    free = {path for path in NUMBERS if path not in BOUNDED}
+    assert {path for path in free if not path.startswith('data.')} == {'train.seed'}
+    for path in BOUNDED:
+        bounds = FIELDS[path].option.least, FIELDS[path].option.most
+        assert bounds != (-math.inf, math.inf), path
+
+
+@pytest.mark.parametrize('path', [path for path, field in FIELDS.items() if field.of_parts])
+def test_an_option_that_no_chosen_part_reads_is_refused(path):
+    """It names the parts that would. Catches one that changes nothing in silence."""
+    values = {int: 2, float: 0.5, bool: True}
+    value = values[FIELDS[path].types[0]]
+    (reader,) = reader_of(path).items()
+    unread = {'model.placement': 'pre', 'model.norm': 'none', 'optim.schedule': 'constant'}
+    changes = {field: name for field, name in unread.items() if (field, name) != reader}
+    try:
+        config = tiny_config(changes | {path: value})
+    except ValueError as error:
+        said = str(error)
+        assert said.startswith(f'{path}={value} is read by no part of this config')
+        assert f'{reader[0]}=' in said.split('It is read with')[1]
+    else:  # what all rows of its tables read
+        assert path in readers_of(config)
+    checked_config({reader[0]: reader[1]})
 
 
 @pytest.mark.parametrize(
@@ -157,7 +183,7 @@ def test_every_number_has_a_bound():
         ),
         (
             {'norm.window': 2},
-            'norm.window=2 is read by no norm of this model .none, rmsnorm.; .*read it: unified',
+            r'norm.window=2 is read by no part of this config .model.norm=rmsnorm, .*=unified',
         ),
         (
             {'model.norm': 'crmsnorm', 'model.d_model': 15, 'model.n_heads': 1}
@@ -166,24 +192,42 @@ def test_every_number_has_a_bound():
         ),
         (
             {'model.mix_fraction': 0.5},
-            'model.mix_fraction=0.5 is not read by model.placement=pre, only by mix',
+            r'model.mix_fraction=0.5 .*\(model.placement=pre\).* read with model.placement=mix',
         ),
         (
             {'model.placement': 'hybrid'},
-            'model.placement=hybrid normalizes queries, keys and values by model.qk_norm, which is',
+            'attention.norm_values normalizes values by model.qk_norm, which is none .*=hybrid',
         ),
         (
-            {'model.mlp': 'moe', 'model.experts_per_token': 5},
-            'model.experts_per_token must be at most model.n_experts; got 5 of 4',
+            {'model.mlp': 'moe', 'mlp.experts_per_token': 5},
+            'mlp.experts_per_token must be at most mlp.n_experts; got 5 of 4',
         ),
         (
             {'model.placement': 'wide', 'model.bias': True},
             'model.bias=True: experts .model.mlp=moe. have no biases',
         ),
         (
-            {'train.init_from': 'runs/nowhere'},
-            'train.init_from: runs/nowhere holds no checkpoint. Give the workdir of a run',
+            {'model.placement': 'wide', 'model.mlp': 'dense'},
+            'model.placement=wide needs model.mlp=moe; got dense',
         ),
+        (
+            {'model.placement': 'wide', 'model.reparam': 'weight_norm'},
+            'model.placement=wide needs model.reparam=shared; got weight_norm',
+        ),
+        (
+            {'model.reparam': 'shared+shared'},
+            r'model.reparam=shared\+shared names a row twice',
+        ),
+        ({'model.reparam': 'none+shared'}, 'of which one stands alone'),
+        (
+            {'model.qk_norm': 'rmsnorm:bias=True'},
+            'model.qk_norm=rmsnorm:bias: rmsnorm has no such option, only eps, scale',
+        ),
+        (
+            {'model.qk_norm': 'rmsnorm:eps=2'},
+            'model.qk_norm=rmsnorm:eps must be between 0 and 1; got 2.0',
+        ),
+        ({'model.qk_norm': 'rmsnorm:scale'}, 'options follow a name as NAME:OPTION=VALUE'),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
     ],
 )

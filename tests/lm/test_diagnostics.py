@@ -8,15 +8,23 @@ from flax import linen as nn
 
 from lm.diagnostics import make_diagnose, norm_by_layer
 from lm.model import Block, groups_of_blocks
+from lm.state import hyper_from
 from modules.sequence import whole_rows
-from tests.helpers import BOS, initial_state, program, tiny_batch, tiny_config, with_needs
+from tests.helpers import (
+    initial_state,
+    tiny_batch,
+    tiny_config,
+    tiny_learner,
+    tiny_model,
+    train_step,
+    with_needs,
+)
 
 CONFIG = tiny_config({'model.n_layers': 3})
 
 
 def diagnose(config, state, batch):
-    built = program(config)
-    return make_diagnose(config, built.model, BOS)(state.weights, batch, built.hyper)
+    return make_diagnose(tiny_learner(config))(state.weights, batch, hyper_from(config))
 
 
 def test_residual_rms_is_that_of_the_stream_behind_each_block():
@@ -25,7 +33,7 @@ def test_residual_rms_is_that_of_the_stream_behind_each_block():
     seen = diagnose(CONFIG, state, batch)['residual_rms']
     x_MD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1].reshape(-1)]
     (like,) = groups_of_blocks(CONFIG.model)
-    block = Block(CONFIG, program(CONFIG).model.kernels, like)
+    block = Block(CONFIG, tiny_model(CONFIG).kernels, like)
     for layer in range(3):
         params = jax.tree.map(lambda w, layer=layer: w[layer], state.params['layers'])
         x_MD, _ = block.apply({'params': params}, x_MD, jnp.float32(layer + 1), whole_rows(8))
@@ -42,14 +50,14 @@ def test_unrolled_layers_are_recorded_as_scanned_ones():
 
 def test_gradient_norm_by_layer_is_part_of_the_whole():
     """Of the mean token loss: the step's own gradient norm, squared, less what no layer holds."""
-    state, batch, built = initial_state(CONFIG), tiny_batch(), program(CONFIG)
-    whole = float(built.step(state, batch, built.hyper)[1]['grad_norm'])
+    state, batch, hyper = initial_state(CONFIG), tiny_batch(), hyper_from(CONFIG)
+    whole = float(train_step(CONFIG)(state, batch, hyper)[1]['grad_norm'])
     by_layer = diagnose(CONFIG, state, batch)['layer_grad_norm']
     without_layers = jax.tree.map(lambda w: w, state.params)
     del without_layers['layers']
 
     def loss(outside):
-        metrics = built.step(state.replace(params=state.params | outside), batch, built.hyper)[1]
+        metrics = train_step(CONFIG)(state.replace(params=state.params | outside), batch, hyper)[1]
         return metrics['loss']
 
     outside = jax.grad(loss)(without_layers)
@@ -88,7 +96,7 @@ def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
 def test_step_and_evaluation_record_nothing(scan, monkeypatch):
     """Off means absent: no layer even asks for its diagnostics to be kept."""
     config = tiny_config({'model.scan_layers': scan})
-    model, params = program(config).model, initial_state(config).params
+    model, params = tiny_model(config), initial_state(config).params
 
     def refuse(*_, **__):
         raise AssertionError('sown')

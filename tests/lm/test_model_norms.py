@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lm.check import NAMES
-from lm.state import describe_params
 from modules.params import named_leaves, path_name
 from modules.placements import PLACEMENTS
 from tests.helpers import (
@@ -20,6 +19,7 @@ from tests.helpers import (
     initial_state,
     tiny_batch,
     tiny_config,
+    tiny_learner,
     tiny_model,
     with_needs,
 )
@@ -53,7 +53,7 @@ NORMS_OF = {
 def test_placement_decides_which_norms_there_are(placement):
     changes = with_needs({'model.placement': placement, 'model.n_layers': 4})
     config = tiny_config(changes)
-    specs = named_leaves(describe_params(config, tiny_model(config)).specs)
+    specs = named_leaves(tiny_learner(config).described.specs)
     found = {path.split('/')[-2] for path in specs if path.endswith('scale')}
     assert found == NORMS_OF[placement]
 
@@ -66,7 +66,7 @@ def test_scan_changes_neither_logits_nor_gradients_wherever_norms_sit(placement)
     config = tiny_config(changes)
     unrolled = tiny_config(changes | {'model.scan_layers': False})
     state = initial_state(config)
-    used = describe_params(config, tiny_model(config)).variables(state.weights)['params']
+    used = tiny_learner(config).described.variables(state.weights)['params']
     assert_trees_close(initial_state(unrolled), state, rtol=0, atol=0)
     grads, logits = compiled_with(config)(used, state.stats, TOKENS)
     again, same = compiled_with(unrolled)(used, state.stats, TOKENS)
@@ -177,8 +177,8 @@ def test_dyt_multiplies_the_embeddings_by_a_learned_number():
 def test_deepnorm_draws_some_matrices_smaller():
     """(8 L)^(-1/4) on value, out, up and down; not on query and key."""
     config = tiny_config({'model.placement': 'deepnorm'})
-    stds = named_leaves(describe_params(config, tiny_model(config)).init_stds)
-    plain = named_leaves(describe_params(tiny_config(), tiny_model(tiny_config())).init_stds)
+    stds = named_leaves(tiny_learner(config).described.init_stds)
+    plain = named_leaves(tiny_learner(tiny_config()).described.init_stds)
     for path, std in stds.items():
         smaller = path.split('/')[-1] in ('value', 'out', 'up', 'down')
         assert std == plain[path] * (16**-0.25 if smaller else 1.0), path

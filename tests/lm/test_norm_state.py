@@ -11,8 +11,10 @@ import optax
 import pytest
 
 from lm.mesh import batch_sharding, make_mesh, replicated
+from lm.state import hyper_from
 from lm.step import make_eval_step, make_train_step, target_weights
 from modules.norms import NORMS
+from modules.options import options
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 from tests.helpers import (
     BOS,
@@ -20,8 +22,10 @@ from tests.helpers import (
     assert_trees_close,
     initial_state,
     packed_batch,
-    program,
     tiny_config,
+    tiny_learner,
+    tiny_model,
+    train_step,
 )
 
 STATEFUL = sorted(name for name in NORMS if 'valid' in NORMS[name].__dataclass_fields__)
@@ -32,17 +36,20 @@ BASE = {
     'model.position': 'none',
     'kernels.implementation': 'reference',
     'loss.z_loss': 0.0,
-    'norm.ghost_batches': 2,
-    'norm.warmup': 1,  # past it after the first microbatch
-    'norm.window': 2,
-    'norm.removal_start': 3,  # the norms of the first MLP within the second step
-    'norm.removal_gap': 2,
     'train.microbatches': 2,
+}
+OPTIONS = {  # for the norms that have them
+    'ghost_batches': 2,
+    'warmup': 1,  # past it after the first microbatch
+    'window': 2,
+    'removal_start': 3,  # the norms of the first MLP within the second step
+    'removal_gap': 2,
 }
 
 
 def config(name, **changes):
-    return tiny_config(BASE | {'model.norm': name} | changes)
+    own = {f'norm.{n}': v for n, v in OPTIONS.items() if n in options(NORMS[name])}
+    return tiny_config(BASE | {'model.norm': name} | own | changes)
 
 
 def batch(seed=0):
@@ -52,17 +59,17 @@ def batch(seed=0):
 @functools.cache
 def step_on_eight(name):
     """(state, batch) -> (state, metrics), the rows cut over eight devices."""
-    built = program(config(name))
-    mesh = make_mesh(built.config.mesh)
+    learner, hyper = tiny_learner(config(name)), hyper_from(config(name))
+    mesh = make_mesh(learner.config.mesh)
     assert mesh.devices.size == 8
     everywhere = replicated(mesh)
     step = jax.jit(
-        make_train_step(built.config, built.model, BOS),
+        make_train_step(learner),
         in_shardings=(everywhere, batch_sharding(mesh), everywhere),
         out_shardings=everywhere,
         compiler_options=FAST,
     )
-    return lambda state, rows: jax.device_get(step(state, rows, built.hyper))
+    return lambda state, rows: jax.device_get(step(state, rows, hyper))
 
 
 @functools.cache
@@ -88,7 +95,7 @@ def differs(a, b):
 
 def in_turn(name):
     """(statistics, loss) of the second step from the model alone: a microbatch, then the other."""
-    model, data = program(config(name)).model, config(name).data
+    model, data = tiny_model(config(name)), config(name).data
     total = np.sum(target_weights(batch(1), BOS))
 
     def loss(backward, carried, params, part):
@@ -134,8 +141,8 @@ REMAT = [
 @pytest.mark.parametrize(('name', 'remat'), REMAT)
 def test_computing_again_is_no_update(name, remat):
     """The same loss, parameters and statistics. Catches an update in the backward pass."""
-    built = program(config(name, **{'model.remat': remat}))
-    found = built.step(after_one_step(name), batch(1), built.hyper)
+    again = config(name, **{'model.remat': remat})
+    found = train_step(again)(after_one_step(name), batch(1), hyper_from(again))
     assert_trees_close(jax.device_get(found), after_two_steps(name), rtol=1e-4, atol=1e-5)
 
 
@@ -161,11 +168,12 @@ def test_evaluation_reads_each_row_on_its_own(name):
 
     Catches a batch's own statistics in evaluation, and running ones that are not read at all.
     """
-    built, weights, whole = program(config(name)), after_one_step(name).weights, batch(2)
-    step = jax.jit(make_eval_step(built.config, built.model, BOS), compiler_options=FAST)
+    learner, hyper = tiny_learner(config(name)), hyper_from(config(name))
+    weights, whole = after_one_step(name).weights, batch(2)
+    step = jax.jit(make_eval_step(learner), compiler_options=FAST)
 
     def ce(weights, rows):
-        return step(weights, jax.tree.map(lambda v: np.where(rows, v, 0), whole), built.hyper)['ce']
+        return step(weights, jax.tree.map(lambda v: np.where(rows, v, 0), whole), hyper)['ce']
 
     first = np.arange(ROWS)[:, None] < 5
     together = ce(weights, first | True)
@@ -178,14 +186,15 @@ def test_evaluation_reads_each_row_on_its_own(name):
 def test_a_skipped_step_measures_nothing():
     """Neither in the forward nor in the backward pass, though both were run, with NaN."""
     name = 'unified'
-    built = program(config(name, **{'train.on_divergence': 'skip_step'}))
+    skipping = config(name, **{'train.on_divergence': 'skip_step'})
+    step, hyper = train_step(skipping), hyper_from(skipping)
     start = after_one_step(name)
-    ok, metrics = built.step(start, batch(1), built.hyper)
+    ok, metrics = step(start, batch(1), hyper)
     assert metrics['skipped'] == 0
     assert_trees_close(jax.device_get(ok.stats), after_two_steps(name)[0].stats, 1e-4, 1e-5)
     readout = start.params['readout'].copy()
     readout[0, 0] = np.nan
     bad = start.replace(params=start.params | {'readout': readout})
-    kept, metrics = built.step(bad, batch(1), built.hyper)
+    kept, metrics = step(bad, batch(1), hyper)
     assert metrics['skipped'] == 1
     assert_same_bits(jax.device_get(kept.stats), start.stats)

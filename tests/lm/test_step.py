@@ -12,17 +12,9 @@ import optax
 import pytest
 
 from lm.mesh import make_mesh, put_batch
+from lm.shardings import jit_eval_step, jit_init, jit_train_step, state_shardings
 from lm.state import hyper_from
-from lm.step import (
-    jit_eval_step,
-    jit_init,
-    jit_train_step,
-    make_eval_step,
-    make_train_step,
-    microbatched,
-    state_shardings,
-    target_weights,
-)
+from lm.step import make_eval_step, microbatched, target_weights
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
@@ -30,14 +22,21 @@ from tests.helpers import (
     assert_trees_close,
     initial_state,
     packed_batch,
-    program,
-    stack,
     tiny_batch,
     tiny_config,
+    tiny_learner,
+    train_step,
 )
 
 CONFIG = tiny_config({'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1})
 STATE = functools.partial(initial_state, CONFIG)
+PATHS = {
+    'lr': 'optim.lr',
+    'weight_decay': 'optim.weight_decay',
+    'clip_norm': 'optim.clip_norm',
+    'warmup_steps': 'optim.warmup_steps',
+    'label_smoothing': 'loss.label_smoothing',
+}
 PADDING = {'tokens': np.full((8, 9), BOS, np.int32), 'segments': np.zeros((8, 9), np.int32)}
 
 
@@ -45,9 +44,9 @@ def run(batch=None, state=None, config=CONFIG, **hyper):
     """One step from the start with fields of Hyper changed: these are traced, so nothing compiles
     again.
     """
-    built = program(config)
-    changed = built.hyper.replace(**{k: jnp.float32(v) for k, v in hyper.items()})
-    return built.step(state or STATE(), packed_batch() if batch is None else batch, changed)
+    changed = {PATHS[name]: jnp.float32(value) for name, value in hyper.items()}
+    changed = hyper_from(config) | changed
+    return train_step(config)(state or STATE(), packed_batch() if batch is None else batch, changed)
 
 
 def norm(tree):
@@ -65,13 +64,14 @@ def assert_same_bits(a, b):
 @functools.cache
 def by_definition():
     """(sums over target tokens, gradient of the mean objective), without the code under test."""
-    batch, model = packed_batch(), program(CONFIG).model
+    batch, model = packed_batch(), tiny_learner(CONFIG).model
     labels = batch['tokens'][:, 1:].reshape(-1)
     weights = (batch['segments'][:, 1:].reshape(-1) > 0) & (labels != BOS)
     uniform = 0.9 * np.eye(16)[labels] + 0.1 / 16
 
     def mean(params):
         logits = model.apply({'params': params}, batch['tokens'][:, :-1])
+        logits = logits.reshape(-1, logits.shape[-1])
         z = jnp.square(jax.nn.logsumexp(logits, -1))
         ce = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         objective = optax.softmax_cross_entropy(logits, jnp.float32(uniform)) + 0.01 * z
@@ -192,23 +192,23 @@ def on_eight_devices():
     config = tiny_config(
         {'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1, 'train.microbatches': 2}
     )
-    mesh, built = make_mesh(config.mesh), program(CONFIG)
-    shardings = state_shardings(config, built.model, mesh, built.hyper)
+    mesh, learner = make_mesh(config.mesh), tiny_learner(config)
+    shardings = state_shardings(learner, mesh)
     state = jax.device_put(STATE(), shardings)
-    jitted = jit_train_step(config, built.model, mesh, built.hyper, BOS)
+    jitted = jit_train_step(learner, mesh)
     batch = packed_batch(rows=16)
-    step = jitted.lower(state, batch, built.hyper).compile(FAST)
+    step = jitted.lower(state, batch, hyper_from(config)).compile(FAST)
     return mesh, state, step, batch, shardings
 
 
 def test_eight_devices_equal_one():
     """Two steps, the batch cut over them; the state is donated, and laid out as it came."""
     mesh, state, step, batch, shardings = on_eight_devices()
-    hyper, one = program(CONFIG).hyper, STATE()
+    hyper, one = hyper_from(CONFIG), STATE()
     for _ in range(2):
         given = jax.tree.map(jnp.copy, state)
         new, metrics = step(given, put_batch(mesh, batch), hyper)
-        one, wanted = program(CONFIG).step(one, batch, hyper)
+        one, wanted = train_step(CONFIG)(one, batch, hyper)
         assert_trees_close((new, metrics), (one, wanted), rtol=1e-4, atol=1e-6)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given.params))
         jax.tree.map(lambda a, s: a.sharding.is_equivalent_to(s, a.ndim) or 1 / 0, new, shardings)
@@ -216,28 +216,26 @@ def test_eight_devices_equal_one():
 
 
 def test_init_on_eight_devices_equals_one():
-    built = program(CONFIG)
-    mesh = make_mesh(CONFIG.mesh)
-    init = jit_init(CONFIG, built.model, mesh, built.hyper)
-    key = jax.random.key(0)
-    state = init.lower(key, built.hyper).compile(FAST)(key, built.hyper)
+    key, hyper = jax.random.key(0), hyper_from(CONFIG)
+    init = jit_init(tiny_learner(CONFIG), make_mesh(CONFIG.mesh))
+    state = init.lower(key, hyper).compile(FAST)(key, hyper)
     assert_trees_close(state, STATE(), rtol=1e-6, atol=1e-7)
     assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(state))
 
 
 def test_evaluation_sums_what_training_reports():
     """The same numbers before the update, as sums; on one device and on eight."""
-    built, batch = program(CONFIG), packed_batch()
+    learner, hyper, batch = tiny_learner(CONFIG), hyper_from(CONFIG), packed_batch()
     _, metrics = run()
-    step = jax.jit(make_eval_step(CONFIG, built.model, BOS), compiler_options=FAST)
-    sums = step(STATE().weights, batch, built.hyper)
+    step = jax.jit(make_eval_step(learner), compiler_options=FAST)
+    sums = step(STATE().weights, batch, hyper)
     tokens = float(metrics['batch_tokens'])
     assert float(sums['tokens']) == tokens
     for theirs, ours in (('objective', 'loss'), ('ce', 'ce'), ('z_loss', 'z_loss')):
         np.testing.assert_allclose(sums[theirs], metrics[ours] * tokens, rtol=1e-5)
     mesh = make_mesh(CONFIG.mesh)
-    jitted = jit_eval_step(CONFIG, built.model, mesh, built.hyper, BOS)
-    arguments = (STATE().weights, batch, built.hyper)
+    jitted = jit_eval_step(learner, mesh)
+    arguments = (STATE().weights, batch, hyper)
     spread = jitted.lower(*arguments).compile(FAST)
     arguments = jax.device_put(arguments, spread.input_shardings[0])
     assert_trees_close(spread(*arguments), sums, rtol=1e-5, atol=0)
@@ -278,27 +276,6 @@ def test_a_step_that_is_finite_is_not_skipped():
     assert_trees_close((new, metrics), run(), rtol=1e-5, atol=1e-7)
 
 
-def test_runs_mapped_together_equal_runs_alone():
-    """vmap over Hyper, every field that a sweep may vary differing: to 1e-6."""
-    built, batch = program(CONFIG), packed_batch()
-    names = ('lr', 'weight_decay', 'z_loss', 'label_smoothing', 'b1', 'b2', 'clip_norm')
-    runs = [
-        built.hyper.replace(**{n: getattr(built.hyper, n) * f for n in names}) for f in (1, 0.5)
-    ]
-    step = make_train_step(CONFIG, built.model, BOS)
-    mapped = jax.jit(jax.vmap(step, in_axes=(0, None, 0)), compiler_options=FAST)
-    together, hypers = stack([STATE(), STATE()]), stack(runs)
-    for _ in range(2):
-        together, metrics = mapped(together, batch, hypers)
-    for i, hyper in enumerate(runs):
-        alone = STATE()
-        for _ in range(2):
-            alone, wanted = built.step(alone, batch, hyper)
-        one = jax.tree.map(lambda leaf, i=i: leaf[i], (together, metrics))
-        assert_trees_close(one, (alone, wanted), rtol=1e-6, atol=1e-6)
-    assert abs(metrics['loss'][0] - metrics['loss'][1]) > 1e-3
-
-
 def test_loss_falls_on_a_batch_that_repeats():
     """From ln 16, chance, to next to nothing in 30 steps."""
     tokens = np.tile(np.int32([3, 9, 4, 12]), (8, 3))[:, :9]
@@ -317,7 +294,7 @@ def test_masked_documents_reach_the_model():
     """
     config = tiny_config({'data.mask_documents': True})
     hyper = hyper_from(config)
-    step = jax.jit(make_eval_step(config, program(config).model, BOS), compiler_options=FAST)
+    step = jax.jit(make_eval_step(tiny_learner(config)), compiler_options=FAST)
     batch, other = packed_batch(), packed_batch()
     first = (batch['segments'] == 1) & (batch['tokens'] != BOS)
     other['tokens'] = np.where(first, tiny_batch(seed=5)['tokens'], batch['tokens'])
@@ -325,6 +302,6 @@ def test_masked_documents_reach_the_model():
         b['segments'] = np.where(b['segments'] == 1, 0, b['segments'])
     sums = [step(STATE().weights, b, hyper) for b in (batch, other)]
     assert_same_bits(*sums)
-    plain = jax.jit(make_eval_step(CONFIG, program(CONFIG).model, BOS), compiler_options=FAST)
+    plain = jax.jit(make_eval_step(tiny_learner(CONFIG)), compiler_options=FAST)
     sums = [plain(STATE().weights, b, hyper) for b in (batch, other)]
     assert abs(sums[0]['ce'] - sums[1]['ce']) > 1e-3

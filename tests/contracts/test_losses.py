@@ -1,0 +1,75 @@
+"""Contract: every loss, at its own interface, on one array of activations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from modules.products import Readout
+
+from modules.kernels.matmul import direct
+from modules.losses import LOSSES
+from modules.options import options
+
+BATCH, LENGTH, WIDTH, VOCAB = 2, 5, 4, 11
+RNG = np.random.default_rng(0)
+X_BTD = RNG.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32)
+WEIGHT_DV = RNG.normal(size=(WIDTH, VOCAB)).astype(np.float32)
+LABELS_BT = RNG.integers(0, VOCAB, (BATCH, LENGTH), dtype=np.int32)
+WEIGHTS_BT = np.float32([[1, 1, 0, 1, 1], [1, 0, 1, 1, 0]])
+OTHER = {'z_loss': 0.1, 'label_smoothing': 0.3}
+
+
+def readout(weight_DV, dtype=jnp.float32):
+    return Readout(weight_DV, None, softcap=0.0, matmul=direct, dtype=dtype)
+
+
+def numbers(name):
+    """The published numbers of a loss that programs take as data."""
+    declared = options(LOSSES[name])
+    return {n: jnp.float32(d.default) for n, d in declared.items() if d.option.traced}
+
+
+def sums(name, given, x=X_BTD, labels=LABELS_BT, weights=WEIGHTS_BT, dtype=jnp.float32):
+    found = LOSSES[name](x, readout(WEIGHT_DV, dtype), labels, weights, **given)
+    assert {'objective', 'ce'} <= set(found)
+    return found
+
+
+@pytest.mark.parametrize('name', LOSSES)
+class TestEveryLoss:
+    def test_ce_is_minus_log_p_of_the_labels_that_count(self, name):
+        logits = X_BTD.astype(np.float64) @ WEIGHT_DV
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        wanted = -(np.take_along_axis(log_p, LABELS_BT[..., None], -1)[..., 0] * WEIGHTS_BT).sum()
+        np.testing.assert_allclose(sums(name, numbers(name))['ce'], wanted, rtol=1e-5)
+
+    def test_what_has_no_weight_does_not_count(self, name):
+        other = np.where(WEIGHTS_BT > 0, LABELS_BT, (LABELS_BT + 1) % VOCAB)
+        changed = X_BTD + (WEIGHTS_BT == 0)[..., None]
+        found, wanted = (
+            sums(name, numbers(name), *arrays) for arrays in ((changed, other), (X_BTD, LABELS_BT))
+        )
+        for term in wanted:
+            np.testing.assert_allclose(found[term], wanted[term], rtol=1e-6)
+
+    def test_mapped_over_its_numbers_is_alone_and_each_matters(self, name):
+        plain = numbers(name)
+        given = [plain, *(plain | {n: jnp.float32(OTHER[n])} for n in plain)]
+        alone = [sums(name, one)['objective'] for one in given]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
+        mapped = jax.vmap(lambda one: sums(name, one)['objective'])(stacked)
+        np.testing.assert_allclose(mapped, alone, rtol=1e-6)
+        assert len({float(value) for value in alone}) == len(given)
+
+    def test_gradients_are_finite_and_sums_float32_in_bfloat16(self, name):
+        def objective(x, weight_DV):
+            found = LOSSES[name](
+                x, readout(weight_DV, jnp.bfloat16), LABELS_BT, WEIGHTS_BT, **numbers(name)
+            )
+            assert all(total.dtype == jnp.float32 for total in found.values())
+            return found['objective']
+
+        x = X_BTD.astype(jnp.bfloat16)
+        grads = jax.grad(objective, argnums=(0, 1))(x, WEIGHT_DV)
+        assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in grads)
+        assert grads[0].dtype == jnp.bfloat16 and grads[1].dtype == jnp.float32

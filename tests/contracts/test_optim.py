@@ -1,0 +1,172 @@
+"""Contract: every optimizer, schedule and decay rule, at its own interface.
+
+One jitted function runs all optimizers over one described tree, stacked layers included, so that a
+new row costs no program of its own.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from modules.optim import OPTIMIZERS, SCHEDULES, state_specs, unboxed
+from modules.optim.base import FAMILIES
+from modules.options import options
+from modules.params import ParamSpec, named_leaves
+from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Decay, Growth
+from tests.helpers import FAST, assert_trees_close, stack
+
+LAYERS, STEPS = 2, 30
+SPECS = {
+    'embedding': ParamSpec('embedding', ('vocab', 'embed')),
+    'layers': {
+        'query': ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',)),
+        'up': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)),
+        'scale': ParamSpec('vector', ('layer', 'embed')),
+    },
+    'readout': ParamSpec('readout', ('embed', 'vocab'), ('embed',)),
+    'temperature': ParamSpec('vector', ()),
+}
+SIZES = {'vocab': 12, 'embed': 8, 'heads': 2, 'head_dim': 4, 'mlp': 16, 'layer': LAYERS}
+SHAPES = jax.tree.map(
+    lambda spec: jax.ShapeDtypeStruct(tuple(SIZES[axis] for axis in spec.axes), jnp.float32), SPECS
+)
+OTHER = {'b1': 0.7, 'b2': 0.7, 'eps': 0.1}  # far enough from the published ones to show
+
+
+def tree(seed: int):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), SHAPES)
+
+
+START, TARGET = tree(0), tree(1)
+
+
+def loss(params):
+    """A quadratic; its gradient is what is left of the way."""
+    return 0.5 * optax.tree.norm(optax.tree.sub(params, TARGET), squared=True)
+
+
+def numbers(name: str) -> dict[str, jax.Array]:
+    """The published numbers of an optimizer that programs take as data."""
+    declared = options(OPTIMIZERS[name])
+    return {n: jnp.float32(d.default) for n, d in declared.items() if d.option.traced}
+
+
+def optimizer(name: str, given=None, specs=SPECS):
+    made = OPTIMIZERS[name](specs, **(numbers(name) | (given or {})))
+    return optax.with_extra_args_support(made)
+
+
+def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1):
+    """(params, state, losses) after updates by -lr times the direction."""
+    tx = optimizer(name, given, specs)
+
+    def one(carry, _):
+        params, state = carry
+        value, grads = jax.value_and_grad(loss)(params)
+        more = {'value': value, 'grad': grads, 'value_fn': loss}
+        direction, state = tx.update(grads, state, params, **more)
+        params = jax.tree.map(lambda w, d: w - lr * d, params, direction)
+        return (params, state), value
+
+    (params, state), losses = jax.lax.scan(
+        one, (start, unboxed(tx.init(start))), None, length=steps
+    )
+    return params, state, losses
+
+
+@pytest.fixture(scope='module')
+def results():
+    """{optimizer: what it does}, all in one program."""
+
+    def every():
+        return {name: of_one(name) for name in OPTIMIZERS}
+
+    def of_one(name):
+        changed = [
+            {n: jnp.float32(OTHER[n]) if n == given else v for n, v in numbers(name).items()}
+            for given in numbers(name)
+        ]
+        both = stack_jnp([numbers(name), *changed])
+        tx = optimizer(name)
+        zeros = jax.tree.map(jnp.zeros_like, START)
+        quiet, _ = tx.update(
+            zeros, unboxed(tx.init(START)), START, value=0.0, grad=zeros, value_fn=loss
+        )
+        return {
+            'alone': [descent(name, given, START) for given in [numbers(name), *changed]],
+            'mapped': jax.vmap(lambda given: descent(name, given, START))(both),
+            'quiet': quiet,
+        }
+
+    return jax.device_get(jax.jit(every, compiler_options=FAST)())
+
+
+def stack_jnp(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+class TestEveryOptimizer:
+    def test_mapped_is_alone_and_each_number_matters(self, results, name):
+        alone = results[name]['alone']
+        assert_trees_close(results[name]['mapped'], stack(alone), rtol=1e-5, atol=1e-6)
+        for (params, *_), number in zip(alone[1:], numbers(name), strict=True):
+            moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, alone[0][0])
+            assert max(jax.tree.leaves(moved)) > 1e-4, number
+
+    def test_descends_and_keeps_types(self, results, name):
+        params, state, losses = results[name]['alone'][0]
+        assert losses[-1] < 0.5 * losses[0]
+        for leaf in jax.tree.leaves((params, state)):
+            assert leaf.dtype in (np.float32, np.int32)
+
+    def test_zero_gradients_give_finite_updates(self, results, name):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results[name]['quiet']))
+
+    def test_every_leaf_of_its_state_is_described(self, name):
+        state = jax.eval_shape(optimizer(name).init, SHAPES)
+        specs = named_leaves(state_specs(state, SHAPES, SPECS))
+        for path, leaf in named_leaves(unboxed(state)).items():
+            assert len(specs[path].axes) == len(leaf.shape), path
+
+    def test_says_its_family(self, name):
+        assert OPTIMIZERS[name].family in FAMILIES
+
+
+@pytest.mark.parametrize('name', SCHEDULES)
+def test_every_schedule(name):
+    """From above 0, never beyond 1, mapped over its numbers as alone; each number matters."""
+    declared, steps = options(SCHEDULES[name]), jnp.arange(20)
+    other = {'warmup_steps': 7.0, 'final_lr_fraction': 0.3, 'decay_fraction': 0.6}
+    plain = {n: jnp.float32(d.default) for n, d in declared.items()}
+    given = [plain, *(plain | {n: jnp.float32(other[n])} for n in plain)]
+
+    def fractions(numbers):
+        return jax.vmap(lambda step: SCHEDULES[name](step, 20.0, **numbers))(steps)
+
+    alone = [fractions(numbers) for numbers in given]
+    np.testing.assert_allclose(jax.vmap(fractions)(stack_jnp(given)), alone, rtol=1e-6, atol=1e-7)
+    assert np.all(np.array(alone) <= 1) and np.all(np.array(alone)[:, :-1] > 0)
+    for number, found in zip(plain, alone[1:], strict=True):
+        assert not np.allclose(found, alone[0], atol=1e-3), number
+
+
+@pytest.mark.parametrize('name', DECAY_RULES)
+def test_every_decay_rule_follows_the_schedule_and_the_weight_decay(name):
+    rule, numbers = DECAY_RULES[name], (0.1, 0.01, 0.5, 100.0)
+    share = rule(Decay(*map(jnp.float32, numbers)))
+    assert 0 < share < 1
+    np.testing.assert_allclose(rule(Decay(0.2, *numbers[1:])), 2 * share, rtol=1e-6)
+    np.testing.assert_allclose(rule(Decay(*numbers[:2], 1.0, 100.0)), 2 * share, rtol=1e-6)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('name', PARAMETRIZATIONS)
+def test_every_parametrisation_covers_every_role(name, family):
+    for path, spec in named_leaves(SPECS).items():
+        scaling = PARAMETRIZATIONS[name](spec, named_leaves(SHAPES)[path].shape, Growth(), family)
+        assert (scaling.init_std is None) == (spec.role == 'vector')
+        assert scaling.lr_factor > 0 and scaling.forward_factor > 0 and scaling.eps_factor > 0
