@@ -36,8 +36,8 @@ from lm.mesh import make_mesh
 from lm.record.metrics import Terminal
 from lm.run.journal import Diverged
 from lm.run.run import Run
-from lm.sweep.unread import refuse_unread
-from lm.record.workdir import is_final, open_sweep, open_workdir, write_config
+from lm.record.workdir import is_final, open_workdir, write_config
+from lm.sweep.ledger import open_sweep
 from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
@@ -164,10 +164,9 @@ def train_sweep(
     train_groups = choose(ENGINES, engine, '--engine')
     grouped = groups(cells(base, sweep))
     for group in grouped:
-        refuse_unread(group)
         config = group[0].config
         check_devices(config, make_mesh(config.mesh, runs=len(group)).shape['data'], 1)
-    open_sweep(workdir, resolve(base), grouped, continue_changed)
+    grouped = open_sweep(workdir, resolve(base), grouped, continue_changed)
     terminal, n = Terminal(), sum(map(len, grouped))
     terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:

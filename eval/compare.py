@@ -130,8 +130,8 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
 
 
 def _name(values: Mapping[str, Any], members: Sequence[Record]) -> str:
-    told = (f'{columns()[path]} {number(value)}' for path, value in values.items())
-    return ', '.join(told) or (members[0]['cell'] if len(members) == 1 else 'all runs')
+    parts = (f'{columns()[path]} {number(value)}' for path, value in values.items())
+    return ', '.join(parts) or (members[0]['cell'] if len(members) == 1 else 'all runs')
 
 
 def has_diverged(record: Record) -> bool:

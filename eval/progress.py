@@ -9,7 +9,8 @@ from rich.text import Text
 
 from eval.runs import Record, gather
 from eval.text import number
-from lm.sweep.cells import RUN_PATHS, Cell
+from lm.config import RUN_PATHS
+from lm.sweep.cells import Cell
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
 SHARE = 0.01  # of the time that reading all the records may take
@@ -76,7 +77,7 @@ def steps_done(record: Record) -> int:
 
 def group_line(group: list[Cell], records: list[Record]) -> str:
     """What the group has in common, where its runs stand, and the best of them."""
-    common = told(group[0], False)
+    common = caption(group[0], False)
     going = [record for record in records if record['status'] == 'unfinished']
     line = '  '.join([*common, counts(records)])
     if going:
@@ -86,12 +87,12 @@ def group_line(group: list[Cell], records: list[Record]) -> str:
     if scored:
         best = min(scored, key=lambda record: record['ce'])
         (cell,) = [cell for cell in group if cell.name == best['cell']]
-        own = told(cell, True)
+        own = caption(cell, True)
         line += f'  best {best["ce"]:.4f} ({" ".join(own)}{" " if own else ""}{cell.name})'
     return line
 
 
-def told(cell: Cell, varying: bool) -> list[str]:
+def caption(cell: Cell, varying: bool) -> list[str]:
     """'optim.lr=0.01': what makes the cell, of what runs of one group may or may not differ in."""
     return [
         f'{path}={number(value)}'

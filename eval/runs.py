@@ -5,17 +5,19 @@ python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQ
     python -m eval.runs "select norm, avg(ce) from runs where status = 'done' group by norm"
 
 Table `runs` has a row for each run or cell: what it is (`IDENTITY`), its config (`columns`) and its
-results (`RESULTS`). Table `metrics` has a row for each cell and recorded step, with every scalar of
-metrics.jsonl; join it `using (cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is
-the final validation loss in `runs`, and the training batch's loss in `metrics`.
+results (`RESULTS`). A run of an older version has its config in the present form. Table `metrics`
+has a row for each cell and recorded step, with every scalar of metrics.jsonl; join it `using
+(cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is the final validation loss in
+`runs`, and the training batch's loss in `metrics`.
 """
 
 import collections
-import dataclasses
+import functools
 import json
-import os
 import re
+import types
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +28,22 @@ from absl import app, flags
 
 from eval.program import run_main
 from eval.text import FORMATS, number, render
-from lm.config import Config, flatten, types_of
+from lm.config import FIELDS, flatten
+from lm.files import read_json, replacing
 from lm.record.metrics import FILE, read_rows
-from lm.record.workdir import CONFIG, SUMMARY
+from lm.record.upgrade import present_paths, stored_config
+from lm.record.workdir import CONFIG, SUMMARY, SWEEP
+from lm.sweep import ledger
 from modules.choices import nearest
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which train.py need not wait
 
-SWEEP = 'sweep.json'
 TABLE = 'cells.parquet'
 Record = dict[str, Any]
 
 IDENTITY = {
-    'cell': str,  # hash of the config, or the folder's name
+    'cell': str,  # the folder's name
     'workdir': str,
     'sweep': str,  # the sweep's folder
     'group': int,  # cells of one group run in one program
@@ -69,38 +73,100 @@ OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
 
-def _config_fields() -> dict[str, dataclasses.Field]:
-    return {
-        f'{section.name}.{field.name}': field
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)
-    }
+# The names of columns that are not the whole path of their field. Stored queries rely on them: the
+# list does not change, whatever fields there will be.
+SHORT = {
+    'model.d_model': 'd_model',
+    'model.n_layers': 'n_layers',
+    'model.n_heads': 'n_heads',
+    'model.n_kv_heads': 'n_kv_heads',
+    'model.d_ff': 'd_ff',
+    'model.norm': 'norm',
+    'model.placement': 'placement',
+    'model.attention': 'attention',
+    'model.qk_norm': 'qk_norm',
+    'model.activation': 'activation',
+    'model.position': 'position',
+    'model.reparam': 'reparam',
+    'model.tie_embeddings': 'tie_embeddings',
+    'model.logit_softcap': 'logit_softcap',
+    'model.dtype': 'dtype',
+    'model.remat': 'remat',
+    'model.scan_layers': 'scan_layers',
+    'model.mix_fraction': 'mix_fraction',
+    'model.embedding_norm': 'embedding_norm',
+    'model.final_norm': 'final_norm',
+    'model.embedding_scale': 'embedding_scale',
+    'model.mlp': 'mlp',
+    'model.readout_bias': 'readout_bias',
+    'mlp.n_experts': 'n_experts',
+    'mlp.experts_per_token': 'experts_per_token',
+    'mlp.expert_capacity': 'expert_capacity',
+    'loss.z_loss': 'z_loss',
+    'loss.label_smoothing': 'label_smoothing',
+    'loss.balance_loss': 'balance_loss',
+    'optim.lr': 'lr',
+    'optim.schedule': 'schedule',
+    'optim.warmup_steps': 'warmup_steps',
+    'optim.decay_fraction': 'decay_fraction',
+    'optim.final_lr_fraction': 'final_lr_fraction',
+    'optim.b1': 'b1',
+    'optim.b2': 'b2',
+    'optim.eps': 'eps',
+    'optim.weight_decay': 'weight_decay',
+    'optim.decay_rule': 'decay_rule',
+    'optim.clip_norm': 'clip_norm',
+    'scaling.init_scale': 'init_scale',
+    'data.source': 'source',
+    'data.tokenizer': 'tokenizer',
+    'data.text_field': 'text_field',
+    'data.seq_len': 'seq_len',
+    'data.batch_size': 'batch_size',
+    'data.packing': 'packing',
+    'data.mask_documents': 'mask_documents',
+    'data.epochs': 'epochs',
+    'data.validation_fraction': 'validation_fraction',
+    'data.invalid_utf8': 'invalid_utf8',
+    'data.prefetch': 'prefetch',
+    'data.cache_dir': 'cache_dir',
+    'train.steps': 'steps',
+    'train.microbatches': 'microbatches',
+    'train.eval_every': 'eval_every',
+    'train.eval_batches': 'eval_batches',
+    'train.checkpoint_every': 'checkpoint_every',
+    'train.keep_last': 'keep_last',
+    'train.keep_best': 'keep_best',
+    'train.log_every': 'log_every',
+    'train.on_divergence': 'on_divergence',
+    'train.diagnose_every': 'diagnose_every',
+    'train.init_from': 'init_from',
+    'train.trainable': 'trainable',
+    'mesh.run': 'run',
+    'kernels.implementation': 'implementation',
+    'kernels.run_axis': 'run_axis',
+}
 
 
-def columns() -> dict[str, str]:
+@functools.cache
+def columns() -> Mapping[str, str]:
     """{'model.norm': 'norm', 'train.seed': 'train_seed', ...}: the column of each config field.
 
-    It is the field's name, with the section before it where another section has that name too, or
-    where it names a section or another column. `norm` is model.norm all the same; the section of
-    that name holds its options, which are `norm_groups` and so on.
+    It is that of `SHORT`, or else the whole path: `norm` is model.norm, and `norm_groups` is an
+    option of norms.
     """
-    paths = list(_config_fields())
-    shared = collections.Counter(path.split('.')[1] for path in paths)
-    sections = {section.name for section in dataclasses.fields(Config)} - {'norm'}
-    shared.update([*IDENTITY, *RESULTS, *sections])
-    names = {path: path.split('.')[1] for path in paths}
-    return {
-        path: path.replace('.', '_') if shared[n] > 1 or path.startswith('norm.') else n
-        for path, n in names.items()
-    }
+    return {path: SHORT.get(path, path.replace('.', '_')) for path in FIELDS}
 
 
+@functools.cache
 def schema() -> pa.Schema:
     """Of `cells.parquet`: typed also where a column has no value yet."""
-    fields, names = _config_fields(), columns()
-    kinds = IDENTITY | {names[path]: types_of(field.type)[0] for path, field in fields.items()}
+    kinds = IDENTITY | {name: _type_of(path) for path, name in columns().items()}
     kinds |= {column: kind for column, (_, kind) in RESULTS.items()}
     return pa.schema([(column, ARROW.get(kind, pa.string())) for column, kind in kinds.items()])
+
+
+def _type_of(path: str) -> type:
+    return next(kind for kind in FIELDS[path].types if kind is not types.NoneType)
 
 
 def gather(workdir: str | Path) -> list[Record]:
@@ -113,8 +179,7 @@ def gather(workdir: str | Path) -> list[Record]:
     if (folder / SWEEP).exists():
         return _gather_sweep(folder)
     if (folder / CONFIG).exists():
-        config = _flat_config(json.loads((folder / CONFIG).read_text()))
-        return [_record(folder, config, sweep=None, group=None)]
+        return [_record(folder, _config_of(folder), sweep=None, group=None)]
     below = [path for path in sorted(folder.glob('*')) if _holds_runs(path)]
     if not below:
         raise ValueError(
@@ -132,9 +197,9 @@ def read_sweep(workdir: str | Path) -> dict[str, Any]:
     """The sweep.json of a sweep; of a single run, one without axes or other cells."""
     folder = Path(workdir)
     if (folder / SWEEP).exists():
-        return json.loads((folder / SWEEP).read_text())
-    base = json.loads((folder / CONFIG).read_text())
-    return {'base': base, 'axes': {}, 'cells': [{'cell': folder.name, 'group': 0, 'changes': {}}]}
+        return ledger.read_sweep(folder)
+    own = {'cell': folder.name, 'group': 0, 'changes': {}, 'differs': {}}
+    return {'base': _config_of(folder), 'axes': {}, 'cells': [own]}
 
 
 def _gather_sweep(folder: Path) -> list[Record]:
@@ -143,21 +208,29 @@ def _gather_sweep(folder: Path) -> list[Record]:
     if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
         rows = pq.read_table(folder / TABLE).to_pylist()
         return [{name: row.get(name) for name in schema().names} for row in rows]
-    base, records = _flat_config(sweep['base']), []
+    base, records = flatten(sweep['base']), []
     for cell in sweep['cells']:
         path = folder / cell['cell']
-        config = base | cell['changes']
-        if (path / CONFIG).exists():
-            config = _flat_config(json.loads((path / CONFIG).read_text()))
+        config = _config_of(path) if (path / CONFIG).exists() else base | cell['differs']
         records.append(_record(path, config, sweep=folder.name, group=cell['group']))
     return records
 
 
-def _flat_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """By path. A missing field with a default gets it; the default is made for such runs."""
-    missing = dataclasses.MISSING
-    added = {p: f.default for p, f in _config_fields().items() if f.default is not missing}
-    return added | flatten(raw)
+def _config_of(folder: Path) -> Mapping[str, Any]:
+    return _flat_config((folder / CONFIG).read_text())
+
+
+@functools.lru_cache(maxsize=10_000)
+def _flat_config(text: str) -> Mapping[str, Any]:
+    """A config.json by path, in the present form. One that is no config of this version has what is
+    in it and the defaults of fields that were added since.
+    """
+    raw = json.loads(text)
+    try:
+        return flatten(stored_config(raw))
+    except ValueError:
+        added = {path: f.default for path, f in FIELDS.items() if f.default is not MISSING}
+        return added | present_paths(flatten(raw))
 
 
 def _record(path: Path, config: Mapping[str, Any], sweep: str | None, group: int | None) -> Record:
@@ -188,12 +261,12 @@ def _typed(value: Any, kind: pa.DataType) -> Any:
 
 
 def _results(path: Path) -> dict[str, Any]:
-    """By the names of summary.json; what it does not tell is from the rows so far."""
+    """By the names of summary.json. What is not in it is found from the rows so far."""
     if not path.exists():
         return {'status': 'waiting'}
     summary = {'status': 'unfinished'}
     if (path / SUMMARY).exists():
-        summary = json.loads((path / SUMMARY).read_text())
+        summary = read_json(path / SUMMARY)
     if 'best_validation_ce' in summary:
         return summary
     return _results_so_far(read_rows(path / FILE)) | summary
@@ -226,9 +299,8 @@ def as_arrow(records: Iterable[Record]) -> pa.Table:
 def write_table(workdir: str | Path) -> Path:
     """Writes what `gather` finds to WORKDIR/cells.parquet, all or nothing, and returns its path."""
     path = Path(workdir) / TABLE
-    temporary = path.with_name(path.name + '.tmp')
-    pq.write_table(as_arrow(gather(workdir)), temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        pq.write_table(as_arrow(gather(workdir)), temporary)
     return path
 
 
@@ -295,7 +367,9 @@ def swept_columns(records: Iterable[Record]) -> list[str]:
 
 
 def overview(records: list[Record]) -> list[Record]:
-    """Of each record: its cell, what tells it from its sweep's others, and the main results."""
+    """Of each record: its cell, in what it differs from the others of its sweep, and the main
+    results.
+    """
     by_sweep = collections.defaultdict(list)
     for record in records:
         by_sweep[str(Path(record['workdir']).parent)].append(record)
@@ -303,9 +377,9 @@ def overview(records: list[Record]) -> list[Record]:
     for siblings in by_sweep.values():
         swept = swept_columns(siblings) if siblings[0]['sweep'] else []
         for row in siblings:
-            told = ' '.join(f'{name}={number(row[name])}' for name in swept)
+            caption = ' '.join(f'{name}={number(row[name])}' for name in swept)
             results = {name: row[name] for name in OVERVIEW}
-            rows.append({'cell': row['cell'], 'swept': told} | results)
+            rows.append({'cell': row['cell'], 'swept': caption} | results)
     return rows
 
 

@@ -35,6 +35,10 @@ AUTO = 'auto'
 FINITE = sys.float_info.max
 
 
+class Unread(ValueError):
+    """An option is given that no chosen part reads."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """A field that names a row of `table`, whose options are in `section`.
@@ -349,11 +353,11 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
 
 def settle(config: Config) -> Config:
     """`resolve` for a config whose types are right."""
-    config = _without_auto(config)
+    config = without_auto(config)
     readers, flat = readers_of(config), flatten(config)
     for path, value in flat.items():
         if FIELDS[path].of_parts and value is not None and path not in readers:
-            raise ValueError(unread(path, value, config))
+            raise Unread(unread(path, value, config))
     values = {}
     for path, parts in readers.items():
         defaults = [options(part.row)[path.split('.')[1]].default for part in parts]
@@ -363,7 +367,7 @@ def settle(config: Config) -> Config:
     return replaced(config, values)
 
 
-def _without_auto(config: Config) -> Config:
+def without_auto(config: Config) -> Config:
     """What 'auto' or None stands for in the model, by its placement and its norm."""
     model, placement = config.model, part_at(config, 'model.placement')
     needs, norm = placement.row.needs, part_at(config, 'model.norm')
@@ -432,18 +436,42 @@ def to_json(config: Config) -> str:
     return json.dumps(to_dict(config), indent=2) + '\n'
 
 
+# Fields whose dataclass default stands for another value, and that default.
+LEFT_OPEN = {
+    path: field.default
+    for path, field in FIELDS.items()
+    if not field.of_parts and (field.default is None or field.default == AUTO)
+}
+
+
 def identity(config: Config) -> dict[str, Any]:
-    """The fields that make a run what it is: those that differ from what the code did before the
-    field existed, and of the options of parts those that differ from the part's own default. So a
-    field or an option that is added later changes nobody's identity.
+    """What a resolved config says of its run, without what goes without saying.
+
+    A field is left out that has its dataclass default, or what that stands for. Of the options of
+    parts there are those that differ from the default of the part that reads them, by part. So no
+    identity changes where a field or an option is added later, where a default is spelt out, or
+    where an option is moved from its section to behind a name. It would change its meaning, and not
+    its value, with what a default stands for or with the published default of an option: a part
+    that differs in one of these is a new row.
     """
-    readers, found = readers_of(config), {}
+    defaults = flatten(without_auto(replaced(config, LEFT_OPEN)))
+    found = {}
     for path, value in flatten(config).items():
-        parts, default = readers.get(path, []), FIELDS[path].default
-        defaults = {repr(options(part.row)[path.split('.')[1]].default) for part in parts}
-        if value != default and not (FIELDS[path].of_parts and {repr(value)} == defaults):
-            found[path] = value
+        default = defaults[path] if path in LEFT_OPEN else FIELDS[path].default
+        if not FIELDS[path].of_parts and _names(path, value) != _names(path, default):
+            found[path] = _names(path, value)
+    for part in parts_of(config):
+        for name, value in given(config, part).items():
+            if value != options(part.row)[name].default:
+                found[f'{part.path}={part.name}:{name}'] = value
     return found
+
+
+def _names(path: str, value: Any) -> Any:
+    """The value of a field without the options behind a name."""
+    if path in CHOICES and CHOICES[path].inline and isinstance(value, str):
+        return '+'.join(name for name, *_ in CHOICES[path].parts(path, value))
+    return value
 
 
 def digest(config: Config) -> str:
@@ -470,6 +498,10 @@ def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, A
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """{'optim.lr': (old value, new value)} for every field in which the two differ."""
+    """{'optim.lr': (old value, new value)} for every field in which two resolved configs differ; {}
+    where they are of one `identity`.
+    """
+    if identity(old) == identity(new):
+        return {}
     a, b = flatten(old), flatten(new)
     return {path: (a[path], b[path]) for path in b if a[path] != b[path]}

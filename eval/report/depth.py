@@ -23,7 +23,7 @@ TABLE = (
     'most / least',
     'exponent',
 )
-TOLD = (
+CAPTION = (
     'At the first and the last step that has it, each variant at its best learning rate, mean over '
     'seeds; last / first also of each seed, from the least to the most. The exponent is p of the '
     'power law value = c layer^p, fitted in logarithms to layers 1, 2, ...; of a square it is '

@@ -176,8 +176,8 @@ def _learning_rate_panels(
     top = 1.1 * max(comparison.initial for comparison in comparisons)
     if math.isfinite(top) and grid[0].get_ylim()[1] > top:
         grid[0].set_ylim(top=top)
-    told = ', '.join(comparison.variant.name for comparison, _ in baselines)
-    figure.supxlabel(f'learning rate; dark: {told}' if told else 'learning rate', fontsize=8)
+    names = ', '.join(comparison.variant.name for comparison, _ in baselines)
+    figure.supxlabel(f'learning rate; dark: {names}' if names else 'learning rate', fontsize=8)
     figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
 
 
@@ -256,8 +256,8 @@ def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:
             when = f'step {steps.pop()}' if len(steps) == 1 else ('first step', 'last step')[end]
             axes.set_title(f'{layers} layers, {when}', fontsize=8)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    told = np.concatenate([values_L for p in found for values_L in p.values.values()])
-    if (told[np.isfinite(told)] > 0).all():
+    values = np.concatenate([values_L for p in found for values_L in p.values.values()])
+    if (values[np.isfinite(values)] > 0).all():
         for axes in grid[0]:  # the others of its column share it
             axes.set_yscale('log')
     for axes in grid[-1]:

@@ -115,10 +115,12 @@ def _findings(comparisons: Sequence[Comparison], metric: str) -> list[str]:
         f'{plus_minus(best.loss)} {unit}, of {best.variant.name} at learning rate '
         f'{number(best.best_lr)}, {_count(best.loss.n, "seed")}.'
     ]
-    told = collections.Counter(c.verdict for c in comparisons if c.verdict)
-    if told:
+    verdicts = collections.Counter(c.verdict for c in comparisons if c.verdict)
+    if verdicts:
         baseline = next(c.variant.name for c in comparisons if c.variant.is_baseline)
-        counts = ', '.join(f'{told[verdict]} {verdict}' for verdict in MARKS if told[verdict])
+        counts = ', '.join(
+            f'{verdicts[verdict]} {verdict}' for verdict in MARKS if verdicts[verdict]
+        )
         lines.append(f'Against the baseline ({baseline}): {counts}.')
     return lines
 
@@ -200,9 +202,9 @@ def _data(
         done = rates.finished(c, metric)
         diverged = collections.Counter(r['lr'] for r in c.variant.records if plots.has_diverged(r))
         points = [{'lr': lr, 'done': done[lr], 'diverged': diverged[lr]} for lr in done]
-        told = {'mean': c.loss.mean, 'half': c.loss.half, 'initial': c.initial}
-        told |= {'name': c.variant.name, 'best_lr': c.best_lr, 'points': points, **style}
-        variants.append(_rounded(told))
+        drawn = {'mean': c.loss.mean, 'half': c.loss.half, 'initial': c.initial}
+        drawn |= {'name': c.variant.name, 'best_lr': c.best_lr, 'points': points, **style}
+        variants.append(_rounded(drawn))
         runs = [(record, series[record['workdir']]) for record in c.variant.records]
         cells += [_cell_data(record, i, one, steps) for record, one in runs]
     return {'unit': plots.UNITS[metric], 'variants': variants, 'cells': cells}
@@ -241,7 +243,7 @@ def _by_rate(comparisons: Sequence[Comparison], metric: str) -> Tables:
     lines = rates.table(comparisons, metric)
     if len(lines[0]) < 3:
         return {}
-    return {'By learning rate': (f'Final validation {plots.UNITS[metric]}. {rates.TOLD}', lines)}
+    return {'By learning rate': (f'Final validation {plots.UNITS[metric]}. {rates.CAPTION}', lines)}
 
 
 def _by_depth(comparisons: Sequence[Comparison], series: Mapping[str, Series]) -> Tables:
@@ -249,7 +251,7 @@ def _by_depth(comparisons: Sequence[Comparison], series: Mapping[str, Series]) -
     names = dict.fromkeys(name for one in series.values() for name in one.layers)
     tables = {name: depth.table(depth.profiles(comparisons, series, name)) for name in names}
     return {
-        f'By depth: {name.replace("_", " ")}': (depth.TOLD, lines)
+        f'By depth: {name.replace("_", " ")}': (depth.CAPTION, lines)
         for name, lines in tables.items()
         if len(lines) > 1
     }
@@ -289,11 +291,11 @@ def _markdown(content: Mapping[str, Any], tables: Tables) -> str:
             'seeds.',
             markdown([list(rows[0]), *(list(row.values()) for row in rows)]),
         ]
-        told = {name: '; '.join(lines) for name, lines in content['changes'].items()}
-        lines = [f'- {name}: {line or "as the base"}' for name, line in told.items()]
+        changes = {name: '; '.join(lines) for name, lines in content['changes'].items()}
+        lines = [f'- {name}: {line or "as the base"}' for name, line in changes.items()]
         parts += ['## Config against the base', '\n'.join(lines)]
-    for heading, (told, lines) in tables.items():
-        parts += [f'## {heading}', told, markdown(lines)]
+    for heading, (caption, lines) in tables.items():
+        parts += [f'## {heading}', caption, markdown(lines)]
     if content['cells']:
         rows = content['cells']
         table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])

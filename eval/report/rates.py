@@ -7,7 +7,7 @@ import numpy as np
 from eval.compare import Comparison, has_diverged
 from eval.text import number
 
-TOLD = (
+CAPTION = (
     'Mean over the seeds that finished; in parentheses how many diverged. The lowest of a row is '
     'bold.'
 )
@@ -41,7 +41,7 @@ def _diverged(comparison: Comparison, lr: float) -> int:
 
 
 def _cell(mean: float | None, lowest: float | None, diverged: int) -> str:
-    told = '' if mean is None else f'{mean:.3f}'
+    text = '' if mean is None else f'{mean:.3f}'
     if mean is not None and mean == lowest:
-        told = f'**{told}**'
-    return ' '.join(part for part in (told, f'({diverged})' if diverged else '') if part)
+        text = f'**{text}**'
+    return ' '.join(part for part in (text, f'({diverged})' if diverged else '') if part)

@@ -2,13 +2,14 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from lm.files import locked, write_text
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # ArrayRecord raises RuntimeError with the system's words in it.
@@ -46,11 +47,9 @@ def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
 
 def _remember(path: Path, memo: dict) -> None:
     """Another process may do so as well: a line lost costs reading a file once more."""
-    temporary = path.with_suffix(f'.{os.getpid()}')
     with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(memo))
-        temporary.replace(path)
+        write_text(path, json.dumps(memo))
 
 
 def made_once(folder: Path, name: str, make: Callable[[Path], None], say: Callable) -> Path:
@@ -62,7 +61,7 @@ def made_once(folder: Path, name: str, make: Callable[[Path], None], say: Callab
     path, partial = folder / name, folder / f'{name}.partial'
     if path.is_dir():
         return path
-    with _locked(folder, name, say):
+    with _held(folder, name, say):
         if path.is_dir():  # made by the process that was waited for
             return path
         shutil.rmtree(partial, ignore_errors=True)
@@ -77,21 +76,17 @@ def made_once(folder: Path, name: str, make: Callable[[Path], None], say: Callab
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, name: str, say: Callable) -> Iterator[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / f'{name}.lock', 'w')  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise OSError(
-            f'prepared data cannot be kept in {folder}: {error.strerror}. Set data.cache_dir to '
-            'a folder that can be written.'
-        ) from error
-    with file:
+def _held(folder: Path, name: str, say: Callable) -> Iterator[None]:
+    waiting = 'data: another process prepares the same data; waiting for it'
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say('data: another process prepares the same data; waiting for it')
-            fcntl.flock(file, fcntl.LOCK_EX)
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / f'{name}.lock', waiting=waiting, say=say))
+        except OSError as error:
+            raise OSError(
+                f'prepared data cannot be kept in {folder}: {error.strerror}. Set data.cache_dir '
+                'to a folder that can be written.'
+            ) from error
         yield
 
 

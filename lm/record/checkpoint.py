@@ -112,8 +112,8 @@ class Checkpoints:
                 'goes on from the newest.'
             ) from error
 
-    def restore(self, like: State) -> tuple[State, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, laid out as `like`; None where there is none.
+    def restore(self, shapes: State) -> tuple[State, dict[str, Any]] | None:
+        """The newest checkpoint that can be read, laid out as `shapes`; None where there is none.
 
         One that cannot be read is moved to `checkpoints_damaged`, with a word, and the one before
         is taken. Raises TreeMismatch where the parameters do not fit, FileNotFoundError where all
@@ -122,7 +122,7 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return self._restore_step(step, like)
+                return self._restore_step(step, shapes)
             except TreeMismatch:
                 raise
             except DAMAGE as error:
@@ -134,14 +134,14 @@ class Checkpoints:
             )
         return None
 
-    def _restore_step(self, step: int, like: State) -> tuple[State, dict[str, Any]]:
+    def _restore_step(self, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
         path = self.folder / str(step)
         meta = read_meta(self.folder, step)
-        check_tree(meta['tree'], state_record(like), path)
+        check_tree(meta['tree'], state_record(shapes), path)
         items = _read(
             path,
-            weights=ocp.args.StandardRestore(_weights(like)),
-            training=ocp.args.StandardRestore(_training(like)),
+            weights=ocp.args.StandardRestore(_weights(shapes)),
+            training=ocp.args.StandardRestore(_training(shapes)),
         )
         return State(**{'stats': {}, **items['weights']}, **items['training']), meta
 
@@ -192,14 +192,14 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
     return _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
 
 
-def read_weights(folder: Path, step: int, like: State) -> Weights:
-    """Those of one checkpoint, without its optimizer, laid out as `like`.
+def read_weights(folder: Path, step: int, shapes: State) -> Weights:
+    """Those of one checkpoint, without its optimizer, laid out as `shapes`.
 
     TreeMismatch where they do not fit.
     """
     path = folder / str(step)
-    check_tree(read_meta(folder, step)['tree'], state_record(like), path)
-    weights = _read(path, weights=ocp.args.StandardRestore(_weights(like)))['weights']
+    check_tree(read_meta(folder, step)['tree'], state_record(shapes), path)
+    weights = _read(path, weights=ocp.args.StandardRestore(_weights(shapes)))['weights']
     return Weights(**{'stats': {}, **weights})
 
 

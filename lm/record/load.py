@@ -8,10 +8,11 @@ import jax
 from jax.sharding import Mesh
 
 from lm import data
-from lm.config import Config, resolve
+from lm.config import Config
 from lm.mesh import make_mesh
 from lm.model import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
+from lm.record.upgrade import stored_config
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
 
@@ -64,7 +65,7 @@ def load(path: str | Path) -> Checkpoint:
     """
     folder, step = find(Path(path))
     meta = read_meta(folder, step)
-    config = resolve(meta['config'])
+    config = stored_config(meta['config'])
     # Whatever mesh it was trained on, one device holds any model that this can evaluate yet.
     mesh = make_mesh(dataclasses.replace(config.mesh, data=1))
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')

@@ -8,9 +8,22 @@ import jax
 from lm.config import Config
 from lm.data.tokenizers import Tokenizer
 from lm.record.checkpoint import check_tree, tree_record
-from lm.record.load import Checkpoint, load
+from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
 from lm.state import Learner, State, Weights, hyper_from
+
+
+def check_init_from(config: Config) -> None:
+    """ValueError where train.init_from names no checkpoint, with what a run does that has begun."""
+    if not config.train.init_from:
+        return
+    try:
+        find(Path(config.train.init_from))
+    except ValueError as error:
+        raise ValueError(
+            f'train.init_from: {error} A run that has begun goes on without it: '
+            '--config.train.init_from= --continue_changed'
+        ) from error
 
 
 def initial_state(config: Config, experiment: Experiment) -> State:

@@ -13,24 +13,35 @@ tuple is one `list`.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import lm.data
-from lm.check import check_program
-from lm.config import Config, DataConfig, digest, flatten, resolve, to_dict
-from lm.state import HYPER_PATHS
+from lm.check import check
+from lm.config import (
+    FIELDS,
+    RUN_PATHS,
+    Config,
+    DataConfig,
+    Unread,
+    build,
+    digest,
+    flatten,
+    replaced,
+    settle,
+)
 from modules.choices import nearest
+from modules.options import typed
 
 Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
-
-# Fields that one compiled program takes as data: runs that differ in these alone share it.
-RUN_PATHS = (*HYPER_PATHS.values(), 'train.seed', 'data.seed')
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of a sweep. `name`, the hash of its resolved config, names its folder."""
+    """One run of a sweep. `name` is that of its folder: the hash of its resolved config, unless an
+    older version began it (`lm.sweep.ledger`). `changes` are as the sweep gives them, with the
+    types of their fields.
+    """
 
     name: str
     changes: Changes
@@ -46,30 +57,31 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     """Every run of the sweep, in order: of several axes, the last one changes fastest.
 
+    The changes are made to the base as it is given, and then each cell is resolved: what is 'auto'
+    or None in the base follows from the choices of the cell.
+
     Raises ValueError for an axis that names no field (with the nearest), a value of another type or
-    out of bounds, an axis without values, a field that two axes change, and two cells that resolve
-    to the same config.
+    out of bounds, an axis without values, a field that two axes change, an option that a cell does
+    not read, and two cells that resolve to the same config.
     """
-    default = resolve(base)
-    axes = _axes(sweep, flatten(default))
+    start = build(base)
+    axes = _axes(sweep, FIELDS)
     _refuse_shared_fields(axes)
     found: dict[str, Cell] = {}
     checked_data: set[DataConfig] = set()  # looking for the files takes 30 ms
     for parts in itertools.product(*axes):
         asked = {path: value for part in parts for path, value in part.items()}
-        config = _changed(default, asked, checked_data)
-        resolved = flatten(config)
-        changes, name = {path: resolved[path] for path in asked}, digest(config)
-        if name in found:
+        cell = _cell(start, asked, checked_data)
+        if cell.name in found:
             raise ValueError(
-                f'two cells of the sweep are the same run: {found[name].changes} and {changes} '
-                'resolve to equal configs. Leave one out.'
+                f'two cells of the sweep are the same run: {found[cell.name].changes} and '
+                f'{cell.changes} resolve to equal configs. Leave one out.'
             )
-        found[name] = Cell(name, changes, config)
+        found[cell.name] = cell
     return list(found.values())
 
 
-def _axes(sweep: Any, known: Mapping[str, Any]) -> list[list[Changes]]:
+def _axes(sweep: Any, known: Collection[str]) -> list[list[Changes]]:
     """Each axis as the list of changes it goes through."""
     if isinstance(sweep, list | tuple):
         sweep = {'list': sweep}
@@ -96,7 +108,7 @@ def _axes(sweep: Any, known: Mapping[str, Any]) -> list[list[Changes]]:
     return axes
 
 
-def _zipped(fields: Any, known: Mapping[str, Any]) -> list[Changes]:
+def _zipped(fields: Any, known: Collection[str]) -> list[Changes]:
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
     for path in fields:
@@ -109,7 +121,7 @@ def _zipped(fields: Any, known: Mapping[str, Any]) -> list[Changes]:
     return [{p: _plain(v) for p, v in zip(columns, row, strict=True)} for row in rows]
 
 
-def _one(changes: Any, known: Mapping[str, Any]) -> Changes:
+def _one(changes: Any, known: Collection[str]) -> Changes:
     if not isinstance(changes, Mapping):
         raise ValueError(
             f'sweep list must hold dicts such as {{"optim.lr": 1e-3}}; got {changes!r}'
@@ -133,7 +145,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, 'item') else value
 
 
-def _check_field(path: Any, known: Mapping[str, Any]) -> None:
+def _check_field(path: Any, known: Collection[str]) -> None:
     if path in known:
         return
     same_end = [full for full in known if full.split('.')[-1] == path]
@@ -152,24 +164,28 @@ def _refuse_shared_fields(axes: list[list[Changes]]) -> None:
         seen |= fields
 
 
-def _changed(config: Config, changes: Changes, checked_data: set[DataConfig]) -> Config:
-    tree = to_dict(config)
-    for path, value in changes.items():
-        section, name = path.split('.')
-        tree[section][name] = value
+def _cell(base: Config, asked: Changes, checked_data: set[DataConfig]) -> Cell:
     try:
-        changed = resolve(tree)
-        check_program(changed)
-        if changed.data not in checked_data:
-            lm.data.check(changed.data)
-            checked_data.add(changed.data)
+        changes = {path: typed(path, value, FIELDS[path].types) for path, value in asked.items()}
+        config = settle(replaced(base, changes))
+        check(config)
+        if config.data not in checked_data:
+            lm.data.check(config.data)
+            checked_data.add(config.data)
+    except Unread as error:
+        raise ValueError(
+            f'sweep cell {asked}: {error} Where other cells read it, give it in a `list`, together '
+            'with the choices that read it.'
+        ) from error
     except ValueError as error:
-        raise ValueError(f'sweep cell {changes}: {error}') from error
-    return changed
+        raise ValueError(f'sweep cell {asked}: {error}') from error
+    return Cell(digest(config), changes, config)
 
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
-    """Cells that one compiled program can train together: those that differ in RUN_PATHS alone."""
+    """Cells that one compiled program can train together: those that differ in
+    `lm.config.RUN_PATHS` alone.
+    """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:
         program = tuple((p, v) for p, v in flatten(cell.config).items() if p not in RUN_PATHS)

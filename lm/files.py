@@ -1,0 +1,91 @@
+"""Files that are written whole or not at all, and locks that go with their process."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+POLL_SEC = 0.1
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class InUse(ValueError):
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to, which takes its place when the block ends without an error.
+
+    Each process has one of its own, so that several may write the same file: the last one stays.
+    """
+    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of it or nothing, even if killed midway."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """As `write_text`, indented."""
+    write_text(path, json.dumps(record, indent=2) + '\n')
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path,
+    *,
+    waiting: str,
+    in_use: str = '',
+    say: Callable[[str], None] = print,
+    wait_until: float = math.inf,
+) -> Iterator[None]:
+    """Holds the lock of the file `path`, which is made, until the block or the process ends.
+
+    Where another process holds it, `waiting` is said, and it is waited for until `wait_until`, by
+    `time.monotonic`. Then InUse is raised with the text `in_use`. On a file system without locks a
+    note is said, and the block runs.
+    """
+    with open(path, 'w') as file:
+        free = _try_lock(file, say)
+        if not free and time.monotonic() < wait_until:
+            say(waiting)
+        while not free:
+            if time.monotonic() >= wait_until:
+                raise InUse(in_use)
+            time.sleep(POLL_SEC)
+            free = _try_lock(file, say)
+        yield
+
+
+def _try_lock(file: IO, say: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        say(
+            f'NOTE: {file.name} cannot be locked ({error}): see to it that no other process '
+            'writes to its folder'
+        )
+        return True

@@ -1,0 +1,91 @@
+"""Configs that an older version wrote, in the form they have now.
+
+Until commit 0447279 options of parts stood in other sections, had values whether or not a part
+read them, and nothing was filled in for 'auto'. Records of that form lack some sections.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm.config import (
+    FIELDS,
+    Config,
+    build,
+    flatten,
+    readers_of,
+    replaced,
+    resolve,
+    settle,
+    without_auto,
+)
+
+NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
+MOVED = {
+    'model.norm_eps': 'norm.eps',
+    'model.n_experts': 'mlp.n_experts',
+    'model.experts_per_token': 'mlp.experts_per_token',
+    'model.expert_capacity': 'mlp.expert_capacity',
+}
+# One field was for both: the share by which statistics move, or the share of them that is kept.
+SPLIT = ('norm.momentum', 'norm.ema_decay')
+
+
+def stored_config(raw: Mapping[str, Any]) -> Config:
+    """The config in a record: in config.json, in a checkpoint's meta, or the base of sweep.json.
+
+    One of the present form is resolved as any config. Raises ValueError where it does not hold a
+    config of either form.
+    """
+    if not is_old(raw):
+        return resolve(raw)
+    config = without_auto(build(_nested(_present_fields(flatten(raw)))))
+    readers = readers_of(config)
+    unread = [path for path in FIELDS if FIELDS[path].of_parts and path not in readers]
+    return settle(replaced(config, dict.fromkeys(unread)))
+
+
+def is_old(raw: Mapping[str, Any]) -> bool:
+    return 'model' in raw and NEW_SECTION not in raw
+
+
+def stored_cell(
+    base: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[Config, dict[str, Any]]:
+    """The config of a cell of an old sweep.json, and its changes, by the present names of fields."""
+    config = stored_config(_nested(flatten(base) | changes))
+    values = flatten(config)
+    paths = [_present_path(path, values) for path in changes]
+    return config, {path: values[path] for path in paths}
+
+
+def present_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an old record by the names they have now; their values as they stand."""
+    return {MOVED.get(path, path): value for path, value in flat.items()}
+
+
+def _present_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
+    found = present_paths(flat)
+    moved, kept = SPLIT
+    found[kept] = found.get(moved)
+    if found.get('model.placement') == 'wide':
+        reparam = found['model.reparam']
+        found['model.reparam'] = 'shared' if reparam == 'none' else f'shared+{reparam}'
+        if found.get('model.mlp') == 'dense':  # which is not WideNet, and is refused now
+            found['model.placement'] = 'pre'
+    return found
+
+
+def _present_path(path: str, values: Mapping[str, Any]) -> str:
+    """The name of a field now, in a config with these values."""
+    moved, kept = SPLIT
+    if path == moved and values[moved] is None:
+        return kept
+    return MOVED.get(path, path)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tree: dict[str, dict[str, Any]] = {}
+    for path, value in flat.items():
+        section, name = path.split('.')
+        tree.setdefault(section, {})[name] = value
+    return tree

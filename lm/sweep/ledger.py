@@ -1,0 +1,110 @@
+"""sweep.json: what a sweep started from, and which folder holds which of its cells.
+
+{'base': a config as nested sections, 'axes': {field: [values]}, 'cells': [
+    {'cell': name of the folder, 'group': number of its program or null,
+     'changes': {field: value} as the sweep gives them,
+     'differs': {field: value} in which the cell's config differs from the base}]}
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm.config import Config, differences, digest, to_dict
+from lm.files import read_json, write_json
+from lm.record.upgrade import is_old, stored_cell, stored_config
+from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, writable
+from lm.sweep.cells import Cell
+
+Record = dict[str, Any]
+
+
+def open_sweep(
+    path: Path, base: Config, groups: Sequence[Sequence[Cell]], continue_changed: bool
+) -> list[list[Cell]]:
+    """Makes the folder of a sweep with its sweep.json, or takes up the one that is there; the
+    groups, with the names that their cells have in it.
+
+    A cell that was begun by an older version keeps the name of its folder, and so its results. The
+    axes may have changed since: cells begun earlier stay on record, with no group. Raises
+    ValueError where the runs of the folder started from another config, unless `continue_changed`.
+    """
+    before: list[Record] = []
+    if (path / SWEEP).exists():
+        record = read_sweep(path)
+        changed = differences(stored_config(record['base']), base)
+        if changed and not continue_changed:
+            raise ValueError(refusal(path, 'a sweep from another config', changed))
+        before = record['cells']
+        groups = _with_earlier_names(path, before, groups)
+    elif (path / CONFIG).exists():
+        raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
+    listed = [
+        {
+            'cell': cell.name,
+            'group': number,
+            'changes': cell.changes,
+            'differs': _differs(base, cell.config),
+        }
+        for number, group in enumerate(groups)
+        for cell in group
+    ]
+    names = {cell['cell'] for cell in listed}
+    listed += [
+        cell | {'group': None}
+        for cell in before
+        if cell['cell'] not in names and (path / cell['cell']).exists()
+    ]
+    with writable(path):
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / SWEEP, {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed})
+    return [list(group) for group in groups]
+
+
+def read_sweep(path: Path) -> Record:
+    """The sweep.json of a folder, of whatever version, in the present form."""
+    record = read_json(path / SWEEP)
+    if not is_old(record['base']):
+        return record
+    base, cells = stored_config(record['base']), []
+    for cell in record['cells']:
+        config, changes = stored_cell(record['base'], cell['changes'])
+        cells.append(cell | {'changes': changes, 'differs': _differs(base, config)})
+    return {'base': to_dict(base), 'axes': _axes(cells), 'cells': cells}
+
+
+def _with_earlier_names(
+    path: Path, before: Sequence[Record], groups: Sequence[Sequence[Cell]]
+) -> list[list[Cell]]:
+    """The groups, a cell without a folder of its name having that of an earlier cell whose config
+    is the same.
+    """
+    present = {cell.name for group in groups for cell in group}
+    earlier = {}
+    for cell in before:
+        if cell['cell'] in present:
+            continue
+        try:
+            earlier[digest(read_config(path / cell['cell']))] = cell['cell']
+        except (ValueError, OSError):  # never begun, or of a form that nothing is known of
+            continue
+
+    def name(cell: Cell) -> str:
+        return cell.name if (path / cell.name).exists() else earlier.get(cell.name, cell.name)
+
+    return [[dataclasses.replace(cell, name=name(cell)) for cell in group] for group in groups]
+
+
+def _differs(base: Config, config: Config) -> dict[str, Any]:
+    return {field: new for field, (_, new) in differences(base, config).items()}
+
+
+def _axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Every field that cells change, with its values."""
+    axes: dict[str, list[Any]] = {}
+    for cell in cells:
+        for field, value in cell['changes'].items():
+            if value not in axes.setdefault(field, []):
+                axes[field].append(value)
+    return axes
