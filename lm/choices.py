@@ -146,8 +146,8 @@ def bounds(option: Option) -> str:
 
 
 def description(part: Any) -> str:
-    """The text that says what a row is: its summary, the names of the functions that a record
-    without one holds, or its docstring.
+    """The text that says what a row is: its summary, its docstring, that of the one function it
+    holds, or the names of what it holds.
     """
     if isinstance(part, Mapping):
         held = part
@@ -155,6 +155,9 @@ def description(part: Any) -> str:
         if hasattr(part, 'summary'):
             return part.summary
         held = vars(part)
+        functions = [value for value in held.values() if inspect.isfunction(value)]
+        if len(functions) == 1:
+            return description(functions[0])
     else:
         own = part.__dict__.get('__doc__') if isinstance(part, type) else part.__doc__
         return inspect.cleandoc(own or '')

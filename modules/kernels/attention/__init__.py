@@ -7,8 +7,8 @@ specification; the others equal it to rounding (tests/modules/test_kernels.py) a
 what they do not serve.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 
@@ -18,7 +18,8 @@ from modules.kernels.attention.reference import reference
 from modules.kernels.attention.scores import Scores
 
 
-class AttentionKernel(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class AttentionKernel:
     """compute(q, k, v, scores, segments_BT), with sinks_N and bias by name where it serves them.
 
     serves: the fields of `Scores` that `compute` reads.
