@@ -1,4 +1,4 @@
-"""The state a run starts from: drawn, or with the weights of a checkpoint (train.init_from)."""
+"""The state a run starts from: random weights, or those of a checkpoint (train.init_from)."""
 
 import tempfile
 from pathlib import Path
@@ -49,7 +49,7 @@ def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
             f'this run has {config.data.tokenizer} of {config.data.source}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
-    wanted = used_record(experiment.learner, experiment.state_like)
+    wanted = used_record(experiment.learner, experiment.state_shapes)
     check_tree(used_record(source.learner, source.weights), wanted, source.path)
     return source
 
