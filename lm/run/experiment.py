@@ -13,8 +13,8 @@ from lm.state import build_learner
 class Experiment:
     """Opening it prepares the text where that is not done; `runs` is how many will share it.
 
-    state_like: shapes, types and shardings of one run's state; init: (key, hyper) -> that state at
-    step 0.
+    state_shapes: shapes, types and shardings of one run's state; init: (key, hyper) -> that state
+    at step 0.
     """
 
     def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
@@ -28,5 +28,5 @@ class Experiment:
         self.learner = build_learner(config, self.vocab_size, bos_id, self.platform)
         self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
-        self.state_like = abstract_state(self.learner, self.mesh)
+        self.state_shapes = abstract_state(self.learner, self.mesh)
         self.init = jit_init(self.learner, self.mesh)
