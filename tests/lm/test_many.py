@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.check import NAMES
-from lm.config import MeshConfig
+from lm.config import FIELDS, MeshConfig
 from lm.many import RUN_AXES, SINGLE, layout, over_mesh, run_axis
 from lm.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
 from modules.params import ParamSpec
@@ -104,7 +103,7 @@ def test_auto_names_a_row_by_platform():
     assert run_axis('auto', 'cpu') == 'loop'
     assert run_axis('auto', 'tpu') == run_axis('auto', 'gpu') == 'vmap'
     assert run_axis('vmap', 'cpu') == 'vmap'
-    assert set(NAMES['kernels.run_axis']) == {'auto', *RUN_AXES}
+    assert set(FIELDS['kernels.run_axis'].option.choices) == {'auto', *RUN_AXES}
 
 
 STATE = {'w': jax.ShapeDtypeStruct((3, 5), jnp.float32)}  # of one run

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.check import NAMES
+from lm.config import CHOICES
 from lm.mesh import make_mesh, param_sharding
 from lm.model import DIAGNOSTICS
 from modules.params import LAYER, named_leaves
@@ -132,7 +132,7 @@ def test_bfloat16_is_near_float32():
     assert 1e-4 < error < 0.05
 
 
-@pytest.mark.parametrize('position', NAMES['model.position'])
+@pytest.mark.parametrize('position', CHOICES['model.position'].table)
 def test_no_token_sees_a_later_one(position):
     """Causality by gradient: all tokens differ, so that each row of the embedding is one position,
     and d logits[t] / d embedding[token s] = 0 unless s <= t.
@@ -151,7 +151,7 @@ def test_no_token_sees_a_later_one(position):
     np.testing.assert_array_equal(seen_TS, np.tri(8, dtype=bool))
 
 
-@pytest.mark.parametrize('position', NAMES['model.position'])
+@pytest.mark.parametrize('position', CHOICES['model.position'].table)
 def test_documents_are_on_their_own(position):
     """Packed into a row, each gives the logits it gives alone; without segments it does not."""
     changes = {'model.position': position}
@@ -199,7 +199,10 @@ def test_learned_positions_are_added_to_the_embeddings():
 
 
 ROWS = [
-    {path: name} for path, table in NAMES.items() for name in table if path.startswith('model.')
+    {path: name}
+    for path, choice in CHOICES.items()
+    for name in choice.table
+    if path.startswith('model.')
 ]
 
 

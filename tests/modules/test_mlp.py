@@ -18,14 +18,14 @@ TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4
 REFERENCE = kernels_for('cpu', 'reference')
 
 
-def moe(activation='relu', capacity_factor=1.2, dtype=jnp.float32, **options):
+def moe(activation='relu', expert_capacity=1.2, dtype=jnp.float32, **options):
     return MoE(
         HIDDEN,
         ACTIVATIONS[activation],
         REFERENCE,
         dtype,
         n_experts=EXPERTS,
-        capacity_factor=capacity_factor,
+        expert_capacity=expert_capacity,
         **options,
     )
 
@@ -86,18 +86,18 @@ def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
     np.testing.assert_allclose(evaluate(layer, params, stats, x), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('capacity_factor', [0.4, 1.2, 10.0])
-def test_training_drops_what_comes_after_an_expert_is_full(capacity_factor):
+@pytest.mark.parametrize('expert_capacity', [0.4, 1.2, 10.0])
+def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     """With noise of deviation 1/E from the layer's own key. Catches a drop by likelihood, or a
     capacity that forgets the number of choices.
     """
-    layer = moe(capacity_factor=capacity_factor)
+    layer = moe(expert_capacity=expert_capacity)
     x, params, stats = draw(layer)
     params['router'] = params['router'].at[:, 0].set(0).at[:, 1].add(0.5)
     now, later = jax.random.split(as_key(stats[STATS]['key']))
     noise = np.asarray(jax.random.normal(now, (TOKENS, EXPERTS))) / EXPERTS
     probs = router_of(params, x, noise)
-    capacity = int(np.ceil(capacity_factor * 2 * TOKENS / EXPERTS))
+    capacity = int(np.ceil(expert_capacity * 2 * TOKENS / EXPERTS))
     wanted = mixed(probs, experts_of(params, np.float64(x), gated=False), capacity)
     y, filled = train(layer, params, stats, x)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
@@ -122,7 +122,7 @@ def test_balance_is_one_where_all_are_alike():
 
 def test_evaluation_of_a_token_depends_on_no_other():
     """By gradient; in training it depends on earlier ones, which may take the room."""
-    layer = moe(capacity_factor=0.5)
+    layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     jacobian = jax.jacrev(lambda x: evaluate(layer, params, stats, x).sum(-1))(x)
     seen = np.abs(jacobian).max(-1) > 0
@@ -137,7 +137,7 @@ def test_evaluation_of_a_token_depends_on_no_other():
 
 
 def test_padding_takes_no_room():
-    layer = moe(capacity_factor=0.5)
+    layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
     y, filled = train(layer, params, stats, x, valid)
