@@ -154,7 +154,7 @@ def test_a_section_has_a_field_for_each_option_which_is_none():
     with pytest.raises(dataclasses.FrozenInstanceError):
         made(name='x').rate = 1.0
     with pytest.raises(TypeError):
-        made('x')  # by name alone
+        made(0.5, name='x')  # by name alone
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,7 @@ def test_options_behind_a_name(text, expected):
         'n:a=1=2',
         'n:a=f()',
         'n:a b=1',
+        'n:a=1 2',
     ],
 )
 def test_another_form_is_refused(text):
