@@ -27,16 +27,21 @@ from ml_collections import config_flags
 
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
-from lm.sweep.cells import cells, groups, split_sweep
-from lm.check import check, check_devices
+from lm.check import check_devices
 from lm.config import Config, digest, resolve, to_json
-from lm.sweep.engines import ENGINES, Work
-from lm.record.host import device_name
+from lm.many import SINGLE
 from lm.mesh import make_mesh
-from lm.record.metrics import Terminal
-from lm.run.journal import Diverged
-from lm.run.run import Run
+from lm.record.host import device_name
 from lm.record.workdir import is_final, open_workdir, write_config
+from lm.run.describe import describe
+from lm.run.experiment import Experiment
+from lm.run.program import Program
+from lm.run.start import check_run
+from lm.run.slot import RunSpec, Slot, Status
+from lm.run.terminal import Terminal
+from lm.run.wave import Wave
+from lm.sweep.cells import cells, groups, split_sweep
+from lm.sweep.engines import ENGINES, Work
 from lm.sweep.ledger import open_sweep
 from modules.choices import choose
 
@@ -56,74 +61,40 @@ DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 
 def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
-    check(config)
+    check_run(config)
     check_devices(config, make_mesh(config.mesh).size, jax.process_count())
     terminal = Terminal()
     with open_workdir(workdir, config, continue_changed, terminal.say):
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
-        run = Run(config, workdir, terminal, continue_changed)
-        write_config(workdir, config)  # not before: a changed one may not fit the checkpoint
-        run.describe()
-        if run.journal.finished:
-            steps = config.train.steps
-            terminal.say(f'{workdir} is at step {run.step} of {steps}: nothing left to do')
-            run.journal.conclude()
-            run.close()
-            return DONE
-        run.compile()
-        terminal.say(f'compiled in {run.journal.compile_sec:.1f} s')
-        terminal.start(config.train.steps, run.step)
-        try:
-            with caught_signals() as caught:
-                return loop(run, caught)
-        finally:
-            terminal.close()
-            run.close()
+        program = Program(Experiment(config, terminal.say), SINGLE)
+        run = RunSpec(config, workdir, terminal, continue_changed)
+        with contextlib.closing(Wave(program, [run], size=1)) as wave:
+            (slot,) = wave.slots
+            write_config(workdir, config)  # not before: a changed one may not fit the checkpoint
+            describe(slot.journal)
+            if slot.journal.finished:
+                step, steps = slot.journal.step, config.train.steps
+                terminal.say(f'{workdir} is at step {step} of {steps}: nothing left to do')
+                return DONE
+            wave.compile()
+            terminal.say(f'compiled in {program.compile_sec:.1f} s')
+            with terminal.live(config.train.steps, slot.journal.step), caught_signals() as caught:
+                wave.train(caught)
+                return exit_status(slot, caught)
 
 
-def loop(run: Run, caught: list[int]) -> int:
-    """Steps until the end, a signal, or a divergence that cannot be mended."""
-    if run.step == 0 and run.journal.diagnoses():
-        run.diagnose()
-    while not run.journal.finished:
-        try:
-            run.dispatch()
-            stopping = list(caught)
-            evaluate, diagnose = run.journal.evaluates(), run.journal.diagnoses()
-            save = run.journal.saves() or bool(stopping)
-            if evaluate or diagnose or save:
-                run.settle()
-        except Diverged as seen:
-            if not mend(run, seen):
-                return DIVERGED
-            continue
-        if evaluate:
-            run.evaluate()
-        if diagnose:
-            run.diagnose()
-        if save:
-            run.save()
-        if stopping and not run.journal.finished:
-            return leave(run, stopping[0])
-    journal = run.journal
-    journal.end('done')
-    run.terminal.say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
+def exit_status(slot: Slot, caught: list[int]) -> int:
+    """Says how the run ended."""
+    journal, say = slot.journal, slot.journal.terminal.say
+    if slot.status == Status.DIVERGED:
+        say(f'last good checkpoint: {journal.last_good()}')
+        return DIVERGED
+    if slot.status == Status.STOPPED:
+        name, folder = signal.Signals(caught[0]).name, journal.workdir
+        say(f'{name}: saved step {journal.step} in {folder}; the same command goes on')
+        return SIGNALLED + caught[0]
+    say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE
-
-
-def mend(run: Run, seen: Diverged) -> bool:
-    """Rolls back where the config asks for it and it can; otherwise says what was seen and where
-    the last good checkpoint is.
-    """
-    try:
-        if run.config.train.on_divergence != 'rollback':
-            raise seen
-        run.roll_back(seen)
-        return True
-    except Diverged as final:
-        run.journal.summarize('diverged', str(final))
-        run.terminal.say(f'DIVERGED: {final}\nlast good checkpoint: {run.journal.last_good()}')
-        return False
 
 
 @contextlib.contextmanager
@@ -142,13 +113,6 @@ def caught_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def leave(run: Run, number: int) -> int:
-    run.journal.end('stopped')
-    name, folder = signal.Signals(number).name, run.journal.workdir
-    run.terminal.say(f'{name}: saved step {run.step} in {folder}; the same command goes on')
-    return SIGNALLED + number
 
 
 def train_sweep(
@@ -176,9 +140,8 @@ def train_sweep(
     if caught:
         terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
         return SIGNALLED + caught[0]
-    from eval.report.page import (
-        report,
-    )  # Matplotlib and SciPy, which a single run need not wait for
+    # It brings Matplotlib and SciPy, which a single run need not wait for.
+    from eval.report.page import report
 
     terminal.say(str(report(workdir)))
     folders = [workdir / cell.name for group in grouped for cell in group]
@@ -220,7 +183,7 @@ def main(_) -> None:
         base, sweep = split_sweep(CONFIG.value)
         config = resolve(base)
         if PRINT_CONFIG.value:
-            check(config)
+            check_run(config)
             print(to_json(config), end='')
             if sweep is not None:
                 print(f'{len(cells(base, sweep))} cells start from this', file=sys.stderr)

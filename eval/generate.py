@@ -51,8 +51,8 @@ def generate(
 
     @jax.jit
     def next_token(variables, window_1T, last, key):
-        logits_TV = checkpoint.model.apply(variables, window_1T)
-        return sample(logits_TV[last], key, temperature, top_k)
+        logits_1TV = checkpoint.model.apply(variables, window_1T)
+        return sample(logits_1TV[0, last], key, temperature, top_k)
 
     variables, ids = checkpoint.variables, [tokenizer.bos_id, *tokenizer.encode(prompt)]
     for key in jax.random.split(jax.random.key(seed), tokens):

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.choices import choose, nearest
-from modules.kernels import IMPLEMENTATIONS
+from modules.kernels import ATTENTION_KERNELS, IMPLEMENTATIONS, MATMUL_KERNELS
 from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
 from modules.norms import NORMS
@@ -63,7 +63,7 @@ class Choice:
             name, given = parse(text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
             part = choose(known, name, path)
-            found.append((name, part, check_inline(path, part, name, given)))
+            found.append((name, part, check_inline(path, part, name, given) if given else {}))
         names = [name for name, *_ in found]
         if len(set(names)) < len(names):
             raise ValueError(f'{path}={value} names a row twice')
@@ -191,6 +191,8 @@ class MeshConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
     implementation: Annotated[str, Choice(IMPLEMENTATIONS, auto=True)]
+    attention: Annotated[str, Choice(ATTENTION_KERNELS, auto=True)] = AUTO
+    matmul: Annotated[str, Choice(MATMUL_KERNELS, auto=True)] = AUTO
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 
@@ -386,7 +388,7 @@ def readers_of(config: Config) -> dict[str, list[Part]]:
     """{path of an option: the chosen parts that read it}; one behind a name is no path's."""
     found: dict[str, list[Part]] = {}
     for part in parts_of(config):
-        for name in options(part.row):
+        for name in options(part.row) if part.section else ():
             if name not in part.inline:
                 found.setdefault(f'{part.section}.{name}', []).append(part)
     return found

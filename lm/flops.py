@@ -1,13 +1,13 @@
 """Floating-point operations of a training step, and the rate a device could do them at."""
 
+import math
 import time
 
 import jax
 import jax.numpy as jnp
 
-from lm.config import ModelConfig
-from lm.model import mlp_kind, stream_width
-from modules.activations import ACTIVATIONS
+from lm.state import Learner
+from modules.params import named_leaves
 
 # Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
 # fits.
@@ -27,21 +27,27 @@ PEAK_FLOPS = {
 GEMM_SIZE = 2048
 
 
-def matmul_params(model: ModelConfig, vocab_size: int) -> int:
+def matmul_params(learner: Learner) -> int:
     """Weights that multiply a token's activations: all matrices and the readout; no tables, no
-    vectors. Of experts those that a token goes through, and the router; shared matrices once for
-    each block that uses them.
+    vectors. Of experts those that a token goes through, and the router.
+
+    It counts the parameters that the model uses, so that shared matrices count once for each block.
+    A matrix is what has a fan_in; one in a norm of queries or keys, which multiplies each head,
+    counts once.
     """
-    width, head_dim = stream_width(model), model.d_model // model.n_heads
-    attention = width * head_dim * 2 * (model.n_heads + model.n_kv_heads)
-    matrices = 3 if ACTIVATIONS[model.activation].gated else 2
-    mlp = matrices * width * model.d_ff
-    if mlp_kind(model) == 'moe':
-        mlp = mlp * model.experts_per_token + width * model.n_experts
-    return model.n_layers * (attention + mlp) + width * vocab_size
+    count, config = 0, learner.config
+    shapes = named_leaves(learner.described.used_shapes)
+    for path, spec in named_leaves(learner.described.used_specs).items():
+        shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
+        if 'expert' in shape:
+            shape['expert'] = config.mlp.experts_per_token
+        is_table = spec.role == 'embedding' and 'vocab' in shape
+        if spec.fan_in or (is_table and config.model.tie_embeddings):
+            count += math.prod(shape.values())
+    return count
 
 
-def flops_per_token(model: ModelConfig, vocab_size: int, seq_len: int) -> float:
+def flops_per_token(learner: Learner) -> float:
     """6 N + 6 L T D: forward and backward, per token of a T-token sequence.
 
     N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
@@ -49,8 +55,9 @@ def flops_per_token(model: ModelConfig, vocab_size: int, seq_len: int) -> float:
     attention needs half of the pairs and is counted as half, whether or not the rest is computed.
     Recomputation under remat is not counted.
     """
-    attention = 6 * model.n_layers * seq_len * model.d_model
-    return 6 * matmul_params(model, vocab_size) + attention
+    config = learner.config
+    attention = 6 * config.model.n_layers * config.data.seq_len * config.model.d_model
+    return 6 * matmul_params(learner) + attention
 
 
 def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:

@@ -1,16 +1,21 @@
-"""One program for many runs: a function of one run, mapped over a leading `run` axis.
+"""How the runs of one program lie in its arrays: `Single` or `Stacked`.
 
-The axis lies on the mesh axis `run`; a row of `RUN_AXES` says how the runs that share a device are
-mapped there. Rows give equal results, to rounding: `loop` computes each run with the very
-operations it has alone, `vmap` with batched ones.
+`Stacked` has a leading axis R on the mesh axis `run`, and a row of `RUN_AXES` maps a function of
+one run over it. The rows give equal results up to rounding: `loop` computes each run with the very
+operations it has alone, `vmap` with batched ones. `Single` is the layout of one run: it has no
+leading axis, so its program is the function itself.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
+
+from lm.mesh import batch_sharding, over_runs, replicated
 
 
 def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
@@ -70,6 +75,7 @@ def loop(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
 
 
 RUN_AXES = {'loop': loop, 'vmap': vmap}
+SINGLE = 'single'
 
 
 def run_axis(name: str, platform: str) -> str:
@@ -98,3 +104,115 @@ def take(all_R: Any, run: jax.Array) -> Any:
     """What is in place `run` of the leading axis."""
     pick = jax.lax.dynamic_index_in_dim
     return jax.tree.map(lambda leaf_R: pick(leaf_R, run, 0, keepdims=False), all_R)
+
+
+class Single:
+    """One run, whose arrays are passed as they are: putting it in and taking it out copies nothing.
+
+    states, scalars, batch: the shardings of a state, of all small arrays and of a batch.
+    """
+
+    skips_inactive = True
+
+    def __init__(self, mesh: Mesh, state_shardings: Any):
+        self.states = state_shardings
+        self.scalars, self.batch = replicated(mesh), batch_sharding(mesh)
+
+    def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+        """`function` with one argument more, `active`, which jit drops as it is never read."""
+
+        @functools.wraps(function)
+        def of_one(*arguments):
+            return function(*arguments[:n_shared], *arguments[n_shared + 1 :])
+
+        return of_one
+
+    def shapes(self, of_one: Any, slots: int) -> Any:
+        del slots
+        return of_one
+
+    def empty(self, of_one: Any, slots: int) -> None:
+        """There is no room to be made: the state that is put in is the whole."""
+        del of_one, slots
+
+    def put(self, states: Any, state: Any, slot: int) -> Any:
+        del states, slot
+        return state
+
+    def take(self, states: Any, slot: int) -> Any:
+        del slot
+        return states
+
+    def stack(self, of_each: Sequence[Any]) -> Any:
+        (one,) = of_each
+        return one
+
+    def scalars_of(self, of_each: Sequence[Any]) -> Any:
+        return self.stack(of_each)
+
+    def pick(self, fetched: Any, slot: int) -> Any:
+        del slot
+        return fetched
+
+
+class Stacked:
+    """Runs along a leading axis R, a slot each.
+
+    states, scalars, batch: the shardings of stacked states, small arrays and batches.
+    """
+
+    def __init__(self, how: str, mesh: Mesh, state_shardings: Any):
+        self._how, self._mesh = how, mesh
+        self.skips_inactive = how == 'loop'
+        self.states = jax.tree.map(over_runs, state_shardings)
+        self.scalars, self.batch = over_runs(replicated(mesh)), over_runs(batch_sharding(mesh))
+        self._put = jax.jit(put, out_shardings=self.states, donate_argnums=0)
+        self._take = jax.jit(take, out_shardings=state_shardings)
+
+    def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+        """`many(*shared, active_R, *mapped)`, to be jitted."""
+        return over_mesh(self._how, self._mesh, function, n_shared)
+
+    def shapes(self, of_one: Any, slots: int) -> Any:
+        """Shapes and types of `slots` such trees, stacked."""
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), of_one)
+
+    def empty(self, of_one: Any, slots: int) -> Any:
+        """Room for the states of `slots` runs, each shaped as `of_one`."""
+        shapes_R = self.shapes(of_one, slots)
+
+        def zeros():
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_R)
+
+        return jax.jit(zeros, out_shardings=self.states)()
+
+    def put(self, states: Any, state: Any, slot: int) -> Any:
+        """`states`, which are donated, with `state` in a slot."""
+        return self._put(states, state, slot)
+
+    def take(self, states: Any, slot: int) -> Any:
+        """A copy of the state in a slot."""
+        return self._take(states, slot)
+
+    def stack(self, of_each: Sequence[Any]) -> Any:
+        """Host arrays of every slot, stacked."""
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *of_each)
+
+    def scalars_of(self, of_each: Sequence[Any]) -> Any:
+        """Small arrays of every slot, stacked on the devices."""
+        stacked_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_each)
+        return jax.device_put(stacked_R, self.scalars)
+
+    def pick(self, fetched: Any, slot: int) -> Any:
+        """What a slot has of host arrays."""
+        return jax.tree.map(lambda leaf_R: leaf_R[slot], fetched)
+
+
+def layout(how: str, mesh: Mesh, state_shardings: Any) -> Single | Stacked:
+    """`how` is SINGLE, or a row of RUN_AXES for any number of runs.
+
+    state_shardings: those of the state of one run.
+    """
+    if how == SINGLE:
+        return Single(mesh, state_shardings)
+    return Stacked(how, mesh, state_shardings)

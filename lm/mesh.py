@@ -21,6 +21,7 @@ RULES = {
     'mlp': None,
     'position': None,
     'rank': None,
+    'router': None,
     'vocab': None,
 }
 

@@ -9,8 +9,12 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """`fn` on the up projection or, where `gated`, fn(gate) * up (GLU, arXiv:2002.05202)."""
+    """`fn` on the up projection or, where `gated`, fn(gate) * up (GLU, arXiv:2002.05202).
 
+    summary: one line of what it is with its source.
+    """
+
+    summary: str
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False
 
@@ -26,10 +30,10 @@ def squared_relu(x: jax.Array) -> jax.Array:
 
 
 ACTIVATIONS = {
-    'geglu': Activation(gelu, gated=True),
-    'gelu': Activation(gelu),
-    'relu': Activation(jax.nn.relu),
-    'silu': Activation(jax.nn.silu),
-    'squared_relu': Activation(squared_relu),
-    'swiglu': Activation(jax.nn.silu, gated=True),
+    'geglu': Activation('gelu(gate) * up (arXiv:2002.05202)', gelu, gated=True),
+    'gelu': Activation('x * Phi(x) in its tanh form (arXiv:1606.08415)', gelu),
+    'relu': Activation('max(x, 0)', jax.nn.relu),
+    'silu': Activation('x * sigmoid(x) (arXiv:1702.03118)', jax.nn.silu),
+    'squared_relu': Activation('max(x, 0)^2: Primer (arXiv:2109.08668)', squared_relu),
+    'swiglu': Activation('silu(gate) * up (arXiv:2002.05202)', jax.nn.silu, gated=True),
 }

@@ -1,6 +1,6 @@
 """The position-wise networks. A new one is a class here and a row in `MLPS`.
 
-Each is a Linen class called on (x [M, D], valid [M, 1] or None) with M = B * T tokens.
+Each is a Linen class called on (x [B, T, D], valid [B, T, 1] or None).
 """
 
 import math
@@ -13,8 +13,8 @@ from flax import linen as nn
 
 from modules.activations import Activation
 from modules.kernels import Kernels
+from modules.products import product
 from modules.options import Option
-from modules.params import declare
 from modules.statistics import AUXILIARY, STATS, is_training
 
 
@@ -33,49 +33,50 @@ class MLP(nn.Module):
     init_gain: float = 1.0
 
     @nn.compact
-    def __call__(self, x_MD, valid_M1=None):
-        del valid_M1
-        d_model = x_MD.shape[-1]
-        up_MF = self.project('up', x_MD, ('embed', 'mlp'), self.d_ff)
+    def __call__(self, x_BTD, valid_BT1=None):
+        del valid_BT1
+        up_BTF = self.project('up', x_BTD, ('embed', 'mlp'), self.d_ff)
         if self.activation.gated:
-            gate_MF = self.project('gate', x_MD, ('embed', 'mlp'), self.d_ff)
-            hidden_MF = self.activation.fn(gate_MF) * up_MF
+            gate_BTF = self.project('gate', x_BTD, ('embed', 'mlp'), self.d_ff)
+            hidden_BTF = self.activation.fn(gate_BTF) * up_BTF
         else:
-            hidden_MF = self.activation.fn(up_MF)
-        return self.project('down', hidden_MF, ('mlp', 'embed'), d_model)
+            hidden_BTF = self.activation.fn(up_BTF)
+        return self.project('down', hidden_BTF, ('mlp', 'embed'), x_BTD.shape[-1])
 
-    def project(self, name, x_MI, axes, features):
-        init = declare(
-            nn.initializers.normal(1.0), 'hidden', axes, axes[:1], init_gain=self.init_gain
+    def project(self, name, x_BTI, axes, features):
+        return product(
+            self,
+            name,
+            x_BTI,
+            axes,
+            axes[:1],
+            features,
+            matmul=self.kernels.matmul,
+            dtype=self.dtype,
+            bias=self.bias,
+            init_gain=self.init_gain,
         )
-        w_IO = self.param(name, init, (x_MI.shape[-1], features))
-        y_MO = self.kernels.matmul(x_MI, w_IO.astype(self.dtype))
-        if self.bias:
-            zeros = declare(nn.initializers.zeros, 'vector', axes[1:])
-            b_O = self.param(f'{name}_bias', zeros, (features,)).astype(self.dtype)
-            y_MO = y_MO + jnp.broadcast_to(b_O, y_MO.shape)
-        return y_MO
 
 
 class MoE(nn.Module):
     """sum over the k experts e likeliest by p = softmax(x W_router) of p_e(x) MLP_e(x).
 
-    In training each expert takes capacity = ceil(expert_capacity * k * M / E) tokens, in order; to
-    those that come later it adds nothing. Normal noise of deviation 1/E is added to the router's
-    logits, from a key that the layer carries, and E^2 mean_e(mean(p_e) share_e), share_e being its
-    share of the k M choices, is sown as an auxiliary loss, 1 where all is balanced. So a token's
-    output depends on those before it in the batch. Evaluation drops no token and adds no noise.
-    Router and gates are float32; p is not normalized over the k. Padding takes no place.
+    In training each expert takes capacity = ceil(expert_capacity * k * M / E) of the M = B * T
+    tokens, in order; to those that come later it adds nothing. Normal noise of deviation 1/E is
+    added to the router's logits, from a key that the layer carries, and E^2 mean_e(mean(p_e)
+    share_e), share_e being its share of the k M choices, is sown as an auxiliary loss, 1 where all
+    is balanced. So a token's output depends on those before it in the batch. Evaluation drops no
+    token and adds no noise. Router and gates are float32; p is not normalized over the k. Padding
+    takes no place.
 
     Source: the code of WideNet (arXiv:2107.11817), whose experts also apply the activation after
-    their second product; here they do not. Experts have no biases (`bias` must be False).
+    their second product; here they do not. Experts have no biases.
     """
 
     d_ff: int
     activation: Activation
     kernels: Kernels
     dtype: jnp.dtype
-    bias: bool = False
     init_gain: float = 1.0
     n_experts: Annotated[int, Option('how many there are', 1)] = 4
     experts_per_token: Annotated[int, Option('how many a token goes through', 1)] = 2
@@ -86,13 +87,21 @@ class MoE(nn.Module):
     auxiliary = ('balance_loss',)
 
     @nn.compact
-    def __call__(self, x_MD, valid_M1=None):
+    def __call__(self, x_BTD, valid_BT1=None):
+        x_MD = x_BTD.reshape(-1, x_BTD.shape[-1])
+        valid_M1 = None if valid_BT1 is None else valid_BT1.reshape(-1, 1)
         tokens, d_model = x_MD.shape
         training = is_training(self)
-        router_DE = self.matrix(
-            'router', ('embed', 'expert'), ('embed',), (d_model, self.n_experts)
+        logits_ME = product(
+            self,
+            'router',
+            x_MD,
+            ('embed', 'router'),
+            ('embed',),
+            self.n_experts,
+            matmul=self.kernels.matmul,
+            dtype=jnp.float32,
         )
-        logits_ME = x_MD.astype(jnp.float32) @ router_DE
         key = self.variable(STATS, 'key', lambda: as_int(self.make_rng('params')))
         if training:
             now, later = jax.random.split(as_key(key.value))
@@ -119,7 +128,7 @@ class MoE(nn.Module):
         y_ECD = self.experts(room[:-1].reshape(self.n_experts, capacity, d_model))
         y = jnp.concatenate([y_ECD.reshape(-1, d_model), jnp.zeros((1, d_model), y_ECD.dtype)])
         weights_MK = jnp.where(taken_MK, gates_MK, 0.0).astype(self.dtype)
-        return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK])
+        return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK]).reshape(x_BTD.shape)
 
     def balance(self, probs_ME, mask_ME, valid_M1):
         """E sum_e mean(p_e) share_e, over the tokens that count."""
@@ -130,25 +139,26 @@ class MoE(nn.Module):
         return self.n_experts * jnp.sum(proxy_E * share_E)
 
     def experts(self, x_ECD):
-        d_model, experts = x_ECD.shape[-1], self.n_experts
-        wide = (('expert', 'embed', 'mlp'), ('embed',), (experts, d_model, self.d_ff))
-        up_ECF = self.product('up', x_ECD, *wide)
+        up_ECF = self.project('up', x_ECD, ('expert', 'embed', 'mlp'), self.d_ff)
         if self.activation.gated:
-            hidden_ECF = self.activation.fn(self.product('gate', x_ECD, *wide)) * up_ECF
+            gate_ECF = self.project('gate', x_ECD, ('expert', 'embed', 'mlp'), self.d_ff)
+            hidden_ECF = self.activation.fn(gate_ECF) * up_ECF
         else:
             hidden_ECF = self.activation.fn(up_ECF)
-        narrow = (('expert', 'mlp', 'embed'), ('mlp',), (experts, self.d_ff, d_model))
-        return self.product('down', hidden_ECF, *narrow)
+        return self.project('down', hidden_ECF, ('expert', 'mlp', 'embed'), x_ECD.shape[-1])
 
-    def product(self, name, x_ECI, axes, fan_in, shape):
-        return jnp.einsum(
-            'eci,eio->eco', x_ECI, self.matrix(name, axes, fan_in, shape).astype(self.dtype)
+    def project(self, name, x_ECI, axes, features):
+        return product(
+            self,
+            name,
+            x_ECI,
+            axes,
+            axes[1:2],
+            features,
+            matmul=self.kernels.matmul,
+            dtype=self.dtype,
+            init_gain=self.init_gain,
         )
-
-    def matrix(self, name, axes, fan_in, shape):
-        gain = 1.0 if name == 'router' else self.init_gain
-        init = declare(nn.initializers.normal(1.0), 'hidden', axes, fan_in, init_gain=gain)
-        return self.param(name, init, shape)
 
 
 def as_int(key: jax.Array) -> jax.Array:

@@ -12,3 +12,8 @@ REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'none': None,
 }
+REMAT_SUMMARIES = {
+    'dots': 'keeps the products with weights and computes the rest of a block again',
+    'full': 'keeps the input of a block alone and computes all of it again',
+    'none': 'keeps everything that the backward pass reads',
+}

@@ -53,9 +53,13 @@ class Declared:
     default: Any
 
 
-@functools.cache
 def options(part: Any) -> Mapping[str, Declared]:
     """The options of a class, a function, or of what a row that is a record of these holds."""
+    return {} if isinstance(part, Mapping) else _options(part)  # a mapping names other rows
+
+
+@functools.cache
+def _options(part: Any) -> Mapping[str, Declared]:
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         held = [getattr(part, field.name) for field in dataclasses.fields(part)]
         return {n: d for p in held if callable(p) for n, d in options(p).items()}

@@ -52,12 +52,17 @@ class LearnedPositions(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Position:
+    """One line of what it is with its source, then the pair."""
+
+    summary: str
     rotate: Callable[[jax.Array, jax.Array], jax.Array] = no_rotation
     table: type[nn.Module] | None = None
 
 
 POSITIONS = {
-    'learned': Position(table=LearnedPositions),
-    'none': Position(),
-    'rope': Position(rotate=rope),
+    'learned': Position(
+        'a table of vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions
+    ),
+    'none': Position('the causal mask alone tells the order'),
+    'rope': Position('queries and keys turned by angles: RoPE (arXiv:2104.09864)', rotate=rope),
 }

@@ -1,8 +1,4 @@
-"""How the rows of a flattened [B*T, D] activation lie in sequences.
-
-Activations stay flat because XLA:CPU multiplies [B*T, D] far faster than [B, T, D] in the backward
-pass; only attention and positions need to know where a sequence begins.
-"""
+"""What layers know of the rows [B, T] besides their activations: positions, documents, padding."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +16,9 @@ class Sequence(struct.PyTreeNode):
     valid_BT: jax.Array | None = None
 
     @property
-    def length(self) -> int:
-        return self.positions_BT.shape[1]
+    def valid_BT1(self) -> jax.Array | None:
+        """valid_BT beside activations [B, T, D]."""
+        return None if self.valid_BT is None else self.valid_BT[..., None]
 
 
 def whole_rows(length: int) -> Sequence:

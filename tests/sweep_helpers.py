@@ -1,9 +1,11 @@
-"""Tiny sweeps that several tests train, and what is left of one that must not differ."""
+"""Tiny runs and sweeps that several tests train, and what is left of one that must not differ."""
 
 import contextlib
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,33 @@ def before_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Wave], None]) ->
         original(wave)
 
     monkeypatch.setattr(Wave, 'dispatch', dispatch)
+
+
+def terminate_at(step: int) -> Callable[[Wave], None]:
+    """SIGTERM while the first run makes that step, for `before_step`."""
+
+    def act(wave):
+        if wave.slots[0].journal.step == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return act
+
+
+def poison_at(step: int, slot: int = 0, times: int = 1) -> Callable[[Wave], None]:
+    """Makes the parameters of one run infinite before that step, the first `times`, for
+    `before_step`.
+    """
+    left = [times]
+
+    def act(wave):
+        if left[0] and wave.slots[slot].journal.step == step - 1:
+            left[0] -= 1
+            state = wave.state(slot)
+            infinite = jax.tree.map(lambda weight: weight * np.inf, state.params)
+            spoilt = state.replace(params=infinite)
+            wave.states = wave.program.put(wave.states, spoilt, slot)
+
+    return act
 
 
 def copied(workdir: Path, to: Path) -> Path:

@@ -5,27 +5,75 @@ from pathlib import Path
 
 import pytest
 
-from modules.norms import NORMS
-from modules.placements import PLACEMENTS
+from lm.choices import rows_of
+from lm.config import CHOICES, FIELDS
 
 README = (Path(__file__).parent.parent / 'README.md').read_text()
+# Options that no table repeats, with the sentence above the table that says who has them.
+LEFT_OUT = {'model.norm': ('eps', 'Every norm but `dyt` and `none` also has `eps`')}
 
 
-@pytest.mark.parametrize(
-    ('header', 'table'), [('`model.norm`', NORMS), ('`model.placement`', PLACEMENTS)]
-)
-def test_tables_have_a_row_for_every_choice(header, table):
-    rows = README.split(f'\n| {header} |', 1)[1].split('\n\n', 1)[0].splitlines()[2:]
-    names = [name for row in rows for name in re.findall(r'`(\w+)`', row.split('|')[1])]
-    assert sorted(names) == sorted(table)
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip('|').split('|')]
 
 
-def test_norm_options_are_those_of_the_layer():
-    """In the third column, of rows that name their options in full."""
-    rows = README.split('\n| `model.norm` |', 1)[1].split('\n\n', 1)[0].splitlines()[2:]
+def quoted(cell):
+    return re.findall(r'`([\w.]+)`', cell)
+
+
+def tables():
+    """{field: (header cells, rows of cells)} of the tables whose first header cell is a choice."""
+    found = {}
+    for block in README.split('\n\n'):
+        lines = block.splitlines()
+        header = cells(lines[0]) if lines and lines[0].startswith('| `') else []
+        field = next(iter(quoted(header[0])), '') if header else ''
+        if field in CHOICES:
+            assert field not in found, field
+            found[field] = header, [cells(line) for line in lines[2:]]
+    return found
+
+
+TABLES = tables()
+
+
+def test_the_tables_are_found():
+    assert {'model.norm', 'model.placement'} <= TABLES.keys()
+
+
+@pytest.mark.parametrize('field', TABLES)
+def test_a_table_has_each_name_once(field):
+    _, rows = TABLES[field]
+    names = [name for row in rows for name in quoted(row[0])]
+    assert sorted(names) == sorted(row.name for row in rows_of(field))
+
+
+@pytest.mark.parametrize('field', TABLES)
+def test_a_table_has_exactly_the_options_that_each_part_declares(field):
+    """In the column `options`; without one, as config paths in any column."""
+    header, rows = TABLES[field]
+    declared = {row.name: {path.split('.')[1] for path in row.options} for row in rows_of(field)}
+    left_out, _ = LEFT_OUT.get(field, ('', ''))
     for row in rows:
-        _, names, _, options, _ = row.split('|')
-        layers = [NORMS[name] for name in re.findall(r'`(\w+)`', names)]
-        for option in re.findall(r'`(\w+)`', options):
-            known = any(option in layer.__dataclass_fields__ for layer in layers)
-            assert known or option in NORMS, (names, option)
+        if 'options' in header:
+            listed = quoted(row[header.index('options')])
+        else:
+            paths = [path for path in quoted(' '.join(row)) if path in FIELDS]
+            listed = [path.split('.')[1] for path in paths if FIELDS[path].of_parts]
+        assert len(set(listed)) == len(listed), row
+        for name in quoted(row[0]):
+            assert set(listed) == declared[name] - {left_out}, name
+
+
+@pytest.mark.parametrize('field', LEFT_OUT)
+def test_an_option_that_is_left_out_is_named_above_the_table(field):
+    """With the rows that do not have it."""
+    option, sentence = LEFT_OUT[field]
+    above = README.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
+    assert sentence in ' '.join(above.split())
+    without = [
+        row.name
+        for row in rows_of(field)
+        if option not in {path.split('.')[1] for path in row.options}
+    ]
+    assert without and sorted([*without, option]) == sorted(quoted(sentence))

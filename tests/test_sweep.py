@@ -39,6 +39,7 @@ from tests.sweep_helpers import (
     settings,
     statuses,
     table,
+    terminate_at,
     timeless,
     write_corpus,
 )
@@ -157,7 +158,7 @@ def fail_at(step: int):
     """In the first group alone."""
 
     def act(wave: Wave) -> None:
-        log_every = wave.setting.config.train.log_every
+        log_every = wave.experiment.config.train.log_every
         if log_every == 1 and wave.slots[0].journal.step == step - 1:
             raise RuntimeError('the device is on fire')
 
@@ -281,14 +282,6 @@ def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
     assert capsys.readouterr().out.count('resuming after step 7') == 2
     assert table(tmp_path) == table(swept['loop'])
     assert curves(tmp_path) == curves(swept['loop'])
-
-
-def terminate_at(step: int):
-    def act(wave: Wave) -> None:
-        if wave.slots[0].journal.step == step - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return act
 
 
 SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}

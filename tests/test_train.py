@@ -16,89 +16,74 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs import default
 from lm.config import Config, resolve
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import InUse, open_workdir
+from tests import sweep_helpers
+from tests.sweep_helpers import (
+    before_step,
+    compiled_programs_kept,
+    poison_at,
+    terminate_at,
+    timeless,
+    write_corpus,
+)
 from train import BAD_INPUT, DIVERGED, DONE, SIGNALLED, train
 
 ROOT = Path(__file__).parent.parent
-TINY = {
-    'model.d_model': 16,
-    'model.n_layers': 2,
-    'model.n_heads': 2,
-    'model.n_kv_heads': 1,
-    'model.d_ff': 32,
-    'model.qk_norm': 'none',
-    'model.activation': 'gelu',
-    'model.tie_embeddings': False,
-    'model.scan_layers': True,
-    'mesh.data': 1,
-    'data.tokenizer': 'byte',
-    'data.seq_len': 16,
-    'data.batch_size': 8,
-    'data.epochs': 1000,
-    'data.prefetch': 2,
-    'data.validation_fraction': 0.2,
-    'optim.lr': 0.003,
-    'optim.final_lr_fraction': 0.1,
-    'optim.warmup_steps': 5,
-    'train.steps': 12,
-    'train.eval_every': 4,
-    'train.checkpoint_every': 4,
-    'train.log_every': 1,
+TWELVE = {
+    'train_steps': 12,
+    'optim_warmup_steps': 5,
+    'data_prefetch': 2,
+    'data_validation_fraction': 0.2,
 }
+
+
+@pytest.fixture(scope='module', autouse=True)
+def cache_variables(tmp_path_factory):
+    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
+        yield variables
 
 
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
     """A folder of small documents, and a cache of its own."""
-    folder = tmp_path_factory.mktemp('corpus')
-    words = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'loss']
-    rng = random.Random(0)
-    for i in range(30):
-        (folder / f'{i}.txt').write_text(' '.join(rng.choices(words, k=60)))
-    return {'data.source': f'text:{folder}/*.txt', 'data.cache_dir': str(folder / 'cache')}
-
-
-def settings(corpus: dict, **changes) -> dict:
-    """{'train.steps': 12, ...}; changes are given as train_steps=12."""
-    return TINY | corpus | {k.replace('_', '.', 1): v for k, v in changes.items()}
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
 
 
 def tiny(corpus: dict, **changes) -> Config:
-    config = default.get_config()
-    config.update_from_flattened_dict(settings(corpus, **changes))
-    return resolve(config)
+    """Changes are given as train_steps=12."""
+    return resolve(sweep_helpers.base(corpus, **TWELVE | changes))
 
 
 def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **changes).items()]
+    settings = sweep_helpers.settings(corpus, **TWELVE | changes)
+    overrides = [f'--config.{k}={v}' for k, v in settings.items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={workdir}']
     return [*program, *overrides, *flags]
 
 
-def start(*args, **kwargs) -> subprocess.Popen:
-    environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
-    return subprocess.Popen(
-        command(*args, **kwargs),
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+@pytest.fixture
+def start(cache_variables):
+    """The command as a process: start(workdir, corpus, *flags, **changes)."""
+    environment = {**os.environ, **cache_variables, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+
+    def start_one(*args, **kwargs) -> subprocess.Popen:
+        return subprocess.Popen(
+            command(*args, **kwargs),
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    return start_one
 
 
 def finished(process: subprocess.Popen) -> tuple[int, str]:
     output, _ = process.communicate(timeout=120)
     return process.returncode, output
-
-
-def timeless(workdir: Path) -> list[dict]:
-    """The rows of metrics.jsonl without the fields that are times."""
-    rows = read_rows(workdir / 'metrics.jsonl')
-    return [{k: v for k, v in row.items() if k not in TIME_FIELDS} for row in rows]
 
 
 def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
@@ -192,21 +177,10 @@ def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, t
 
 
 def stop_after(step: int, config: Config, workdir: Path) -> None:
-    """A run that gets SIGTERM while its step `step` is dispatched."""
-    from lm.run.run import Run
-
-    original = Run.dispatch
-
-    def dispatch(run):
-        original(run)
-        if run.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    Run.dispatch = dispatch
-    try:
+    """A run that gets SIGTERM while it makes that step."""
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, terminate_at(step))
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
-    finally:
-        Run.dispatch = original
 
 
 def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
@@ -220,7 +194,7 @@ def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_kill_9_at_three_random_moments_changes_no_number(corpus, tmp_path):
+def test_kill_9_at_three_random_moments_changes_no_number(start, corpus, tmp_path):
     changes = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
     code, output = finished(start(tmp_path / 'whole', corpus, **changes))
     assert code == DONE, output
@@ -235,7 +209,7 @@ def test_kill_9_at_three_random_moments_changes_no_number(corpus, tmp_path):
     assert timeless(tmp_path / 'killed') == timeless(tmp_path / 'whole')
 
 
-def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
+def test_sigterm_to_the_program_saves_and_says_so(start, corpus, tmp_path):
     process = start(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
@@ -322,27 +296,10 @@ def test_other_data_is_refused(corpus, tmp_path):
 class TestDivergence:
     """An update that is not finite, made by a learning rate that is not."""
 
-    def diverge_at(self, step: int, monkeypatch, times: int = 1):
-        """Makes the parameters infinite before step `step`, `times` times."""
-        import jax
-
-        from lm.run.run import Run
-
-        original, left = Run.dispatch, [times]
-
-        def dispatch(run):
-            if run.step + 1 == step and left[0]:
-                left[0] -= 1
-                infinite = jax.tree.map(lambda w: w * np.inf, run.state.params)
-                run.state = run.state.replace(params=infinite)
-            original(run)
-
-        monkeypatch.setattr(Run, 'dispatch', dispatch)
-
     def test_stop_says_what_was_seen_and_where_the_last_good_one_is(
         self, corpus, tmp_path, monkeypatch, capsys
     ):
-        self.diverge_at(6, monkeypatch)
+        before_step(monkeypatch, poison_at(6))
         assert train(tiny(corpus), tmp_path) == DIVERGED
         output = capsys.readouterr().out
         assert 'DIVERGED: step 6: loss nan' in output
@@ -354,7 +311,7 @@ class TestDivergence:
     def test_rollback_returns_to_the_checkpoint_and_leaves_out_the_batches(
         self, whole, corpus, tmp_path, monkeypatch, capsys
     ):
-        self.diverge_at(6, monkeypatch)
+        before_step(monkeypatch, poison_at(6))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DONE
         assert 'back to step 4' in capsys.readouterr().out
         rows, undisturbed = timeless(tmp_path), timeless(whole)
@@ -364,17 +321,19 @@ class TestDivergence:
         assert [event['kind'] for event in events] == ['rollback']
 
     def test_rollback_without_checkpoint_stops(self, corpus, tmp_path, monkeypatch, capsys):
-        self.diverge_at(2, monkeypatch)
+        before_step(monkeypatch, poison_at(2))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DIVERGED
         assert 'no checkpoint to roll back to' in capsys.readouterr().out
 
     def test_rollback_gives_up_in_the_end(self, corpus, tmp_path, monkeypatch, capsys):
-        self.diverge_at(6, monkeypatch, times=100)
+        before_step(monkeypatch, poison_at(6, times=100))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DIVERGED
         assert '5 rollbacks did not help' in capsys.readouterr().out
 
     def test_skip_step_gives_up_after_five_in_a_row(self, corpus, tmp_path, monkeypatch, capsys):
-        self.diverge_at(6, monkeypatch)  # and stays so: no step can mend infinite parameters
+        before_step(
+            monkeypatch, poison_at(6)
+        )  # and stays so: no step can repair infinite parameters
         assert train(tiny(corpus, train_on_divergence='skip_step'), tmp_path) == DIVERGED
         output = capsys.readouterr().out
         assert output.count('skip_step: step') == 5 and '5 steps in a row skipped' in output
@@ -428,7 +387,7 @@ def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_pa
     assert (said in capsys.readouterr().out) == (norm == 'batchnorm')
 
 
-def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
+def test_unknown_field_and_value_are_answered_with_the_nearest(start, corpus, tmp_path):
     for flag, answer in (
         ('--config.model.nrom=none', 'Did you mean "norm"'),
         ('--config.model.norm=layernrom', "Did you mean 'layernorm'"),
@@ -437,7 +396,7 @@ def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path)
         assert code == BAD_INPUT and answer in output and 'Traceback' not in output
 
 
-def test_print_config_is_the_resolved_config(corpus, tmp_path):
+def test_print_config_is_the_resolved_config(start, corpus, tmp_path):
     code, output = finished(start(tmp_path / 'run', corpus, '--print_config'))
     assert code == DONE and json.loads(output)['model']['d_model'] == 16
     assert not (tmp_path / 'run').exists()

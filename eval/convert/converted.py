@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.config import Config, to_dict
+from lm.config import Config, KernelsConfig, to_dict
 from lm.data.tokenizers import Tokenizer
 from lm.model import build_model
 from lm.record.checkpoint import Checkpoints
@@ -44,7 +44,7 @@ def logits_of(config: Config, vocab: int, variables: Any, dtype: str) -> np.ndar
     shape = (ROWS, config.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
     model = dataclasses.replace(config.model, dtype=dtype)
-    kernels = dataclasses.replace(config.kernels, implementation='reference')
+    kernels = KernelsConfig(implementation='reference')
     config = dataclasses.replace(config, model=model, kernels=kernels)
     transformer = build_model(config, vocab, 'cpu')
     return on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))

@@ -13,7 +13,7 @@ from flax.traverse_util import unflatten_dict
 
 from eval.convert.converted import cast, difference, logits_of, on_cpu
 from eval.load import Checkpoint
-from lm.check import check_program
+from lm.check import check
 from lm.config import Config
 from lm.model import final_norm_kind, groups_of_blocks, mlp_kind, norm_kinds
 from lm.record.checkpoint import check_tree, state_record
@@ -73,7 +73,7 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
         params['readout'] = params['embedding'].T
     maps = affine_maps(TARGETS[to][source.model.norm], source, params, before)
     config = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
-    check_program(config)
+    check(config)
     params = folded_params(params, unfolded_specs(source, vocab), maps, source, config)
     carried = {name: without(maps, before[name]) for name in before if name != 'params'}
     carried = {name: tree for name, tree in carried.items() if tree}

@@ -11,8 +11,9 @@ from lm.config import DataConfig
 from lm.data import cache, prepare, tokenizers
 from lm.data.loader import (
     Batch,
+    Feed,
+    Place,
     batch_at,
-    batches,
     check_epochs,
     evaluation_batches,
     steps_in_epoch,
@@ -31,9 +32,10 @@ __all__ = [
     'TOKENIZERS',
     'Batch',
     'Dataset',
+    'Feed',
+    'Place',
     'Rows',
     'batch_at',
-    'batches',
     'check',
     'check_epochs',
     'evaluation_batches',

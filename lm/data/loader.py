@@ -5,8 +5,9 @@ but its number.
 """
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from lm.data.rows import Rows
 
 Batch = dict[str, np.ndarray]
 READERS = 2  # threads; a batch of 16 rows of 257 tokens takes one of them about a millisecond
+THREADS = 'batches'  # the beginning of their names
 
 
 def batch_at(
@@ -28,7 +30,7 @@ def batch_at(
 ) -> Batch:
     """The batch of `step`, [batch_size / process_count, T+1]: this process's slice of it.
 
-    Rows come in an order drawn anew for each epoch; batch s is rows order[s * B : (s + 1) * B].
+    Rows are shuffled anew for each epoch; batch s is rows order[s * B : (s + 1) * B].
     """
     order = _order(len(rows), seed)
     mine = _slice(batch_size, process_index, process_count)
@@ -59,31 +61,66 @@ def _stack(rows: list[Batch]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def batches(
-    rows: Rows,
-    *,
-    batch_size: int,
-    seed: int,
-    start: int,
-    stop: int,
-    prefetch: int,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> Iterator[Batch]:
-    """`batch_at` of steps start ... stop - 1, made ahead by Grain: `prefetch` of them."""
-    import grain
+class Place(NamedTuple):
+    """Where a run is in its order of the text: the batch it needs next, and one past its last."""
 
-    _slice(batch_size, process_index, process_count)  # refused here, not in a thread
-    make = functools.partial(
-        batch_at,
-        rows,
-        batch_size=batch_size,
-        seed=seed,
-        process_index=process_index,
-        process_count=process_count,
-    )
-    ahead = grain.ReadOptions(num_threads=min(READERS, prefetch), prefetch_buffer_size=prefetch)
-    return iter(grain.MapDataset.range(start, stop).map(make).to_iter_dataset(ahead))
+    seed: int
+    index: int
+    stop: int
+
+
+class Feed:
+    """Batches for any number of runs, made ahead by READERS threads in all.
+
+    A batch is made once for all the runs that are at the same place of the same order. `prefetch`
+    batches are made ahead, shared evenly between the orders, and one of each order at least; with 0
+    none is.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        batch_size: int,
+        prefetch: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        _slice(batch_size, process_index, process_count)  # refused here, not in a thread
+        self._make = functools.partial(
+            batch_at,
+            rows,
+            batch_size=batch_size,
+            process_index=process_index,
+            process_count=process_count,
+        )
+        self._prefetch = prefetch
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=THREADS)
+        self._begun: dict[tuple[int, int], Future[Batch]] = {}
+
+    def take(self, places: Sequence[Place]) -> list[Batch]:
+        """The batch of each place. Begins those that follow, and drops what no place leads to."""
+        stops: dict[tuple[int, int], int] = {}
+        for seed, index, stop in places:
+            stops[seed, index] = max(stop, stops.get((seed, index), stop))
+        before, self._begun = self._begun, {}
+        ahead = -(-self._prefetch // len(stops))
+        for offset in range(ahead + 1):  # what is needed first is begun first
+            for (seed, index), stop in stops.items():
+                key = seed, index + offset
+                if key not in self._begun and (offset == 0 or key[1] < stop):
+                    self._begun[key] = before.pop(key, None) or self._begin(*key)
+        for unwanted in before.values():
+            unwanted.cancel()
+        return [self._begun[place[:2]].result() for place in places]
+
+    def _begin(self, seed: int, index: int) -> Future[Batch]:
+        return self._pool.submit(self._make, index, seed=seed)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
+        self._begun.clear()
 
 
 def evaluation_batches(

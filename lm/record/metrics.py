@@ -1,21 +1,17 @@
-"""Where numbers go: metrics.jsonl, TensorBoard, and the terminal."""
+"""Where the numbers of a run go: metrics.jsonl and TensorBoard; and how fast it is."""
 
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
 from lm.record.workdir import write_text
 
 FILE = 'metrics.jsonl'
 TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ from run to run
-LOG_WIDTH = 160
 
 
 class Recorder:
@@ -103,43 +99,3 @@ class Throughput:
         self.total_waited += self.waited
         self.reset()
         return dict(zip(TIME_FIELDS, values, strict=True))
-
-
-class Terminal:
-    """Live progress where a person watches, one plain line a row otherwise."""
-
-    def __init__(self):
-        watched = sys.stdout.isatty()
-        self.console = Console(highlight=False, width=None if watched else LOG_WIDTH)
-        self._progress = None
-
-    def start(self, steps: int, step: int) -> None:
-        if not self.console.is_terminal:
-            return
-        self._progress = Progress(
-            TextColumn('step'),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn('{task.fields[line]}'),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
-        self._task = self._progress.add_task('', total=steps, completed=step, line='')
-        self._progress.start()
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def row(self, row: dict[str, Any], steps: int) -> None:
-        line = (
-            f'loss {row["loss"]:.4f}  {row["tokens_per_sec"]:,.0f} tokens/s  mfu {row["mfu"]:.1%}'
-        )
-        if self._progress:
-            self._progress.update(self._task, completed=row['step'], line=line)
-            return
-        left = (steps - row['step']) * row['step_sec'] / 60
-        self.say(f'step {row["step"]:>6} of {steps}  {line}  {left:.1f} min left')
-
-    def close(self) -> None:
-        if self._progress:
-            self._progress.stop()

@@ -1,15 +1,35 @@
-"""Loss on the validation split, per token and per byte."""
+"""The validation split: which batches of it are seen, and the loss per token and per byte."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from lm import data
+from lm.config import Config
 from lm.data import Rows
 from lm.mesh import put_batch
 from lm.state import Hyper, Weights
+
+
+def validation_batches(config: Config, rows: Rows) -> Iterator[data.Batch]:
+    """Those of this process, of the size of a microbatch, so that evaluation needs no more memory
+    than training.
+    """
+    return data.evaluation_batches(
+        rows,
+        batch_size=config.data.batch_size // config.train.microbatches,
+        limit=config.train.eval_batches,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def first_batch(config: Config, rows: Rows) -> data.Batch:
+    """The validation batch that layers are diagnosed with, always the same."""
+    return next(validation_batches(config, rows))
 
 
 def evaluate(

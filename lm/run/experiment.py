@@ -6,7 +6,6 @@ from lm import data
 from lm.config import Config
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
-from lm.model import kernel_implementation
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
 
@@ -14,8 +13,8 @@ from lm.state import build_learner
 class Experiment:
     """Opening it prepares the text where that is not done; `runs` is how many will share it.
 
-    state_like: shapes, types and shardings of one run's state; init: (key, hyper) -> that state at
-    step 0.
+    state_shapes: shapes, types and shardings of one run's state; init: (key, hyper) -> that state
+    at step 0.
     """
 
     def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
@@ -25,10 +24,9 @@ class Experiment:
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
         self.vocab_size = self.dataset.tokenizer.vocab_size
         self.platform = self.mesh.devices.flat[0].platform
-        self.kernels = kernel_implementation(config.kernels.implementation, self.platform)
         bos_id = self.dataset.tokenizer.bos_id
         self.learner = build_learner(config, self.vocab_size, bos_id, self.platform)
-        self.flops_per_token = flops_per_token(config.model, self.vocab_size, config.data.seq_len)
+        self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
-        self.state_like = abstract_state(self.learner, self.mesh)
+        self.state_shapes = abstract_state(self.learner, self.mesh)
         self.init = jit_init(self.learner, self.mesh)

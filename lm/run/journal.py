@@ -1,6 +1,7 @@
 """What one run leaves in its workdir, and the counters that go with it.
 
-Whether it trains alone or beside others in one program (`lm.run.wave`), a run has one Journal: it restores and saves its checkpoints, watches its losses, records and sums up.
+Each run of a wave (`lm.run.wave`) has one Journal: it restores and saves the run's checkpoints,
+watches its losses, records and sums up.
 """
 
 import dataclasses
@@ -9,13 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lm import data
 from lm.config import Config, to_dict
 from lm.record.checkpoint import BEST_BY, Checkpoints
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
-from lm.record.metrics import FILE, Recorder, Terminal, Throughput, read_rows, without_nan
+from lm.record.metrics import FILE, Recorder, Throughput, read_rows, without_nan
 from lm.record.workdir import SUMMARY, write_json
 from lm.run.experiment import Experiment
 from lm.run.table import parameter_count
+from lm.run.terminal import Terminal
 from lm.state import State
 from lm.step import MUST_BE_FINITE
 
@@ -61,12 +64,13 @@ class Journal:
         self._saved_step = 0
         self._bad_step: int | None = None
 
-    def restore(self, like: State, continue_changed: bool = False) -> State | None:
+    def restore(self, template: State, continue_changed: bool = False) -> State | None:
         """The state of the newest checkpoint, its counters taken over; None where there is none.
 
-        Raises ValueError where it was trained on other data, unless `continue_changed`.
+        template: shapes, types and shardings of the state. Raises ValueError where it was trained
+        on other data, unless `continue_changed`.
         """
-        found = self.checkpoints.restore(like)
+        found = self.checkpoints.restore(template)
         if found is None:
             return None
         state, meta = found
@@ -104,6 +108,11 @@ class Journal:
     @property
     def finished(self) -> bool:
         return self.step >= self.config.train.steps
+
+    def next_place(self) -> data.Place:
+        """The batch that the next step takes."""
+        index = self.counters.batch_index
+        return data.Place(self.config.data.seed, index, index + self.config.train.steps - self.step)
 
     def dispatched(self) -> None:
         self.step += 1
@@ -191,14 +200,14 @@ class Journal:
         steps = self.checkpoints.steps()
         return str(self.checkpoints.folder / str(steps[-1])) if steps else 'none was saved'
 
-    def roll_back(self, seen: Diverged, like: State) -> State:
+    def roll_back(self, seen: Diverged, template: State) -> State:
         """The state of the last checkpoint; the batches since are left out. Raises Diverged where
         there is none, or after MAX_REPEATS times.
         """
         bad, counters = self.step, self.counters
         times = sum(event['kind'] == 'rollback' for event in counters.events)
         self.checkpoints.wait()
-        state = None if times >= MAX_REPEATS else self.restore(like, continue_changed=True)
+        state = None if times >= MAX_REPEATS else self.restore(template, continue_changed=True)
         if state is None:
             why = f'{times} rollbacks did not help' if times else 'no checkpoint to roll back to'
             raise Diverged(f'{seen}; {why}')
@@ -251,10 +260,11 @@ class Journal:
             self.summarize('done')
 
     def close(self) -> None:
-        self.checkpoints.wait()
-        self.checkpoints.close()
+        """Raises OSError where a checkpoint that is still being written cannot be."""
         if self.recorder:
             self.recorder.close()
+        self.checkpoints.wait()
+        self.checkpoints.close()
 
 
 def is_multiple(step: int, every: int) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
+from lm import data
 from lm.config import Config
 from lm.diagnostics import make_diagnose
-from lm.many import over_mesh, put, take
-from lm.mesh import batch_sharding, over_runs, replicated
+from lm.many import layout
+from lm.mesh import batch_sharding, put_batch
 from lm.run.experiment import Experiment
 from lm.run.start import initial_state
 from lm.shardings import batch_shapes, state_shardings
@@ -20,53 +21,62 @@ from lm.step import make_eval_step, make_train_step
 
 
 class Program:
-    """The step of `experiment`, for any number of slots; each number is compiled once."""
+    """The step of `experiment`, for any number of slots; each number is compiled once.
+
+    how: `lm.many.SINGLE` for one run alone, or a row of `lm.many.RUN_AXES`. States, hypers, batches
+    and metrics have a leading axis R with a row of these, and none with SINGLE.
+    """
 
     def __init__(self, experiment: Experiment, how: str):
-        self.experiment, self.how = experiment, how
+        self.experiment = experiment
         self.compile_sec = 0.0
-        self.skips_inactive = how == 'loop'
         self.shares_memory = experiment.platform == 'cpu'
-        mesh = experiment.mesh
-        one = state_shardings(experiment.learner, mesh)
-        self._many = jax.tree.map(over_runs, one)
-        self._run = over_runs(replicated(mesh))
-        self.batch_sharding = over_runs(batch_sharding(mesh))
+        learner, mesh = experiment.learner, experiment.mesh
+        self.layout = layout(how, mesh, state_shardings(learner, mesh))
         self._step = jax.jit(
-            over_mesh(how, mesh, make_train_step(experiment.learner)),
-            in_shardings=(self._run, self._many, self.batch_sharding, self._run),
-            out_shardings=(self._many, self._run),
+            self.layout.over(make_train_step(learner)),
+            in_shardings=(
+                self.layout.scalars,
+                self.layout.states,
+                self.layout.batch,
+                self.layout.scalars,
+            ),
+            out_shardings=(self.layout.states, self.layout.scalars),
             donate_argnums=1,
         )
-        self.evaluate = self._looking(make_eval_step)
-        self.diagnose = self._looking(make_diagnose)
-        self.put = jax.jit(put, out_shardings=self._many, donate_argnums=0)
-        self.take = jax.jit(take, out_shardings=one)
+        self._evaluate = self._of_weights(make_eval_step(learner))
+        self._diagnose = self._of_weights(make_diagnose(learner))
+        self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
-    def _looking(self, make: Callable) -> Callable:
-        """look(batch, active [R], states, hypers) -> [R, ...]: the runs share the batch."""
-        mesh = self.experiment.mesh
-        look = make(self.experiment.learner)
+    def _of_weights(self, function: Callable) -> Callable:
+        """`function(weights, batch, hyper)` as jitted(batch, active, states, hypers): all runs have
+        the same batch.
+        """
         return jax.jit(
-            over_mesh(
-                self.how,
-                mesh,
-                lambda batch, state, hyper: look(state.weights, batch, hyper),
-                n_shared=1,
+            self.layout.over(
+                lambda batch, state, hyper: function(state.weights, batch, hyper), n_shared=1
             ),
-            in_shardings=(batch_sharding(mesh), self._run, self._many, self._run),
-            out_shardings=self._run,
+            in_shardings=(
+                batch_sharding(self.experiment.mesh),
+                self.layout.scalars,
+                self.layout.states,
+                self.layout.scalars,
+            ),
+            out_shardings=self.layout.scalars,
         )
 
     @functools.cache  # noqa: B019 - one Program lives as long as its group trains
     def compiled(self, slots: int) -> Any:
-        """step(active [R], states, batch [R, B, T+1], hypers) -> (states, metrics [R])."""
+        """step(active, states, batch, hypers) -> (states, metrics)."""
         start = time.perf_counter()
-        states = stacked_shapes(self.experiment.state_like, slots)
-        hypers = stacked_shapes(jax.eval_shape(lambda: hyper_from(self.experiment.config)), slots)
-        batch = batch_shapes(self.experiment.config, slots)
-        active = jax.ShapeDtypeStruct((slots,), bool)
-        compiled = self._step.lower(active, states, batch, hypers).compile()
+        experiment, shapes = self.experiment, self.layout.shapes
+        hyper = jax.eval_shape(lambda: hyper_from(experiment.config))
+        compiled = self._step.lower(
+            jax.ShapeDtypeStruct((slots,), bool),
+            shapes(experiment.state_shapes, slots),
+            shapes(batch_shapes(experiment.config), slots),
+            shapes(hyper, slots),
+        ).compile()
         self.compile_sec = time.perf_counter() - start
         return compiled
 
@@ -84,23 +94,26 @@ class Program:
         """The start of a run, exactly as it has it alone."""
         return initial_state(config, self.experiment)
 
-    def hypers(self, configs: list[Config]) -> Hyper:
-        """Stacked along the run axis."""
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(hyper_from, configs))
-        return jax.device_put(stacked, self._run)
-
-    def empty(self, slots: int) -> State:
+    def empty(self, slots: int) -> Any:
         """Room for the states of `slots` runs."""
-        shapes = stacked_shapes(self.experiment.state_like, slots)
+        return self.layout.empty(self.experiment.state_shapes, slots)
 
-        def zeros():
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    def hypers(self, configs: list[Config]) -> Hyper:
+        """Those of every slot."""
+        return self.layout.scalars_of([hyper_from(config) for config in configs])
 
-        return jax.jit(zeros, out_shardings=self._many)()
+    def batch(self, of_each: list[data.Batch]) -> dict[str, jax.Array]:
+        """The batch of every slot, on the devices."""
+        batch = self.layout.stack(of_each)
+        return put_batch(self.experiment.mesh, batch, self.layout.batch)
 
+    def evaluate(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
+        """The sums of `lm.step.token_sums` of every active slot, all on the same batch."""
+        return self._evaluate(put_batch(self.experiment.mesh, batch), active, states, hypers)
 
-def stacked_shapes(tree: Any, slots: int) -> Any:
-    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), tree)
+    def diagnose(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
+        """What `lm.diagnostics` finds in every active slot, all on the same batch."""
+        return self._diagnose(put_batch(self.experiment.mesh, batch), active, states, hypers)
 
 
 def runs_that_fit(

@@ -1,16 +1,25 @@
-"""The state a run starts from: drawn, or with the weights of a checkpoint (train.init_from)."""
+"""The state a run starts from: random weights, or those of a checkpoint (train.init_from)."""
 
 import tempfile
 from pathlib import Path
 
 import jax
 
+from lm import data
+from lm.check import check
 from lm.config import Config
 from lm.data.tokenizers import Tokenizer
 from lm.record.checkpoint import check_tree, tree_record
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
 from lm.state import Learner, State, Weights, hyper_from
+
+
+def check_run(config: Config) -> None:
+    """`lm.check.check`, and the same of what a run reads from disk: its text and its start."""
+    check(config)
+    data.check(config.data)
+    check_init_from(config)
 
 
 def check_init_from(config: Config) -> None:
@@ -62,7 +71,7 @@ def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
             f'this run has {config.data.tokenizer} of {config.data.source}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
-    wanted = used_record(experiment.learner, experiment.state_like)
+    wanted = used_record(experiment.learner, experiment.state_shapes)
     check_tree(used_record(source.learner, source.weights), wanted, source.path)
     return source
 

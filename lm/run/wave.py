@@ -1,114 +1,109 @@
-"""A wave: runs that train side by side in one program, a slot of its run axis each.
+"""A wave: runs that train side by side in one program, a slot each. A run alone is a wave of one.
 
 Every run keeps its own step, batches, journal and checkpoints, so it may resume, end, roll back or
 diverge on its own.
 """
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from lm import data
-from lm.config import Config
-from lm.mesh import put_batch
-from lm.record.metrics import Terminal
-from lm.record.workdir import record_failure
-from lm.run.evaluate import validation_losses
+from lm.run.evaluate import first_batch, validation_batches, validation_losses
 from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
-from lm.run.run import first_batch, validation_batches
+from lm.run.slot import RunSpec, Slot, Status, raise_error
 from lm.state import State
-from lm.sweep.cells import Cell
-
-
-@dataclasses.dataclass
-class Slot:
-    """A run in its place on the run axis.
-
-    active: it still trains; rolled_back: it has gone back since the last dispatch.
-    """
-
-    journal: Journal
-    active: bool
-    rolled_back: bool = False
-
-    @property
-    def config(self) -> Config:
-        return self.journal.config
 
 
 class Wave:
-    """Opened with every run at its newest checkpoint, or freshly initialised."""
+    """Opened with every run at its newest checkpoint, or freshly initialised.
+
+    size: how many slots the program has; some may be empty. on_failure(folder, error) is called for
+    an error that concerns one run; unless it raises, the others go on. To be compiled, trained and
+    closed.
+    """
 
     def __init__(
-        self, program: Program, cells: list[Cell], workdir: Path, slots: int, say: Callable
+        self,
+        program: Program,
+        runs: list[RunSpec],
+        size: int,
+        on_failure: Callable[[Path, Exception], None] = raise_error,
     ):
-        self.program, self.experiment, self.say = program, program.experiment, say
-        self.size = slots
+        self.program, self.experiment = program, program.experiment
+        self.size, self._on_failure = size, on_failure
         self.slots: list[Slot] = []
-        self.states = program.empty(slots)
-        self._pending = None
-        for cell in cells:
+        self.states = program.empty(size)
+        self._pending: tuple[list[tuple[int, int]], Any] | None = None
+        config = self.experiment.config.data
+        self.feed = data.Feed(
+            self.experiment.dataset.train,
+            batch_size=config.batch_size,
+            prefetch=config.prefetch,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        for run in runs:
             try:
-                self._seat(cell, workdir / cell.name)
+                self._seat(run)
             except (OSError, ValueError) as error:  # such as a checkpoint that cannot be read
-                record_failure(workdir / cell.name, error, say)
-        if self.slots:
-            self._bind()
+                on_failure(run.folder, error)
 
-    def _seat(self, cell: Cell, folder: Path) -> None:
+    def _seat(self, run: RunSpec) -> None:
         """Opens a run and puts its state in the next slot."""
-        journal = Journal(cell.config, folder, self.experiment, CellTerminal(cell.name, self.say))
-        journal.compile_sec = self.program.compile_sec
-        state = journal.restore(self.experiment.state_like)
+        journal = Journal(run.config, run.folder, self.experiment, run.terminal)
+        state = journal.restore(self.experiment.state_shapes, run.continue_changed)
         if state is None:
-            state = self.program.initial(cell.config)
+            state = self.program.initial(run.config)
         if journal.finished:
             journal.conclude()
-        else:
-            journal.open()
         self.states = self.program.put(self.states, state, len(self.slots))
-        self.slots.append(Slot(journal, active=not journal.finished))
+        self.slots.append(Slot(journal, Status.DONE if journal.finished else Status.TRAINING))
 
-    def _bind(self) -> None:
-        """The program and the hyperparameters of the present slots; an empty one repeats slot 0."""
-        self.step_program = self.program.compiled(self.size)
+    def compile(self) -> None:
+        """The step and the hyperparameters of the present slots; an empty one repeats slot 0."""
+        if not self.slots:
+            return
+        self._step = self.program.compiled(self.size)
         configs = [slot.config for slot in self.slots]
         configs += [configs[0]] * (self.size - len(configs))
         self.hypers = self.program.hypers(configs)
+        for slot in self.slots:
+            slot.journal.compile_sec = self.program.compile_sec
 
     @property
     def active(self) -> list[int]:
         return [i for i, slot in enumerate(self.slots) if slot.active]
 
-    def train(self, caught: list[int], tick: Callable[[], None]) -> None:
-        """Steps until every run has ended, or a signal came."""
-        try:
-            self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
-            for i in self.active:
-                self.slots[i].journal.throughput.reset()
-            while self.active and not caught:
-                self.dispatch()
-                if self._which(Journal.is_due):
-                    self.settle()
-                    self.evaluate(self._which(Journal.evaluates))
-                    self.diagnose(self._which(Journal.diagnoses))
-                    for i in self._which(Journal.saves):
-                        self.save(i)
-                    self.end_finished()
-                    self.compact()
-                tick()
-            if caught:
-                self.leave()
-        finally:
-            for slot in self.slots:
-                with contextlib.suppress(OSError):  # which ended that run, and was recorded
-                    slot.journal.close()
+    def train(self, caught: list[int], tick: Callable[[], None] = lambda: None) -> None:
+        """Steps until every run has ended, or a signal is in `caught`: then saves those left.
+
+        `tick` is called after every step.
+        """
+        for i in self.active:
+            self._act(i, Journal.open)
+        self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
+        for i in self.active:
+            self.slots[i].journal.throughput.reset()
+        while self.active and not caught:
+            self.dispatch()
+            if self._which(Journal.is_due):
+                self.settle()
+                self.evaluate(self._which(Journal.evaluates))
+                self.diagnose(self._which(Journal.diagnoses))
+                for i in self._which(Journal.saves):
+                    self.save(i)
+                self.end_finished()
+                self.compact()
+            tick()
+        if caught:
+            self.leave()
 
     def _is_new(self, i: int) -> bool:
         return self.slots[i].journal.step == 0
@@ -119,80 +114,84 @@ class Wave:
         return [i for i in self.active if not slots[i].rolled_back and test(slots[i].journal)]
 
     def dispatch(self) -> None:
-        """Starts the next step of every active run, then fetches the metrics of the one before."""
-        start = time.perf_counter()
-        batch = self._batch()
-        waited = time.perf_counter() - start
-        for i in self.active:
-            self.slots[i].journal.throughput.wait(waited)
-        active = np.zeros(self.size, bool)
-        active[self.active] = True
-        self.states, metrics = self.step_program(active, self.states, batch, self.hypers)
-        for i in self.active:
+        """Starts the next step of every active run, then fetches the metrics of the one before, so
+        that the device always has one to do.
+        """
+        active = self.active
+        batch = self._batch(active)
+        self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
+        for i in active:
             self.slots[i].rolled_back = False
             self.slots[i].journal.dispatched()
-        steps = [(i, self.slots[i].journal.step) for i in self.active]
+        steps = [(i, self.slots[i].journal.step) for i in active]
         before, self._pending = self._pending, (steps, metrics)
         self._finish(before)
 
-    def _batch(self) -> dict[str, jax.Array]:
-        """[R, B, T+1]: for each run the batch that its own order of the text has next."""
-        made: dict[tuple[int, int], data.Batch] = {}
-        stacked = []
-        for slot in self.slots:
-            config, index = slot.config.data, slot.journal.counters.batch_index
-            key = (config.seed, index)
-            if key not in made:
-                rows = self.experiment.dataset.train
-                made[key] = data.batch_at(
-                    rows, index, batch_size=config.batch_size, seed=config.seed
-                )
-            stacked.append(made[key])
-        stacked += [stacked[0]] * (self.size - len(stacked))
-        batch = {name: np.stack([one[name] for one in stacked]) for name in stacked[0]}
-        return put_batch(self.experiment.mesh, batch, self.program.batch_sharding)
+    def _batch(self, active: list[int]) -> dict[str, jax.Array]:
+        """For each run the batch that its own order of the text has next. A slot that is not active
+        repeats another's.
+        """
+        start = time.perf_counter()
+        taken = self.feed.take([self.slots[i].journal.next_place() for i in active])
+        of_each = [taken[0]] * self.size
+        for i, batch in zip(active, taken, strict=True):
+            of_each[i] = batch
+        waited = time.perf_counter() - start
+        for i in active:
+            self.slots[i].journal.throughput.wait(waited)
+        return self.program.batch(of_each)
+
+    def _mask(self, slots: list[int]) -> np.ndarray:
+        """True for the given slots."""
+        mask = np.zeros(self.size, bool)
+        mask[slots] = True
+        return mask
 
     def settle(self) -> None:
         """Fetches the metrics of the last step too: what is still active was finite."""
         before, self._pending = self._pending, None
         self._finish(before)
 
-    def _finish(self, dispatched) -> None:
+    def _finish(self, dispatched: tuple[list[tuple[int, int]], Any] | None) -> None:
         if dispatched is None:
             return
         steps, metrics = dispatched
-        fetched = {name: np.asarray(values, float) for name, values in metrics.items()}
+        fetched = jax.device_get(metrics)
         for i, step in steps:
             if self.slots[i].active:
-                row = {name: float(values[i]) for name, values in fetched.items()}
+                own = self.program.pick(fetched, i)
+                row = {name: float(value) for name, value in own.items()}
                 self._act(i, Journal.record, step, row)
 
     def _act(self, i: int, act: Callable, *arguments) -> None:
-        """An act of one journal. What goes wrong with it ends that run, and no other."""
+        """An act of one journal. What goes wrong with it ends that run, and no other unless
+        `on_failure` raises.
+        """
         journal = self.slots[i].journal
         try:
             try:
                 act(journal, *arguments)
             except Diverged as seen:
-                self._mend(i, seen)
+                self._recover(i, seen)
         except OSError as error:
-            record_failure(journal.workdir, error, self.say)
-            self.slots[i].active = False
+            self.slots[i].status = Status.FAILED
+            self._on_failure(journal.workdir, error)
 
-    def _mend(self, i: int, seen: Diverged) -> None:
+    def _recover(self, i: int, seen: Diverged) -> None:
         """Rolls a run back where its config asks for it and it can; otherwise it ends here."""
-        journal = self.slots[i].journal
+        slot, journal = self.slots[i], self.slots[i].journal
         try:
             if journal.config.train.on_divergence != 'rollback':
                 raise seen
-            state = journal.roll_back(seen, self.experiment.state_like)
-            self.states = self.program.put(self.states, state, i)
-            self._forget_pending(i)
-            self.slots[i].rolled_back = True
+            state = journal.roll_back(seen, self.experiment.state_shapes)
         except Diverged as final:
-            journal.summarize('diverged', str(final))
-            self.slots[i].active = False
-            self.say(f'{journal.workdir.name} diverged: {final}')
+            journal.summarize(Status.DIVERGED, str(final))
+            slot.status = Status.DIVERGED
+            journal.terminal.diverged(str(final))
+            return
+        self.states = self.program.put(self.states, state, i)
+        self._forget_pending(i)
+        slot.rolled_back = True
 
     def _forget_pending(self, i: int) -> None:
         """The step in flight was made from the state that a rollback has replaced."""
@@ -204,13 +203,16 @@ class Wave:
         """The validation losses of the runs in `slots`, recorded."""
         if not slots:
             return
-        rows = self.experiment.dataset.validation
-        batches = validation_batches(self.experiment.config, rows)
+        rows, mask = self.experiment.dataset.validation, self._mask(slots)
         with self._clocks_stopped():
-            pending = [self._look(self.program.evaluate, batch, slots) for batch in batches]
-            sums = jax.device_get(pending)
+            sums = jax.device_get(
+                [
+                    self.program.evaluate(batch, mask, self.states, self.hypers)
+                    for batch in validation_batches(self.experiment.config, rows)
+                ]
+            )
             for i in slots:
-                own = [{name: values[i] for name, values in batch.items()} for batch in sums]
+                own = [self.program.pick(of_batch, i) for of_batch in sums]
                 self._act(i, Journal.evaluated, validation_losses(own, rows))
 
     def diagnose(self, slots: list[int]) -> None:
@@ -219,15 +221,10 @@ class Wave:
             return
         batch = first_batch(self.experiment.config, self.experiment.dataset.validation)
         with self._clocks_stopped():
-            seen = jax.device_get(self._look(self.program.diagnose, batch, slots))
+            seen = self.program.diagnose(batch, self._mask(slots), self.states, self.hypers)
+            seen = jax.device_get(seen)
             for i in slots:
-                self._act(i, Journal.diagnosed, {name: v[i] for name, v in seen.items()})
-
-    def _look(self, program: Callable, batch: data.Batch, slots: list[int]) -> dict:
-        """A program over the states of the runs in `slots`, all on the same batch."""
-        chosen = np.zeros(self.size, bool)
-        chosen[slots] = True
-        return program(put_batch(self.experiment.mesh, batch), chosen, self.states, self.hypers)
+                self._act(i, Journal.diagnosed, self.program.pick(seen, i))
 
     def save(self, i: int) -> None:
         """Starts a checkpoint of run i. To be called when settled."""
@@ -240,39 +237,51 @@ class Wave:
         return self.program.take(self.states, i)
 
     def end_finished(self) -> None:
-        for i in self._which(lambda journal: journal.finished):
-            self._act(i, Journal.end, 'done')
-            self.slots[i].active = False
+        self._end(self._which(lambda journal: journal.finished), Status.DONE)
+
+    def _end(self, slots: list[int], status: Status) -> None:
+        for i in slots:
+            self._act(i, Journal.end, status)
+            if self.slots[i].active:  # the last checkpoint may have failed
+                self.slots[i].status = status
 
     def compact(self) -> None:
         """Moves on with fewer slots where the runs left are few and their steps many: where the
-        time that empty slots would cost exceeds that of compiling anew. A loop skips empty slots.
+        time that empty slots would cost exceeds that of compiling anew. Some layouts skip them.
         """
         multiple = self.experiment.mesh.shape['run']
         fewer = max(1, -(-len(self.active) // multiple)) * multiple
-        if self.program.skips_inactive or not self.active or fewer > self.size // 2:
+        skipped = self.program.layout.skips_inactive
+        if skipped or not self.active or fewer > self.size // 2:
             return
         left = max(s.config.train.steps - s.journal.step for s in self.slots if s.active)
         step_sec = self.slots[self.active[0]].journal.last.get('step_sec') or 0.0
         if left * step_sec * (1 - fewer / self.size) < self.program.compile_sec:
             return
         kept = [(self.slots[i], self.state(i)) for i in self.active]
-        for slot in self.slots:
-            if not slot.active:
-                slot.journal.close()
+        self._close_journals([slot for slot in self.slots if not slot.active])
         self.slots, self.size = [slot for slot, _ in kept], fewer
         self.states = self.program.empty(fewer)
         for i, (_, state) in enumerate(kept):
             self.states = self.program.put(self.states, state, i)
-        self._bind()
+        self.compile()
 
     def leave(self) -> None:
         """Saves the runs that are left, for the same command to go on from."""
         self.settle()
         for i in self.active:
             self.save(i)
-        for i in self.active:
-            self._act(i, Journal.end, 'stopped')
+        self._end(self.active, Status.STOPPED)
+
+    def close(self) -> None:
+        """Ends the reading threads and closes the journals."""
+        self.feed.close()
+        self._close_journals(self.slots)
+
+    def _close_journals(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            with contextlib.suppress(OSError):  # which ended that run, and was reported
+                slot.journal.close()
 
     @contextlib.contextmanager
     def _clocks_stopped(self) -> Iterator[None]:
@@ -282,17 +291,3 @@ class Wave:
         yield
         for i in self.active:
             self.slots[i].journal.throughput.go_on()
-
-
-class CellTerminal(Terminal):
-    """What a run beside others says: its events with its name, and no rows."""
-
-    def __init__(self, name: str, say: Callable[[str], None]):
-        self._name, self._say = name, say
-
-    def say(self, text: str) -> None:
-        if not text.startswith('step '):
-            self._say(f'{self._name}: {text}')
-
-    def row(self, row, steps) -> None:
-        pass

@@ -17,6 +17,8 @@ from lm.record.host import device_memory_bytes
 from lm.record.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, record_failure
 from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
+from lm.run.slot import RunSpec
+from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave
 from lm.sweep.cells import Cell
 
@@ -71,19 +73,26 @@ def _train(
     tick: Callable[[], None],
     runs_at_once: int,
 ) -> None:
-    """One program, and as many waves as it takes."""
+    """One program, and as many waves as it takes. An error of one run leaves the others."""
     experiment = Experiment(longest(cells), say, len(cells))
     if jax.process_count() > 1:
         raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
     how = run_axis(experiment.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, how)
     slots = slots_for(program, len(cells), runs_at_once, say)
+
+    def on_failure(folder: Path, error: Exception) -> None:
+        record_failure(folder, error, say)
+
     for start in range(0, len(cells), slots):
         if caught:
             return
-        wave = cells[start : start + slots]
-        say(f'{len(wave)} runs side by side ({how}), compiled in {program.compile_sec:.1f} s')
-        Wave(program, wave, workdir, slots, say).train(caught, tick)
+        part = cells[start : start + slots]
+        say(f'{len(part)} runs side by side ({how}), compiled in {program.compile_sec:.1f} s')
+        runs = [RunSpec(c.config, workdir / c.name, CellTerminal(c.name, say)) for c in part]
+        with contextlib.closing(Wave(program, runs, slots, on_failure)) as wave:
+            wave.compile()
+            wave.train(caught, tick)
 
 
 def longest(cells: list[Cell]) -> Config:

@@ -1,27 +1,62 @@
-"""Equal ways to compute the same thing, chosen by name: `kernels.implementation`.
+"""Equal ways to compute the same thing: a folder for each operation, a choice for each of them.
 
-Rows agree to rounding (tests/modules/test_kernels.py); they differ in speed, memory and in what can
-be differentiated twice. Nothing falls back from one to another.
+Choices agree to rounding (tests/modules/test_kernels.py); they differ in speed, memory, in what can
+be differentiated twice and in what they serve. Nothing falls back from one to another.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
 
-from modules.kernels import attention, matmul
+from modules.choices import choose
+from modules.kernels.attention import ATTENTION_KERNELS, attend
+from modules.kernels.matmul import MATMUL_KERNELS
+
+# A choice for each operation, by the name of its kernel.
+IMPLEMENTATIONS = {
+    'reference': {'attention': 'reference', 'matmul': 'direct'},
+    'xla': {'attention': 'blocked', 'matmul': 'direct'},
+    'xla_cpu': {'attention': 'blocked', 'matmul': 'narrow_first'},
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """attention: (q, k, v, segments) -> mixed values. matmul: (x [M, I], w [I, O]) -> [M, O]."""
+    """The chosen kernels by name, and as functions: `attention` is `attend` without its first
+    argument, `matmul` a row of `MATMUL_KERNELS`. str() gives the names, for a log.
+    """
 
-    attention: Callable[..., jax.Array]
-    matmul: Callable[[jax.Array, jax.Array], jax.Array]
+    attention_name: str
+    matmul_name: str
+
+    @property
+    def attention(self) -> Callable[..., jax.Array]:
+        return functools.partial(attend, self.attention_name)
+
+    @property
+    def matmul(self) -> Callable[..., jax.Array]:
+        return MATMUL_KERNELS[self.matmul_name]
+
+    def __str__(self) -> str:
+        return f'attention={self.attention_name} matmul={self.matmul_name}'
 
 
-IMPLEMENTATIONS = {
-    'reference': Kernels(attention.plain, matmul.direct),
-    'xla': Kernels(attention.blocked, matmul.direct),
-    'xla_cpu': Kernels(attention.blocked, matmul.narrow_first),
-}
+def kernels_for(
+    platform: str, implementation: str = 'auto', attention: str = 'auto', matmul: str = 'auto'
+) -> Kernels:
+    """The one place that reads 'auto': an operation's is what the implementation has, and the
+    implementation's is what suits devices of `platform` ('cpu', 'gpu', 'tpu').
+
+    ValueError for a name that no table has.
+    """
+    if implementation == 'auto':
+        implementation = 'xla_cpu' if platform == 'cpu' else 'xla'
+    names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
+    given = (('attention', attention, ATTENTION_KERNELS), ('matmul', matmul, MATMUL_KERNELS))
+    for operation, name, table in given:
+        if name != 'auto':
+            choose(table, name, f'kernels.{operation}')
+            names[operation] = name
+    return Kernels(names['attention'], names['matmul'])

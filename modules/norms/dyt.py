@@ -14,7 +14,7 @@ FINITE = sys.float_info.max
 
 
 class DyT(Norm):
-    """y = tanh(a x) * scale (+ bias), with one learned a a layer.
+    """y = tanh(a x) * scale (+ bias), with one learned number a in each layer.
 
     `alpha` is where a starts, `alpha_attention` where it does in front of attention (None: as
     elsewhere). The authors' LLaMA has no bias, and alpha_attention | alpha of 0.8 | 0.2 at 7B

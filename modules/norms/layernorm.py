@@ -24,7 +24,7 @@ def standardize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class LayerNorm(Norm):
-    """y = standardize(x) * scale + bias, either of which can be left out."""
+    """y = standardize(x) * scale + bias, either of which can be left out (arXiv:1607.06450)."""
 
     eps: Eps = 1e-6
     scale: HasScale = True

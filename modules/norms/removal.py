@@ -66,14 +66,20 @@ class _Removal(Norm):
 
 
 class LayerNormRemoval(_Removal):
-    """Removes `layernorm`: c(x) = x - mean(x), which is linear and stays."""
+    """LayerNorm whose deviation becomes a constant, one norm after another (arXiv:2507.02559).
+
+    c(x) = x - mean(x), which is linear and stays.
+    """
 
     def centre(self, x):
         return x - jnp.mean(x, -1, keepdims=True)
 
 
 class RMSNormRemoval(_Removal):
-    """Removes `rmsnorm`: c(x) = x."""
+    """RMSNorm whose rms becomes a constant, one norm after another (arXiv:2507.02559).
+
+    c(x) = x.
+    """
 
     bias: HasBias = False
 

@@ -24,7 +24,7 @@ def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class RMSNorm(Norm):
-    """y = rms_normalize(x) * scale, which can be left out; scaled in float32."""
+    """y = rms_normalize(x) * scale, which can be left out (arXiv:1910.07467)."""
 
     eps: Eps = 1e-6
     scale: HasScale = True
@@ -46,10 +46,10 @@ def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class CRMSNorm(Norm):
-    """`crms_normalize`, without gain or bias: what reads it has those in its matrix.
+    """LayerNorm's model on a stream of one coordinate less; gain and bias are in the next matrix.
 
-    A stream normalized so holds one coordinate less than model.d_model: the model is the Pre-LN
-    one of that width whose stream has mean zero (arXiv:2305.14858).
+    y = crms_normalize(x). A stream normalized so holds one coordinate less than model.d_model: the
+    model is the Pre-LN one of that width whose stream has mean zero (arXiv:2305.14858).
     """
 
     eps: Eps = 1e-6

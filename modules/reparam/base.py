@@ -16,9 +16,9 @@ def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
 class Reparam(NamedTuple):
     """init(params) -> (stored, state); apply(stored, state, train) -> (used, state).
 
-    At the start used equals params. `specs` describes each stored array, as `modules.params` does
-    each parameter. `state` is what is carried but not optimised; evaluation (train=False) leaves it
-    alone. after_update(stored, state) -> (stored, state) maps what an optimizer step has made, such
+    At the start used equals params, as far as the map can make them. `specs` describes each stored
+    array, as `modules.params` does each parameter. `state` is what is carried but not optimised;
+    evaluation (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps what an optimizer step has made, such
     as back onto a sphere.
     """
 

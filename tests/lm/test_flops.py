@@ -1,5 +1,6 @@
 """Reference: operations counted by hand, against the parameters there are and against XLA."""
 
+import dataclasses
 import math
 
 import jax
@@ -7,9 +8,8 @@ import numpy as np
 import pytest
 
 from lm.flops import flops_per_token, gemm_flops, matmul_params, peak_flops
-from lm.state import describe_params
-from modules.params import named_leaves
-from tests.helpers import VOCAB, tiny_config, tiny_model
+from modules.params import ParamSpec, named_leaves
+from tests.helpers import tiny_config, tiny_learner
 
 CASES = [
     {},
@@ -18,43 +18,60 @@ CASES = [
     {'model.position': 'learned', 'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm'},
     {'model.activation': 'geglu', 'model.n_kv_heads': 1, 'model.d_ff': 40},
     {'model.norm': 'crmsnorm'},
+    {'model.norm': 'gated_rmsnorm'},
+    {'model.reparam': 'weight_norm'},
 ]
+
+
+def counted(changes):
+    """What is counted of the configured model."""
+    return matmul_params(tiny_learner(tiny_config(changes)))
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
 def test_matmul_params_are_the_matrices_of_the_model(changes):
-    """Every hidden matrix and the readout. Catches a gate, or grouped heads, not counted."""
-    config = tiny_config(changes)
-    described = describe_params(config, tiny_model(config))
+    """All that has two sides and is no table. Catches a gate, grouped heads or the matrices of a
+    norm not counted, or a matrix counted by its stored parts.
+    """
+    described = tiny_learner(tiny_config(changes | {'model.reparam': 'none'})).described
     shapes = named_leaves(described.shapes)
-    counted = sum(
+    wanted = sum(
         math.prod(shapes[path].shape)
         for path, spec in named_leaves(described.specs).items()
         if spec.role in ('hidden', 'readout')
     )
-    assert matmul_params(config.model, VOCAB) == counted
-    tied = tiny_config(changes | {'model.tie_embeddings': True})
-    assert matmul_params(tied.model, VOCAB) == counted  # the table multiplies too
+    assert counted(changes) == wanted
+    assert counted(changes | {'model.tie_embeddings': True}) == wanted  # the table multiplies too
 
 
-def test_of_experts_those_that_a_token_goes_through_count():
-    """Two of four at 16 x 32 x 2, and a router of 16 x 4; shared matrices in each of two blocks."""
-    dense, shared = tiny_config(), tiny_config({'model.placement': 'wide'})
-    more = matmul_params(shared.model, VOCAB) - matmul_params(dense.model, VOCAB)
-    assert more == 2 * (16 * 32 * 2 + 16 * 4)
-    assert matmul_params(tiny_config({'model.mlp': 'moe'}).model, VOCAB) == matmul_params(
-        shared.model, VOCAB
-    )
+def test_gated_norms_count():
+    """Two of 16 x 16 x 2 in each of two blocks, and a final one."""
+    assert counted({'model.norm': 'gated_rmsnorm'}) - counted({}) == 5 * 16 * 16 * 2
+
+
+@pytest.mark.parametrize(('n_experts', 'per_token'), [(4, 2), (3, 1)])
+def test_of_experts_those_that_a_token_goes_through_count(n_experts, per_token):
+    """At 16 x 32 x 2 each, all of a router of 16 x E; shared matrices in each of two blocks."""
+    experts = {'mlp.n_experts': n_experts, 'mlp.experts_per_token': per_token}
+    wanted = 2 * ((per_token - 1) * 16 * 32 * 2 + 16 * n_experts)
+    for changes in ({'model.placement': 'wide'}, {'model.mlp': 'moe'}):
+        assert counted(changes | experts) - counted({}) == wanted
 
 
 def test_flops_per_token_by_hand():
-    """6 N + 6 L T D: width 16, 2 layers, ff 32, vocabulary 16, 8 tokens."""
-    n = 2 * (4 * 16 * 16 + 2 * 16 * 32) + 16 * 16
-    assert flops_per_token(tiny_config().model, VOCAB, 8) == 6 * n + 6 * 2 * 8 * 16
+    """6 N + 6 L T D: width 16, 2 layers, 8 tokens, a matrix of 16 x 5 in each layer."""
+    specs = {'w': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))}
+    shapes = {'w': jax.ShapeDtypeStruct((2, 16, 5), np.float32)}
+    specs['scale'] = ParamSpec('vector', ('embed',))
+    shapes['scale'] = jax.ShapeDtypeStruct((16,), np.float32)
+    learner = tiny_learner(tiny_config())
+    used = dataclasses.replace(learner.described, used_specs=specs, used_shapes=shapes)
+    learner = dataclasses.replace(learner, described=used)
+    assert flops_per_token(learner) == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
 
 
 def test_forward_flops_are_near_those_xla_counts():
-    """A third of the step's, with all pairs in the attention since `plain` computes them."""
+    """A third of the step's, with all pairs in the attention since `reference` computes them."""
     config = tiny_config(
         {
             'model.d_model': 64,
@@ -64,13 +81,13 @@ def test_forward_flops_are_near_those_xla_counts():
             'kernels.implementation': 'reference',
         }
     )
-    model = tiny_model(config)
-    params = describe_params(config, model).shapes
+    learner = tiny_learner(config)
+    model, described = learner.model, learner.described
     tokens = jax.ShapeDtypeStruct((2, 32), np.int32)
-    lowered = jax.jit(lambda p, t: model.apply({'params': p}, t)).lower(params, tokens)
+    lowered = jax.jit(lambda p, t: model.apply({'params': p}, t)).lower(described.shapes, tokens)
     counted = lowered.cost_analysis()['flops'] / tokens.size
     upper_half = 2 * config.model.n_layers * 32 * 64
-    ours = flops_per_token(config.model, VOCAB, 32) / 3 + upper_half
+    ours = flops_per_token(learner) / 3 + upper_half
     assert 1 < counted / ours < 1.15  # XLA counts norms, softmax and GELU too
 
 

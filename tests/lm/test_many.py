@@ -1,13 +1,15 @@
-"""Equivalence: a function mapped over runs is that function of each run, wherever the runs lie."""
+"""Equivalence: a function mapped over runs is that function of each run, wherever the runs lie.
+
+Contract: what every layout of the runs of a program promises.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.check import NAMES
-from lm.config import MeshConfig
-from lm.many import RUN_AXES, over_mesh, run_axis
+from lm.config import FIELDS, MeshConfig
+from lm.many import RUN_AXES, SINGLE, layout, over_mesh, run_axis
 from lm.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
 from modules.params import ParamSpec
 
@@ -101,4 +103,50 @@ def test_auto_names_a_row_by_platform():
     assert run_axis('auto', 'cpu') == 'loop'
     assert run_axis('auto', 'tpu') == run_axis('auto', 'gpu') == 'vmap'
     assert run_axis('vmap', 'cpu') == 'vmap'
-    assert set(NAMES['kernels.run_axis']) == {'auto', *RUN_AXES}
+    assert set(FIELDS['kernels.run_axis'].option.choices) == {'auto', *RUN_AXES}
+
+
+STATE = {'w': jax.ShapeDtypeStruct((3, 5), jnp.float32)}  # of one run
+
+
+class TestLayout:
+    """Alone there is one run, stacked there are R."""
+
+    @pytest.fixture(params=[SINGLE, *RUN_AXES])
+    def laid(self, request):
+        """(layout, number of slots)."""
+        mesh = make_mesh(MeshConfig(data=1, run=1))
+        found = layout(request.param, mesh, jax.tree.map(lambda _: replicated(mesh), STATE))
+        return found, 1 if request.param == SINGLE else R
+
+    def test_takes_out_what_was_put_in(self, laid):
+        laid, slots = laid
+        states = laid.empty(STATE, slots)
+        for slot in range(slots):
+            states = laid.put(states, {'w': jnp.full((3, 5), slot + 1.0)}, slot)
+        assert states['w'].shape == laid.shapes(STATE, slots)['w'].shape
+        for slot in range(slots):
+            np.testing.assert_array_equal(laid.take(states, slot)['w'], np.full((3, 5), slot + 1.0))
+
+    def test_picks_what_was_stacked(self, laid):
+        laid, slots = laid
+        own = [{'x': np.float32(i), 'y': np.full(2, i)} for i in range(slots)]
+        for stacked in (laid.stack(own), jax.device_get(laid.scalars_of(own))):
+            for slot in range(slots):
+                jax.tree.map(np.testing.assert_array_equal, laid.pick(stacked, slot), own[slot])
+
+    def test_computes_each_run_with_its_own(self, laid):
+        laid, slots = laid
+        shared, weights, scale = arguments()
+        own = [(weights[i], scale[i]) for i in range(slots)]
+        result = jax.jit(laid.over(function, n_shared=1))(
+            shared, np.ones(slots, bool), *(laid.stack(column) for column in zip(*own, strict=True))
+        )
+        for slot, one in enumerate(own):
+            wanted = function(shared, *one)
+            for name, value in laid.pick(jax.device_get(result), slot).items():
+                np.testing.assert_allclose(value, wanted[name], rtol=1e-6)
+
+
+def test_a_config_cannot_name_the_layout_of_a_single_run():
+    assert SINGLE not in RUN_AXES

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.check import NAMES
+from lm.config import CHOICES
 from lm.mesh import make_mesh, param_sharding
-from lm.model import kernel_implementation
-from lm.state import describe_params
+from lm.model import DIAGNOSTICS
 from modules.params import LAYER, named_leaves
 from tests.helpers import (
     FAST,
@@ -21,6 +20,7 @@ from tests.helpers import (
     initial_state,
     tiny_batch,
     tiny_config,
+    tiny_learner,
     tiny_model,
     with_needs,
 )
@@ -38,7 +38,7 @@ def compiled(config, with_gradient=False):
     model = tiny_model(config)
 
     def logits(params, tokens, segments):
-        return model.apply({'params': params}, tokens, segments).reshape(*tokens.shape, VOCAB)
+        return model.apply({'params': params}, tokens, segments)
 
     def weighted(params, tokens, segments):
         out = logits(params, tokens, segments)
@@ -132,26 +132,26 @@ def test_bfloat16_is_near_float32():
     assert 1e-4 < error < 0.05
 
 
-@pytest.mark.parametrize('position', NAMES['model.position'])
+@pytest.mark.parametrize('position', CHOICES['model.position'].table)
 def test_no_token_sees_a_later_one(position):
     """Causality by gradient: all tokens differ, so that each row of the embedding is one position,
     and d logits[t] / d embedding[token s] = 0 unless s <= t.
     """
     changes = {'model.position': position}
-    tokens_T = np.arange(8)[None]
+    tokens_1T = np.arange(8)[None]
     model = tiny_model(tiny_config(changes))
     params = jax.device_put(params_of(changes))
 
     def projected(table):
-        logits_TV = model.apply({'params': params | {'embedding': table}}, tokens_T)
-        return logits_TV @ jnp.cos(jnp.arange(VOCAB, dtype=jnp.float32))
+        logits_1TV = model.apply({'params': params | {'embedding': table}}, tokens_1T)
+        return logits_1TV[0] @ jnp.cos(jnp.arange(VOCAB, dtype=jnp.float32))
 
     jacobian = jax.jit(jax.jacrev(projected), compiler_options=FAST)
     seen_TS = np.abs(jacobian(params['embedding'])[:, :8]).max(-1) > 0
     np.testing.assert_array_equal(seen_TS, np.tri(8, dtype=bool))
 
 
-@pytest.mark.parametrize('position', NAMES['model.position'])
+@pytest.mark.parametrize('position', CHOICES['model.position'].table)
 def test_documents_are_on_their_own(position):
     """Packed into a row, each gives the logits it gives alone; without segments it does not."""
     changes = {'model.position': position}
@@ -199,7 +199,10 @@ def test_learned_positions_are_added_to_the_embeddings():
 
 
 ROWS = [
-    {path: name} for path, table in NAMES.items() for name in table if path.startswith('model.')
+    {path: name}
+    for path, choice in CHOICES.items()
+    for name in choice.table
+    if path.startswith('model.')
 ]
 
 
@@ -209,7 +212,7 @@ def test_every_parameter_is_described(changes):
     place on the mesh.
     """
     config = tiny_config(with_needs(changes))
-    described = describe_params(config, tiny_model(config))
+    described = tiny_learner(config).described
     shapes, specs = named_leaves(described.shapes), named_leaves(described.specs)
     assert shapes.keys() == specs.keys()
     for path, spec in specs.items():
@@ -223,7 +226,39 @@ def test_every_parameter_is_described(changes):
         assert bool(spec.fan_in) == (spec.role in ('hidden', 'readout')), path
 
 
-def test_kernels_suit_the_platform():
-    assert kernel_implementation('auto', 'cpu') == 'xla_cpu'
-    assert kernel_implementation('auto', 'tpu') == kernel_implementation('auto', 'gpu') == 'xla'
-    assert kernel_implementation('reference', 'cpu') == 'reference'
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'model.readout_bias': True, 'model.logit_softcap': 2.0, 'model.dtype': 'bfloat16'},
+        {'model.tie_embeddings': True},
+    ],
+    ids=str,
+)
+def test_logits_are_the_readout_of_the_last_activations(changes):
+    """Whatever it holds, and what layers fill comes back beside them."""
+    config = tiny_config(changes)
+    params = params_of(changes)
+    if 'readout_bias' in params:
+        params = params | {'readout_bias': np.arange(VOCAB, dtype=np.float32)}
+    model = tiny_model(config)
+
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def parts(params):
+        return model.apply({'params': params}, TOKENS, method='activations', mutable=[DIAGNOSTICS])
+
+    (x_BTD, readout), filled = parts(params)
+    assert x_BTD.shape == (*TOKENS.shape, config.model.d_model)
+    assert x_BTD.dtype == jnp.dtype(config.model.dtype)
+    assert filled[DIAGNOSTICS]['layers']['residual_rms'][0].shape == (2,)
+    logits_BTV = forward(changes, params)
+    assert logits_BTV.dtype == jnp.float32
+    np.testing.assert_allclose(readout(x_BTD), logits_BTV, rtol=1e-5, atol=1e-5)
+    whole = x_BTD.astype(jnp.float32) @ readout.weight_DV
+    assert np.abs(whole - logits_BTV).max() > 1 if readout.softcap else readout.bias_V is None
+
+
+def test_each_kernel_can_be_chosen_alone():
+    model = tiny_model(tiny_config({'kernels.attention': 'reference'}))
+    assert str(model.kernels) == 'attention=reference matmul=narrow_first'
+    model = tiny_model(tiny_config({'kernels.implementation': 'xla', 'kernels.matmul': 'direct'}))
+    assert str(model.kernels) == 'attention=blocked matmul=direct'

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.check import NAMES
 from modules.params import named_leaves, path_name
 from modules.placements import PLACEMENTS
 from tests.helpers import (
@@ -49,7 +48,7 @@ NORMS_OF = {
 }
 
 
-@pytest.mark.parametrize('placement', NAMES['model.placement'])
+@pytest.mark.parametrize('placement', PLACEMENTS)
 def test_placement_decides_which_norms_there_are(placement):
     changes = with_needs({'model.placement': placement, 'model.n_layers': 4})
     config = tiny_config(changes)
@@ -58,7 +57,7 @@ def test_placement_decides_which_norms_there_are(placement):
     assert found == NORMS_OF[placement]
 
 
-@pytest.mark.parametrize('placement', NAMES['model.placement'])
+@pytest.mark.parametrize('placement', PLACEMENTS)
 def test_scan_changes_neither_logits_nor_gradients_wherever_norms_sit(placement):
     """Catches parameters or block numbers that a scan hands out in another order."""
     changes = with_needs({'model.placement': placement, 'model.n_layers': 5})

@@ -164,7 +164,7 @@ def measure_batch_channel(x, w, stats, o):
 
 def measure_removal(x, w, stats, o):
     seen = np.sum(rms(x, o['eps']) * w) / np.sum(w)
-    moved = o['momentum'] * stats['deviation'] + (1 - o['momentum']) * seen
+    moved = o['ema_decay'] * stats['deviation'] + (1 - o['ema_decay']) * seen
     if stats['updates'] == 0:
         moved = seen
     elif is_removed(stats, o):

@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 from modules.activations import ACTIVATIONS
-from modules.kernels import IMPLEMENTATIONS
+from modules.kernels import kernels_for
 from modules.mlp import MLP
 from modules.params import split
 
@@ -61,7 +61,7 @@ def test_tanh_form_of_gelu_is_as_near_the_exact_one_as_documented():
 def test_mlp(name):
     """Forward, with a third matrix where gated. Catches gate and up exchanged."""
     fn, gated = REFERENCES[name]
-    mlp = MLP(12, ACTIVATIONS[name], IMPLEMENTATIONS['reference'], jnp.float32)
+    mlp = MLP(12, ACTIVATIONS[name], kernels_for('cpu', 'reference'), jnp.float32)
     x_MD = np.random.default_rng(0).normal(size=(5, 8))
     params, specs = split(mlp.init(jax.random.key(0), jnp.float32(x_MD))['params'])
     w = {key: np.float64(value) for key, value in params.items()}

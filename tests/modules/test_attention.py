@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modules.attention import ATTENTIONS
-from modules.kernels import IMPLEMENTATIONS
+from modules.kernels import kernels_for
 from modules.norms import NORMS
 from modules.params import split
 from modules.positions import POSITIONS
@@ -25,14 +25,14 @@ def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope', **o
         head_dim=D // HEADS,
         qk_norm=lambda name: NORMS[qk_norm](eps=0.0, name=name),
         rotate=POSITIONS[position].rotate,
-        kernels=IMPLEMENTATIONS['reference'],
+        kernels=kernels_for('cpu', 'reference'),
         dtype=jnp.float32,
         **options,
     )
 
 
 def draw_x(batch=1, seed=0):
-    return jnp.float32(np.random.default_rng(seed).normal(size=(batch * LENGTH, D)))
+    return jnp.float32(np.random.default_rng(seed).normal(size=(batch, LENGTH, D)))
 
 
 @functools.cache
@@ -42,8 +42,8 @@ def draw_params(module):
     return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, params), specs
 
 
-def apply(module, params, x_MD, sequence=None):
-    return module.apply({'params': params}, x_MD, sequence or whole_rows(LENGTH))
+def apply(module, params, x_BTD, sequence=None):
+    return module.apply({'params': params}, x_BTD, sequence or whole_rows(LENGTH))
 
 
 @pytest.mark.parametrize('name', ATTENTIONS)
@@ -52,10 +52,10 @@ def test_no_token_sees_a_later_one(name):
     module = layer(name)
     params, _ = draw_params(module)
     weigh_D = jnp.float32(np.random.default_rng(1).normal(size=D))
-    slopes_MMD = jax.jit(
+    slopes_BTBTD = jax.jit(
         jax.jacrev(lambda x: apply(module, params, x) @ weigh_D), compiler_options=FAST
     )(draw_x(batch=2))
-    seen = np.abs(slopes_MMD).max(-1) > 0
+    seen = np.abs(slopes_BTBTD).max(-1).reshape(2 * LENGTH, 2 * LENGTH) > 0
     one = np.tril(np.ones((LENGTH, LENGTH), bool))
     np.testing.assert_array_equal(seen, np.kron(np.eye(2, dtype=bool), one))
 
@@ -65,13 +65,13 @@ def test_no_token_sees_another_document(name):
     """A document in a row gives what it gives alone, since only distances matter to rope."""
     module = layer(name)
     params, _ = draw_params(module)
-    x_MD = draw_x()
+    x_BTD = draw_x()
     segments = jnp.int32([[1, 1, 2, 2, 2, 3]])
-    packed = apply(module, params, x_MD, documents(segments))
+    packed = apply(module, params, x_BTD, documents(segments))
     for start, stop in ((0, 2), (2, 5), (5, 6)):
-        alone = apply(module, params, x_MD[start:stop], whole_rows(stop - start))
-        np.testing.assert_allclose(packed[start:stop], alone, rtol=1e-4, atol=1e-5)
-    assert np.abs(packed - apply(module, params, x_MD)).max() > 0.01
+        alone = apply(module, params, x_BTD[:, start:stop], whole_rows(stop - start))
+        np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-5)
+    assert np.abs(packed - apply(module, params, x_BTD)).max() > 0.01
 
 
 @pytest.mark.parametrize('name', ATTENTIONS)
@@ -139,11 +139,11 @@ def test_softmax_attention_is_its_equation():
     """Reference: out = softmax(q k^T / sqrt(H)) v Wo in numpy float64, one head at a time."""
     module = layer(position='none', n_kv_heads=2)
     params, _ = draw_params(module)
-    x, w = np.float64(draw_x()), {k: np.float64(v) for k, v in params.items()}
+    x, w = np.float64(draw_x()[0]), {k: np.float64(v) for k, v in params.items()}
     wanted = np.zeros_like(x)
     for n in range(HEADS):
         q, k, v = x @ w['query'][:, n], x @ w['key'][:, n // 2], x @ w['value'][:, n // 2]
         logits = np.where(np.tri(LENGTH, dtype=bool), q @ k.T / np.sqrt(D // HEADS), -np.inf)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         wanted += weights / weights.sum(-1, keepdims=True) @ v @ w['out'][n]
-    np.testing.assert_allclose(apply(module, params, draw_x()), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(module, params, draw_x())[0], wanted, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,6 @@
-"""Reference: plain attention against numpy float64. Equivalence: all implementations agree."""
+"""Reference: attention and each field of its scores against numpy float64. Equivalence: all kernels
+agree. Contract: a kernel refuses by name what it does not serve.
+"""
 
 import functools
 
@@ -7,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.kernels import IMPLEMENTATIONS, attention
-from modules.kernels.matmul import direct, narrow_first
+from modules.kernels import IMPLEMENTATIONS, kernels_for
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
+from modules.kernels.matmul import MATMUL_KERNELS, direct, narrow_first
 from tests.helpers import FAST
 
-FAST_ATTENTIONS = sorted(
-    {k.attention for k in IMPLEMENTATIONS.values()} - {attention.plain}, key=str
-)
+FAST_ATTENTIONS = sorted(ATTENTION_KERNELS.keys() - {'reference'})
+PLAIN = Scores()
 ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
 
 
@@ -33,34 +35,55 @@ def segments_of(length, batch=1):
     return jnp.asarray(np.stack([np.roll(row, 3 * b) for b in range(batch)]), jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
-def forward_and_gradients(fn, q, k, v, grad, segments=None):
-    out, pull = jax.vjp(lambda q, k, v: fn(q, k, v, segments), q, k, v)
-    return out, *pull(grad)
+@functools.partial(jax.jit, static_argnums=(0, 6), compiler_options=FAST)
+def forward_and_gradients(name, q, k, v, grad, segments=None, scores=PLAIN, more=None):
+    """The output, and gradients of q, k, v and of the arrays in `more`, by name."""
+
+    def run(q, k, v, more):
+        return attend(name, q, k, v, scores, segments, **more)
+
+    out, pull = jax.vjp(run, q, k, v, more or {})
+    *slopes, of_more = pull(grad)
+    return out, *slopes, *(of_more[name] for name in sorted(of_more))
 
 
-def numpy_attention(q, k, v, grad, segments=None):
-    """Output and gradients, one row and head at a time: softmax(q k^T / sqrt(H)) v."""
+def numpy_attention(q, k, v, grad, segments=None, scores=PLAIN, sinks_N=None, bias=None):
+    """Output and gradients, one row and head at a time."""
     q, k, v, grad = (np.asarray(a, np.float64) for a in (q, k, v, grad))
     out, dq, dk, dv = (np.zeros_like(a) for a in (q, q, k, v))
-    batch, n_heads, length, head_dim = q.shape
+    dbias, dsinks = (None if a is None else np.zeros(a.shape) for a in (bias, sinks_N))
+    scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+    batch, n_heads, length, _ = q.shape
     for b, n in np.ndindex(batch, n_heads):
         kv = n * k.shape[1] // n_heads
-        logits = q[b, n] @ k[b, kv].T / np.sqrt(head_dim)
-        seen = np.arange(length)[:, None] >= np.arange(length)
+        logits, slope = q[b, n] @ k[b, kv].T * scale, 1.0
+        if scores.softcap:
+            bent = np.tanh(logits / scores.softcap)
+            logits, slope = scores.softcap * bent, 1 - bent**2
+        if bias is not None:
+            logits = logits + np.float64(bias)[b % len(bias), n]
+        back = np.arange(length)[:, None] - np.arange(length)
+        seen = (back >= 0) & (back < (scores.window or length))
         if segments is not None:
             row = np.asarray(segments)[b]
             seen = seen & (row[:, None] == row)
         logits = np.where(seen, logits, -np.inf)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        probs = weights / weights.sum(-1, keepdims=True)
+        largest = logits.max(-1, keepdims=True)
+        weights = np.exp(logits - largest)
+        sunk = 0.0 if sinks_N is None else np.exp(np.float64(sinks_N)[n] - largest)
+        probs = weights / (weights.sum(-1, keepdims=True) + sunk)
         out[b, n] = probs @ v[b, kv]
         d_probs = grad[b, n] @ v[b, kv].T
         d_logits = probs * (d_probs - np.sum(probs * d_probs, -1, keepdims=True))
-        dq[b, n] = d_logits @ k[b, kv] / np.sqrt(head_dim)
-        dk[b, kv] += d_logits.T @ q[b, n] / np.sqrt(head_dim)
+        if bias is not None:
+            dbias[b % len(bias), n] += d_logits
+        if sinks_N is not None:
+            share = 1 - probs.sum(-1)
+            dsinks[n] -= np.sum(share * np.sum(probs * d_probs, -1))
+        dq[b, n] = slope * d_logits @ k[b, kv] * scale
+        dk[b, kv] += (slope * d_logits).T @ q[b, n] * scale
         dv[b, kv] += probs.T @ grad[b, n]
-    return out, dq, dk, dv
+    return out, dq, dk, dv, *(a for a in (dbias, dsinks) if a is not None)
 
 
 def assert_close(actual, wanted, rounding):
@@ -75,12 +98,74 @@ def assert_close(actual, wanted, rounding):
 
 @pytest.mark.parametrize('segmented', [False, True])
 @pytest.mark.parametrize(('n_heads', 'n_kv_heads'), [(1, 1), (4, 2), (6, 2)])
-def test_plain_attention_is_the_equation(n_heads, n_kv_heads, segmented):
+def test_attention_is_the_equation(n_heads, n_kv_heads, segmented):
     """Forward and gradient. Catches heads that share the wrong key head, masks off by one."""
     arrays = draw(9, n_heads, n_kv_heads, batch=2)
     segments = segments_of(9, batch=2) if segmented else None
-    ours = forward_and_gradients(attention.plain, *arrays, segments)
+    ours = forward_and_gradients('reference', *arrays, segments)
     assert_close(ours, numpy_attention(*arrays, segments), 2**-23)
+
+
+# A value of each field of Scores, and all of them at once.
+FIELDS = [
+    {'scale': 0.3},
+    {'softcap': 0.7},
+    {'window': 2},
+    {'window': 3},
+    {'sinks': True},
+    {'bias': True},
+    {'scale': 2.0, 'softcap': 1.5, 'window': 4, 'sinks': True, 'bias': True},
+]
+SERVED = [(n, f) for n, row in ATTENTION_KERNELS.items() for f in FIELDS if row.serves >= f.keys()]
+
+
+@pytest.mark.parametrize('batch_of_bias', [1, 2])
+@pytest.mark.parametrize(('name', 'fields'), SERVED, ids=str)
+def test_scores_are_their_equations(name, fields, batch_of_bias):
+    """Forward and gradient, those of sinks and bias too, in documents and grouped heads. Catches a
+    window that is one too wide, a cap after the bias or without its slope, a sink with a value.
+    """
+    if batch_of_bias == 2 and 'bias' not in fields:
+        pytest.skip('no bias')
+    scores, arrays, segments = Scores(**fields), draw(9, 4, 2, batch=2), segments_of(9, batch=2)
+    rng, more = np.random.default_rng(1), {}
+    if scores.sinks:
+        more['sinks_N'] = jnp.float32(rng.normal(size=4))
+    if scores.bias:
+        more['bias'] = jnp.float32(rng.normal(size=(batch_of_bias, 4, 9, 9)))
+    ours = forward_and_gradients(name, *arrays, segments, scores, more)
+    wanted = numpy_attention(*arrays, segments, scores, **more)
+    assert_close(ours, wanted, 2**-23)
+    if fields.keys() - {'scale'}:
+        plain = numpy_attention(*arrays, segments)[0]
+        assert np.abs(plain - wanted[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize('name', ATTENTION_KERNELS)
+@pytest.mark.parametrize('fields', FIELDS, ids=str)
+def test_what_a_kernel_does_not_serve_is_refused_by_name(name, fields):
+    """By the function that a check calls and by the kernel itself, which names those that do."""
+    q, k, v, _ = draw(4)
+    if ATTENTION_KERNELS[name].serves >= fields.keys():
+        refuse_unserved(name, Scores(**fields))
+        return
+    field = sorted(fields.keys() - ATTENTION_KERNELS[name].serves)[0]
+    words = rf'kernels.attention={name} does not serve .*{field}={fields[field]}.*do: reference$'
+    with pytest.raises(ValueError, match=words):
+        refuse_unserved(name, Scores(**fields))
+    with pytest.raises(ValueError, match=words):
+        attend(name, q, k, v, Scores(**fields))
+
+
+def test_arrays_come_with_their_fields():
+    """A bias that `scores` does not announce would be lost without a word, and the reverse."""
+    q, k, v, _ = draw(4)
+    with pytest.raises(ValueError, match='bias came all the same'):
+        attend('blocked', q, k, v, PLAIN, bias=jnp.zeros((1, 2, 4, 4)))
+    with pytest.raises(ValueError, match='sinks_N is missing'):
+        attend('reference', q, k, v, Scores(sinks=True))
+    with pytest.raises(ValueError, match='at least 1; got 0'):
+        Scores(window=0)
 
 
 @pytest.mark.parametrize('fn', FAST_ATTENTIONS)
@@ -97,8 +182,8 @@ def test_plain_attention_is_the_equation(n_heads, n_kv_heads, segmented):
         (512, True, 'float32'),
     ],
 )
-def test_fast_attention_is_plain_attention(fn, length, segmented, dtype):
-    """Forward and gradient, against numpy, and as near as `plain` is.
+def test_fast_attention_is_attention(fn, length, segmented, dtype):
+    """Forward and gradient, against numpy, and as near as `reference` is.
 
     Catches a block that sees one key too few or many, or adds its gradient to the wrong keys.
     """
@@ -123,7 +208,7 @@ def test_fast_attention_under_vmap(fn):
         assert_close([a[i] for a in mapped], alone, 2**-23)
 
 
-@pytest.mark.parametrize('fn', sorted({k.attention for k in IMPLEMENTATIONS.values()}, key=str))
+@pytest.mark.parametrize('fn', ATTENTION_KERNELS)
 def test_extreme_logits_stay_finite(fn):
     """Logits near 1e6: softmax picks one key, and q and k get no gradient beyond the rounding of
     dP = dO v^T, which they multiply. Catches exp without its maximum taken off.
@@ -137,23 +222,37 @@ def test_extreme_logits_stay_finite(fn):
         assert np.abs(grad).max() <= 32 * 2**-23 * scale**3
 
 
-def test_blocked_attention_has_no_forward_mode_and_plain_has():
+def test_blocked_attention_has_no_forward_mode_and_the_reference_has():
     """As its docstring says."""
     q, k, v, _ = draw(8)
     with pytest.raises(TypeError, match='forward-mode'):
-        jax.jvp(lambda q: attention.blocked(q, k, v), (q,), (q,))
-    jax.jvp(lambda q: attention.plain(q, k, v), (q,), (q,))
+        jax.jvp(lambda q: attend('blocked', q, k, v, PLAIN), (q,), (q,))
+    jax.jvp(lambda q: attend('reference', q, k, v, PLAIN), (q,), (q,))
 
 
-@pytest.mark.parametrize('name', IMPLEMENTATIONS)
-def test_every_implementation_agrees(name):
-    """The rows of the table, whatever they hold."""
-    kernels, reference = IMPLEMENTATIONS[name], IMPLEMENTATIONS['reference']
-    arrays = draw(256)
-    ours, wanted = (forward_and_gradients(k.attention, *arrays, None) for k in (kernels, reference))
-    assert_close(ours, wanted, 2**-23)
-    x, w = (jnp.float32(np.random.default_rng(0).normal(size=s)) for s in ((5, 8), (8, 3)))
-    np.testing.assert_allclose(kernels.matmul(x, w), reference.matmul(x, w), rtol=1e-5)
+def test_kernels_suit_the_platform():
+    """auto is resolved once; a name is taken as it is, for both operations or for one alone."""
+    assert str(kernels_for('cpu')) == 'attention=blocked matmul=narrow_first'
+    assert kernels_for('cpu') == kernels_for('tpu', 'xla_cpu')
+    assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == 'attention=blocked matmul=direct'
+    assert str(kernels_for('cpu', 'reference')) == 'attention=reference matmul=direct'
+    alone = kernels_for('cpu', 'auto', attention='reference')
+    assert str(alone) == 'attention=reference matmul=narrow_first'
+    assert kernels_for('cpu', 'reference', matmul='narrow_first') == alone
+    assert alone.matmul is narrow_first
+
+
+@pytest.mark.parametrize('operation', ['implementation', 'attention', 'matmul'])
+def test_unknown_kernels_are_refused(operation):
+    with pytest.raises(ValueError, match=f'kernels.{operation} must be one of .*direkt'):
+        kernels_for('cpu', **{operation: 'direkt'})
+
+
+def test_every_implementation_names_kernels_for_all_operations():
+    for name, choices in IMPLEMENTATIONS.items():
+        assert choices.keys() == {'attention', 'matmul'}
+        kernels_for('cpu', name, **choices)
+    assert {direct, narrow_first} == set(MATMUL_KERNELS.values())
 
 
 @pytest.mark.parametrize('dtype', ROUNDING)
@@ -174,7 +273,7 @@ def test_narrow_first_product(shape, dtype):
     x64, w64, g64 = (np.asarray(a, np.float64) for a in (x, w, g))
     tangent = np.asarray(dx, np.float64) @ w64 + x64 @ np.asarray(dw, np.float64)
     wanted = (x64 @ w64, g64 @ w64.T, x64.T @ g64, tangent)
-    for fn in (direct, narrow_first):
+    for fn in MATMUL_KERNELS.values():
         for ours, right in zip(everything(fn), wanted, strict=True):
             assert ours.dtype == jnp.dtype(dtype)
             atol = 4 * ROUNDING[dtype] * np.abs(right).max()
@@ -184,3 +283,13 @@ def test_narrow_first_product(shape, dtype):
 def test_narrow_first_under_vmap():
     x, w = (jnp.float32(np.random.default_rng(0).normal(size=s)) for s in ((2, 6, 5), (2, 5, 3)))
     np.testing.assert_allclose(jax.vmap(narrow_first)(x, w), x @ w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', MATMUL_KERNELS)
+@pytest.mark.parametrize('o', [3, 300])
+def test_a_product_can_be_summed_in_another_type(name, o):
+    """bfloat16 in and float32 out: not the rounded sum. Catches a kernel that drops out_dtype."""
+    x, w = (jnp.bfloat16(np.random.default_rng(0).normal(size=s)) for s in ((6, 64), (64, o)))
+    y = MATMUL_KERNELS[name](x, w, jnp.float32)
+    assert y.dtype == jnp.float32
+    np.testing.assert_allclose(y, np.float64(x) @ np.float64(w), rtol=1e-5, atol=1e-4)

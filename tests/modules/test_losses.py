@@ -1,28 +1,36 @@
 """Reference: token losses against numpy float64, forward and gradient."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
 
-from modules.losses import LOSSES
-from modules.losses.cross_entropy import cross_entropy, z_loss
+from modules.losses import AUXILIARIES
+from modules.losses.cross_entropy import cross_entropy
 
 RNG = np.random.default_rng(0)
 LOGITS, LABELS = RNG.normal(0, 3, (7, 11)), RNG.integers(0, 11, 7)
 ONE_HOT = np.eye(11)[LABELS]
 
 
+def losses(logits, labels=LABELS, z_loss=0.0, label_smoothing=0.0):
+    """The terms of each token, [M]: the function that the adapter sums."""
+    per_token = inspect.unwrap(cross_entropy)
+    labels = jnp.int32(labels)
+    return per_token(logits, labels, z_loss=z_loss, label_smoothing=label_smoothing)
+
+
 def test_cross_entropy():
     """Values, and the gradient softmax - onehot. Catches another label's logit."""
     log_p = special.log_softmax(LOGITS, -1)
-    token = cross_entropy(jnp.float32(LOGITS), jnp.int32(LABELS), 0.0)
+    found = losses(jnp.float32(LOGITS))
     wanted = -log_p[np.arange(7), LABELS]
-    np.testing.assert_allclose(token.objective, wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(token.ce, wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(token.log_z, special.logsumexp(LOGITS, -1), rtol=1e-6)
-    grad = jax.grad(lambda z: cross_entropy(z, jnp.int32(LABELS), 0.0).objective.sum())
+    np.testing.assert_allclose(found['objective'], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found['ce'], wanted, rtol=1e-5, atol=1e-6)
+    grad = jax.grad(lambda z: losses(z)['objective'].sum())
     np.testing.assert_allclose(grad(jnp.float32(LOGITS)), np.exp(log_p) - ONE_HOT, atol=1e-6)
 
 
@@ -34,46 +42,49 @@ def test_label_smoothing(smoothing):
 
     @jax.jit
     def objective(z, s):
-        token = cross_entropy(z, jnp.int32(LABELS), s)
-        return token.objective.sum(), token
+        found = losses(z, label_smoothing=s)
+        return found['objective'].sum(), found
 
-    (_, token), grad = jax.value_and_grad(objective, has_aux=True)(jnp.float32(LOGITS), smoothing)
-    np.testing.assert_allclose(token.objective, -np.sum(target * log_p, -1), rtol=1e-5)
-    np.testing.assert_allclose(token.ce, -np.sum(ONE_HOT * log_p, -1), rtol=1e-5, atol=1e-6)
+    (_, found), grad = jax.value_and_grad(objective, has_aux=True)(jnp.float32(LOGITS), smoothing)
+    np.testing.assert_allclose(found['objective'], -np.sum(target * log_p, -1), rtol=1e-5)
+    np.testing.assert_allclose(found['ce'], -np.sum(ONE_HOT * log_p, -1), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grad, np.exp(log_p) - target, atol=1e-6)
 
 
-def test_z_loss_gradient():
-    """d (log Z)^2 / dz = 2 log Z softmax(z)."""
+def test_z_loss():
+    """c (log Z)^2 on top, recorded without c; d (log Z)^2 / dz = 2 log Z softmax(z)."""
     log_z = special.logsumexp(LOGITS, -1, keepdims=True)
-    np.testing.assert_allclose(z_loss(jnp.float32(log_z[:, 0])), log_z[:, 0] ** 2, rtol=1e-6)
-    grad = jax.grad(lambda z: z_loss(cross_entropy(z, jnp.int32(LABELS), 0.0).log_z).sum())
+    with_z, without = (losses(jnp.float32(LOGITS), z_loss=c) for c in (0.5, 0.0))
+    np.testing.assert_allclose(with_z['z_loss'], log_z[:, 0] ** 2, rtol=1e-5)
+    added = with_z['objective'] - without['objective']
+    np.testing.assert_allclose(added, 0.5 * log_z[:, 0] ** 2, rtol=1e-4)
+    grad = jax.grad(lambda z: losses(z)['z_loss'].sum())
     wanted = 2 * log_z * special.softmax(LOGITS, -1)
     np.testing.assert_allclose(grad(jnp.float32(LOGITS)), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', LOSSES)
-def test_every_loss_is_finite_for_large_logits(name):
+def test_losses_are_finite_for_large_logits():
     """Logits of 1e4, right and wrong: catches exp or log without the maximum taken off."""
     logits = jnp.float32([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0]])
-    labels = jnp.int32([0, 1])
 
     def total(z):
-        token = LOSSES[name](z, labels, 0.1)
-        return jnp.sum(token.objective + 1e-4 * z_loss(token.log_z)), token
+        found = losses(z, [0, 1], z_loss=1e-4, label_smoothing=0.1)
+        return jnp.sum(found['objective']), found
 
-    (value, token), grad = jax.value_and_grad(total, has_aux=True)(logits)
+    (value, found), grad = jax.value_and_grad(total, has_aux=True)(logits)
     assert np.isfinite(value)
     assert np.isfinite(grad).all()
-    np.testing.assert_allclose(token.ce, [0, 2e4], atol=1e-3)
+    np.testing.assert_allclose(found['ce'], [0, 2e4], atol=1e-3)
 
 
-@pytest.mark.parametrize('name', LOSSES)
-def test_every_loss_is_computed_in_float32(name):
+def test_losses_are_computed_in_float32():
     logits = jnp.bfloat16(LOGITS)
-    ours = LOSSES[name](logits, jnp.int32(LABELS), 0.1)
-    exact = LOSSES[name](logits.astype(jnp.float32), jnp.int32(LABELS), 0.1)
-    for a, b in zip(ours, exact, strict=True):
-        assert a.dtype == jnp.float32
-        assert a.shape == (7,)
-        np.testing.assert_array_equal(a, b)
+    ours, exact = losses(logits), losses(logits.astype(jnp.float32))
+    for term, value in ours.items():
+        assert value.dtype == jnp.float32
+        assert value.shape == (7,)
+        np.testing.assert_array_equal(value, exact[term])
+
+
+def test_balance_loss_is_weighed():
+    np.testing.assert_allclose(AUXILIARIES['balance_loss'](3.0, balance_loss=0.5), 1.5)

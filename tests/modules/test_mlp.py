@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 
 from modules.activations import ACTIVATIONS
-from modules.kernels import IMPLEMENTATIONS
+from modules.kernels import kernels_for
 from modules.mlp import MLP, MLPS, MoE, as_int, as_key
 from modules.params import split
 from modules.statistics import AUXILIARY, STATS
+from tests.helpers import assert_trees_close
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4
+REFERENCE = kernels_for('cpu', 'reference')
 
 
-def moe(activation='relu', capacity_factor=1.2, dtype=jnp.float32, **options):
+def moe(activation='relu', expert_capacity=1.2, dtype=jnp.float32, **options):
     return MoE(
         HIDDEN,
         ACTIVATIONS[activation],
-        IMPLEMENTATIONS['reference'],
+        REFERENCE,
         dtype,
         n_experts=EXPERTS,
-        capacity_factor=capacity_factor,
+        expert_capacity=expert_capacity,
         **options,
     )
 
@@ -34,7 +36,7 @@ def draw(layer, seed=0):
     variables = layer.init(jax.random.key(seed), x)
     params, specs = split(variables['params'])
     assert all(spec.role == 'hidden' for spec in specs.values())
-    return x, params, {STATS: variables[STATS]}
+    return x, params, {STATS: variables[STATS]} if STATS in variables else {}
 
 
 def train(layer, params, stats, x, valid=None):
@@ -84,18 +86,18 @@ def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
     np.testing.assert_allclose(evaluate(layer, params, stats, x), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('capacity_factor', [0.4, 1.2, 10.0])
-def test_training_drops_what_comes_after_an_expert_is_full(capacity_factor):
+@pytest.mark.parametrize('expert_capacity', [0.4, 1.2, 10.0])
+def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     """With noise of deviation 1/E from the layer's own key. Catches a drop by likelihood, or a
     capacity that forgets the number of choices.
     """
-    layer = moe(capacity_factor=capacity_factor)
+    layer = moe(expert_capacity=expert_capacity)
     x, params, stats = draw(layer)
     params['router'] = params['router'].at[:, 0].set(0).at[:, 1].add(0.5)
     now, later = jax.random.split(as_key(stats[STATS]['key']))
     noise = np.asarray(jax.random.normal(now, (TOKENS, EXPERTS))) / EXPERTS
     probs = router_of(params, x, noise)
-    capacity = int(np.ceil(capacity_factor * 2 * TOKENS / EXPERTS))
+    capacity = int(np.ceil(expert_capacity * 2 * TOKENS / EXPERTS))
     wanted = mixed(probs, experts_of(params, np.float64(x), gated=False), capacity)
     y, filled = train(layer, params, stats, x)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
@@ -120,7 +122,7 @@ def test_balance_is_one_where_all_are_alike():
 
 def test_evaluation_of_a_token_depends_on_no_other():
     """By gradient; in training it depends on earlier ones, which may take the room."""
-    layer = moe(capacity_factor=0.5)
+    layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     jacobian = jax.jacrev(lambda x: evaluate(layer, params, stats, x).sum(-1))(x)
     seen = np.abs(jacobian).max(-1) > 0
@@ -135,7 +137,7 @@ def test_evaluation_of_a_token_depends_on_no_other():
 
 
 def test_padding_takes_no_room():
-    layer = moe(capacity_factor=0.5)
+    layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
     y, filled = train(layer, params, stats, x, valid)
@@ -155,7 +157,7 @@ def test_parameters_stay_float32_and_the_stream_its_type():
 
 
 def test_dense_mlp_with_biases():
-    layer = MLP(HIDDEN, ACTIVATIONS['relu'], IMPLEMENTATIONS['reference'], jnp.float32, bias=True)
+    layer = MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32, bias=True)
     x = jnp.float32(np.random.default_rng(0).normal(size=(TOKENS, WIDTH)))
     params, specs = split(layer.init(jax.random.key(0), x)['params'])
     assert specs['up_bias'].role == specs['down_bias'].role == 'vector'
@@ -163,6 +165,29 @@ def test_dense_mlp_with_biases():
     up, down = np.asarray(params['up']), np.asarray(params['down'])
     wanted = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
     np.testing.assert_allclose(layer.apply({'params': params}, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('layer', [moe(), MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32)])
+def test_tokens_are_those_of_all_rows(layer):
+    """[B, T, D] gives what the same tokens in one row give; experts take them in order."""
+    x, params, stats = draw(layer)
+    valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
+    wanted, filled = train(layer, params, stats, x, valid)
+    shape = (3, TOKENS // 3)
+    y, same = train(layer, params, stats, x.reshape(*shape, WIDTH), valid.reshape(*shape, 1))
+    np.testing.assert_array_equal(y, wanted.reshape(y.shape))
+    assert_trees_close(same, filled, rtol=0, atol=0)
+
+
+def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
+    """The router reads every token, so all of it counts as work and none as a share."""
+    specs = split(moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params'])[1]
+    assert {name: spec.axes for name, spec in specs.items()} == {
+        'router': ('embed', 'router'),
+        'up': ('expert', 'embed', 'mlp'),
+        'gate': ('expert', 'embed', 'mlp'),
+        'down': ('expert', 'mlp', 'embed'),
+    }
 
 
 def test_every_mlp_is_tested_here():

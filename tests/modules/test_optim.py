@@ -1,29 +1,17 @@
-"""Reference: optimizers and schedules against numpy. Contract: hyperparameters may be traced."""
-
-from types import SimpleNamespace
+"""Reference: optimizers and schedules against numpy. Property: partition and specs of the state."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from modules.optim import OPTIMIZERS, SCHEDULES
+from modules.optim import SCHEDULES, by_role, state_specs, unboxed
 from modules.optim.adamw import adamw
+from modules.options import options
+from modules.params import Described, ParamSpec, named_leaves
 
 STEPS, WARMUP, FINAL, DECAY = 20, 4, 0.1, 0.25
-
-
-def hyper(**changes):
-    names = dict(
-        warmup_steps=WARMUP,
-        steps=STEPS,
-        final_lr_fraction=FINAL,
-        decay_fraction=DECAY,
-        b1=0.9,
-        b2=0.95,
-        eps=1e-2,
-    )
-    return SimpleNamespace(**{k: jnp.float32(v) for k, v in (names | changes).items()})
 
 
 def numpy_adam(grads, b1, b2, eps):
@@ -37,24 +25,28 @@ def numpy_adam(grads, b1, b2, eps):
 def test_adamw_direction():
     """Over several steps. Catches a missing bias correction, or eps inside the root."""
     grads = np.random.default_rng(0).normal(size=(5, 3)) * 0.1
-    tx = adamw(hyper())
+    tx = adamw(None, b1=0.9, b2=0.95, eps=1e-2)
     state = tx.init(jnp.zeros(3))
     for grad, wanted in zip(grads, numpy_adam(grads, 0.9, 0.95, 1e-2), strict=True):
         direction, state = tx.update(jnp.float32(grad), state)
         np.testing.assert_allclose(direction, wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_no_gradient_gives_no_direction(name):
-    """So that weight decay alone moves a parameter without gradient."""
-    tx = OPTIMIZERS[name](hyper())
-    params = {'w': jnp.ones((2, 3))}
-    direction, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
-    np.testing.assert_array_equal(direction['w'], 0)
-
-
 def cosine(progress):
     return FINAL + (1 - FINAL) * (1 + np.cos(np.pi * progress)) / 2
+
+
+def fraction(name, step, **changes):
+    """Of the peak, with the numbers that the schedule reads."""
+    given = {
+        'steps': STEPS,
+        'warmup_steps': WARMUP,
+        'final_lr_fraction': FINAL,
+        'decay_fraction': DECAY,
+    } | changes
+    steps = given.pop('steps')
+    own = {number: given[number] for number in options(SCHEDULES[name])}
+    return SCHEDULES[name](step, steps, **own)
 
 
 FRACTIONS = {  # of the peak: step -> value; first, last of the warm-up, the next, middle, last
@@ -72,7 +64,7 @@ def test_every_schedule_has_its_values():
 def test_schedule_at_its_boundaries(name):
     """Catches a warm-up that starts at 0, and a decay that ends a step early or late."""
     for step, wanted in FRACTIONS[name].items():
-        value = SCHEDULES[name](jnp.int32(step), hyper())
+        value = fraction(name, jnp.int32(step))
         np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=f'step {step}')
 
 
@@ -80,17 +72,61 @@ def test_schedule_at_its_boundaries(name):
 def test_schedule_stays_between_nothing_and_the_peak(name):
     """Also without warm-up, without decay, and beyond the last step."""
     for changes in ({}, {'warmup_steps': 0}, {'decay_fraction': 0}, {'steps': 1}):
-        values = SCHEDULES[name](jnp.arange(2 * STEPS), hyper(**changes))
+        values = fraction(name, jnp.arange(2 * STEPS), **changes)
         assert np.all((values > 0) & (values <= 1))
-    assert SCHEDULES[name](jnp.int32(0), hyper(warmup_steps=0)) > 0.9
+    assert fraction(name, jnp.int32(0), warmup_steps=0) > 0.9
 
 
-@pytest.mark.parametrize('name', SCHEDULES)
-def test_schedule_of_traced_lengths(name):
-    """vmapped over runs of other lengths, jitted: the same as one at a time."""
-    runs = [hyper(), hyper(steps=10, warmup_steps=0, final_lr_fraction=0, decay_fraction=0.5)]
-    stacked = {k: jnp.stack([vars(r)[k] for r in runs]) for k in vars(runs[0])}
-    steps = jnp.arange(STEPS)
-    mapped = jax.jit(jax.vmap(lambda h: SCHEDULES[name](steps, SimpleNamespace(**h))))(stacked)
-    for run, values in zip(runs, mapped, strict=True):
-        np.testing.assert_allclose(values, SCHEDULES[name](steps, run), rtol=1e-6, atol=1e-7)
+SPECS = {
+    'table': ParamSpec('embedding', ('vocab', 'embed')),
+    'layers': {'up': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))},
+    'scale': ParamSpec('vector', ('embed',)),
+}
+PARAMS = {'table': jnp.ones((5, 4)), 'layers': {'up': jnp.ones((2, 4, 6))}, 'scale': jnp.ones(4)}
+
+
+def test_each_role_has_its_own_optimizer():
+    """Halved for hidden matrices, negated for the rest. Catches labels of other leaves."""
+    tx = by_role(SPECS, hidden=optax.scale(0.5), others=optax.scale(-1.0))
+    found, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    wanted = {'table': -1.0, 'layers': {'up': 0.5}, 'scale': -1.0}
+    jax.tree.map(lambda leaf, value: np.testing.assert_array_equal(leaf, value), found, wanted)
+
+
+def test_a_parameter_that_no_optimizer_covers_is_named():
+    with pytest.raises(ValueError, match=r'no optimizer covers scale, table; name its role'):
+        by_role(SPECS, hidden=optax.scale(0.5))
+
+
+def test_a_role_that_no_parameter_has_is_named():
+    with pytest.raises(ValueError, match=r"\['readout'\], and no parameter has that role"):
+        by_role(SPECS, readout=optax.scale(0.5), others=optax.identity())
+
+
+def test_moments_are_described_as_their_parameters():
+    """Also behind a partition, which leaves some out. Catches moments without sharding."""
+    adam = adamw(SPECS)
+    tx = by_role(SPECS, hidden=adam, others=optax.trace(0.9))
+    specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))
+    of_up = [spec for path, spec in specs.items() if path.endswith('layers/up')]
+    assert of_up == [SPECS['layers']['up']] * 2  # both moments
+    of_table = [spec for path, spec in specs.items() if path.endswith('table')]
+    assert of_table == [SPECS['table']]
+    rest = [spec for path, spec in specs.items() if path.endswith('count')]
+    assert rest == [ParamSpec('vector', ())]
+
+
+def test_a_state_of_another_shape_is_described_by_its_box():
+    """A row norm a matrix, say; without a box it is refused, by its path."""
+    rows = ParamSpec('vector', ('layer', 'embed'))
+
+    def init(params, box):
+        norms = jnp.sum(params['layers']['up'], -1)
+        return {'norms': {'layers': {'up': Described(norms, rows) if box else norms}}}
+
+    state = jax.eval_shape(lambda params: init(params, box=True), PARAMS)
+    assert state_specs(state, PARAMS, SPECS) == {'norms': {'layers': {'up': rows}}}
+    assert unboxed(init(PARAMS, box=True))['norms']['layers']['up'].shape == (2, 4)
+    state = jax.eval_shape(lambda params: init(params, box=False), PARAMS)
+    with pytest.raises(ValueError, match=r'norms/layers/up of shape \(2, 4\) is like no parameter'):
+        state_specs(state, PARAMS, SPECS)

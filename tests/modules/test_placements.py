@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from modules.options import options
 from modules.placements import PLACEMENTS, Depth, stream_rms
 
 X = np.float32([1.0, 2.0, 4.0])
@@ -42,10 +43,10 @@ def test_every_placement_has_its_equation():
 @pytest.mark.parametrize('name', PLACEMENTS)
 def test_placement_is_its_equation(name):
     placement = PLACEMENTS[name]
-    groups = placement.blocks(BLOCKS, 0.25)
-    assert [(like.name, like.count) for like in groups] == [row[:2] for row in WANTED[name]]
-    for like, (_, _, *wanted) in zip(groups, WANTED[name], strict=True):
-        for place, (value, norms) in zip((like.attention, like.mlp), wanted, strict=True):
+    groups = placement.blocks(BLOCKS)
+    assert [(group.name, group.count) for group in groups] == [row[:2] for row in WANTED[name]]
+    for group, (_, _, *wanted) in zip(groups, WANTED[name], strict=True):
+        for place, (value, norms) in zip((group.attention, group.mlp), wanted, strict=True):
             made, calls = [], []
 
             def norm(norm_name, made=made):
@@ -79,9 +80,9 @@ def test_what_is_read_out(name):
 )
 def test_mix_takes_the_floor(blocks, fraction, post):
     """0.29 * 100 is a little less than 29 in binary."""
-    groups = PLACEMENTS['mix'].blocks(blocks, fraction)
-    assert {like.name: like.count for like in groups}.get('layers_post', 0) == post
-    assert sum(like.count for like in groups) == blocks
+    groups = PLACEMENTS['mix'].blocks(blocks, mix_fraction=fraction)
+    assert {group.name: group.count for group in groups}.get('layers_post', 0) == post
+    assert sum(group.count for group in groups) == blocks
 
 
 def test_deepnorm_gain():
@@ -92,13 +93,10 @@ def test_deepnorm_gain():
     assert all(row.init_gain(6) == 1 for row in others)
 
 
-def test_what_stands_alone():
-    assert [name for name, row in PLACEMENTS.items() if row.normed_values] == [
-        'hybrid',
-        'hybrid_star',
-    ]
-    assert [name for name, row in PLACEMENTS.items() if row.shared] == ['wide']
-    assert [name for name, row in PLACEMENTS.items() if row.takes_fraction] == ['mix']
-    assert {name: row.mlp for name, row in PLACEMENTS.items()} == dict.fromkeys(
-        PLACEMENTS, 'dense'
-    ) | {'wide': 'moe'}
+def test_what_a_placement_needs():
+    """The other choices that are a part of the method, and the one option there is."""
+    normed, shared = {'norm_values': True}, {'mlp': 'moe', 'reparam': 'shared'}
+    wanted = {'hybrid': normed, 'hybrid_star': normed, 'wide': shared}
+    assert {name: row.needs for name, row in PLACEMENTS.items() if row.needs} == wanted
+    with_options = {name: list(options(row)) for name, row in PLACEMENTS.items() if options(row)}
+    assert with_options == {'mix': ['mix_fraction']}

@@ -83,7 +83,6 @@ def test_whole_rows_count_from_zero():
     sequence = whole_rows(4)
     np.testing.assert_array_equal(sequence.positions_BT, [[0, 1, 2, 3]])
     assert sequence.segments_BT is None
-    assert sequence.length == 4
 
 
 def test_documents_restart_positions():
@@ -93,4 +92,3 @@ def test_documents_restart_positions():
     wanted = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 1, 0, 0, 1]]
     np.testing.assert_array_equal(sequence.positions_BT, wanted)
     np.testing.assert_array_equal(sequence.segments_BT, segments)
-    assert sequence.length == 6

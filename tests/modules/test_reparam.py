@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from modules.params import NORM, ParamSpec, named_leaves
-from modules.reparam import REPARAMS, chain, shared
+from modules.reparam import REPARAMS, Reparam, chain, multiplied, reparametrise
+from modules.reparam.shared import shared
 
 SPECS = {
     'table': ParamSpec('embedding', ('vocab', 'embed')),
@@ -20,27 +21,33 @@ SHAPES = {'table': (5, 6), 'up': (3, 6, 7), 'out': (3, 2, 3, 6), 'scale': (3, 6)
 SUMMED = {'up': (1,), 'out': (1, 2)}  # of the hidden ones
 
 
-def draw(seed=0):
+def sample(seed=0):
     rng = np.random.default_rng(seed)
     return {key: jnp.float32(rng.normal(size=shape)) for key, shape in SHAPES.items()}
 
 
+def shapes_of(tree):
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
+
+
 @pytest.mark.parametrize('name', REPARAMS)
 def test_every_reparam_changes_nothing_at_the_start(name):
-    reparam = REPARAMS[name](SPECS)
-    stored, state = jax.jit(reparam.init)(draw())
+    """Of matrices that are the same in all layers, as those have to be that are shared."""
+    same = {k: jnp.broadcast_to(v[:1], v.shape) if k in SUMMED else v for k, v in sample().items()}
+    reparam = REPARAMS[name](SPECS, shapes_of(same))
+    stored, state = jax.jit(reparam.init)(same)
     for train in (True, False):
         used, _ = jax.jit(functools.partial(reparam.apply, train=train))(stored, state)
         assert used.keys() == SHAPES.keys()
-        for key, value in draw().items():
+        for key, value in same.items():
             np.testing.assert_allclose(used[key], value, rtol=1e-6, err_msg=key)
 
 
 @pytest.mark.parametrize('name', REPARAMS)
 def test_every_reparam_describes_what_it_stores(name):
     """specs and stored are parallel trees, and each axis has its name."""
-    reparam = REPARAMS[name](SPECS)
-    stored, _ = reparam.init(draw())
+    reparam = REPARAMS[name](SPECS, shapes_of(sample()))
+    stored, _ = reparam.init(sample())
     assert jax.tree.structure(stored) == jax.tree.structure(reparam.specs)
     for path, spec in named_leaves(reparam.specs).items():
         assert named_leaves(stored)[path].ndim == len(spec.axes), path
@@ -48,25 +55,25 @@ def test_every_reparam_describes_what_it_stores(name):
 
 @pytest.mark.parametrize('name', REPARAMS)
 def test_evaluation_leaves_the_state_alone(name):
-    reparam = REPARAMS[name](SPECS)
-    stored, state = reparam.init(draw())
+    reparam = REPARAMS[name](SPECS, shapes_of(sample()))
+    stored, state = reparam.init(sample())
     _, after = reparam.apply(stored, state, False)
     jax.tree.map(np.testing.assert_array_equal, after, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 def test_none_stores_the_parameters_themselves():
-    reparam = REPARAMS['none'](SPECS)
-    stored, state = reparam.init(draw())
+    reparam = REPARAMS['none'](SPECS, shapes_of(sample()))
+    stored, state = reparam.init(sample())
     assert reparam.specs == SPECS
     assert jax.tree.leaves(state) == []
-    jax.tree.map(np.testing.assert_array_equal, stored, draw())
+    jax.tree.map(np.testing.assert_array_equal, stored, sample())
 
 
 def weight_norm_with_gains(scale=1.0):
     """Stored weights whose gains are not those of the start, and what each hidden one is."""
-    reparam = REPARAMS['weight_norm'](SPECS)
-    stored, state = reparam.init(draw())
+    reparam = REPARAMS['weight_norm'](SPECS, shapes_of(sample()))
+    stored, state = reparam.init(sample())
     for key in SUMMED:
         gain = stored[key]['gain']
         random = np.random.default_rng(1).uniform(0.5, 2, gain.shape)
@@ -86,7 +93,7 @@ def test_weight_norm_columns_have_the_length_of_their_gain():
 
 def test_weight_norm_gains_are_vectors_of_the_kept_axes():
     """So that they do not decay; directions stay what the matrices were."""
-    reparam = REPARAMS['weight_norm'](SPECS)
+    reparam = REPARAMS['weight_norm'](SPECS, shapes_of(sample()))
     assert reparam.specs['up'] == {
         'direction': SPECS['up'],
         'gain': ParamSpec('vector', ('layer', 'mlp')),
@@ -101,7 +108,7 @@ def test_weight_norm_gradient():
     which is orthogonal to V (arXiv:1602.07868, equation 3).
     """
     reparam, stored, state = weight_norm_with_gains()
-    grad_used = draw(seed=2)
+    grad_used = sample(seed=2)
     _, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
     (grads,) = pull(grad_used)
     for key, axes in SUMMED.items():
@@ -122,28 +129,24 @@ def test_weight_norm_gradient():
 def test_a_reparam_that_matches_nothing_is_an_error():
     vectors = {'scale': SPECS['scale']}
     with pytest.raises(ValueError, match="no parameter has the role 'hidden'"):
-        REPARAMS['weight_norm'](vectors)
+        REPARAMS['weight_norm'](vectors, shapes_of(sample()))
 
 
 GATE = ParamSpec('hidden', ('layer', 'embed', 'rank'), ('embed',), part=NORM)
 SHARED_SPECS = SPECS | {'gate': GATE}
 
 
-def draw_shared():
-    return draw() | {'gate': jnp.float32(np.random.default_rng(9).normal(size=(3, 6, 2)))}
-
-
-def shapes_of(tree):
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
+def sample_shared():
+    return sample() | {'gate': jnp.float32(np.random.default_rng(9).normal(size=(3, 6, 2)))}
 
 
 def test_shared_matrices_are_stored_once_and_used_by_all_layers():
     """Hidden ones that are no norm's; the first layer's at the start."""
-    drawn = draw_shared()
-    reparam = shared(SHARED_SPECS, shapes_of(drawn))
-    stored, state = reparam.init(drawn)
+    sampled = sample_shared()
+    reparam = shared(SHARED_SPECS, shapes_of(sampled))
+    stored, state = reparam.init(sampled)
     used, _ = reparam.apply(stored, state, True)
-    for key, value in drawn.items():
+    for key, value in sampled.items():
         if key in SUMMED:
             np.testing.assert_array_equal(stored[key], value[0])
             assert reparam.specs[key] == SPECS[key].without('layer')
@@ -157,27 +160,72 @@ def test_shared_matrices_are_stored_once_and_used_by_all_layers():
 
 
 def test_gradient_of_a_shared_matrix_is_the_sum_over_layers():
-    drawn = draw_shared()
-    reparam = shared(SHARED_SPECS, shapes_of(drawn))
-    stored, state = reparam.init(drawn)
+    sampled = sample_shared()
+    reparam = shared(SHARED_SPECS, shapes_of(sampled))
+    stored, state = reparam.init(sampled)
     _, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
-    (grads,) = pull(draw_shared())
+    (grads,) = pull(sample_shared())
     for key in SUMMED:
-        np.testing.assert_allclose(grads[key], np.sum(drawn[key], 0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(grads['gate'], drawn['gate'])
+        np.testing.assert_allclose(grads[key], np.sum(sampled[key], 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(grads['gate'], sampled['gate'])
 
 
 def test_chain_hands_what_the_far_one_makes_to_the_near_one():
     """Shared weights that are stored with weight normalization: one gain for all layers."""
-    drawn = draw()
-    near = shared(SPECS, shapes_of(drawn))
-    reparam = chain(near, REPARAMS['weight_norm'](near.specs))
-    stored, state = reparam.init(drawn)
+    sampled = sample()
+    near = shared(SPECS, shapes_of(sampled))
+    reparam = chain(near, REPARAMS['weight_norm'](near.specs, shapes_of(sample())))
+    stored, state = reparam.init(sampled)
     assert stored['up']['direction'].shape == (6, 7)
     assert reparam.specs['up']['gain'] == ParamSpec('vector', ('mlp',))
     stored['up']['gain'] = 2 * stored['up']['gain']
     used, after = reparam.apply(stored, state, True)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for layer in range(3):
-        np.testing.assert_allclose(used['up'][layer], 2 * drawn['up'][0], rtol=1e-5)
-        np.testing.assert_allclose(used['out'][layer], drawn['out'][0], rtol=1e-5)
+        np.testing.assert_allclose(used['up'][layer], 2 * sampled['up'][0], rtol=1e-5)
+        np.testing.assert_allclose(used['out'][layer], sampled['out'][0], rtol=1e-5)
+
+
+def test_several_are_named_nearest_to_the_model_first():
+    """As `chain` of both; the options of a row reach it."""
+    made = reparametrise(['shared', 'weight_norm'], SPECS, shapes_of(sample()), {})
+    stored, state = made.init(sample())
+    assert stored['up']['direction'].shape == (6, 7)
+    used, _ = made.apply(stored, state, True)
+    np.testing.assert_allclose(used['up'][2], sample()['up'][0], rtol=1e-5)
+
+
+def test_factors_multiply_where_the_weight_is_used():
+    """What is stored is the weight by its factor, and its gradient comes through it."""
+    factors = {key: float(i + 1) for i, key in enumerate(SPECS)}
+    reparam = multiplied(SPECS, factors)
+    stored, state = reparam.init(sample())
+    for key, factor in factors.items():
+        np.testing.assert_allclose(stored[key] * factor, sample()[key], rtol=1e-6)
+    used, _ = reparam.apply(stored, state, True)
+    assert_close(used, sample())
+    _, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
+    (grads,) = pull(sample())
+    assert_close(grads, {key: factors[key] * value for key, value in sample().items()})
+
+
+def assert_close(found, wanted):
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-6, err_msg=key)
+
+
+def test_a_map_after_the_update_sees_what_is_stored():
+    """Behind another reparametrisation too; in front of one it is refused."""
+    halved = Reparam(
+        init=lambda params: (params, 0),
+        apply=lambda stored, state, train: (stored, state),
+        specs=SPECS,
+        after_update=lambda stored, state: (jax.tree.map(lambda w: w / 2, stored), state + 1),
+    )
+    both = chain(multiplied(SPECS, dict.fromkeys(SPECS, 4.0)), halved)
+    stored, state = both.init(sample())
+    after, (_, count) = both.after_update(stored, state)
+    assert count == 1
+    assert_close(after, {key: value / 8 for key, value in sample().items()})
+    with pytest.raises(ValueError, match='must be the last of several'):
+        chain(halved, multiplied(SPECS, dict.fromkeys(SPECS, 4.0)))

@@ -1,6 +1,6 @@
 """Reference: PowerNorm and Unified Normalization against their recursions in numpy float64, over
 updates that cross warm-up, the filling of the window and outliers; forward, backward and both kinds
-of statistics. Property: what momentum = 1 and an empty backward statistic make of the gradient.
+of statistics. Property: what ema_decay = 1 and an empty backward statistic make of the gradient.
 """
 
 import jax
@@ -33,7 +33,7 @@ def group_scaled(x, o):
 
 def power_update(x, dy, p, stats, backward, o):
     """(y, dx, dscale, dbias, the next STATS, the next BACKWARD_STATS) of MaskPowerNorm."""
-    t, eps, a = stats['updates'] + 1, o['eps'], o['momentum']
+    t, eps, a = stats['updates'] + 1, o['eps'], o['ema_decay']
     s = group_scaled(x, o)
     seen, phi, e = mean_square(s), stats['mean_square'], backward['running_gz']
     z = s / np.sqrt((seen if t <= o['warmup'] else phi) + eps)
@@ -51,7 +51,7 @@ def power_update(x, dy, p, stats, backward, o):
 
 def unified_update(x, dy, p, stats, backward, o):
     """The same of UN1d."""
-    t, w, eps, m = stats['updates'] + 1, o['window'], o['eps'], o['momentum']
+    t, w, eps, m = stats['updates'] + 1, o['window'], o['eps'], o['ema_decay']
     window, running = stats['window'].copy(), stats['mean_square']
     spread, x2, young = np.var(np.sqrt(window), ddof=1), mean_square(x), t < o['warmup']
     window[t % w] = x2
@@ -124,7 +124,7 @@ def follow(name, sizes, updates, **options):
     ('updates', 'options'),
     [
         (0, {'warmup': 3}),
-        (0, {'warmup': 0, 'groups': 4, 'momentum': 0.6}),
+        (0, {'warmup': 0, 'groups': 4, 'ema_decay': 0.6}),
         (7, {'warmup': 10, 'groups': 2, 'eps': 0.1}),
     ],
 )
@@ -137,11 +137,11 @@ def test_power_norm_follows_its_recursion(updates, options):
     ('updates', 'sizes', 'options', 'skipped'),
     [
         (0, SIZES, {'warmup': 0}, 0),
-        (0, SIZES, {'warmup': 6, 'window': 3, 'momentum': 0.6}, 0),
+        (0, SIZES, {'warmup': 6, 'window': 3, 'ema_decay': 0.6}, 0),
         (0, SIZES, {'warmup': 0, 'window': 1}, 0),
         (0, OUTLIERS, {'warmup': 4, 'window': 3, 'filter_outliers': True}, 2),
         (0, OUTLIERS, {'warmup': 100, 'window': 3, 'filter_outliers': True}, 0),
-        (995, SIZES, {'warmup': 998, 'momentum': 0.6, 'eps': 0.1}, 0),
+        (995, SIZES, {'warmup': 998, 'ema_decay': 0.6, 'eps': 0.1}, 0),
         (998, FAR, {'warmup': 1, 'window': 3}, 0),
         (998, FAR, {'warmup': 1005, 'window': 3}, 0),
         (998, OUTLIERS, {'warmup': 1, 'filter_outliers': True}, 2),
@@ -170,9 +170,9 @@ def test_both_in_bfloat16(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), rest, wanted[2:])
 
 
-def test_power_norm_with_momentum_one_only_scales_the_gradient():
+def test_power_norm_that_keeps_all_only_scales_the_gradient():
     """ds = dy scale / sqrt(mean square), whatever the running statistics of the backward pass."""
-    case = build('powernorm', momentum=1.0, eps=0.0, groups=1)
+    case = build('powernorm', ema_decay=1.0, eps=0.0, groups=1)
     x, dy = tokens()
     x = x / np.sqrt(mean(x**2))  # its own group scaling, which then only projects the gradient
     _, _, _, _, dx = differentiate(case.norm, True)(

@@ -1,16 +1,21 @@
+import contextlib
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from lm.data import (
+    Feed,
+    Place,
     batch_at,
-    batches,
     check_epochs,
     evaluation_batches,
     open_dataset,
     steps_in_epoch,
 )
+from lm.data.loader import READERS, THREADS
 from tests.lm.data.conftest import quiet
 
 
@@ -87,20 +92,105 @@ def test_equivalence_hosts_together_hold_the_batch(count):
     assert list(itertools.chain(*parts)) == whole
 
 
+@contextlib.contextmanager
+def fed(rows, prefetch, batch_size=4, **process):
+    """A feed, and the list of (seed, step) that it makes a batch of, in order."""
+    feed, made = Feed(rows, batch_size=batch_size, prefetch=prefetch, **process), []
+    make = feed._make
+
+    def counted(step, *, seed):
+        made.append((seed, step))
+        return make(step, seed=seed)
+
+    feed._make = counted
+    with contextlib.closing(feed):
+        yield feed, made
+
+
+def idle(feed):
+    """Waits until everything that was begun is made."""
+    for future in feed._begun.values():
+        future.result()
+
+
 @pytest.mark.parametrize('prefetch', [0, 1, 8])
-def test_equivalence_grain_makes_batch_at(prefetch, cfg):
+def test_equivalence_a_feed_makes_batch_at(prefetch, cfg):
     rows = open_dataset(cfg(), say=quiet).train
-    how = {'batch_size': 4, 'seed': 1}
-    made = list(batches(rows, start=3, stop=20, prefetch=prefetch, **how))
-    assert len(made) == 17
-    for step, batch in enumerate(made, 3):
-        same(batch, batch_at(rows, step, **how))
-    tail = batches(rows, start=15, stop=20, prefetch=prefetch, **how)
-    for resumed, batch in itertools.zip_longest(tail, made[12:]):
-        same(resumed, batch)
-    part = next(batches(rows, start=3, stop=4, prefetch=2, process_index=1, process_count=2, **how))
-    np.testing.assert_array_equal(part['tokens'], made[0]['tokens'][2:])
-    assert list(batches(rows, start=5, stop=5, prefetch=prefetch, **how)) == []
+    with fed(rows, prefetch) as (feed, made):
+        for step in range(3, 20):
+            (batch,) = feed.take([Place(1, step, 20)])
+            same(batch, batch_at(rows, step, batch_size=4, seed=1))
+    assert sorted(made) == [(1, step) for step in range(3, 20)]  # each once, and none beyond
+    with fed(rows, prefetch, process_index=1, process_count=2) as (feed, _):
+        (half,) = feed.take([Place(1, 19, 20)])
+    np.testing.assert_array_equal(half['tokens'], batch['tokens'][2:])
+
+
+@pytest.mark.parametrize('prefetch', [0, 1, 8])
+def test_property_a_feed_is_ahead_by_prefetch(prefetch):
+    with fed(Numbered(100), prefetch) as (feed, made):
+        feed.take([Place(0, 5, 99)])
+        idle(feed)
+        assert sorted(made) == [(0, step) for step in range(5, 6 + prefetch)]
+
+
+def test_property_runs_at_one_place_share_what_is_made():
+    """Also where one of them stops earlier, or comes by later."""
+    rows = Numbered(100)
+    with fed(rows, 8) as (feed, made):
+        for step in range(6):
+            places = [
+                Place(0, step, 3 if step < 3 else 9),
+                Place(0, step, 6),
+                Place(0, step + 2, 8),
+            ]
+            for place, batch in zip(places, feed.take(places), strict=True):
+                same(batch, batch_at(rows, place.index, batch_size=4, seed=place.seed))
+        idle(feed)
+    assert sorted(made) == [(0, step) for step in range(9)]
+
+
+def test_property_what_nobody_leads_to_is_dropped():
+    """A run went back and left batches out, another has ended."""
+    with fed(Numbered(100), 4) as (feed, _):
+        feed.take([Place(0, 0, 50), Place(1, 0, 50)])
+        assert set(feed._begun) == {(seed, step) for seed in (0, 1) for step in range(3)}
+        feed.take([Place(0, 30, 50)])
+        assert set(feed._begun) == {(0, step) for step in range(30, 35)}
+
+
+def test_property_many_orders_need_no_more_threads_and_little_more_memory():
+    """Three hundred runs, each with an order of its own: what is made ahead is one of each."""
+    with fed(Numbered(100), 8) as (feed, made):
+        for step in range(3):
+            feed.take([Place(seed, step, 50) for seed in range(300)])
+            assert len(feed._begun) == 600
+        assert len(readers()) == READERS
+    assert readers() == [] and len(made) <= 300 * 4
+
+
+def readers():
+    return [one for one in threading.enumerate() if one.name.startswith(THREADS)]
+
+
+def test_property_closing_ends_the_threads_and_leaves_what_was_not_begun():
+    class Slow(Numbered):
+        def __getitem__(self, i):
+            time.sleep(0.02)
+            return super().__getitem__(i)
+
+    with fed(Slow(100), 50, batch_size=1) as (feed, made):
+        feed.take([Place(0, 0, 99)])
+    assert readers() == [] and len(made) < 20
+
+
+def test_an_error_of_a_reader_reaches_who_takes():
+    class Torn(Numbered):
+        def __getitem__(self, i):
+            raise OSError('no such chunk')
+
+    with fed(Torn(10), 2) as (feed, _), pytest.raises(OSError, match='no such chunk'):
+        feed.take([Place(0, 0, 9)])
 
 
 def test_property_evaluation_covers_the_split_in_order():
@@ -140,7 +230,7 @@ def test_errors_of_hosts():
         with pytest.raises(ValueError, match='multiple of the number of processes'):
             rows_of(Numbered(9), 0, batch_size=4, process_count=3, **extra)
     with pytest.raises(ValueError, match='multiple of the number of processes'):
-        batches(Numbered(9), batch_size=4, seed=0, start=0, stop=1, prefetch=1, process_count=3)
+        Feed(Numbered(9), batch_size=4, prefetch=1, process_count=3)
 
 
 def test_reference_epoch_rule(cfg):

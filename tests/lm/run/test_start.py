@@ -14,13 +14,14 @@ from lm.record.checkpoint import TreeMismatch
 from lm.record.load import load
 from lm.record.metrics import read_rows
 from lm.run import start
-from lm.run.experiment import Setting
-from lm.run.run import Run
+from lm.run.experiment import Experiment
 from lm.run.start import initial_state, saved_files
-from lm.state import describe_params, hyper_from
+from lm.run.wave import Wave
+from lm.state import build_learner, hyper_from, init_state
+from lm.step import make_train_step
 from modules.params import NORM, named_leaves
 from tests import helpers
-from tests.helpers import BOS, packed_batch, tiny_config
+from tests.helpers import BOS, FAST, VOCAB, packed_batch, tiny_config
 from tests.sweep_helpers import (
     base,
     cell_folders,
@@ -76,7 +77,7 @@ def removed(tree, source, tmp_path_factory):
 
 
 def quiet(config):
-    return Setting(config, lambda text: None)
+    return Experiment(config, lambda text: None)
 
 
 def assert_same(actual, wanted):
@@ -99,10 +100,10 @@ def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, s
 def test_weights_are_stored_as_the_present_reparam_has_them(tuned, source):
     """Catches the stored weights of the checkpoint taken for those its model used."""
     config = tuned({'model.reparam': 'weight_norm'})
-    setting = quiet(config)
-    state = initial_state(config, setting)
+    experiment = quiet(config)
+    state = initial_state(config, experiment)
     assert 'layers/mlp/up/gain' in named_leaves(state.params)
-    used = describe_params(config, setting.model).variables(state.weights)['params']
+    used = experiment.learner.variables(state.weights)['params']
     helpers.assert_trees_close(used, load(source).weights.params, rtol=1e-6, atol=1e-7)
 
 
@@ -175,6 +176,15 @@ def assert_norms_alone_changed(after, before, specs):
             np.testing.assert_array_equal(after[path], before[path], err_msg=path)
 
 
+def made(config):
+    """(learner, step, state at step 0) on one device."""
+    learner = build_learner(config, VOCAB, BOS, 'cpu')
+    step = jax.jit(make_train_step(learner), compiler_options=FAST)
+    hyper, key = hyper_from(config), jax.random.key(0)
+    init = jax.jit(lambda: init_state(learner, hyper, key), compiler_options=FAST)
+    return learner, step, jax.device_get(init())
+
+
 ONLY_NORMS = {'train.trainable': 'norms', 'optim.weight_decay': 0.5}
 
 
@@ -182,10 +192,9 @@ def test_norms_alone_are_trained():
     """Though weight decay is on; a reparametrisation's gains are no norm's."""
     kinds = {'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm', 'model.reparam': 'weight_norm'}
     config = tiny_config(ONLY_NORMS | kinds)
-    made, before = helpers.program(config), helpers.initial_state(config)
-    after, _ = made.step(before, packed_batch(), hyper_from(config))
-    specs = describe_params(config, made.model).specs
-    assert_norms_alone_changed(after.params, before.params, specs)
+    learner, step, before = made(config)
+    after, _ = step(before, packed_batch(), hyper_from(config))
+    assert_norms_alone_changed(after.params, before.params, learner.described.specs)
 
 
 def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_path):
@@ -193,7 +202,7 @@ def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_pat
     rates = {'optim.lr': (0.003, 0.03)}
     assert train_sweep(to_dict(config), rates, tmp_path / 'sweep') == DONE
     before, folders = load(source), cell_folders(tmp_path / 'sweep').values()
-    specs = describe_params(before.config, before.model).specs
+    specs = before.learner.described.specs
     found = [load(folder).weights.params for folder in folders]
     for params in found:
         assert_norms_alone_changed(params, before.weights.params, specs)
@@ -204,7 +213,7 @@ def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_pat
 def test_norms_alone_in_a_model_without_any_is_refused_before_compiling(
     tree, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Run, 'compile', lambda run: pytest.fail('compiled'))
+    monkeypatch.setattr(Wave, 'compile', lambda wave: pytest.fail('compiled'))
     bare = {'model.norm': 'none', 'model.qk_norm': 'none', 'train.trainable': 'norms'}
     with pytest.raises(ValueError, match=r'leaves nothing to train.*no parameters'):
         train(changed(tree, bare), tmp_path / 'run')
@@ -216,11 +225,11 @@ def test_norms_are_removed_in_their_order():
     """
     gap = {'norm.removal_start': 2, 'norm.removal_gap': 2}
     config = tiny_config({'model.norm': 'layernorm_removal'} | gap)
-    made, state = helpers.program(config), helpers.initial_state(config)
+    _, step, state = made(config)
     held = []
     for seed in range(14):
         before = state.stats
-        state, _ = made.step(state, packed_batch(seed), hyper_from(config))
+        state, _ = step(state, packed_batch(seed), hyper_from(config))
         held.append(held_deviations(before, jax.device_get(state.stats)))
     order = ['mlp 0', 'mlp 1', 'attention 0', 'attention 1', 'final']
     assert BOS == 0 and held == [set(order[: max(0, i // 2)]) for i in range(14)]

@@ -4,16 +4,15 @@ Equivalence: what one run goes through, and how many train at once and where, ch
 another.
 """
 
+import dataclasses
 import re
 
-import jax
 import numpy as np
 import pytest
 
 import lm.sweep.group
-from lm.run.experiment import Setting
+from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
-from lm.run.run import Run
 from lm.run.wave import Wave
 from tests.sweep_helpers import (
     MODES,
@@ -25,6 +24,7 @@ from tests.sweep_helpers import (
     changed,
     compiled_programs_kept,
     curves,
+    poison_at,
     statuses,
     summary,
     table,
@@ -63,48 +63,25 @@ def five(corpus, tmp_path_factory):
 def sizes_of_waves(monkeypatch) -> list[int]:
     """Of each wave that is opened from now on, and of each that goes on with fewer slots."""
     sizes: list[int] = []
-    original = Wave._bind
+    original = Wave.compile
 
-    def bind(wave):
+    def compile_(wave):
         sizes.append(wave.size)
         original(wave)
 
-    monkeypatch.setattr(Wave, '_bind', bind)
+    monkeypatch.setattr(Wave, 'compile', compile_)
     return sizes
 
 
-def poison(wave: Wave) -> None:
-    """Makes the parameters of the run BAD infinite."""
-
-    def spoil(weights_R):
-        return weights_R.at[BAD].multiply(np.inf)
-
-    spoilt = jax.jit(lambda params: jax.tree.map(spoil, params))(wave.states.params)
-    wave.states = wave.states.replace(params=spoilt)
-
-
-def once_at(step: int, act):
-    """Before step `step` of the run BAD, the first time."""
-    left = [1]
-
-    def maybe(wave):
-        if left[0] and wave.slots[BAD].journal.step == step - 1:
-            left[0] = 0
-            act(wave)
-
-    return maybe
-
-
-def infinite_lr_at(step: int):
-    """Of the run BAD, at that step only."""
-    sane = []
+def infinite_lr_at(step: int, slot: int = 0):
+    """Of one run, at that step only, for `before_step`."""
 
     def act(wave):
-        sane.append(wave.hypers)
-        lr_R = sane[0].lr
-        if wave.slots[BAD].journal.step == step - 1:
-            lr_R = lr_R.at[BAD].set(np.inf)
-        wave.hypers = sane[0].replace(lr=lr_R)
+        configs = [one.config for one in wave.slots]
+        if wave.slots[slot].journal.step == step - 1:
+            optim = dataclasses.replace(configs[slot].optim, lr=np.inf)
+            configs[slot] = dataclasses.replace(configs[slot], optim=optim)
+        wave.hypers = wave.program.hypers(configs)
 
     return act
 
@@ -139,24 +116,13 @@ class TestDivergence:
     ):
         """Poisoned at a step within the interval of checkpoints, and at its end."""
         tree = base(corpus, **ROLLBACK, kernels_run_axis=how)
-        before_step(monkeypatch, once_at(step, poison))
-        assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
-        self.poison_alone(step, monkeypatch)
+        with monkeypatch.context() as patch:
+            before_step(patch, poison_at(step, BAD))
+            assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
+        before_step(monkeypatch, poison_at(step))
         assert train(changed(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
         self.assert_as_alone(tmp_path, five[how], how)
         assert [e['kind'] for e in summary(tmp_path / 'sweep', FIVE[BAD])['events']] == ['rollback']
-
-    def poison_alone(self, step, monkeypatch):
-        original, left = Run.dispatch, [1]
-
-        def dispatch(run):
-            if left[0] and run.step == step - 1:
-                left[0] = 0
-                infinite = jax.tree.map(lambda weight: weight * np.inf, run.state.params)
-                run.state = run.state.replace(params=infinite)
-            original(run)
-
-        monkeypatch.setattr(Run, 'dispatch', dispatch)
 
     def assert_as_alone(self, folder, undisturbed, how):
         """The run BAD is that of folder/alone, and the others are those of the undisturbed sweep,
@@ -172,7 +138,7 @@ class TestDivergence:
     def test_rollback_without_a_checkpoint_ends_that_run_alone(
         self, five, corpus, tmp_path, monkeypatch
     ):
-        before_step(monkeypatch, once_at(2, poison))
+        before_step(monkeypatch, poison_at(2, BAD))
         tree = base(corpus, **ROLLBACK)
         assert train_sweep(tree, FIVE, tmp_path) == DONE
         assert statuses(tmp_path) == ONE_DIVERGED
@@ -181,16 +147,10 @@ class TestDivergence:
     def test_skip_step_of_a_run_is_that_of_the_run_alone(self, five, corpus, tmp_path, monkeypatch):
         """The learning rate is infinite at step 6 only: that step changes nothing but the count."""
         tree = base(corpus, train_on_divergence='skip_step')
+        with monkeypatch.context() as patch:
+            before_step(patch, infinite_lr_at(6, BAD))
+            assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
         before_step(monkeypatch, infinite_lr_at(6))
-        assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
-        original = Run.dispatch
-
-        def dispatch(run):
-            lr = np.inf if run.step == 5 else run.config.optim.lr
-            run.hyper = run.hyper.replace(lr=jax.numpy.float32(lr))
-            original(run)
-
-        monkeypatch.setattr(Run, 'dispatch', dispatch)
         assert train(changed(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
         found = list(curves(tmp_path / 'sweep').values())
         assert found[BAD] == timeless(tmp_path / 'alone')
@@ -203,7 +163,7 @@ class TestDivergence:
         assert ce[0][:BAD] + ce[0][BAD + 1 :] == pytest.approx(ce[1][:BAD] + ce[1][BAD + 1 :], RTOL)
 
     def test_skip_step_gives_up_on_one_run_alone(self, corpus, tmp_path, monkeypatch):
-        before_step(monkeypatch, once_at(2, poison))
+        before_step(monkeypatch, poison_at(2, BAD))
         tree = base(corpus, train_on_divergence='skip_step')
         assert train_sweep(tree, FIVE, tmp_path) == DONE
         assert statuses(tmp_path) == ONE_DIVERGED
@@ -225,7 +185,7 @@ class TestWaves:
     ):
         """Of memory for two runs, as the compiler itself reports it."""
         tree = base(corpus)
-        program = Program(Setting(changed(tree, {}), lambda text: None), 'loop')
+        program = Program(Experiment(changed(tree, {}), lambda text: None), 'loop')
         needed = program.memory_bytes(2)
         assert 0 < needed < program.memory_bytes(5)
         monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: needed)
@@ -237,7 +197,7 @@ class TestWaves:
 
     def test_devices_of_a_host_share_its_memory(self, corpus, monkeypatch):
         """On a CPU a wave may use of each device what is left when all do so."""
-        setting = Setting(changed(base(corpus, mesh_run=4), {}), lambda text: None, runs=4)
+        setting = Experiment(changed(base(corpus, mesh_run=4), {}), lambda text: None, runs=4)
         program = Program(setting, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
         monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: 4 * 800)
@@ -310,7 +270,7 @@ class TestCompaction:
         with monkeypatch.context() as patch:
             pretended = property(lambda program: compile_sec, lambda program, seconds: None)
             patch.setattr(Program, 'compile_sec', pretended, raising=False)
-            before_step(patch, once_at(3, poison))
+            before_step(patch, poison_at(3, BAD))
             sizes = sizes_of_waves(patch)
             assert train_sweep(base(corpus, kernels_run_axis=how), self.SWEEP, workdir) == DONE
         assert statuses(workdir) == ONE_DIVERGED

@@ -1,65 +1,30 @@
-"""Causal softmax attention: the plain form, which is the specification, and a faster equal one.
-
-Both take q [B, N, T, H] and k, v [B, K, T, H] with K dividing N (grouped queries, arXiv:2305.13245)
-and optionally segments [B, T]; a token attends to itself and to earlier tokens of its own segment.
-"""
+"""`reference` by blocks of queries that skip the keys after them; serves `scale` alone."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
+from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
 from modules.statistics import at_least_float32
-
-MASKED = -1e30  # finite, so that a fully masked row gives no NaN
-
-
-def exact(x: jax.Array) -> jnp.dtype:
-    """float32, or float64 where x is: what products are summed in."""
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def share_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
-    """Each of K key or value heads serves n_heads / K consecutive query heads."""
-    if x_BKTH.shape[1] == n_heads:
-        return x_BKTH
-    return jnp.repeat(x_BKTH, n_heads // x_BKTH.shape[1], axis=1)
-
-
-def plain(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, segments_BT: jax.Array | None = None
-) -> jax.Array:
-    """softmax(q k^T / sqrt(H)) v over the tokens seen, logits and softmax in float32 at least.
-
-    Returns [B, N, T, H] in the type of v. Source: arXiv:1706.03762, equation 1.
-    """
-    n_heads, length, head_dim = q_BNTH.shape[1:]
-    k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
-    logits_BNTS = jnp.einsum(
-        'bnth,bnsh->bnts', q_BNTH * head_dim**-0.5, k_BNSH, preferred_element_type=exact(q_BNTH)
-    )
-    seen_TS = jnp.tril(jnp.ones((length, length), bool))
-    seen_BNTS = jnp.broadcast_to(seen_TS[None, None], logits_BNTS.shape)
-    if segments_BT is not None:
-        same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
-        seen_BNTS = seen_BNTS & same_BTS[:, None]
-    probs_BNTS = jax.nn.softmax(jnp.where(seen_BNTS, logits_BNTS, MASKED), axis=-1)
-    return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
 
 
 def blocked(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, segments_BT: jax.Array | None = None
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    scores: Scores,
+    segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """`plain`, computed by blocks of queries that skip the keys after them.
+    """softmax(scale q k^T) v, of which the backward pass keeps what grows with T alone.
 
-    Only the output and the log-sum-exp of each row are kept for the backward pass, which computes
-    the probabilities again: memory is linear in T (FlashAttention, arXiv:2205.14135, without its
-    tiling of keys). Its custom backward pass rules out forward-mode differentiation; `plain` has
-    that.
+    Only the output and the log-sum-exp of each row are kept; the probabilities are computed again
+    (FlashAttention, arXiv:2205.14135, without its tiling of keys). The custom backward pass rules
+    out forward-mode differentiation; `reference` has that.
     """
     batch, n_heads, length, head_dim = q_BNTH.shape
     flat = (batch * n_heads, length, head_dim)  # XLA:CPU likes one batch axis
-    q_GTH = (q_BNTH * head_dim**-0.5).reshape(flat)
+    q_GTH = (q_BNTH * scores.scale_of(head_dim)).reshape(flat)
     k_GSH = share_heads(k_BKSH, n_heads).reshape(flat)
     v_GSH = share_heads(v_BKSH, n_heads).reshape(flat)
     segments_GT = None if segments_BT is None else jnp.repeat(segments_BT, n_heads, axis=0)

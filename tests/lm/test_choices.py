@@ -1,0 +1,163 @@
+"""Contract: the listing says of each part what it is, whose, and what options it has."""
+
+import ast
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lm.choices import WIDTH, bounds, first_sentence, kind, listing, rows_of, sources
+from lm.config import CHOICES, FIELDS
+from modules.numerics import DTYPES
+from modules.options import Declared, Option, typed
+
+ROOT = Path(__file__).parent.parent.parent
+ROWS = [(field, row) for field in CHOICES for row in rows_of(field)]
+LONGEST_LINE = 100
+# What everybody knows, and what is a way to compute and no idea.
+WITHOUT_SOURCE = {
+    ('model.activation', 'relu'),
+    ('optim.schedule', 'constant'),
+    *((field, 'none') for field in CHOICES),
+    *((field, row.name) for field, row in ROWS if field == 'model.remat'),
+    *((field, row.name) for field, row in ROWS if field.startswith('kernels.')),
+}
+
+
+@pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
+def test_every_row_is_described(field, row):
+    assert len(row.words) > 5
+    assert len(row.words) <= LONGEST_LINE
+    assert '\n' not in row.words
+    assert not row.words.startswith(f'{row.name}(')  # the docstring that dataclasses make
+    assert row.source or (field, row.name) in WITHOUT_SOURCE, 'name the paper, or the code'
+
+
+@pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
+def test_every_option_has_words_a_field_and_a_default_that_may_be_given(field, row):
+    for path, declared in row.options.items():
+        assert declared.option.words, path
+        assert FIELDS[path].of_parts, path
+        typed(path, declared.default, declared.types)
+        if declared.default is not None:
+            declared.option.check(path, declared.default)
+
+
+def test_rows_of_one_table_differ():
+    """Catches a line that comes from a class that several rows are instances of."""
+    for field in CHOICES:
+        words = [row.words for row in rows_of(field)]
+        assert len(set(words)) == len(words), field
+
+
+def block(text, name):
+    """The lines of one row of a listing, to the empty line."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split(' (')[0] == name)
+    return lines[start : [*lines, ''].index('', start)]
+
+
+def test_one_field_with_options_defaults_and_bounds():
+    text = listing('model.norm')
+    assert text.startswith('model.norm=NAME or NAME:OPTION=VALUE,...\n')
+    lines = [' '.join(line.split()) for line in block(text, 'powernorm')]
+    assert lines[0] == 'powernorm (arXiv:2003.07845, code)'
+    assert 'norm.eps=1e-05 float, 0 to 1 added under the root' in lines
+    groups = 'norm.groups=1 int or None, 1 to any of features, each with statistics of its own'
+    assert groups in lines
+    assert [line.split()[0] for line in lines[2:]] == [
+        'norm.eps=1e-05',
+        'norm.groups=1',
+        'norm.warmup=10000',
+        'norm.ema_decay=0.9',
+    ]
+    assert block(text, 'none') == ['none', '  The identity']
+
+
+def test_what_layers_sow_is_weighed_by_an_option_of_theirs():
+    (line,) = [line for line in block(listing('model.mlp'), 'moe') if 'balance' in line]
+    assert line.split()[:6] == ['loss.balance_loss=0.01', 'float,', '0', 'to', 'any', 'finite,']
+    assert 'traced' in line
+
+
+def test_all_fields_with_their_names():
+    text = listing()
+    for field in CHOICES:
+        assert f'\n{field}=NAME' in f'\n{text}'
+    for field, row in ROWS:
+        lines = [line for line in text.splitlines() if line.split()[:1] == [row.name]]
+        assert any(row.words.startswith(line.split(None, 1)[1]) for line in lines), (field, row)
+    assert 'model.final_norm=NAME or NAME:OPTION=VALUE,... or auto: the names of model.norm' in text
+    assert 'model.reparam=NAME or NAME+NAME or auto\n' in text
+    assert '--choices=model.norm' in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize('field', [None, *CHOICES])
+def test_lines_fit_a_terminal(field):
+    assert max(map(len, listing(field).splitlines())) <= WIDTH
+    assert listing(field).endswith('\n') and not listing(field).endswith('\n\n')
+
+
+def test_an_unknown_field_names_the_nearest():
+    for ask in (listing, rows_of):
+        with pytest.raises(ValueError, match=r"--choices must be .* Did you mean 'model.norm'\?"):
+            ask('model.nrom')
+
+
+@pytest.mark.parametrize(
+    ('option', 'expected'),
+    [
+        (Option(), ''),
+        (Option('', 0, 1), '0 to 1'),
+        (Option('', 1), '1 to any'),
+        (Option('', most=5), 'any to 5'),
+        (Option('', 0, 1.7976931348623157e308), '0 to any finite'),
+        (Option('', -1.7976931348623157e308, 1.7976931348623157e308), 'any finite'),
+        (Option(choices=('a', 'b')), 'a|b'),
+    ],
+)
+def test_bounds(option, expected):
+    assert bounds(option) == expected
+
+
+def test_kind():
+    several = Declared((int, type(None)), Option('', 1, math.inf, traced=True), None)
+    assert kind(several) == 'int or None, 1 to any, traced'
+    assert kind(Declared((bool,), Option(), False)) == 'bool'
+
+
+def test_the_first_sentence_and_the_sources():
+    text = 'x +\n    F(x) (arXiv:1111.11111, alg. 2). More of\nit.\n\nSource: arXiv:2222.22222.'
+    assert first_sentence(text) == 'x + F(x) (arXiv:1111.11111, alg. 2)'
+    assert sources(text) == 'arXiv:1111.11111, arXiv:2222.22222'
+    assert sources('arXiv:2222.22222 and the code\nbeside it') == 'arXiv:2222.22222, code'
+    assert sources('no source code') == ''
+
+
+def test_the_default_config_has_one_line_for_each_field():
+    """Without one a flag could not set the field; a second one would hide the first."""
+    lines = Counter()
+    for node in ast.walk(ast.parse((ROOT / 'configs' / 'default.py').read_text())):
+        if isinstance(node, ast.Assign):
+            _, *path = ast.unparse(node.targets[0]).split('.')
+            lines.update(['.'.join(path)] if len(path) == 2 else [])
+    missing = FIELDS.keys() - lines.keys()
+    unknown = lines.keys() - FIELDS.keys()
+    twice = [path for path, n in lines.items() if n > 1]
+    assert not missing, f'configs/default.py lacks {sorted(missing)}'
+    assert not unknown, f'configs/default.py has {sorted(unknown)}, which no field is'
+    assert not twice, f'configs/default.py has {twice} twice'
+
+
+def test_names_that_an_option_repeats_are_those_of_the_table():
+    from lm.many import RUN_AXES
+    from lm.state import TRAINABLE
+
+    def named(path):
+        return set(FIELDS[path].option.choices)
+
+    assert named('model.dtype') == DTYPES.keys() - {'float64'}  # nothing trains in it
+    # The way of a single run is not chosen: it follows.
+    assert named('kernels.run_axis') - {'auto'} == RUN_AXES.keys() - {'single'}
+    assert named('train.trainable') == TRAINABLE.keys()
