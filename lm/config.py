@@ -314,19 +314,18 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     type; for an unknown name; for an option that no chosen part reads; and for a sweep, whose runs
     `lm.sweep.cells` resolves.
     """
-    fields = dict(raw.items()) if isinstance(raw, Mapping | ConfigDict) else raw
-    if isinstance(fields, dict) and fields.pop('sweep', None) is not None:
-        raise ValueError('this config describes many runs (config.sweep), and one is wanted here')
-    return settle(build(fields))
+    return settle(build(raw))
 
 
 def build(raw: Mapping[str, Any]) -> Config:
     """As `resolve`, but nothing is filled in, and no names are looked up."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
+    if raw.get('sweep') is not None:
+        raise ValueError('this config describes many runs (config.sweep), and one is wanted here')
     known = dataclasses.fields(Config)
     for name in raw:
-        if name not in {field.name for field in known}:
+        if name != 'sweep' and name not in {field.name for field in known}:
             raise ValueError(f'config has no field {name}.{nearest(name, (f.name for f in known))}')
     sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}
     return Config(**sections)

@@ -146,7 +146,7 @@ def write_sweep(
         changes = dict(zip(axes, values, strict=True))
         config = changed(base, changes)
         name = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:8]
-        cells.append({'cell': name, 'group': 0, 'changes': changes})
+        cells.append({'cell': name, 'group': 0, 'changes': changes, 'differs': changes})
         fate = fates.get(values, 'done')
         if fate != 'waiting':
             write_run(folder / name, config, fate)

@@ -24,7 +24,7 @@ def sweep(tmp_path):
     return tmp_path / 'sweep', groups(listed)
 
 
-def told(sweep, terminal: bool = False) -> Progress:
+def view_of(sweep, terminal: bool = False) -> Progress:
     folder, grouped = sweep
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     return Progress(folder, grouped, console)
@@ -32,7 +32,7 @@ def told(sweep, terminal: bool = False) -> Progress:
 
 def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
     folder, grouped = sweep
-    first, second, last = told(sweep).lines()
+    first, second, last = view_of(sweep).lines()
     assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
     assert second.startswith(
         'group 2 of 2  model.norm=layernorm  9 of 12 done, 1 diverged  step 120 of 200  best '
@@ -52,7 +52,7 @@ def test_a_group_not_begun_has_no_line(sweep):
     for cell in grouped[1]:
         if (folder / cell.name).exists():
             (folder / cell.name).rename(folder.parent / cell.name)
-    assert [line.split('  ')[0] for line in told(sweep).lines()] == [
+    assert [line.split('  ')[0] for line in view_of(sweep).lines()] == [
         'group 1 of 2',
         'sweep 11 of 24 done, 1 failed',
     ]
@@ -65,7 +65,7 @@ def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
     done = grouped[0][0]
     (folder / done.name).rename(folder.parent / done.name)
     monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
-    view = told(sweep)
+    view = view_of(sweep)
     (folder.parent / done.name).rename(folder / done.name)
     assert view.lines()[-1].endswith('1.4 min left')
 
@@ -76,7 +76,7 @@ def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
 ):
     clock = [0.0]
     monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
-    view, shown = told(sweep, terminal), []
+    view, shown = view_of(sweep, terminal), []
     took = 0.0
 
     def lines():

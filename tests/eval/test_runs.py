@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -11,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
+from lm.config import FIELDS, resolve
+from lm.sweep.cells import cells, groups
+from lm.sweep.ledger import open_sweep
 from tests.eval import sweep_fixture as fixture
+from tests.helpers import tiny_raw
 from tests.test_layering import ROOT
 
 
@@ -28,13 +33,73 @@ def cell(records, norm, lr, seed):
     return next(r for r in records if (r['norm'], r['lr'], r['train_seed']) == wanted)
 
 
-def test_columns_are_short_where_that_is_unique():
-    columns = runs.columns()
-    assert columns['model.norm'] == 'norm' and columns['train.steps'] == 'steps'
-    assert columns['train.seed'] == 'train_seed' and columns['data.seed'] == 'data_seed'
-    assert columns['mesh.data'] == 'mesh_data'  # 'data' is a section
-    everything = [*runs.IDENTITY, *columns.values(), *runs.RESULTS]
+V0 = Path(__file__).parents[1] / 'fixtures' / 'v0'
+# What nothing read is none now, and 'auto' is what it stood for.
+UPGRADED = {
+    'n_experts': None,
+    'experts_per_token': None,
+    'expert_capacity': None,
+    'balance_loss': None,
+    'decay_fraction': None,
+    'mlp': 'dense',
+    'embedding_scale': False,
+}
+
+
+def v0_table():
+    """(types by column, rows) of the sweep as commit 0447279 saw it, without times and workdir."""
+    expected = json.loads((V0 / 'expected.json').read_text())['sweep']
+    rows = [dict(zip(expected['columns'], row, strict=True)) for row in expected['rows']]
+    return expected['types'], rows
+
+
+def test_no_two_columns_share_a_name():
+    everything = [*runs.IDENTITY, *runs.columns().values(), *runs.RESULTS]
     assert len(set(everything)) == len(everything) == len(runs.schema())
+    assert runs.SHORT.keys() <= FIELDS.keys()
+
+
+def test_every_column_of_v0_is_there_with_its_type():
+    """Stored queries name them. Catches a short name that is lost."""
+    kinds = {field.name: str(field.type) for field in runs.schema()}
+    types, _ = v0_table()
+    assert kinds.items() >= types.items()
+    new = {name for name in kinds if name not in types}
+    assert all(name in runs.columns().values() for name in new)
+
+
+def test_a_field_that_is_not_in_the_list_is_its_whole_path():
+    """Whatever fields of its name there are in other sections."""
+    columns = runs.columns()
+    assert columns['model.norm'] == 'norm' and columns['optim.eps'] == 'eps'
+    for path in FIELDS.keys() - runs.SHORT.keys():
+        assert columns[path] == path.replace('.', '_')
+    assert columns['norm.eps'] == 'norm_eps' and columns['mesh.data'] == 'mesh_data'
+
+
+def test_a_sweep_of_v0_is_read_in_the_present_form(tmp_path):
+    """Every column of then has the value of then, but for `UPGRADED`."""
+    found = runs.gather(shutil.copytree(V0 / 'sweep', tmp_path / 'sweep'))
+    _, rows = v0_table()
+    for record, row in zip(found, rows, strict=True):
+        wanted = row | UPGRADED | {'final_norm': row['norm']}
+        assert {name: record[name] for name in wanted} == wanted
+
+
+def test_a_table_of_v0_outlives_its_cells(tmp_path):
+    """Columns that were not there are NULL, and what is no column any more is left out."""
+    folder = tmp_path / 'sweep'
+    folder.mkdir()
+    shutil.copy(V0 / 'sweep' / 'sweep.json', folder)
+    table = pq.read_table(V0 / 'sweep' / 'cells.parquet')
+    table = table.append_column('gone', pa.array([1] * len(table)))
+    pq.write_table(table, folder / 'cells.parquet')
+    found, (_, rows) = runs.gather(folder), v0_table()
+    for record, row in zip(found, rows, strict=True):
+        assert record.keys() == {*runs.schema().names}
+        assert {name: record[name] for name in row} == row
+        assert record['attention_norm_values'] is None
+    assert len(runs.query('select norm_ema_decay from runs', folder)) == len(rows)
 
 
 def test_columns_can_be_asked_for_unquoted(sweep):
@@ -83,7 +148,7 @@ def test_best_of_rows_is_not_the_last(tmp_path):
         assert record['ce'] == last and record['best_step'] == 120 and record['best_ce'] < 4
 
 
-def test_a_run_of_an_older_version_has_what_it_knew(tmp_path):
+def test_a_run_of_an_unknown_version_has_what_it_knew(tmp_path):
     config = fixture.base_config()
     del config['model']['activation'], config['mesh']
     fixture.write_run(tmp_path / 'run', config | {'gone': {'field': 1}})
@@ -92,6 +157,17 @@ def test_a_run_of_an_older_version_has_what_it_knew(tmp_path):
         record['activation'] is record['mesh_data'] is None and record['run'] == -1
     )  # has a default
     assert record['cell'] == 'run' and record['sweep'] is None and record['ce'] is not None
+
+
+def test_a_cell_that_waits_has_what_follows_from_its_changes(tmp_path):
+    """Not what its sweep's base has there."""
+    raw = tiny_raw()
+    grouped = groups(cells(raw, {'model.placement': ('pre', 'post', 'wide')}))
+    open_sweep(tmp_path, resolve(raw), grouped, False)
+    found = {record['placement']: record for record in runs.gather(tmp_path)}
+    assert {record['status'] for record in found.values()} == {'waiting'}
+    assert [found[name]['final_norm'] for name in ('pre', 'post')] == ['rmsnorm', 'none']
+    assert (found['wide']['mlp'], found['wide']['reparam']) == ('moe', 'shared')
 
 
 def test_a_folder_of_runs_and_sweeps(sweep):
@@ -151,7 +227,7 @@ def test_metrics_join_runs(sweep):
 
 
 @pytest.mark.parametrize(
-    ('sql', 'told'),
+    ('sql', 'answer'),
     [
         ('select nrom from runs', "Did you mean 'norm'?"),
         ('select r.nrom from runs r', "Did you mean 'norm'?"),
@@ -164,10 +240,10 @@ def test_metrics_join_runs(sweep):
         ('select * from records', 'Table with name records does not exist'),  # a Python variable
     ],
 )
-def test_sql_that_cannot_be_answered(sweep, sql, told):
+def test_sql_that_cannot_be_answered(sweep, sql, answer):
     with pytest.raises(ValueError) as error:
         runs.query(sql, sweep)
-    assert told in str(error.value) and '\n' not in str(error.value)
+    assert answer in str(error.value) and '\n' not in str(error.value)
 
 
 def program(*arguments):
@@ -184,8 +260,8 @@ def test_program_prints_csv(sweep):
 def test_overview_tells_cells_apart(sweep):
     rows = runs.overview(runs.gather(sweep.parent))
     assert len(rows) == 25 and list(rows[0]) == ['cell', 'swept', *runs.OVERVIEW]
-    told = {row['swept']: row for row in rows}
-    assert told['norm=rmsnorm lr=0.003 train_seed=1']['ce'] == pytest.approx(2.89)
+    by_caption = {row['swept']: row for row in rows}
+    assert by_caption['norm=rmsnorm lr=0.003 train_seed=1']['ce'] == pytest.approx(2.89)
     assert rows[-1]['cell'] == 'single' and rows[-1]['swept'] == ''
 
 
@@ -205,8 +281,6 @@ def test_rows_as_text():
 
 def test_options_that_may_be_none_keep_their_type():
     """A column of text could not be averaged, and 4 could not be written to it."""
-    assert runs.columns()['model.norm'] == 'norm'
-    assert runs.columns()['norm.groups'] == 'norm_groups'
     kinds = {field.name: field.type for field in runs.schema()}
     assert kinds['norm_eps'] == kinds['mix_fraction'] == pa.float64()
     assert kinds['norm_groups'] == pa.int64()

@@ -2,12 +2,33 @@
 
 import dataclasses
 import json
+import sys
+import types
+from pathlib import Path
+from typing import Annotated
 
 import pytest
 
+import lm.config
 from configs import default
-from lm.config import Config, differences, flatten, resolve, to_dict, to_json, types_of
-from tests.helpers import tiny_config, tiny_raw
+from lm.config import (
+    CHOICES,
+    FIELDS,
+    Unread,
+    differences,
+    digest,
+    flatten,
+    identity,
+    replaced,
+    resolve,
+    settle,
+    to_dict,
+    to_json,
+)
+from modules.norms import NORMS
+from modules.options import Option, options
+from modules.placements import PLACEMENTS
+from tests.helpers import checked_config, tiny_config, tiny_raw
 
 
 def test_default_config_resolves_and_survives_json():
@@ -22,32 +43,22 @@ def test_infinite_clip_norm_survives_json():
     assert resolve(json.loads(to_json(config))) == config
 
 
-def test_defaults_stand_in_the_default_config_and_nowhere_else():
-    """A field without a line there would take a hidden default; each is of its type."""
+def test_every_field_has_a_line_in_the_default_config():
+    """A flag can set no other; each is of its type."""
     given = flatten(default.get_config().to_dict())
-    wanted = {
-        f'{section.name}.{field.name}': field
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)
-    }
     assert given.pop('sweep') is None  # describes many runs, and is no field of one
-    assert given.keys() == wanted.keys()
-    for path, field in wanted.items():
-        assert field.default_factory is dataclasses.MISSING, path
-        assert type(given[path]) in types_of(field.type), path
+    assert given.keys() == FIELDS.keys()
+    for path, field in FIELDS.items():
+        assert type(given[path]) in field.types, path
 
 
-def test_what_may_be_left_to_the_part_is_none_by_default():
-    """A number there would be the same for all parts that read it."""
+def test_options_that_need_not_be_given_are_none_by_default():
+    """A number there would be the same for all parts that read it. How long the warm-up is depends
+    on the run, and no part knows.
+    """
     given = flatten(default.get_config().to_dict())
-    optional = [
-        f'{section.name}.{field.name}'
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)
-        if type(None) in types_of(field.type)
-    ]
-    assert {path for path in given if path.startswith('norm.')} < set(optional)
-    assert all(given[path] is None for path in optional)
+    options = {path for path, field in FIELDS.items() if field.of_parts}
+    assert {path for path in options if given[path] is not None} == {'optim.warmup_steps'}
 
 
 def test_default_config_is_locked():
@@ -72,12 +83,12 @@ def test_unknown_field_names_the_nearest():
 
 def test_missing_field_is_named():
     raw = tiny_raw()
-    del raw['optim']['b2']
-    with pytest.raises(ValueError, match=r'config lacks optim\.b2'):
+    del raw['optim']['lr']
+    with pytest.raises(ValueError, match=r'config lacks optim\.lr'):
         resolve(raw)
     raw = tiny_raw()
     del raw['loss']
-    with pytest.raises(ValueError, match='config lacks loss'):
+    with pytest.raises(ValueError, match=r'config lacks loss\.name'):
         resolve(raw)
 
 
@@ -91,7 +102,7 @@ def test_missing_field_is_named():
         ('optim.lr', False, 'must be float; got False of type bool'),
         ('model.norm', None, 'model.norm must be str; got None'),
         ('norm.groups', 2.0, 'norm.groups must be int or None; got 2.0 of type float'),
-        ('model.norm_eps', 'a', "model.norm_eps must be float or None; got 'a' of type str"),
+        ('norm.eps', 'a', "norm.eps must be float or None; got 'a' of type str"),
     ],
 )
 def test_wrong_type_is_named(path, value, said):
@@ -117,10 +128,189 @@ def test_differences_are_old_and_new_value_by_path():
     assert differences(old, new) == {
         'optim.lr': (old.optim.lr, 0.5),
         'model.norm': (old.model.norm, 'none'),
+        'model.final_norm': (old.model.final_norm, 'none'),
     }
+
+
+def test_a_default_that_is_spelt_out_is_no_difference():
+    assert differences(tiny_config(), tiny_config({'norm.eps': 1e-6})) == {}
 
 
 def test_flatten_keeps_declaration_order():
     paths = list(flatten(tiny_config()))
     assert paths[:2] == ['model.d_model', 'model.n_layers']
-    assert paths[-1] == 'norm.removal_gap'
+    assert paths == list(FIELDS)
+
+
+class TestAuto:
+    """'auto' and None stand for what the other choices ask for."""
+
+    @pytest.mark.parametrize('name', PLACEMENTS)
+    def test_a_placement_chooses_its_own(self, name):
+        config, row = checked_config({'model.placement': name}), PLACEMENTS[name]
+        assert config.model.mlp == row.needs.get('mlp', 'dense')
+        assert config.model.reparam == row.needs.get('reparam', 'none')
+        assert config.attention.norm_values == row.needs.get('norm_values', False)
+        assert config.model.final_norm == ('rmsnorm' if row.final_norm else 'none')
+
+    def test_the_last_norm_is_as_the_others_with_their_options(self):
+        assert tiny_config({'model.norm': 'rmsnorm:eps=0.1'}).model.final_norm == 'rmsnorm:eps=0.1'
+
+    def test_an_option_of_one_place_is_filled_in_and_one_of_norms_is_not(self):
+        config = tiny_config()
+        assert (config.optim.b2, config.loss.z_loss) == (0.95, 1e-4)
+        assert config.norm.eps is config.optim.decay_fraction is None
+
+    def test_settling_twice_changes_nothing(self):
+        for name in PLACEMENTS:
+            config = checked_config({'model.placement': name})
+            assert settle(config) == config
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'optim.decay_fraction': 0.2}, r'optim\.decay_fraction=0\.2 is read by no part .*'
+         r'schedule=constant.* read with optim\.schedule=warmup_stable_decay'),
+        ({'mlp.n_experts': 4}, r'mlp\.n_experts=4 .*model\.mlp=dense.* with model\.mlp=moe'),
+        ({'loss.balance_loss': 0.1}, r'loss\.balance_loss=0\.1 .* with model\.mlp=moe'),
+        ({'norm.groups': 2}, r'norm\.groups=2 .*model\.norm=rmsnorm'),
+        ({'model.norm': 'rmsnorm:eps=0.1', 'norm.eps': 0.2}, r'norm\.eps=0\.2 is read by no part'),
+    ],
+)  # fmt: skip
+def test_an_option_that_nothing_reads_is_refused(changes, said):
+    with pytest.raises(Unread, match=said):
+        tiny_config(changes)
+
+
+class TestIdentity:
+    """Property: what a name depends on."""
+
+    @pytest.mark.parametrize('path', sorted(FIELDS))
+    def test_a_default_is_left_out(self, path):
+        """As if the field did not exist yet."""
+        for changes in ({}, {'model.placement': 'wide', 'model.norm': 'powernorm'}):
+            config = checked_config(changes)
+            keys = {key for key in identity(config) if key == path or key.endswith(f':{path}')}
+            assert not keys or FIELDS[path].default is dataclasses.MISSING
+
+    def test_options_that_are_not_given_are_left_out(self):
+        for name in PLACEMENTS:
+            changes = {'model.placement': name, 'optim.eps': None, 'optim.warmup_steps': None}
+            found = {key for key in identity(checked_config(changes)) if ':' in key}
+            needs = {'model.attention=softmax:norm_values'} & {
+                f'model.attention=softmax:{key}' for key in PLACEMENTS[name].needs
+            }
+            assert found == needs
+
+    @pytest.mark.parametrize('name', NORMS)
+    def test_a_default_of_a_part_that_is_spelt_out_changes_nothing(self, name):
+        """In the section, and behind the name."""
+        plain = tiny_config({'model.norm': name})
+        for option, declared in options(NORMS[name]).items():
+            if declared.default is not None:
+                spelt = {'model.norm': name, f'norm.{option}': declared.default}
+                behind = {'model.norm': f'{name}: {option} = {declared.default}'}
+                assert digest(tiny_config(spelt)) == digest(tiny_config(behind)) == digest(plain)
+
+    def test_what_auto_stands_for_changes_nothing_when_it_is_spelt_out(self):
+        for name in PLACEMENTS:
+            config = checked_config({'model.placement': name})
+            spelt = {path: flatten(config)[path] for path in lm.config.LEFT_OPEN}
+            again = resolve(to_dict(replaced(config, spelt)))
+            assert identity(again) == identity(checked_config({'model.placement': name}))
+            assert not identity(again).keys() & {'model.mlp', 'model.final_norm'}
+
+    def test_where_an_option_is_written_changes_nothing(self):
+        section = tiny_config({'norm.scale': False})
+        behind = tiny_config({'model.norm': 'rmsnorm:scale=False'})
+        one = tiny_config({'model.norm': 'rmsnorm:scale=False', 'model.final_norm': 'rmsnorm'})
+        assert digest(section) == digest(behind) != digest(one)
+
+    def test_an_option_counts_by_what_each_reader_makes_of_it(self):
+        """1e-6 is rmsnorm's own, and not powernorm's."""
+        changes = {'model.norm': 'powernorm', 'model.qk_norm': 'rmsnorm'}
+        found = identity(tiny_config(changes | {'norm.eps': 1e-6}))
+        assert 'model.norm=powernorm:eps' in found and 'model.qk_norm=rmsnorm:eps' not in found
+
+    @pytest.mark.parametrize('path', sorted(FIELDS))
+    def test_a_change_changes_it(self, path):
+        """Every field, in a config whose parts read it."""
+        base = checked_config(next((c for c in READERS if reads(c, path)), {}))
+        for value in other_values(path):
+            assert digest(replaced(base, {path: value})) != digest(base)
+
+    def test_no_two_configs_of_a_family_share_one(self):
+        names, n = set(), 0
+        for scale in ('', ':scale=False'):
+            for final in ('auto', 'rmsnorm', 'rmsnorm:scale=False', 'none'):
+                for qk in ('none', 'rmsnorm', 'rmsnorm:scale=False'):
+                    for eps in (None, 0.1):
+                        changes = {'model.norm': f'rmsnorm{scale}', 'model.final_norm': final}
+                        changes |= {'model.qk_norm': qk, 'norm.eps': eps}
+                        names.add(digest(tiny_config(changes)))
+                        n += 1
+        assert len(names) == n * 3 // 4  # auto is one of the others
+
+    def test_a_field_that_is_added_later_changes_nothing(self, monkeypatch):
+        line = '    readout_bias: bool = False\n'
+        auto = "    mixer: Annotated[str, Choice(MLPS, 'mlp', auto=True)] = AUTO\n"
+        later = config_module(monkeypatch, line, f'{line}    shiny: bool = False\n{auto}')
+        for changes in ({}, {'model.placement': 'wide'}, {'model.norm': 'powernorm'}):
+            raw = tiny_raw(changes)
+            assert later.digest(later.resolve(raw)) == digest(resolve(raw))
+        raw['model']['shiny'] = True
+        assert later.digest(later.resolve(raw)) != digest(resolve(tiny_raw(changes)))
+
+    def test_an_option_that_is_added_later_changes_nothing(self, monkeypatch):
+        class Shining(NORMS['rmsnorm']):
+            shine: Annotated[float, Option('how much')] = 0.5
+
+        raw, before = tiny_raw(), digest(tiny_config())
+        monkeypatch.setitem(NORMS, 'rmsnorm', Shining)
+        later = config_module(monkeypatch)
+        for shine in (None, 0.5):
+            raw['norm']['shine'] = shine
+            assert later.digest(later.resolve(raw)) == before
+        raw['norm']['shine'] = 0.25
+        assert later.digest(later.resolve(raw)) != before
+
+
+USUAL = ('none', 'dense', *(v for v in flatten(tiny_config()).values() if isinstance(v, str)))
+READERS = (
+    {},
+    {'optim.schedule': 'warmup_stable_decay'},
+    {'model.placement': 'mix'},
+    {'model.placement': 'wide'},
+    *({'model.norm': name} for name in NORMS),
+    *({'model.activation': name} for name in CHOICES['model.activation'].table),
+    *({'kernels.implementation': name} for name in CHOICES['kernels.implementation'].table),
+)
+
+
+def reads(changes, path):
+    return path in lm.config.readers_of(checked_config(changes))
+
+
+def other_values(path):
+    """Values that are no default of any part."""
+    field = FIELDS[path]
+    kind = next(kind for kind in field.types if kind is not types.NoneType)
+    if field.choice:
+        return [name for name in field.choice.table if name not in USUAL]
+    if kind is bool:
+        name = path.split('.')[1]
+        declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
+        usual = flatten(tiny_config())[path]
+        return [not (declared[0].default if path.startswith('norm.') else usual)]
+    return [f'{path}x' if kind is str else kind(17)]
+
+
+def config_module(monkeypatch, old='', new=''):
+    """lm/config.py as it would be with a change."""
+    text = Path(lm.config.__file__).read_text()
+    assert old in text
+    module = types.ModuleType('config_of_later')
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(text.replace(old, new, 1) if old else text, module.__name__, 'exec'), vars(module))
+    return module

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from lm.files import write_text
 from lm.record import metrics
 from lm.record.checkpoint import check_tree
 from lm.record.metrics import Recorder, Throughput, read_rows
-from lm.record.workdir import write_text
 from lm.run.process import TUNABLES
 
 
@@ -78,7 +78,7 @@ def test_write_text_leaves_the_old_file_if_it_cannot_finish(tmp_path, monkeypatc
     monkeypatch.setattr('os.replace', fail)
     with pytest.raises(OSError, match='disk full'):
         write_text(path, 'new')
-    assert path.read_text() == 'old'
+    assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
 
 
 def test_check_tree_accepts_equal_and_lists_all_differences():

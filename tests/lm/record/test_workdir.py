@@ -77,17 +77,17 @@ def test_a_file_system_without_locks_is_told_of(tmp_path, said, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr('lm.record.workdir.fcntl.flock', refuse)
+    monkeypatch.setattr('lm.files.fcntl.flock', refuse)
     with open_workdir(tmp_path, CONFIG, False, said.append):
-        (told,) = said
-    assert told.startswith(f'NOTE: {tmp_path}/.lock cannot be locked') and 'No locks' in told
+        (note,) = said
+    assert note.startswith(f'NOTE: {tmp_path}/.lock cannot be locked') and 'No locks' in note
 
 
 def test_another_error_of_locking_is_one_of_writing(tmp_path, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.EIO, 'Input/output error')
 
-    monkeypatch.setattr('lm.record.workdir.fcntl.flock', refuse)
+    monkeypatch.setattr('lm.files.fcntl.flock', refuse)
     with (
         pytest.raises(OSError, match=r'cannot be written \(.*Input/output error'),
         open_workdir(tmp_path, CONFIG, False),

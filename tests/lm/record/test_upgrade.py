@@ -1,0 +1,137 @@
+"""Contract: a config of commit 0447279 means now what it meant then."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from lm.config import flatten, to_dict
+from lm.record.upgrade import is_old, stored_cell, stored_config
+from lm.record.workdir import read_config
+from modules.norms import NORMS
+from modules.placements import PLACEMENTS
+from tests.helpers import checked_config
+
+V0 = Path(__file__).parents[2] / 'fixtures' / 'v0'
+OLD = json.loads((V0 / 'run' / 'config.json').read_text())
+
+
+def old(changes=()):
+    tree = copy.deepcopy(OLD)
+    for path, value in dict(changes).items():
+        section, name = path.split('.')
+        assert name in tree[section], path
+        tree[section][name] = value
+    return tree
+
+
+def stored(changes):
+    return flatten(stored_config(old(changes)))
+
+
+def test_all_that_is_not_mentioned_here_stays():
+    """The fields that nothing reads were in every record."""
+    before, now = flatten(OLD), flatten(stored_config(OLD))
+    gone = {'model.norm_eps', 'model.n_experts', 'model.experts_per_token', 'model.expert_capacity'}
+    assert before.keys() - now.keys() == gone
+    assert {path: now[path] for path in before.keys() - gone if now[path] != before[path]} == {
+        'model.final_norm': 'rmsnorm',
+        'model.mlp': 'dense',
+        'model.embedding_scale': False,
+        'loss.balance_loss': None,
+        'optim.decay_fraction': None,
+    }
+    added = {path: now[path] for path in now.keys() - before.keys() if now[path] is not None}
+    added = {path: value for path, value in added.items() if not path.startswith('kernels.')}
+    assert added == {'attention.norm_values': False}
+
+
+@pytest.mark.parametrize(
+    ('changes', 'wanted'),
+    [
+        ({'model.norm_eps': 0.1}, {'norm.eps': 0.1}),
+        (
+            {'model.mlp': 'moe', 'model.n_experts': 8, 'model.expert_capacity': 2.0},
+            {'mlp.n_experts': 8, 'mlp.experts_per_token': 2, 'mlp.expert_capacity': 2.0}
+            | {'loss.balance_loss': 0.01},
+        ),
+        ({'model.n_experts': 8}, {'mlp.n_experts': None}),
+        (
+            {'model.norm': 'powernorm', 'norm.momentum': 0.5},
+            {'norm.ema_decay': 0.5, 'norm.momentum': None},
+        ),
+        (
+            {'model.norm': 'batchnorm', 'norm.momentum': 0.5},
+            {'norm.momentum': 0.5, 'norm.ema_decay': None},
+        ),
+        (
+            {'model.norm': 'batchnorm', 'model.qk_norm': 'unified', 'norm.momentum': 0.5},
+            {'norm.momentum': 0.5, 'norm.ema_decay': 0.5},
+        ),
+        (
+            {'model.placement': 'wide'},
+            {'model.reparam': 'shared', 'model.mlp': 'moe', 'mlp.n_experts': 4},
+        ),
+        (
+            {'model.placement': 'wide', 'model.reparam': 'weight_norm', 'model.mlp': 'moe'},
+            {'model.placement': 'wide', 'model.reparam': 'shared+weight_norm'},
+        ),
+        (
+            {'model.placement': 'wide', 'model.mlp': 'dense'},
+            {'model.placement': 'pre', 'model.reparam': 'shared', 'model.mlp': 'dense'},
+        ),
+        (
+            {'model.placement': 'wide', 'model.mlp': 'dense', 'model.reparam': 'weight_norm'},
+            {'model.placement': 'pre', 'model.reparam': 'shared+weight_norm'},
+        ),
+        ({'model.placement': 'hybrid'}, {'attention.norm_values': True}),
+        ({'model.placement': 'hybrid_star'}, {'attention.norm_values': True}),
+        ({'model.placement': 'post'}, {'model.final_norm': 'none', 'model.reparam': 'none'}),
+        ({'optim.schedule': 'warmup_stable_decay'}, {'optim.decay_fraction': 0.2}),
+        ({'optim.schedule': 'constant'}, {'optim.final_lr_fraction': None}),
+    ],
+)
+def test_what_moved_is_where_it_is_now(changes, wanted):
+    found = stored(changes)
+    assert {path: found[path] for path in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [*({'model.norm': name} for name in NORMS), *({'model.placement': p} for p in PLACEMENTS)],
+)
+def test_what_is_written_now_is_read_as_it_stands(changes):
+    once = stored_config(old(changes))
+    assert stored_config(to_dict(once)) == once
+    config = checked_config(changes)
+    assert stored_config(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_a_present_record_is_checked_as_any_config():
+    raw = to_dict(checked_config())
+    raw['mlp']['n_experts'] = 4
+    assert is_old(OLD) and not is_old(raw)
+    with pytest.raises(ValueError, match=r'mlp\.n_experts=4 is read by no part'):
+        stored_config(raw)
+
+
+def test_a_field_that_no_version_had_is_named():
+    raw = old()
+    raw['model']['n_layer'] = 3
+    with pytest.raises(ValueError, match=r"no field model\.n_layer\. Did you mean 'n_layers'"):
+        stored_config(raw)
+
+
+def test_changes_of_a_cell_have_the_present_names():
+    config, changes = stored_cell(OLD, {'model.norm_eps': 0.1, 'optim.lr': 0.5})
+    assert changes == {'norm.eps': 0.1, 'optim.lr': 0.5}
+    assert (config.norm.eps, config.optim.lr) == (0.1, 0.5)
+    for norm, path in (('powernorm', 'norm.ema_decay'), ('batchnorm', 'norm.momentum')):
+        asked = {'model.norm': norm, 'norm.momentum': 0.5}
+        assert stored_cell(OLD, asked)[1] == {'model.norm': norm, path: 0.5}
+
+
+def test_a_folder_without_a_config_holds_no_run(tmp_path):
+    with pytest.raises(ValueError, match='holds no run: there is no'):
+        read_config(tmp_path)
