@@ -51,7 +51,7 @@ def is_old(raw: Mapping[str, Any]) -> bool:
 def stored_cell(
     base: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Config, dict[str, Any]]:
-    """The config of a cell of an old sweep.json, and its changes, by the present names of fields."""
+    """The config of a cell of an old sweep.json, and its changes, by present names of fields."""
     config = stored_config(_nested(flatten(base) | changes))
     values = flatten(config)
     paths = [_present_path(path, values) for path in changes]
