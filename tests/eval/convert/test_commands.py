@@ -232,7 +232,7 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path, cache_variables
     """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
     out = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
-    done = program(cache_variables, 'eval.convert.commands', 'fold', *flags)
+    done = program(cache_variables, 'eval.convert', 'fold', *flags)
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)
@@ -264,7 +264,7 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
         ([], r'takes one command \(fold\), then flags; got none'),
         (['fold', 'more'], 'got fold more'),
         (['fodl'], "Did you mean 'fold'"),
-        (['fold'], 'eval.convert.commands fold needs --out, --to too'),
+        (['fold'], 'eval.convert fold needs --out, --to too'),
     ],
 )
 def test_a_command_line_that_says_too_little(arguments, match):
