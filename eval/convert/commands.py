@@ -32,11 +32,11 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     """The command that `arguments` names; ValueError where it is none, or lacks a flag."""
     if len(arguments) != 1:
         raise ValueError(
-            f'eval.convert.commands takes one command ({", ".join(COMMANDS)}), then flags; got '
+            f'eval.convert takes one command ({", ".join(COMMANDS)}), then flags; got '
             f'{" ".join(arguments) or "none"}'
         )
-    command, needed = choose(COMMANDS, arguments[0], 'the command of eval.convert.commands')
+    command, needed = choose(COMMANDS, arguments[0], 'the command of eval.convert')
     missing = [f'--{name}' for name in needed if options[name] is None]
     if missing:
-        raise ValueError(f'eval.convert.commands {arguments[0]} needs {", ".join(missing)} too')
+        raise ValueError(f'eval.convert {arguments[0]} needs {", ".join(missing)} too')
     command(options)

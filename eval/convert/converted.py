@@ -15,7 +15,7 @@ from lm.model import build_model
 from lm.record.checkpoint import Checkpoints
 from lm.record.host import versions
 from lm.record.workdir import write_config
-from lm.state import State, Weights, hyper_from, optimizer
+from lm.state import State, Weights, build_learner, hyper_from, optimizer
 
 ROWS = 2  # sequences of random tokens that logits are compared on
 
@@ -66,7 +66,8 @@ def write(
     if out.exists() and any(out.iterdir()):
         raise ValueError(f'--out={out} is not empty; give a new folder')
     weights = jax.tree.map(jnp.asarray, weights)
-    moments = optimizer(config, hyper_from(config)).init(weights.params)
+    described = build_learner(config, meta['vocab_size'], 0, 'cpu').described
+    moments = optimizer(config, described, hyper_from(config)).init(weights.params)
     state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments)
     tokenizer.save(out / 'tokenizer')
     write_config(out, config)

@@ -13,15 +13,16 @@ from flax.traverse_util import unflatten_dict
 
 from eval.convert.converted import cast, difference, logits_of, on_cpu
 from eval.load import Checkpoint
-from lm.check import check
-from lm.config import Config
-from lm.model import final_norm_kind, groups_of_blocks, mlp_kind, norm_kinds
+from lm.check import check, option_of
+from lm.config import FIELDS, Config, part_at, readers_of, replaced, settle
+from lm.model import groups_of_blocks
 from lm.record.checkpoint import check_tree, state_record
 from lm.state import State, Weights, build_learner, hyper_from, init_state
 from modules.choices import choose
 from modules.norms import NORMS, fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
+from modules.options import options
 from modules.params import NORM, ParamSpec, named_leaves
 
 Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
@@ -57,11 +58,10 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     """The model of a checkpoint with model.norm = `to` and the same logits.
 
     rmsnorm: from layernorm, whose writers are recentred, or from rmsnorm. Gains and biases go into
-    the matrices that follow, and norm.scale is False; but where model.qk_norm has gains, which
-    norm.scale would take off too, these norms keep gains of 1. crmsnorm: from layernorm; the stream
-    loses its last coordinate. none: from norms that are affine maps in evaluation. Biases that
-    arise are those of model.bias and model.readout_bias. model.reparam becomes none, and `untie`
-    gives a model with tied embeddings a readout of its own.
+    the matrices that follow, and the norm has scale=False; model.qk_norm stays as it is. crmsnorm:
+    from layernorm; the stream loses its last coordinate. none: from norms that are affine maps in
+    evaluation. Biases that arise are those of model.bias and model.readout_bias. model.reparam
+    becomes none, and `untie` gives a model with tied embeddings a readout of its own.
 
     Raises ValueError for a model that cannot be folded so, and where its logits change.
     """
@@ -71,7 +71,7 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     params = named_leaves(before['params'])
     if source.model.tie_embeddings:
         params['readout'] = params['embedding'].T
-    maps = affine_maps(TARGETS[to][source.model.norm], source, params, before)
+    maps = affine_maps(TARGETS[to][norm_name(source)], source, params, before)
     config = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
     check(config)
     params = folded_params(params, unfolded_specs(source, vocab), maps, source, config)
@@ -80,7 +80,7 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     after = {'params': unflatten_dict(params, sep='/'), **carried}
     stored = cast(after, np.float32)
     weights = Weights(stored.pop('params'), (), stored)
-    fresh = jax.eval_shape(lambda: drawn(config, vocab))
+    fresh = jax.eval_shape(lambda: fresh_state(config, vocab))
     check_tree(state_record(weights), state_record(fresh), checkpoint.path)
     return Folded(config, weights, compare(checkpoint, config, before, after))
 
@@ -108,22 +108,22 @@ def compare(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> 
 def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
     """ValueError, with what would work, for a model that cannot be folded so."""
     config, model = checkpoint.config, checkpoint.config.model
-    sources = choose(TARGETS, to, '--to')
+    sources, norm = choose(TARGETS, to, '--to'), norm_name(checkpoint.config)
     wanted = {
         'model.placement': (model.placement, 'pre', 'its norms are not alone before a matrix'),
-        'model.mlp': (mlp_kind(model), 'dense', 'a router and experts read the norm'),
+        'model.mlp': (model.mlp, 'dense', 'a router and experts read the norm'),
         'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),
-        'model.final_norm': (final_norm_kind(model), model.norm, 'all norms must be of one kind'),
+        'model.final_norm': (model.final_norm, model.norm, 'all norms must be of one kind'),
     }
     for path, (found, works, why) in wanted.items():
         if found != works:
             raise ValueError(f'a model with {path}={found} cannot be folded: {why}; {works} can')
-    if model.norm not in sources:
-        works = [name for name in TARGETS if model.norm in TARGETS[name]]
-        hint = HINTS.get((model.norm, to), '')
+    if norm not in sources:
+        works = [name for name in TARGETS if norm in TARGETS[name]]
+        hint = HINTS.get((norm, to), '')
         raise ValueError(
             f'--to={to} folds a model whose model.norm is {" or ".join(sorted(sources))}; got '
-            f'{model.norm}, which {"--to=" + " or ".join(works) if works else "nothing"} folds. '
+            f'{norm}, which {"--to=" + " or ".join(works) if works else "nothing"} folds. '
             f'{hint}'.strip()
         )
     if model.tie_embeddings and not untie:
@@ -131,13 +131,14 @@ def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
             'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
             'embedding too. --untie stores it as a matrix of its own.'
         )
-    if 'removal_start' in NORMS[model.norm].__dataclass_fields__:
+    if 'removal_start' in options(NORMS[norm]):
         refuse_unfinished(config, checkpoint.weights.stats)
 
 
 def refuse_unfinished(config: Config, stats: Any) -> None:
     """ValueError where norms are left to remove."""
-    start, gap = (option(config, name) for name in ('removal_start', 'removal_gap'))
+    norm = part_at(config, 'model.norm')
+    start, gap = (option_of(config, norm, name) for name in ('removal_start', 'removal_gap'))
     updates = int(stats['stats']['final_norm']['updates'])
     due = [removal_update(start, gap, order) for order in range(2 * config.model.n_layers + 1)]
     left = sum(updates < update for update in due)
@@ -149,11 +150,8 @@ def refuse_unfinished(config: Config, stats: Any) -> None:
         )
 
 
-def option(config: Config, name: str) -> Any:
-    """Of model.norm: from the config, or else as published."""
-    given = config.model.norm_eps if name == 'eps' else getattr(config.norm, name)
-    default = NORMS[config.model.norm].__dataclass_fields__[name].default
-    return default if given is None else given
+def norm_name(config: Config) -> str:
+    return part_at(config, 'model.norm').name
 
 
 def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -164,14 +162,15 @@ def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def affine_maps(kind: fold.Map, config: Config, params: Flat, before: Any) -> dict[str, Affine]:
     """{'layers/mlp_norm_in': what it does after it has normalized, ...} of all norms."""
-    (blocks,) = groups_of_blocks(config.model)
+    (blocks,) = groups_of_blocks(config)
+    eps = option_of(config, part_at(config, 'model.norm'), 'eps')
     sites = [f'{blocks.name}/{part}_norm_in' for part in ('attention', 'mlp')] + ['final_norm']
     stats = named_leaves(before.get('stats', {}))
 
     def of(site: str, leaves: Mapping[str, Any]) -> Flat:
         return {path.rpartition('/')[2]: leaf for path, leaf in leaves.items() if at(site, path)}
 
-    return {site: kind(of(site, params), of(site, stats), option(config, 'eps')) for site in sites}
+    return {site: kind(of(site, params), of(site, stats), eps) for site in sites}
 
 
 def at(site: str, path: str) -> bool:
@@ -195,34 +194,52 @@ def without(maps: Mapping[str, Affine], tree: Any) -> Any:
 
 
 def folded_config(source: Config, to: str, biased: bool) -> Config:
-    """`biased`: whether matrices take biases up. Options that no norm reads any more are None."""
-    model = dataclasses.replace(
-        source.model,
-        norm=to,
-        final_norm='auto',
-        bias=source.model.bias or biased,
-        readout_bias=source.model.readout_bias or biased,
-        reparam='none',
-        tie_embeddings=False,
+    """`biased`: whether matrices take biases up."""
+    folded = {'model.norm': 'none', 'model.final_norm': 'none'}
+    others = readers_of(replaced(source, folded))  # of options of norms: model.qk_norm
+    unread = [path for path in FIELDS if path.startswith('norm.') and path not in others]
+    norm = folded_norm(source, to, replaced(source, dict.fromkeys(unread)))
+    return settle(
+        replaced(
+            source,
+            dict.fromkeys(unread)
+            | {
+                'model.norm': norm,
+                'model.final_norm': norm,
+                'model.bias': source.model.bias or biased,
+                'model.readout_bias': source.model.readout_bias or biased,
+                'model.reparam': 'none',
+                'model.tie_embeddings': False,
+                # The weights are here now, and what was trained alone may be gone.
+                'train.init_from': '',
+                'train.trainable': 'all',
+            },
+        )
     )
-    options = dataclasses.asdict(source.norm)
-    if to == 'rmsnorm' and 'scale' not in NORMS[model.qk_norm].__dataclass_fields__:
-        options['scale'] = False
-    read = {name for kind in norm_kinds(model) for name in NORMS[kind].__dataclass_fields__}
-    norm = {name: value if name in read else None for name, value in options.items()}
-    return dataclasses.replace(
-        source,
-        model=model,
-        norm=type(source.norm)(**norm),
-        # The weights are here now, and what was trained alone may be gone.
-        train=dataclasses.replace(source.train, init_from='', trainable='all'),
+
+
+def folded_norm(source: Config, to: str, config: Config) -> str:
+    """model.norm with the options of the source's norm, but for its gains: 'rmsnorm:scale=False'.
+
+    config: what options are read from that do not stand behind the name.
+    """
+    before, after = (
+        part_at(one, 'model.norm') for one in (source, replaced(config, {'model.norm': to}))
     )
+    behind = {}
+    for name in options(after.row):
+        wanted = option_of(source, before, name)
+        if name == 'scale':
+            wanted = False
+        if wanted is not None and wanted != option_of(config, after, name):
+            behind[name] = wanted
+    text = ','.join(f'{name}={value!r}' for name, value in behind.items())
+    return f'{to}:{text}' if text else to
 
 
 def unfolded_specs(source: Config, vocab: int) -> dict[str, ParamSpec]:
     """Of the weights that the source's model uses, with a readout of its own."""
-    model = dataclasses.replace(source.model, reparam='none', tie_embeddings=False)
-    config = dataclasses.replace(source, model=model)
+    config = replaced(source, {'model.reparam': 'none', 'model.tie_embeddings': False})
     return named_leaves(build_learner(config, vocab, 0, 'cpu').described.specs)
 
 
@@ -234,13 +251,13 @@ def folded_params(
     config: Config,
 ) -> Flat:
     """What `config` uses, from what `source` did, in all that reads or writes the stream."""
-    drops = NORMS[config.model.norm].drops
+    drops = part_at(config, 'model.norm').row.drops
     new = {path: w for path, w in params.items() if not any(at(site, path) for site in maps)}
     for path, spec in specs.items():
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
         if 'embed' not in spec.fan_in:
-            if source.model.norm == 'layernorm':
+            if norm_name(source) == 'layernorm':
                 new[path] = fold.recentre_writer(new[path])
             if drops:
                 new[path] = fold.compress_writer(new[path])
@@ -249,14 +266,11 @@ def folded_params(
                 new.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue
         axis, bias = spec.axes.index('embed'), f'{path}_bias'
-        gains = np.ones(new[path].shape[: axis + 1])
         new[path], folded_bias = folded_reader(
             new[path], new.get(bias), axis, maps[read_from(path)], drops
         )
         if folded_bias is not None:
             new[bias] = folded_bias
-        if config.model.norm == 'rmsnorm' and config.norm.scale is not False:
-            new[f'{read_from(path)}/scale'] = gains
     return new
 
 
@@ -273,6 +287,6 @@ def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int)
     return kernel.reshape(*leading, -1, *outputs), bias
 
 
-def drawn(config: Config, vocab: int) -> State:
+def fresh_state(config: Config, vocab: int) -> State:
     learner = build_learner(config, vocab, 0, 'cpu')
     return init_state(learner, hyper_from(config), jax.random.key(0))

@@ -1,8 +1,8 @@
 """Checkpoints: written in the background, self-describing, strict when read.
 
 Each holds three items: `weights` (parameters and what their reparametrisation carries), `training`
-(step and optimizer), and `meta`, a JSON record with
-the config, the tree of parameter shapes, and the counters that are not arrays.
+(step and optimizer), and `meta`, a JSON record with the config, the tree of parameter shapes, and
+the counters that are not arrays.
 """
 
 import contextlib
@@ -140,10 +140,10 @@ class Checkpoints:
         check_tree(meta['tree'], state_record(shapes), path)
         items = _read(
             path,
-            weights=ocp.args.StandardRestore(_weights(shapes)),
+            weights=_restore_weights(shapes),
             training=ocp.args.StandardRestore(_training(shapes)),
         )
-        return State(**{'stats': {}, **items['weights']}, **items['training']), meta
+        return State(**_complete(items['weights'], shapes), **items['training']), meta
 
     def _set_aside(self, step: int, error: Exception) -> None:
         self.say(
@@ -178,6 +178,23 @@ def _weights(state: State | Weights) -> dict[str, Any]:
     return weights | ({'stats': state.stats} if state.stats else {})
 
 
+def _restore_weights(shapes: State) -> ocp.args.CheckpointArgs:
+    """How to read them. Where the reparametrisation carries no arrays, what is stored of it is left
+    out: empty tuples, nested as it was chained by the version that wrote them.
+    """
+    weights = _weights(shapes)
+    if jax.tree.leaves(weights['reparam']):
+        return ocp.args.StandardRestore(weights)
+    del weights['reparam']
+    how = ocp.checkpoint_utils.construct_restore_args(weights)
+    return ocp.args.PyTreeRestore(weights, how, partial_restore=True)
+
+
+def _complete(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
+    """With what `_weights` and `_restore_weights` leave out."""
+    return {'stats': {}, 'reparam': shapes.reparam} | weights
+
+
 def _training(state: State) -> dict[str, Any]:
     return {'step': state.step, 'opt_state': state.opt_state}
 
@@ -199,8 +216,8 @@ def read_weights(folder: Path, step: int, shapes: State) -> Weights:
     """
     path = folder / str(step)
     check_tree(read_meta(folder, step)['tree'], state_record(shapes), path)
-    weights = _read(path, weights=ocp.args.StandardRestore(_weights(shapes)))['weights']
-    return Weights(**{'stats': {}, **weights})
+    weights = _read(path, weights=_restore_weights(shapes))['weights']
+    return Weights(**_complete(weights, shapes))
 
 
 def _read(path: Path, **items: Any):

@@ -51,7 +51,7 @@ def is_old(raw: Mapping[str, Any]) -> bool:
 def stored_cell(
     base: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Config, dict[str, Any]]:
-    """The config of a cell of an old sweep.json, and its changes, by present names of fields."""
+    """The config and the changes of a cell of an old sweep.json, by present names."""
     config = stored_config(_nested(flatten(base) | changes))
     values = flatten(config)
     paths = [_present_path(path, values) for path in changes]
@@ -59,7 +59,7 @@ def stored_cell(
 
 
 def present_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an old record by the names they have now; their values as they stand."""
+    """The fields of an old record by their present names; their values as they stand."""
     return {MOVED.get(path, path): value for path, value in flat.items()}
 
 

@@ -15,7 +15,7 @@ import pytest
 from eval.convert import commands as convert
 from eval.convert import fold
 from eval.convert.converted import cast, logits_of, write
-from eval.convert.fold import fold_checkpoint
+from eval.convert.fold import fold_checkpoint, norm_name
 from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites import perplexity
@@ -24,7 +24,7 @@ from lm.record.workdir import read_config
 from lm.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves
-from tests.helpers import VOCAB, initial_state, tiny_config, tiny_model
+from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
 from tests.sweep_helpers import base, changed, compiled_programs_kept, write_corpus
 from train import DONE, train
 
@@ -49,7 +49,7 @@ def checkpoint(changes, weights=None):
         weights = cast(Weights(params, state.reparam, stats), np.float32)
     meta = {'vocab_size': VOCAB}
     where = Path('memory/checkpoints/3')
-    return Checkpoint(where, config, 3, meta, tiny_model(config), None, None, weights, None)
+    return Checkpoint(where, config, 3, meta, tiny_learner(config), None, None, weights, None)
 
 
 LAYERNORM = {'model.norm': 'layernorm'}
@@ -60,9 +60,13 @@ BIASES = {'model.bias': True, 'model.readout_bias': True}
 BARE = {'norm.scale': False, 'norm.bias': False}
 CASES = {
     'learned': (LAYERNORM | LEARNED | WEIGHT_NORM | {'model.scan_layers': False}, 'rmsnorm'),
-    'biases': (LAYERNORM | BIASES | {'norm.bias': False, 'model.norm_eps': 0.1}, 'rmsnorm'),
+    'biases': (LAYERNORM | BIASES | {'norm.bias': False, 'norm.eps': 0.1}, 'rmsnorm'),
     'no bias': (LAYERNORM | {'norm.bias': False, 'model.logit_softcap': 5.0}, 'rmsnorm'),
     'qk gains': (LAYERNORM | {'model.qk_norm': 'layernorm', 'model.n_kv_heads': 1}, 'rmsnorm'),
+    'options behind names': (
+        {'model.norm': 'layernorm:eps=0.1', 'model.qk_norm': 'rmsnorm', 'norm.eps': 0.2},
+        'rmsnorm',
+    ),
     'rmsnorm': ({'model.norm': 'rmsnorm'} | WEIGHT_NORM | TIED, 'rmsnorm'),
     'compressed tied': (LAYERNORM | LEARNED | BIASES | WEIGHT_NORM | TIED, 'crmsnorm'),
     'compressed bare': (LAYERNORM | BARE | {'model.embedding_scale': True}, 'crmsnorm'),
@@ -87,27 +91,28 @@ def test_logits_stay(name):
     """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
     assert folded(name).differences['float64'] < 1e-12
     assert 0 < folded(name).differences['float32'] < 1e-5
-    assert folded(name).config.model.norm == CASES[name][1]
+    assert norm_name(folded(name).config) == CASES[name][1]
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
-    """And gains of 1, where norm.scale=False would take those of queries and keys off too."""
     left = named_leaves(folded(name).weights.params)
-    left = {path: leaf for path, leaf in left.items() if 'norm' in path}
-    inside = {path for path in left if '/attention/' in path}
-    assert bool(inside) == (name in ('qk gains', 'rmsnorm removal', 'unified'))
-    gains = {f'layers/{part}_norm_in/scale' for part in ('attention', 'mlp')} | {'final_norm/scale'}
-    assert left.keys() - inside == (gains if name == 'qk gains' else set())
-    for path in left.keys() - inside:
-        np.testing.assert_array_equal(left[path], 1)
+    inside = {path for path in left if 'norm' in path and '/attention/' in path}
+    assert not {path for path in left if 'norm' in path} - inside
+    gains = ('qk gains', 'options behind names', 'rmsnorm removal', 'unified')
+    assert bool(inside) == (name in gains)
 
 
 def test_config_says_what_was_folded():
-    """Catches an option left that no norm reads, and norm.scale=False with gains of qk_norm."""
+    """Catches an option left that no norm reads, and one of queries and keys that is lost."""
     found = {name: folded(name).config for name in CASES}
-    assert found['batchnorm'].norm == found['qk gains'].norm == NormConfig()
-    assert found['no bias'].norm == found['learned'].norm == NormConfig(scale=False)
+    for name in ('no bias', 'learned', 'batchnorm', 'qk gains', 'biases'):
+        assert found[name].norm == NormConfig()
+    norms = {name: (config.model.norm, config.model.final_norm) for name, config in found.items()}
+    assert {*norms['learned'], *norms['qk gains']} == {'rmsnorm:scale=False'}
+    assert {*norms['biases']} == {'rmsnorm:eps=0.1,scale=False'}
+    assert {*norms['options behind names']} == {'rmsnorm:eps=0.1,scale=False'}
+    assert found['options behind names'].norm == NormConfig(eps=0.2)
     for name, biased in (('no bias', False), ('learned', True), ('batchnorm', True)):
         model = found[name].model
         assert (model.bias, model.readout_bias, model.reparam) == (biased, biased, 'none')
@@ -232,7 +237,7 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path, cache_variables
     """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
     out = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
-    done = program(cache_variables, 'eval.convert.commands', 'fold', *flags)
+    done = program(cache_variables, 'eval.convert', 'fold', *flags)
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)
@@ -264,7 +269,7 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
         ([], r'takes one command \(fold\), then flags; got none'),
         (['fold', 'more'], 'got fold more'),
         (['fodl'], "Did you mean 'fold'"),
-        (['fold'], 'eval.convert.commands fold needs --out, --to too'),
+        (['fold'], 'eval.convert fold needs --out, --to too'),
     ],
 )
 def test_a_command_line_that_says_too_little(arguments, match):

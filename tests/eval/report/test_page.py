@@ -242,7 +242,7 @@ def test_maps():
 
 
 def program(*arguments):
-    command = [sys.executable, '-m', 'eval.report.page', *arguments]
+    command = [sys.executable, '-m', 'eval.report', *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
