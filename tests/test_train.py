@@ -22,7 +22,6 @@ from lm.record.workdir import InUse, open_workdir
 from tests import sweep_helpers
 from tests.sweep_helpers import (
     before_step,
-    compiled_programs_kept,
     poison_at,
     terminate_at,
     timeless,
@@ -37,12 +36,6 @@ TWELVE = {
     'data_prefetch': 2,
     'data_validation_fraction': 0.2,
 }
-
-
-@pytest.fixture(scope='module', autouse=True)
-def cache_variables(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
-        yield variables
 
 
 @pytest.fixture(scope='module')
@@ -64,9 +57,9 @@ def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
 
 
 @pytest.fixture
-def start(cache_variables):
+def start():
     """The command as a process: start(workdir, corpus, *flags, **changes)."""
-    environment = {**os.environ, **cache_variables, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
 
     def start_one(*args, **kwargs) -> subprocess.Popen:
         return subprocess.Popen(

@@ -27,7 +27,6 @@ from tests.sweep_helpers import (
     before_step,
     cell_folders,
     changed,
-    compiled_programs_kept,
     curves,
     poison_at,
     statuses,
@@ -42,12 +41,6 @@ FIVE = [{'train.seed': seed} for seed in range(5)]
 BAD = 1  # the index of the run that something happens to
 ROLLBACK = {'train_on_divergence': 'rollback', 'train_checkpoint_every': 4}
 ONE_DIVERGED = ['done', 'diverged', 'done', 'done', 'done']
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiled(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')):
-        yield
 
 
 @pytest.fixture(scope='module')
