@@ -28,6 +28,7 @@ from ml_collections import config_flags
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
 from lm.check import check_devices
+from lm.choices import listing
 from lm.config import Config, digest, resolve, to_json
 from lm.many import SINGLE
 from lm.mesh import make_mesh
@@ -47,6 +48,16 @@ from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; default runs/NAME-HASH.')
+CHOICES = flags.DEFINE_flag(
+    flags.Flag(  # boolean, so that it may stand alone: it is 'true' then
+        flags.ArgumentParser(),
+        None,
+        'choices',
+        None,
+        'List all parts, or the options of some: --choices=model.norm.',
+        boolean=True,
+    )
+)
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config and stop.')
 CONTINUE_CHANGED = flags.DEFINE_bool(
     'continue_changed', False, 'Go on from a workdir whose run had another config or other data.'
@@ -174,12 +185,17 @@ def parse_flags(argv: list[str]) -> list[str]:
         sys.exit(BAD_INPUT)
 
 
-def main(_) -> None:
+def main(argv: list[str]) -> None:
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.WARNING)  # Orbax tells of each file at INFO
-    if CONFIG.value is None:
+    if len(argv) > 1:
+        raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
+    if CONFIG.value is None and CHOICES.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     try:
+        if CHOICES.value is not None:
+            print(listing(None if CHOICES.value == 'true' else CHOICES.value), end='')
+            return
         base, sweep = split_sweep(CONFIG.value)
         config = resolve(base)
         if PRINT_CONFIG.value:

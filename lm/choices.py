@@ -89,7 +89,8 @@ def _details(field: str) -> Iterator[str]:
     if any(row.options for row in rows):
         yield LEGEND
     for row in rows:
-        yield f'{row.name} ({row.source})' if row.source else row.name
+        source = f'({row.source})' if row.source else ''
+        yield from _hanging(f'{row.name} ', source, len(row.name) + 1)
         yield from _hanging('', row.words, 2)
         given = [f'  {path}={declared.default}' for path, declared in row.options.items()]
         kinds = [kind(declared) for declared in row.options.values()]

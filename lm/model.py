@@ -206,6 +206,6 @@ class Transformer(nn.Module):
 
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
     """The configured model for devices of `platform`. `lm.check` has checked its names."""
-    names = config.kernels
-    kernels = kernels_for(platform, names.implementation, names.attention, names.matmul)
-    return Transformer(config, vocab_size, kernels)
+    kernels = config.kernels
+    chosen = kernels_for(platform, kernels.implementation, kernels.attention, kernels.matmul)
+    return Transformer(config, vocab_size, chosen)

@@ -13,8 +13,8 @@ from flax import linen as nn
 
 from modules.activations import Activation
 from modules.kernels import Kernels
-from modules.products import product
 from modules.options import Option
+from modules.products import product
 from modules.statistics import AUXILIARY, STATS, is_training
 
 

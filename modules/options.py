@@ -62,7 +62,11 @@ def options(part: Any) -> Mapping[str, Declared]:
 def _options(part: Any) -> Mapping[str, Declared]:
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         held = [getattr(part, field.name) for field in dataclasses.fields(part)]
-        return {n: d for p in held if callable(p) for n, d in options(p).items()}
+        of_held = [options(one) for one in held if callable(one)]
+        names = [name for of_one in of_held for name in of_one]
+        if len(set(names)) < len(names):
+            raise TypeError(f'two functions of {part} have options of one name, of {names}')
+        return {name: declared for of_one in of_held for name, declared in of_one.items()}
     if not isinstance(part, type | types.FunctionType):
         return {}
     function = part if isinstance(part, type) else inspect.unwrap(part)
@@ -76,6 +80,8 @@ def _options(part: Any) -> Mapping[str, Declared]:
     found = {}
     for name, default in defaults.items():
         option = option_of(hints.get(name))
+        if option is not None and default in (inspect.Parameter.empty, dataclasses.MISSING):
+            raise TypeError(f'the option {name!r} of {part} has no default, the published value')
         if option is not None:
             found[name] = Declared(types_of(hints[name]), option, default)
     return found
@@ -148,7 +154,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             if match is None or match[1] in given:
                 raise ValueError
             given[match[1]] = ast.literal_eval(match[2])
-        except (SyntaxError, ValueError):
+        except (SyntaxError, TypeError, ValueError):
             raise ValueError(
                 f'options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
             ) from None
@@ -159,7 +165,7 @@ def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
     """The value, an int made a float where only that is allowed; ValueError for another type."""
     allowed = tuple(allowed)
     if float in allowed and int not in allowed and type(value) is int:
-        return float(value)
+        value = float(value) if abs(value) < 2**1000 else math.inf
     if type(value) not in allowed:
         names = ' or '.join('None' if t is types.NoneType else t.__name__ for t in allowed)
         raise ValueError(f'{path} must be {names}; got {value!r} of type {type(value).__name__}')

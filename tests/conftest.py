@@ -1,12 +1,25 @@
-"""Tests run on the CPU, seen as eight devices, whatever the machine has."""
+"""Tests run on the CPU, seen as eight devices, whatever the machine has.
+
+Programs are compiled once: all tests, their subprocesses and later sessions share a cache, in
+.pytest_cache. Most of what a test costs is compiling.
+"""
 
 import os
+import shutil
 from pathlib import Path
+
+PROGRAMS = Path(__file__).parent.parent / '.pytest_cache' / 'programs'
+MOST_BYTES = 4e9  # of programs that no code wants any more, too; a session leaves a tenth of it
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
 )
+os.environ |= {
+    'JAX_COMPILATION_CACHE_DIR': str(PROGRAMS),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+}
 
 import jax
 import pytest
@@ -15,6 +28,13 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 MAPS = Path('/proc/self/maps')
 MOST_MAPS = 20_000  # of the 65,530 that Linux gives a process by default
+
+
+def pytest_configure(config):
+    is_worker = hasattr(config, 'workerinput')
+    kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
+    if sum(path.stat().st_size for path in kept) > MOST_BYTES:
+        shutil.rmtree(PROGRAMS)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Small configs, batches and programs that several tests share."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from lm.config import CHOICES, RUN_PATHS, Config, flatten, replaced, resolve
 from lm.model import Transformer, build_model
 from lm.state import Learner, State, build_learner, hyper_from, init_state
 from lm.step import make_train_step
+from modules.options import Option
 
 VOCAB, BOS = 16, 0
 FAST = {'xla_backend_optimization_level': 0}  # compiles in half the time; for `jax.jit` in tests
@@ -150,6 +152,15 @@ def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:
     """{field: name} for every name that the fields can have, but for those that `taken` has."""
     flat = flatten(taken)
     return [{path: name} for path in paths for name in CHOICES[path].table if name != flat[path]]
+
+
+def another(option: Option, value: float) -> float:
+    """A value within the bounds of an option, far enough from `value` to show."""
+    span = min(option.most, 1.0) - max(option.least, 0.0)
+    step = 0.1 * span if value >= 0.1 * span else 0.01 * span
+    if int(value) == value and option.most == math.inf:  # a number of steps
+        step = 5.0
+    return value - step if value + step > option.most else value + step
 
 
 def stack(trees: list[Any]) -> Any:

@@ -1,19 +1,17 @@
 """Tiny runs and sweeps that several tests train, and what is left of one that must not differ."""
 
-import contextlib
 import json
 import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from configs import default
 from eval.runs import gather
@@ -49,28 +47,6 @@ TINY = {
 MODES = ('loop', 'vmap')
 TIMES = ('tokens_per_sec', 'wall_sec', 'compile_sec', 'workdir', 'sweep')
 RTOL = 1e-5  # of float32 sums in another order, over some steps
-
-# XLA compiles a program of these in 3 s, and several tests want the same one.
-CACHE = {
-    'jax_persistent_cache_min_compile_time_secs': 0,
-    'jax_persistent_cache_min_entry_size_bytes': -1,
-}
-
-
-@contextlib.contextmanager
-def compiled_programs_kept(folder: Path) -> Iterator[dict[str, str]]:
-    """Compiles each program once while open; yields the variables that have a subprocess do so."""
-    wanted = CACHE | {'jax_compilation_cache_dir': str(folder)}
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    try:
-        yield {name.upper(): str(value) for name, value in wanted.items()}
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
 
 
 def write_corpus(folder: Path) -> dict[str, str]:

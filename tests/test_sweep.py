@@ -6,7 +6,6 @@ that was not.
 
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -33,7 +32,6 @@ from tests.sweep_helpers import (
     before_step,
     cell_folders,
     changed,
-    compiled_programs_kept,
     copied,
     curves,
     settings,
@@ -52,12 +50,6 @@ CELLS = (  # two groups of two, so that programs of one size and kind do for all
     {'train.log_every': 2},
     {'train.log_every': 2, 'scaling.init_scale': 2.0},
 )
-
-
-@pytest.fixture(scope='module', autouse=True)
-def cache_variables(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
-        yield variables
 
 
 @pytest.fixture(scope='module')
@@ -290,7 +282,7 @@ LONG = {'train_steps': 600, 'train_eval_every': 300, 'train_checkpoint_every': 5
 
 
 def start(
-    workdir: Path, corpus: dict, variables: dict, sweep: dict = SWEEP, engine: str = 'local', **more
+    workdir: Path, corpus: dict, sweep: dict = SWEEP, engine: str = 'local', **more
 ) -> subprocess.Popen:
     """The command, as one gives it; what it says goes to `log_of(workdir)`."""
     overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
@@ -299,7 +291,6 @@ def start(
         return subprocess.Popen(
             [*program, f'--workdir={workdir}', f'--config.sweep={sweep}', f'--engine={engine}'],
             cwd=ROOT,
-            env={**os.environ, **variables},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -323,9 +314,9 @@ def recorded(workdir: Path) -> int:
     return sum(len(rows) for rows in curves(workdir).values())
 
 
-def test_the_command_answers_bad_input_in_one_line(corpus, cache_variables, tmp_path):
+def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
-    process = start(tmp_path / 'x', corpus, cache_variables, sweep)
+    process = start(tmp_path / 'x', corpus, sweep)
     assert process.wait(timeout=120) == BAD_INPUT and not (tmp_path / 'x').exists()
     assert log_of(tmp_path / 'x').read_text() == (
         "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
@@ -347,7 +338,7 @@ def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
     ('engine', 'kills', 'parts', 'more'), [('local', 3, 3, {}), ('ray', 1, 2, LONG)]
 )
 def test_the_command_killed_at_random_moments_changes_no_number(
-    engine, kills, parts, more, corpus, cache_variables, tmp_path
+    engine, kills, parts, more, corpus, tmp_path
 ):
     """One in each of the first `kills` of `parts` of what there is to record, and the same command
     at once again, while Ray's workers may still be there: not in the last part, which they could
@@ -356,12 +347,12 @@ def test_the_command_killed_at_random_moments_changes_no_number(
     assert train_sweep(base(corpus, **LONGER | more), SWEEP, tmp_path / 'whole') == DONE
     rng, workdir = random.Random(0), tmp_path / 'sweep'
     for part in range(kills):
-        process = start(workdir, corpus, cache_variables, engine=engine, **more)
+        process = start(workdir, corpus, engine=engine, **more)
         share = (part + rng.uniform(0.1, 0.9)) / parts
         wait_for_rows(workdir, int(share * recorded(tmp_path / 'whole')), process)
         process.kill()
         assert process.wait(timeout=120) == -signal.SIGKILL
-    process = start(workdir, corpus, cache_variables, engine=engine, **more)
+    process = start(workdir, corpus, engine=engine, **more)
     code, output = process.wait(timeout=120), log_of(workdir).read_text()
     assert code == DONE and 'resuming after step' in output, output
     assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output

@@ -11,6 +11,7 @@ def describe(journal: Journal) -> None:
     what may not be meant.
     """
     experiment, terminal = journal.experiment, journal.terminal
+    learner = experiment.learner
     batch_size = journal.config.data.batch_size
     train, validation = experiment.dataset.train, experiment.dataset.validation
     terminal.say(
@@ -18,10 +19,10 @@ def describe(journal: Journal) -> None:
         f'{data.steps_in_epoch(train, batch_size):,} steps an epoch; validation: '
         f'{validation.n_bytes:,} bytes'
     )
-    terminal.console.print(as_table(parameter_rows(experiment.learner, experiment.mesh)))
+    terminal.console.print(as_table(parameter_rows(learner, experiment.mesh)))
     terminal.say(
-        f'{parameter_count(experiment.learner):,} parameters; mesh {dict(experiment.mesh.shape)}, '
-        f'kernels {experiment.learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
+        f'{parameter_count(learner):,} parameters; mesh {dict(experiment.mesh.shape)}, kernels '
+        f'{learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
         f'({experiment.peak_source})'
     )
     for note in notes(journal):

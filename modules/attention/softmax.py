@@ -9,8 +9,8 @@ from flax import linen as nn
 
 from modules.kernels import Kernels
 from modules.kernels.attention.scores import Scores
-from modules.products import product
 from modules.options import Option
+from modules.products import product
 from modules.sequence import Sequence
 
 

@@ -12,5 +12,7 @@ from modules.losses.cross_entropy import cross_entropy
 
 __all__ = ['AUXILIARIES', 'LOSSES', 'logits_loss']
 
-LOSSES = {'cross_entropy': cross_entropy}
+LOSSES = {
+    'cross_entropy': cross_entropy,
+}
 AUXILIARIES = {'balance_loss': balance_loss}

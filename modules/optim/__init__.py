@@ -16,7 +16,9 @@ from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
-OPTIMIZERS = {'adamw': adamw}
+OPTIMIZERS = {
+    'adamw': adamw,
+}
 SCHEDULES = {
     'constant': constant,
     'warmup_cosine': warmup_cosine,

@@ -18,8 +18,8 @@ class Reparam(NamedTuple):
 
     At the start used equals params, as far as the map can make them. `specs` describes each stored
     array, as `modules.params` does each parameter. `state` is what is carried but not optimised;
-    evaluation (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps what an optimizer step has made, such
-    as back onto a sphere.
+    evaluation (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps
+    what an optimizer step has made, such as back onto a sphere.
     """
 
     init: Callable[[Any], tuple[Any, Any]]

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config import CHOICES, FIELDS, RUN_PATHS
+from lm.config import CHOICES, FIELDS
 from lm.state import hyper_from
 from tests.helpers import (
     VOCAB,
+    another,
     checked_config,
     rows_of,
     stack,
@@ -35,19 +36,10 @@ BASE = {
     'train.steps': 50,
 }
 STEPS = 50
-CHANGED = {  # a value for each number, far enough from the others to show in the loss
-    'loss.z_loss': 0.01,
-    'loss.label_smoothing': 0.1,
-    'loss.balance_loss': 1.0,
+CHANGED = {  # of what belongs to no part; the options of parts are changed by their bounds
     'optim.lr': 0.005,
     'optim.weight_decay': 1.0,
     'optim.clip_norm': 0.5,
-    'optim.b1': 0.8,
-    'optim.b2': 0.99,
-    'optim.eps': 0.01,
-    'optim.warmup_steps': 5.0,
-    'optim.final_lr_fraction': 0.1,
-    'optim.decay_fraction': 0.5,
     'scaling.init_scale': 0.5,
     'train.steps': 30.0,
 }
@@ -83,10 +75,15 @@ def batch(step: int, order: int) -> dict[str, np.ndarray]:
     return {'tokens': tokens, 'segments': np.ones_like(tokens)}
 
 
+def changed_value(path, value):
+    other = CHANGED[path] if path in CHANGED else another(FIELDS[path].option, float(value))
+    return jnp.float32(other)
+
+
 def four_runs(config):
     """(keys, hypers, batches) of the plain run, of all numbers changed, of a seed, of an order."""
     plain = hyper_from(config)
-    changed = {path: jnp.float32(CHANGED[path]) for path in plain}
+    changed = {path: changed_value(path, value) for path, value in plain.items()}
     keys = [jax.random.key(seed) for seed in (0, 0, 1, 0)]
     orders = (0, 0, 0, 1)
     batches = [stack([batch(i, order) for i in range(STEPS)]) for order in orders]
@@ -113,21 +110,16 @@ def test_every_choice(changes):
     assert np.all(fell > 0.1), fell
 
 
-def test_every_number_has_a_changed_value():
-    assert set(CHANGED) == {path for path in RUN_PATHS if FIELDS[path].option}
-
-
 def test_every_number_alone_changes_the_losses():
     """One run for each, mapped together: a number that no program reads would show."""
     config = checked_config(BASE | {'model.mlp': 'moe'})
     plain = hyper_from(config)
-    assert set(plain) == set(CHANGED)
-    hypers = [plain, *(plain | {path: jnp.float32(CHANGED[path])} for path in CHANGED)]
+    hypers = [plain, *(plain | {path: changed_value(path, plain[path])} for path in plain)]
     batches = stack([batch(i, 0) for i in range(STEPS)])
     many = jax.tree.map(lambda b: np.stack([b] * len(hypers), 1), batches)
     keys = jnp.stack([jax.random.key(0)] * len(hypers))
     losses, _ = trained(tiny_learner(config), runs=len(hypers))(keys, stack(hypers), many)
-    same = [p for i, p in enumerate(CHANGED) if np.array_equal(losses[:, i + 1], losses[:, 0])]
+    same = [p for i, p in enumerate(plain) if np.array_equal(losses[:, i + 1], losses[:, 0])]
     assert not same
 
 

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from modules.products import Readout
 
 from modules.kernels.matmul import direct
 from modules.losses import LOSSES
 from modules.options import options
+from modules.products import Readout
+from tests.helpers import another
 
 BATCH, LENGTH, WIDTH, VOCAB = 2, 5, 4, 11
 RNG = np.random.default_rng(0)
@@ -16,7 +17,6 @@ X_BTD = RNG.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32)
 WEIGHT_DV = RNG.normal(size=(WIDTH, VOCAB)).astype(np.float32)
 LABELS_BT = RNG.integers(0, VOCAB, (BATCH, LENGTH), dtype=np.int32)
 WEIGHTS_BT = np.float32([[1, 1, 0, 1, 1], [1, 0, 1, 1, 0]])
-OTHER = {'z_loss': 0.1, 'label_smoothing': 0.3}
 
 
 def readout(weight_DV, dtype=jnp.float32):
@@ -54,7 +54,9 @@ class TestEveryLoss:
 
     def test_mapped_over_its_numbers_is_alone_and_each_matters(self, name):
         plain = numbers(name)
-        given = [plain, *(plain | {n: jnp.float32(OTHER[n])} for n in plain)]
+        declared = options(LOSSES[name])
+        others = {n: another(declared[n].option, declared[n].default) for n in plain}
+        given = [plain, *(plain | {n: jnp.float32(others[n])} for n in plain)]
         alone = [sums(name, one)['objective'] for one in given]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
         mapped = jax.vmap(lambda one: sums(name, one)['objective'])(stacked)

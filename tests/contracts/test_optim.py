@@ -15,7 +15,7 @@ from modules.optim.base import FAMILIES
 from modules.options import options
 from modules.params import ParamSpec, named_leaves
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Decay, Growth
-from tests.helpers import FAST, assert_trees_close, stack
+from tests.helpers import FAST, another, assert_trees_close, stack
 
 LAYERS, STEPS = 2, 30
 SPECS = {
@@ -32,7 +32,6 @@ SIZES = {'vocab': 12, 'embed': 8, 'heads': 2, 'head_dim': 4, 'mlp': 16, 'layer':
 SHAPES = jax.tree.map(
     lambda spec: jax.ShapeDtypeStruct(tuple(SIZES[axis] for axis in spec.axes), jnp.float32), SPECS
 )
-OTHER = {'b1': 0.7, 'b2': 0.7, 'eps': 0.1}  # far enough from the published ones to show
 
 
 def tree(seed: int):
@@ -85,9 +84,10 @@ def results():
         return {name: of_one(name) for name in OPTIMIZERS}
 
     def of_one(name):
+        declared = options(OPTIMIZERS[name])
         changed = [
-            {n: jnp.float32(OTHER[n]) if n == given else v for n, v in numbers(name).items()}
-            for given in numbers(name)
+            numbers(name) | {n: jnp.float32(another(declared[n].option, declared[n].default))}
+            for n in numbers(name)
         ]
         both = stack_jnp([numbers(name), *changed])
         tx = optimizer(name)
@@ -140,9 +140,9 @@ class TestEveryOptimizer:
 def test_every_schedule(name):
     """From above 0, never beyond 1, mapped over its numbers as alone; each number matters."""
     declared, steps = options(SCHEDULES[name]), jnp.arange(20)
-    other = {'warmup_steps': 7.0, 'final_lr_fraction': 0.3, 'decay_fraction': 0.6}
     plain = {n: jnp.float32(d.default) for n, d in declared.items()}
-    given = [plain, *(plain | {n: jnp.float32(other[n])} for n in plain)]
+    others = {n: another(d.option, d.default) for n, d in declared.items()}
+    given = [plain, *(plain | {n: jnp.float32(others[n])} for n in plain)]
 
     def fractions(numbers):
         return jax.vmap(lambda step: SCHEDULES[name](step, 20.0, **numbers))(steps)

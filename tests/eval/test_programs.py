@@ -13,7 +13,8 @@ from eval.generate import generate, sample
 from eval.load import load
 from eval.suites import ngram, perplexity
 from lm.record.metrics import read_rows
-from tests.test_train import ROOT, TINY, tiny
+from tests.sweep_helpers import TINY
+from tests.test_train import ROOT, tiny
 from train import DONE, train
 
 

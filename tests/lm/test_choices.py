@@ -81,6 +81,12 @@ def test_what_layers_sow_is_weighed_by_an_option_of_theirs():
     assert 'traced' in line
 
 
+def test_a_paper_stands_behind_the_name_and_not_again_at_the_end_of_the_line():
+    assert block(listing('model.placement'), 'pre') == ['pre (arXiv:2002.04745)', '  x + F(N(x))']
+    (line,) = (row.words for row in rows_of('model.placement') if row.name == 'peri')
+    assert line.endswith('(arXiv:2105.13290)')  # one of two, each behind what it is of
+
+
 def test_all_fields_with_their_names():
     text = listing()
     for field in CHOICES:
@@ -145,9 +151,9 @@ def test_the_default_config_has_one_line_for_each_field():
     missing = FIELDS.keys() - lines.keys()
     unknown = lines.keys() - FIELDS.keys()
     twice = [path for path, n in lines.items() if n > 1]
+    assert not twice, f'configs/default.py has {twice} twice'
     assert not missing, f'configs/default.py lacks {sorted(missing)}'
     assert not unknown, f'configs/default.py has {sorted(unknown)}, which no field is'
-    assert not twice, f'configs/default.py has {twice} twice'
 
 
 def test_names_that_an_option_repeats_are_those_of_the_table():

@@ -25,7 +25,7 @@ from lm.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves
 from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
-from tests.sweep_helpers import base, changed, compiled_programs_kept, write_corpus
+from tests.sweep_helpers import base, changed, write_corpus
 from train import DONE, train
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -197,14 +197,11 @@ def compiled_as_it_stands():
     jax.config.update('jax_disable_most_optimizations', False)
 
 
-@pytest.fixture(scope='module')
-def cache_variables(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
-        yield variables | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+QUICKLY_COMPILED = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
 
 
 @pytest.fixture(scope='module')
-def tuned(tmp_path_factory, cache_variables):
+def tuned(tmp_path_factory):
     """The workdir of a model trained with layernorm and fine-tuned until all norms are removed."""
     folder = tmp_path_factory.mktemp('runs')
     (folder / 'text').mkdir()
@@ -233,11 +230,11 @@ def program(variables, *arguments):
     )
 
 
-def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path, cache_variables):
+def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
     out = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
-    done = program(cache_variables, 'eval.convert', 'fold', *flags)
+    done = program(QUICKLY_COMPILED, 'eval.convert', 'fold', *flags)
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)

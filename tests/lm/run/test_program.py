@@ -14,13 +14,7 @@ from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave
 from lm.shardings import batch_shapes, jit_train_step
 from lm.state import hyper_from
-from tests.sweep_helpers import base, changed, compiled_programs_kept, write_corpus
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiled(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')):
-        yield
+from tests.sweep_helpers import base, changed, write_corpus
 
 
 @pytest.fixture(scope='module')

@@ -26,7 +26,6 @@ from tests.sweep_helpers import (
     base,
     cell_folders,
     changed,
-    compiled_programs_kept,
     write_corpus,
 )
 from train import DONE, train, train_sweep
@@ -35,11 +34,10 @@ QUIET = {'train_eval_every': 0, 'train_checkpoint_every': 0}
 
 
 @pytest.fixture(scope='module', autouse=True)
-def cache_variables(tmp_path_factory):
-    """And no time spent on making them fast."""
+def quickly_compiled():
+    """No time is spent on making programs fast."""
     jax.config.update('jax_disable_most_optimizations', True)
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
-        yield variables
+    yield
     jax.config.update('jax_disable_most_optimizations', False)
 
 

@@ -5,12 +5,16 @@ another.
 """
 
 import dataclasses
+import json
 import re
+import threading
 
 import numpy as np
 import pytest
 
 import lm.sweep.group
+from lm.data import loader
+from lm.record.checkpoint import Checkpoints
 from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
 from lm.run.wave import Wave
@@ -21,8 +25,8 @@ from tests.sweep_helpers import (
     assert_same_curves,
     base,
     before_step,
+    cell_folders,
     changed,
-    compiled_programs_kept,
     curves,
     poison_at,
     statuses,
@@ -37,12 +41,6 @@ FIVE = [{'train.seed': seed} for seed in range(5)]
 BAD = 1  # the index of the run that something happens to
 ROLLBACK = {'train_on_divergence': 'rollback', 'train_checkpoint_every': 4}
 ONE_DIVERGED = ['done', 'diverged', 'done', 'done', 'done']
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiled(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')):
-        yield
 
 
 @pytest.fixture(scope='module')
@@ -169,6 +167,52 @@ class TestDivergence:
         assert statuses(tmp_path) == ONE_DIVERGED
         record = summary(tmp_path, FIVE[BAD])
         assert '5 steps in a row skipped' in record['reason'] and record['diverged_step'] == 6
+        assert [event['kind'] for event in record['events']] == ['skip_step'] * 5
+
+
+class TestBatches:
+    def test_are_made_ahead_and_once_for_all_runs_of_one_order(self, corpus, tmp_path, monkeypatch):
+        """Two orders of the text, one of which three runs share; and no thread is left over."""
+        made, original = [], loader.batch_at
+
+        def batch_at(rows, step, *, seed, **how):
+            made.append((seed, step, threading.current_thread().name.startswith(loader.THREADS)))
+            return original(rows, step, seed=seed, **how)
+
+        monkeypatch.setattr(loader, 'batch_at', batch_at)
+        listed = [*FIVE[:3], {'data.seed': 1}]
+        assert train_sweep(base(corpus), listed, tmp_path) == DONE
+        assert sorted(made) == [(seed, step, True) for seed in (0, 1) for step in range(8)]
+        assert not [one for one in threading.enumerate() if one.name.startswith(loader.THREADS)]
+
+    def test_of_a_run_that_has_ended_are_not_made(self, corpus, tmp_path, monkeypatch):
+        taken, original = [], loader.Feed.take
+
+        def take(feed, places):
+            taken.append([place.index for place in places])
+            return original(feed, places)
+
+        monkeypatch.setattr(loader.Feed, 'take', take)
+        listed = [{'train.steps': 4}, {}]
+        assert train_sweep(base(corpus), listed, tmp_path) == DONE
+        assert taken == [[step, step] for step in range(4)] + [[step] for step in range(4, 8)]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_that_run_alone(
+    five, corpus, tmp_path, monkeypatch, capsys
+):
+    original = Checkpoints.save
+
+    def save(checkpoints, state, *record):
+        if checkpoints.workdir == cell_folders(tmp_path)[json.dumps(FIVE[BAD])]:
+            raise OSError('no space left')
+        original(checkpoints, state, *record)
+
+    monkeypatch.setattr(Checkpoints, 'save', save)
+    assert train_sweep(base(corpus), FIVE, tmp_path) == BAD_INPUT
+    assert statuses(tmp_path) == ['done', 'failed', 'done', 'done', 'done']
+    assert 'FAILED: OSError: no space left' in capsys.readouterr().out
+    assert_same_curves(tmp_path, five['loop'])
 
 
 class TestWaves:

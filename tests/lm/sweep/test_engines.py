@@ -19,7 +19,6 @@ from lm.sweep.engines import Work, default_resources, split
 from tests.sweep_helpers import (
     base,
     cell_folders,
-    compiled_programs_kept,
     curves,
     statuses,
     table,
@@ -31,12 +30,6 @@ from train import DONE, SIGNALLED, train_sweep
 SWEEP = {'train.log_every': (1, 2), 'train.seed': (0, 1)}  # two groups of two
 LONGER = {'train_steps': 300, 'train_eval_every': 100, 'train_checkpoint_every': 50}
 WORKER = 'ray::train_group_remotely'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def cache_variables(tmp_path_factory):
-    with compiled_programs_kept(tmp_path_factory.mktemp('compiled')) as variables:
-        yield variables
 
 
 @pytest.fixture(scope='module')
@@ -53,11 +46,10 @@ def local(corpus, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def cluster(cache_variables):
+def cluster():
     """Of two CPUs; its workers share the programs that this process has compiled."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in ({'RAY_USAGE_STATS_ENABLED': '0'} | cache_variables).items():
-            patch.setenv(name, value)
+        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')

@@ -1,0 +1,295 @@
+"""Contract: options are read from where parts declare them, checked, and handed to the part."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+import pytest
+
+from modules.options import (
+    Declared,
+    Option,
+    build,
+    check_inline,
+    options,
+    parse,
+    section,
+    typed,
+    types_of,
+)
+
+RATE = Option('how fast', 0, 1, traced=True)
+MODE = Option('which way', choices=('left', 'right'))
+Rate = Annotated[float, RATE]
+DECLARED_RATE = Declared((float,), RATE, 0.5)
+
+
+@dataclasses.dataclass
+class Part:
+    width: int
+    rate: Rate = 0.5
+    mode: Annotated[str, MODE] = 'left'
+    site: str = 'here'
+
+
+@dataclasses.dataclass
+class Child(Part):
+    rate: Rate = 0.25
+    groups: Annotated[int | None, Option('of them', 1)] = None
+
+
+def function(x, *, rate: Rate = 0.5, other: int = 3):
+    return x, rate, other
+
+
+def with_option(declared_type, option, name='rate'):
+    """A part with one option."""
+    annotation = Annotated[declared_type, option]
+    return dataclasses.make_dataclass('Made', [(name, annotation, None)])
+
+
+def renamed(wrapped):
+    @functools.wraps(wrapped)
+    def wrapper(x, extra, **numbers):
+        return wrapped(x, **numbers), extra
+
+    return wrapper
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    summary: str
+    first: Callable
+    second: type | None = None
+
+
+def test_of_a_class_those_annotated_so_with_their_defaults():
+    """Catches fields that the model fills in taken for options."""
+    assert options(Part) == {
+        'rate': DECLARED_RATE,
+        'mode': Declared((str,), MODE, 'left'),
+    }
+
+
+def test_a_subclass_has_those_of_its_parent_with_its_own_defaults():
+    found = options(Child)
+    assert list(found) == ['rate', 'mode', 'groups']
+    assert found['rate'] == Declared((float,), RATE, 0.25)
+    assert found['groups'].types == (int, type(None))
+    assert found['groups'].default is None
+    assert options(Part)['rate'].default == 0.5
+
+
+def test_of_a_function_and_of_a_decorated_one():
+    assert options(function) == {'rate': DECLARED_RATE}
+    assert options(renamed(renamed(function))) == {'rate': DECLARED_RATE}
+
+
+def test_of_a_record_those_of_all_it_holds():
+    found = options(Record('words', function, with_option(int, RATE, 'groups')))
+    assert found == {'rate': DECLARED_RATE, 'groups': Declared((int,), RATE, None)}
+    assert options(Record('words', function)) == {'rate': DECLARED_RATE}
+
+
+@pytest.mark.parametrize('part', [None, 3, 'text', math.sin, lambda x: x, Record('', math.sin)])
+def test_what_declares_nothing_has_none(part):
+    assert options(part) == {}
+
+
+def test_types():
+    assert types_of(float) == (float,)
+    assert types_of(Annotated[float, RATE]) == (float,)
+    assert types_of(Annotated[float | None, RATE]) == (float, type(None))
+
+
+@pytest.mark.parametrize('value', [0, 1, 0.5, 0.0])
+def test_bounds_are_included(value):
+    RATE.check('norm.rate', value)
+
+
+@pytest.mark.parametrize('value', [-1e-9, 1.5, math.nan, math.inf, -math.inf])
+def test_a_value_out_of_bounds_is_refused_with_both(value):
+    with pytest.raises(ValueError, match=r'norm.rate must be between 0 and 1; got'):
+        RATE.check('norm.rate', value)
+
+
+def test_infinity_is_within_open_bounds_and_nan_is_not():
+    Option().check('x', math.inf)
+    Option('', 0).check('x', math.inf)
+    with pytest.raises(ValueError, match='x must be between'):
+        Option().check('x', math.nan)
+
+
+def test_texts_and_truth_values_have_no_bounds():
+    Option('', 5, 6).check('x', True)
+    Option('', 5, 6).check('x', 'text')
+
+
+def test_a_text_is_one_of_the_choices():
+    MODE.check('norm.mode', 'left')
+    with pytest.raises(ValueError, match=r"norm.mode must be .* Did you mean 'right'\?"):
+        MODE.check('norm.mode', 'rigth')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own:
+    """Its words."""
+
+    name: str
+
+
+def test_a_section_has_a_field_for_each_option_which_is_none():
+    """Catches a section that takes the default of the first part for all of them."""
+    made = section(Own, {'part': Part, 'child': Child}, {'function': function})
+    fields = {field.name: field for field in dataclasses.fields(made)}
+    assert list(fields) == ['name', 'rate', 'mode', 'groups']
+    assert {fields[name].default for name in ('rate', 'mode', 'groups')} == {None}
+    assert made(name='x') == made(name='x', rate=None, mode=None, groups=None)
+    assert made(name='x').rate is None
+    assert options(made)['rate'] == Declared((float, type(None)), RATE, None)
+    assert options(made)['groups'].types == (int, type(None))
+    assert (made.__name__, made.__doc__, made.__module__) == ('Own', 'Its words.', __name__)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made(name='x').rate = 1.0
+    with pytest.raises(TypeError):
+        made(0.5, name='x')  # by name alone
+
+
+@pytest.mark.parametrize(
+    'other',
+    [
+        with_option(int, RATE),
+        with_option(float, Option('how far', 0, 1, traced=True)),
+        with_option(float, Option('how fast', 0, 2, traced=True)),
+        with_option(float, Option('how fast', 0, 1)),
+    ],
+)
+def test_one_name_has_one_meaning(other):
+    with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
+        section(Own, {'part': Part, 'other': other})
+    with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
+        section(Own, {'part': Part}, {'other': other})
+
+
+def test_an_option_that_one_part_may_leave_none_is_the_same():
+    made = section(Own, {'part': Part, 'other': with_option(float | None, RATE)})
+    assert options(made)['rate'].types == (float, type(None))
+
+
+def test_an_option_has_not_the_name_of_a_field_of_the_section():
+    own = dataclasses.make_dataclass('Own', [('rate', Rate)], frozen=True, kw_only=True)
+    with pytest.raises(TypeError, match=r"'rate' of part means another thing than that of Own"):
+        section(own, {'part': Part})
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        ('rmsnorm', ('rmsnorm', {})),
+        ('rmsnorm:scale=False', ('rmsnorm', {'scale': False})),
+        ('n:a=1,b=2.5, c = None ', ('n', {'a': 1, 'b': 2.5, 'c': None})),
+        ("n:a='left',b=-1e-3", ('n', {'a': 'left', 'b': -1e-3})),
+        ('', ('', {})),
+    ],
+)
+def test_options_behind_a_name(text, expected):
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        'n:',
+        'n:a',
+        'n:a=',
+        'n:=1',
+        'n:a=1,',
+        'n:a=1,a=2',
+        'n:a=left',
+        'n:a=1=2',
+        'n:a=f()',
+        'n:a b=1',
+        'n:a=1 2',
+    ],
+)
+def test_another_form_is_refused(text):
+    with pytest.raises(ValueError, match='NAME:OPTION=VALUE,OPTION=VALUE; got') as error:
+        parse(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('value', 'allowed', 'expected'),
+    [
+        (0.5, (float,), 0.5),
+        (2, (float,), 2.0),
+        (2, (int,), 2),
+        (2, (int, float), 2),
+        (None, (float, type(None)), None),
+        (True, (bool,), True),
+        ('x', (str,), 'x'),
+    ],
+)
+def test_a_value_of_its_type(value, allowed, expected):
+    found = typed('norm.x', value, iter(allowed))
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ('value', 'allowed', 'names'),
+    [
+        (True, (int,), 'int'),
+        (True, (float,), 'float'),
+        (1, (bool,), 'bool'),
+        (2.0, (int,), 'int'),
+        ('2', (int, type(None)), 'int or None'),
+        (None, (float,), 'float'),
+    ],
+)
+def test_a_value_of_another_type_is_refused(value, allowed, names):
+    """Catches True taken for 1."""
+    with pytest.raises(ValueError, match=rf'norm.x must be {names}; got .* of type'):
+        typed('norm.x', value, allowed)
+
+
+def test_options_behind_a_name_are_typed_and_within_bounds():
+    given = check_inline('model.norm', Child, 'child', {'rate': 1, 'groups': None})
+    assert given == {'rate': 1.0, 'groups': None} and type(given['rate']) is float
+    assert check_inline('model.norm', None, 'auto', {}) == {}
+
+
+@pytest.mark.parametrize(
+    ('part', 'given', 'message'),
+    [
+        (Part, {'rat': 1.0}, r"norm=p:rat: p has no such option, only rate, mode.* mean 'rate'\?"),
+        (Part, {'width': 1}, 'p has no such option, only rate, mode'),
+        (None, {'rate': 1.0}, 'p has no such option, only none'),
+        (Part, {'rate': 'fast'}, 'norm=p:rate must be float; got'),
+        (Part, {'rate': None}, 'norm=p:rate must be float; got None'),
+        (Part, {'rate': 2.0}, 'norm=p:rate must be between 0 and 1; got 2.0'),
+        (Part, {'mode': 'up'}, 'norm=p:mode must be one of left, right'),
+        (Child, {'groups': 0}, 'norm=p:groups must be between 1 and inf; got 0'),
+    ],
+)
+def test_options_behind_a_name_are_refused(part, given, message):
+    with pytest.raises(ValueError, match=message):
+        check_inline('norm', part, 'p', given)
+
+
+def test_a_part_is_built_with_its_options_and_what_it_has_a_field_for():
+    """Catches wiring handed to a part that has no field of that name."""
+    part = build(Part, {'rate': 0.1}, width=8, site='there', order=3)
+    assert part == Part(width=8, rate=0.1, mode='left', site='there')
+
+
+def test_a_function_takes_its_options_alone():
+    with pytest.raises(TypeError):
+        build(function, {'rate': 0.1}, x=1)  # wiring is for fields
+    assert build(functools.partial(function, 1), {'rate': 0.1}, other=7) == (1, 0.1, 3)
+
+
+def test_a_part_refuses_an_option_that_it_does_not_have():
+    with pytest.raises(TypeError, match='unknown'):
+        build(Part, {'unknown': 1}, width=8)

@@ -1,0 +1,102 @@
+"""What the README says under "Adding a part", done word for word in a copy of the project."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_layering import ROOT
+
+ROOMS = ('configs', 'eval', 'lm', 'modules')
+README = (ROOT / 'README.md').read_text()
+SECTION = README.split('\n## Adding a part\n')[1].split('\n## ')[0]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf'```{language}\n(.*?)```', SECTION, re.DOTALL)
+
+
+def add_lines(text: str, diff: list[str]) -> str:
+    """`text` with each line of +, behind the line without + before it; imports go to the top."""
+    lines, at = text.splitlines(), 0
+    for line in diff:
+        if line.startswith('+from '):
+            at = next(i for i, known in enumerate(lines) if known.startswith('from '))
+            lines.insert(at, line[1:])
+        elif line.startswith('+'):
+            at += 1
+            lines.insert(at, line[1:])
+        else:
+            at = lines.index(line[1:])
+    return '\n'.join(lines) + '\n'
+
+
+@pytest.fixture(scope='module')
+def project(tmp_path_factory) -> Path:
+    """A copy with the README's parts."""
+    folder = tmp_path_factory.mktemp('project')
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns('__pycache__'))
+    shutil.copy(ROOT / 'train.py', folder)
+    for block in blocks('python'):
+        path, code = re.fullmatch(r'# (\S+)\n(.*)', block, re.DOTALL).groups()
+        assert not (folder / path).exists()
+        (folder / path).write_text(code)
+    (diff,) = blocks('diff')
+    for path, lines in re.findall(r'# (\S+)\n((?:[+ ].*\n)+)', diff):
+        changed = add_lines((folder / path).read_text(), lines.splitlines())
+        (folder / path).write_text(changed)
+    return folder
+
+
+def command(project: Path, *arguments: str) -> str:
+    environment = {**os.environ, 'PYTHONPATH': str(project), 'XLA_FLAGS': ''}
+    done = subprocess.run(
+        [sys.executable, 'train.py', *arguments],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_parts_are_listed_with_their_options(project):
+    assert 'length' in command(project, '--choices=model.norm').split('scalenorm')[1]
+    listed = command(project, '--choices=optim.name').split('signum')[1]
+    assert 'nesterov' in listed and 'arXiv:1802.04434' in listed
+
+
+def test_the_parts_sweep_in_one_program(project, tmp_path):
+    """Traced options of an optimizer and of a loss: four runs, one program, other losses."""
+    sweep = "{'optim.beta': (0.5, 0.9), 'loss.gamma': (1.0, 3.0)}"
+    changes = {
+        'model.norm': 'scalenorm',
+        'norm.length': 2.0,
+        'optim.name': 'signum',
+        'optim.nesterov': True,
+        'optim.lr': 0.003,
+        'loss.name': 'focal',
+        'model.d_model': 16,
+        'model.n_layers': 1,
+        'model.qk_norm': 'none',
+        'model.d_ff': 32,
+        'data.source': 'synthetic:markov',
+        'data.tokenizer': 'byte',
+        'data.cache_dir': tmp_path / 'cache',
+        'data.seq_len': 16,
+        'train.steps': 4,
+    }
+    given = [f'--config.{path}={value}' for path, value in changes.items()]
+    config = ['--config=configs/default.py', f'--workdir={tmp_path}/sweep']
+    out = command(project, *config, *given, f'--config.sweep={sweep}')
+    assert '4 cells, 1 programs' in out
+    assert '4 of 4 done' in out
+    metrics = [path.read_text() for path in (tmp_path / 'sweep').glob('*/metrics.jsonl')]
+    assert len(set(metrics)) == 4
