@@ -70,8 +70,8 @@ def test_all_that_is_not_mentioned_here_stays():
             {'norm.momentum': 0.5, 'norm.ema_decay': 0.5},
         ),
         (
-            {'model.placement': 'wide'},
-            {'model.reparam': 'shared', 'model.mlp': 'moe', 'mlp.n_experts': 4},
+            {'model.placement': 'wide', 'model.n_experts': 8},  # with model.mlp='auto'
+            {'model.reparam': 'shared', 'model.mlp': 'moe', 'mlp.n_experts': 8},
         ),
         (
             {'model.placement': 'wide', 'model.reparam': 'weight_norm', 'model.mlp': 'moe'},
