@@ -206,7 +206,8 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp('runs')
     (folder / 'text').mkdir()
     tree = base(write_corpus(folder / 'text'), model_reparam='weight_norm', optim_lr=0.02)
-    once = {'train.eval_every': 0, 'train.checkpoint_every': 0, 'model.norm': 'layernorm'}
+    once = {'train.eval_every': 0, 'train.checkpoint_every': 0}
+    once |= {'model.norm': 'layernorm', 'model.final_norm': 'auto'}
     assert train(changed(tree, once), folder / 'layernorm') == DONE
     without = once | {
         'model.norm': 'layernorm_removal',
