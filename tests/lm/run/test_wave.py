@@ -170,6 +170,19 @@ class TestDivergence:
         assert [event['kind'] for event in record['events']] == ['skip_step'] * 5
 
 
+def takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
+    """(feed, batch of each run, batches begun) of every step that a wave makes from now on."""
+    seen, original = [], loader.Feed.take
+
+    def take(feed, places):
+        batches = original(feed, places)
+        seen.append((feed, [place.index for place in places], len(feed._begun)))
+        return batches
+
+    monkeypatch.setattr(loader.Feed, 'take', take)
+    return seen
+
+
 class TestBatches:
     def test_are_made_ahead_and_once_for_all_runs_of_one_order(self, corpus, tmp_path, monkeypatch):
         """Two orders of the text, one of which three runs share; and no thread is left over."""
@@ -180,21 +193,17 @@ class TestBatches:
             return original(rows, step, seed=seed, **how)
 
         monkeypatch.setattr(loader, 'batch_at', batch_at)
+        seen = takes(monkeypatch)
         listed = [*FIVE[:3], {'data.seed': 1}]
-        assert train_sweep(base(corpus), listed, tmp_path) == DONE
+        assert train_sweep(base(corpus, data_prefetch=4), listed, tmp_path) == DONE
         assert sorted(made) == [(seed, step, True) for seed in (0, 1) for step in range(8)]
+        assert [begun for _, _, begun in seen] == [6] * 6 + [4, 2]  # those of this step included
         assert not [one for one in threading.enumerate() if one.name.startswith(loader.THREADS)]
 
     def test_of_a_run_that_has_ended_are_not_made(self, corpus, tmp_path, monkeypatch):
-        taken, original = [], loader.Feed.take
-
-        def take(feed, places):
-            taken.append([place.index for place in places])
-            return original(feed, places)
-
-        monkeypatch.setattr(loader.Feed, 'take', take)
-        listed = [{'train.steps': 4}, {}]
-        assert train_sweep(base(corpus), listed, tmp_path) == DONE
+        seen = takes(monkeypatch)
+        assert train_sweep(base(corpus), [{'train.steps': 4}, {}], tmp_path) == DONE
+        taken = [indices for _, indices, _ in seen]
         assert taken == [[step, step] for step in range(4)] + [[step] for step in range(4, 8)]
 
 
