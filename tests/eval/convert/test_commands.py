@@ -18,7 +18,7 @@ from eval.convert.converted import cast, logits_of, write
 from eval.convert.fold import fold_checkpoint, norm_name
 from eval.generate import generate
 from eval.load import Checkpoint, load
-from eval.suites import perplexity
+from eval.suites.perplexity import perplexity
 from lm.config import NormConfig
 from lm.record.workdir import read_config
 from lm.state import Weights
