@@ -41,24 +41,18 @@ def evenkeel_step(shape):
     import jax
     import numpy as np
 
-    from configs import default
-    from lm.config import resolve
     from lm.mesh import make_mesh, put_batch
-    from lm.model import build_model
+    from lm.shardings import abstract_state, jit_init, jit_train_step
     from lm.state import hyper_from
-    from lm.step import abstract_state, jit_init, jit_train_step
 
-    config = bench_config(resolve, default.get_config(), shape)
-    vocab = shape[5]
-    model = build_model(config, vocab, jax.devices()[0].platform)
-    hyper, mesh = hyper_from(config), make_mesh(config.mesh)
+    learner, vocab = bench_learner(shape), shape[5]
+    hyper, mesh = hyper_from(learner.config), make_mesh(learner.config.mesh)
     tokens = np.random.default_rng(0).integers(0, vocab, (shape[6], shape[4] + 1), np.int32)
     batch = put_batch(mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
-    programs = (config, model, mesh, hyper)
-    state = jit_init(*programs)(jax.random.key(0), hyper)
+    state = jit_init(learner, mesh)(jax.random.key(0), hyper)
     start = time.perf_counter()
-    step = jit_train_step(*programs, bos_id=-1)
-    step = step.lower(abstract_state(*programs), batch, hyper).compile()
+    step = jit_train_step(learner, mesh)
+    step = step.lower(abstract_state(learner, mesh), batch, hyper).compile()
     return state, lambda state: step(state, batch, hyper), time.perf_counter() - start
 
 
@@ -76,7 +70,14 @@ def plain_step(shape):
     return state, lambda state: step(state, tokens), time.perf_counter() - start
 
 
-def bench_config(resolve, config, shape):
+def bench_learner(shape):
+    import jax
+
+    from configs import default
+    from lm.config import resolve
+    from lm.state import build_learner
+
+    config = default.get_config()
     names = ('model.d_model', 'model.n_heads', 'model.n_layers', 'model.d_ff', 'data.seq_len')
     settings = dict(zip(names, shape[:5], strict=True))
     settings |= {
@@ -89,15 +90,13 @@ def bench_config(resolve, config, shape):
         'data.batch_size': shape[6],
     }
     config.update_from_flattened_dict(settings)
-    return resolve(config)
+    return build_learner(resolve(config), shape[5], -1, jax.devices()[0].platform)
 
 
 def measure(case: str, name: str) -> dict[str, float]:
     """One case in this process."""
     import jax
 
-    from configs import default
-    from lm.config import resolve
     from lm.flops import flops_per_token, gemm_flops
     from lm.record.host import peak_memory_bytes
 
@@ -112,14 +111,13 @@ def measure(case: str, name: str) -> dict[str, float]:
         jax.block_until_ready((state, out))
         seconds.append(time.perf_counter() - start)
     gemm.append(gemm_flops())
-    model = bench_config(resolve, default.get_config(), shape).model
     tokens = shape[4] * shape[6]
     sec = statistics.median(seconds[WARMUP_STEPS:])
     rate = tokens / sec
     return {
         'step_ms': 1e3 * sec,
         'tokens_per_sec': rate,
-        'share': rate * flops_per_token(model, shape[5], shape[4]) / statistics.mean(gemm),
+        'share': rate * flops_per_token(bench_learner(shape)) / statistics.mean(gemm),
         'gemm_gflops': statistics.mean(gemm) / 1e9,
         'compile_sec': compile_sec,
         'peak_gb': peak_memory_bytes() / 1e9,
