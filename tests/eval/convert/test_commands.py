@@ -18,7 +18,7 @@ from eval.convert.converted import cast, logits_of, write
 from eval.convert.fold import fold_checkpoint, norm_name
 from eval.generate import generate
 from eval.load import Checkpoint, load
-from eval.suites import perplexity
+from eval.suites.perplexity import perplexity
 from lm.config import NormConfig
 from lm.record.workdir import read_config
 from lm.state import Weights
@@ -206,7 +206,8 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp('runs')
     (folder / 'text').mkdir()
     tree = base(write_corpus(folder / 'text'), model_reparam='weight_norm', optim_lr=0.02)
-    once = {'train.eval_every': 0, 'train.checkpoint_every': 0, 'model.norm': 'layernorm'}
+    once = {'train.eval_every': 0, 'train.checkpoint_every': 0}
+    once |= {'model.norm': 'layernorm', 'model.final_norm': 'auto'}
     assert train(changed(tree, once), folder / 'layernorm') == DONE
     without = once | {
         'model.norm': 'layernorm_removal',
