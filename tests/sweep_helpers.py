@@ -15,7 +15,7 @@ import pytest
 
 from configs import default
 from eval.runs import gather
-from lm.config import Config, flatten, resolve, to_dict
+from lm.config import Config, build, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import read_json
 from lm.run.wave import Wave
@@ -66,7 +66,7 @@ def settings(corpus: dict, **changes) -> dict[str, Any]:
 def base(corpus: dict, **changes) -> dict[str, Any]:
     config = default.get_config()
     config.update_from_flattened_dict(settings(corpus, **changes))
-    return to_dict(resolve(config))
+    return to_dict(build(config))
 
 
 def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:

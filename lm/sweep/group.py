@@ -1,6 +1,6 @@
 """Many runs in one program: the groups of a sweep, each compiled once.
 
-Cells that differ only in what a program takes as data (`lm.sweep.cells.RUN_PATHS`) form a group;
+Cells that differ only in what a program takes as data (`lm.config.RUN_PATHS`) form a group;
 one that does not fit in memory trains in waves (`lm.run.wave`).
 """
 
