@@ -1,0 +1,258 @@
+"""Bugs made by hand, one line each, over all rooms: does a test see each of them?
+
+    uv run python -m tests.bugs [NAME ...]
+
+In a copy of the project each line is changed alone and the tests named beside it are run, which
+must fail. Prints a table; the exit status is 1 where a bug went unseen, and an error where a line
+is no longer there to be changed. Takes about half an hour on two cores; no test runs it.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Bug(NamedTuple):
+    """In `file`, the text `right` becomes `wrong`; `tests` are arguments of pytest."""
+
+    file: str
+    right: str
+    wrong: str
+    tests: str
+
+
+BUGS = {
+    # Norms, as their tests were tried with.
+    'rms of a sum': Bug(
+        'modules/norms/rmsnorm.py',
+        'jnp.mean(x**2, -1, keepdims=True) + eps)',
+        'jnp.sum(x**2, -1, keepdims=True) + eps)',
+        'tests/modules/test_norms.py -k "rmsnorm and forward"',
+    ),
+    'variance of what is not centred': Bug(
+        'modules/norms/layernorm.py',
+        'centred * jax.lax.rsqrt(jnp.mean(centred**2',
+        'centred * jax.lax.rsqrt(jnp.mean(x**2',
+        'tests/modules/test_norms.py -k "layernorm and forward"',
+    ),
+    'running averages kept, not moved': Bug(
+        'modules/norms/batchnorm.py',
+        'mean.value = mean.value + self.momentum * (seen_mean - mean.value)\n'
+        '                variance.value',
+        'mean.value = seen_mean + self.momentum * (mean.value - seen_mean)\n'
+        '                variance.value',
+        'tests/modules/test_norms.py -k "batchnorm and forward"',
+    ),
+    "PowerNorm's gradient without its estimate": Bug(
+        'modules/norms/running.py',
+        'h = g - (1 - ema_decay) * along(running_gz, g) * z',
+        'h = g',
+        'tests/modules/test_running_norms.py -k power',
+    ),
+    'outliers of the biased variance': Bug(
+        'modules/norms/running.py',
+        'jnp.var(jnp.sqrt(window), ddof=1)',
+        'jnp.var(jnp.sqrt(window))',
+        'tests/modules/test_running_norms.py -k outliers',
+    ),
+    'a gate without its sigmoid': Bug(
+        'modules/norms/rmsnorm.py',
+        '(y * nn.sigmoid(gate))',
+        '(y * gate)',
+        'tests/modules/test_norms.py -k "gated and forward"',
+    ),
+    # Parts.
+    'mix rounds up': Bug(
+        'modules/placements.py',
+        'first = math.floor(mix_fraction * blocks + 1e-9)',
+        'first = math.ceil(mix_fraction * blocks)',
+        'tests/modules/test_placements.py',
+    ),
+    'an own option loses to its section': Bug(
+        'lm/config.py',
+        'return found | dict(part.inline)',
+        'return dict(part.inline) | found',
+        'tests/lm/test_config.py tests/lm/test_check.py tests/lm/test_model_norms.py',
+    ),
+    'a bias that experts share': Bug(
+        'modules/products.py',
+        "zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))",
+        "zeros = declare(nn.initializers.ones, 'vector', (*axes[:n_batch], *axes[after:]))",
+        'tests/modules/test_products.py tests/modules/test_mlp.py',
+    ),
+    'a window one token wider': Bug(
+        'modules/kernels/attention/reference.py',
+        'bool), -window)',
+        'bool), -window - 1)',
+        'tests/modules/test_kernels.py -k scores',
+    ),
+    'a kernel that refuses nothing': Bug(
+        'modules/kernels/attention/__init__.py',
+        '    if lacking:\n',
+        '    if lacking and False:\n',
+        'tests/modules/test_kernels.py',
+    ),
+    'padding takes experts': Bug(
+        'modules/mlp.py',
+        'mask_ME = mask_ME * valid_M1',
+        'mask_ME = mask_ME',
+        'tests/modules/test_mlp.py',
+    ),
+    'a chain of one link': Bug(
+        'modules/reparam/__init__.py',
+        'made = chain(made, REPARAMS[name]',
+        'made = chain(made, REPARAMS["none"]',
+        'tests/modules/test_reparam.py',
+    ),
+    'tokens without weight count': Bug(
+        'modules/losses/base.py',
+        'jnp.sum(weights.reshape(-1) * term)',
+        'jnp.sum(term)',
+        'tests/contracts/test_losses.py',
+    ),
+    'a warm-up that starts at 0': Bug(
+        'modules/optim/schedules.py',
+        '(step + 1) / jnp.maximum(warmup_steps, 1.0)',
+        'step / jnp.maximum(warmup_steps, 1.0)',
+        'tests/modules/test_optim.py',
+    ),
+    'a partition with labels swapped': Bug(
+        'modules/optim/base.py',
+        "spec.role if spec.role in roles else 'others'",
+        "spec.role if spec.role in ('vector',) and 'vector' in roles else 'others'",
+        'tests/modules/test_optim.py',
+    ),
+    'vectors decay': Bug(
+        'modules/scaling/parametrization.py',
+        'decay_factor=float(spec.decayed)',
+        'decay_factor=1.0',
+        'tests/modules/test_scaling.py tests/lm/test_step.py -k "decay or standard or asks"',
+    ),
+    # The language model.
+    'an option that nobody reads passes': Bug(
+        'lm/config.py',
+        'value is not None and path not in readers',
+        'value is not None and path not in readers and False',
+        'tests/lm/test_check.py -k no_chosen_part',
+    ),
+    'defaults are part of the identity': Bug(
+        'lm/config.py',
+        'if value != options(part.row)[name].default:',
+        'if True:',
+        'tests/lm/test_config.py',
+    ),
+    'auxiliary losses without their weight': Bug(
+        'lm/step.py',
+        "sums['objective'] += weighed * sums['tokens']",
+        "sums['objective'] += total * sums['tokens']",
+        'tests/contracts/test_choices.py -k every_number',
+    ),
+    'a skipped step that is not skipped': Bug(
+        'lm/step.py',
+        'jnp.where(finite, a, b), new, old)',
+        'jnp.where(finite, a, a), new, old)',
+        'tests/lm/test_step.py -k skipped',
+    ),
+    'all experts cost FLOPs': Bug(
+        'lm/flops.py',
+        "shape['expert'] = config.mlp.experts_per_token",
+        'pass',
+        'tests/lm/test_flops.py',
+    ),
+    'eps of a parameter the other way': Bug(
+        'lm/state.py',
+        'lambda g, factor: g / factor',
+        'lambda g, factor: g * factor',
+        'tests/lm/test_step.py -k factors',
+    ),
+    # Records, runs, sweeps.
+    'a checkpoint of another model': Bug(
+        'lm/record/checkpoint.py',
+        "lines = [f'missing",
+        "wanted = stored\n    lines = [f'missing",
+        'tests/test_train.py -k another_model',
+    ),
+    'an old share that is read as the other one': Bug(
+        'lm/record/upgrade.py',
+        "('norm.momentum', 'norm.ema_decay')",
+        "('norm.momentum', 'norm.momentum')",
+        'tests/lm/record/test_upgrade.py',
+    ),
+    'runs in one another': Bug(
+        'lm/many.py',
+        'run = active_first_R[done]\n',
+        'run = active_first_R[0]\n',
+        'tests/lm/test_many.py',
+    ),
+    'a rollback that keeps its step in flight': Bug(
+        'lm/run/wave.py',
+        'self._forget_pending(i)\n        slot.rolled_back',
+        'slot.rolled_back',
+        'tests/lm/run/test_wave.py -k "roll"',
+    ),
+    'one program for unlike models': Bug(
+        'lm/sweep/cells.py',
+        'if p not in RUN_PATHS)',
+        "if p not in RUN_PATHS and p != 'model.norm')",
+        'tests/lm/sweep/test_cells.py',
+    ),
+    'a column named after another field': Bug(
+        'eval/runs.py',
+        "path.replace('.', '_')",
+        "path.split('.')[1]",
+        'tests/eval/test_runs.py',
+    ),
+    'a shift that folding loses': Bug(
+        'modules/norms/fold.py',
+        'bias_O = added_O if bias_O is None else added_O + bias_O',
+        'bias_O = added_O if bias_O is None else bias_O',
+        'tests/modules/test_fold.py',
+    ),
+}
+
+
+def seen(bug: Bug, project: Path) -> bool:
+    """Whether a test fails with the bug in the copy `project`, which is mended again."""
+    path = project / bug.file
+    text = path.read_text()
+    if text.count(bug.right) != 1:
+        raise ValueError(f'{bug.file} has {text.count(bug.right)} times {bug.right!r}; wanted once')
+    path.write_text(text.replace(bug.right, bug.wrong))
+    command = f'{sys.executable} -m pytest -q -x -n 0 -p no:cacheprovider {bug.tests}'
+    done = subprocess.run(command, shell=True, cwd=project, capture_output=True, text=True)
+    path.write_text(text)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f'{bug.tests}: {(done.stdout + done.stderr)[-2000:]}')
+    return done.returncode == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('names', nargs='*', help=f'Of {", ".join(BUGS)}; default: all.')
+    chosen = parser.parse_args().names or list(BUGS)
+    missed = 0
+    print('| bug | in | seen | seconds |\n|---|---|---|---|')
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / 'project'
+        left_out = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
+        shutil.copytree(ROOT, project, ignore=left_out)
+        for name in chosen:
+            start = time.monotonic()
+            caught = seen(BUGS[name], project)
+            missed += not caught
+            took = time.monotonic() - start
+            says = 'yes' if caught else 'NO'
+            print(f'| {name} | {BUGS[name].file} | {says} | {took:.0f} |', flush=True)
+    print(f'\n{len(chosen) - missed} of {len(chosen)} seen')
+    return 1 if missed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
