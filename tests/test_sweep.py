@@ -236,7 +236,7 @@ class TestRefused:
         assert not (tmp_path / 'x').exists()
 
     def test_an_axis_that_measures_nothing(self, corpus, tmp_path):
-        with pytest.raises(ValueError, match='decay_fraction=0.1 is read by no part'):
+        with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is read by no part'):
             train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
         assert not (tmp_path / 'x').exists()
 
