@@ -101,8 +101,9 @@ def exit_status(slot: Slot, caught: list[int]) -> int:
         say(f'last good checkpoint: {journal.last_good()}')
         return DIVERGED
     if slot.status == Status.STOPPED:
-        name, folder = signal.Signals(caught[0]).name, journal.workdir
-        say(f'{name}: saved step {journal.step} in {folder}; the same command goes on')
+        name = signal.Signals(caught[0]).name
+        what = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
+        say(f'{name}: {what} in {journal.workdir}; the same command goes on')
         return SIGNALLED + caught[0]
     say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE

@@ -42,6 +42,23 @@ def test_imports_follow_the_arrows(path):
         assert rooms <= {'configs', 'ml_collections'}
 
 
+# Rooms of lm/, each of which may import those before it; '' are the files at its root.
+ROOMS = ('', 'data', 'record', 'run', 'sweep')
+
+
+@pytest.mark.parametrize('path', [p for p in TREES if p.parts[0] == 'lm'], ids=str)
+def test_rooms_of_lm_import_no_later_ones(path):
+    own = ROOMS.index(path.parts[1] if len(path.parts) > 2 else '')
+    seen = {name.split('.')[1] for name in imports(TREES[path]) if name.startswith('lm.')}
+    later = seen & set(ROOMS[own + 1 :])
+    assert not later, f'{path} imports {sorted(later)}'
+
+
+def test_every_file_of_lm_is_in_a_room_that_is_known():
+    found = {p.parts[1] for p in TREES if p.parts[0] == 'lm' and len(p.parts) > 2}
+    assert found == set(ROOMS[1:])
+
+
 def test_linen_stays_in_modules_and_the_model():
     users = {p for p, tree in PRODUCT.items() if any('flax.linen' in n for n in imports(tree))}
     assert users  # the scan sees what it looks for

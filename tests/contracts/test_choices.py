@@ -45,18 +45,30 @@ CHANGED = {  # of what belongs to no part; the options of parts are changed by t
 }
 # The same layers at other sites: some norms without state and some with.
 SAME_LAYERS = {
-    'model.embedding_norm': ('layernorm', 'batchnorm'),
-    'model.final_norm': ('layernorm', 'batchnorm'),
-    'model.qk_norm': ('layernorm', 'rmsnorm', 'seednorm', 'ghost_batchnorm', 'unified'),
+    'model.embedding_norm': ('batchnorm',),
+    'model.final_norm': ('batchnorm',),
+    'model.qk_norm': ('layernorm', 'ghost_batchnorm', 'unified'),
 }
-ELSEWHERE = ('loss.name', 'optim.name', 'optim.schedule', 'optim.decay_rule', 'scaling.name')
+# Tried at their own interfaces; here once, together.
+ELSEWHERE = (
+    'loss.name',
+    'model.activation',
+    'optim.name',
+    'optim.schedule',
+    'optim.decay_rule',
+    'scaling.name',
+    'kernels.attention',
+    'kernels.implementation',
+    'kernels.matmul',
+)
 PATHS = [path for path in CHOICES if path not in (*SAME_LAYERS, *ELSEWHERE)]
 ROWS = [
     {},
     *rows_of(PATHS, tiny_config(BASE)),
     *({path: name} for path, names in SAME_LAYERS.items() for name in names),
     {'model.dtype': 'bfloat16'},
-    {'model.tie_embeddings': True},
+    {'kernels.implementation': 'xla_cpu'},
+    {'model.tie_embeddings': True, 'model.activation': 'swiglu'},
     {'model.bias': True, 'model.readout_bias': True},
     {'model.qk_norm': 'rmsnorm:scale=False', 'model.norm': 'layernorm:bias=False'},
     {'train.on_divergence': 'skip_step'},
