@@ -37,6 +37,14 @@ def pytest_configure(config):
         shutil.rmtree(PROGRAMS)
 
 
+# They take half a minute and more, most of it waiting: begun first, they end while others run.
+LONGEST = ('kill_9', 'killed_at_random', 'sigterm_ends_the_workers', 'fine_tuned_then_folded')
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not any(name in item.name for name in LONGEST))
+
+
 @pytest.fixture(autouse=True)
 def room_for_programs():
     """Each compiled program maps memory: hundreds of them are more than a process may."""

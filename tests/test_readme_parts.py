@@ -31,7 +31,7 @@ def add_lines(text: str, diff: list[str]) -> str:
             at += 1
             lines.insert(at, line[1:])
         else:
-            at = lines.index(line[1:])
+            at = next(i for i, known in enumerate(lines) if known.startswith(line[1:]))
     return '\n'.join(lines) + '\n'
 
 

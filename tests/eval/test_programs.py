@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eval import ngram, perplexity
 from eval.generate import generate, sample
 from eval.load import load
-from eval.suites import ngram, perplexity
 from lm.record.metrics import read_rows
 from tests.sweep_helpers import TINY
 from tests.test_train import ROOT, tiny

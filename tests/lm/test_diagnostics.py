@@ -31,13 +31,13 @@ def test_residual_rms_is_that_of_the_stream_behind_each_block():
     """Catches an rms of the update, of the normalized stream, or layers in another order."""
     state, batch = initial_state(CONFIG), tiny_batch()
     seen = diagnose(CONFIG, state, batch)['residual_rms']
-    x_MD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1].reshape(-1)]
-    (like,) = groups_of_blocks(CONFIG.model)
-    block = Block(CONFIG, tiny_model(CONFIG).kernels, like)
+    x_BTD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1]]
+    (group,) = groups_of_blocks(CONFIG)
+    block = Block(CONFIG, tiny_model(CONFIG).kernels, group)
     for layer in range(3):
         params = jax.tree.map(lambda w, layer=layer: w[layer], state.params['layers'])
-        x_MD, _ = block.apply({'params': params}, x_MD, jnp.float32(layer + 1), whole_rows(8))
-        np.testing.assert_allclose(seen[layer], np.sqrt(np.mean(np.square(x_MD))), rtol=1e-5)
+        x_BTD, _ = block.apply({'params': params}, x_BTD, jnp.float32(layer + 1), whole_rows(8))
+        np.testing.assert_allclose(seen[layer], np.sqrt(np.mean(np.square(x_BTD))), rtol=1e-5)
 
 
 def test_unrolled_layers_are_recorded_as_scanned_ones():
@@ -82,7 +82,7 @@ def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
     state, batch = initial_state(config), tiny_batch()
     seen = diagnose(config, state, batch)
     assert all(value.shape == (3,) for value in seen.values())
-    first = groups_of_blocks(config.model)[0].name
+    first = groups_of_blocks(config)[0].name
     louder = dict(state.params)
     if placement != 'wide':
         louder[first] = jax.tree.map(lambda w: w.copy(), louder[first])

@@ -218,7 +218,7 @@ def test_every_parameter_is_described(changes):
     for path, spec in specs.items():
         assert len(spec.axes) == len(shapes[path].shape), path
         param_sharding(make_mesh(tiny_config().mesh), spec)
-        is_shared = changes == {'model.placement': 'wide'} and spec.role == 'hidden'
+        is_shared = 'shared' in config.model.reparam and spec.role == 'hidden'
         is_stacked = path.startswith('layers') and not is_shared
         assert (LAYER in spec.axes[:1]) == is_stacked, path
         assert spec.axes.count(LAYER) <= 1, path

@@ -107,8 +107,8 @@ def test_blocks_are_numbered_through_all_groups(monkeypatch):
     params = params_of(changes)
     whole = logits_of(changes, params)
     row = PLACEMENTS['layernorm_scaling']
-    (like,) = row.blocks(4, 0.0)
-    cut = [like._replace(name='lower', count=1), like._replace(name='upper', count=3)]
+    (group,) = row.blocks(4)
+    cut = [group._replace(name='lower', count=1), group._replace(name='upper', count=3)]
     monkeypatch.setitem(
         PLACEMENTS, 'layernorm_scaling', dataclasses.replace(row, blocks=lambda *_: cut)
     )
@@ -145,7 +145,7 @@ def test_embedding_and_final_norm_are_options():
     params = params_of({'model.embedding_norm': 'rmsnorm'})
     assert 'embedding_norm' in params
     louder = params | {'embedding': 7 * params['embedding']}
-    changes = {'model.embedding_norm': 'rmsnorm', 'model.norm_eps': 0.0}
+    changes = {'model.embedding_norm': 'rmsnorm', 'norm.eps': 0.0}
     np.testing.assert_allclose(
         logits_of(changes, louder), logits_of(changes, params), rtol=1e-3, atol=1e-4
     )

@@ -107,9 +107,8 @@ def in_turn(name):
             read > 0,
             mutable=(STATS, AUXILIARY),
         )
-        labels = part['tokens'][:, 1:].reshape(-1)
-        ce = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.sum(ce * target_weights(part, BOS).reshape(-1)) / total, new[STATS]
+        ce = optax.softmax_cross_entropy_with_integer_labels(logits, part['tokens'][:, 1:])
+        return jnp.sum(ce * target_weights(part, BOS)) / total, new[STATS]
 
     update = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST)
     start, losses = after_one_step(name), []

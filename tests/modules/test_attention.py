@@ -18,12 +18,15 @@ from tests.helpers import FAST
 D, HEADS, LENGTH = 16, 4, 6
 
 
+EXACT = {'none': {}, 'rmsnorm': {'eps': 0.0}, 'layernorm': {'eps': 0.0}}
+
+
 def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope', **options):
     return ATTENTIONS[name](
         n_heads=HEADS,
         n_kv_heads=n_kv_heads,
         head_dim=D // HEADS,
-        qk_norm=lambda name: NORMS[qk_norm](eps=0.0, name=name),
+        qk_norm=lambda name: NORMS[qk_norm](name=name, **EXACT[qk_norm]),
         rotate=POSITIONS[position].rotate,
         kernels=kernels_for('cpu', 'reference'),
         dtype=jnp.float32,

@@ -106,7 +106,7 @@ def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     for p in probs:
         shares[np.argsort(-p)[:2]] += 1 / (2 * TOKENS)
     balance = EXPERTS * np.sum(probs.mean(0) * shares)
-    np.testing.assert_allclose(filled[AUXILIARY]['balance'][0], balance, rtol=1e-5)
+    np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], balance, rtol=1e-5)
 
 
 def test_balance_is_one_where_all_are_alike():
@@ -114,10 +114,10 @@ def test_balance_is_one_where_all_are_alike():
     x, params, stats = draw(layer)
     params = params | {'router': 0 * params['router']}
     _, filled = train(layer, params, stats, x)
-    np.testing.assert_allclose(filled[AUXILIARY]['balance'][0], 1.0, rtol=0.1)
+    np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], 1.0, rtol=0.1)
     params['router'] = params['router'].at[:].set(jnp.eye(WIDTH, EXPERTS) * 50)
     _, filled = train(layer, params, stats, jnp.abs(x).at[:, 0].add(9).at[:, 1].add(8))
-    np.testing.assert_allclose(filled[AUXILIARY]['balance'][0], 2.0, rtol=0.1)
+    np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], 2.0, rtol=0.1)
 
 
 def test_evaluation_of_a_token_depends_on_no_other():
@@ -143,7 +143,7 @@ def test_padding_takes_no_room():
     y, filled = train(layer, params, stats, x, valid)
     moved, same = train(layer, params, stats, x.at[:4].multiply(-3.0), valid)
     np.testing.assert_array_equal(moved[4:], y[4:])
-    assert filled[AUXILIARY]['balance'][0] == same[AUXILIARY]['balance'][0]
+    assert filled[AUXILIARY]['balance_loss'][0] == same[AUXILIARY]['balance_loss'][0]
 
 
 def test_parameters_stay_float32_and_the_stream_its_type():
