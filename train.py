@@ -28,7 +28,7 @@ from ml_collections import config_flags
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
 from lm.check import check_devices
-from lm.choices import listing
+from eval.choices import listing
 from lm.config import Config, digest, resolve, to_json
 from lm.many import SINGLE
 from lm.mesh import make_mesh

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.choices import rows_of
+from eval.choices import rows_of
 from lm.config import CHOICES, FIELDS
 
 README = (Path(__file__).parent.parent / 'README.md').read_text()
