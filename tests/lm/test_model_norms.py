@@ -99,6 +99,16 @@ def test_first_block_of_layernorm_scaling_is_a_pre_norm_block():
         assert same == equal
 
 
+def test_an_option_behind_a_name_is_of_that_place_alone():
+    """And comes before that of the section, which the other norms have."""
+    found = params_of({'model.qk_norm': 'rmsnorm:scale=False', 'norm.scale': True})
+    assert not [path for path in named_leaves(found) if 'query_norm' in path]
+    assert 'scale' in found['final_norm']
+    found = params_of({'model.qk_norm': 'rmsnorm:scale=True', 'norm.scale': False})
+    assert [path for path in named_leaves(found) if 'query_norm/scale' in path]
+    assert 'final_norm' not in found
+
+
 def test_blocks_are_numbered_through_all_groups(monkeypatch):
     """Cut into groups of 1 and 3, layernorm_scaling is what it was: catches numbers that start
     again in the second group.
