@@ -200,7 +200,7 @@ BUGS = {
     'one program for unlike models': Bug(
         'lm/sweep/cells.py',
         'if p not in RUN_PATHS)',
-        "if p not in RUN_PATHS and p != 'model.norm')",
+        "if p not in RUN_PATHS and p != 'model.d_ff')",
         'tests/lm/sweep/test_cells.py',
     ),
     'a column named after another field': Bug(
