@@ -21,7 +21,7 @@ def make_diagnose(
     block), and of the weights that each layer uses the norm (`layer_param_norm`) and that of the
     gradient of the mean token loss (`layer_grad_norm`). Layers are as in evaluation.
     """
-    groups = [like.name for like in groups_of_blocks(learner.config)]
+    groups = [group.name for group in groups_of_blocks(learner.config)]
 
     def diagnose(weights, batch, hyper):
         def loss(used):

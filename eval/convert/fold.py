@@ -160,7 +160,9 @@ def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
     return on_cpu('float64', lambda: checkpoint.learner.variables(exact))
 
 
-def affine_maps(kind: fold.Map, config: Config, params: Flat, before: Any) -> dict[str, Affine]:
+def affine_maps(
+    kind: fold.AffineOf, config: Config, params: Flat, before: Any
+) -> dict[str, Affine]:
     """{'layers/mlp_norm_in': what it does after it has normalized, ...} of all norms."""
     (blocks,) = groups_of_blocks(config)
     eps = option_of(config, part_at(config, 'model.norm'), 'eps')

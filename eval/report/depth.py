@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from eval.compare import Comparison
-from eval.report.series import Map, Series, mean_map
+from eval.report.series import HeatMap, Series, mean_map
 from eval.text import number
 
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
@@ -78,7 +78,7 @@ def line_of(comparison: Comparison) -> str:
     return ', '.join(parts) or 'all runs'
 
 
-def _ratios(maps: Sequence[Map], steps: Iterable[int]) -> dict[int, list[float]]:
+def _ratios(maps: Sequence[HeatMap], steps: Iterable[int]) -> dict[int, list[float]]:
     by_step = [dict(zip(*one, strict=True)) for one in maps]
     return {step: [ratio(np.array(one[step], float)) for one in by_step] for step in steps}
 

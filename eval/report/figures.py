@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from eval.compare import Comparison, has_diverged
 from eval.report.depth import Profile, profiles, shown
 from eval.report.rates import finished
-from eval.report.series import Map, Series, mean_map
+from eval.report.series import HeatMap, Series, mean_map
 
 BASELINE = '#333333'
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
@@ -196,7 +196,7 @@ def differences(figure: Figure, comparisons: Sequence[Comparison], metric: str) 
     axes.set(xlabel=f'difference from the baseline, {UNITS[metric].removeprefix("loss, ")}')
 
 
-def variant_maps(comparisons: Sequence[Comparison], series: All, name: str) -> dict[str, Map]:
+def variant_maps(comparisons: Sequence[Comparison], series: All, name: str) -> dict[str, HeatMap]:
     """A quantity of each variant that has it, at its best learning rate, mean over seeds."""
     found = {}
     for comparison in comparisons:
@@ -207,7 +207,7 @@ def variant_maps(comparisons: Sequence[Comparison], series: All, name: str) -> d
     return found
 
 
-def layer_maps(figure: Figure, maps: Mapping[str, Map], name: str) -> None:
+def layer_maps(figure: Figure, maps: Mapping[str, HeatMap], name: str) -> None:
     """One quantity over steps and depth, all variants on one scale of colours: logarithmic where
     all values are positive.
     """

@@ -17,7 +17,7 @@ MAP_NUMBERS = 400_000  # of all heatmaps of a page together, about 3 MB of JSON
 MAP_STEPS = (6, 60)  # of one heatmap, at least and at most
 
 Curve = tuple[list[int], list[float | None]]  # steps, values
-Map = tuple[list[int], list[list[float | None]]]  # steps, values of each layer at each
+HeatMap = tuple[list[int], list[list[float | None]]]  # steps, values of each layer at each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Series:
 
     training: Curve
     validation: Curve
-    layers: dict[str, Map]
+    layers: dict[str, HeatMap]
 
 
 def read_series(record: Record) -> Series:
@@ -71,7 +71,7 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
     return [steps[i] for i in chosen], [values[i] for i in chosen]
 
 
-def thin_map(recorded: Map, steps: int) -> Map:
+def thin_map(recorded: HeatMap, steps: int) -> HeatMap:
     """At most so many evenly spaced steps of it, with the first and the last."""
     kept = np.unique(np.linspace(0, len(recorded[0]) - 1, steps).round().astype(int))
     if len(recorded[0]) <= steps:
@@ -86,7 +86,7 @@ def map_steps(all_series: Iterable[Series]) -> int:
     return min(high, max(low, MAP_NUMBERS // max(sum(widths), 1)))
 
 
-def mean_map(maps: list[Map]) -> Map:
+def mean_map(maps: list[HeatMap]) -> HeatMap:
     """The mean over runs, at the steps that all have; None where one of them has no number."""
     steps = [step for step in maps[0][0] if all(step in other[0] for other in maps)]
     at = [dict(zip(*one, strict=True)) for one in maps]

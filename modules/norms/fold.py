@@ -93,12 +93,12 @@ def removed_centred(params: Arrays, stats: Arrays, eps: float) -> Affine:
     return removed(params, stats, eps)._replace(centred=True)
 
 
-Map = Callable[[Arrays, Arrays, float], Affine]
+AffineOf = Callable[[Arrays, Arrays, float], Affine]
 
 # (parameters, statistics, eps) -> the affine map that follows x / rms(x) or standardize(x).
-LEARNED: dict[str, Map] = {'layernorm': learned, 'rmsnorm': learned}
+LEARNED: dict[str, AffineOf] = {'layernorm': learned, 'rmsnorm': learned}
 # -> the affine map that is all such a norm does in evaluation.
-CONSTANT: dict[str, Map] = {
+CONSTANT: dict[str, AffineOf] = {
     'batchnorm': batch_statistics,
     'ghost_batchnorm': batch_statistics,
     'layernorm_removal': removed_centred,
