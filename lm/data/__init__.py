@@ -49,7 +49,7 @@ LEAST = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """`digest` identifies the prepared data; `report` counts what is in it, and what was changed."""
+    """`digest` identifies the prepared data; `report` counts what is in it, and what was fixed."""
 
     tokenizer: tokenizers.Tokenizer
     train: Rows
