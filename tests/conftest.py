@@ -30,6 +30,22 @@ MAPS = Path('/proc/self/maps')
 MOST_MAPS = 20_000  # of the 65,530 that Linux gives a process by default
 
 
+def pytest_addoption(parser):
+    parser.addoption('--long', action='store_true', help='tests/faults at length')
+
+
+def pytest_generate_tests(metafunc):
+    if marker := metafunc.definition.get_closest_marker('trials'):
+        trials = marker.kwargs['long' if metafunc.config.getoption('long') else 'short']
+        metafunc.parametrize('trial', range(trials))
+
+
+@pytest.fixture
+def is_long(request) -> bool:
+    """Whether tests/faults run at length."""
+    return request.config.getoption('long')
+
+
 def pytest_configure(config):
     is_worker = hasattr(config, 'workerinput')
     kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
