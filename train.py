@@ -33,7 +33,7 @@ from lm.config import Config, digest, resolve, to_json
 from lm.many import SINGLE
 from lm.mesh import make_mesh
 from lm.record.host import device_name
-from lm.record.workdir import is_final, open_workdir, write_config
+from lm.record.workdir import is_final, open_workdir
 from lm.run.describe import describe
 from lm.run.experiment import Experiment
 from lm.run.program import Program
@@ -62,6 +62,9 @@ PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved conf
 CONTINUE_CHANGED = flags.DEFINE_bool(
     'continue_changed', False, 'Go on from a workdir whose run had another config or other data.'
 )
+START_OVER = flags.DEFINE_bool(
+    'start_over', False, 'Begin at step 1 where a run has trained and all its checkpoints are lost.'
+)
 ENGINE = flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
 RUNS_AT_ONCE = flags.DEFINE_integer(
     'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
@@ -70,7 +73,9 @@ RESOURCES = flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1
 DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 
 
-def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
+def train(
+    config: Config, workdir: Path, continue_changed: bool = False, start_over: bool = False
+) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check_run(config)
     check_devices(config, make_mesh(config.mesh).size, jax.process_count())
@@ -78,10 +83,9 @@ def train(config: Config, workdir: Path, continue_changed: bool = False) -> int:
     with open_workdir(workdir, config, continue_changed, terminal.say):
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
         program = Program(Experiment(config, terminal.say), SINGLE)
-        run = RunSpec(config, workdir, terminal, continue_changed)
+        run = RunSpec(config, workdir, terminal, continue_changed, start_over)
         with contextlib.closing(Wave(program, [run], size=1)) as wave:
             (slot,) = wave.slots
-            write_config(workdir, config)  # not before: a changed one may not fit the checkpoint
             describe(slot.journal)
             if slot.journal.finished:
                 step, steps = slot.journal.step, config.train.steps
@@ -135,6 +139,7 @@ def train_sweep(
     engine: str = 'local',
     runs_at_once: int = 0,
     resources: dict[str, float] | None = None,
+    start_over: bool = False,
 ) -> int:
     """Trains the cells that have not ended yet; the exit status."""
     train_groups = choose(ENGINES, engine, '--engine')
@@ -142,12 +147,13 @@ def train_sweep(
     for group in grouped:
         config = group[0].config
         check_devices(config, make_mesh(config.mesh, runs=len(group)).shape['data'], 1)
-    grouped = open_sweep(workdir, resolve(base), grouped, continue_changed)
-    terminal, n = Terminal(), sum(map(len, grouped))
+    terminal = Terminal()
+    grouped = open_sweep(workdir, resolve(base), grouped, continue_changed, terminal.say)
+    n = sum(map(len, grouped))
     terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:
         say, tick = terminal.say, progress.tick
-        train_groups(Work(grouped, workdir, caught, say, tick, runs_at_once, resources))
+        train_groups(Work(grouped, workdir, caught, say, tick, runs_at_once, resources, start_over))
     terminal.say(f'{counts(gather(workdir))}; {write_table(workdir)}')
     if caught:
         terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
@@ -211,10 +217,12 @@ def main(argv: list[str]) -> None:
         if sweep is None:
             if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
                 raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
-            status = train(config, workdir, CONTINUE_CHANGED.value)
+            status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
         else:
             how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
-            status = train_sweep(base, sweep, workdir, CONTINUE_CHANGED.value, *how)
+            status = train_sweep(
+                base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value
+            )
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         status = BAD_INPUT

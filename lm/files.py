@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 POLL_SEC = 0.1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Libraries raise errors of their own with the system's words in it.
+FULL_WORDS = tuple(os.strerror(number).lower() for number in FULL)
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -19,18 +22,45 @@ class InUse(ValueError):
     """Another process holds the lock."""
 
 
+class Unreadable(ValueError):
+    """A file is cut, damaged, or holds something else."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error of any type says that a disk, or a quota of it, is full."""
+    known = getattr(error, 'errno', None) in FULL
+    return known or any(words in str(error).lower() for words in FULL_WORDS)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which takes its place when the block ends without an error.
+    """A path beside `path` to write to, which takes its place when the block ends without an error,
+    once what was written to it would outlast a power cut.
 
     Each process has one of its own, so that several may write the same file: the last one stays.
+    An OSError gets the name of the file.
     """
     temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
         yield temporary
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        if error.errno and not error.filename:  # a write does not know where it goes
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Has the system write a file, or the names in a folder, so that they outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,7 +75,14 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    """The object in a JSON file. Raises Unreadable, naming the file, where there is none."""
+    try:
+        record = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
+        raise Unreadable(f'{path} cannot be read as JSON: {error}') from error
+    if not isinstance(record, dict):
+        raise Unreadable(f'{path} must hold a JSON object; it holds {type(record).__name__}')
+    return record
 
 
 @contextlib.contextmanager

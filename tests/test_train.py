@@ -19,6 +19,7 @@ import pytest
 from lm.config import Config, resolve
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import InUse, open_workdir
+from lm.run.journal import Lost
 from tests import sweep_helpers
 from tests.sweep_helpers import (
     before_step,
@@ -243,11 +244,18 @@ def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, caps
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_no_checkpoint_readable_is_an_error(corpus, tmp_path):
+def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
+    whole, corpus, tmp_path
+):
     stop_after(4, tiny(corpus), tmp_path)
+    recorded = (tmp_path / 'metrics.jsonl').read_bytes()
     os.truncate(tmp_path / 'checkpoints' / '4' / 'meta' / 'metadata', 3)
-    with pytest.raises(FileNotFoundError, match='none of the checkpoints'):
-        train(tiny(corpus), tmp_path)
+    for _ in range(2):
+        with pytest.raises(Lost, match=r'none of its checkpoints .* \[4\] .* --start_over'):
+            train(tiny(corpus), tmp_path)
+        assert (tmp_path / 'metrics.jsonl').read_bytes() == recorded
+    assert train(tiny(corpus), tmp_path, start_over=True) == DONE
+    assert timeless(tmp_path) == timeless(whole)
 
 
 def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):
@@ -332,7 +340,9 @@ def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
         return original(manager, step, **kwargs)
 
     monkeypatch.setattr(ocp.CheckpointManager, 'save', save)
-    with pytest.raises(OSError, match=r'no space left.*Complete ones: \[4\]'):
+    with pytest.raises(
+        OSError, match=r'is full.*no space left.*newest checkpoint is .*/checkpoints/4\.'
+    ):
         train(tiny(corpus), tmp_path)
 
 

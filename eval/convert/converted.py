@@ -12,8 +12,8 @@ import numpy as np
 from lm.config import Config, KernelsConfig, to_dict
 from lm.data.tokenizers import Tokenizer
 from lm.model import build_model
-from lm.record.checkpoint import Checkpoints
 from lm.record.host import versions
+from lm.record.series import Checkpoints
 from lm.record.workdir import write_config
 from lm.state import State, Weights, build_learner, hyper_from, optimizer
 

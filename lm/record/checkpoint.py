@@ -1,34 +1,66 @@
-"""Checkpoints: written in the background, self-describing, strict when read.
+"""One checkpoint: self-describing, with digests of all it holds, strict when read.
 
-Each holds three items: `weights` (parameters and what their reparametrisation carries), `training`
-(step and optimizer), and `meta`, a JSON record with the config, the tree of parameter shapes, and
-the counters that are not arrays.
+It holds three items: `weights` (parameters and what their reparametrisation carries), `training`
+(step and optimizer), and `meta`, a JSON record with the config, the tree of parameter shapes, the
+digests of all arrays, and the counters that are not arrays. The run's series of them is
+`lm.record.series`.
 """
 
-import contextlib
-import shutil
-from collections.abc import Callable, Iterator
+import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from lm.config import Config, differences
+from lm.record import digests
+from lm.record.digests import Damaged
 from lm.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = 'checkpoints'
-DAMAGED = 'checkpoints_damaged'
-BEST_BY = 'validation_ce'
+# TensorStore, which reads and writes the arrays, takes these for patterns and separators.
+NOT_IN_PATHS = '[]\\'
+# What an error that says nothing of the checkpoint has as errno, or in its text.
+NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
+NOT_DAMAGE_WORDS = (
+    'RESOURCE_EXHAUSTED',
+    'PERMISSION_DENIED',
+    'Too many open files',
+    'Cannot allocate memory',
+    'Permission denied',
+)
 
 
-# What reading an incomplete or corrupted checkpoint raises; running out of memory is not among it.
-DAMAGE = (KeyError, OSError, TypeError, ValueError)
+# Sections whose fields decide which arrays there are.
+OF_MODEL = ('model', 'norm', 'attention', 'mlp', 'reparam', 'optim')
 
 
 class TreeMismatch(ValueError):
     """A checkpoint of another model."""
+
+
+def check_path(path: Path) -> None:
+    """ValueError where no checkpoint could be read back from `path` or below it."""
+    found = sorted(set(NOT_IN_PATHS) & set(str(path.absolute())))
+    if found:
+        raise ValueError(
+            f'{path.absolute()} holds {" and ".join(found)}, and checkpoints cannot be read from a '
+            'path with one of [ ] \\. Give another --workdir.'
+        )
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error of reading says that the checkpoint is damaged, rather than that this
+    process is short of something, or may not read it.
+
+    Orbax and TensorStore raise errors of any type for files that are cut, changed or gone.
+    """
+    if isinstance(error, MemoryError | TreeMismatch) or getattr(error, 'errno', 0) in NOT_DAMAGE:
+        return False
+    return not any(words in str(error) for words in NOT_DAMAGE_WORDS)
 
 
 def tree_record(tree: Any) -> dict[str, str]:
@@ -58,118 +90,79 @@ def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> N
         raise TreeMismatch(f'checkpoint {where} does not fit the configured model:\n  {listing}')
 
 
-class Checkpoints:
-    """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss."""
-
-    def __init__(self, workdir: Path, keep_last: int, keep_best: int, say: Callable = print):
-        self.workdir, self.say = Path(workdir), say
-        policies = [LatestN(keep_last)]
-        if keep_best:
-            best = BestN(
-                get_metric_fn=lambda metrics: metrics[BEST_BY],
-                reverse=True,
-                n=keep_best,
-                keep_checkpoints_without_metrics=False,
-            )
-            policies.append(best)
-        self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy(policies)
-        )
-        self._open()
-
-    def _open(self):
-        self._manager = ocp.CheckpointManager(self.folder.absolute(), options=self._options)
-
-    @property
-    def folder(self) -> Path:
-        return self.workdir / FOLDER
-
-    def steps(self) -> list[int]:
-        return sorted(self._manager.all_steps())
-
-    def save(self, state: State, meta: dict[str, Any], metrics: dict[str, float] | None) -> None:
-        """Starts writing; what is on the device may change as soon as this returns.
-
-        Raises OSError where this one, or the one still being written, cannot be.
-        """
-        step = int(state.step)
-        items = ocp.args.Composite(
-            weights=ocp.args.StandardSave(_weights(state)),
-            training=ocp.args.StandardSave(_training(state)),
-            meta=ocp.args.JsonSave(meta | {'tree': state_record(state)}),
-        )
-        with self._explained():
-            self._manager.save(step, args=items, metrics=metrics)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, RuntimeError) as error:
-            raise OSError(
-                f'a checkpoint could not be written to {self.folder} ({_first_line(error)}). '
-                f'Complete ones: {steps_in(self.folder)}. With room on the disk, the same command '
-                'goes on from the newest.'
-            ) from error
-
-    def restore(self, shapes: State) -> tuple[State, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, laid out as `shapes`; None where there is none.
-
-        One that cannot be read is moved to `checkpoints_damaged`, with a word, and the one before
-        is taken. Raises TreeMismatch where the parameters do not fit, FileNotFoundError where all
-        of several are damaged.
-        """
-        steps = self.steps()
-        for step in reversed(steps):
-            try:
-                return self._restore_step(step, shapes)
-            except TreeMismatch:
-                raise
-            except DAMAGE as error:
-                self._set_aside(step, error)
-        if steps:
-            raise FileNotFoundError(
-                f'none of the checkpoints {steps} in {self.folder} could be read; they are now in '
-                f'{self.workdir / DAMAGED}. Move one back to try again, or give another --workdir.'
-            )
-        return None
-
-    def _restore_step(self, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
-        path = self.folder / str(step)
-        meta = read_meta(self.folder, step)
-        check_tree(meta['tree'], state_record(shapes), path)
-        items = _read(
-            path,
-            weights=_restore_weights(shapes),
-            training=ocp.args.StandardRestore(_training(shapes)),
-        )
-        return State(**_complete(items['weights'], shapes), **items['training']), meta
-
-    def _set_aside(self, step: int, error: Exception) -> None:
-        self.say(
-            f'checkpoint {self.folder / str(step)} cannot be read '
-            f'({type(error).__name__}: {_first_line(error)}); '
-            f'moved to {self.workdir / DAMAGED}, falling back to the one before'
-        )
-        if jax.process_index() == 0:
-            target = self.workdir / DAMAGED / str(step)
-            shutil.rmtree(target, ignore_errors=True)
-            target.parent.mkdir(exist_ok=True)
-            shutil.move(self.folder / str(step), target)
-        self._manager.close()
-        self._open()
-
-    def wait(self) -> None:
-        """Until all that was saved is on disk. Raises OSError where it cannot be written."""
-        with self._explained():
-            self._manager.wait_until_finished()
-
-    def close(self) -> None:
-        self._manager.close()
+def fields_that_differ(there: Config, here: Config) -> str:
+    """For the beginning of an error: the fields of the model in which two configs differ, a line
+    each; '' where there are none.
+    """
+    changed = differences(there, here)
+    lines = [
+        f'  {name}: {a!r} -> {b!r}'
+        for name, (a, b) in changed.items()
+        if name.split('.')[0] in OF_MODEL
+    ]
+    return '\n'.join(['the model differs in (there -> here):', *lines, '']) if lines else ''
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [''])[0][:200]
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints in a folder, ascending."""
+    return sorted(ocp.utils.checkpoint_steps(folder.absolute())) if folder.is_dir() else []
+
+
+def items_of(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite:
+    """What is written of a run: its state, and `meta` with the digests of everything."""
+    weights, training = _weights(state), _training(state)
+    arrays = {'weights': digests.of_arrays(weights), 'training': digests.of_arrays(training)}
+    record = {**meta, 'tree': state_record(state), 'digests': arrays}
+    return ocp.args.Composite(
+        weights=ocp.args.StandardSave(weights),
+        training=ocp.args.StandardSave(training),
+        meta=ocp.args.JsonSave({'record': record, 'sha256': digests.of_record(record)}),
+    )
+
+
+def read_meta(folder: Path, step: int) -> dict[str, Any]:
+    """The JSON record of one checkpoint; one of an older version has no 'digests'.
+
+    Raises Damaged where it is not what was written.
+    """
+    raw = _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
+    if 'config' in raw and 'sha256' not in raw:
+        return raw
+    if set(raw) != {'record', 'sha256'} or digests.of_record(raw['record']) != raw['sha256']:
+        raise Damaged(f'the record of {folder / str(step)} does not have the digest it names')
+    return raw['record']
+
+
+def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
+    """The state of one checkpoint, laid out as `shapes`, and its meta.
+
+    Raises TreeMismatch where the parameters do not fit, Damaged where an array is not what was
+    written, and errors of any type where a file is cut or gone (`is_damage`).
+    """
+    path, meta = folder / str(step), read_meta(folder, step)
+    check_tree(meta['tree'], state_record(shapes), path)
+    items = _read(
+        path,
+        weights=_restore_weights(shapes),
+        training=ocp.args.StandardRestore(_training(shapes)),
+    )
+    for name in ('weights', 'training'):
+        if 'digests' in meta:
+            digests.check_arrays(meta['digests'][name], items[name], f'{path / name}')
+    return State(**_complete(items['weights'], shapes), **items['training']), meta
+
+
+def read_weights(folder: Path, step: int, shapes: State) -> Weights:
+    """Those of one checkpoint, without its optimizer, laid out as `shapes`.
+
+    Raises as `read_state` does.
+    """
+    path, meta = folder / str(step), read_meta(folder, step)
+    check_tree(meta['tree'], state_record(shapes), path)
+    weights = _read(path, weights=_restore_weights(shapes))['weights']
+    if 'digests' in meta:
+        digests.check_arrays(meta['digests']['weights'], weights, f'{path / "weights"}')
+    return Weights(**_complete(weights, shapes))
 
 
 def _weights(state: State | Weights) -> dict[str, Any]:
@@ -197,27 +190,6 @@ def _complete(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
 
 def _training(state: State) -> dict[str, Any]:
     return {'step': state.step, 'opt_state': state.opt_state}
-
-
-def steps_in(folder: Path) -> list[int]:
-    """The steps of the complete checkpoints in a folder, ascending."""
-    return sorted(ocp.utils.checkpoint_steps(folder.absolute()))
-
-
-def read_meta(folder: Path, step: int) -> dict[str, Any]:
-    """The JSON record of one checkpoint."""
-    return _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
-
-
-def read_weights(folder: Path, step: int, shapes: State) -> Weights:
-    """Those of one checkpoint, without its optimizer, laid out as `shapes`.
-
-    TreeMismatch where they do not fit.
-    """
-    path = folder / str(step)
-    check_tree(read_meta(folder, step)['tree'], state_record(shapes), path)
-    weights = _read(path, weights=_restore_weights(shapes))['weights']
-    return Weights(**_complete(weights, shapes))
 
 
 def _read(path: Path, **items: Any):

@@ -2,62 +2,127 @@
 
 import json
 import math
+import os
+import socket
+import struct
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 
-from lm.record.workdir import write_text
+from lm.files import write_text
 
 FILE = 'metrics.jsonl'
+DAMAGED_LINES = 'metrics_damaged.jsonl'
 TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ from run to run
 
 
 class Recorder:
     """Writes rows of a run that resumes after `step`: rows beyond it are dropped first, since the
-    steps they tell of will be done again.
+    steps they tell of will be done again. `rows` counts those that are there.
+
+    expected: how many there were when the checkpoint of `step` was made; None: not known. What is
+    missing or damaged is said, and damaged lines are moved to metrics_damaged.jsonl. No file is
+    open between rows. Everything raises OSError where it cannot be written.
     """
 
-    def __init__(self, workdir: Path, step: int):
-        path = workdir / FILE
-        kept = [row for row in read_rows(path) if row['step'] <= step]
-        write_text(path, ''.join(json.dumps(row) + '\n' for row in kept))
-        self._file = path.open('a')
-        self._board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
+    def __init__(self, workdir: Path, step: int, expected: int | None, say: Callable[[str], None]):
+        self._path = workdir / FILE
+        lines = list(_lines(self._path))
+        kept = [line.rstrip() + b'\n' for line, row in lines if row and row['step'] <= step]
+        self.rows = len(kept)
+        damaged = [line for line, row in lines if row is None]
+        if lines and lines[-1][1] is None and not lines[-1][0].endswith(b'\n'):
+            damaged.pop()  # cut short when the process was killed: steps to be done again
+        if damaged:
+            say(
+                f'NOTE: {len(damaged)} of {len(lines)} lines of {self._path} are damaged; moved to '
+                f'{DAMAGED_LINES}'
+            )
+            with (workdir / DAMAGED_LINES).open('ab') as file:
+                file.writelines(damaged)
+        if expected is not None and self.rows < expected:
+            say(
+                f'NOTE: {self._path} lacks {expected - self.rows} of the {expected} rows up to '
+                f'step {step}; the run itself goes on as if they were there'
+            )
+        if kept != [line for line, _ in lines] or not lines:
+            write_text(self._path, b''.join(kept).decode())
+        self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
         finite = without_nan(row)
-        self._file.write(json.dumps(finite) + '\n')
-        self._file.flush()
+        with self._path.open('a') as file:
+            file.write(json.dumps(finite) + '\n')
+        self.rows += 1
+        scalars = {}
         for name, value in finite.items():
             layers = value if isinstance(value, list) else [value]
             for layer, number in enumerate(layers):
                 if name != 'step' and number is not None:
-                    tag = f'{name}/layer_{layer}' if isinstance(value, list) else name
-                    self._board.add_scalar(tag, number, row['step'])
+                    scalars[f'{name}/layer_{layer}' if isinstance(value, list) else name] = number
+        self._board.write(row['step'], scalars)
 
-    def close(self) -> None:
-        self._file.close()
-        self._board.close()
+    def sync(self) -> None:
+        """Has the system write all rows so far, so that they outlast a power cut."""
+        with self._path.open('ab') as file:
+            os.fsync(file.fileno())
+
+
+class EventFile:
+    """Scalars for TensorBoard, appended event by event.
+
+    The format is TFRecord: length, its CRC, an Event as protocol buffer, its CRC. Not the
+    SummaryWriter of tensorboardX: its thread dies on a full disk, and whoever writes then waits for
+    it for ever.
+    """
+
+    def __init__(self, folder: Path, purge_step: int):
+        folder.mkdir(exist_ok=True)
+        name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}'
+        self._path = folder / name
+        self._append(Event(wall_time=time.time(), file_version='brain.Event:2'))
+        start = SessionLog(status=SessionLog.START)  # from here on, steps replace earlier ones
+        self._append(Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _append(self, event: Event) -> None:
+        data = event.SerializeToString()
+        length = struct.pack('<Q', len(data))
+        sums = (struct.pack('<I', masked_crc32c(part)) for part in (length, data))
+        with self._path.open('ab') as file:
+            file.write(length + next(sums) + data + next(sums))
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Each line of a metrics.jsonl with its row; None for a row that is damaged."""
+    if not path.exists():
+        return
+    with path.open('rb') as file:
+        for line in file:
+            try:
+                row = json.loads(line.decode())
+            except (ValueError, RecursionError):
+                row = None
+            is_row = isinstance(row, dict) and isinstance(row.get('step'), int)
+            yield line, row if is_row else None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The intact rows of a metrics.jsonl; [] where there is no file."""
+    return [row for _, row in _lines(path) if row]
 
 
 def without_nan(row: dict[str, Any]) -> dict[str, Any]:
     """None for numbers that are not finite, which JSON has no word for."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, without a last line cut short; [] where there is no file."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
 
 
 class Throughput:

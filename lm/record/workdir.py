@@ -3,7 +3,6 @@ refused, and so is a second process that would train the same run.
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,8 @@ import jax
 
 from lm.config import Config, differences, to_json
 from lm.files import InUse as InUse
-from lm.files import locked, read_json, write_json, write_text
+from lm.files import Unreadable, locked, read_json, write_json, write_text
+from lm.record.checkpoint import FOLDER, check_path, is_damage, read_meta, steps_in
 from lm.record.upgrade import stored_config
 
 CONFIG = 'config.json'
@@ -32,15 +32,18 @@ def open_workdir(
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
 ) -> Iterator[None]:
-    """Makes the folder with its config.json, or checks that it holds a run of this config. No other
-    process can open it until the block ends.
+    """Makes the folder, or checks that it holds a run of this config. No other process can open it
+    until the block ends. Its config.json is written when the run begins (`lm.run.journal`), so that
+    a start that fails leaves none.
 
     wait_until: how long to wait for another process to leave it, by `time.monotonic`; without it
     PATIENCE_SEC from now.
 
     Raises ValueError, listing the fields that differ, where it holds another run, unless
-    `continue_changed`; InUse where another process has it; OSError where it cannot be written.
+    `continue_changed`, or where no checkpoint could be read from such a path; InUse where another
+    process has it; OSError where it cannot be written.
     """
+    check_path(path)
     if (path / SWEEP).exists():
         raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
     if wait_until is None:
@@ -49,14 +52,30 @@ def open_workdir(
         with writable(path):
             path.mkdir(parents=True, exist_ok=True)
             held.enter_context(_held(path, say, wait_until))
-        if (path / CONFIG).exists():
-            changed = differences(read_config(path), config)
-            if changed and not continue_changed:
-                raise ValueError(refusal(path, 'a run with another config', changed))
-        else:
-            with writable(path):
-                write_config(path, config)
+        before = _config_before(path, say)
+        changed = differences(before, config) if before else {}
+        if changed and not continue_changed:
+            raise ValueError(refusal(path, 'a run with another config', changed))
         yield
+
+
+def _config_before(path: Path, say: Callable[[str], None]) -> Config | None:
+    """That of the run in the folder; None where none has begun. Where config.json is damaged, it is
+    that of the newest checkpoint whose record can be read.
+    """
+    if not (path / CONFIG).exists():
+        return None
+    try:
+        return read_config(path)
+    except Unreadable as error:
+        say(f'NOTE: {error}. It is written anew when the run goes on.')
+    for step in reversed(steps_in(path / FOLDER)):
+        try:
+            return stored_config(read_meta(path / FOLDER, step)['config'])
+        except Exception as error:
+            if not is_damage(error):
+                raise
+    return None
 
 
 def _held(
@@ -99,16 +118,28 @@ def write_config(path: Path, config: Config) -> None:
 
 
 def read_config(path: Path) -> Config:
-    """The config of the run in `path`, of whatever version; ValueError where that is none."""
+    """The config of the run in `path`, of whatever version; ValueError where that is none, of the
+    kind Unreadable where config.json is damaged.
+    """
     try:
-        return stored_config(json.loads((path / CONFIG).read_text()))
+        return stored_config(read_json(path / CONFIG))
     except FileNotFoundError as error:
         raise ValueError(f'{path} holds no run: there is no {path / CONFIG}') from error
 
 
 def is_final(folder: Path) -> bool:
-    """Whether the run in `folder` has ended in a way that will not change."""
-    return (folder / SUMMARY).exists() and read_json(folder / SUMMARY)['status'] in FINAL
+    """Whether the run in `folder` has ended in a way that will not change. A run whose summary is
+    damaged has not: it goes on from its last checkpoint, and sums up anew.
+    """
+    return status_of(folder) in FINAL
+
+
+def status_of(folder: Path) -> str | None:
+    """What the summary of a run says; None where there is none that can be read."""
+    try:
+        return read_json(folder / SUMMARY).get('status')
+    except (FileNotFoundError, Unreadable):
+        return None
 
 
 def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -> None:

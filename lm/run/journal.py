@@ -12,10 +12,13 @@ from typing import Any
 
 from lm import data
 from lm.config import Config, to_dict
-from lm.record.checkpoint import BEST_BY, Checkpoints
+from lm.files import is_full, write_json
+from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, Recorder, Throughput, read_rows, without_nan
-from lm.record.workdir import SUMMARY, write_json
+from lm.record.series import DAMAGED, LOSS, Checkpoints
+from lm.record.upgrade import stored_config
+from lm.record.workdir import SUMMARY, status_of, write_config
 from lm.run.experiment import Experiment
 from lm.run.table import parameter_count
 from lm.run.terminal import Terminal
@@ -29,11 +32,15 @@ class Diverged(Exception):
     """A step whose loss or update is not finite."""
 
 
+class Lost(OSError):
+    """A run has trained before, and none of its checkpoints can be read."""
+
+
 @dataclasses.dataclass
 class Counters:
     """What a checkpoint holds beside arrays. batch_index is the next batch of the stream; it runs
     ahead of the step only where a rollback left batches out. best holds the lowest validation
-    losses, with their step.
+    losses, with their step. rows counts those of metrics.jsonl; None: an older version did not.
     """
 
     batch_index: int = 0
@@ -42,6 +49,7 @@ class Counters:
     skipped_in_a_row: int = 0
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best: dict[str, float] = dataclasses.field(default_factory=dict)
+    rows: int | None = None
 
 
 class Journal:
@@ -64,14 +72,22 @@ class Journal:
         self._saved_step = 0
         self._bad_step: int | None = None
 
-    def restore(self, template: State, continue_changed: bool = False) -> State | None:
+    def restore(
+        self, template: State, continue_changed: bool = False, start_over: bool = False
+    ) -> State | None:
         """The state of the newest checkpoint, its counters taken over; None where there is none.
 
         template: shapes, types and shardings of the state. Raises ValueError where it was trained
-        on other data, unless `continue_changed`.
+        on other data, unless `continue_changed`, or is one of another model; Lost where the run
+        must have had checkpoints and none is left, unless `start_over`.
         """
-        found = self.checkpoints.restore(template)
+        try:
+            found = self.checkpoints.restore(template)
+        except TreeMismatch as error:
+            raise TreeMismatch(self._which_fields() + str(error)) from error
         if found is None:
+            if not start_over:
+                self._refuse_to_start_over()
             return None
         state, meta = found
         digest, source = self.experiment.dataset.digest, self.config.data.source
@@ -86,10 +102,42 @@ class Journal:
         self.terminal.say(f'resuming after step {self.step}')
         return state
 
+    def _which_fields(self) -> str:
+        """The fields in which the newest checkpoint's config is another, for an error."""
+        meta = read_meta(self.checkpoints.folder, self.checkpoints.steps()[-1])
+        return fields_that_differ(stored_config(meta['config']), self.config)
+
+    def _refuse_to_start_over(self) -> None:
+        """Raises Lost where starting at step 1 would write over what a run has recorded."""
+        aside, rows = self.checkpoints.set_aside(), read_rows(self.workdir / FILE)
+        last = rows[-1]['step'] if rows else 0
+        every = self.config.train.checkpoint_every
+        # A run that was killed before its first checkpoint was written starts over rightly: that
+        # happens until the second one is due, which waits for the first.
+        had_one = 0 < 2 * every < last or status_of(self.workdir) == 'done'
+        if not aside and not had_one:
+            return
+        where = (
+            f'its checkpoints {aside} are damaged and in {self.workdir / DAMAGED}'
+            if aside
+            else f'{self.checkpoints.folder} holds none'
+        )
+        raise Lost(
+            f'{self.workdir} has trained to step {last}, and none of its checkpoints can be read: '
+            f'{where}. Put one back, or give another --workdir, or --start_over to begin at step 1 '
+            f'and write over the {len(rows)} rows recorded.'
+        )
+
     def open(self) -> None:
-        """Starts recording after `step`: rows beyond it go, and so does an earlier summary."""
-        self.recorder = Recorder(self.workdir, self.step)
+        """Starts recording after `step`: rows beyond it go, and so does an earlier summary. From
+        now on the folder is that of this run.
+        """
+        write_config(self.workdir, self.config)
+        self._record_from_here()
         (self.workdir / SUMMARY).unlink(missing_ok=True)
+
+    def _record_from_here(self) -> None:
+        self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
 
     def evaluates(self) -> bool:
         return self.finished or is_multiple(self.step, self.config.train.eval_every)
@@ -177,17 +225,17 @@ class Journal:
         """Starts a checkpoint of the present step, if there is none."""
         if self._saved_step == self.step:
             return
-        counters = dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()}
+        self.recorder.sync()  # first, so that no checkpoint is ahead of the records
+        self.counters.rows = self.recorder.rows
         meta = {
-            'counters': counters,
+            'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},
             'config': to_dict(self.config),
             'data': self.experiment.dataset.digest,
             'vocab_size': self.experiment.vocab_size,
             'versions': versions(),
         }
         validated = self.last.get('validated_step') == self.step
-        metrics = {BEST_BY: self.last[BEST_BY]} if validated else None
-        self.checkpoints.save(state, meta, metrics)
+        self.checkpoints.save(state, meta, self.last[LOSS] if validated else None)
         self._saved_step = self.step
 
     @property
@@ -196,9 +244,22 @@ class Journal:
         return self._saved_step == self.step
 
     def last_good(self) -> str:
+        """The newest checkpoint that can be read: it is read."""
         self.checkpoints.wait()
+        found = self.checkpoints.newest_intact(self.experiment.state_shapes)
+        return str(found) if found else 'none was saved'
+
+    def explained(self, error: OSError) -> OSError:
+        """An error of writing with what it means for the run."""
         steps = self.checkpoints.steps()
-        return str(self.checkpoints.folder / str(steps[-1])) if steps else 'none was saved'
+        newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
+        what, then = f'{self.workdir} cannot be written', 'When it can be'
+        if is_full(error):
+            what, then = f'the disk that holds {self.workdir} is full', 'With room on it'
+        return OSError(
+            f'{what} ({error}); {newest if steps else "no checkpoint has been saved"}. {then}, the '
+            f'same command goes on {"from there" if steps else "anew"}.'
+        )
 
     def roll_back(self, seen: Diverged, template: State) -> State:
         """The state of the last checkpoint; the batches since are left out. Raises Diverged where
@@ -207,15 +268,14 @@ class Journal:
         bad, counters = self.step, self.counters
         times = sum(event['kind'] == 'rollback' for event in counters.events)
         self.checkpoints.wait()
-        state = None if times >= MAX_REPEATS else self.restore(template, continue_changed=True)
+        state = None if times >= MAX_REPEATS else self.restore(template, True, start_over=True)
         if state is None:
             why = f'{times} rollbacks did not help' if times else 'no checkpoint to roll back to'
             raise Diverged(f'{seen}; {why}')
-        kept = {'tokens': self.counters.tokens, 'best': self.counters.best}
+        kept = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
         self.counters = dataclasses.replace(counters, **kept)
         self._event('rollback', bad, f'{seen}; back to step {self.step}, batches since left out')
-        self.recorder.close()
-        self.recorder = Recorder(self.workdir, self.step)
+        self._record_from_here()
         self.throughput.reset()
         return state
 
@@ -261,9 +321,6 @@ class Journal:
 
     def close(self) -> None:
         """Raises OSError where a checkpoint that is still being written cannot be."""
-        if self.recorder:
-            self.recorder.close()
-        self.checkpoints.wait()
         self.checkpoints.close()
 
 
@@ -278,6 +335,6 @@ def newest_values(workdir: Path, step: int) -> dict[str, Any]:
     for row in read_rows(workdir / FILE):
         if row['step'] <= step:
             row = {name: value for name, value in row.items() if not isinstance(value, list)}
-            newest |= row | ({'validated_step': row['step']} if BEST_BY in row else {})
+            newest |= row | ({'validated_step': row['step']} if LOSS in row else {})
     newest.pop('step', None)
     return newest

@@ -28,7 +28,7 @@ class Program:
     """
 
     def __init__(self, experiment: Experiment, how: str):
-        self.experiment = experiment
+        self.experiment, self.how = experiment, how
         self.compile_sec = 0.0
         self.shares_memory = experiment.platform == 'cpu'
         learner, mesh = experiment.learner, experiment.mesh

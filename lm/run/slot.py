@@ -23,13 +23,15 @@ class Status(enum.StrEnum):
 class RunSpec:
     """A run to be trained: what it is, the folder that holds it, and the terminal it speaks to.
 
-    continue_changed: go on from a checkpoint that was trained on other data.
+    continue_changed: go on from a checkpoint that was trained on other data. start_over: begin anew
+    where all checkpoints are damaged or gone.
     """
 
     config: Config
     folder: Path
     terminal: Terminal
     continue_changed: bool = False
+    start_over: bool = False
 
 
 @dataclasses.dataclass

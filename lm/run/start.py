@@ -9,7 +9,7 @@ from lm import data
 from lm.check import check
 from lm.config import Config
 from lm.data.tokenizers import Tokenizer
-from lm.record.checkpoint import check_tree, tree_record
+from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
 from lm.state import Learner, State, Weights, hyper_from
@@ -72,7 +72,10 @@ def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
     wanted = used_record(experiment.learner, experiment.state_shapes)
-    check_tree(used_record(source.learner, source.weights), wanted, source.path)
+    try:
+        check_tree(used_record(source.learner, source.weights), wanted, source.path)
+    except TreeMismatch as error:
+        raise TreeMismatch(fields_that_differ(source.config, config) + str(error)) from error
     return source
 
 

@@ -58,7 +58,7 @@ class Wave:
     def _seat(self, run: RunSpec) -> None:
         """Opens a run and puts its state in the next slot."""
         journal = Journal(run.config, run.folder, self.experiment, run.terminal)
-        state = journal.restore(self.experiment.state_shapes, run.continue_changed)
+        state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
         if state is None:
             state = self.program.initial(run.config)
         if journal.finished:
@@ -175,7 +175,7 @@ class Wave:
                 self._recover(i, seen)
         except OSError as error:
             self.slots[i].status = Status.FAILED
-            self._on_failure(journal.workdir, error)
+            self._on_failure(journal.workdir, journal.explained(error))
 
     def _recover(self, i: int, seen: Diverged) -> None:
         """Rolls a run back where its config asks for it and it can; otherwise it ends here."""

@@ -30,6 +30,7 @@ class Work:
     tick: Callable[[], None]
     runs_at_once: int  # 0: as many as fit in memory
     resources: dict[str, float] | None  # of one group on a cluster, such as {'GPU': 1}
+    start_over: bool = False  # cells whose checkpoints are all damaged begin anew
 
 
 def local(work: Work) -> None:
@@ -44,6 +45,7 @@ def local(work: Work) -> None:
             say=work.say,
             tick=work.tick,
             runs_at_once=work.runs_at_once,
+            start_over=work.start_over,
         )
 
 
@@ -72,7 +74,9 @@ def on_ray(work: Work) -> None:
         work.say(f'{len(parts)} tasks on Ray, each with {resources}')
         task = ray.remote(**_task_options(resources))(train_group_remotely)
         running = {
-            task.remote(part, str(work.workdir.absolute()), work.runs_at_once): part
+            task.remote(
+                part, str(work.workdir.absolute()), work.runs_at_once, work.start_over
+            ): part
             for part in parts
         }
         _watch(ray, work, running)
@@ -121,9 +125,12 @@ def _task_options(resources: dict[str, float]) -> dict:
     }
 
 
-def train_group_remotely(group: list[Cell], workdir: str, runs_at_once: int) -> None:
+def train_group_remotely(
+    group: list[Cell], workdir: str, runs_at_once: int, start_over: bool
+) -> None:
     """What a Ray worker does."""
-    train_group(group, Path(workdir), caught=[], runs_at_once=runs_at_once)
+    folder = Path(workdir)
+    train_group(group, folder, caught=[], runs_at_once=runs_at_once, start_over=start_over)
 
 
 def _watch(ray, work: Work, running: dict) -> None:

@@ -5,6 +5,7 @@ one that does not fit in memory trains in waves (`lm.run.wave`).
 """
 
 import contextlib
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,13 @@ from lm.record.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, recor
 from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
 from lm.run.slot import RunSpec
+from lm.run.table import parameter_count
 from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave
 from lm.sweep.cells import Cell
+
+MOST_RUNS = 256  # in one wave: each holds a descriptor, the lock of its folder
+OTHER_FILES = 128  # descriptors of a process that trains, besides: libraries, text, checkpoints
 
 
 def train_group(
@@ -31,24 +36,49 @@ def train_group(
     say: Callable[[str], None] = print,
     tick: Callable[[], None] = lambda: None,
     runs_at_once: int = 0,
+    start_over: bool = False,
 ) -> None:
     """Trains the cells of a group that have not ended, each in workdir/NAME.
 
-    runs_at_once: at most so many in one wave; 0: as many as fit in memory. `caught` is a list that
-    signals are put in: runs are then saved, and this returns. `tick` is called after every step.
-    An error ends the cells it concerns, as failed, and is recorded with them.
+    runs_at_once: at most so many in one wave; 0: as many as fit in memory, MOST_RUNS at most and
+    fewer where the process may open few files. `caught` is a list that signals are put in: runs are
+    then saved, and this returns. `tick` is called after every step. start_over: a cell whose
+    checkpoints are all damaged begins anew. An error ends the cells it concerns, as failed, and is
+    recorded with them.
     """
     waiting = [cell for cell in group if not is_final(workdir / cell.name)]
-    wait_until = time.monotonic() + PATIENCE_SEC  # for all together
-    with contextlib.ExitStack() as held:
-        opened = [c for c in waiting if _open(held, workdir / c.name, c, wait_until, say)]
-        try:
-            if opened:
-                _train(opened, workdir, caught, say, tick, runs_at_once)
-        except Exception as error:  # of any kind: the other groups can still be trained
-            for cell in opened:
-                if not is_final(workdir / cell.name):
+    if not waiting:
+        return
+    try:
+        program, slots = _compiled(waiting, runs_at_once, say)
+    except Exception as error:  # of any kind: the other groups can still be trained
+        for cell in waiting:
+            with contextlib.ExitStack() as held:
+                if _open(held, workdir / cell.name, cell, time.monotonic(), say):
                     record_failure(workdir / cell.name, error, say)
+        return
+    for start in range(0, len(waiting), slots):
+        if caught:
+            return
+        part = waiting[start : start + slots]
+        wait_until = time.monotonic() + PATIENCE_SEC  # for all together
+        with contextlib.ExitStack() as held:
+            opened = [c for c in part if _open(held, workdir / c.name, c, wait_until, say)]
+            runs = [
+                RunSpec(
+                    cell.config,
+                    workdir / cell.name,
+                    CellTerminal(cell.name, say),
+                    start_over=start_over,
+                )
+                for cell in opened
+            ]
+            try:
+                _train(program, runs, slots, caught, say, tick)
+            except Exception as error:
+                for run in runs:
+                    if not is_final(run.folder):
+                        record_failure(run.folder, error, say)
 
 
 def _open(
@@ -65,34 +95,39 @@ def _open(
     return False
 
 
-def _train(
-    cells: list[Cell],
-    workdir: Path,
-    caught: list[int],
-    say: Callable[[str], None],
-    tick: Callable[[], None],
-    runs_at_once: int,
-) -> None:
-    """One program, and as many waves as it takes. An error of one run leaves the others."""
+def _compiled(cells: list[Cell], runs_at_once: int, say: Callable) -> tuple[Program, int]:
+    """(the program of the cells, how many of them a wave has room for)."""
     experiment = Experiment(longest(cells), say, len(cells))
     if jax.process_count() > 1:
         raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
     how = run_axis(experiment.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, how)
-    slots = slots_for(program, len(cells), runs_at_once, say)
+    say(
+        f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
+        f'parameters ({cells[0].changes}{", ..." if len(cells) > 1 else ""})'
+    )
+    return program, slots_for(program, len(cells), runs_at_once, say)
+
+
+def _train(
+    program: Program,
+    runs: list[RunSpec],
+    slots: int,
+    caught: list[int],
+    say: Callable[[str], None],
+    tick: Callable[[], None],
+) -> None:
+    """One wave. An error of one run leaves the others."""
+    if not runs:
+        return
 
     def on_failure(folder: Path, error: Exception) -> None:
         record_failure(folder, error, say)
 
-    for start in range(0, len(cells), slots):
-        if caught:
-            return
-        part = cells[start : start + slots]
-        say(f'{len(part)} runs side by side ({how}), compiled in {program.compile_sec:.1f} s')
-        runs = [RunSpec(c.config, workdir / c.name, CellTerminal(c.name, say)) for c in part]
-        with contextlib.closing(Wave(program, runs, slots, on_failure)) as wave:
-            wave.compile()
-            wave.train(caught, tick)
+    say(f'{len(runs)} runs side by side ({program.how}), compiled in {program.compile_sec:.1f} s')
+    with contextlib.closing(Wave(program, runs, slots, on_failure)) as wave:
+        wave.compile()
+        wave.train(caught, tick)
 
 
 def longest(cells: list[Cell]) -> Config:
@@ -105,7 +140,7 @@ def slots_for(
 ) -> int:
     """How many runs a wave has room for: a multiple of the mesh axis `run`."""
     multiple = program.experiment.mesh.shape['run']
-    wanted = min(runs, runs_at_once) if runs_at_once else runs
+    wanted = min(runs, runs_at_once or runs, most_files(multiple))
     limit = device_memory_bytes() // (program.experiment.mesh.size if program.shares_memory else 1)
     most = runs_that_fit(wanted, multiple, limit, program.memory_bytes)
     waves = -(-runs // most)
@@ -113,7 +148,16 @@ def slots_for(
     slots = -(-slots // multiple) * multiple
     if waves > 1:
         say(
-            f'{waves} waves of {slots} runs: one needs {program.memory_bytes(slots) / 1e9:.2f} GB '
-            f'of {limit / 1e9:.2f} GB a device'
+            f'{waves} waves of {slots} runs, {MOST_RUNS} at most: one needs '
+            f'{program.memory_bytes(slots) / 1e9:.2f} GB of {limit / 1e9:.2f} GB a device'
         )
     return slots
+
+
+def most_files(multiple: int) -> int:
+    """The runs whose files a wave may hold open: MOST_RUNS, or what the system's limit leaves, and
+    a multiple of `multiple`.
+    """
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_RUNS if allowed == resource.RLIM_INFINITY else min(MOST_RUNS, allowed - OTHER_FILES)
+    return max(multiple, most // multiple * multiple)

@@ -7,12 +7,12 @@
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm.config import Config, differences, digest, to_dict
-from lm.files import read_json, write_json
+from lm.files import Unreadable, read_json, write_json
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, writable
 from lm.sweep.cells import Cell
@@ -21,7 +21,11 @@ Record = dict[str, Any]
 
 
 def open_sweep(
-    path: Path, base: Config, groups: Sequence[Sequence[Cell]], continue_changed: bool
+    path: Path,
+    base: Config,
+    groups: Sequence[Sequence[Cell]],
+    continue_changed: bool,
+    say: Callable[[str], None] = print,
 ) -> list[list[Cell]]:
     """Makes the folder of a sweep with its sweep.json, or takes up the one that is there; the
     groups, with the names that their cells have in it.
@@ -32,11 +36,7 @@ def open_sweep(
     """
     before: list[Record] = []
     if (path / SWEEP).exists():
-        record = read_sweep(path)
-        changed = differences(stored_config(record['base']), base)
-        if changed and not continue_changed:
-            raise ValueError(refusal(path, 'a sweep from another config', changed))
-        before = record['cells']
+        before = _begun_cells(path, base, continue_changed, say)
         groups = _with_earlier_names(path, before, groups)
     elif (path / CONFIG).exists():
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
@@ -62,9 +62,41 @@ def open_sweep(
     return [list(group) for group in groups]
 
 
+def _begun_cells(
+    path: Path, base: Config, continue_changed: bool, say: Callable[[str], None]
+) -> list[Record]:
+    """Those on record; where sweep.json is damaged, those that have a folder."""
+    try:
+        record = read_sweep(path)
+    except Unreadable as error:
+        found = _cells_of_folders(path, base)
+        say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
+        return found
+    changed = differences(stored_config(record['base']), base)
+    if changed and not continue_changed:
+        raise ValueError(refusal(path, 'a sweep from another config', changed))
+    return record['cells']
+
+
+def _cells_of_folders(path: Path, base: Config) -> list[Record]:
+    found = []
+    for folder in sorted(config.parent for config in path.glob(f'*/{CONFIG}')):
+        try:
+            differs = _differs(base, read_config(folder))
+        except ValueError:  # damaged too: the sweep finds it by its name, if it is one of its own
+            continue
+        found.append({'cell': folder.name, 'group': None, 'changes': differs, 'differs': differs})
+    return found
+
+
 def read_sweep(path: Path) -> Record:
-    """The sweep.json of a folder, of whatever version, in the present form."""
+    """The sweep.json of a folder, of whatever version, in the present form.
+
+    Raises Unreadable where it is damaged.
+    """
     record = read_json(path / SWEEP)
+    if not isinstance(record.get('base'), dict) or not isinstance(record.get('cells'), list):
+        raise Unreadable(f'{path / SWEEP} must hold the base and the cells of a sweep')
     if not is_old(record['base']):
         return record
     base, cells = stored_config(record['base']), []

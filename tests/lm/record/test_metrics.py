@@ -18,13 +18,11 @@ def rows_of(path):
 
 
 def test_recorder_drops_rows_after_the_step_it_resumes_from(tmp_path):
-    recorder = Recorder(tmp_path, 0)
+    recorder = Recorder(tmp_path, 0, None, print)
     for step in range(1, 6):
         recorder.write({'step': step, 'loss': float(step)})
-    recorder.close()
-    recorder = Recorder(tmp_path, 3)
+    recorder = Recorder(tmp_path, 3, 3, print)
     recorder.write({'step': 4, 'loss': 40.0})
-    recorder.close()
     assert [(row['step'], row['loss']) for row in rows_of(tmp_path)] == [
         (1, 1.0),
         (2, 2.0),
@@ -39,9 +37,8 @@ def test_a_line_cut_short_is_left_out(tmp_path):
 
 
 def test_not_finite_values_are_null_in_json(tmp_path):
-    recorder = Recorder(tmp_path, 0)
+    recorder = Recorder(tmp_path, 0, None, print)
     recorder.write({'step': 1, 'loss': float('nan'), 'grad_norm': float('inf')})
-    recorder.close()
     text = (tmp_path / 'metrics.jsonl').read_text()
     assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == {
         'step': 1,

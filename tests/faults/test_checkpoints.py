@@ -1,0 +1,73 @@
+"""Damage of any file of a checkpoint: what is read is what was written, or an earlier one."""
+
+import os
+import random
+import shutil
+
+import pytest
+
+from tests.lm.record.test_series import assert_is, shapes, write
+
+
+@pytest.fixture(scope='module')
+def intact(tmp_path_factory):
+    """A workdir with checkpoints of steps 1 and 2."""
+    workdir = tmp_path_factory.mktemp('intact')
+    write(workdir, {1: None, 2: None}).close()
+    return workdir
+
+
+def flip(path, rng):
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def cut(path, rng):
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def delete(path, rng):
+    del rng
+    path.unlink()
+
+
+def swap(path, rng):
+    """Another file's content, as a file system may give after a crash."""
+    others = [p for p in path.parents[1].rglob('*') if p.is_file() and p != path]
+    path.write_bytes(rng.choice(sorted(others)).read_bytes())
+
+
+@pytest.mark.parametrize('damage', [flip, cut, delete, swap], ids=lambda damage: damage.__name__)
+@pytest.mark.trials(short=5, long=100)
+def test_damage_falls_back(damage, trial, intact, tmp_path):
+    rng, said = random.Random(trial), []
+    workdir = shutil.copytree(intact, tmp_path / 'run')
+    files = [p for p in (workdir / 'checkpoints' / '2').rglob('*') if p.is_file()]
+    victim = rng.choice(sorted(p for p in files if p.stat().st_size))
+    damage(victim, rng)
+    checkpoints = write(workdir, {}, said=said.append)
+    found = checkpoints.restore(shapes())
+    assert_is(found, 1 if said else 2)
+    assert checkpoints.set_aside() == ([2] if said else [])
+    assert all('cannot be read' in line and len(line) < 700 for line in said), said
+
+
+@pytest.mark.trials(short=3, long=100)
+def test_a_flipped_bit_of_an_array_is_always_noticed(trial, intact, tmp_path):
+    rng, said = random.Random(trial), []
+    workdir = shutil.copytree(intact, tmp_path / 'run')
+    data = [p for p in (workdir / 'checkpoints' / '2').glob('*/**/d/*') if p.is_file()]
+    flip(rng.choice(sorted(data)), rng)
+    checkpoints = write(workdir, {}, said=said.append)
+    found = checkpoints.restore(shapes())
+    assert_is(found, 1 if said else 2)  # what is not noticed has changed no number
+
+
+def test_all_damaged_is_none_left(intact, tmp_path):
+    workdir = shutil.copytree(intact, tmp_path / 'run')
+    for step in (1, 2):
+        shutil.rmtree(workdir / 'checkpoints' / str(step) / 'weights')
+    checkpoints = write(workdir, {})
+    assert checkpoints.restore(shapes()) is None
+    assert checkpoints.set_aside() == [1, 2]
