@@ -15,14 +15,14 @@ if __name__ == '__main__':
 
 import ast
 import contextlib
+import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
 from ml_collections import config_flags
 
 from eval.progress import Progress, counts
@@ -37,9 +37,10 @@ from lm.record.workdir import is_final, open_workdir
 from lm.run.describe import describe
 from lm.run.experiment import Experiment
 from lm.run.program import Program
+from lm.run.signals import caught_signals
 from lm.run.start import check_run
 from lm.run.slot import RunSpec, Slot, Status
-from lm.run.terminal import Terminal
+from lm.run.terminal import Terminal, quiet_libraries
 from lm.run.wave import Wave
 from lm.sweep.cells import cells, groups, split_sweep
 from lm.sweep.engines import ENGINES, Work
@@ -113,24 +114,6 @@ def exit_status(slot: Slot, caught: list[int]) -> int:
     return DONE
 
 
-@contextlib.contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """A list that the first SIGTERM or SIGINT is put in; a second one ends the process at once."""
-    caught: list[int] = []
-
-    def catch(number, frame):
-        del frame
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, catch) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def train_sweep(
     base: dict[str, Any],
     sweep: Any,
@@ -193,8 +176,8 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
-    if not flags.FLAGS['verbosity'].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells of each file at INFO
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # instead of that of prepare_process
+    quiet_libraries()
     if len(argv) > 1:
         raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
     if CONFIG.value is None and CHOICES.value is None:
@@ -226,6 +209,11 @@ def main(argv: list[str]) -> None:
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         status = BAD_INPUT
+    except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
+        number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+        said = 'nothing new has been trained; the same command goes on'
+        print(f'\n{number.name}: {said}', file=sys.stderr, flush=True)
+        os._exit(SIGNALLED + number)  # at once: no thread has anything to write
     sys.exit(status)
 
 

@@ -6,12 +6,10 @@ that was not.
 
 import contextlib
 import json
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from eval.suites.perplexity import perplexity
 from lm.record.workdir import open_workdir
 from lm.run.program import Program
 from lm.run.wave import Wave
+from tests.commands import log_of, start_sweep
 from tests.sweep_helpers import (
     MODES,
     assert_close,
@@ -34,7 +33,6 @@ from tests.sweep_helpers import (
     changed,
     copied,
     curves,
-    settings,
     statuses,
     table,
     terminate_at,
@@ -276,47 +274,9 @@ def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
     assert curves(tmp_path) == curves(swept['loop'])
 
 
-SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}
-LONGER = {'train_steps': 60, 'train_eval_every': 20, 'train_checkpoint_every': 10}
-LONG = {'train_steps': 600, 'train_eval_every': 300, 'train_checkpoint_every': 50}
-
-
-def start(
-    workdir: Path, corpus: dict, sweep: dict = SWEEP, engine: str = 'local', **more
-) -> subprocess.Popen:
-    """The command, as one gives it; what it says goes to `log_of(workdir)`."""
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
-    program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
-    with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
-        return subprocess.Popen(
-            [*program, f'--workdir={workdir}', f'--config.sweep={sweep}', f'--engine={engine}'],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def log_of(workdir: Path) -> Path:
-    return workdir.with_suffix('.log')
-
-
-def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
-    """Until the cells have recorded so many, together."""
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and process.poll() is None:
-        if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f'no {rows} rows: {log_of(workdir).read_text()}')
-
-
-def recorded(workdir: Path) -> int:
-    return sum(len(rows) for rows in curves(workdir).values())
-
-
 def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
-    process = start(tmp_path / 'x', corpus, sweep)
+    process = start_sweep(tmp_path / 'x', corpus, sweep)
     assert process.wait(timeout=120) == BAD_INPUT and not (tmp_path / 'x').exists()
     assert log_of(tmp_path / 'x').read_text() == (
         "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
@@ -332,31 +292,3 @@ def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
     )
     assert done.returncode == BAD_INPUT and not (tmp_path / 'x').exists()
     assert done.stderr.startswith('error: --engine, --runs_at_once and --resources are for')
-
-
-@pytest.mark.parametrize(
-    ('engine', 'kills', 'parts', 'more'), [('local', 3, 3, {}), ('ray', 1, 2, LONG)]
-)
-def test_the_command_killed_at_random_moments_changes_no_number(
-    engine, kills, parts, more, corpus, tmp_path
-):
-    """One in each of the first `kills` of `parts` of what there is to record, and the same command
-    at once again, while Ray's workers may still be there: not in the last part, which they could
-    end first. What is left in the end is what an undisturbed call leaves.
-    """
-    assert train_sweep(base(corpus, **LONGER | more), SWEEP, tmp_path / 'whole') == DONE
-    rng, workdir = random.Random(0), tmp_path / 'sweep'
-    for part in range(kills):
-        process = start(workdir, corpus, engine=engine, **more)
-        share = (part + rng.uniform(0.1, 0.9)) / parts
-        wait_for_rows(workdir, int(share * recorded(tmp_path / 'whole')), process)
-        process.kill()
-        assert process.wait(timeout=120) == -signal.SIGKILL
-    process = start(workdir, corpus, engine=engine, **more)
-    code, output = process.wait(timeout=120), log_of(workdir).read_text()
-    assert code == DONE and 'resuming after step' in output, output
-    assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
-    found = [(one['log_every'], one['lr'], one['group']) for one in table(workdir)]
-    assert found == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
-    assert table(workdir) == table(tmp_path / 'whole')
-    assert curves(workdir) == curves(tmp_path / 'whole')

@@ -5,12 +5,8 @@ Equivalence: a run that was interrupted anywhere writes the same numbers as one 
 
 import json
 import os
-import random
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +17,7 @@ from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import Lost
 from tests import sweep_helpers
+from tests.commands import TWELVE, finished, start_run, wait_for_step
 from tests.sweep_helpers import (
     before_step,
     poison_at,
@@ -31,12 +28,6 @@ from tests.sweep_helpers import (
 from train import BAD_INPUT, DIVERGED, DONE, SIGNALLED, train
 
 ROOT = Path(__file__).parent.parent
-TWELVE = {
-    'train_steps': 12,
-    'optim_warmup_steps': 5,
-    'data_prefetch': 2,
-    'data_validation_fraction': 0.2,
-}
 
 
 @pytest.fixture(scope='module')
@@ -48,46 +39,6 @@ def corpus(tmp_path_factory):
 def tiny(corpus: dict, **changes) -> Config:
     """Changes are given as train_steps=12."""
     return resolve(sweep_helpers.base(corpus, **TWELVE | changes))
-
-
-def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
-    settings = sweep_helpers.settings(corpus, **TWELVE | changes)
-    overrides = [f'--config.{k}={v}' for k, v in settings.items()]
-    program = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={workdir}']
-    return [*program, *overrides, *flags]
-
-
-@pytest.fixture
-def start():
-    """The command as a process: start(workdir, corpus, *flags, **changes)."""
-    environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
-
-    def start_one(*args, **kwargs) -> subprocess.Popen:
-        return subprocess.Popen(
-            command(*args, **kwargs),
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    return start_one
-
-
-def finished(process: subprocess.Popen) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
-
-
-def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and process.poll() is None:
-        rows = read_rows(workdir / 'metrics.jsonl')
-        if rows and rows[-1]['step'] >= step:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f'ended before step {step}: {finished(process)}')
 
 
 @pytest.fixture(scope='module')
@@ -188,23 +139,8 @@ def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_kill_9_at_three_random_moments_changes_no_number(start, corpus, tmp_path):
-    changes = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
-    code, output = finished(start(tmp_path / 'whole', corpus, **changes))
-    assert code == DONE, output
-    rng = random.Random()
-    for third in range(3):
-        process = start(tmp_path / 'killed', corpus, **changes)
-        wait_for_step(tmp_path / 'killed', 80 * third + rng.randrange(5, 70), process)
-        process.kill()
-        assert finished(process)[0] == -signal.SIGKILL
-    code, output = finished(start(tmp_path / 'killed', corpus, **changes))
-    assert code == DONE and 'resuming after step' in output
-    assert timeless(tmp_path / 'killed') == timeless(tmp_path / 'whole')
-
-
-def test_sigterm_to_the_program_saves_and_says_so(start, corpus, tmp_path):
-    process = start(tmp_path, corpus, train_steps=50_000)
+def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
+    process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
     code, output = finished(process)
@@ -377,16 +313,16 @@ def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_pa
     assert (said in capsys.readouterr().out) == (norm == 'batchnorm')
 
 
-def test_unknown_field_and_value_are_answered_with_the_nearest(start, corpus, tmp_path):
+def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
     for flag, answer in (
         ('--config.model.nrom=none', 'Did you mean "norm"'),
         ('--config.model.norm=layernrom', "Did you mean 'layernorm'"),
     ):
-        code, output = finished(start(tmp_path, corpus, flag))
+        code, output = finished(start_run(tmp_path, corpus, flag))
         assert code == BAD_INPUT and answer in output and 'Traceback' not in output
 
 
-def test_print_config_is_the_resolved_config(start, corpus, tmp_path):
-    code, output = finished(start(tmp_path / 'run', corpus, '--print_config'))
+def test_print_config_is_the_resolved_config(corpus, tmp_path):
+    code, output = finished(start_run(tmp_path / 'run', corpus, '--print_config'))
     assert code == DONE and json.loads(output)['model']['d_model'] == 16
     assert not (tmp_path / 'run').exists()

@@ -114,7 +114,10 @@ def writable(path: Path) -> Iterator[None]:
 
 
 def write_config(path: Path, config: Config) -> None:
-    write_text(path / CONFIG, to_json(config))
+    """Writes config.json, unless it is there as it should be."""
+    text = to_json(config).encode()
+    if not (path / CONFIG).exists() or (path / CONFIG).read_bytes() != text:
+        write_text(path / CONFIG, text.decode())
 
 
 def read_config(path: Path) -> Config:
@@ -138,7 +141,7 @@ def status_of(folder: Path) -> str | None:
     """What the summary of a run says; None where there is none that can be read."""
     try:
         return read_json(folder / SUMMARY).get('status')
-    except (FileNotFoundError, Unreadable):
+    except (FileNotFoundError, NotADirectoryError, Unreadable):
         return None
 
 

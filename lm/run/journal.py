@@ -251,15 +251,14 @@ class Journal:
 
     def explained(self, error: OSError) -> OSError:
         """An error of writing with what it means for the run."""
-        steps = self.checkpoints.steps()
-        newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
         what, then = f'{self.workdir} cannot be written', 'When it can be'
         if is_full(error):
             what, then = f'the disk that holds {self.workdir} is full', 'With room on it'
-        return OSError(
-            f'{what} ({error}); {newest if steps else "no checkpoint has been saved"}. {then}, the '
-            f'same command goes on {"from there" if steps else "anew"}.'
-        )
+        newest, where = 'no checkpoint has been saved', 'anew'
+        if steps := self.checkpoints.steps():
+            newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
+            where = 'from there'
+        return OSError(f'{what} ({error}); {newest}. {then}, the same command goes on {where}.')
 
     def roll_back(self, seen: Diverged, template: State) -> State:
         """The state of the last checkpoint; the batches since are left out. Raises Diverged where

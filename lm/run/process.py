@@ -3,6 +3,7 @@
 import glob
 import os
 import platform
+import signal
 import sys
 
 # glibc's malloc gives large blocks back to the kernel as soon as they are freed, and gets them
@@ -21,7 +22,10 @@ def prepare_process() -> None:
     """On a machine without accelerator: selects JAX's CPU platform, and starts this process again,
     in place, with a malloc that suits XLA:CPU (`TUNABLES`). Elsewhere, and where the user has set
     JAX_PLATFORMS or GLIBC_TUNABLES, those stay as they are.
+
+    Until the caller sets another handler, SIGINT ends the process with one line.
     """
+    signal.signal(signal.SIGINT, _leave)
     if not has_accelerator():
         # Otherwise an installed libtpu or CUDA plugin looks for its device and warns at length.
         os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -30,6 +34,12 @@ def prepare_process() -> None:
     if 'GLIBC_TUNABLES' not in os.environ:
         os.environ['GLIBC_TUNABLES'] = ':'.join(TUNABLES)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _leave(number, frame) -> None:
+    del frame
+    os.write(2, b'\nSIGINT: it had not begun; the same command begins\n')
+    os._exit(128 + number)
 
 
 def has_accelerator() -> bool:

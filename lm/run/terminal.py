@@ -5,10 +5,20 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from absl import flags, logging
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LOG_WIDTH = 160
+
+
+def quiet_libraries() -> None:
+    """Of Orbax, which tells of each file and logs a traceback of each error that it then raises,
+    nothing is shown; of other libraries warnings are. A --verbosity that was given is obeyed.
+    """
+    if not flags.FLAGS['verbosity'].present:
+        logging.set_verbosity(logging.WARNING)
+        logging.get_absl_logger().addFilter(lambda record: '/orbax/' not in record.pathname)
 
 
 class Terminal:

@@ -7,6 +7,7 @@ folder is all that passes between them, so any group can be taken up again by an
 import contextlib
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,16 +58,21 @@ def on_ray(work: Work) -> None:
     workdir under the same path. Raises ValueError where Ray is not installed, or no node has the
     resources that a group asks for.
     """
+    # Ray would report its use; and under `uv run` give workers an environment of their own, which
+    # it would have to install, where this one will do.
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+    os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     try:
         import ray
     except ImportError as error:
         raise ValueError(
             '--engine=ray needs Ray: pip install "evenkeel[cluster]", or uv sync --extra cluster'
         ) from error
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # Ray would report its use
     connected = ray.is_initialized()
     if not connected:
-        ray.init(include_dashboard=False, logging_level='ERROR')
+        with warnings.catch_warnings():  # JAX's, of a fork that is followed by exec at once
+            warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
+            ray.init(include_dashboard=False, logging_level='ERROR')
     try:
         resources = work.resources or default_resources(ray.cluster_resources())
         _check_resources(ray.nodes(), resources)

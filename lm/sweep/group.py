@@ -5,19 +5,21 @@ one that does not fit in memory trains in waves (`lm.run.wave`).
 """
 
 import contextlib
+import functools
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 
-from lm.config import Config
+from lm.config import RUN_PATHS, Config
 from lm.many import run_axis
 from lm.record.host import device_memory_bytes
 from lm.record.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, record_failure
 from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
+from lm.run.signals import nothing_to_lose
 from lm.run.slot import RunSpec
 from lm.run.table import parameter_count
 from lm.run.terminal import CellTerminal
@@ -47,38 +49,42 @@ def train_group(
     recorded with them.
     """
     waiting = [cell for cell in group if not is_final(workdir / cell.name)]
-    if not waiting:
-        return
-    try:
-        program, slots = _compiled(waiting, runs_at_once, say)
-    except Exception as error:  # of any kind: the other groups can still be trained
-        for cell in waiting:
-            with contextlib.ExitStack() as held:
-                if _open(held, workdir / cell.name, cell, time.monotonic(), say):
-                    record_failure(workdir / cell.name, error, say)
-        return
-    for start in range(0, len(waiting), slots):
+
+    @functools.cache
+    def compiled() -> tuple[Program, int]:
+        with nothing_to_lose(caught):
+            return _compiled(waiting, runs_at_once, say)
+
+    for part in _even_parts(waiting, most_files()):
         if caught:
             return
-        part = waiting[start : start + slots]
         wait_until = time.monotonic() + PATIENCE_SEC  # for all together
         with contextlib.ExitStack() as held:
             opened = [c for c in part if _open(held, workdir / c.name, c, wait_until, say)]
             runs = [
                 RunSpec(
-                    cell.config,
-                    workdir / cell.name,
-                    CellTerminal(cell.name, say),
-                    start_over=start_over,
+                    c.config, workdir / c.name, CellTerminal(c.name, say), start_over=start_over
                 )
-                for cell in opened
+                for c in opened
             ]
             try:
-                _train(program, runs, slots, caught, say, tick)
-            except Exception as error:
+                if runs:
+                    _train(*compiled(), runs, caught, say, tick)
+            except Exception as error:  # of any kind: the other groups can still be trained
                 for run in runs:
                     if not is_final(run.folder):
                         record_failure(run.folder, error, say)
+
+
+def _run_of(cell: Cell, workdir: Path, say: Callable, start_over: bool) -> RunSpec:
+    terminal = CellTerminal(cell.name, say)
+    return RunSpec(cell.config, workdir / cell.name, terminal, start_over=start_over)
+
+
+def _even_parts(cells: list[Cell], most: int) -> Iterator[list[Cell]]:
+    parts = -(-len(cells) // most)
+    size = -(-len(cells) // max(parts, 1))
+    return (cells[start : start + size] for start in range(0, len(cells), size or 1))
 
 
 def _open(
@@ -102,32 +108,36 @@ def _compiled(cells: list[Cell], runs_at_once: int, say: Callable) -> tuple[Prog
         raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
     how = run_axis(experiment.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, how)
+    alike = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
     say(
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
-        f'parameters ({cells[0].changes}{", ..." if len(cells) > 1 else ""})'
+        f'parameters{" with " * bool(alike)}{", ".join(alike)}'
     )
     return program, slots_for(program, len(cells), runs_at_once, say)
 
 
 def _train(
     program: Program,
-    runs: list[RunSpec],
     slots: int,
+    runs: list[RunSpec],
     caught: list[int],
     say: Callable[[str], None],
     tick: Callable[[], None],
 ) -> None:
-    """One wave. An error of one run leaves the others."""
-    if not runs:
-        return
+    """In waves of `slots` runs. An error of one run leaves the others."""
 
     def on_failure(folder: Path, error: Exception) -> None:
         record_failure(folder, error, say)
 
-    say(f'{len(runs)} runs side by side ({program.how}), compiled in {program.compile_sec:.1f} s')
-    with contextlib.closing(Wave(program, runs, slots, on_failure)) as wave:
-        wave.compile()
-        wave.train(caught, tick)
+    for start in range(0, len(runs), slots):
+        if caught:
+            return
+        part = runs[start : start + slots]
+        sec = program.compile_sec
+        say(f'{len(part)} runs side by side ({program.how}), compiled in {sec:.1f} s')
+        with contextlib.closing(Wave(program, part, slots, on_failure)) as wave:
+            wave.compile()
+            wave.train(caught, tick)
 
 
 def longest(cells: list[Cell]) -> Config:
@@ -140,7 +150,7 @@ def slots_for(
 ) -> int:
     """How many runs a wave has room for: a multiple of the mesh axis `run`."""
     multiple = program.experiment.mesh.shape['run']
-    wanted = min(runs, runs_at_once or runs, most_files(multiple))
+    wanted = min(runs, runs_at_once or runs, max(multiple, most_files() // multiple * multiple))
     limit = device_memory_bytes() // (program.experiment.mesh.size if program.shares_memory else 1)
     most = runs_that_fit(wanted, multiple, limit, program.memory_bytes)
     waves = -(-runs // most)
@@ -154,10 +164,11 @@ def slots_for(
     return slots
 
 
-def most_files(multiple: int) -> int:
-    """The runs whose files a wave may hold open: MOST_RUNS, or what the system's limit leaves, and
-    a multiple of `multiple`.
+def most_files() -> int:
+    """The runs whose folders a process may hold open: MOST_RUNS, or what the system's limit of open
+    files leaves.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_RUNS if allowed == resource.RLIM_INFINITY else min(MOST_RUNS, allowed - OTHER_FILES)
-    return max(multiple, most // multiple * multiple)
+    if allowed == resource.RLIM_INFINITY:
+        return MOST_RUNS
+    return max(1, min(MOST_RUNS, allowed - OTHER_FILES))

@@ -1,4 +1,4 @@
-"""Property: any changed bit of an array shows in its digest, and how it lies over a mesh does not."""
+"""Property: any changed bit of an array shows in its digest; how it lies over a mesh does not."""
 
 import jax
 import jax.numpy as jnp

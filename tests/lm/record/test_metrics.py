@@ -1,10 +1,15 @@
 """metrics.jsonl, workdir files and throughput."""
 
 import json
+import os
+import struct
 import subprocess
 import sys
+import threading
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
 
 from lm.files import write_text
 from lm.record import metrics
@@ -31,9 +36,92 @@ def test_recorder_drops_rows_after_the_step_it_resumes_from(tmp_path):
     ]
 
 
+def recorded(path, steps):
+    """The lines of a run that has made rows of these steps."""
+    recorder = Recorder(path, 0, None, print)
+    for step in steps:
+        recorder.write({'step': step, 'loss': step / 2})
+    return (path / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
+
+
 def test_a_line_cut_short_is_left_out(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n{"step": 2, "lo')
     assert rows_of(tmp_path) == [{'step': 1}]
+    said = []
+    Recorder(tmp_path, 1, 1, said.append).write({'step': 2})
+    assert rows_of(tmp_path) == [{'step': 1}, {'step': 2}] and not said
+
+
+def test_a_line_end_cut_off_joins_no_rows(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n{"step": 2}')
+    Recorder(tmp_path, 2, 2, print).write({'step': 3})
+    assert rows_of(tmp_path) == [{'step': 1}, {'step': 2}, {'step': 3}]
+
+
+@pytest.mark.parametrize('damage', [b'{"step": 3, "l\x00ss": 1.5}\n', b'\xff\n', b'[3]\n', b'\n'])
+def test_intact_rows_after_a_damaged_line_are_kept_and_it_is_said(tmp_path, damage):
+    lines = recorded(tmp_path, range(1, 6))
+    lines[2] = damage
+    (tmp_path / 'metrics.jsonl').write_bytes(b''.join(lines))
+    assert [row['step'] for row in rows_of(tmp_path)] == [1, 2, 4, 5]
+    said = []
+    Recorder(tmp_path, 5, 5, said.append)
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == b''.join([*lines[:2], *lines[3:]])
+    assert (tmp_path / 'metrics_damaged.jsonl').read_bytes() == damage
+    assert '1 of 5 lines' in said[0] and 'lacks 1 of the 5 rows up to step 5' in said[1]
+
+
+@pytest.mark.parametrize(('left', 'lacks'), [(3, 2), (0, 5), (None, 5)])
+def test_rows_that_are_gone_are_said(tmp_path, left, lacks):
+    lines = recorded(tmp_path, range(1, 6))
+    path = tmp_path / 'metrics.jsonl'
+    path.unlink() if left is None else path.write_bytes(b''.join(lines[:left]))
+    said = []
+    Recorder(tmp_path, 5, 5, said.append)
+    assert len(said) == 1 and f'lacks {lacks} of the 5 rows' in said[0] and path.exists()
+
+
+def test_rows_are_synced_when_asked(tmp_path, monkeypatch):
+    synced = []
+    recorder = Recorder(tmp_path, 0, None, print)
+    recorder.write({'step': 1})
+    monkeypatch.setattr('os.fsync', lambda fd: synced.append(os.readlink(f'/proc/self/fd/{fd}')))
+    recorder.sync()
+    assert synced == [str(tmp_path / 'metrics.jsonl')]
+
+
+def test_tensorboard_reads_what_is_written(tmp_path):
+    """By its format: each record's length and content have their CRCs."""
+    recorder = Recorder(tmp_path, 4, None, print)
+    recorder.write({'step': 5, 'loss': 2.5, 'grads': [1.0, 3.0], 'bad': float('nan')})
+    (path,) = (tmp_path / 'tensorboard').iterdir()
+    data, events = path.read_bytes(), []
+    while data:
+        length, crc = struct.unpack('<QI', data[:12])
+        assert crc == masked_crc32c(data[:8])
+        assert struct.unpack('<I', data[12 + length : 16 + length])[0] == masked_crc32c(
+            data[12 : 12 + length]
+        )
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    assert events[0].file_version == 'brain.Event:2' and events[1].step == 5
+    scalars = {value.tag: value.simple_value for value in events[2].summary.value}
+    assert scalars == {'loss': 2.5, 'grads/layer_0': 1.0, 'grads/layer_1': 3.0}
+    assert 'tfevents' in path.name and len(events) == 3
+
+
+def test_recording_opens_no_file_for_long(tmp_path):
+    before = len(os.listdir('/proc/self/fd')), threading.active_count()
+    recorders = [Recorder(tmp_path / f'{i}', 0, None, print) for i in make_folders(tmp_path, 20)]
+    for recorder in recorders:
+        recorder.write({'step': 1, 'loss': 1.0})
+    assert (len(os.listdir('/proc/self/fd')), threading.active_count()) == before
+
+
+def make_folders(path, n):
+    for i in range(n):
+        (path / f'{i}').mkdir()
+        yield i
 
 
 def test_not_finite_values_are_null_in_json(tmp_path):

@@ -10,8 +10,19 @@ import threading
 
 import pytest
 
-from lm.record.workdir import InUse, open_workdir
+from lm.config import to_dict
+from lm.files import Unreadable, read_json
+from lm.record.series import Checkpoints
+from lm.record.workdir import (
+    InUse,
+    is_final,
+    open_workdir,
+    read_config,
+    status_of,
+    write_config,
+)
 from tests.helpers import tiny_config
+from tests.lm.record.test_series import META, state
 from tests.test_layering import ROOT
 
 CONFIG = tiny_config()
@@ -93,3 +104,66 @@ def test_another_error_of_locking_is_one_of_writing(tmp_path, monkeypatch):
         open_workdir(tmp_path, CONFIG, False),
     ):
         pass
+
+
+DAMAGES = ['', '{', '[]', '{"model": ', '[' * 100_000, '\xff']
+
+
+@pytest.mark.parametrize('text', DAMAGES, ids=range(len(DAMAGES)))
+class TestADamagedFile:
+    def write(self, path, text):
+        path.write_text(text, encoding='latin-1')
+
+    def test_config_is_that_of_the_newest_checkpoint_that_can_be_read(self, tmp_path, said, text):
+        meta = META | {'config': to_dict(CONFIG)}
+        checkpoints = Checkpoints(tmp_path, 2, 0)
+        for step in (1, 2):
+            checkpoints.save(state(step), meta, None)
+        checkpoints.close()
+        (tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata').unlink()
+        self.write(tmp_path / 'config.json', text)
+        with open_workdir(tmp_path, CONFIG, False, said.append):
+            pass
+        assert len(said) == 1 and f'{tmp_path}/config.json' in said[0]
+        other = tiny_config({'optim.lr': 0.5})
+        with pytest.raises(ValueError, match=r'optim\.lr'), open_workdir(tmp_path, other, False):
+            pass
+
+    def test_config_without_a_checkpoint_is_written_anew(self, tmp_path, said, text):
+        self.write(tmp_path / 'config.json', text)
+        with open_workdir(tmp_path, CONFIG, False, said.append):
+            write_config(tmp_path, CONFIG)
+        assert len(said) == 1 and read_config(tmp_path) == CONFIG
+
+    def test_summary_is_of_a_run_that_has_not_ended(self, tmp_path, text):
+        self.write(tmp_path / 'summary.json', text)
+        assert status_of(tmp_path) is None and not is_final(tmp_path)
+
+    def test_any_is_named(self, tmp_path, text):
+        self.write(tmp_path / 'x.json', text)
+        with pytest.raises(Unreadable, match=r'/x\.json'):
+            read_json(tmp_path / 'x.json')
+
+
+def test_opening_leaves_no_config_until_a_run_begins(tmp_path):
+    with open_workdir(tmp_path, CONFIG, False):
+        pass
+    with open_workdir(tmp_path, tiny_config({'optim.lr': 0.5}), False):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ['.lock']
+
+
+def test_a_config_that_is_there_is_not_written_again(tmp_path):
+    write_config(tmp_path, CONFIG)
+    before = (tmp_path / 'config.json').stat().st_ino
+    write_config(tmp_path, CONFIG)
+    assert (tmp_path / 'config.json').stat().st_ino == before
+
+
+def test_a_path_that_checkpoints_could_not_be_read_from_is_refused_at_once(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r'holds \[ and \]'),
+        open_workdir(tmp_path / 'a[b]', CONFIG, False),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())

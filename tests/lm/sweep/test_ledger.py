@@ -131,3 +131,19 @@ def test_cells_of_other_axes_stay_on_record(tmp_path):
         ({'optim.lr': 0.2}, 0),
         ({'optim.lr': 0.1}, None),
     ]
+
+
+@pytest.mark.parametrize('text', ['', '{"base": {}}', '{"base": {}, "cells": 3}', '[', 'null'])
+def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_path, text):
+    """Those that the axes have no more stay on record, and finished ones are not run again."""
+    raw, said = tiny_raw(), []
+    cell, *_ = cells(raw, {'optim.lr': (0.1, 0.2, 0.3)})
+    (tmp_path / cell.name).mkdir()
+    write_config(tmp_path / cell.name, cell.config)
+    (tmp_path / 'sweep.json').write_text(text)
+    left = groups(cells(raw, {'optim.lr': (0.2, 0.3)}))
+    open_sweep(tmp_path, resolve(raw), left, False, said.append)
+    (line,) = said
+    assert f'{tmp_path}/sweep.json' in line and 'the 1 cells that have a folder' in line
+    found = {one['cell']: one['changes'] for one in read_sweep(tmp_path)['cells']}
+    assert found[cell.name] == {'optim.lr': 0.1} and len(found) == 3

@@ -1,0 +1,91 @@
+"""The commands as processes of their own: a run, a sweep, and waiting for what they record."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lm.record.metrics import read_rows
+from tests import sweep_helpers
+from tests.sweep_helpers import curves, settings
+
+ROOT = Path(__file__).parent.parent
+TWELVE = {
+    'train_steps': 12,
+    'optim_warmup_steps': 5,
+    'data_prefetch': 2,
+    'data_validation_fraction': 0.2,
+}
+
+
+def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
+    settings = sweep_helpers.settings(corpus, **TWELVE | changes)
+    overrides = [f'--config.{k}={v}' for k, v in settings.items()]
+    program = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={workdir}']
+    return [*program, *overrides, *flags]
+
+
+def start_run(workdir: Path, corpus: dict, *flags: str, **changes) -> subprocess.Popen:
+    """The command of a run; what it says is to be read with `finished`."""
+    return subprocess.Popen(
+        command(workdir, corpus, *flags, **changes),
+        cwd=ROOT,
+        env={**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finished(process: subprocess.Popen) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        rows = read_rows(workdir / 'metrics.jsonl')
+        if rows and rows[-1]['step'] >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f'ended before step {step}: {finished(process)}')
+
+
+SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}
+LONGER = {'train_steps': 60, 'train_eval_every': 20, 'train_checkpoint_every': 10}
+LONG = {'train_steps': 600, 'train_eval_every': 300, 'train_checkpoint_every': 50}
+
+
+def start_sweep(
+    workdir: Path, corpus: dict, sweep: dict = SWEEP, engine: str = 'local', **more
+) -> subprocess.Popen:
+    """The command, as one gives it; what it says goes to `log_of(workdir)`."""
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
+    program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
+    with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
+        return subprocess.Popen(
+            [*program, f'--workdir={workdir}', f'--config.sweep={sweep}', f'--engine={engine}'],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def log_of(workdir: Path) -> Path:
+    return workdir.with_suffix('.log')
+
+
+def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
+    """Until the cells have recorded so many, together."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f'no {rows} rows: {log_of(workdir).read_text()}')
+
+
+def recorded(workdir: Path) -> int:
+    return sum(len(rows) for rows in curves(workdir).values())

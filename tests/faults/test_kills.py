@@ -1,0 +1,94 @@
+"""kill -9 at random moments: the same command goes on, and no number changes.
+
+Three kills a trial, one in each third of a run; a sweep of two groups in this process, and on Ray,
+whose workers outlive the driver.
+"""
+
+import random
+import signal
+
+import pytest
+
+from tests.commands import (
+    LONG,
+    LONGER,
+    SWEEP,
+    finished,
+    log_of,
+    recorded,
+    start_run,
+    start_sweep,
+    wait_for_rows,
+    wait_for_step,
+)
+from tests.sweep_helpers import base, curves, table, timeless, write_corpus
+from train import DONE, train_sweep
+
+RUN = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
+OF_ENGINE = {'local': (3, 3, {}), 'ray': (1, 2, LONG)}  # kills, in how many parts, changes
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
+
+
+@pytest.fixture(scope='module')
+def whole_run(corpus, tmp_path_factory):
+    """The rows of a run that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp('whole') / 'run'
+    code, output = finished(start_run(workdir, corpus, **RUN))
+    assert code == DONE, output
+    return timeless(workdir)
+
+
+@pytest.mark.trials(short=1, long=7)
+def test_kill_9_of_a_run(trial, whole_run, corpus, tmp_path):
+    rng = random.Random(trial)
+    for third in range(3):
+        process = start_run(tmp_path, corpus, **RUN)
+        wait_for_step(tmp_path, 80 * third + rng.randrange(5, 70), process)
+        process.kill()
+        assert finished(process)[0] == -signal.SIGKILL
+    code, output = finished(start_run(tmp_path, corpus, **RUN))
+    assert code == DONE and 'resuming after step' in output
+    assert timeless(tmp_path) == whole_run
+
+
+@pytest.fixture(scope='module')
+def whole_sweep(corpus, tmp_path_factory):
+    """workdir_of(engine): a sweep of that engine's length that nothing disturbed."""
+    folder, made = tmp_path_factory.mktemp('whole_sweeps'), {}
+
+    def workdir_of(engine):
+        if engine not in made:
+            _, _, changes = OF_ENGINE[engine]
+            made[engine] = folder / engine
+            assert train_sweep(base(corpus, **LONGER | changes), SWEEP, made[engine]) == DONE
+        return made[engine]
+
+    return workdir_of
+
+
+@pytest.mark.parametrize('engine', OF_ENGINE)
+@pytest.mark.trials(short=1, long=7)
+def test_kill_9_of_a_sweep(engine, trial, whole_sweep, corpus, tmp_path):
+    """One in each of the first parts of what there is to record, and the same command at once
+    again, while Ray's workers may still be there: not in the last part, which they could end first.
+    """
+    kills, parts, changes = OF_ENGINE[engine]
+    rng, workdir, whole = random.Random(trial), tmp_path / 'sweep', whole_sweep(engine)
+    for part in range(kills):
+        process = start_sweep(workdir, corpus, engine=engine, **changes)
+        share = (part + rng.uniform(0.1, 0.9)) / parts
+        wait_for_rows(workdir, int(share * recorded(whole)), process)
+        process.kill()
+        assert process.wait(timeout=120) == -signal.SIGKILL
+    process = start_sweep(workdir, corpus, engine=engine, **changes)
+    code, output = process.wait(timeout=120), log_of(workdir).read_text()
+    assert code == DONE and 'resuming after step' in output, output
+    assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
+    found = [(one['log_every'], one['lr'], one['group']) for one in table(workdir)]
+    assert found == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
+    assert table(workdir) == table(whole)
+    assert curves(workdir) == curves(whole)
