@@ -1,6 +1,7 @@
 """The commands as processes of their own: a run, a sweep, and waiting for what they record."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -26,8 +27,17 @@ def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
     return [*program, *overrides, *flags]
 
 
-def start_run(workdir: Path, corpus: dict, *flags: str, **changes) -> subprocess.Popen:
-    """The command of a run; what it says is to be read with `finished`."""
+def start_run(
+    workdir: Path,
+    corpus: dict,
+    *flags: str,
+    limit: tuple[int, int] | None = None,
+    **changes,
+) -> subprocess.Popen:
+    """The command of a run; what it says is to be read with `finished`.
+
+    limit: (which, how much) of `resource`, for the process.
+    """
     return subprocess.Popen(
         command(workdir, corpus, *flags, **changes),
         cwd=ROOT,
@@ -35,6 +45,7 @@ def start_run(workdir: Path, corpus: dict, *flags: str, **changes) -> subprocess
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        preexec_fn=limit and (lambda: resource.setrlimit(limit[0], (limit[1], limit[1]))),
     )
 
 
@@ -59,9 +70,17 @@ LONG = {'train_steps': 600, 'train_eval_every': 300, 'train_checkpoint_every': 5
 
 
 def start_sweep(
-    workdir: Path, corpus: dict, sweep: dict = SWEEP, engine: str = 'local', **more
+    workdir: Path,
+    corpus: dict,
+    sweep: dict = SWEEP,
+    engine: str = 'local',
+    limit: tuple[int, int] | None = None,
+    **more,
 ) -> subprocess.Popen:
-    """The command, as one gives it; what it says goes to `log_of(workdir)`."""
+    """The command, as one gives it; what it says goes to `log_of(workdir)`.
+
+    limit: (which, how much) of `resource`, for the process.
+    """
     overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
     with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
@@ -70,6 +89,7 @@ def start_sweep(
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=limit and (lambda: resource.setrlimit(limit[0], (limit[1], limit[1]))),
         )
 
 
