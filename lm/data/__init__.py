@@ -90,7 +90,7 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     folder = cache.made_once(
         root,
         name,
-        make=lambda partial: prepare.prepare(source, plan, cfg, partial, say),
+        make=lambda partial: prepare.prepare(source, plan, cfg, name, partial, say),
         damage=prepared.damage,
         say=say,
     )

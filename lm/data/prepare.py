@@ -43,13 +43,20 @@ def digest(source: Source, plan: Plan, cfg: DataConfig) -> str:
     return state.hexdigest()
 
 
-def prepare(source: Source, plan: Plan, cfg: DataConfig, folder: Path, say: Callable) -> None:
-    """Fills `folder`. Memory does not grow with the size of the files or of a document.
+def prepare(
+    source: Source, plan: Plan, cfg: DataConfig, name: str, folder: Path, say: Callable
+) -> None:
+    """Fills `folder` with what has the digest `name`; the disk holds a copy of the text meanwhile.
 
-    The disk holds a copy of the text meanwhile. Raises ValueError for a corpus that cannot be
-    split, or is not UTF-8.
+    Memory does not grow with the size of files or documents. Raises ValueError for a corpus that
+    cannot be split, is not UTF-8, or changes while it is read.
     """
     with scanned(source, cfg, folder) as found:
+        if digest(source, plan, cfg) != name:
+            raise ValueError(
+                f'the files of data.source={cfg.source} changed while they were read. Run the '
+                'command again when they are complete.'
+            )
         _describe(found, cfg, say)
         tokenizer = plan.build(_training_texts(found, cfg.validation_fraction))
         _warn_of_whole(tokenizer, found, say)
@@ -84,8 +91,8 @@ def _warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
     if not tokenizer.cuttable and size >= LARGE:
         name = found.names[found.lengths.index(size)]
         say(
-            f'NOTE: {name} is a document of {size / 1e6:,.0f} MB, and this tokenizer must have it '
-            f'whole: that takes about {size * WHOLE_COST / 1e9:,.1f} GB of memory. Cut it into '
+            f'NOTE: {name} is a document of {size / 1e6:,.1f} MB, and this tokenizer must have it '
+            f'whole: that takes about {size * WHOLE_COST / 1e9:,.2f} GB of memory. Cut it into '
             'several documents, or set data.tokenizer to bpe:SIZE or byte.'
         )
 

@@ -43,7 +43,26 @@ def open_source(source: str, text_field: str) -> Source:
     Raises ValueError for an unknown scheme, a missing argument, files that are not there.
     """
     scheme, _, argument = source.partition(':')
+    if scheme not in SOURCES and (named := _text_at(source)):
+        raise ValueError(
+            f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
+            f'{source!r}. To read the text there, set data.source={named}.'
+        )
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
+
+
+def _text_at(path: str) -> str:
+    """The data.source of a path without its scheme; '' for what looks like no path."""
+    there = os.path.expanduser(path)
+    if os.path.isdir(there):
+        inside = map(Path, glob.iglob(f'{glob.escape(there)}/**', recursive=True))
+        first = next((file for file in inside if format_of(file) in FORMATS), Path('any.txt'))
+        compression = first.suffix if first.suffix in COMPRESSIONS else ''
+        return f'text:{path.rstrip("/")}/**/*{format_of(first)}{compression}'
+    looks_like_one = set(path) & set('/*?') or format_of(Path(path)) in FORMATS
+    if os.path.exists(there) or (looks_like_one and ':' not in path):
+        return f'text:{path}'
+    return ''
 
 
 def python(argument: str, text_field: str) -> Source:

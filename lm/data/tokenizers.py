@@ -28,6 +28,7 @@ CUT = re.compile(r'\S(?=[ \t\r\n])|[A-Za-z0-9](?=[!-/:-@\[-`{-~])')
 # Characters without a place to cut: encoding them at once takes 100 bytes of memory for each.
 LONGEST_UNCUT = 1 << 22
 
+POLL_SEC = 0.1
 STOP_SEC = 1  # how long an interrupted training is waited for
 
 LIBRARY_FILE = 'tokenizer.json'
@@ -187,7 +188,19 @@ def plan(spec: str) -> Plan:
     Raises ValueError for an unknown kind, a size too small, a path without a tokenizer.
     """
     kind, _, argument = spec.partition(':')
-    return choose(TOKENIZERS, kind, 'data.tokenizer')(argument)
+    if kind not in TOKENIZERS and Path(spec).expanduser().exists():
+        raise ValueError(
+            f'data.tokenizer must begin with its kind, one of {", ".join(sorted(TOKENIZERS))}; got '
+            f'the path {spec!r}. To read the {LIBRARY_FILE} there, set data.tokenizer=hf:{spec}.'
+        )
+    try:
+        make = choose(TOKENIZERS, kind, 'data.tokenizer')
+    except ValueError as error:
+        raise ValueError(
+            f'{error} Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH is a '
+            f'{LIBRARY_FILE} on this machine, or its folder.'
+        ) from None
+    return make(argument)
 
 
 def vocab_size(spec: str) -> int:
@@ -234,7 +247,7 @@ def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str])
     The library returns to Python no sooner than it is done. What is interrupted ends with the next
     text or, once it has them all, with its merges, which nobody waits for.
     """
-    stopped, failed = threading.Event(), []
+    stopped, done, failed = threading.Event(), threading.Event(), []
 
     def fed() -> Iterator[str]:
         try:
@@ -251,14 +264,16 @@ def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str])
             train(fed())
         except Exception as error:  # the library may make another one of that of `fed`
             failed.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
     try:
-        thread.join()
+        threading.Thread(target=work, daemon=True).start()
+        while not done.wait(POLL_SEC):  # a signal that another thread has taken wakes nobody
+            pass
     finally:
         stopped.set()
-        thread.join(STOP_SEC)
+        done.wait(STOP_SEC)
     if failed:
         raise failed[0]
 
@@ -269,7 +284,7 @@ def _hf(argument: str) -> Plan:
     if not argument or not path.is_file():
         raise ValueError(
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
-            f"got 'hf:{argument}', and {path} is not a file."
+            f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
         )
     library = _library(path)
     vocab = library.get_vocab(with_added_tokens=True)
