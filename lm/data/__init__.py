@@ -1,14 +1,10 @@
 """Text in, batches out: `open_dataset(cfg.data)` prepares what it names, once, and opens it."""
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
-
-import numpy as np
 
 from lm.config import DataConfig
-from lm.data import cache, prepare, tokenizers
+from lm.data import cache, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
     Feed,
@@ -19,10 +15,11 @@ from lm.data.loader import (
     steps_in_epoch,
 )
 from lm.data.packing import PACKINGS
-from lm.data.prepare import INVALID_UTF8, SPLITS
 from lm.data.rows import Rows
 from lm.data.sources import SOURCES, Source, open_source
+from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
+from lm.data.utf8 import INVALID_UTF8
 from modules.choices import choose
 
 __all__ = [
@@ -85,31 +82,32 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     """The data of a config, prepared now unless the cache holds it; `say` is told what is done.
 
     Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
-    one row; OSError where the cache cannot be written.
+    one row; OSError where the cache cannot be written, or what it holds is damaged.
     """
     source, plan = _resolve(cfg)
     name = prepare.digest(source, plan, cfg)
     root = cache.root(cfg.cache_dir)
     folder = cache.made_once(
-        root, name, lambda partial: prepare.prepare(source, plan, cfg, partial, say), say
+        root,
+        name,
+        make=lambda partial: prepare.prepare(source, plan, cfg, name, partial, say),
+        damage=prepared.damage,
+        say=say,
     )
-    report = json.loads((folder / 'report.json').read_text())
-    held = report['train']['tokens']
+    found = prepared.load(folder)
+    held = found.report['train']['tokens']
     if held < cfg.seq_len + 1:
         raise ValueError(
             f'the training split of {cfg.source} holds {held} tokens, less than one row of '
             f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
             f'{held - 1} at most.'
         )
-    train, validation = (_rows(folder, split, cfg, report) for split in SPLITS)
-    return Dataset(tokenizers.load(folder / 'tokenizer'), train, validation, name, report)
+    train, validation = (_rows(found, split, cfg) for split in SPLITS)
+    return Dataset(found.tokenizer, train, validation, name, found.report)
 
 
-def _rows(folder: Path, split: str, cfg: DataConfig, report: dict) -> Rows:
-    import tensorflow_datasets as tfds
-
-    with np.load(folder / 'index.npz') as index:
-        documents = index[split]
-    chunks = tfds.builder_from_directory(str(folder / 'records')).as_data_source(split)
+def _rows(found: prepared.Prepared, split: str, cfg: DataConfig) -> Rows:
+    documents = found.documents[split]
     layout = PACKINGS[cfg.packing](documents, cfg.seq_len)
-    return Rows(chunks, documents, layout, cfg.seq_len, report[split]['bytes'])
+    n_bytes = found.report[split]['bytes']
+    return Rows(found.chunks[split], documents, layout, cfg.seq_len, n_bytes)

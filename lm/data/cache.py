@@ -12,7 +12,7 @@ from pathlib import Path
 from lm.files import locked, write_text
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# ArrayRecord raises RuntimeError with the system's words in it.
+# ArrayRecord's errors have no number, but the system's words in them.
 FULL_WORDS = tuple(os.strerror(number) for number in FULL)
 
 
@@ -26,23 +26,33 @@ def root(cache_dir: str) -> Path:
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
     """A content hash of each file; read again only where its size or time of change differ."""
     memo_path = folder / 'files.json'
-    try:
-        memo = json.loads(memo_path.read_text())
-    except (OSError, ValueError):  # absent, or not ours: only time is lost
-        memo = {}
+    memo = _recall(memo_path)
     digests, news = [], {}
     for path in files:
         stat, key = path.stat(), str(path.absolute())
         stamp = [stat.st_size, stat.st_mtime_ns]
-        known = memo.get(key)
-        if not known or known[:2] != stamp:
-            with open(path, 'rb') as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            known = news[key] = [*stamp, digest.hexdigest()]
-        digests.append(known[2])
+        match memo.get(key):
+            case [size, changed, str(known)] if [size, changed] == stamp:
+                digests.append(known)
+            case _:
+                digests.append(file_digest(path))
+                news[key] = [*stamp, digests[-1]]
     if news:
         _remember(memo_path, memo | news)
     return digests
+
+
+def file_digest(path: Path) -> str:
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _recall(path: Path) -> dict:
+    try:
+        memo = json.loads(path.read_text())
+    except (OSError, ValueError):  # absent, or not ours: only time is lost
+        return {}
+    return memo if isinstance(memo, dict) else {}
 
 
 def _remember(path: Path, memo: dict) -> None:
@@ -52,18 +62,29 @@ def _remember(path: Path, memo: dict) -> None:
         write_text(path, json.dumps(memo))
 
 
-def made_once(folder: Path, name: str, make: Callable[[Path], None], say: Callable) -> Path:
+def made_once(
+    folder: Path,
+    name: str,
+    *,
+    make: Callable[[Path], None],
+    damage: Callable[[Path], str],
+    say: Callable[[str], None],
+) -> Path:
     """folder / name, which `make` fills unless it is there: all of it or nothing, and by one.
 
     `make` writes into a folder beside it that is renamed when done, under a lock the system
-    releases when its holder dies; what a killed process left is removed by the next.
+    releases when its holder dies; what a killed process left is removed by the next. What is there
+    is made again where `damage` says, in words, what is wrong with it.
     """
     path, partial = folder / name, folder / f'{name}.partial'
-    if path.is_dir():
+    if path.is_dir() and not damage(path):
         return path
     with _held(folder, name, say):
-        if path.is_dir():  # made by the process that was waited for
-            return path
+        if path.is_dir():
+            if not (reason := damage(path)):  # made by the process that was waited for
+                return path
+            say(f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again')
+            shutil.rmtree(path)
         shutil.rmtree(partial, ignore_errors=True)
         try:
             with _disk_full_explained(folder):
@@ -94,7 +115,7 @@ def _held(folder: Path, name: str, say: Callable) -> Iterator[None]:
 def _disk_full_explained(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # TFDS and ArrayRecord raise what they like
         full = getattr(error, 'errno', None) in FULL or any(w in str(error) for w in FULL_WORDS)
         if not full:
             raise

@@ -1,23 +1,26 @@
-"""Where text comes from: `scheme` or `scheme:argument` names a stream of (name, bytes)."""
+"""Where text comes from: `scheme` or `scheme:argument` names a stream of documents."""
 
 import dataclasses
 import functools
 import glob
-import gzip
-import io
-import json
 import os
 import re
 import sysconfig
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from lm.data import synthetic
+from lm.data import formats, synthetic
+from lm.data.formats import (
+    COMPRESSIONS,
+    FORMATS,
+    Documents,
+    as_bytes,
+    first_line,
+    format_of,
+    no_field,
+)
 from modules.choices import choose
-
-Documents = Iterator[tuple[str, bytes]]
 
 # Tests are two thirds of the library, much of them tables; packages vary with the machine.
 PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
@@ -40,7 +43,26 @@ def open_source(source: str, text_field: str) -> Source:
     Raises ValueError for an unknown scheme, a missing argument, files that are not there.
     """
     scheme, _, argument = source.partition(':')
+    if scheme not in SOURCES and (named := _text_at(source)):
+        raise ValueError(
+            f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
+            f'{source!r}. To read the text there, set data.source={named}.'
+        )
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
+
+
+def _text_at(path: str) -> str:
+    """The data.source of a path without its scheme; '' for what looks like no path."""
+    there = os.path.expanduser(path)
+    if os.path.isdir(there):
+        inside = map(Path, glob.iglob(f'{glob.escape(there)}/**', recursive=True))
+        first = next((file for file in inside if format_of(file) in FORMATS), Path('any.txt'))
+        compression = first.suffix if first.suffix in COMPRESSIONS else ''
+        return f'text:{path.rstrip("/")}/**/*{format_of(first)}{compression}'
+    looks_like_one = set(path) & set('/*?') or format_of(Path(path)) in FORMATS
+    if os.path.exists(there) or (looks_like_one and ':' not in path):
+        return f'text:{path}'
+    return ''
 
 
 def python(argument: str, text_field: str) -> Source:
@@ -74,7 +96,7 @@ def _modules(root: Path) -> Iterator[str]:
 
 def _whole_files(names_and_files: tuple[tuple[str, Path], ...]) -> Documents:
     for name, path in names_and_files:
-        yield name, path.read_bytes()
+        yield name, (path.read_bytes(),)
 
 
 def text(argument: str, text_field: str) -> Source:
@@ -93,107 +115,15 @@ def text(argument: str, text_field: str) -> Source:
             '** descends into folders).'
         )
     for path in files:
-        if _format(path) not in FORMATS:
+        if format_of(path) not in FORMATS:
             raise ValueError(
                 f'{path} matches data.source=text:{argument}, but only '
                 f'{", ".join(FORMATS)} can be read, the first two also as '
                 f'{" or ".join(COMPRESSIONS)}. Narrow the glob.'
             )
-    kinds = {_format(path) for path in files}
+    kinds = {format_of(path) for path in files}
     identity = 'text' if kinds == {'.txt'} else f'records of {text_field}'
-    return Source(files, identity, functools.partial(_text_documents, files, text_field))
-
-
-def _text_documents(files: tuple[Path, ...], text_field: str) -> Documents:
-    for path in files:
-        try:
-            yield from FORMATS[_format(path)](path, text_field)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f'{path} cannot be read to its end: {error}') from error
-
-
-def _format(path: Path) -> str:
-    """'.jsonl' of 'a.jsonl.gz'; a compressed .parquet is no format."""
-    if path.suffix not in COMPRESSIONS:
-        return path.suffix
-    inner = Path(path.stem).suffix
-    return inner if inner in ('.txt', '.jsonl') else inner + path.suffix
-
-
-def _open_zst(path: Path) -> BinaryIO:
-    import pyarrow
-
-    # Unlike zstandard's own reader, this one tells a truncated file from a complete one.
-    return pyarrow.input_stream(str(path), compression='zstd')
-
-
-def _open(path: Path) -> BinaryIO:
-    return COMPRESSIONS.get(path.suffix, functools.partial(open, mode='rb'))(path)
-
-
-def _txt(path: Path, text_field: str) -> Documents:
-    del text_field
-    with _open(path) as file:
-        yield str(path), file.read()
-
-
-def _jsonl(path: Path, text_field: str) -> Documents:
-    with _open(path) as file:
-        for number, line in enumerate(io.BufferedReader(file), 1):
-            if not line.strip():
-                continue
-            where = f'{path}:{number}'
-            try:
-                record = json.loads(line.decode('utf-8', 'surrogateescape'))
-            except ValueError as error:
-                raise ValueError(
-                    f'{where} is not JSON: {error}. Each line of a .jsonl file is one object.'
-                ) from error
-            if not isinstance(record, dict):
-                raise ValueError(f'{where} must be an object; got {type(record).__name__}.')
-            yield where, _field(record, text_field, where)
-
-
-def _parquet(path: Path, text_field: str) -> Documents:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        opened = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f'{path} is not a parquet file: {error}') from error
-    with opened as file:
-        names = file.schema_arrow.names
-        if text_field not in names:
-            raise ValueError(_no_field(str(path), text_field, names))
-        row = 0
-        for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-            for value in batch.column(0).to_pylist():
-                where = f'{path}[{row}]'
-                yield where, _as_bytes(value, text_field, where)
-                row += 1
-
-
-def _field(record: dict[str, Any], name: str, where: str) -> bytes:
-    if name not in record:
-        raise ValueError(_no_field(where, name, record))
-    return _as_bytes(record[name], name, where)
-
-
-def _no_field(where: str, name: str, fields: Any) -> str:
-    found = ', '.join(map(repr, fields)) or 'none'
-    return f'{where} has no field {name!r}; fields found: {found}. Set data.text_field to one.'
-
-
-def _as_bytes(value: Any, name: str, where: str) -> bytes:
-    if isinstance(value, str):
-        try:
-            return value.encode('utf-8', 'surrogateescape')
-        except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, and it stays invalid
-            return value.encode('utf-8', 'surrogatepass')
-    if isinstance(value, bytes):
-        return value
-    raise ValueError(f'field {name!r} of {where} must be text; got {type(value).__name__}.')
+    return Source(files, identity, functools.partial(formats.documents, files, text_field))
 
 
 def tfds(argument: str, text_field: str) -> Source:
@@ -209,7 +139,7 @@ def tfds(argument: str, text_field: str) -> Source:
     split = records.dataset_info.splits['train']
     fields = list(records.dataset_info.features)
     if text_field not in fields:
-        raise ValueError(_no_field(f'tfds:{argument}', text_field, fields))
+        raise ValueError(no_field(f'tfds:{argument}', text_field, fields))
     files = tuple(Path(path) for path in split.filepaths)
     read = functools.partial(_tfds_documents, records, argument, text_field)
     return Source(files, f'tfds {text_field}', read)
@@ -232,18 +162,21 @@ def _tfds_records(name: str) -> Any:
         KeyError,
         ValueError,
     ) as error:
-        reason = str(error).strip().partition('\n')[0]
         raise ValueError(
             f'tfds:{name} with a train split is not prepared under {where}, and nothing is '
-            f'downloaded during training ({reason}). Prepare it first, for instance with `tfds '
-            'build`, or set TFDS_DATA_DIR to where it is.'
+            f'downloaded during training ({first_line(error)}). Prepare it first, for instance '
+            'with `tfds build`, or set TFDS_DATA_DIR to where it is.'
         ) from error
 
 
 def _tfds_documents(records: Any, name: str, text_field: str) -> Documents:
     for i in range(len(records)):
         where = f'tfds:{name}[{i}]'
-        yield where, _as_bytes(records[i][text_field], text_field, where)
+        try:
+            value = records[i][text_field]
+        except Exception as error:  # ArrayRecord and TFDS raise what they like
+            raise ValueError(f'{where} cannot be read: {first_line(error)}') from error
+        yield where, (as_bytes(value, text_field, where),)
 
 
 def synthetic_text(argument: str, text_field: str) -> Source:
@@ -254,6 +187,4 @@ def synthetic_text(argument: str, text_field: str) -> Source:
     return Source((), identity, functools.partial(synthetic.documents, argument))
 
 
-COMPRESSIONS = {'.gz': gzip.open, '.zst': _open_zst}
-FORMATS = {'.txt': _txt, '.jsonl': _jsonl, '.parquet': _parquet}
 SOURCES = {'python': python, 'text': text, 'tfds': tfds, 'synthetic': synthetic_text}

@@ -72,7 +72,7 @@ SYNTHETIC = {
 }
 
 
-def documents(name: str) -> Iterator[tuple[str, bytes]]:
+def documents(name: str) -> Iterator[tuple[str, tuple[bytes]]]:
     for i in range(DOCUMENTS):
         letters = SYNTHETIC[name].draw(np.random.default_rng(i))
-        yield f'synthetic:{name}[{i}]', ALPHABET[letters].tobytes()
+        yield f'synthetic:{name}[{i}]', (ALPHABET[letters].tobytes(),)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -19,10 +20,16 @@ from modules.choices import choose
 BYTES = 256
 SPECIALS = 2  # BOS and EOS
 # Longer texts are cut for the sake of parallelism and memory, in characters.
-PART = 1 << 18
+PART = 1 << 16
 # GPT-2's pattern, which the byte-pair encoding splits by, always cuts here; so parts encode as the
-# whole does. After two line ends, or before a space, it would not.
-CUT = re.compile(r'\S\n(?=\S)')
+# whole does. None of its tokens goes on from a letter to a space or to a sign. After a space, or
+# between a sign and a letter, it does not always cut.
+CUT = re.compile(r'\S(?=[ \t\r\n])|[A-Za-z0-9](?=[!-/:-@\[-`{-~])')
+# Characters without a place to cut: encoding them at once takes 100 bytes of memory for each.
+LONGEST_UNCUT = 1 << 22
+
+POLL_SEC = 0.1
+STOP_SEC = 1  # how long an interrupted training is waited for
 
 LIBRARY_FILE = 'tokenizer.json'
 OWN_FILE = 'evenkeel_tokenizer.json'
@@ -32,8 +39,11 @@ class Tokenizer(Protocol):
     vocab_size: int
     bos_id: int
     eos_id: int
+    cuttable: bool  # a document may be encoded in parts
 
     def encode(self, text: str | bytes) -> list[int]: ...
+
+    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
 
@@ -49,9 +59,15 @@ class ByteTokenizer:
     vocab_size: int = BYTES + SPECIALS
     bos_id: int = BYTES
     eos_id: int = BYTES + 1
+    cuttable: ClassVar[bool] = True
 
     def encode(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
+
+    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
+        """As they come: every character is encoded alone."""
+        del name
+        yield from texts
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
@@ -71,21 +87,26 @@ class SubwordTokenizer:
     vocab_size: int
     bos_id: int
     eos_id: int
-    cuttable: bool  # long texts may be encoded in parts
+    cuttable: bool
     _SAVED: ClassVar = ('vocab_size', 'bos_id', 'eos_id', 'cuttable')
 
     def encode(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')
-        return self.encode_batch([text])[0].tolist()
+        return np.concatenate(self.encode_batch(list(self.parts([text], 'the text')))).tolist()
+
+    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
+        """The text that `texts` make together, in parts that make its tokens together.
+
+        It is one part, of any size, where this tokenizer is not `cuttable`.
+        """
+        if self.cuttable:
+            yield from cut(texts, name)
+        else:
+            yield ''.join(texts)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        parts = [list(_cut(text)) if self.cuttable else [text] for text in texts]
-        flat = [part for text_parts in parts for part in text_parts]
-        encoded = iter(self.library.encode_batch_fast(flat, add_special_tokens=False))
-        return [
-            np.concatenate([np.array(next(encoded).ids, np.int32) for _ in text_parts])
-            for text_parts in parts
-        ]
+        encoded = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, np.int32) for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         kept = [int(i) for i in ids if i not in (self.bos_id, self.eos_id)]
@@ -97,12 +118,27 @@ class SubwordTokenizer:
         self.library.save(str(Path(folder) / LIBRARY_FILE))
 
 
-def _cut(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > PART and (match := CUT.search(text, start + PART)):
-        yield text[start : match.end()]
-        start = match.end()
-    yield text[start:]
+def cut(texts: Iterable[str], name: str) -> Iterator[str]:
+    """The document that `texts` make together, in parts of about PART characters, cut at CUT.
+
+    Raises ValueError, with the document's `name`, where there is no such place for LONGEST_UNCUT.
+    """
+    waiting, searched = '', 0
+    for text in texts:
+        waiting += text
+        start = 0
+        while match := CUT.search(waiting, max(start + PART, searched)):
+            yield waiting[start : match.end()]
+            start = match.end()
+        waiting = waiting[start:]
+        searched = max(len(waiting) - 1, 0)  # the last character waits for what follows it
+        if len(waiting) > LONGEST_UNCUT:
+            raise ValueError(
+                f'{name or "a document"} holds {LONGEST_UNCUT:,} characters without a space or a '
+                'line end: a byte-pair encoding takes them for one word. Leave it out, or set '
+                'data.tokenizer=byte.'
+            )
+    yield waiting
 
 
 def _write_own(folder: str | Path, **fields: Any) -> None:
@@ -143,7 +179,7 @@ class Plan:
 
     vocab_size: int
     identity: bytes
-    build: Callable[[Iterable[str]], Tokenizer]  # given the texts of the training split
+    build: Callable[[Iterable[str]], Tokenizer]  # given the training split's texts, or `cut` parts
 
 
 def plan(spec: str) -> Plan:
@@ -152,7 +188,19 @@ def plan(spec: str) -> Plan:
     Raises ValueError for an unknown kind, a size too small, a path without a tokenizer.
     """
     kind, _, argument = spec.partition(':')
-    return choose(TOKENIZERS, kind, 'data.tokenizer')(argument)
+    if kind not in TOKENIZERS and Path(spec).expanduser().exists():
+        raise ValueError(
+            f'data.tokenizer must begin with its kind, one of {", ".join(sorted(TOKENIZERS))}; got '
+            f'the path {spec!r}. To read the {LIBRARY_FILE} there, set data.tokenizer=hf:{spec}.'
+        )
+    try:
+        make = choose(TOKENIZERS, kind, 'data.tokenizer')
+    except ValueError as error:
+        raise ValueError(
+            f'{error} Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH is a '
+            f'{LIBRARY_FILE} on this machine, or its folder.'
+        ) from None
+    return make(argument)
 
 
 def vocab_size(spec: str) -> int:
@@ -188,9 +236,46 @@ def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
     trainer = library.trainers.BpeTrainer(
         vocab_size=size - SPECIALS, initial_alphabet=byte_level.alphabet(), show_progress=False
     )
-    bpe.train_from_iterator((part for text in texts for part in _cut(text)), trainer)
+    _interruptible(lambda fed: bpe.train_from_iterator(fed, trainer), texts)
     # A tiny corpus has too few pairs to fill the vocabulary: the ids before BOS stay unused.
     return SubwordTokenizer(bpe, size, bos_id=size - 2, eos_id=size - 1, cuttable=True)
+
+
+def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str]) -> None:
+    """`train(texts)` in a thread of its own, so that Ctrl-C is heeded at once.
+
+    The library returns to Python no sooner than it is done. What is interrupted ends with the next
+    text or, once it has them all, with its merges, which nobody waits for.
+    """
+    stopped, done, failed = threading.Event(), threading.Event(), []
+
+    def fed() -> Iterator[str]:
+        try:
+            for text in texts:
+                if stopped.is_set():
+                    raise InterruptedError
+                yield text
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    def work() -> None:
+        try:
+            train(fed())
+        except Exception as error:  # the library may make another one of that of `fed`
+            failed.append(error)
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=work, daemon=True).start()
+        while not done.wait(POLL_SEC):  # a signal that another thread has taken wakes nobody
+            pass
+    finally:
+        stopped.set()
+        done.wait(STOP_SEC)
+    if failed:
+        raise failed[0]
 
 
 def _hf(argument: str) -> Plan:
@@ -199,7 +284,7 @@ def _hf(argument: str) -> Plan:
     if not argument or not path.is_file():
         raise ValueError(
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
-            f"got 'hf:{argument}', and {path} is not a file."
+            f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
         )
     library = _library(path)
     vocab = library.get_vocab(with_added_tokens=True)

@@ -1,12 +1,13 @@
+import hashlib
 import itertools
 import re
 
 import numpy as np
 import pytest
 
-from lm.data import check, open_dataset, prepare, rows
-from lm.data.prepare import cut_point, hash64
+from lm.data import check, open_dataset, prepare, prepared, rows
 from lm.data.rows import CHUNK
+from lm.data.split import cut_point
 from tests.lm.data.conftest import quiet
 
 
@@ -15,6 +16,10 @@ def corpus(folder, texts):
     for i, text in enumerate(texts):
         (folder / f'{i:04}.txt').write_bytes(text if isinstance(text, bytes) else text.encode())
     return f'text:{folder}/*.txt'
+
+
+def hash64(data):
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
 
 
 def documents_of(ds, split):
@@ -50,7 +55,8 @@ def test_equivalence_batches_and_files_of_records_leave_no_trace(cfg, tmp_path, 
     whole = [documents_of(ds, split) for split in (ds.train, ds.validation)]
     for name, value in {'BATCH_CHARACTERS': 500, 'CHUNKS_PER_FILE': 2, 'CHUNK': 64}.items():
         monkeypatch.setattr(prepare, name, value)
-    monkeypatch.setattr(rows, 'CHUNK', 64)
+    for reader in (rows, prepared):
+        monkeypatch.setattr(reader, 'CHUNK', 64)
     ds = open_dataset(cfg(cache_dir=str(tmp_path / 'other')), say=quiet)
     assert len(list((tmp_path / 'other').glob('*/records/*train.array_record*'))) > 10
     assert [documents_of(ds, split) for split in (ds.train, ds.validation)] == whole
@@ -120,7 +126,11 @@ def test_property_one_document_is_cut_at_a_line(cfg, tmp_path):
 @pytest.mark.parametrize('text', ['é' * 40, 'a\n' + 'é' * 40, 'é' * 40 + '\n', 'ab', '\nb'])
 def test_property_cut_points_leave_two_texts(text, fraction):
     data = text.encode()
-    at = cut_point('name', data, max(fraction, 1e-9))
+
+    def read(start, stop):
+        return [data[start:stop]]
+
+    at = cut_point('name', read, len(data), max(fraction, 1e-9))
     head, tail = data[:at].decode(), data[at:].decode()
     assert head and tail and head + tail == text
 

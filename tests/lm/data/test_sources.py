@@ -22,7 +22,7 @@ TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
 
 def read(source, field='text'):
-    return [data.decode() for _, data in open_source(source, field).documents()]
+    return [b''.join(parts).decode() for _, parts in open_source(source, field).documents()]
 
 
 def jsonl(field='text'):
@@ -74,7 +74,8 @@ def test_reference_glob_is_relative_to_where_one_is(tmp_path, monkeypatch):
 
 def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\xffb"}\n{"text": "half \\ud83d"}\n')
-    documents = [data for _, data in open_source(f'text:{tmp_path}/*', 'text').documents()]
+    source = open_source(f'text:{tmp_path}/*', 'text')
+    documents = [b''.join(parts) for _, parts in source.documents()]
     assert documents == [b'a\xffb', b'half \xed\xa0\xbd']
 
 
@@ -124,12 +125,19 @@ def bad(folder, name, data):
     'make, says',
     [
         (lambda d: 'pyton', "one of python, synthetic, text, tfds; got 'pyton'. Did you mean"),
+        (lambda d: bad(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
+        (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
+        (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
+        (lambda d: str(d), 'set data.source=text:{}/**/*.txt.'),
+        (lambda d: bad(d, 'a.b.jsonl.gz', b'x') and f'{d}/', 'text:{}/**/*.jsonl.gz.'),
+        (lambda d: 'file:/a.txt', "one of python, synthetic, text, tfds; got 'file'"),
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
         (lambda d: bad(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
         (lambda d: bad(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
         (lambda d: bad(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
+        (lambda d: bad(d, 'a.jsonl', b'\n' + b'[' * 99_999), 'a.jsonl:2 is nested too deeply'),
         (lambda d: bad(d, 'a.jsonl', b'["x"]'), 'a.jsonl:1 must be an object; got list'),
         (lambda d: bad(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
         (lambda d: bad(d, 'a.jsonl', b'{"text": 3}'), "'text' of {}/a.jsonl:1 must be text; got i"),
@@ -188,7 +196,7 @@ tfds.disable_progress_bar()
 TinyText(data_dir=sys.argv[1], file_format='array_record').download_and_prepare()
 for name in ('tiny_text', 'tiny_text/plain:1.2.0'):
     source = open_source('tfds:' + name, 'body')
-    assert [data.decode() for _, data in source.documents()] == TEXTS, name
+    assert [data.decode() for _, (data,) in source.documents()] == TEXTS, name
     assert source.files and all(path.is_file() for path in source.files)
 assert "has no field 'text'; fields found: 'body', 'title'" in refusal('tiny_text', 'text')
 assert 'is not prepared' in refusal('tiny_text/fancy', 'body')

@@ -1,4 +1,7 @@
 import json
+import os
+import signal
+import threading
 
 import pytest
 
@@ -83,7 +86,7 @@ def test_equivalence_long_texts_encode_in_parts_as_the_whole(monkeypatch):
     tokenizer = tokenizers.plan('bpe:400').build([text])
     whole = tokenizer.encode(text)
     monkeypatch.setattr(tokenizers, 'PART', 40)
-    assert len(list(tokenizers._cut(text))) > 20
+    assert len(list(tokenizers.cut([text], 'name'))) > 20
     assert tokenizer.encode(text) == whole
 
 
@@ -118,6 +121,8 @@ def test_reference_vocab_size_needs_no_corpus(hf_folder):
     'spec, says',
     [
         ('bite', "one of bpe, byte, hf; got 'bite'. Did you mean 'byte'"),
+        ('gpt2', 'Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH'),
+        ('lm/data', 'set data.tokenizer=hf:lm/data.'),
         ('byte:3', 'takes no argument'),
         ('bpe', 'size of at least 258'),
         ('bpe:257', 'size of at least 258'),
@@ -137,3 +142,29 @@ def test_errors_of_files(tmp_path):
         tokenizers.plan(f'hf:{tmp_path}')
     with pytest.raises(ValueError, match='holds no tokenizer'):
         tokenizers.load(tmp_path)
+
+
+def test_property_training_can_be_interrupted():
+    """The library returns only when it is done: Ctrl-C would wait for as long."""
+
+    def texts():
+        yield 'some text'
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            yield 'more text'
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizers.plan('bpe:300').build(texts())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(1)
+        assert not thread.is_alive()
+
+
+def test_errors_of_texts_reach_who_trains():
+    def texts():
+        yield 'some text'
+        raise ValueError('no more text')
+
+    with pytest.raises(ValueError, match='no more text'):
+        tokenizers.plan('bpe:300').build(texts())

@@ -1,0 +1,97 @@
+"""Which documents validate: those whose hash is below a threshold.
+
+A document's content alone decides, so copies stay together, and order, machine and number of hosts
+do not matter.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from lm.data.formats import BLOCK
+from lm.data.scan import Scan
+
+SPLITS = ('train', 'validation')
+CONTINUATION = bytes(range(0x80, 0xC0))  # no character of UTF-8 begins with one
+
+
+class Span(NamedTuple):
+    """Bytes [start, stop) of the copy of the documents, which are one document of `split`."""
+
+    split: str
+    start: int
+    stop: int
+    name: str  # of a large document, else ''
+
+
+def is_one_document(found: Scan) -> bool:
+    """Also where it has copies. It is cut then, into both splits."""
+    return min(found.hashes) == max(found.hashes)
+
+
+def spans(found: Scan, fraction: float) -> Iterator[Span]:
+    """In the order of the source. Neither split is left empty.
+
+    Raises ValueError for one document that is too short to be cut.
+    """
+    at, head, threshold = 0, 0, 0
+    if is_one_document(found):
+        head = cut_point(found.names[0], found.read, found.lengths[0], max(fraction, 1e-9))
+    else:
+        threshold = max(int(fraction * 2**64), min(found.hashes) + 1)
+        threshold = min(threshold, max(found.hashes))
+    for number, (length, hashed) in enumerate(zip(found.lengths, found.hashes, strict=True)):
+        name = found.names.get(number, '')
+        if head:
+            yield Span('train', at, at + head, name)
+            yield Span('validation', at + head, at + length, name)
+        else:
+            yield Span(SPLITS[hashed < threshold], at, at + length, name)
+        at += length
+
+
+def cut_point(name: str, read: Callable, length: int, fraction: float) -> int:
+    """The line start, or else the character start, that leaves about `fraction` of it behind.
+
+    `read(start, stop)` gives the bytes of the document in blocks.
+    """
+    target = min(int(length * (1 - fraction)), length - 1)
+    at = _last(read, 0, target, lambda block: block.rfind(b'\n')) + 1
+    at = at or _first(read, target, length, lambda block: block.find(b'\n')) + 1
+    if not 0 < at < length:
+        at = max(_last(read, 1, target + 1, _last_character), 0)
+        at = at or max(_first(read, max(target, 1), length, _first_character), 0)
+    if not at:
+        raise ValueError(
+            f'the corpus is {name} alone, {length} bytes: too short to be split into training '
+            'and validation. Name more text in data.source.'
+        )
+    return at
+
+
+def _last_character(block: bytes) -> int:
+    return len(block.rstrip(CONTINUATION)) - 1
+
+
+def _first_character(block: bytes) -> int:
+    begins = len(block) - len(block.lstrip(CONTINUATION))
+    return begins if begins < len(block) else -1
+
+
+def _first(read: Callable, start: int, stop: int, find: Callable[[bytes], int]) -> int:
+    """Where `find`, which gives -1 for nothing, finds something in [start, stop); or -1."""
+    for block in read(start, stop):
+        if (at := find(block)) >= 0:
+            return start + at
+        start += len(block)
+    return -1
+
+
+def _last(read: Callable, start: int, stop: int, find: Callable[[bytes], int]) -> int:
+    """As `_first`, block by block from the end."""
+    for begin in itertools.chain(range(stop - BLOCK, start, -BLOCK), [start]):
+        block = b''.join(read(begin, stop))
+        if (at := find(block)) >= 0:
+            return begin + at
+        stop = begin
+    return -1

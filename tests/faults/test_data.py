@@ -1,0 +1,202 @@
+"""Preparing text, and what was prepared, broken from outside."""
+
+import dataclasses
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from configs import default
+from lm.config import DataConfig, resolve
+from lm.data import Feed, Place, open_dataset, prepared
+from lm.data.sources import open_source
+from tests.lm.data.conftest import document, quiet
+
+N_DOCUMENTS = 100
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp('corpus')
+    for i in range(N_DOCUMENTS):
+        (folder / f'{i:03}.txt').write_text(document(i) * 5)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def cfg(corpus, tmp_path_factory) -> DataConfig:
+    return dataclasses.replace(
+        resolve(default.get_config()).data,
+        source=f'text:{corpus}/*.txt',
+        tokenizer='bpe:400',
+        seq_len=64,
+        batch_size=4,
+        validation_fraction=0.1,
+        cache_dir=str(tmp_path_factory.mktemp('cache')),
+    )
+
+
+@pytest.fixture(scope='module')
+def undisturbed(cfg):
+    """What is to be found, the seconds that it takes, and the folder it lies in."""
+    start = time.perf_counter()
+    dataset = open_dataset(cfg, say=quiet)
+    seconds = time.perf_counter() - start
+    return everything(dataset), seconds, Path(cfg.cache_dir) / dataset.digest
+
+
+def everything(dataset) -> dict:
+    """All that a run or an evaluation may read of it."""
+    found = {'report': dataset.report, 'digest': dataset.digest}
+    for name in ('train', 'validation'):
+        rows = getattr(dataset, name)
+        found[name] = [tokens.tobytes() for tokens in rows.documents()]
+        found[f'{name} rows'] = b''.join(rows[i]['segments'].tobytes() for i in range(len(rows)))
+    texts = ['some text é🙂', document(1)]
+    return found | {'encoded': [dataset.tokenizer.encode(text) for text in texts]}
+
+
+def change(path: Path, rng: random.Random) -> str:
+    """Damages a file in one of the ways of disks and people; which one."""
+    data = bytearray(path.read_bytes())
+    how = rng.choice(['flip', 'flips', 'cut', 'emptied', 'deleted', 'zeros'])
+    at = rng.randrange(len(data))
+    if how == 'deleted':
+        path.unlink()
+        return how
+    if how == 'flip':
+        data[at] ^= 1 << rng.randrange(8)
+    elif how == 'flips':
+        for at in rng.choices(range(len(data)), k=8):
+            data[at] = rng.randrange(256)
+    elif how == 'cut':
+        del data[at:]
+    elif how == 'emptied':
+        data.clear()
+    else:
+        data[at : at + 512] = bytes(len(data[at : at + 512]))
+    path.write_bytes(data)
+    return how
+
+
+@pytest.mark.trials(short=8, long=200)
+def test_prepared_data_that_is_damaged_is_the_same_or_refused(trial, cfg, undisturbed, tmp_path):
+    """Never are other tokens read, or counted."""
+    wanted, _, folder = undisturbed
+    copied = tmp_path / folder.name
+    shutil.copytree(folder, copied)
+    rng = random.Random(trial)
+    files = sorted(path for path in copied.rglob('*') if path.is_file())
+    path = files[trial % len(files)]
+    how = change(path, rng)
+    said = []
+    try:
+        found = everything(
+            open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=said.append)
+        )
+    except OSError as error:
+        assert f'{copied}, is damaged' in str(error) and 'Delete that folder' in str(error)
+        assert '.array_record' in path.name  # anything else is made again
+    else:
+        assert found == wanted, f'{path} {how}'
+        assert bool(said) == any('is damaged' in line for line in said)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_by_the_feed(cfg, undisturbed, tmp_path):
+    """JAX would clamp them: the run would train on other tokens."""
+    _, _, folder = undisturbed
+    copied = tmp_path / folder.name
+    shutil.copytree(folder, copied)
+    byte = dataclasses.replace(cfg, tokenizer='byte')
+    tokenizer = Path(cfg.cache_dir) / open_dataset(byte, say=quiet).digest / prepared.TOKENIZER
+    shutil.rmtree(copied / prepared.TOKENIZER)
+    shutil.copytree(tokenizer, copied / prepared.TOKENIZER)
+    (copied / prepared.CONTENTS).unlink()  # as earlier versions left it
+    rows = open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=quiet).train
+    feed = Feed(rows, batch_size=4, prefetch=1)
+    says = r'train of .*, is damaged .*holds token \d+, and data\.tokenizer has 258 .*Delete that'
+    with pytest.raises(OSError, match=says):
+        feed.take([Place(0, 0, 9)])
+    feed.close()
+
+
+@pytest.mark.trials(short=5, long=200)
+def test_a_damaged_parquet_file_is_named(trial, tmp_path):
+    path, rng = tmp_path / 'a.parquet', random.Random(trial)
+    texts = [document(i) for i in range(100)]
+    compression = ('none', 'snappy', 'zstd')[trial % 3]
+    table = pyarrow.table({'text': texts})
+    pyarrow.parquet.write_table(
+        table, path, row_group_size=30, compression=compression, write_page_checksum=True
+    )
+    how = change(path, rng)
+    read = open_source(f'text:{tmp_path}/*', 'text').documents if path.exists() else list
+    try:
+        found = [b''.join(parts).decode() for _, parts in read()]
+    except ValueError as error:
+        assert str(error).startswith(f'{path} ') or str(error).startswith(f'{path}[')
+        assert '\n' not in str(error)
+    else:
+        assert found == texts or how == 'deleted'
+
+
+PROGRAM = """
+import resource, sys
+import tensorflow_datasets, tokenizers
+from lm.config import DataConfig
+from lm.data import open_dataset
+cfg, most_bytes = eval(sys.argv[1]), int(sys.argv[2])
+if most_bytes:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+print('ready', flush=True)
+open_dataset(cfg)
+"""
+
+
+def launch(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen:
+    """Prepares in a process of its own; returns when it begins."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', PROGRAM, repr(cfg), str(most_bytes)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == 'ready\n'
+    return process
+
+
+@pytest.mark.trials(short=1, long=20)
+@pytest.mark.parametrize('sent', [signal.SIGKILL, signal.SIGINT])
+def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tmp_path):
+    wanted, seconds, _ = undisturbed
+    own = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
+    process = launch(own)
+    time.sleep(random.Random(trial).uniform(0, seconds))
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode in (0, -sent), err
+    if sent == signal.SIGINT:
+        assert not list(tmp_path.glob('cache/*.partial'))
+        assert not err or err.endswith('KeyboardInterrupt\n')
+    assert everything(open_dataset(own, say=quiet)) == wanted
+
+
+@pytest.mark.trials(short=1, long=30)
+def test_a_disk_that_is_full_anywhere_is_named(trial, cfg, undisturbed, tmp_path):
+    """A limit on the size of files stands in for it: the same calls fail, in the same places."""
+    wanted, _, folder = undisturbed
+    most = max(path.stat().st_size for path in folder.rglob('*'))
+    own = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
+    process = launch(own, most_bytes=int(most ** random.Random(trial).uniform(0.4, 1.1)))
+    _, err = process.communicate(timeout=60)
+    if process.returncode:
+        assert err.splitlines()[-1].startswith('OSError: the disk that holds '), err
+    assert not list(tmp_path.glob('cache/*.partial'))
+    assert everything(open_dataset(own, say=quiet)) == wanted

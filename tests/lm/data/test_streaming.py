@@ -1,0 +1,224 @@
+"""Documents are read, split, decoded and encoded in parts, as if each were held whole."""
+
+import hashlib
+import random
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lm.data import formats, open_dataset, prepare, scan, split, tokenizers
+from lm.data.sources import open_source
+from lm.data.utf8 import characters, replace, stop
+from tests.lm.data.conftest import quiet
+
+FRACTION = 0.3
+PIECES = [
+    *('a', 'bc ', 'The', "'s", '12', '.', ',', '_', '"x":', '\n', '\r\n', '\t', '  ', '\n\n'),
+    *('é', '日本', '🙂', '²', '\u2028', '\xa0', '\x1f', '\x85', '\ufeff', 'e\u0301', '{', '-'),
+]
+BROKEN = [b'\xff', b'\x80', b'\xe2\x82', b'\xf0\x9f\x99', b'\xc3', b'\xed\xa0\x80', b'\xf8\x88']
+
+
+def text(rng, n):
+    return ''.join(rng.choices(PIECES, k=n))
+
+
+def broken(rng, n):
+    pieces = [piece.encode() for piece in PIECES] + BROKEN * 2
+    return b''.join(rng.choices(pieces, k=n))
+
+
+def corpora(rng):
+    many = [text(rng, rng.randrange(60)).encode() for _ in range(30)]
+    return {
+        'many': [b'', *many, b'\xef\xbb\xbfwith a BOM\r\n', b'', b'\r\n', 'é'.encode()],
+        'broken': [broken(rng, rng.randrange(1, 60)) for _ in range(30)] + BROKEN,
+        'one': [text(rng, 400).encode()],
+        'one, broken': [broken(rng, 400)],
+        'one line': ['é🙂日 '.encode() * 50],
+        'no character': [b'', b'\xc3' + b'\x80' * 300 + b'\xff'],
+        'copies': [b'some\n\xfftext\nmore'] * 3,
+    }
+
+
+def split_reference(documents):
+    """{split: whole documents}, from the rule as it stands in the docstrings."""
+    documents = [data for data in documents if data]
+    hashes = [int.from_bytes(hashlib.blake2b(d, digest_size=8).digest()) for d in documents]
+    if len(set(hashes)) == 1:
+        data = documents[0]
+        target = min(int(len(data) * (1 - FRACTION)), len(data) - 1)
+        at = data.rfind(b'\n', 0, target) + 1 or data.find(b'\n', target) + 1
+        if not 0 < at < len(data):
+            near = [*range(target, 0, -1), *range(target, len(data))]
+            at = next(i for i in near if data[i] & 0xC0 != 0x80)
+        return {
+            'train': [d[:at] for d in documents],
+            'validation': [d[at:] for d in documents],
+        }
+    threshold = min(max(int(FRACTION * 2**64), min(hashes) + 1), max(hashes))
+    below = [h < threshold for h in hashes]
+    return {
+        'train': [d for d, is_below in zip(documents, below, strict=True) if not is_below],
+        'validation': [d for d, is_below in zip(documents, below, strict=True) if is_below],
+    }
+
+
+@pytest.mark.parametrize('tokenizer', ['byte', 'bpe:300'])
+@pytest.mark.parametrize('name', corpora(random.Random(0)))
+def test_equivalence_parts_are_the_whole(name, tokenizer, cfg, tmp_path, monkeypatch):
+    documents = corpora(random.Random(0))[name]
+    folder = tmp_path / 'own'
+    folder.mkdir()
+    for i, data in enumerate(documents):
+        (folder / f'{i:03}.txt').write_bytes(data)
+    wanted = {
+        name: [data.decode('utf-8', 'replace') for data in whole]
+        for name, whole in split_reference(documents).items()
+    }
+    built = tokenizers.plan(tokenizer).build(wanted['train'])
+    for room in (formats, scan, split):
+        monkeypatch.setattr(room, 'BLOCK', 5)
+    monkeypatch.setattr(tokenizers, 'PART', 7)
+    monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 20)
+    source = f'text:{folder}/*.txt'
+    dataset = open_dataset(
+        cfg(source=source, tokenizer=tokenizer, validation_fraction=FRACTION, seq_len=1),
+        say=quiet,
+    )
+    if tokenizer != 'byte':
+        assert dataset.tokenizer.library.to_str() == built.library.to_str()
+        encode = lambda t: built.library.encode(t, add_special_tokens=False).ids  # noqa: E731
+    else:
+        encode = built.encode
+    for rows, texts in (
+        (dataset.train, wanted['train']),
+        (dataset.validation, wanted['validation']),
+    ):
+        found = [tokens.tolist() for tokens in rows.documents()]
+        assert found == [encode(text) for text in texts]
+        assert rows.n_bytes == sum(len(text.encode()) for text in texts)
+    escaped = [d.decode('utf-8', 'surrogateescape') for d in documents]
+    invalid = [sum('\udc80' <= c <= '\udcff' for c in text) for text in escaped]
+    assert dataset.report['invalid_utf8'] == {
+        'documents': sum(n > 0 for n in invalid),
+        'bytes': sum(invalid),
+    }
+    assert dataset.report['empty_documents'] == documents.count(b'')
+
+
+def test_equivalence_blocks_decode_as_the_whole():
+    rng = random.Random(1)
+    for _ in range(300):
+        data = broken(rng, rng.randrange(1, 20))
+        size = rng.randrange(1, 6)
+        blocks = list(characters(data[i : i + size] for i in range(0, len(data), size)))
+        assert b''.join(blocks) == data and all(blocks) and max(map(len, blocks)) <= size + 3
+        assert ''.join(b.decode('utf-8', 'replace') for b in blocks) == data.decode(
+            'utf-8', 'replace'
+        )
+        assert sum(replace('', b, 0) for b in blocks) == replace('', data, 0)
+        offset = 0
+        try:
+            for block in blocks:
+                offset += len(block) + stop('', block, offset)
+        except ValueError as error:
+            with pytest.raises(UnicodeDecodeError) as whole:
+                data.decode()
+            assert f'at offset {whole.value.start} ' in str(error)
+        else:
+            data.decode()
+
+
+def test_property_parts_are_cut_where_the_pattern_cuts():
+    """Catches a place to cut at which tokens of the whole would go on."""
+    pieces = tokenizers.plan('bpe:258').build([]).library.pre_tokenizer.pre_tokenize_str
+
+    def split_of(text):
+        return [piece for piece, _ in pieces(text)]
+
+    rng, cuts = random.Random(2), 0
+    for _ in range(300):
+        whole = text(rng, 12)
+        for match in tokenizers.CUT.finditer(whole):
+            at = match.end()
+            assert split_of(whole[:at]) + split_of(whole[at:]) == split_of(whole), (whole, at)
+            cuts += 1
+    assert cuts > 500
+
+
+def test_errors_of_what_cannot_be_cut(cfg, tmp_path, monkeypatch):
+    for i in range(9):
+        (tmp_path / f'{i}.txt').write_text(f'{i} some words ' + 'x' * i * 20)
+    monkeypatch.setattr(scan, 'LARGE', 100)
+    monkeypatch.setattr(tokenizers, 'PART', 10)
+    monkeypatch.setattr(tokenizers, 'LONGEST_UNCUT', 150)
+    source = f'text:{tmp_path}/*.txt'
+    with pytest.raises(ValueError, match=r'8\.txt holds 150 characters without a space.*=byte'):
+        open_dataset(cfg(source=source, tokenizer='bpe:300'), say=quiet)
+    assert not list((tmp_path / 'cache').glob('*.partial'))
+    assert open_dataset(cfg(source=source), say=quiet).train.n_bytes > 150
+
+
+def test_property_a_tokenizer_that_needs_documents_whole_says_what_they_take(
+    cfg, tmp_path, monkeypatch
+):
+    import tokenizers as library
+
+    made = library.Tokenizer(library.models.BPE({'a': 0, 'b': 1}, []))
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / 'tokenizer.json'))
+    for i in range(9):
+        (tmp_path / f'{i}.txt').write_text('ab ' * (i + 1) * 10_000)
+    for room in (scan, prepare):
+        monkeypatch.setattr(room, 'LARGE', 250_000)
+    said = []
+    tokenizer = f'hf:{tmp_path}'
+    open_dataset(cfg(source=f'text:{tmp_path}/*.txt', tokenizer=tokenizer), say=said.append)
+    (note,) = [line for line in said if line.startswith('NOTE')]
+    assert f'{tmp_path}/8.txt is a document of 0.3 MB' in note and 'about 0.01 GB of memory' in note
+
+
+def test_errors_of_a_source_that_changes_while_it_is_read(cfg, tmp_path, monkeypatch):
+    """The digest would name other data than what is stored under it."""
+    (tmp_path / 'a.txt').write_text('some text\n' * 99)
+    monkeypatch.setattr(formats, 'BLOCK', 20)
+
+    def append(name, data, offset):
+        with open(tmp_path / 'a.txt', 'a') as file:
+            file.write('more\n' * (offset < 50))
+        return 0
+
+    monkeypatch.setitem(scan.INVALID_UTF8, 'replace', append)
+    with pytest.raises(ValueError, match=r'a\.txt changed while they were read'):
+        open_dataset(cfg(source=f'text:{tmp_path}/a.txt'), say=quiet)
+
+
+def test_errors_of_a_line_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, 'LONGEST_LINE', 30)
+    lines = ['{"text": "short"}', '{"text": "' + 'long' * 10 + '"}']
+    (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
+    with pytest.raises(ValueError, match=r'a\.jsonl:2 is longer than 30 bytes.*a \.txt file'):
+        list(open_source(f'text:{tmp_path}/*', 'text').documents())
+
+
+def test_equivalence_parquet_of_few_rows_at_a_time(tmp_path, monkeypatch):
+    texts = [text(random.Random(i), 50) for i in range(50)]
+    columns = {'text': texts, 'large': pyarrow.array(texts, pyarrow.large_string())}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / 'a.parquet', row_group_size=20)
+    monkeypatch.setattr(formats, 'PARQUET_BATCH', 500)
+    with pyarrow.parquet.ParquetFile(tmp_path / 'a.parquet') as file:
+        assert 1 < formats._batch_rows(file, 'text') < 10
+    for field in columns:
+        found = open_source(f'text:{tmp_path}/*', field).documents()
+        assert [b''.join(parts).decode() for _, parts in found] == texts
+
+
+def test_property_parquet_text_that_is_not_utf8_reaches_the_policy(tmp_path):
+    offsets, data = np.array([0, 3], np.int32), b'a\xffb'
+    array = pyarrow.StringArray.from_buffers(1, *map(pyarrow.py_buffer, (offsets, data)))
+    pyarrow.parquet.write_table(pyarrow.table({'text': array}), tmp_path / 'a.parquet')
+    ((_, parts),) = open_source(f'text:{tmp_path}/*', 'text').documents()
+    assert b''.join(parts) == data
