@@ -369,7 +369,7 @@ def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_pa
 
 def test_unknown_field_and_value_are_answered_with_the_nearest(start, corpus, tmp_path):
     for flag, answer in (
-        ('--config.model.nrom=none', 'Did you mean "norm"'),
+        ('--config.model.nrom=none', "Did you mean 'model.norm'"),
         ('--config.model.norm=layernrom', "Did you mean 'layernorm'"),
     ):
         code, output = finished(start(tmp_path, corpus, flag))
