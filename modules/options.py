@@ -26,7 +26,9 @@ class Option:
     """What is known of an option besides its type and default.
 
     words: one line of what it is. least, most: bounds, included; NaN is never within them.
-    choices: the values that a text may have; empty: any. traced: whether programs take it as data,
+    choices: the values that a text may have; empty: any. counted_in: 'steps' or 'updates' (one a
+    microbatch) where it says when in a run something happens, which a short run may not reach
+    (`lm.run.describe.notes_of`). traced: whether programs take it as data,
     so that runs which differ in it share one program.
     """
 
@@ -34,6 +36,7 @@ class Option:
     least: float = -math.inf
     most: float = math.inf
     choices: tuple[str, ...] = ()
+    counted_in: str = ''
     traced: bool = False
 
     def check(self, path: str, value: Any) -> None:

@@ -357,7 +357,7 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
 
 def test_warmup_longer_than_the_run_is_said_aloud(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
-    assert 'NOTE: warm-up takes 5 steps and the run has 3' in capsys.readouterr().out
+    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
