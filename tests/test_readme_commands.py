@@ -51,7 +51,7 @@ PRELOADED = [  # before each command: most of what importing takes
 
 
 def commands() -> list[str]:
-    """The lines that are indented or behind a $, and what stands in a text as `uv ...`, once each."""
+    """The lines that are indented or behind a $, and what is quoted in a text, once each."""
     found = re.findall(
         r'^(?:    |\$ )(uv .*|python .*|train\.py.*)$|`((?:uv|train\.py) [^`]+)`',
         README,
