@@ -61,7 +61,7 @@ class Choice:
         """
         found = []
         for text in value.split('+') if self.several else [value]:
-            name, given = parse(text) if self.inline else (text, {})
+            name, given = parse(path, text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
             if set(names := listed(name)) <= known.keys() and len(names) > 1:
                 raise ValueError(

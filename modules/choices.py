@@ -1,6 +1,7 @@
 """One lookup for every table of named parts."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -58,5 +59,6 @@ def _meant(name: str, table: Mapping[str, object]) -> str:
 
 
 def nearest_divisor(n: int, wanted: int) -> int:
-    """The divisor of n that is nearest to `wanted`."""
-    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - wanted))
+    """The divisor of n that is nearest to `wanted`; of the first million and their partners."""
+    small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
+    return min(sorted([*small, *(n // d for d in small)]), key=lambda d: abs(d - wanted))

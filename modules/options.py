@@ -144,10 +144,10 @@ def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
     return part(**given, **{name: value for name, value in wiring.items() if name in known})
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
+def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
     """('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
 
-    Raises ValueError where the text is of another form, or a value is no Python literal.
+    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text is of another form, or a value is no Python literal.
     """
     name, colon, rest = text.partition(':')
     given: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             given[match[1]] = ast.literal_eval(match[2])
         except (SyntaxError, TypeError, ValueError):
             raise ValueError(
-                f'options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
+                f'{path}: options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
             ) from None
     return name, given
 
