@@ -13,9 +13,9 @@ from lm.run.process import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
-import ast
 import contextlib
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -29,7 +29,8 @@ from eval.progress import Progress, counts
 from eval.runs import gather, write_table
 from lm.check import check_devices
 from eval.choices import listing
-from lm.config import Config, digest, resolve, to_json
+from lm.config import FIELDS, Config, digest, resolve, to_json
+from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
 from lm.mesh import make_mesh
 from lm.record.host import device_name
@@ -163,16 +164,23 @@ def parse_resources(texts: list[str] | None) -> dict[str, float]:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """absl's own parsing, but an unknown config field is one line instead of a traceback."""
+    """absl's own parsing, but what is wrong with a flag of the config is one line."""
     try:
-        return app.parse_flags_with_usage(argv)
+        check_flags(argv, FIELDS)
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        match = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
+        path, text = match.groups() if match else ('', '')
+        said = flag_refusal(path, text, FIELDS[path].types) if path in FIELDS else str(error)
     except AttributeError as error:
-        try:  # ml_collections quotes its message once more
-            missing, _, hint = ast.literal_eval(str(error)).partition('\n')
-        except (SyntaxError, ValueError):
-            raise error from None  # a mistake in the config file itself: its traceback helps
-        print(f'error: the config has no field {missing}. {hint}'.strip(), file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        unknown = re.search(r'Key "(\w+)" does not exist', str(error))  # in the config file
+        if unknown is None:
+            raise  # another mistake in it: its traceback helps
+        said = f'the config has no field {unknown[1]}.{field_hint(unknown[1], FIELDS)}'
+    except ValueError as error:
+        said = str(error)
+    print(f'error: {said}', file=sys.stderr)
+    sys.exit(BAD_INPUT)
 
 
 def main(argv: list[str]) -> None:

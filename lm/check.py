@@ -31,6 +31,7 @@ def check(config: Config) -> None:
     _check_norms(config)
     _check_placement(config)
     _check_experts(config)
+    _check_init_scale(config)
     _check_batch(config)
 
 
@@ -150,6 +151,16 @@ def _check_experts(config: Config) -> None:
             f'mlp.experts_per_token must be at most mlp.n_experts; got '
             f'{config.mlp.experts_per_token} of {config.mlp.n_experts}'
         )
+
+
+def _check_init_scale(config: Config) -> None:
+    for part in parts_of(config):
+        least = getattr(part.row, 'least_init_scale', 0.0)
+        if config.scaling.init_scale < least:
+            raise ValueError(
+                f'{part.path}={part.name} divides by the norms of the initial matrices, so that '
+                f'scaling.init_scale must be at least {least}; got {config.scaling.init_scale}'
+            )
 
 
 def _check_batch(config: Config) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
+from lm.hints import field_hint, listed, sweep_flag
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.choices import choose, nearest
@@ -60,8 +61,13 @@ class Choice:
         """
         found = []
         for text in value.split('+') if self.several else [value]:
-            name, given = parse(text) if self.inline else (text, {})
+            name, given = parse(path, text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
+            if set(names := listed(name)) <= known.keys() and len(names) > 1:
+                raise ValueError(
+                    f'{path} is one name; got {value!r}. Several are a sweep: '
+                    f'{sweep_flag({path: names})}'
+                )
             part = choose(known, name, path)
             found.append((name, part, check_inline(path, part, name, given) if given else {}))
         names = [name for name, *_ in found]
@@ -326,7 +332,8 @@ def build(raw: Mapping[str, Any]) -> Config:
     known = dataclasses.fields(Config)
     for name in raw:
         if name != 'sweep' and name not in {field.name for field in known}:
-            raise ValueError(f'config has no field {name}.{nearest(name, (f.name for f in known))}')
+            hint = nearest(name, (f.name for f in known)) or field_hint(name, FIELDS)
+            raise ValueError(f'config has no field {name}.{hint}')
     sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}
     return Config(**sections)
 
@@ -338,7 +345,8 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
     values = {}
     for name in raw:
         if name not in known:
-            raise ValueError(f'config has no field {section}.{name}.{nearest(name, known)}')
+            path = f'{section}.{name}'
+            raise ValueError(f'config has no field {path}.{field_hint(path, FIELDS)}')
     for name in known:
         path = f'{section}.{name}'
         if name in raw:

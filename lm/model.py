@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,22 @@ from modules.sequence import Sequence, documents, whole_rows
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks
-STACKED = ('params', STATS, BACKWARD_STATS, AUXILIARY, DIAGNOSTICS)  # along `layer`
+ACTIVATIONS = 'activations'  # what the model computes on the way, where somebody asks
+SHIFTS = 'shifts'  # what is added there, where it is given: its gradient is the activation's
+STACKED = (  # along `layer`
+    'params',
+    STATS,
+    BACKWARD_STATS,
+    AUXILIARY,
+    DIAGNOSTICS,
+    ACTIVATIONS,
+    SHIFTS,
+)
+
+
+# The activations, by name: of the stream at these places.
+EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
+OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 
 
 def norm_maker(
@@ -44,6 +60,19 @@ def groups_of_blocks(config: Config) -> list[Blocks]:
     return placement.row.blocks(config.model.n_layers, **given(config, placement))
 
 
+def observed(module: nn.Module, name: str, streams: Any) -> Any:
+    """The streams, of which the first, [B, T, D], is recorded as the activation `name`.
+
+    Nothing is computed where ACTIVATIONS is not mutable and no SHIFTS are given.
+    """
+    (x_BTD, *rest), structure = jax.tree.flatten(streams)
+    if module.has_variable(SHIFTS, name):
+        x_BTD = x_BTD + module.get_variable(SHIFTS, name)
+    if module.is_mutable_collection(ACTIVATIONS) and not module.is_initializing():
+        module.put_variable(ACTIVATIONS, name, x_BTD)
+    return jax.tree.unflatten(structure, [x_BTD, *rest])
+
+
 class Block(nn.Module):
     """Attention, then the MLP, each placed in the residual stream with norms of its own.
 
@@ -61,8 +90,10 @@ class Block(nn.Module):
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
         norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
         streams = self.group.attention(streams, lambda y: attention(y, sequence), norms, depth)
+        streams = observed(self, AFTER_ATTENTION, streams)
         norms = self.norms('mlp', sequence.valid_BT1, block - 1)
         streams = self.group.mlp(streams, lambda y: mlp(y, sequence.valid_BT1), norms, depth)
+        streams = observed(self, AFTER_MLP, streams)
         if self.is_mutable_collection(DIAGNOSTICS):
             self.sow(DIAGNOSTICS, 'residual_rms', stream_rms(streams))
         return streams, None  # nn.scan carries the first and stacks the second
@@ -151,7 +182,7 @@ class Transformer(nn.Module):
         table_VD, x_BTD = self.embed(tokens_BT, sequence)
         norm = norm_maker(config, 'model.embedding_norm', 'embed', 'embedding', sequence.valid_BT1)
         streams = placement.split(norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype])))
-        first = 1
+        streams, first = observed(self, EMBEDDING, streams), 1
         for group in groups_of_blocks(config):
             blocks = self.scanned(group.count)(config, self.kernels, group, name=group.name)
             numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
@@ -159,7 +190,8 @@ class Transformer(nn.Module):
             first += group.count
         order = 2 * model.n_layers
         norm = norm_maker(config, 'model.final_norm', 'embed', 'final', sequence.valid_BT1, order)
-        return placement.join(streams, norm('final_norm')), self.readout_of(table_VD)
+        x_BTD = observed(self, FINAL, placement.join(streams, norm('final_norm')))
+        return x_BTD, self.readout_of(table_VD)
 
     def embed(self, tokens_BT, sequence):
         """(the table [V, D], embeddings [B, T, D])."""

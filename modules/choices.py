@@ -1,7 +1,38 @@
 """One lookup for every table of named parts."""
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping
+
+# What others call a row, letters and digits alone. Hints: such a name is refused too.
+USUAL_NAMES = {
+    'adam': 'adamw',
+    'albert': 'shared',
+    'bf16': 'bfloat16',
+    'bn': 'batchnorm',
+    'cosine': 'warmup_cosine',
+    'dynamictanh': 'dyt',
+    'fp16': 'bfloat16',
+    'fp32': 'float32',
+    'half': 'bfloat16',
+    'identity': 'none',
+    'ln': 'layernorm',
+    'lnscaling': 'layernorm_scaling',
+    'mixtureofexperts': 'moe',
+    'olmo2': 'output',
+    'perilayernorm': 'peri',
+    'postlayernorm': 'post',
+    'prelayernorm': 'pre',
+    'relu2': 'squared_relu',
+    'rotary': 'rope',
+    'sandwich': 'peri',
+    'sandwichln': 'peri',
+    'swish': 'silu',
+    'unifiednorm': 'unified',
+    'wn': 'weight_norm',
+    'wsd': 'warmup_stable_decay',
+}
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -17,11 +48,17 @@ def choose[T](table: Mapping[str, T], name: str, what: str) -> T:
     """
     if name not in table:
         raise ValueError(
-            f'{what} must be one of {", ".join(sorted(table))}; got {name!r}.{nearest(name, table)}'
+            f'{what} must be one of {", ".join(sorted(table))}; got {name!r}.{_meant(name, table)}'
         )
     return table[name]
 
 
+def _meant(name: str, table: Mapping[str, object]) -> str:
+    usual = USUAL_NAMES.get(re.sub(r'[^a-z0-9]', '', str(name).lower()))
+    return f' Did you mean {usual!r}?' if usual in table else nearest(name, table)
+
+
 def nearest_divisor(n: int, wanted: int) -> int:
-    """The divisor of n that is nearest to `wanted`."""
-    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - wanted))
+    """The divisor of n that is nearest to `wanted`; of the first million and their partners."""
+    small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
+    return min(sorted([*small, *(n // d for d in small)]), key=lambda d: abs(d - wanted))

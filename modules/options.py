@@ -26,7 +26,9 @@ class Option:
     """What is known of an option besides its type and default.
 
     words: one line of what it is. least, most: bounds, included; NaN is never within them.
-    choices: the values that a text may have; empty: any. traced: whether programs take it as data,
+    choices: the values that a text may have; empty: any. counted_in: 'steps' or 'updates' (one a
+    microbatch) where it says when in a run something happens, which a short run may not reach
+    (`lm.run.describe.notes_of`). traced: whether programs take it as data,
     so that runs which differ in it share one program.
     """
 
@@ -34,6 +36,7 @@ class Option:
     least: float = -math.inf
     most: float = math.inf
     choices: tuple[str, ...] = ()
+    counted_in: str = ''
     traced: bool = False
 
     def check(self, path: str, value: Any) -> None:
@@ -141,10 +144,10 @@ def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
     return part(**given, **{name: value for name, value in wiring.items() if name in known})
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
+def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
     """('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
 
-    Raises ValueError where the text is of another form, or a value is no Python literal.
+    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text is of another form, or a value is no Python literal.
     """
     name, colon, rest = text.partition(':')
     given: dict[str, Any] = {}
@@ -156,7 +159,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             given[match[1]] = ast.literal_eval(match[2])
         except (SyntaxError, TypeError, ValueError):
             raise ValueError(
-                f'options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
+                f'{path}: options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
             ) from None
     return name, given
 

@@ -54,7 +54,12 @@ def pytest_configure(config):
 
 
 # They take half a minute and more, most of it waiting: begun first, they end while others run.
-LONGEST = ('kill_9', 'sigterm_ends_the_workers', 'fine_tuned_then_folded')
+LONGEST = (
+    'kill_9',
+    'sigterm_ends_the_workers',
+    'fine_tuned_then_folded',
+    'every_command_works',
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -303,7 +303,7 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
 
 def test_warmup_longer_than_the_run_is_said_aloud(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
-    assert 'NOTE: warm-up takes 5 steps and the run has 3' in capsys.readouterr().out
+    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
@@ -315,7 +315,7 @@ def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_pa
 
 def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
     for flag, answer in (
-        ('--config.model.nrom=none', 'Did you mean "norm"'),
+        ('--config.model.nrom=none', "Did you mean 'model.norm'"),
         ('--config.model.norm=layernrom', "Did you mean 'layernorm'"),
     ):
         code, output = finished(start_run(tmp_path, corpus, flag))

@@ -1,25 +1,34 @@
 """A checkpoint as a model ready to run: a path is enough."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from lm import data
+from lm.activations import Activations, gradients, next_token_loss, observe
 from lm.config import Config
 from lm.mesh import make_mesh
 from lm.model import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.upgrade import stored_config
+from lm.record.workdir import SWEEP
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """`weights` as stored; `variables` as the model takes them."""
+    """`weights` as stored; `variables` as the model takes them.
+
+    What it computes it computes as in evaluation, each row of tokens [B, T] read as one document,
+    in a program compiled once for each shape (`lm.activations`).
+    """
 
     path: Path
     config: Config
@@ -39,6 +48,41 @@ class Checkpoint:
     def model(self) -> Transformer:
         return self.learner.model
 
+    def encode(self, text: str) -> jax.Array:
+        """[1, T]: the token that begins a document, then those of the text."""
+        return jnp.array([[self.tokenizer.bos_id, *self.tokenizer.encode(text)]], jnp.int32)
+
+    def logits(self, tokens_BT: jax.Array) -> jax.Array:
+        """[B, T, V], float32: of the token after each."""
+        return self.observe(self.weights, tokens_BT)[0]
+
+    def activations(self, tokens_BT: jax.Array) -> Activations:
+        """The residual stream by name: `embedding`, `final` [B, T, D]; `after_attention` and
+        `after_mlp` of every block [L, B, T, D].
+        """
+        return self.observe(self.weights, tokens_BT)[1]
+
+    def loss(self, tokens_BT: jax.Array) -> jax.Array:
+        """Of the next token, in nats a token: a scalar."""
+        return next_token_loss(self.logits(tokens_BT), tokens_BT)
+
+    def gradients(
+        self,
+        tokens_BT: jax.Array,
+        scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
+    ) -> tuple[Any, Activations]:
+        """Of scalar(logits [B, T, V], tokens [B, T]): (by weight, shaped as weights.params; by
+        activation, shaped as `activations`).
+        """
+        return gradients(self.learner, self.weights, tokens_BT, scalar)
+
+    @functools.cached_property
+    def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
+        """observe(weights, tokens [B, T], shifts=None) -> (logits, activations): pure, to be
+        differentiated in the weights, or in what is added to activations (`lm.activations`).
+        """
+        return jax.jit(functools.partial(observe, self.learner))
+
 
 def find(path: Path) -> tuple[Path, int]:
     """(folder of checkpoints, step) for a workdir, whose newest is meant, or for one checkpoint in
@@ -50,6 +94,13 @@ def find(path: Path) -> tuple[Path, int]:
         return path.parent, int(path.name)
     folder = path / FOLDER
     steps = steps_in(folder) if folder.is_dir() else []
+    cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if steps_in(one))
+    if cells and not steps and (path / SWEEP).exists():
+        raise ValueError(
+            f'{path} is a sweep; give the workdir of one of its {len(cells)} cells with a '
+            f'checkpoint, such as {", ".join(cells[:3])}. "python -m eval.runs --workdir={path}" '
+            'lists what each cell is and how it ended.'
+        )
     if not steps:
         raise ValueError(
             f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '

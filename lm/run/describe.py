@@ -1,9 +1,14 @@
 """What a run says of itself before it trains."""
 
+import collections
+from collections.abc import Iterator, Sequence
+
 from lm import data
-from lm.config import parts_of
+from lm.check import option_of
+from lm.config import Config, parts_of
 from lm.run.journal import Journal
 from lm.run.table import as_table, parameter_count, parameter_rows
+from modules.options import options
 
 
 def describe(journal: Journal) -> None:
@@ -36,18 +41,63 @@ def notes(journal: Journal) -> list[str]:
     batches = journal.next_place().stop
     if batches > epoch:
         found.append(f'{batches} batches go over the text {batches / epoch:.2f} times')
+    return found + notes_of(config)
+
+
+def notes_of(config: Config) -> list[str]:
+    """What a config allows and yet may not be meant, whatever the text."""
+    return [*_leaks(config), *_never_reached(config), *_never_trained(config)]
+
+
+def notes_of_all(configs: Sequence[Config]) -> list[str]:
+    """`notes_of` each of many runs, with how many each is of where it is not of all."""
+    counts = collections.Counter(note for config in configs for note in notes_of(config))
+    return [
+        note if n == len(configs) else f'{n} of {len(configs)} runs: {note}'
+        for note, n in counts.items()
+    ]
+
+
+def _leaks(config: Config) -> Iterator[str]:
     leaks = {part.name: part.row.leaks for part in parts_of(config) if part.section == 'norm'}
     for name, what in sorted(leaks.items()):
         if what:
-            found.append(
-                f'in training {name} shows each token {what}, later ones '
-                'included: the training loss is not that of a causal model. Evaluation uses '
-                'running statistics; compare validation losses.'
+            yield (
+                f'in training {name} shows each token {what}, later ones included: the training '
+                'loss is not that of a causal model. Evaluation uses running statistics; compare '
+                'validation losses.'
             )
-    warmup, steps = config.optim.warmup_steps, config.train.steps
-    if warmup > steps:
-        found.append(
-            f'warm-up takes {warmup} steps and the run has {steps}: the learning rate '
-            'never reaches its peak'
+
+
+def _never_reached(config: Config) -> Iterator[str]:
+    """Of each part that would take as long as the run or longer to get where it is as published.
+
+    Options say what they are counted in; a row with several says by `lasts` what they make.
+    """
+    lengths = {
+        'steps': config.train.steps,
+        'updates': config.train.steps * config.train.microbatches,
+    }
+    found = {}  # a norm may stand at several places
+    for part in parts_of(config):
+        counted = {name: d for name, d in options(part.row).items() if d.option.counted_in}
+        if not counted:
+            continue
+        values = {name: option_of(config, part, name) for name in counted}
+        (unit,) = {declared.option.counted_in for declared in counted.values()}
+        lasts = getattr(part.row, 'lasts', lambda blocks, **values: max(values.values()))
+        wanted, length = lasts(config.model.n_layers, **values), lengths[unit]
+        if wanted >= length:
+            why = ', '.join(f'{n}={v} ({counted[n].option.words})' for n, v in values.items())
+            text = f'{part.name} needs more than {wanted} {unit} and the run has {length}: {why}'
+            found.setdefault(text, f'{part.path}={text}')
+    yield from found.values()
+
+
+def _never_trained(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.trainable != 'all' and not train.init_from:
+        yield (
+            f'train.trainable={train.trainable} without train.init_from: all other parameters stay '
+            'as they were drawn'
         )
-    return found

@@ -30,6 +30,7 @@ from lm.config import (
     replaced,
     settle,
 )
+from lm.hints import EXAMPLE, field_hint, sweep_flag, sweep_hint
 from modules.choices import nearest
 from modules.options import typed
 
@@ -87,12 +88,11 @@ def _axes(sweep: Any, known: Collection[str]) -> list[list[Changes]]:
         sweep = {'list': sweep}
     if isinstance(sweep, str):
         raise ValueError(
-            f'--config.sweep must be a Python literal: 1e-3, and not 10**-3; got {sweep!r}'
+            f'--config.sweep must be a Python literal: 1e-3, and not 10**-3; names in quotes; got '
+            f'{sweep!r}. {sweep_hint(sweep, known)}'
         )
     if not isinstance(sweep, Mapping):
-        raise ValueError(
-            f'sweep must hold axes, such as {{"optim.lr": (1e-3, 3e-3)}}; got {sweep!r}'
-        )
+        raise ValueError(f'sweep must hold axes, such as {sweep_flag(EXAMPLE)}; got {sweep!r}')
     axes = []
     for key, values in sweep.items():
         if key == 'zip':
@@ -148,10 +148,7 @@ def _plain(value: Any) -> Any:
 def _check_field(path: Any, known: Collection[str]) -> None:
     if path in known:
         return
-    same_end = [full for full in known if full.split('.')[-1] == path]
-    hint = nearest(path, [*known, 'zip', 'list'])
-    if same_end:
-        hint = f' Did you mean {" or ".join(map(repr, same_end))}?'
+    hint = nearest(path, ('zip', 'list')) or field_hint(path, known)
     raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
 
 

@@ -16,7 +16,9 @@ HasBias = Annotated[bool, Option('whether there is a learned bias')]
 Groups = Annotated[int | None, Option('of features, each with statistics of its own', 1)]
 EmaDecay = Annotated[float, Option('share of a running statistic that an update keeps', 0, 1)]
 Momentum = Annotated[float, Option('share by which an update moves a running statistic', 0, 1)]
-WarmupUpdates = Annotated[int, Option("updates that use the batch's own statistics", 0)]
+WarmupUpdates = Annotated[
+    int, Option('updates as a norm over the batch alone', 0, counted_in='updates')
+]
 
 
 class Norm(nn.Module):

@@ -29,19 +29,30 @@ class _Removal(Norm):
     A microbatch is an update. Its parameters are those of the norm it removes, so that it goes on
     from such a checkpoint (train.init_from).
 
-    Ours is simpler than the published schedule: one constant for all positions, where there the
-    first position has its own until the end; one switch for what queries, keys and values read; and
-    where the code freezes what it measured last, the running mean.
+    The running mean is frozen as in the code beside the paper (with EXP_RECOMPUTE_STD_ON_REAL).
+    Ours is simpler in this: there is one constant for all positions, where there the first position
+    and end-of-text have one of their own until the end; one switch for what queries, keys and
+    values read, where there values follow later; and no auxiliary loss that evens out the last
+    stream.
     """
 
     eps: Eps = 1e-6
     scale: HasScale = True
     bias: HasBias = True
     ema_decay: EmaDecay = 0.9
-    removal_start: Annotated[int, Option('updates before the first norm is removed', 1)] = 20
-    removal_gap: Annotated[int, Option('updates from one removal to the next', 0)] = 2
+    removal_start: Annotated[
+        int, Option('updates before the first norm is removed', 1, counted_in='updates')
+    ] = 20
+    removal_gap: Annotated[
+        int, Option('updates from one removal to the next', 0, counted_in='updates')
+    ] = 2
     order: jax.Array | int = 0
     valid: jax.Array | None = None
+
+    @staticmethod
+    def lasts(blocks: int, removal_start: int, removal_gap: int) -> int:
+        """Updates until the last norm of a model of so many blocks is removed."""
+        return removal_update(removal_start, removal_gap, 2 * blocks)
 
     def centre(self, x):
         raise NotImplementedError

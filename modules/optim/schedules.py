@@ -1,7 +1,10 @@
 """Learning-rate schedules: the fraction of the peak at each step.
 
 Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not
-wasted. All numbers may be tracers: lengths are data, and pieces are joined by `where`.
+wasted. A decay ends at the last step, t = steps - 1, and there it is final_lr_fraction: with
+0, the default, the last step changes no weight, and of n steps n - 1 train. optax and nanoGPT
+would get there one step after the last, and optax's warm-up begins with a step at 0 instead. All
+numbers may be tracers: lengths are data, and pieces are joined by `where`.
 """
 
 import math
@@ -12,7 +15,9 @@ import jax.numpy as jnp
 
 from modules.options import Option
 
-WarmupSteps = Annotated[int, Option('steps of linear warm-up', 0, math.inf, traced=True)]
+WarmupSteps = Annotated[
+    int, Option('steps of linear warm-up', 0, math.inf, counted_in='steps', traced=True)
+]
 FinalFraction = Annotated[float, Option('of the peak, at the last step', 0, 1, traced=True)]
 
 

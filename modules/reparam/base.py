@@ -28,6 +28,14 @@ class Reparam(NamedTuple):
     after_update: Callable[[Any, Any], tuple[Any, Any]] = unchanged
 
 
+def divides_by_norms(make: Callable[..., Reparam]) -> Callable[..., Reparam]:
+    """Marks a row that divides by norms of the initial matrices: these must not be 0 in float32,
+    which the square of a smaller scale is.
+    """
+    make.least_init_scale = 1e-15
+    return make
+
+
 def none(specs: Any, shapes: Any) -> Reparam:
     """Stored weights are used as they are."""
     del shapes

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.params import ParamSpec
-from modules.reparam.base import Reparam, on_role
+from modules.reparam.base import Reparam, divides_by_norms, on_role
 
 
 def sum_axes(spec: ParamSpec) -> tuple[int, ...]:
@@ -18,6 +18,7 @@ def column_norm(spec: ParamSpec, weight: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(weight), sum_axes(spec), keepdims=True))
 
 
+@divides_by_norms
 def weight_norm(specs: Any, shapes: Any) -> Reparam:
     """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every hidden matrix.
 

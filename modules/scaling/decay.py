@@ -22,10 +22,17 @@ class Decay(NamedTuple):
 
 
 def decoupled(decay: Decay) -> jax.Array:
-    """lr * fraction * weight_decay, as PyTorch and optax have AdamW (arXiv:1711.05101, alg. 2)."""
+    """lr * fraction * weight_decay, as PyTorch and optax have AdamW.
+
+    AdamW's paper (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
+    """
     return decay.lr * decay.fraction * decay.weight_decay
 
 
 def independent(decay: Decay) -> jax.Array:
-    """fraction * weight_decay: with the schedule, whatever its peak (arXiv:2309.14322, 3.2.2)."""
+    """fraction * weight_decay: with the schedule, whatever its peak.
+
+    Algorithm 2 of arXiv:1711.05101, w -= eta_t (alpha m / (sqrt(v) + eps) + lambda w), with the
+    schedule's multiplier eta_t = fraction and alpha = lr; named as in arXiv:2309.14322, 3.2.2.
+    """
     return decay.fraction * decay.weight_decay

@@ -228,6 +228,14 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             'model.qk_norm=rmsnorm:eps must be between 0 and 1; got 2.0',
         ),
         ({'model.qk_norm': 'rmsnorm:scale'}, 'options follow a name as NAME:OPTION=VALUE'),
+        (
+            {'model.reparam': 'weight_norm', 'scaling.init_scale': 0.0},
+            'model.reparam=weight_norm divides by .*scaling.init_scale must be at least .*got 0.0',
+        ),
+        (
+            {'model.reparam': 'shared+weight_norm', 'scaling.init_scale': 1e-20},
+            'model.reparam=weight_norm divides by the norms',
+        ),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
     ],
 )

@@ -75,7 +75,9 @@ def test_config_is_frozen():
 def test_unknown_field_names_the_nearest():
     raw = tiny_raw()
     raw['model']['n_layer'] = 3
-    with pytest.raises(ValueError, match=r"no field model\.n_layer\. Did you mean 'n_layers'\?"):
+    with pytest.raises(
+        ValueError, match=r"no field model\.n_layer\. Did you mean 'model.n_layers'"
+    ):
         resolve(raw)
     with pytest.raises(ValueError, match=r"no field optimm\. Did you mean 'optim'\?"):
         resolve(tiny_raw() | {'optimm': {}})

@@ -68,6 +68,13 @@ def test_schedule_at_its_boundaries(name):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=f'step {step}')
 
 
+@pytest.mark.parametrize('name', [n for n in SCHEDULES if n != 'constant'])
+def test_a_decay_to_0_is_there_at_the_last_step(name):
+    """To the bit: that step changes no weight, and the one before it does."""
+    before, last = fraction(name, jnp.int32([STEPS - 2, STEPS - 1]), final_lr_fraction=0.0)
+    assert last == 0.0 < before
+
+
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_schedule_stays_between_nothing_and_the_peak(name):
     """Also without warm-up, without decay, and beyond the last step."""

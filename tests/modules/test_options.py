@@ -195,7 +195,7 @@ def test_an_option_has_not_the_name_of_a_field_of_the_section():
     ],
 )
 def test_options_behind_a_name(text, expected):
-    assert parse(text) == expected
+    assert parse('model.norm', text) == expected
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_options_behind_a_name(text, expected):
 )
 def test_another_form_is_refused(text):
     with pytest.raises(ValueError, match='NAME:OPTION=VALUE,OPTION=VALUE; got') as error:
-        parse(text)
+        parse('model.norm', text)
     assert repr(text) in str(error.value)
 
 

@@ -62,6 +62,20 @@ def test_evaluation_leaves_the_state_alone(name):
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
+@pytest.mark.parametrize('name', REPARAMS)
+def test_every_reparam_says_how_small_a_start_may_be(name):
+    """Finite at the least scale it names, value and gradient; and a row that names none, at 0."""
+    least = getattr(REPARAMS[name], 'least_init_scale', 0.0)
+    small = jax.tree.map(lambda w: w * least, sample())
+    reparam = REPARAMS[name](SPECS, shapes_of(small))
+    stored, state = reparam.init(small)
+
+    def total(stored):
+        return sum(map(jnp.sum, jax.tree.leaves(reparam.apply(stored, state, True)[0])))
+
+    assert all(map(jnp.all, map(jnp.isfinite, jax.tree.leaves(jax.grad(total)(stored)))))
+
+
 def test_none_stores_the_parameters_themselves():
     reparam = REPARAMS['none'](SPECS, shapes_of(sample()))
     stored, state = reparam.init(sample())

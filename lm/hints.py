@@ -1,0 +1,140 @@
+"""What somebody may have meant by a field, a value or a sweep that is none: for messages alone."""
+
+import ast
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modules.choices import nearest
+
+# What other programs call a field. Such a name is refused too; the message names the field here.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    'accumulation_steps': ('train.microbatches',),
+    'batch': ('data.batch_size',),
+    'beta1': ('optim.b1',),
+    'beta2': ('optim.b2',),
+    'block_size': ('data.seq_len',),
+    'context_length': ('data.seq_len',),
+    'dataset': ('data.source',),
+    'decay': ('optim.weight_decay',),
+    'depth': ('model.n_layers',),
+    'dim': ('model.d_model',),
+    'epsilon': ('norm.eps', 'optim.eps'),
+    'grad_clip': ('optim.clip_norm',),
+    'gradient_accumulation_steps': ('train.microbatches',),
+    'hidden_size': ('model.d_model',),
+    'init_std': ('scaling.init_scale',),
+    'intermediate_size': ('model.d_ff',),
+    'layers': ('model.n_layers',),
+    'learning_rate': ('optim.lr',),
+    'max_grad_norm': ('optim.clip_norm',),
+    'max_steps': ('train.steps',),
+    'n_embd': ('model.d_model',),
+    'num_experts': ('mlp.n_experts',),
+    'num_heads': ('model.n_heads',),
+    'num_layers': ('model.n_layers',),
+    'num_steps': ('train.steps',),
+    'optimizer': ('optim.name',),
+    'qk_layernorm': ('model.qk_norm',),
+    'sequence_length': ('data.seq_len',),
+    'vocab_size': ('data.tokenizer',),
+    'warmup': ('optim.warmup_steps', 'norm.warmup'),
+    'wd': ('optim.weight_decay',),
+    'width': ('model.d_model',),
+}
+EXAMPLE = {'optim.lr': (1e-3, 3e-3)}
+
+
+def field_hint(path: str, known: Collection[str]) -> str:
+    """' Did you mean X?' for a path that names no field of `known`; '' where none is like it.
+
+    In order: the same name in another section, and other programs' names; the nearest name of the
+    same section; the nearest of all, with or without their section.
+    """
+    section, _, name = str(path).rpartition('.')
+    by_name: dict[str, list[str]] = {}
+    for field in known:
+        by_name.setdefault(field.rpartition('.')[2], []).append(field)
+    usual = [field for field in SYNONYMS.get(name, ()) if field in known]
+    if found := dict.fromkeys([*by_name.get(name, ()), *usual]):
+        return f' Did you mean {" or ".join(map(repr, found))}?'
+    inside = [field for field in known if section and field.startswith(f'{section}.')]
+    whole = nearest(path, inside) or nearest(path, known)
+    if section or whole:
+        return whole
+    match = re.search(r"'(.*)'", nearest(name, by_name))
+    return f' Did you mean {" or ".join(map(repr, by_name[match[1]]))}?' if match else ''
+
+
+def sweep_flag(sweep: Mapping[str, Any]) -> str:
+    """The flag that sets config.sweep, as a shell takes it."""
+    return f'--config.sweep="{dict(sweep)!r}"'
+
+
+def sweep_hint(text: str, known: Collection[str]) -> str:
+    """A flag that works, for a --config.sweep that is no Python literal: what was likely meant by
+    {optim.lr: (1e-3, 3e-3)} or optim.lr=1e-3,3e-3, and otherwise an example.
+    """
+    match = re.fullmatch(r'\s*\{?\s*([\w.]+)\s*[:=]\s*[\[(]?([^()\[\]{}:=]+)[\])]?\s*\}?\s*', text)
+    if match and match[1] in known:
+        return f'Did you mean {sweep_flag({match[1]: listed(match[2])})}?'
+    quoted = re.sub(r"(?<![\w.'\"])([a-z]\w*\.\w+)\s*:", r"'\1':", text)
+    try:
+        meant = ast.literal_eval(quoted)
+    except (SyntaxError, ValueError):
+        meant = None
+    if isinstance(meant, dict):
+        return f'Did you mean {sweep_flag(meant)}?'
+    return f'Such as {sweep_flag(EXAMPLE)}.'
+
+
+def listed(text: str) -> tuple[Any, ...]:
+    """(0.001, 0.003) for '1e-3, 3e-3': Python literals, and words as they stand."""
+    return tuple(_literal(word.strip()) for word in text.split(',') if word.strip())
+
+
+def _literal(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (SyntaxError, ValueError):
+        return word
+
+
+def flag_refusal(path: str, text: str, types: Collection[type]) -> str:
+    """Why --config.PATH=TEXT cannot be read as one of `types`, and what to write."""
+    kinds = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
+    wanted = ' or '.join(kinds[kind] for kind in types if kind in kinds)
+    said = f'{path} must be {wanted}; got {text!r}.'
+    values = listed(text.strip('()[]'))
+    numbers = all(isinstance(value, int | float) for value in values)
+    if numbers and (len(values) > 1 or text[:1] in ('(', '[')):
+        return f'{said} Several values are a sweep: {sweep_flag({path: values})}'
+    if text == 'None' and type(None) in types:
+        return f'{said} Leave the flag out for None.'
+    if int in types and len(values) == 1 and numbers and float(values[0]).is_integer():
+        return f'{said} Write {int(values[0])}.'
+    return said
+
+
+def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
+    """ValueError for a --config that is no file, and for a --config.PATH that is no field.
+
+    Values are left to absl, and to `flag_refusal`.
+    """
+    for flag, following in zip(argv, [*argv[1:], ''], strict=True):
+        name, is_whole, text = flag.lstrip('-').partition('=')
+        if not flag.startswith('-') or name.split('.')[0] != 'config':
+            continue
+        path = name.partition('.')[2]
+        if not path:
+            file = (text if is_whole else following).partition(':')[0]  # an argument may follow
+            if not Path(file).is_file():
+                raise ValueError(
+                    f'--config={file} is no file. Give a Python file with get_config(), such as '
+                    f'configs/default.py.{nearest(file, map(str, Path(file).parent.glob("*.py")))}'
+                )
+        elif any(field.startswith(f'{path}.') for field in known):
+            raise ValueError(f'{path} is a section of the config; set its fields one by one')
+        elif re.fullmatch(r'[\w.]+', path) and path not in known and path.split('.')[0] != 'sweep':
+            raise ValueError(f'the config has no field {path}.{field_hint(path, known)}')

@@ -1,0 +1,167 @@
+"""Random configs, most of them odd: each trains, diverges in order, or is refused by the name of a
+field.
+"""
+
+import math
+import random
+import re
+import time
+import types
+from typing import Any
+
+import jax
+import pytest
+
+from lm.check import check, check_devices
+from lm.config import FIELDS, Config, build, resolve
+from lm.mesh import make_mesh
+from lm.run.start import check_run
+from modules.options import options
+from tests.helpers import tiny_raw
+from train import DIVERGED, DONE, train
+
+FIXED = {  # what a draw leaves alone: text that is there, and what takes long
+    'data.source': 'synthetic:markov',
+    'data.tokenizer': 'byte',
+    'data.text_field': 'text',
+    'data.epochs': 1000,
+    'data.prefetch': 2,
+    'train.steps': 2,
+}
+SMALL = {  # numbers that a run of two steps can have, and that go together
+    'model.d_model': (8, 12, 16, 32),
+    'model.n_layers': (1, 2, 3),
+    'model.n_heads': (1, 2, 4),
+    'model.n_kv_heads': (1, 2),
+    'model.d_ff': (8, 16, 24),
+    'data.seq_len': (4, 8, 15),
+    'data.batch_size': (8, 16, 24),
+    'train.microbatches': (1, 2, 3),
+    'mesh.data': (1, 8, -1),
+    'mesh.run': (-1, 1),
+    'mlp.n_experts': (2, 4),
+    'mlp.experts_per_token': (1, 2),
+    'norm.groups': (1, 2, 4),
+    'norm.heads': (1, 2),
+    'norm.rank': (1, 4),
+    'norm.ghost_batches': (1, 2, 4),
+    'norm.window': (1, 3),
+    'optim.lr': (0.0, 1e-3, 0.1, 10.0),
+    'optim.weight_decay': (0.0, 0.1, 10.0),
+    'scaling.init_scale': (0.0, 0.5, 1.0, 30.0),
+    'data.validation_fraction': (0.02, 0.5),
+}
+ODD = {
+    int: (-1, 0, 1, 3, 7, 2**31, 10**9 + 7, 10**12, 10**30),
+    float: (-1.0, 0.0, 1e-30, 0.5, 2.0, 1e30, 1e300, math.inf, -math.inf, math.nan, 1),
+    str: ('', 'none', 'auto', 'qqq', 'a+b', 'rmsnorm:', 'rmsnorm:eps=', 'rmsnorm:eps=0',
+          'unified:window=1,warmup=0', 'rmsnorm+layernorm', 'rmsnorm,layernorm', 'nowhere'),
+    bool: (True, False),
+    types.NoneType: (None,),
+}  # fmt: skip
+
+
+def drawn(rng: random.Random, path: str) -> Any:
+    """A value that the field may have by itself."""
+    field = FIELDS[path]
+    if types.NoneType in field.types and rng.random() < 0.3:
+        return None
+    if path in SMALL:
+        return rng.choice(SMALL[path])
+    if field.choice:
+        return drawn_name(rng, path)
+    if field.option and field.option.choices:
+        return rng.choice(field.option.choices)
+    if bool in field.types:
+        return rng.random() < 0.5
+    if str in field.types:
+        return ''
+    return drawn_number(rng, field)
+
+
+def drawn_number(rng: random.Random, field: Any) -> int | float:
+    """Within the bounds, which are likely themselves."""
+    least = field.option.least if field.option else 0
+    most = field.option.most if field.option else 10
+    if int in field.types:
+        return rng.choice([int(least), int(least) + 1, int(min(most, 5))])
+    return rng.choice([least, rng.uniform(least, min(most, 1.0)), min(most, 1e6)])
+
+
+def drawn_name(rng: random.Random, path: str) -> str:
+    choice = FIELDS[path].choice
+    name = rng.choice([*choice.table, *(['auto'] if choice.auto else [])])
+    if choice.several and rng.random() < 0.3:
+        return f'{name}+{rng.choice([*choice.table])}'
+    known = options(choice.table.get(name, {}))
+    if choice.inline and known and rng.random() < 0.3:
+        option = rng.choice([*known])
+        return f'{name}:{option}={drawn(rng, f"{choice.section}.{option}")}'
+    return name
+
+
+def draw(rng: random.Random, odd: float) -> dict[str, Any]:
+    """{path: value} for some fields; each is of any kind with probability `odd`."""
+    paths = [path for path in FIELDS if path not in FIXED and path != 'data.cache_dir']
+    of_parts = [path for path in paths if FIELDS[path].of_parts]
+    chosen = rng.sample([p for p in paths if p not in of_parts], rng.randrange(1, 14))
+    chosen += rng.sample(of_parts, rng.choice([0, 0, 1, 2]))
+    values = {path: drawn(rng, path) for path in chosen}
+    return {p: drawn_odd(rng, p) if rng.random() < odd else v for p, v in values.items()}
+
+
+def drawn_odd(rng: random.Random, path: str) -> Any:
+    """Mostly of the field's own type."""
+    kinds = FIELDS[path].types if rng.random() < 0.8 else ODD
+    return rng.choice(ODD[rng.choice([*kinds])])
+
+
+def refusal(changes: dict[str, Any]) -> str | Config:
+    """The config, or why it is refused: a ValueError, whatever was drawn."""
+    try:
+        config = resolve(tiny_raw(FIXED | changes))
+        check(config)
+        check_run(config)
+        check_devices(config, make_mesh(config.mesh).size, 1)
+        return config
+    except ValueError as error:
+        return str(error)
+
+
+def names_a_field(said: str) -> bool:
+    """One, or what a section lacks."""
+    return any(path in FIELDS for path in re.findall(r'[a-z]+\.\w+', said))
+
+
+@pytest.mark.trials(short=2, long=50)
+def test_whatever_is_written_is_taken_or_refused_by_name(trial):
+    """Three hundred a trial; nothing is traced, and none takes long."""
+    rng, taken = random.Random(trial), 0
+    for _ in range(300):
+        changes = draw(rng, odd=rng.choice([0.0, 0.1, 0.5]))
+        began = time.process_time()
+        found = refusal(changes)
+        assert time.process_time() - began < 1, changes
+        if isinstance(found, str):
+            assert names_a_field(found), (changes, found)
+        else:
+            taken += 1
+            assert build(tiny_raw(FIXED | changes)), changes
+    assert 10 < taken < 290
+
+
+@pytest.mark.trials(short=2, long=150)
+def test_what_is_taken_trains_or_diverges(trial, tmp_path, capsys):
+    """Two steps on one device or eight; a refusal may come late, and names a field too."""
+    rng, config = random.Random(10_000 + trial), ''
+    while isinstance(config, str):
+        changes = draw(rng, odd=0.03) | {'data.cache_dir': str(tmp_path / 'cache')}
+        config = refusal(changes)
+    try:
+        assert train(config, tmp_path / 'run') in (DONE, DIVERGED), changes
+    except ValueError as error:
+        assert names_a_field(str(error)), (changes, str(error))
+    except Exception as error:
+        raise AssertionError(f'{changes}: {type(error).__name__}: {error}') from error
+    jax.clear_caches()
+    capsys.readouterr()

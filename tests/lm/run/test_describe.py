@@ -1,0 +1,92 @@
+"""What a run says of a config that is allowed and yet may not be meant."""
+
+import pytest
+
+from configs.studies import norm_placement_lr
+from lm.config import CHOICES, FIELDS
+from lm.run.describe import notes_of, notes_of_all
+from lm.sweep.cells import cells, split_sweep
+from modules.options import options
+from tests.helpers import checked_config
+
+STEPS = {'train.steps': 20}
+
+
+def notes(changes):
+    return [note for note in notes_of(checked_config(STEPS | changes)) if 'causal' not in note]
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (
+            {'model.norm': 'powernorm'},
+            'model.norm=powernorm needs more than 10000 updates and the run has 20: warmup=10000 '
+            '(updates as a norm over the batch alone)',
+        ),
+        ({'model.norm': 'unified'}, 'model.norm=unified needs more than 4000 updates and'),
+        ({'model.norm': 'unified:warmup=20'}, 'needs more than 20 updates and the run has 20'),
+        (
+            {'model.norm': 'powernorm:warmup=60', 'train.microbatches': 2},
+            'needs more than 60 updates and the run has 40',
+        ),
+        (
+            {'model.norm': 'layernorm_removal'},
+            'model.norm=layernorm_removal needs more than 28 updates and the run has 20: '
+            'removal_start=20 (updates before the first norm is removed), removal_gap=2 (',
+        ),
+        (
+            {'optim.warmup_steps': 20},
+            'optim.schedule=constant needs more than 20 steps and the run has 20: warmup_steps=20',
+        ),
+        ({'train.trainable': 'norms'}, 'train.trainable=norms without train.init_from: all other'),
+    ],
+)
+def test_what_a_run_never_reaches_is_said_once(changes, said):
+    (note,) = notes(changes)
+    assert note.startswith(said) or said in note
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {'model.norm': 'unified:warmup=19'},
+        {'norm.warmup': 30, 'model.norm': 'powernorm', 'train.microbatches': 2},
+        {'model.norm': 'layernorm_removal', 'norm.removal_start': 1, 'train.steps': 10},
+        {'optim.warmup_steps': 19},
+        {'train.trainable': 'norms', 'train.init_from': 'runs/x'},
+    ],
+)
+def test_nothing_is_said_of_what_a_run_reaches(changes):
+    assert notes(changes) == []
+
+
+def test_the_notes_of_many_runs_say_how_many_each_is_of():
+    configs = [checked_config({'optim.warmup_steps': 5, 'train.steps': n}) for n in (3, 4, 9)]
+    said = notes_of_all(configs)
+    assert len(said) == 2 and all(note.startswith('1 of 3 runs: optim.schedule') for note in said)
+    assert notes_of_all(configs[:1]) == notes_of(configs[0])
+
+
+def test_every_option_that_is_counted_says_so():
+    """By its name or its words: a new one is not forgotten."""
+    rows = [row for choice in CHOICES.values() for row in choice.table.values()]
+    declared = {name: d for row in rows for name, d in options(row).items()}
+    counted = {name for name, d in declared.items() if d.option.counted_in}
+    named = {
+        name
+        for name, d in declared.items()
+        if int in d.types and {'steps', 'updates'} & set(f'{name} {d.option.words}'.split())
+    }
+    assert counted == named == {'warmup', 'warmup_steps', 'removal_start', 'removal_gap'}
+    assert {name for name in counted if f'norm.{name}' in FIELDS} == counted - {'warmup_steps'}
+
+
+def test_the_study_of_norms_reaches_their_warm_ups():
+    """And the part of it to train again is the same runs, of the same names."""
+    fitted = cells(*split_sweep(norm_placement_lr.get_config('fitted')))
+    whole = cells(*split_sweep(norm_placement_lr.get_config()))
+    assert len(fitted) == 4 * 7 * 3 and len(whole) == 28 * 7 * 3
+    assert {cell.name for cell in fitted} < {cell.name for cell in whole}
+    assert not [note for cell in fitted for note in notes_of(cell.config) if 'causal' not in note]

@@ -1,0 +1,178 @@
+"""What the README tells to type, typed in its order in one folder: as printed, with small sizes.
+
+A line that is new in the README fails until it runs here, or `LEFT_OUT` says why it does not.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs import default
+from eval.runs import IDENTITY, RESULTS, columns
+from lm.config import digest, resolve
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / 'README.md').read_text()
+SMALL = {  # flags of train.py, where the line has no value of its own
+    'config.model.d_model': 16,
+    'config.model.n_layers': 1,
+    'config.model.d_ff': 32,
+    'config.data.source': 'synthetic:markov',
+    'config.data.tokenizer': 'byte',
+    'config.data.seq_len': 16,
+    'config.data.cache_dir': 'cache',
+    'config.train.steps': 3,
+    'config.train.eval_batches': 1,
+}
+REMOVED = {'config.norm.removal_start': 1, 'config.norm.removal_gap': 0}  # within so few steps
+MORE = {  # flags for the lines with these words
+    'layernorm_removal': REMOVED,
+    'eval.generate': {'tokens': 3},
+}
+LEFT_OUT = {  # line: why it is not run here
+    'uv run pytest': 'it is this',
+    'uv sync --extra cluster': 'the environment of the tests has it',
+    'uv run python -m tests.bench.sweep': 'minutes',
+    'uv run python -m tests.bench.step': 'minutes',
+}
+PRELOADED = [  # before each command: most of what importing takes
+    'eval.convert.commands',
+    'eval.report.page',
+    'eval.suites.perplexity',
+    'lm.sweep.engines',
+]
+
+
+def commands() -> list[str]:
+    """The lines that are indented or behind a $, and what is quoted in a text, once each."""
+    found = re.findall(
+        r'^(?:    |\$ )(uv .*|python .*|train\.py.*)$|`((?:uv|train\.py) [^`]+)`',
+        README,
+        re.MULTILINE,
+    )
+    lines = [re.sub(r'\s+# .*', '', line or inline) for line, inline in found]
+    return list(dict.fromkeys(lines))
+
+
+def blocks(language: str) -> list[str]:
+    """Outside of "Adding a part", which tests/test_readme_parts.py does."""
+    text = re.sub(r'\n## Adding a part\n.*?\n## ', '\n## ', README + '\n## ', flags=re.DOTALL)
+    return re.findall(rf'^```{language}\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
+
+
+def arguments(line: str) -> list[str]:
+    """[program, argument, ...] of the line with small sizes; the program is a path or a module."""
+    words = shlex.split(line)
+    for word in ('uv', 'run', 'python', '-m'):
+        words = words[1:] if words[0] == word else words
+    added = SMALL if words[0] == 'train.py' and '--config' in line else {}
+    for part, flags in MORE.items():
+        added = added | (flags if part in line else {})
+    given = {word.lstrip('-').split('=')[0] for word in words}
+    return words + [f'--{name}={value}' for name, value in added.items() if name not in given]
+
+
+def run(words: list[str], code: str, folder: Path, log: Path) -> None:
+    """In a process of its own: the program `words`, or else `code`."""
+    os.chdir(folder)
+    with log.open('w') as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        if code:
+            exec(code, {'__name__': 'readme'})
+            return
+        sys.argv = words
+        if words[0] == 'train.py':
+            runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
+        else:
+            runpy.run_module(words[0], run_name='__main__', alter_sys=True)
+
+
+@pytest.fixture
+def outcome(tmp_path, monkeypatch):
+    """outcome(words, code='') -> (exit status, what it printed), in tmp_path."""
+    monkeypatch.setenv('GLIBC_TUNABLES', '')  # set: the program does not start itself again
+    monkeypatch.setenv('XLA_FLAGS', '')  # one device, as a user has
+    processes = multiprocessing.get_context('forkserver')
+    processes.set_forkserver_preload([*PRELOADED, __name__])
+
+    def of(words: list[str], code: str = '') -> tuple[int, str]:
+        log = tmp_path / 'log'
+        process = processes.Process(target=run, args=(words, code, tmp_path, log))
+        process.start()
+        process.join(timeout=120)
+        process.kill()
+        return process.exitcode, log.read_text()
+
+    return of
+
+
+def test_the_lines_are_found():
+    lines = commands()
+    assert lines[0] == 'uv run train.py --config=configs/default.py'
+    assert len(lines) > 15 and LEFT_OUT.keys() <= {*lines}
+    assert len(blocks('python')) == 3
+
+
+def test_every_command_works_as_printed(outcome, tmp_path):
+    """In the README's order: later lines read what earlier ones wrote. One that is printed with an
+    error ends with it.
+    """
+    (tmp_path / 'configs').mkdir()
+    for file in (ROOT / 'configs').glob('*.py'):
+        (tmp_path / 'configs' / file.name).symlink_to(file)
+    for block in blocks('python'):
+        if match := re.match(r'# (configs/\S+)\n', block):
+            (tmp_path / match[1]).write_text(block)
+    failed = {}
+    for line in commands():
+        if line in LEFT_OUT:
+            continue
+        status, printed = outcome(arguments(line))
+        wanted = expected_error(line)
+        said = ' '.join(printed.split())
+        if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
+            failed[line] = printed[-2000:]
+    (code,) = [block for block in blocks('python') if not block.startswith('# configs/')]
+    status, printed = outcome([], code + CHECKED)
+    if status:
+        failed['From Python'] = printed[-2000:]
+    assert not failed, '\n\n'.join(f'{line}\n{printed}' for line, printed in failed.items())
+
+
+# What the block of "From Python" has to have made.
+CHECKED = """
+L, B, T, D = stream['after_mlp'].shape
+assert (L, B, T, D) == (1, *tokens_BT.shape, 16) == stream['after_attention'].shape
+assert stream['embedding'].shape == stream['final'].shape == (B, T, D)
+assert logits_BTV.shape == (B, T, checkpoint.tokenizer.vocab_size)
+assert jax.tree.structure(by_weight) == jax.tree.structure(checkpoint.weights.params)
+assert by_activation.keys() == stream.keys()
+assert len(runs) == 18 and set(runs.status) == {'done'}
+"""
+
+
+def expected_error(line: str) -> re.Pattern | None:
+    """What the README shows below a line with a $, where ... stands for any text."""
+    match = re.search(rf'^\$ {re.escape(line)}\n((?:.+\n)*?)```', README, re.MULTILINE)
+    if match is None:
+        return None
+    return re.compile(re.escape(' '.join(match[1].split())).replace(r'\.\.\.', '.*'))
+
+
+def test_the_printed_folder_is_that_of_the_default_config():
+    name = f'runs/default-{digest(resolve(default.get_config()))}'
+    assert f'{name} on ' in README and f'done: {name},' in README
+
+
+def test_the_table_has_the_columns_of_a_frame():
+    section = README.split('\n## From Python\n')[1].split('\n## ')[0]
+    rows = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
+    listed = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
+    assert {*IDENTITY, *RESULTS} <= {*listed} <= {*IDENTITY, *RESULTS, *columns().values()}
+    assert len(set(listed)) == len(listed)
