@@ -45,7 +45,16 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    """The JSON object in a file. Raises ValueError, naming the file, where it does not hold one: it
+    is empty or cut short, or no text.
+    """
+    try:
+        record = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number too long
+        raise ValueError(f'{path} cannot be read as JSON ({error})') from error
+    if not isinstance(record, dict):
+        raise ValueError(f'{path} cannot be read as JSON (it holds no object)')
+    return record
 
 
 @contextlib.contextmanager
