@@ -129,16 +129,18 @@ def initial_loss(records: Iterable[Record]) -> float:
 
 def _first_ce(workdir: Path) -> float | None:
     """Reads the first lines only, and not the 10,000 of a long run."""
-    if not (workdir / FILE).exists():
+    try:
+        with (workdir / FILE).open(errors='replace') as file:
+            lines = list(itertools.islice(file, FIRST_LINES))
+    except OSError:  # there is none, or it cannot be read
         return None
-    with (workdir / FILE).open(errors='replace') as file:
-        for line in itertools.islice(file, FIRST_LINES):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):  # cut short, or written over
-                continue
-            if isinstance(row, dict) and row.get('step') == 1 and _is_number(row.get('ce')):
-                return row['ce']
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # cut short, or written over
+            continue
+        if isinstance(row, dict) and row.get('step') == 1 and _is_number(row.get('ce')):
+            return row['ce']
     return None
 
 

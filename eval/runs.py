@@ -245,7 +245,7 @@ def _gather_cell(folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any]
     place = {'sweep': folder.name, 'group': cell['group']}
     try:
         config = config_of(path) if (path / CONFIG).exists() else known
-        if lost := sorted(known.keys() - config.keys()):
+        if lost := sorted(known.keys() & FIELDS.keys() - config.keys()):
             raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(lost)})')
         return _record(path, config, results_of(path), **place)
     except (ValueError, OSError) as error:

@@ -47,7 +47,10 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     folders = [Path(workdir) for workdir in workdirs]
     for folder in folders:
         if not any((folder / name).exists() for name in (SWEEP, CONFIG)):
-            raise ValueError(f'{folder} holds no run and no sweep: there is no {SWEEP} or {CONFIG}')
+            raise ValueError(
+                f'{folder} holds no run and no sweep: there is no {SWEEP} or {CONFIG}. Give a '
+                '--workdir of one; the train.py command of a sweep writes a lost sweep.json anew'
+            )
     twice = [f for f, n in collections.Counter(f.resolve() for f in folders).items() if n > 1]
     if twice:
         raise ValueError(f'{twice[0]} is given twice; give each --workdir once')
