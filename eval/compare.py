@@ -1,18 +1,12 @@
 """What a sweep says: best learning rates, sensitivity to them, and differences from the baseline.
 
-A variant is a combination of what was swept besides the learning rate and the seeds. Only runs that
-ended count. One that diverged counts as the loss at initialisation, as arXiv:2309.14322 does it, so
-that a variant cannot look good by losing its bad seeds; one that failed or was stopped says nothing
-and is left out. Losses are in the unit of the metric: nats per token for `ce`.
+Losses are in the unit of the metric: nats per token for `ce`. `eval.variants` says which runs count.
 """
 
 import collections
 import dataclasses
-import itertools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,21 +24,26 @@ from eval.stats import (
     verdict,
 )
 from eval.text import number
+from eval.variants import (
+    LR,
+    SEEDS,
+    Losses,
+    Variant,
+    final_loss,
+    has_diverged,
+    initial_loss,
+    losses_by_lr,
+    split,
+)
 from lm.config import flatten
-from lm.record.metrics import FILE
 
-LR = 'optim.lr'
-SEEDS = ('train.seed', 'data.seed')
 PER_BYTE_FIELDS = {'data.tokenizer', 'data.source'}  # nats per token do not compare across these
-FIRST_LINES = 5  # among which are all rows of step 1
 WAITS = 'has not ended'
 LACKS = {  # status: why a run that did not diverge has no final loss
     'done': 'has no final loss',
     'failed': 'failed',
     UNREADABLE: 'cannot be read',
 }
-
-Losses = Mapping[float, Mapping[Seed, float]]  # learning rate -> seed -> loss
 
 
 def best_lr(losses: Losses) -> float | None:
@@ -66,105 +65,6 @@ def sensitivity(losses: Losses, initial: float) -> float:
         return math.nan
     means = [losses_S.mean() for losses_S in capped]
     return float(np.mean(means) - min(means))
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """The runs that share `values` (column -> value) of what is swept besides lr and seeds.
-
-    sweep: the name of theirs, where several are compared.
-    """
-
-    name: str
-    values: dict[str, Any]
-    records: list[Record]
-    is_baseline: bool
-    sweep: str = ''
-
-    def at(self, lr: float | None) -> list[Record]:
-        return [record for record in self.records if record['lr'] == lr]
-
-
-def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
-    """The variants of a sweep (its sweep.json as a dict), in the order in which they come.
-
-    The baseline is the one that has the values of the sweep's base, or else the first.
-    """
-    names, base = columns(), flatten(sweep['base'])
-    axes = [path for path in sweep['axes'] if path != LR and path not in SEEDS]
-    groups: dict[tuple, list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record[names[path]] for path in axes), []).append(record)
-    baseline = tuple(base.get(path) for path in axes)
-    if baseline not in groups:
-        baseline = next(iter(groups), None)
-    return [
-        Variant(
-            name=_name(dict(zip(axes, key, strict=True)), members),
-            values={names[p]: v for p, v in zip(axes, key, strict=True)},
-            records=members,
-            is_baseline=key == baseline,
-        )
-        for key, members in groups.items()
-    ]
-
-
-def _name(values: Mapping[str, Any], members: Sequence[Record]) -> str:
-    parts = (f'{columns()[path]} {number(value)}' for path, value in values.items())
-    return ', '.join(parts) or (members[0]['cell'] if len(members) == 1 else 'all runs')
-
-
-def has_diverged(record: Record) -> bool:
-    """Whether training went wrong, which leaves no final loss, or none that is a number."""
-    not_finite = record['status'] == 'done' and record['ce'] is None and record['validated_step']
-    broke_off = record['status'] == 'failed' and record['diverged_step']
-    return bool(record['status'] == 'diverged' or broke_off or not_finite)
-
-
-def initial_loss(records: Iterable[Record]) -> float:
-    """The mean over runs of the training loss of step 1, before any update; nan without one."""
-    found = [ce for record in records if (ce := _first_ce(Path(record['workdir']))) is not None]
-    return float(np.mean(found)) if found else math.nan
-
-
-def _first_ce(workdir: Path) -> float | None:
-    """Reads the first lines only, and not the 10,000 of a long run."""
-    try:
-        with (workdir / FILE).open(errors='replace') as file:
-            lines = list(itertools.islice(file, FIRST_LINES))
-    except OSError:  # there is none, or it cannot be read
-        return None
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # cut short, or written over
-            continue
-        if isinstance(row, dict) and row.get('step') == 1 and _is_number(row.get('ce')):
-            return row['ce']
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def losses_by_lr(variant: Variant, metric: str, initial: float) -> dict[float, dict[Seed, float]]:
-    """lr -> seed -> final loss of the runs that ended; `initial` for those that diverged."""
-    seeds = [columns()[path] for path in SEEDS]
-    found: dict[float, dict[Seed, float]] = {}
-    for record in variant.records:
-        loss = _final_loss(record, metric, initial)
-        if not math.isnan(loss):
-            seed = tuple(record[name] for name in seeds)
-            found.setdefault(record['lr'], {})[seed] = loss
-    return dict(sorted(found.items()))
-
-
-def _final_loss(record: Record, metric: str, initial: float) -> float:
-    if has_diverged(record):
-        return initial
-    known = record['status'] == 'done' and record[metric] is not None
-    return record[metric] if known else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +131,17 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
         _comparison(variant, losses[i], initials[i], of_baseline, metric)
         for i, variant in enumerate(variants)
     ]
-    return _with_verdicts(found)
+    return _with_verdicts([_with_grid_note(c, found) for c in found])
+
+
+def _with_grid_note(c: Comparison, found: Sequence[Comparison]) -> Comparison:
+    """Sensitivities are means over a grid of learning rates, and compare over equal ones alone."""
+    of_baseline = next((other for other in found if other.variant.is_baseline), c)
+    grids = [{record['lr'] for record in one.variant.records} for one in (c, of_baseline)]
+    if grids[0] == grids[1] or math.isnan(c.sensitivity) or math.isnan(of_baseline.sensitivity):
+        return c
+    note = "sensitivity is over other learning rates than the baseline's: they do not compare"
+    return dataclasses.replace(c, notes=[*c.notes, note])
 
 
 def _with_verdicts(found: Sequence[Comparison]) -> list[Comparison]:
@@ -267,7 +177,7 @@ def _comparison(
 ) -> Comparison:
     best = best_lr(losses)
     at_best, of_baseline = losses.get(best, {}), baseline.get(best_lr(baseline), {})
-    per_byte = [_final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
+    per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
     difference = paired(at_best, of_baseline)
     speeds = [r['tokens_per_sec'] for r in variant.records if r['tokens_per_sec']]
     gaps = sensitivity_gaps(variant, metric, initial)
@@ -303,7 +213,7 @@ def sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]
     gaps = []
     for lr in rates:
         records = variant.at(lr)
-        lacking = [r for r in records if math.isnan(_final_loss(r, metric, initial))]
+        lacking = [r for r in records if math.isnan(final_loss(r, metric, initial))]
         for why, n in collections.Counter(LACKS.get(r['status'], WAITS) for r in lacking).items():
             share = '' if n == len(records) else f' for {n} of {len(records)} seeds'
             gaps.append(f'lr {number(lr)} {why}{share}')

@@ -55,6 +55,8 @@ def _check_sweep(sweep: Mapping[str, Any]) -> None:
     kinds = {'cell': str, 'group': int | None, 'changes': dict, 'differs': dict}
     if not isinstance(sweep['base'], dict) or not isinstance(sweep['axes'], dict):
         raise ValueError('its base and its axes must be objects')
+    if not isinstance(flatten(sweep['base']).get('optim.lr'), int | float):
+        raise ValueError('its base has no optim.lr')
     for path, values in sweep['axes'].items():
         if path not in FIELDS or not isinstance(values, list):
             raise ValueError(f'{path!r} is no axis: a field with a list of values')

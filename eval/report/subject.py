@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.compare import LR, PER_BYTE_FIELDS, SEEDS, Variant, metric_of, split
+from eval.compare import PER_BYTE_FIELDS, metric_of
 from eval.runs import SWEEP, Record, gather, read_sweep
 from eval.text import number
+from eval.variants import LR, SEEDS, Variant, split
 from lm.config import flatten
 from lm.record.workdir import CONFIG
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.compare import LR, SEEDS, Comparison, has_diverged
+from eval.compare import Comparison
 from eval.report import rates
 from eval.report.differences import p_text, seeds_text
 from eval.report.subject import Subject
 from eval.runs import UNREADABLE, Record, columns
 from eval.stats import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval
 from eval.text import number
+from eval.variants import LR, SEEDS, has_diverged
 from lm.config import flatten
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}

@@ -90,6 +90,16 @@ def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
     assert found.sensitivity == pytest.approx(mean - 2.89)
 
 
+def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
+    monkeypatch.setattr(compare, 'initial_loss', lambda records: 8.0)
+    records = [ended(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
+    records += [ended(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
+    records += [ended(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
+    base, same, other = compare.compare(records, SWEEP)
+    said = [any('do not compare' in note for note in c.notes) for c in (base, same, other)]
+    assert said == [False, False, True] and not math.isnan(other.sensitivity)
+
+
 def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
     records = [ended(3.0, seed) for seed in (0, 1)]
     records.append(ended(None, 2, status='diverged'))

@@ -56,7 +56,9 @@ def test_a_number_that_is_not_finite_is_none(sweep):
     assert runs.gather(sweep)[1]['wall_sec'] is None
 
 
-SWEEPS = ['', '{', '{}', '[]', '{"base": {}, "axes": {"optim.lq": []}, "cells": []}']
+BASE = '{"base": {"optim": {"lr": 0.1}}, '
+SWEEPS = ['', '{', '{}', '[]', BASE + '"axes": {"optim.lq": []}, "cells": []}']
+SWEEPS += ['{"base": {}, "axes": {}, "cells": []}', BASE + '"axes": {}, "cells": [{"cell": "a"}]}']
 
 
 @pytest.mark.parametrize('text', SWEEPS)
