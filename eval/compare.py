@@ -1,6 +1,7 @@
 """What a sweep says: best learning rates, sensitivity to them, and differences from the baseline.
 
-Losses are in the unit of the metric: nats per token for `ce`. `eval.variants` says which runs count.
+Losses are in the unit of the metric: nats per token for `ce`. Which runs count stands in
+`eval.variants`.
 """
 
 import collections

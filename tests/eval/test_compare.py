@@ -100,6 +100,16 @@ def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
     assert said == [False, False, True] and not math.isnan(other.sensitivity)
 
 
+def test_the_loss_at_initialisation_is_found_behind_a_damaged_line(tmp_path):
+    fixture.write_run(tmp_path / 'run', fixture.base_config())
+    records = runs.gather(tmp_path / 'run')
+    path = tmp_path / 'run' / 'metrics.jsonl'
+    path.write_bytes(b'{"step": 1, "ce": \xff\n{"step": 1, "ce": NaN}\n' + path.read_bytes())
+    assert compare.initial_loss(records) == fixture.INITIAL_CE
+    path.unlink()
+    assert math.isnan(compare.initial_loss(records))
+
+
 def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
     records = [ended(3.0, seed) for seed in (0, 1)]
     records.append(ended(None, 2, status='diverged'))
