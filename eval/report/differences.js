@@ -12,7 +12,7 @@ function drawDifferences() {
   const ends = found.flatMap(d => [d.mean - (d.half || 0), d.mean + (d.half || 0)]);
   const low = Math.min(0, ...ends), high = Math.max(0, ...ends), room = 0.05 * (high - low) || 1;
   const rows = names.reduce((sum, name) => sum + 12 + 17 * name.split('<br>').length, 0);
-  Plotly.react('differences', traces, layout({height: 90 + rows, showlegend: false,
+  Plotly.react('differences', traces, layout({height: Math.max(190, 90 + rows), showlegend: false,
     margin: {l: 60, r: 40, t: 8, b: 48},
     xaxis: axis(`difference from ${escape(DATA.baseline)}, ${unit}`,
       {zeroline: true, zerolinecolor: INK, zerolinewidth: 1.5,
