@@ -1,74 +1,50 @@
 """What a sweep says: best learning rates, sensitivity to them, and differences from the baseline.
 
-A variant is a combination of what was swept besides the learning rate and the seeds. Only runs that
-ended count. One that diverged counts as the loss at initialisation, as arXiv:2309.14322 does it, so
-that a variant cannot look good by losing its bad seeds; one that failed or was stopped says nothing
-and is left out. Losses are in the unit of the metric: nats per token for `ce`.
+Losses are in the unit of the metric: nats per token for `ce`. Which runs count stands in
+`eval.variants`.
 """
 
+import collections
 import dataclasses
-import itertools
-import json
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from eval.runs import Record, columns
+from eval.runs import UNREADABLE, Record, columns
+from eval.stats import (
+    WITHIN_NOISE,
+    Interval,
+    Seed,
+    holm,
+    p_value,
+    paired,
+    seeds_needed,
+    t_interval,
+    verdict,
+)
 from eval.text import number
+from eval.variants import (
+    LR,
+    SEEDS,
+    Losses,
+    Variant,
+    final_loss,
+    has_diverged,
+    initial_loss,
+    losses_by_lr,
+    split,
+)
 from lm.config import flatten
-from lm.record.metrics import FILE
 
-CONFIDENCE = 0.95
-LR = 'optim.lr'
-SEEDS = ('train.seed', 'data.seed')
-FIRST_LINES = 5  # among which are all rows of step 1
-BETTER, WORSE, WITHIN_NOISE, ONE_SEED = 'better', 'worse', 'within noise', 'one seed'
-
-Seed = Hashable
-Losses = Mapping[float, Mapping[Seed, float]]  # learning rate -> seed -> loss
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """`mean` of n values and the half width of its confidence interval: nan where n < 2."""
-
-    mean: float
-    half: float
-    n: int
-
-
-def t_interval(values: Iterable[float]) -> Interval:
-    """mean +- t s / sqrt(n), with s^2 = sum (x - mean)^2 / (n - 1).
-
-    t is the (1 + CONFIDENCE) / 2 quantile of Student's distribution with n - 1 degrees of freedom:
-    the interval of the mean of normal values (Student, Biometrika 6, 1908). Without values: nan.
-    """
-    x = np.asarray(list(values), float)
-    if x.size < 2:
-        return Interval(float(x[0]) if x.size else math.nan, math.nan, x.size)
-    t = stats.t.ppf((1 + CONFIDENCE) / 2, x.size - 1)
-    return Interval(float(x.mean()), float(t * x.std(ddof=1) / math.sqrt(x.size)), x.size)
-
-
-def paired(losses: Mapping[Seed, float], baseline: Mapping[Seed, float]) -> Interval:
-    """The interval of losses[s] - baseline[s] over the seeds s that both have.
-
-    What a seed does to both cancels, so this is narrower than the difference of two means.
-    """
-    return t_interval(losses[seed] - baseline[seed] for seed in losses if seed in baseline)
-
-
-def verdict(difference: Interval) -> str:
-    """Of a difference in loss from the baseline: does its interval exclude 0, on which side."""
-    if difference.n < 2:
-        return ONE_SEED
-    if abs(difference.mean) <= difference.half:
-        return WITHIN_NOISE
-    return BETTER if difference.mean < 0 else WORSE
+PER_BYTE_FIELDS = {'data.tokenizer', 'data.source'}  # nats per token do not compare across these
+WAITS = 'has not ended'
+LACKS = {  # status: why a run that did not diverge has no final loss
+    'done': 'has no final loss',
+    'failed': 'failed',
+    UNREADABLE: 'cannot be read',
+}
 
 
 def best_lr(losses: Losses) -> float | None:
@@ -93,95 +69,6 @@ def sensitivity(losses: Losses, initial: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
-    """The runs that share `values` (column -> value) of what is swept besides lr and seeds."""
-
-    name: str
-    values: dict[str, Any]
-    records: list[Record]
-    is_baseline: bool
-
-    def at(self, lr: float | None) -> list[Record]:
-        return [record for record in self.records if record['lr'] == lr]
-
-
-def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
-    """The variants of a sweep (its sweep.json as a dict), in the order in which they come.
-
-    The baseline is the one that has the values of the sweep's base, or else the first.
-    """
-    names, base = columns(), flatten(sweep['base'])
-    axes = [path for path in sweep['axes'] if path != LR and path not in SEEDS]
-    groups: dict[tuple, list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record[names[path]] for path in axes), []).append(record)
-    baseline = tuple(base.get(path) for path in axes)
-    if baseline not in groups:
-        baseline = next(iter(groups), None)
-    return [
-        Variant(
-            name=_name(dict(zip(axes, key, strict=True)), members),
-            values={names[p]: v for p, v in zip(axes, key, strict=True)},
-            records=members,
-            is_baseline=key == baseline,
-        )
-        for key, members in groups.items()
-    ]
-
-
-def _name(values: Mapping[str, Any], members: Sequence[Record]) -> str:
-    parts = (f'{columns()[path]} {number(value)}' for path, value in values.items())
-    return ', '.join(parts) or (members[0]['cell'] if len(members) == 1 else 'all runs')
-
-
-def has_diverged(record: Record) -> bool:
-    """Whether training went wrong, which leaves no final loss, or none that is a number."""
-    not_finite = record['status'] == 'done' and record['ce'] is None and record['validated_step']
-    broke_off = record['status'] == 'failed' and record['diverged_step']
-    return bool(record['status'] == 'diverged' or broke_off or not_finite)
-
-
-def initial_loss(records: Iterable[Record]) -> float:
-    """The mean over runs of the training loss of step 1, before any update; nan without one."""
-    found = [ce for record in records if (ce := _first_ce(Path(record['workdir']))) is not None]
-    return float(np.mean(found)) if found else math.nan
-
-
-def _first_ce(workdir: Path) -> float | None:
-    """Reads the first lines only, and not the 10,000 of a long run."""
-    if not (workdir / FILE).exists():
-        return None
-    with (workdir / FILE).open() as file:
-        for line in itertools.islice(file, FIRST_LINES):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:  # cut short
-                break
-            if row['step'] == 1 and row.get('ce') is not None:
-                return row['ce']
-    return None
-
-
-def losses_by_lr(variant: Variant, metric: str, initial: float) -> dict[float, dict[Seed, float]]:
-    """lr -> seed -> final loss of the runs that ended; `initial` for those that diverged."""
-    seeds = [columns()[path] for path in SEEDS]
-    found: dict[float, dict[Seed, float]] = {}
-    for record in variant.records:
-        loss = _final_loss(record, metric, initial)
-        if not math.isnan(loss):
-            seed = tuple(record[name] for name in seeds)
-            found.setdefault(record['lr'], {})[seed] = loss
-    return dict(sorted(found.items()))
-
-
-def _final_loss(record: Record, metric: str, initial: float) -> float:
-    if has_diverged(record):
-        return initial
-    known = record['status'] == 'done' and record[metric] is not None
-    return record[metric] if known else math.nan
-
-
-@dataclasses.dataclass(frozen=True)
 class Comparison:
     """What is known of a variant. `difference` is from the baseline, each at its own `best_lr`."""
 
@@ -194,33 +81,88 @@ class Comparison:
     tokens_per_sec: float
     sensitivity: float
     difference: Interval
-    verdict: str  # '' for the baseline
     diverged: int
     notes: list[str]
+    p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
+    verdict: str = ''  # '' for the baseline
+    seeds_needed: int | None = None  # to settle a difference that is within noise
 
 
 def metric_of(sweep: Mapping[str, Any]) -> str:
     """'ce', or 'bits_per_byte' where tokenizers differ and nats per token do not compare."""
-    return 'bits_per_byte' if {'data.tokenizer', 'data.source'} & set(sweep['axes']) else 'ce'
+    return 'bits_per_byte' if PER_BYTE_FIELDS & set(sweep['axes']) else 'ce'
 
 
 def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
-    """Each variant of the sweep against its baseline.
+    """Each variant of the sweep against its baseline (`compare_variants`)."""
+    return compare_variants(split(records, sweep), metric_of(sweep))
 
-    The learning rate is chosen by the seeds that are then compared, which flatters variants with
-    more learning rates; and each interval stands for itself, uncorrected for their number.
+
+def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
+    """Each learning rate against that of the base, or against the best where the base's was not
+    swept; [] where anything but learning rates and seeds was swept, or one rate only.
+
+    The best is chosen by the seeds that it is then compared by, so that no other can be better.
     """
-    metric, variants = metric_of(sweep), split(records, sweep)
+    rates = sorted({record['lr'] for record in records})
+    if set(sweep['axes']) - {LR, *SEEDS} or len(rates) < 2:
+        return []
+    (everything,) = compare(records, sweep)
+    at_base = flatten(sweep['base']).get(LR)
+    reference = at_base if at_base in rates else everything.best_lr
+    variants = [
+        Variant(f'lr {number(lr)}', {columns()[LR]: lr}, everything.variant.at(lr), lr == reference)
+        for lr in rates
+    ]
+    return compare_variants(variants, metric_of(sweep))
+
+
+def compare_variants(variants: Sequence[Variant], metric: str) -> list[Comparison]:
+    """Each variant against the one that is the baseline.
+
+    Verdicts are corrected for their number: by p-values that `eval.stats.holm` adjusted. Intervals
+    are not. The learning rate is chosen by the seeds that are then compared, which flatters
+    variants with more learning rates, and which nothing here corrects.
+    """
     initials = [_initial(variant, variants, metric) for variant in variants]
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
     baseline = next((i for i, v in enumerate(variants) if v.is_baseline), None)
-    return [
-        _comparison(variant, losses[i], initials[i], losses[baseline])
+    of_baseline = {} if baseline is None else losses[baseline]
+    found = [
+        _comparison(variant, losses[i], initials[i], of_baseline, metric)
         for i, variant in enumerate(variants)
+    ]
+    return _with_verdicts([_with_grid_note(c, found) for c in found])
+
+
+def _with_grid_note(c: Comparison, found: Sequence[Comparison]) -> Comparison:
+    """Sensitivities are means over a grid of learning rates, and compare over equal ones alone."""
+    of_baseline = next((other for other in found if other.variant.is_baseline), c)
+    grids = [{record['lr'] for record in one.variant.records} for one in (c, of_baseline)]
+    if grids[0] == grids[1] or math.isnan(c.sensitivity) or math.isnan(of_baseline.sensitivity):
+        return c
+    note = "sensitivity is over other learning rates than the baseline's: they do not compare"
+    return dataclasses.replace(c, notes=[*c.notes, note])
+
+
+def _with_verdicts(found: Sequence[Comparison]) -> list[Comparison]:
+    nothing = t_interval([])
+    differences = [nothing if c.variant.is_baseline else c.difference for c in found]
+    adjusted = holm([p_value(difference) for difference in differences])
+    verdicts = [verdict(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)]
+    undecided = verdicts.count(WITHIN_NOISE)
+    return [
+        dataclasses.replace(
+            c,
+            p=p,
+            verdict=said,
+            seeds_needed=seeds_needed(c.difference, undecided) if said == WITHIN_NOISE else None,
+        )
+        for c, p, said in zip(found, adjusted, verdicts, strict=True)
     ]
 
 
-def _initial(variant: Variant, variants: list[Variant], metric: str) -> float:
+def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
     """In the unit of the metric, which differs from nats per token by a factor that runs know."""
     initial = initial_loss(variant.records)
     if math.isnan(initial):
@@ -231,12 +173,18 @@ def _initial(variant: Variant, variants: list[Variant], metric: str) -> float:
     return initial * float(np.mean(ratios)) if ratios else math.nan
 
 
-def _comparison(variant: Variant, losses: Losses, initial: float, baseline: Losses) -> Comparison:
+def _comparison(
+    variant: Variant, losses: Losses, initial: float, baseline: Losses, metric: str
+) -> Comparison:
     best = best_lr(losses)
     at_best, of_baseline = losses.get(best, {}), baseline.get(best_lr(baseline), {})
-    per_byte = [_final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
+    per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
     difference = paired(at_best, of_baseline)
     speeds = [r['tokens_per_sec'] for r in variant.records if r['tokens_per_sec']]
+    gaps = sensitivity_gaps(variant, metric, initial)
+    notes = _notes(variant, losses, initial, difference)
+    if gaps and best is not None:
+        notes.append(f'sensitivity is not given: {"; ".join(gaps)}')
     return Comparison(
         variant=variant,
         losses=losses,
@@ -245,27 +193,54 @@ def _comparison(variant: Variant, losses: Losses, initial: float, baseline: Loss
         loss=t_interval(at_best.values()),
         bits_per_byte=t_interval(x for x in per_byte if not math.isnan(x)),
         tokens_per_sec=float(np.mean(speeds)) if speeds else math.nan,
-        sensitivity=sensitivity(losses, initial),
+        sensitivity=math.nan if gaps else sensitivity(losses, initial),
         difference=difference,
-        verdict='' if variant.is_baseline or not difference.n else verdict(difference),
         diverged=sum(map(has_diverged, variant.records)),
-        notes=_notes(variant, losses, best, difference),
+        notes=notes,
     )
 
 
-def _notes(variant: Variant, losses: Losses, best: float | None, difference: Interval) -> list[str]:
+def sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]:
+    """Why there is no sensitivity yet: what is missing of the variant's grid of learning rates.
+
+    A sweep ends with its largest rates, which are the worst: over a part of its grid a sensitivity
+    would be too low. [] where every run of the grid has ended, or there is one rate only.
+    """
+    rates = sorted({record['lr'] for record in variant.records})
+    if len(rates) < 2:
+        return []
+    if math.isnan(initial):
+        return ['the loss at initialisation is not recorded']
+    gaps = []
+    for lr in rates:
+        records = variant.at(lr)
+        lacking = [r for r in records if math.isnan(final_loss(r, metric, initial))]
+        for why, n in collections.Counter(LACKS.get(r['status'], WAITS) for r in lacking).items():
+            share = '' if n == len(records) else f' for {n} of {len(records)} seeds'
+            gaps.append(f'lr {number(lr)} {why}{share}')
+    return gaps
+
+
+def _notes(variant: Variant, losses: Losses, initial: float, difference: Interval) -> list[str]:
     """What a reader of the numbers must know about them."""
+    best = best_lr(losses)
     if best is None:
         return ['no run has ended']
     notes, records = [], variant.at(best)
-    diverged, missing = sum(map(has_diverged, records)), len(records) - len(losses[best])
+    diverged = sum(map(has_diverged, records))
+    counted = 0 if math.isnan(initial) else diverged
+    missing = len(records) - len(losses[best]) - (diverged - counted)
     if diverged:
         notes.append(
             f'{diverged} of {len(records)} diverged at its best learning rate; '
-            'counted as the loss at initialisation'
+            + ('counted as' if counted else 'left out, as there is no record of')
+            + ' the loss at initialisation'
         )
     if missing:
-        notes.append(f'{missing} of {len(records)} have not ended, or failed, there')
+        notes.append(
+            f'{missing} of {len(records)} at its best learning rate have not ended, failed, or '
+            'cannot be read'
+        )
     rates = sorted({record['lr'] for record in variant.records})
     if len(rates) > 1 and best in (rates[0], rates[-1]):
         notes.append(

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from eval.runs import Record, gather
+from eval.runs import UNREADABLE, Record, gather
 from eval.text import number
 from lm.config import RUN_PATHS
 from lm.sweep.cells import Cell
@@ -102,10 +102,10 @@ def caption(cell: Cell, varying: bool) -> list[str]:
 
 
 def counts(records: list[Record]) -> str:
-    """'12 of 21 done, 1 diverged'."""
+    """'12 of 21 done, 1 diverged'; what went wrong is named, what goes on is not."""
     statuses = [record['status'] for record in records]
     text = f'{statuses.count("done")} of {len(records)} done'
-    for status in ('diverged', 'failed'):
+    for status in ('diverged', 'failed', UNREADABLE):
         if status in statuses:
             text += f', {statuses.count(status)} {status}'
     return text

@@ -14,32 +14,29 @@ has a row for each cell and recorded step, with every scalar of metrics.jsonl; j
 import collections
 import functools
 import json
-import re
+import math
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import app, flags
 
+from eval import sql
 from eval.program import run_main
+from eval.results import config_of, naming, naming_sweep, results_of, rows_of, sweep_of
 from eval.text import FORMATS, number, render
 from lm.config import FIELDS, flatten
-from lm.files import read_json, replacing
-from lm.record.metrics import FILE, read_rows
-from lm.record.upgrade import present_paths, stored_config
-from lm.record.workdir import CONFIG, SUMMARY, SWEEP
-from lm.sweep import ledger
-from modules.choices import nearest
+from lm.files import replacing
+from lm.record.workdir import CONFIG, SWEEP
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which train.py need not wait
 
 TABLE = 'cells.parquet'
+UNREADABLE = 'unreadable'
 Record = dict[str, Any]
 
 IDENTITY = {
@@ -47,8 +44,8 @@ IDENTITY = {
     'workdir': str,
     'sweep': str,  # the sweep's folder
     'group': int,  # cells of one group run in one program
-    'status': str,  # waiting, unfinished, or what summary.json says
-    'reason': str,  # why it diverged or failed
+    'status': str,  # waiting, unfinished, unreadable, or what summary.json says
+    'reason': str,  # why it diverged or failed, or which file cannot be read
 }
 RESULTS = {  # column: (name in summary.json, type)
     'step': ('step', int),
@@ -173,68 +170,103 @@ def gather(workdir: str | Path) -> list[Record]:
     """One record a cell of a sweep, one for a run, or those of all runs and sweeps directly below.
 
     Numbers that are not known yet, or not finite, are None; so is a config field that a run of an
-    older version does not have. Raises ValueError where the folder holds neither.
+    older version does not have. A cell, or what lies below the folder, whose files cannot be read
+    is `UNREADABLE`, with a reason that names the file. Raises ValueError where the folder holds
+    neither run nor sweep, or where its own config.json or sweep.json cannot be read.
     """
     folder = Path(workdir)
     if (folder / SWEEP).exists():
         return _gather_sweep(folder)
     if (folder / CONFIG).exists():
-        return [_record(folder, _config_of(folder), sweep=None, group=None)]
+        return [_gather_run(folder)]
     below = [path for path in sorted(folder.glob('*')) if _holds_runs(path)]
     if not below:
         raise ValueError(
             f'{folder} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
             'folder below it. Give a --workdir that train.py wrote'
         )
-    return [record for path in below for record in gather(path)]
+    return [record for path in below for record in _gather_below(path)]
 
 
 def _holds_runs(folder: Path) -> bool:
     return any((folder / name).exists() for name in (SWEEP, CONFIG))
 
 
+def _gather_below(folder: Path) -> list[Record]:
+    try:
+        return gather(folder)
+    except (ValueError, OSError) as error:
+        return [_record(folder, {}, _unreadable(error))]
+
+
+def _gather_run(folder: Path) -> Record:
+    config = _config_of_run(folder)
+    try:
+        return _record(folder, config, results_of(folder))
+    except (ValueError, OSError) as error:
+        return _record(folder, config, _unreadable(error))
+
+
+def _config_of_run(folder: Path) -> Mapping[str, Any]:
+    with naming(folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'):
+        config = config_of(folder)
+        _record(folder, config, {'status': ''})  # each value is of the type of its column
+        return config
+
+
+def _unreadable(error: Exception) -> dict[str, Any]:
+    return {'status': UNREADABLE, 'reason': str(error)}
+
+
 def read_sweep(workdir: str | Path) -> dict[str, Any]:
-    """The sweep.json of a sweep; of a single run, one without axes or other cells."""
+    """The sweep.json of a sweep; of a single run, one without axes or other cells.
+
+    Raises ValueError, naming the file, where it cannot be read or holds no sweep.
+    """
     folder = Path(workdir)
     if (folder / SWEEP).exists():
-        return ledger.read_sweep(folder)
+        return sweep_of(folder)
     own = {'cell': folder.name, 'group': 0, 'changes': {}, 'differs': {}}
-    return {'base': _config_of(folder), 'axes': {}, 'cells': [own]}
+    return {'base': _config_of_run(folder), 'axes': {}, 'cells': [own]}
 
 
 def _gather_sweep(folder: Path) -> list[Record]:
     sweep = read_sweep(folder)
     begun = any((folder / cell['cell']).exists() for cell in sweep['cells'])
     if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
-        rows = pq.read_table(folder / TABLE).to_pylist()
-        return [{name: row.get(name) for name in schema().names} for row in rows]
-    base, records = flatten(sweep['base']), []
-    for cell in sweep['cells']:
-        path = folder / cell['cell']
-        config = _config_of(path) if (path / CONFIG).exists() else base | cell['differs']
-        records.append(_record(path, config, sweep=folder.name, group=cell['group']))
-    return records
+        return _read_table(folder / TABLE)
+    base = flatten(sweep['base'])
+    return [_gather_cell(folder, cell, base | cell['differs']) for cell in sweep['cells']]
 
 
-def _config_of(folder: Path) -> Mapping[str, Any]:
-    return _flat_config((folder / CONFIG).read_text())
-
-
-@functools.lru_cache(maxsize=10_000)
-def _flat_config(text: str) -> Mapping[str, Any]:
-    """A config.json by path, in the present form. One that is no config of this version has what is
-    in it and the defaults of fields that were added since.
-    """
-    raw = json.loads(text)
+def _gather_cell(folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any]) -> Record:
+    """`known`: the config by what sweep.json says, for a cell whose own cannot be read."""
+    path = folder / cell['cell']
+    place = {'sweep': folder.name, 'group': cell['group']}
     try:
-        return flatten(stored_config(raw))
-    except ValueError:
-        added = {path: f.default for path, f in FIELDS.items() if f.default is not MISSING}
-        return added | present_paths(flatten(raw))
+        config = config_of(path) if (path / CONFIG).exists() else known
+        if lost := sorted(known.keys() & FIELDS.keys() - config.keys()):
+            raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(lost)})')
+        return _record(path, config, results_of(path), **place)
+    except (ValueError, OSError) as error:
+        with naming_sweep(folder):
+            return _record(path, known, _unreadable(error), **place)
 
 
-def _record(path: Path, config: Mapping[str, Any], sweep: str | None, group: int | None) -> Record:
-    results = _results(path)
+def _read_table(path: Path) -> list[Record]:
+    with naming(path, 'The runs that it was made of are gone; delete it to train them again'):
+        rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        records = [{name: row.get(name) for name in schema().names} for row in rows]
+        return as_arrow(records).to_pylist()
+
+
+def _record(
+    path: Path,
+    config: Mapping[str, Any],
+    results: Mapping[str, Any],
+    sweep: str | None = None,
+    group: int | None = None,
+) -> Record:
     known = {
         'cell': path.name,
         'workdir': str(path),
@@ -245,51 +277,24 @@ def _record(path: Path, config: Mapping[str, Any], sweep: str | None, group: int
         **{column: config.get(name) for name, column in columns().items()},
         **{column: results.get(name) for column, (name, _) in RESULTS.items()},
     }
-    return {field.name: _typed(known[field.name], field.type) for field in schema()}
+    return {name: _typed(path, name, known[name], kind) for name, kind in _kinds()}
 
 
-def _typed(value: Any, kind: pa.DataType) -> Any:
-    if value is None:
+@functools.cache
+def _kinds() -> list[tuple[str, pa.DataType]]:
+    return [(field.name, field.type) for field in schema()]
+
+
+def _typed(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
+    """Raises ValueError for a value that the column `name` cannot hold."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
-    if kind == pa.int64():
-        return int(value)
-    if kind == pa.float64():
-        return float(value)
-    if kind == pa.string():
-        return value if isinstance(value, str) else json.dumps(value)
-    return value
-
-
-def _results(path: Path) -> dict[str, Any]:
-    """By the names of summary.json. What is not in it is found from the rows so far."""
-    if not path.exists():
-        return {'status': 'waiting'}
-    summary = {'status': 'unfinished'}
-    if (path / SUMMARY).exists():
-        summary = read_json(path / SUMMARY)
-    if 'best_validation_ce' in summary:
-        return summary
-    return _results_so_far(read_rows(path / FILE)) | summary
-
-
-def _results_so_far(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {'step': rows[-1]['step']} if rows else {}
-    trained = [row for row in rows if 'ce' in row]
-    validated = [row for row in rows if 'validation_ce' in row]
-    if trained:
-        rates = [row['tokens_per_sec'] for row in trained if row.get('tokens_per_sec')]
-        found |= {'ce': trained[-1]['ce'], 'tokens': trained[-1].get('tokens')}
-        found['tokens_per_sec_mean'] = sum(rates) / len(rates) if rates else None
-    if validated:
-        last = validated[-1]
-        found |= {name: last.get(name) for name in ('validation_ce', 'bits_per_byte', 'perplexity')}
-        found['validated_step'] = last['step']
-    finite = [row for row in validated if row['validation_ce'] is not None]
-    if finite:
-        best = min(finite, key=lambda row: row['validation_ce'])
-        found |= {'best_validation_ce': best['validation_ce'], 'best_step': best['step']}
-        found['best_bits_per_byte'] = best.get('bits_per_byte')
-    return found
+    if kind == pa.string() and not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        return pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f'{path} cannot be read (its {name} is {value!r}: {error})') from error
 
 
 def as_arrow(records: Iterable[Record]) -> pa.Table:
@@ -300,7 +305,7 @@ def write_table(workdir: str | Path) -> Path:
     """Writes what `gather` finds to WORKDIR/cells.parquet, all or nothing, and returns its path."""
     path = Path(workdir) / TABLE
     with replacing(path) as temporary:
-        pq.write_table(as_arrow(gather(workdir)), temporary)
+        pq.write_table(as_arrow(gather(workdir)), temporary, write_page_checksum=True)
     return path
 
 
@@ -317,7 +322,7 @@ def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
 def _metrics(records: list[Record]) -> pa.Table:
     merged: dict[tuple[str, int], dict[str, Any]] = {}
     for record in records:
-        for row in read_rows(Path(record['workdir']) / FILE):
+        for row in rows_of(Path(record['workdir'])):
             key = record['workdir'], row['step']
             at_step = merged.setdefault(key, {n: record[n] for n in ('cell', 'workdir')})
             at_step |= {name: v for name, v in row.items() if not isinstance(v, list | dict | str)}
@@ -327,37 +332,16 @@ def _metrics(records: list[Record]) -> pa.Table:
     return pa.Table.from_pylist(list(merged.values()), schema=pa.schema(known + scalars))
 
 
-def query(sql: str, *workdirs: str | Path) -> pa.Table:
+def query(select: str, *workdirs: str | Path) -> pa.Table:
     """The rows of a select over tables `runs` and `metrics` (see above).
 
     Raises ValueError with DuckDB's message in one line, and the nearest column for an unknown one.
     """
     records = [record for path in workdirs for record in gather(path)]
-    connection = duckdb.connect(config={'enable_external_access': False})  # no files, no network
-    connection.execute('set python_enable_replacements = false')  # no variables of ours either
     tables = {'runs': as_arrow(records)}
-    if re.search(r'\bmetrics\b', sql, re.IGNORECASE):  # reads every metrics.jsonl
+    if sql.mentions(select, 'metrics'):  # reads every metrics.jsonl
         tables['metrics'] = _metrics(records)
-    for name, table in tables.items():
-        connection.register(name, table)
-    try:
-        answer = connection.sql(sql)
-        if answer is None:
-            raise ValueError(f'{sql!r} asks for no rows; give a select')
-        return answer.to_arrow_table()
-    except duckdb.Error as error:
-        names = [name for table in tables.values() for name in table.column_names]
-        raise ValueError(explain(str(error), names)) from error
-
-
-def explain(message: str, names: Iterable[str]) -> str:
-    """DuckDB's message without its excerpt of the SQL, in one line, with what helps."""
-    lines = message.split('\n\nLINE')[0].split('\n')
-    text = ' '.join(line for line in lines if line and not line.startswith('Candidate bindings'))
-    if 'FROM clause is missing' in text:
-        return text + '; say "from runs" or "from metrics"'
-    unknown = re.search(r'column "([^"]+)" not found|column named "([^"]+)"', text)
-    return text + nearest(unknown[1] or unknown[2], names) if unknown else text
+    return sql.answer(select, tables)
 
 
 def swept_columns(records: Iterable[Record]) -> list[str]:

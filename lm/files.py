@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise Unreadable(f'{path} cannot be read as JSON: {error}') from error
     if not isinstance(record, dict):
-        raise Unreadable(f'{path} must hold a JSON object; it holds {type(record).__name__}')
+        raise Unreadable(f'{path} cannot be read as JSON: it holds no object')
     return record
 
 

@@ -1,6 +1,6 @@
-"""The page of a run or a sweep (`eval.report.page`).
+"""The page of a run, a sweep, or several sweeps (`eval.report.page`).
 
-python -m eval.report --workdir=DIR [--out=report.html] [--figures=DIR]
+python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR]
 """
 
 from absl import app, flags
@@ -8,8 +8,10 @@ from absl import app, flags
 from eval.program import run_main
 from eval.report.page import report
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Of a run or of a sweep.')
-OUT = flags.DEFINE_string('out', None, 'HTML file to write. Default: WORKDIR/report.html.')
+WORKDIR = flags.DEFINE_list(
+    'workdir', None, 'Run or sweep; several with commas, the first with the baseline.'
+)
+OUT = flags.DEFINE_string('out', None, 'HTML file to write. Default: in the first WORKDIR.')
 FIGURES = flags.DEFINE_string('figures', None, 'Folder for PNG and SVG figures; none without it.')
 
 

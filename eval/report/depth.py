@@ -73,9 +73,13 @@ def profiles(
 
 def line_of(comparison: Comparison) -> str:
     """What the variant is called beside others of its number of layers."""
-    values = comparison.variant.values.items()
+    variant = comparison.variant
+    if DEPTH not in variant.values:
+        return variant.name
+    values = variant.values.items()
     parts = [f'{column} {number(value)}' for column, value in values if column != DEPTH]
-    return ', '.join(parts) or 'all runs'
+    name = ', '.join(parts) or 'all runs'
+    return f'{name} ({variant.sweep})' if variant.sweep else name
 
 
 def _ratios(maps: Sequence[HeatMap], steps: Iterable[int]) -> dict[int, list[float]]:

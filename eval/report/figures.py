@@ -16,17 +16,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from eval.compare import Comparison, has_diverged
+from eval.compare import Comparison
+from eval.report import differences
 from eval.report.depth import Profile, profiles, shown
 from eval.report.rates import finished
 from eval.report.series import HeatMap, Series, mean_map
+from eval.report.tables import UNITS
+from eval.runs import columns
+from eval.variants import SEEDS, has_diverged
 
 BASELINE = '#333333'
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
 DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
 ONE_PANEL, PANELS_PER_ROW = 8, 5
-UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
 STYLE = {
     'font.size': 8,
     'axes.spines.top': False,
@@ -64,18 +67,25 @@ def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, str]]:
 
 
 def write_figures(
-    folder: Path, comparisons: Sequence[Comparison], series: All, metric: str
+    folder: Path,
+    comparisons: Sequence[Comparison],
+    by_variant: Sequence[Comparison],
+    series: All,
+    metric: str,
 ) -> list[Path]:
-    """Writes every figure that there are numbers for to the folder; returns the files."""
+    """Writes every figure that there are numbers for to the folder; returns the files.
+
+    by_variant: the same, but where the learning rates are compared: what they are rates of.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    ended = [c for c in comparisons if c.best_lr is not None]
     drawn: dict[str, Callable[[Figure], None]] = {}
     if any(one.training[0] for one in series.values()):
         drawn['loss_curves'] = lambda figure: loss_curves(figure, comparisons, series)
-    if any(len(c.losses) > 1 for c in ended):
-        drawn['learning_rates'] = lambda figure: learning_rates(figure, comparisons, metric)
-    if any(c.difference.n and not c.variant.is_baseline for c in ended):
-        drawn['differences'] = lambda figure: differences(figure, comparisons, metric)
+    if any(len(c.losses) > 1 for c in by_variant):
+        drawn['learning_rates'] = lambda figure: learning_rates(figure, by_variant, metric)
+    if differences.compared(comparisons):
+        unit = UNITS[metric].removeprefix('loss, ')
+        drawn['differences'] = lambda figure: differences.draw(figure, comparisons, unit)
     for name in dict.fromkeys(name for one in series.values() for name in one.layers):
         if maps := variant_maps(comparisons, series, name):
             file = re.sub(r'\W+', '_', name)
@@ -95,21 +105,36 @@ def write_figures(
 
 
 def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) -> None:
-    """Each seed's curve, each variant at its best learning rate."""
+    """Each seed's curve, each variant at its best learning rate. Where there is one variant alone,
+    its seeds have a colour and a name each.
+    """
     figure.set_size_inches(7.0, 3.0)
     left, right = figure.subplots(1, 2)
-    for comparison, style in zip(comparisons, styles(comparisons), strict=True):
-        label = comparison.variant.name
-        for workdir in shown(comparison):
+    lines = [(comparison.variant.name, shown(comparison)) for comparison in comparisons]
+    looks = styles(comparisons)
+    if len(comparisons) == 1:
+        lines = _by_seed(*comparisons)
+        looks = line_styles([i == 0 for i in range(len(lines))])
+    for (label, workdirs), style in zip(lines, looks, strict=True):
+        for i, workdir in enumerate(workdirs):
             one = series[workdir]
             for axes, (steps, values) in ((left, one.training), (right, one.validation)):
                 y = [math.nan if value is None else value for value in values]
                 look = {'ls': style['dash'], 'color': style['color'], 'alpha': 0.7}
-                axes.plot(steps, y, marker='o' if len(y) == 1 else None, ms=3, label=label, **look)
-                label = None
+                look |= {'label': label} if not i and axes is left else {}
+                axes.plot(steps, y, marker='o' if len(y) == 1 else None, ms=3, **look)
     for axes, what in ((left, 'training loss'), (right, 'validation loss')):
         axes.set(xlabel='step', ylabel=f'{what}, nats per token')
     _legend(figure, left)
+
+
+def _by_seed(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """A name and the workdir of each run that is shown."""
+    workdirs, records = shown(comparison), comparison.variant.records
+    runs = [record for record in records if record['workdir'] in workdirs]
+    names = [columns()[path] for path in SEEDS]
+    varied = [name for name in names if len({run[name] for run in runs}) > 1]
+    return [(', '.join(f'{name} {run[name]}' for name in varied), [run['workdir']]) for run in runs]
 
 
 def learning_rates(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
@@ -179,21 +204,6 @@ def _learning_rate_panels(
     names = ', '.join(comparison.variant.name for comparison, _ in baselines)
     figure.supxlabel(f'learning rate; dark: {names}' if names else 'learning rate', fontsize=8)
     figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
-
-
-def differences(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
-    """Each variant's paired difference from the baseline with its interval."""
-    compared = [c for c in comparisons if c.difference.n and not c.variant.is_baseline]
-    names = [f'{c.variant.name}: {c.verdict}' for c in compared]
-    figure.set_size_inches(3.5 + 0.06 * max(map(len, names)), 0.7 + 0.25 * len(compared))
-    axes = figure.subplots()
-    means = [c.difference.mean for c in compared]
-    halves = [0.0 if math.isnan(c.difference.half) else c.difference.half for c in compared]
-    axes.axvline(0, color=BASELINE, lw=0.8)
-    axes.errorbar(means, range(len(compared)), xerr=halves, fmt='o', ms=4, capsize=2)
-    axes.set_yticks(range(len(compared)), names)
-    axes.invert_yaxis()
-    axes.set(xlabel=f'difference from the baseline, {UNITS[metric].removeprefix("loss, ")}')
 
 
 def variant_maps(comparisons: Sequence[Comparison], series: All, name: str) -> dict[str, HeatMap]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eval.compare import Comparison, has_diverged
+from eval.compare import Comparison
 from eval.text import number
+from eval.variants import has_diverged
 
 CAPTION = (
     'Mean over the seeds that finished; in parentheses how many diverged. The lowest of a row is '

@@ -1,5 +1,6 @@
 """What a run recorded over its steps, thinned to what a figure can show."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -9,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from eval.results import rows_of
 from eval.runs import Record
-from lm.record.metrics import FILE, read_rows
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
 MAP_NUMBERS = 400_000  # of all heatmaps of a page together, about 3 MB of JSON
@@ -30,10 +31,12 @@ class Series:
 
 
 def read_series(record: Record) -> Series:
-    """All rows of the run's metrics.jsonl, however far it is."""
-    rows = read_rows(Path(record['workdir']) / FILE)
+    """All rows of the run's metrics.jsonl, however far it is. Numbers that are not finite, or none,
+    are None. Raises ValueError, naming the file, where it cannot be read.
+    """
+    rows = rows_of(Path(record['workdir']))
     names = dict.fromkeys(k for row in rows for k, v in row.items() if _is_per_layer(v))
-    layers = {name: _column(rows, name) for name in names}
+    layers = {name: _layers(rows, name) for name in names}
     return Series(_column(rows, 'ce'), _column(rows, 'validation_ce'), layers)
 
 
@@ -41,9 +44,21 @@ def _is_per_layer(value: Any) -> bool:
     return isinstance(value, list) and not any(isinstance(v, list) for v in value)
 
 
-def _column(rows: Iterable[dict[str, Any]], name: str) -> tuple[list[int], list[Any]]:
+def _column(rows: Iterable[dict[str, Any]], name: str) -> Curve:
     found = [(row['step'], row[name]) for row in rows if name in row]
-    return [step for step, _ in found], [value for _, value in found]
+    return [step for step, _ in found], [_finite(value) for _, value in found]
+
+
+def _layers(rows: Iterable[dict[str, Any]], name: str) -> HeatMap:
+    """Of rows that have as many layers as most."""
+    found = [(row['step'], row[name]) for row in rows if _is_per_layer(row.get(name))]
+    [(layers, _)] = collections.Counter(len(values) for _, values in found).most_common(1)
+    kept = [(step, values) for step, values in found if len(values) == layers]
+    return [step for step, _ in kept], [[_finite(value) for value in v] for _, v in kept]
+
+
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def thin_curve(curve: Curve, points: int = POINTS) -> Curve:

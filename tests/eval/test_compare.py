@@ -1,5 +1,6 @@
-"""Reference tests of the statistics: closed forms, numbers worked out by hand, scipy's tests."""
+"""Reference tests of what a sweep says: closed forms and numbers worked out by hand."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,60 +8,8 @@ import pytest
 from scipy import stats
 
 from eval import compare, runs
-from eval.compare import Interval, best_lr, paired, sensitivity, t_interval, verdict
+from eval.compare import best_lr, sensitivity
 from tests.eval import sweep_fixture as fixture
-
-
-def test_t_interval_by_hand():
-    found = t_interval([1, 2, 3, 4])  # s = sqrt(5 / 3); 3.18245 stands in tables of t, 3 d.o.f.
-    assert found.mean == 2.5 and found.n == 4
-    assert found.half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
-
-
-def test_t_interval_of_two_values_is_the_cauchy_quantile():
-    """With one degree of freedom t is Cauchy, whose quantile function is tan."""
-    found = t_interval([0, 1])
-    assert found.half == pytest.approx(math.tan(math.pi * 0.475) / 2)
-
-
-def test_t_interval_covers_the_mean_as_often_as_it_says():
-    x_RS = np.random.default_rng(0).normal(3.0, 2.0, (4000, 3))
-    found = [t_interval(x_S) for x_S in x_RS]
-    covered = np.mean([abs(i.mean - 3.0) <= i.half for i in found])
-    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
-
-
-@pytest.mark.parametrize(('values', 'mean'), [([2.5], 2.5), ([], math.nan)])
-def test_t_interval_without_enough_values(values, mean):
-    found = t_interval(values)
-    np.testing.assert_equal((found.mean, found.half, found.n), (mean, math.nan, len(values)))
-    assert verdict(found) == 'one seed'
-
-
-def test_paired_takes_common_seeds_only():
-    found = paired({0: 2.0, 1: 3.1, 2: 9.0}, {1: 3.0, 0: 2.1, 7: 0.0})
-    assert found.n == 2 and found.mean == pytest.approx(0.0)  # of -0.1 and 0.1
-
-
-def test_verdict_is_that_of_the_paired_t_test():
-    rng = np.random.default_rng(1)
-    seen = set()
-    for shift in (-0.3, -0.1, 0.0, 0.1, 0.3):
-        for _ in range(20):
-            base, other = rng.normal(3.0, 1.0, 4), rng.normal(shift, 0.1, 4)
-            other += base
-            told = verdict(paired(dict(enumerate(other)), dict(enumerate(base))))
-            test = stats.ttest_rel(other, base)
-            side = 'better' if test.statistic < 0 else 'worse'
-            assert told == (side if test.pvalue < 0.05 else 'within noise')
-            seen.add(told)
-    assert seen == {'better', 'worse', 'within noise'}
-
-
-def test_verdict_of_an_interval_that_touches_zero():
-    assert verdict(Interval(-0.1, 0.1, 3)) == 'within noise'
-    assert verdict(Interval(-0.1, 0.09, 3)) == 'better'
-    assert verdict(Interval(0.0, 0.0, 3)) == 'within noise'
 
 
 def test_best_lr_is_of_the_mean_over_seeds():
@@ -110,9 +59,106 @@ def test_compare_counts_divergence_and_leaves_out_what_has_not_ended(sweep):
         (1, 0): pytest.approx(2.9 + 0.08 - 0.01 + far),
     }
     assert set(layer.losses[0.01]) == {(0, 0), (1, 0)}  # seed 2 goes on
-    means = [np.mean(list(by_seed.values())) for by_seed in layer.losses.values()]
-    assert layer.sensitivity == pytest.approx(np.mean(means) - min(means))
-    assert layer.notes == []
+    assert math.isnan(layer.sensitivity) and layer.notes == [
+        'sensitivity is not given: lr 0.01 has not ended for 1 of 3 seeds; '
+        'lr 0.03 has not ended for 1 of 3 seeds'
+    ]
+
+
+def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
+    """The highest rates are the worst: without them it would be too low."""
+    axes = fixture.AXES | {'model.norm': ('rmsnorm',)}
+    waits = {('rmsnorm', 0.03, seed): 'waiting' for seed in fixture.SEEDS}
+    partly = {('rmsnorm', 0.03, 0): 'failed', ('rmsnorm', 0.03, 1): 'unfinished'}
+    ends = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
+    notes = {}
+    for name, fates in (('waits', waits), ('partly', partly), ('ends', ends)):
+        fixture.write_sweep(tmp_path / name, axes, fates)
+        [found] = compare.compare(runs.gather(tmp_path / name), runs.read_sweep(tmp_path / name))
+        notes[name] = found.notes
+        assert math.isnan(found.sensitivity) == (name != 'ends')
+    assert notes == {
+        'waits': ['sensitivity is not given: lr 0.03 has not ended'],
+        'partly': [
+            'sensitivity is not given: lr 0.03 failed for 1 of 3 seeds; '
+            'lr 0.03 has not ended for 1 of 3 seeds'
+        ],
+        'ends': [],
+    }
+    by_hand = [2.89 + 0.2 * math.log10(lr / 0.003) ** 2 for lr in fixture.LRS[:3]]
+    mean = (sum(by_hand) + fixture.INITIAL_CE) / 4
+    assert found.sensitivity == pytest.approx(mean - 2.89)
+
+
+def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
+    monkeypatch.setattr(compare, 'initial_loss', lambda records: 8.0)
+    records = [ended(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
+    records += [ended(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
+    records += [ended(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
+    base, same, other = compare.compare(records, SWEEP)
+    said = [any('do not compare' in note for note in c.notes) for c in (base, same, other)]
+    assert said == [False, False, True] and not math.isnan(other.sensitivity)
+
+
+def test_the_loss_at_initialisation_is_found_behind_a_damaged_line(tmp_path):
+    fixture.write_run(tmp_path / 'run', fixture.base_config())
+    records = runs.gather(tmp_path / 'run')
+    path = tmp_path / 'run' / 'metrics.jsonl'
+    path.write_bytes(b'{"step": 1, "ce": \xff\n{"step": 1, "ce": NaN}\n' + path.read_bytes())
+    assert compare.initial_loss(records) == fixture.INITIAL_CE
+    path.unlink()
+    assert math.isnan(compare.initial_loss(records))
+
+
+def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
+    records = [ended(3.0, seed) for seed in (0, 1)]
+    records.append(ended(None, 2, status='diverged'))
+    records.append(ended(4.0, 0, lr=0.1))
+    [found] = compare.compare(records, SWEEP)
+    assert found.loss.n == 2 and found.notes == [
+        '1 of 3 diverged at its best learning rate; left out, as there is no record of the loss at '
+        'initialisation',
+        'best at the lowest learning rate tried',
+        'sensitivity is not given: the loss at initialisation is not recorded',
+    ]
+
+
+def test_verdicts_are_corrected_for_their_number():
+    """Each of three variants is worse by p = 0.03, which would be worth a verdict alone."""
+    spread = np.array([-1.0, 0.0, 1.0])
+    shift = stats.t.isf(0.015, 2) / 3**0.5
+    base = [ended(3.0, seed) for seed in range(3)]
+    worse = {
+        norm: [ended(3.0 + x + shift, seed, norm=norm) for seed, x in enumerate(spread)]
+        for norm in ('none', 'layernorm', 'dyt')
+    }
+    _, one = compare.compare(base + worse['none'], SWEEP)
+    assert one.verdict == 'worse' and one.p == pytest.approx(0.03) and one.seeds_needed is None
+    found = compare.compare([*base, *itertools.chain(*worse.values())], SWEEP)
+    assert [c.verdict for c in found] == ['', *['within noise'] * 3] and math.isnan(found[0].p)
+    assert [c.p for c in found[1:]] == pytest.approx([0.09] * 3)
+    assert [c.difference.half for c in found[1:]] == pytest.approx([one.difference.half] * 3)
+    assert {c.seeds_needed for c in found[1:]} == {4}
+
+
+RATES = {'base': fixture.base_config(), 'axes': {'optim.lr': [], 'train.seed': []}}
+
+
+def test_learning_rates_are_compared_where_they_alone_were_swept():
+    records = [
+        ended(3.0 + 10 * lr + 0.001 * seed * lr, seed, lr=lr)
+        for lr in (0.003, 0.001, 0.01)
+        for seed in (0, 1)
+    ]
+    low, best, high = compare.compare_rates(records, RATES)
+    assert [c.variant.name for c in (low, best, high)] == ['lr 0.001', 'lr 0.003', 'lr 0.01']
+    assert low.variant.is_baseline and low.verdict == ''  # that of the base
+    assert high.difference.mean == pytest.approx(0.0900045) and high.verdict == 'worse'
+    base = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
+    found = compare.compare_rates(records[:2] + records[4:], RATES | {'base': base})
+    assert [c.variant.is_baseline for c in found] == [True, False]  # the best of two
+    assert compare.compare_rates(records[:2], RATES) == []
+    assert compare.compare_rates(records, SWEEP) == []
 
 
 def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **more):

@@ -47,6 +47,16 @@ def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
     assert [len(group) for group in grouped] == [12, 12]
 
 
+def test_a_cell_that_cannot_be_read_is_counted(sweep):
+    folder, grouped = sweep
+    (folder / grouped[0][0].name / 'summary.json').write_text('{"status": "do')
+    assert (
+        view_of(sweep)
+        .lines()[-1]
+        .startswith('sweep 19 of 24 done, 1 diverged, 1 failed, 1 unreadable  ')
+    )
+
+
 def test_a_group_not_begun_has_no_line(sweep):
     folder, grouped = sweep
     for cell in grouped[1]:

@@ -231,6 +231,7 @@ def test_metrics_join_runs(sweep):
     [
         ('select nrom from runs', "Did you mean 'norm'?"),
         ('select r.nrom from runs r', "Did you mean 'norm'?"),
+        ('select seed from runs', "Did you mean 'data_seed' or 'train_seed'?"),
         ('select norm, avg(ce) group by norm', 'say "from runs"'),
         ('select * from rums', 'Did you mean "runs"?'),
         ('selec 1', 'syntax error at or near "selec"'),

@@ -111,7 +111,10 @@ LOOK = """<script>
 async function tryPage() {
   await new Promise(done => setTimeout(done, 500));
   const plots = ['final', 'curves'].map(id => document.getElementById(id));
-  return {shown: document.getElementById('curves-lr').value, wrong: window.wrong,
+  document.body.style.width = '885px';  // of a window of 900 with a scroll bar
+  const table = document.querySelector('table.variants').parentElement;
+  return {fits: table.scrollWidth <= table.clientWidth, wrong: window.wrong,
+    shown: document.getElementById('curves-lr').value,
     plots: plots.map(plot => ({legend: plot._fullLayout.legend.orientation,
       height: plot._fullLayout._size.h,
       entries: plot.querySelectorAll('.legend .traces').length}))};
@@ -152,7 +155,8 @@ def test_draws_everything_without_a_complaint(findings):
     plots = {name: traces for name, traces, _ in findings['plots'] if name}
     assert plots['final'] == 2 * 4
     assert plots['curves'] == 2 + 2 * 22 + 2  # legend; two curves a begun cell, less one; crosses
-    assert len(findings['plots']) == 2 + 2 * len(fixture.BY_LAYER)
+    assert plots['differences'] == 1
+    assert len(findings['plots']) == 3 + 2 * len(fixture.BY_LAYER)
     assert all(svgs for _, _, svgs in findings['plots'])
     buttons = findings['buttons']  # Plotly would offer to upload the plot
     assert 'Zoom' in buttons and not [b for b in buttons if re.search('share|cloud', b, re.I)]
@@ -195,11 +199,13 @@ def test_sorts_the_cells(findings):
 
 
 def test_many_variants_leave_the_plots_room(tmp_path):
-    """Ten variants and 120 cells: legends stand beside, and the best learning rates come first."""
+    """Ten variants and 120 cells: legends stand beside, and the best learning rates come first. The
+    table needs no scrolling in a narrow window.
+    """
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
     found = browse(report(tmp_path / 'sweep').read_text(), LOOK, tmp_path)
     assert found['wrong'] == found['console'] == []
-    assert found['shown'] == 'best'
+    assert found['shown'] == 'best' and found['fits']
     for plot in found['plots']:
         assert plot['legend'] == 'v' and plot['entries'] == 10 and plot['height'] > 300

@@ -1,7 +1,6 @@
 """Reference tests of the report's numbers, figures and what the page holds."""
 
 import html.parser
-import itertools
 import json
 import math
 import re
@@ -13,9 +12,12 @@ import pytest
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from eval.compare import Interval
+from eval.compare import compare
 from eval.report import figures, series
-from eval.report.page import plus_minus, report
+from eval.report.page import report
+from eval.report.tables import plus_minus
+from eval.runs import gather, read_sweep
+from eval.stats import Interval
 from tests.eval import sweep_fixture as fixture
 from tests.test_layering import ROOT
 
@@ -103,9 +105,11 @@ def test_page_compares_variants(page):
     assert (rms['verdict'], rms['difference'], rms['best lr']) == ('baseline', '', '0.003')
     half = 4.302653 * 0.01 / math.sqrt(3)
     assert rms['final loss'] == f'2.8900 ± {half:.4f}' and rms['seeds'] == '3'
-    assert layer['verdict'] == '▲ worse' and layer['difference'].startswith('+0.0807 ± 0.0029')
+    assert layer['verdict'] == '▲ worse p < 0.0001'
+    assert layer['difference'].startswith('+0.0807 ± 0.0029')
     assert layer['diverged'] == '1 of 12' and rms['diverged'] == '0 of 12'
-    assert float(layer['sensitivity']) > float(rms['sensitivity']) > 0
+    assert layer['sensitivity'] == rms['sensitivity'] == ''
+    assert rms['variant'].endswith('sensitivity is not given: lr 0.03 failed for 1 of 3 seeds')
 
 
 def test_page_shows_configs_against_the_base(page):
@@ -128,7 +132,7 @@ def test_page_holds_the_curves(page):
 
 def test_markdown_has_the_tables(sweep, page):
     text = (sweep / 'report.md').read_text()
-    assert '| norm layernorm | worse | +0.0807 ± 0.0029 |' in text
+    assert '| norm layernorm | ▲ worse p < 0.0001 | +0.0807 ± 0.0029 |' in text
     rows = [line for line in text.splitlines() if line.startswith('| ')]
     by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
     assert len(rows) == 2 * (1 + 1 + 2) + by_depth + (1 + 1 + 24)  # variants, their rates, cells
@@ -194,12 +198,15 @@ def test_figures_for_papers(sweep, tmp_path):
 def test_many_variants_have_a_panel_each(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    report(tmp_path / 'sweep', figures=tmp_path / 'figures')
-    svg = (tmp_path / 'figures' / 'learning_rates.svg').read_text()
-    panels = set(re.findall(r'id="(axes_\d+)"', svg))
-    assert len(panels) == len(fixture.NORMS) * len(kinds) - 1  # the baseline is in all of them
-    for norm, kind in itertools.product(fixture.NORMS, kinds):
-        assert f'norm {norm}' in svg and f'activation {kind}' in svg
+    comparisons, figure = (
+        compare(gather(tmp_path / 'sweep'), read_sweep(tmp_path / 'sweep')),
+        Figure(),
+    )
+    figures.learning_rates(figure, comparisons, 'ce')
+    wanted = [f'norm {norm}\nactivation {kind}' for norm in fixture.NORMS for kind in kinds]
+    assert sorted(axes.get_title() for axes in figure.axes) == sorted(wanted[1:])
+    assert all(len(axes.lines) == 2 for axes in figure.axes)  # with the baseline in each
+    assert figure._supxlabel.get_text().endswith('norm rmsnorm, activation gelu')
 
 
 @pytest.mark.parametrize(('least', 'scale'), [(1.0, LogNorm), (0.0, Normalize), (-1.0, Normalize)])
@@ -213,7 +220,7 @@ def test_heat_maps_count_layers_from_1_and_are_logarithmic_where_they_can(least,
 
 
 def test_plus_minus():
-    assert plus_minus(Interval(2.0, 0.01234, 3)) == '2.0000 ± 0.0123'
+    assert plus_minus(Interval(2.0, 0.01, 3)) == '2.0000 ± 0.0248'  # 4.3027 / sqrt(3) of 0.01
     assert plus_minus(Interval(0.5, math.nan, 1), '+') == '+0.5000'
     assert plus_minus(Interval(math.nan, math.nan, 0)) == ''
 

@@ -1,0 +1,49 @@
+"""Selects over tables in memory, with errors that help."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import duckdb
+import pyarrow as pa
+
+from modules.choices import nearest
+
+MOST_LONGER = 4  # columns that a hint lists
+
+
+def mentions(select: str, table: str) -> bool:
+    return bool(re.search(rf'\b{table}\b', select, re.IGNORECASE))
+
+
+def answer(select: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+    """The rows of a select. Raises ValueError, in one line, where there are none to give."""
+    connection = duckdb.connect(config={'enable_external_access': False})  # no files, no network
+    connection.execute('set python_enable_replacements = false')  # no variables of ours either
+    for name, table in tables.items():
+        connection.register(name, table)
+    try:
+        found = connection.sql(select)
+        if found is None:
+            raise ValueError(f'{select!r} asks for no rows; give a select')
+        return found.to_arrow_table()
+    except duckdb.Error as error:
+        names = [name for table in tables.values() for name in table.column_names]
+        raise ValueError(explain(str(error), names)) from error
+
+
+def explain(message: str, names: Iterable[str]) -> str:
+    """DuckDB's message without its excerpt of the SQL, in one line, with what helps."""
+    lines = message.split('\n\nLINE')[0].split('\n')
+    text = ' '.join(line for line in lines if line and not line.startswith('Candidate bindings'))
+    if 'FROM clause is missing' in text:
+        return text + '; say "from runs" or "from metrics"'
+    unknown = re.search(r'column "([^"]+)" not found|column named "([^"]+)"', text)
+    return text + _hint(unknown[1] or unknown[2], list(names)) if unknown else text
+
+
+def _hint(unknown: str, names: list[str]) -> str:
+    """`seed` is two columns, train_seed and data_seed."""
+    longer = dict.fromkeys(name for name in names if name.endswith(f'_{unknown.lower()}'))
+    if 0 < len(longer) <= MOST_LONGER:
+        return f' Did you mean {" or ".join(map(repr, longer))}?'
+    return nearest(unknown, names)

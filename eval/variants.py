@@ -1,0 +1,128 @@
+"""The variants of a sweep and their final losses.
+
+A variant is a combination of what was swept besides the learning rate and the seeds. Only runs that
+ended count. One that diverged counts as the loss at initialisation, as arXiv:2309.14322 does it, so
+that a variant cannot look good by losing its bad seeds; one that failed or was stopped says nothing
+and is left out.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.runs import Record, columns
+from eval.stats import Seed
+from eval.text import number
+from lm.config import flatten
+from lm.record.metrics import FILE
+
+LR = 'optim.lr'
+SEEDS = ('train.seed', 'data.seed')
+FIRST_LINES = 5  # among which are all rows of step 1
+
+Losses = Mapping[float, Mapping[Seed, float]]  # learning rate -> seed -> loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """The runs that share `values` (column -> value) of what is swept besides lr and seeds.
+
+    sweep: the name of theirs, where several are compared.
+    """
+
+    name: str
+    values: dict[str, Any]
+    records: list[Record]
+    is_baseline: bool
+    sweep: str = ''
+
+    def at(self, lr: float | None) -> list[Record]:
+        return [record for record in self.records if record['lr'] == lr]
+
+
+def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
+    """The variants of a sweep (its sweep.json as a dict), in the order in which they come.
+
+    The baseline is the one that has the values of the sweep's base, or else the first.
+    """
+    names, base = columns(), flatten(sweep['base'])
+    axes = [path for path in sweep['axes'] if path != LR and path not in SEEDS]
+    groups: dict[tuple, list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[names[path]] for path in axes), []).append(record)
+    baseline = tuple(base.get(path) for path in axes)
+    if baseline not in groups:
+        baseline = next(iter(groups), None)
+    return [
+        Variant(
+            name=_name(dict(zip(axes, key, strict=True)), members),
+            values={names[p]: v for p, v in zip(axes, key, strict=True)},
+            records=members,
+            is_baseline=key == baseline,
+        )
+        for key, members in groups.items()
+    ]
+
+
+def _name(values: Mapping[str, Any], members: Sequence[Record]) -> str:
+    parts = (f'{columns()[path]} {number(value)}' for path, value in values.items())
+    return ', '.join(parts) or (members[0]['cell'] if len(members) == 1 else 'all runs')
+
+
+def has_diverged(record: Record) -> bool:
+    """Whether training went wrong, which leaves no final loss, or none that is a number."""
+    not_finite = record['status'] == 'done' and record['ce'] is None and record['validated_step']
+    broke_off = record['status'] == 'failed' and record['diverged_step']
+    return bool(record['status'] == 'diverged' or broke_off or not_finite)
+
+
+def initial_loss(records: Iterable[Record]) -> float:
+    """The mean over runs of the training loss of step 1, before any update; nan without one."""
+    found = [ce for record in records if (ce := _first_ce(Path(record['workdir']))) is not None]
+    return float(np.mean(found)) if found else math.nan
+
+
+def _first_ce(workdir: Path) -> float | None:
+    """Reads the first lines only, and not the 10,000 of a long run."""
+    try:
+        with (workdir / FILE).open(errors='replace') as file:
+            lines = list(itertools.islice(file, FIRST_LINES))
+    except OSError:  # there is none, or it cannot be read
+        return None
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # cut short, or written over
+            continue
+        if isinstance(row, dict) and row.get('step') == 1 and _is_number(row.get('ce')):
+            return row['ce']
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def losses_by_lr(variant: Variant, metric: str, initial: float) -> dict[float, dict[Seed, float]]:
+    """lr -> seed -> final loss of the runs that ended; `initial` for those that diverged."""
+    seeds = [columns()[path] for path in SEEDS]
+    found: dict[float, dict[Seed, float]] = {}
+    for record in variant.records:
+        loss = final_loss(record, metric, initial)
+        if not math.isnan(loss):
+            seed = tuple(record[name] for name in seeds)
+            found.setdefault(record['lr'], {})[seed] = loss
+    return dict(sorted(found.items()))
+
+
+def final_loss(record: Record, metric: str, initial: float) -> float:
+    if has_diverged(record):
+        return initial
+    known = record['status'] == 'done' and record[metric] is not None
+    return record[metric] if known else math.nan

@@ -1,0 +1,198 @@
+"""Reference tests of what a page compares: several sweeps, or learning rates."""
+
+import dataclasses
+import json
+import math
+import re
+
+import pytest
+from matplotlib.figure import Figure
+
+from eval import compare
+from eval.report import figures, tables
+from eval.report.differences import compared, p_text, seeds_text
+from eval.report.page import report
+from eval.report.series import read_series
+from eval.report.subject import read_subject
+from eval.stats import MOST_SEEDS, Interval
+from tests.eval import sweep_fixture as fixture
+
+SEEDS = {'train.seed': (0, 1, 2)}
+NORMS = {'model.norm': ('rmsnorm', 'layernorm')}
+
+
+def change_base(folder, changes):
+    """As if the sweep had started from another config."""
+    path = folder / 'sweep.json'
+    sweep = json.loads(path.read_text())
+    sweep['base'] = fixture.changed(sweep['base'], changes)
+    path.write_text(json.dumps(sweep))
+    for cell in sweep['cells']:
+        config = folder / cell['cell'] / 'config.json'
+        config.write_text(json.dumps(fixture.changed(json.loads(config.read_text()), changes)))
+
+
+@pytest.fixture(scope='module')
+def sweeps(tmp_path_factory):
+    """Three: of norms, of norms once more and another, and of placements in a wider model."""
+    folder = tmp_path_factory.mktemp('runs')
+    fixture.write_sweep(folder / 'a', NORMS | SEEDS, {})
+    fixture.write_sweep(folder / 'b', {'model.norm': ('rmsnorm', 'dyt')} | SEEDS, {})
+    fixture.write_sweep(folder / 'c', {'model.placement': ('pre', 'post')} | SEEDS, {})
+    change_base(folder / 'c', {'model.d_model': 512})
+    return folder
+
+
+def compared_of(*folders):
+    subject = read_subject(folders)
+    return subject, compare.compare_variants(subject.variants, subject.metric)
+
+
+def test_variants_have_the_name_of_their_sweep_where_it_takes_one(sweeps):
+    _, found = compared_of(sweeps / 'a', sweeps / 'b', sweeps / 'c')
+    assert [c.variant.name for c in found] == [
+        'norm rmsnorm (a)',
+        'norm layernorm',
+        'norm rmsnorm (b)',
+        'norm dyt',
+        'placement pre',
+        'placement post',
+    ]
+    assert [c.variant.is_baseline for c in found] == [True] + [False] * 5
+    assert all(c.difference.n == 3 for c in found)
+    assert found[5].difference.mean == pytest.approx(0.03) and found[5].verdict == 'worse'
+    assert found[2].difference.mean == 0 and found[2].verdict == 'within noise'
+
+
+def test_sweeps_without_variants_have_their_own_name(tmp_path):
+    for name in ('a', 'b'):
+        fixture.write_sweep(tmp_path / name, SEEDS, {})
+    fixture.write_run(tmp_path / 'single', fixture.base_config())
+    _, found = compared_of(tmp_path / 'a', tmp_path / 'b', tmp_path / 'single')
+    assert [c.variant.name for c in found] == ['a', 'b', 'single']
+
+
+def test_a_page_of_several_sweeps(sweeps):
+    page = report([sweeps / 'a', sweeps / 'c'])
+    assert page == sweeps / 'a' / 'report-with-c.html'
+    text, markdown = page.read_text(), page.with_suffix('.md').read_text()
+    assert f'--workdir={sweeps}/a,{sweeps}/c</code>' in text
+    assert re.search(r'<code>model.d_model</code> 256 / 512\.', text)
+    assert '- placement post: model.d_model: 256 → 512; model.placement: pre → post' in markdown
+    assert markdown.count('| a | ') == markdown.count('| c | ') == 6  # cells
+    assert 'Against the baseline (norm rmsnorm): ' in markdown
+
+
+def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path):
+    for name in ('a', 'b'):
+        fixture.write_sweep(tmp_path / name, NORMS | SEEDS, {})
+    change_base(tmp_path / 'b', {'data.tokenizer': 'byte'})
+    subject, found = compared_of(tmp_path / 'a', tmp_path / 'b')
+    assert subject.metric == 'bits_per_byte'
+    assert found[0].loss.mean == pytest.approx(2.9255 / math.log(2) / 3, rel=0.01)
+    for path in (tmp_path / 'b').glob('*/summary.json'):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {'bits_per_byte': None}))
+    with pytest.raises(ValueError, match='have no bits per byte') as error:
+        read_subject([tmp_path / 'a', tmp_path / 'b'])
+    assert 'data.tokenizer (bpe:4096, byte)' in str(error.value)
+    assert str(tmp_path / 'b') in str(error.value)
+
+
+def test_a_sweep_given_twice(sweeps):
+    with pytest.raises(ValueError, match='is given twice'):
+        read_subject([sweeps / 'a', sweeps / 'b' / '..' / 'a'])
+
+
+def rows(tmp_path, axes, fates=None):
+    fixture.write_sweep(tmp_path / 'sweep', axes, fates or {})
+    subject, found = compared_of(tmp_path / 'sweep')
+    rates = compare.compare_rates(subject.records, subject.sweep)
+    name, shown = ('learning rate', rates) if rates else ('variant', found)
+    return tables.variant_rows(shown, ['#000'] * len(shown), name), subject, found, rates
+
+
+def test_columns_that_say_nothing_are_left_out(tmp_path):
+    one_rate = rows(tmp_path / '1', NORMS | SEEDS)[0][0].cells
+    assert list(one_rate) == [
+        'variant',
+        'verdict',
+        'difference',
+        'final loss',
+        'bits per byte',
+        'seeds',
+        'tokens/s',
+    ]
+    several = rows(tmp_path / '2', fixture.AXES, fixture.FATES)[0][0].cells
+    assert several.keys() - one_rate.keys() == {'best lr', 'sensitivity', 'diverged'}
+    assert one_rate.keys() - rows(tmp_path / '3', SEEDS)[0][0].cells.keys() == {
+        'verdict',
+        'difference',
+    }
+
+
+def test_a_sweep_of_learning_rates_compares_them(tmp_path):
+    fates = {(0.03, seed): 'waiting' for seed in fixture.SEEDS}
+    found, subject, *compared = rows(tmp_path, {'optim.lr': fixture.LRS} | SEEDS, fates)
+    assert [str(row.cells['learning rate']) for row in found] == [
+        'lr 0.001',
+        'lr 0.003',
+        'lr 0.01',
+        'lr 0.03',
+    ]
+    assert [str(row.cells['verdict']) for row in found][:3] == [
+        'baseline',
+        '▼ better p < 0.0001',
+        '▲ worse p < 0.0001',
+    ]
+    assert tables.findings(subject, *compared)[1:] == [
+        'Against the baseline (lr 0.001): 1 better, 1 worse.',
+        'Sensitivity is not given: lr 0.03 has not ended.',
+    ]
+    assert '## Learning rates' in report(tmp_path / 'sweep').with_suffix('.md').read_text()
+    everything, rates = compared
+    files = figures.write_figures(tmp_path, rates, everything, curves(subject), subject.metric)
+    drawn = {path.stem: path.read_text() for path in files if path.suffix == '.svg'}
+    assert drawn.keys() == {'loss_curves', 'learning_rates', 'differences'}
+    assert 'lr 0.001' in drawn['loss_curves'] and 'lr 0.03: ' not in drawn['differences']
+
+
+def curves(subject):
+    """Without what was recorded by layer, which takes seconds to draw."""
+    found = {record['workdir']: read_series(record) for record in subject.records}
+    return {workdir: dataclasses.replace(one, layers={}) for workdir, one in found.items()}
+
+
+def test_differences_are_sorted_and_say_what_would_settle_them(sweeps):
+    _, found = compared_of(sweeps / 'b', sweeps / 'c', sweeps / 'a')
+    means = [c.difference.mean for c in compared(found)]
+    assert len(means) == 5 and means == sorted(means)
+    within = next(c for c in found if c.verdict == 'within noise')
+    assert seeds_text(within) == f'more than {MOST_SEEDS} seeds' and p_text(within) == 'p 1'
+    assert seeds_text(next(c for c in found if c.verdict == 'worse')) == ''
+    some = dataclasses.replace(within, seeds_needed=14, p=0.0123)
+    assert (seeds_text(some), p_text(some)) == ('about 14 seeds', 'p 0.012')
+    alone = dataclasses.replace(within, difference=Interval(1.0, math.nan, 1), p=math.nan)
+    assert p_text(alone) == ''
+
+
+def test_seeds_of_one_variant_are_named_on_its_curves(tmp_path):
+    fixture.write_sweep(tmp_path / 'sweep', SEEDS, {})
+    page, figure = report(tmp_path / 'sweep'), Figure()
+    subject, comparisons = compared_of(tmp_path / 'sweep')
+    figures.loss_curves(figure, comparisons, curves(subject))
+    [legend] = figure.legends
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)
+    cells = json.loads(found[1])['cells']
+    assert [cell['seed'] for cell in cells] == [f'train_seed {seed}' for seed in (0, 1, 2)]
+    assert len({cell['color'] for cell in cells}) == 3
+    assert [text.get_text() for text in legend.get_texts()] == [cell['seed'] for cell in cells]
+
+
+def test_curves_that_cannot_be_read_are_said(tmp_path):
+    cells = fixture.write_sweep(tmp_path / 'sweep', NORMS | SEEDS, {})
+    path = tmp_path / 'sweep' / cells[0]['cell'] / 'metrics.jsonl'
+    path.unlink()
+    path.mkdir()
+    markdown = report(tmp_path / 'sweep').with_suffix('.md').read_text()
+    assert f'No curves of {cells[0]["cell"]}: ' in markdown and str(path) in markdown
+    assert markdown.count('| done |') == 6
