@@ -147,7 +147,8 @@ def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
 def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
     """('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
 
-    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text is of another form, or a value is no Python literal.
+    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text
+    is of another form, or a value is no Python literal.
     """
     name, colon, rest = text.partition(':')
     given: dict[str, Any] = {}

@@ -1,7 +1,6 @@
 """The folder prepared data is kept in: its place, digests of files, one writer at a time."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -9,11 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from lm.files import locked, write_text
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# ArrayRecord's errors have no number, but the system's words in them.
-FULL_WORDS = tuple(os.strerror(number) for number in FULL)
+from lm.files import is_full, locked, write_text
 
 
 def root(cache_dir: str) -> Path:
@@ -116,8 +111,7 @@ def _disk_full_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like
-        full = getattr(error, 'errno', None) in FULL or any(w in str(error) for w in FULL_WORDS)
-        if not full:
+        if not is_full(error):
             raise
         raise OSError(
             f'the disk that holds {folder} is full ({error}). Free some space, or set '

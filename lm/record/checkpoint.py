@@ -6,8 +6,9 @@ digests of all arrays, and the counters that are not arrays. The run's series of
 `lm.record.series`.
 """
 
+import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ NOT_DAMAGE_WORDS = (
 )
 
 
+MOST_SAID = 200  # characters of another library's error
 # Sections whose fields decide which arrays there are.
 OF_MODEL = ('model', 'norm', 'attention', 'mlp', 'reparam', 'optim')
 
@@ -61,6 +63,19 @@ def is_damage(error: Exception) -> bool:
     if isinstance(error, MemoryError | TreeMismatch) or getattr(error, 'errno', 0) in NOT_DAMAGE:
         return False
     return not any(words in str(error) for words in NOT_DAMAGE_WORDS)
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turns errors that say a checkpoint is damaged, of whatever type, into Damaged."""
+    try:
+        yield
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        first, *_ = str(error).strip().splitlines() or ['']
+        kind = '' if isinstance(error, Damaged) else f'{type(error).__name__}: '
+        raise Damaged(f'checkpoint {path} cannot be read ({kind}{first[:MOST_SAID]})') from error
 
 
 def tree_record(tree: Any) -> dict[str, str]:
@@ -125,30 +140,23 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
 
     Raises Damaged where it is not what was written.
     """
-    raw = _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
-    if 'config' in raw and 'sha256' not in raw:
-        return raw
-    if set(raw) != {'record', 'sha256'} or digests.of_record(raw['record']) != raw['sha256']:
-        raise Damaged(f'the record of {folder / str(step)} does not have the digest it names')
-    return raw['record']
+    with _damage_named(folder / str(step)):
+        raw = _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
+        if 'config' in raw and 'sha256' not in raw:
+            return raw
+        if set(raw) != {'record', 'sha256'} or digests.of_record(raw['record']) != raw['sha256']:
+            raise Damaged('its record does not have the digest that it names')
+        return raw['record']
 
 
 def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
     """The state of one checkpoint, laid out as `shapes`, and its meta.
 
-    Raises TreeMismatch where the parameters do not fit, Damaged where an array is not what was
-    written, and errors of any type where a file is cut or gone (`is_damage`).
+    Raises TreeMismatch where the parameters do not fit, Damaged where anything is not what was
+    written.
     """
-    path, meta = folder / str(step), read_meta(folder, step)
-    check_tree(meta['tree'], state_record(shapes), path)
-    items = _read(
-        path,
-        weights=_restore_weights(shapes),
-        training=ocp.args.StandardRestore(_training(shapes)),
-    )
-    for name in ('weights', 'training'):
-        if 'digests' in meta:
-            digests.check_arrays(meta['digests'][name], items[name], f'{path / name}')
+    training = ocp.args.StandardRestore(_training(shapes))
+    items, meta = _read_items(folder, step, shapes, training=training)
     return State(**_complete(items['weights'], shapes), **items['training']), meta
 
 
@@ -157,12 +165,20 @@ def read_weights(folder: Path, step: int, shapes: State) -> Weights:
 
     Raises as `read_state` does.
     """
+    items, _ = _read_items(folder, step, shapes)
+    return Weights(**_complete(items['weights'], shapes))
+
+
+def _read_items(folder: Path, step: int, shapes: State, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """The weights, and the items that `more` says how to read; with the meta."""
     path, meta = folder / str(step), read_meta(folder, step)
-    check_tree(meta['tree'], state_record(shapes), path)
-    weights = _read(path, weights=_restore_weights(shapes))['weights']
-    if 'digests' in meta:
-        digests.check_arrays(meta['digests']['weights'], weights, f'{path / "weights"}')
-    return Weights(**_complete(weights, shapes))
+    with _damage_named(path):
+        check_tree(meta['tree'], state_record(shapes), path)
+        items = _read(path, weights=_restore_weights(shapes), **more)
+        for name in ('weights', *more):
+            if 'digests' in meta:
+                digests.check_arrays(meta['digests'][name], items[name], name)
+    return items, meta
 
 
 def _weights(state: State | Weights) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from lm.config import Config
 from lm.mesh import make_mesh
 from lm.model import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
+from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
+
+to_stderr = functools.partial(print, file=sys.stderr)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,7 @@ def find(path: Path) -> tuple[Path, int]:
     if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
         return path.parent, int(path.name)
     folder = path / FOLDER
-    steps = steps_in(folder) if folder.is_dir() else []
+    steps = steps_in(folder)
     cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if steps_in(one))
     if cells and not steps and (path / SWEEP).exists():
         raise ValueError(
@@ -109,12 +113,24 @@ def find(path: Path) -> tuple[Path, int]:
     return folder, steps[-1]
 
 
-def load(path: str | Path) -> Checkpoint:
+def load(path: str | Path, say: Callable[[str], None] = to_stderr) -> Checkpoint:
     """Reads weights, config and tokenizer; on the devices at hand, however many trained it.
 
-    Raises ValueError where there is no checkpoint, or its weights do not fit its config.
+    Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot.
+    Raises ValueError where there is none, or its weights do not fit its config.
     """
-    folder, step = find(Path(path))
+    folder, newest = find(Path(path))
+    if folder == Path(path).parent:
+        return _load(folder, newest)
+    for step in reversed(steps_in(folder)):
+        try:
+            return _load(folder, step)
+        except Damaged as error:
+            say(f'{error}; taking the one before')
+    raise ValueError(f'none of the checkpoints {steps_in(folder)} in {folder} can be read')
+
+
+def _load(folder: Path, step: int) -> Checkpoint:
     meta = read_meta(folder, step)
     config = stored_config(meta['config'])
     # Whatever mesh it was trained on, one device holds any model that this can evaluate yet.

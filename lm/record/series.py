@@ -18,12 +18,12 @@ from lm.files import sync
 from lm.record.checkpoint import (
     FOLDER,
     check_path,
-    is_damage,
     items_of,
     read_meta,
     read_state,
     steps_in,
 )
+from lm.record.digests import Damaged
 from lm.state import State
 
 DAMAGED = 'checkpoints_damaged'
@@ -110,9 +110,7 @@ class Checkpoints:
         for step in self.steps():
             try:
                 meta = read_meta(self.folder, step)
-            except Exception as error:
-                if not is_damage(error):
-                    raise
+            except Damaged:
                 continue  # what cannot be read is never the best one
             best = meta['counters'].get('best', {})
             if best:
@@ -138,9 +136,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 state, meta = read_state(self.folder, step, shapes)
-            except Exception as error:
-                if not is_damage(error):
-                    raise
+            except Damaged as error:
                 self._set_aside(step, error)
                 continue
             if 'digests' not in meta:
@@ -154,25 +150,17 @@ class Checkpoints:
     def newest_intact(self, shapes: State) -> Path | None:
         """The newest one that can be read; nothing is moved."""
         for step in reversed(self.steps()):
-            try:
+            with contextlib.suppress(Damaged):
                 read_state(self.folder, step, shapes)
-            except Exception as error:
-                if not is_damage(error):
-                    raise
-                continue
-            return self.folder / str(step)
+                return self.folder / str(step)
         return None
 
     def set_aside(self) -> list[int]:
         """The steps of the damaged checkpoints that were moved away."""
         return steps_in(self.workdir / DAMAGED)
 
-    def _set_aside(self, step: int, error: Exception) -> None:
-        self.say(
-            f'checkpoint {self.folder / str(step)} cannot be read '
-            f'({type(error).__name__}: {_first_line(error)}); '
-            f'moved to {self.workdir / DAMAGED}, falling back to the one before'
-        )
+    def _set_aside(self, step: int, error: Damaged) -> None:
+        self.say(f'{error}; moved to {self.workdir / DAMAGED}, falling back to the one before')
         self._let_go()  # a manager remembers what is there
         if jax.process_index() == 0:
             target = self.workdir / DAMAGED / str(step)

@@ -13,7 +13,8 @@ import jax
 from lm.config import Config, differences, to_json
 from lm.files import InUse as InUse
 from lm.files import Unreadable, locked, read_json, write_json, write_text
-from lm.record.checkpoint import FOLDER, check_path, is_damage, read_meta, steps_in
+from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
+from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
 
 CONFIG = 'config.json'
@@ -70,11 +71,8 @@ def _config_before(path: Path, say: Callable[[str], None]) -> Config | None:
     except Unreadable as error:
         say(f'NOTE: {error}. It is written anew when the run goes on.')
     for step in reversed(steps_in(path / FOLDER)):
-        try:
+        with contextlib.suppress(Damaged):
             return stored_config(read_meta(path / FOLDER, step)['config'])
-        except Exception as error:
-            if not is_damage(error):
-                raise
     return None
 
 

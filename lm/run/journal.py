@@ -19,6 +19,7 @@ from lm.record.metrics import FILE, Recorder, Throughput, read_rows, without_nan
 from lm.record.series import DAMAGED, LOSS, Checkpoints
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SUMMARY, status_of, write_config
+from lm.run.counters import Counters, newest_values
 from lm.run.experiment import Experiment
 from lm.run.table import parameter_count
 from lm.run.terminal import Terminal
@@ -34,22 +35,6 @@ class Diverged(Exception):
 
 class Lost(OSError):
     """A run has trained before, and none of its checkpoints can be read."""
-
-
-@dataclasses.dataclass
-class Counters:
-    """What a checkpoint holds beside arrays. batch_index is the next batch of the stream; it runs
-    ahead of the step only where a rollback left batches out. best holds the lowest validation
-    losses, with their step. rows counts those of metrics.jsonl; None: an older version did not.
-    """
-
-    batch_index: int = 0
-    tokens: float = 0.0
-    wall_sec: float = 0.0
-    skipped_in_a_row: int = 0
-    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    best: dict[str, float] = dataclasses.field(default_factory=dict)
-    rows: int | None = None
 
 
 class Journal:
@@ -314,8 +299,8 @@ class Journal:
         self.summarize(status)
 
     def conclude(self) -> None:
-        """The summary of a run found finished, unless the process that finished it wrote one."""
-        if not (self.workdir / SUMMARY).exists():
+        """The summary of a run found finished, unless there is one that can be read."""
+        if status_of(self.workdir) is None:
             self.summarize('done')
 
     def close(self) -> None:
@@ -326,14 +311,3 @@ class Journal:
 def is_multiple(step: int, every: int) -> bool:
     """Whether `step` is a multiple of `every`; 0 is never."""
     return every > 0 and step % every == 0
-
-
-def newest_values(workdir: Path, step: int) -> dict[str, Any]:
-    """Of everything that was recorded up to `step`, the newest; with `validated_step`."""
-    newest: dict[str, Any] = {}
-    for row in read_rows(workdir / FILE):
-        if row['step'] <= step:
-            row = {name: value for name, value in row.items() if not isinstance(value, list)}
-            newest |= row | ({'validated_step': row['step']} if LOSS in row else {})
-    newest.pop('step', None)
-    return newest

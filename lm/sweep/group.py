@@ -14,9 +14,19 @@ from pathlib import Path
 import jax
 
 from lm.config import RUN_PATHS, Config
+from lm.files import Unreadable
 from lm.many import run_axis
 from lm.record.host import device_memory_bytes
-from lm.record.workdir import PATIENCE_SEC, InUse, is_final, open_workdir, record_failure
+from lm.record.workdir import (
+    PATIENCE_SEC,
+    InUse,
+    is_final,
+    open_workdir,
+    read_config,
+    record_failure,
+    write_config,
+)
+from lm.run.describe import notes_of_all
 from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
 from lm.run.signals import nothing_to_lose
@@ -49,6 +59,12 @@ def train_group(
     recorded with them.
     """
     waiting = [cell for cell in group if not is_final(workdir / cell.name)]
+    for cell in group:
+        if cell not in waiting:
+            _repair_config(workdir / cell.name, cell, say)
+    if waiting:
+        for note in notes_of_all([cell.config for cell in waiting]):
+            say(f'NOTE: {note}')
 
     @functools.cache
     def compiled() -> tuple[Program, int]:
@@ -74,6 +90,15 @@ def train_group(
                 for run in runs:
                     if not is_final(run.folder):
                         record_failure(run.folder, error, say)
+
+
+def _repair_config(folder: Path, cell: Cell, say: Callable) -> None:
+    """Writes a damaged config.json of a cell that has ended: it is known from the sweep."""
+    try:
+        read_config(folder)
+    except Unreadable as error:
+        say(f'NOTE: {error}. It is written anew.')
+        write_config(folder, cell.config)
 
 
 def _run_of(cell: Cell, workdir: Path, say: Callable, start_over: bool) -> RunSpec:
