@@ -79,9 +79,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
-        raise Unreadable(f'{path} cannot be read as JSON: {error}') from error
+        raise Unreadable(f'{path} cannot be read as JSON ({error})') from error
     if not isinstance(record, dict):
-        raise Unreadable(f'{path} cannot be read as JSON: it holds no object')
+        raise Unreadable(f'{path} cannot be read as JSON (it holds no object)')
     return record
 
 

@@ -119,7 +119,8 @@ def test_a_present_record_is_checked_as_any_config():
 def test_a_field_that_no_version_had_is_named():
     raw = old()
     raw['model']['n_layer'] = 3
-    with pytest.raises(ValueError, match=r"no field model\.n_layer\. Did you mean 'model\\.n_layers'"):
+    wanted = r"no field model\.n_layer\. Did you mean 'model\.n_layers'"
+    with pytest.raises(ValueError, match=wanted):
         stored_config(raw)
 
 
