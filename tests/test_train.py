@@ -6,6 +6,7 @@ Equivalence: a run that was interrupted anywhere writes the same numbers as one 
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from lm.config import Config, resolve
+from lm.record.load import load
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import Lost
@@ -211,11 +213,40 @@ def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
     other = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
     with pytest.raises(ValueError) as error:
         train(other, tmp_path, continue_changed=True)
-    text = str(error.value)
+    fields, text = str(error.value).split('does not fit')
+    assert 'model.d_ff: 32 -> 64\n' in fields and "model.placement: 'pre' -> 'post'\n" in fields
+    assert 'optim.' not in fields and 'train.' not in fields
     assert 'missing  layers/mlp/gate float32[2,16,64]' in text
     assert 'extra    final_norm/scale float32[16]' in text
     assert 'differs  layers/mlp/up: checkpoint float32[2,16,32], model float32[2,16,64]' in text
     assert train(tiny(corpus), tmp_path) == DONE  # the workdir is still that of the first config
+
+
+def test_a_start_that_fails_leaves_the_folder_to_the_corrected_command(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r'Set data\.epochs='):
+        train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)
+    assert train(tiny(corpus, train_steps=2), tmp_path) == DONE
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(whole, corpus, tmp_path):
+    workdir = sweep_helpers.copied(whole, tmp_path / 'run')
+    shutil.rmtree(workdir / 'checkpoints')
+    with pytest.raises(Lost, match=r'trained to step 12, .*/checkpoints holds none'):
+        train(tiny(corpus), workdir)
+    assert timeless(workdir) == timeless(whole)
+
+
+def test_loading_takes_the_newest_checkpoint_that_can_be_read(whole, tmp_path):
+    workdir, said = sweep_helpers.copied(whole, tmp_path / 'run'), []
+    (workdir / 'checkpoints' / '12' / 'weights' / 'manifest.ocdbt').unlink()
+    assert load(workdir, said.append).step == 8
+    assert len(said) == 1 and 'checkpoints/12 cannot be read' in said[0]
+    with pytest.raises(ValueError, match='checkpoints/12 cannot be read'):
+        load(workdir / 'checkpoints' / '12')
+    for step in ('4', '8'):
+        shutil.rmtree(workdir / 'checkpoints' / step / 'meta', ignore_errors=True)
+    with pytest.raises(ValueError, match='none of the checkpoints'):
+        load(workdir, said.append)
 
 
 def test_other_data_is_refused(corpus, tmp_path):

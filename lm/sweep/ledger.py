@@ -96,7 +96,9 @@ def read_sweep(path: Path) -> Record:
     """
     record = read_json(path / SWEEP)
     if not isinstance(record.get('base'), dict) or not isinstance(record.get('cells'), list):
-        raise Unreadable(f'{path / SWEEP} cannot be read: it lacks the base or the cells of a sweep')
+        raise Unreadable(
+            f'{path / SWEEP} cannot be read: it lacks the base or the cells of a sweep'
+        )
     if not is_old(record['base']):
         return record
     base, cells = stored_config(record['base']), []

@@ -135,8 +135,15 @@ def test_a_path_without_checkpoint_is_refused_before_anything_is_made(tuned, tmp
     'changes, match',
     [
         ({'data.tokenizer': 'bpe:300'}, r'another tokenizer: byte of .* this run has bpe:300'),
-        ({'model.d_ff': 64}, r'differs  layers/mlp/up: checkpoint float32\[2,16,32\], model'),
-        ({'model.norm': 'rmsnorm'}, r'extra    final_norm/bias'),
+        (
+            {'model.d_ff': 64},
+            r'(?s)^the model differs .*model\.d_ff: 32 -> 64\n.*'
+            r'differs  layers/mlp/up: checkpoint float32\[2,16,32\], model',
+        ),
+        (
+            {'model.norm': 'rmsnorm'},
+            r"(?s)norm: 'layernorm' -> 'rmsnorm'.*extra    final_norm/bias",
+        ),
         ({'model.tie_embeddings': True}, r'extra    readout'),
     ],
 )
