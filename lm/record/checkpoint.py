@@ -8,6 +8,8 @@ digests of all arrays, and the counters that are not arrays. The run's series of
 
 import contextlib
 import errno
+import functools
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -209,5 +211,20 @@ def _training(state: State) -> dict[str, Any]:
 
 
 def _read(path: Path, **items: Any):
+    _ignore_late_reads()
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         return reader.restore(path.absolute(), args=ocp.args.Composite(**items))
+
+
+@functools.cache  # once a process
+def _ignore_late_reads() -> None:
+    """When one array cannot be read, the reads of others, still under way, report to an event loop
+    that Orbax has closed: a traceback each, long after the error that tells of it.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != 'Event loop is closed':
+            before(unraisable)
+
+    sys.unraisablehook = hook

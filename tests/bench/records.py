@@ -1,0 +1,117 @@
+"""What digests and syncs cost a run of the default config, on this machine and in one run.
+
+    uv run python -m tests.bench.records
+
+Each act is timed alone, some times; the median, times how often a run does it, is set against the
+time that the run trains meanwhile. Digests and syncs of rows are made between two steps; files of a
+checkpoint are synced by the thread that writes them. The first digest of a process compiles.
+"""
+
+from lm.run.process import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from configs import default
+from lm.config import resolve, to_dict
+from lm.many import SINGLE
+from lm.record import digests, series
+from lm.record.metrics import Recorder
+from lm.record.series import Checkpoints
+from lm.run.experiment import Experiment
+from lm.run.program import Program
+from lm.run.slot import RunSpec
+from lm.run.terminal import Terminal
+from lm.run.wave import Wave
+
+TIMES, STEPS, WARMUP_STEPS = 15, 10, 5
+ROW = dict.fromkeys(('loss', 'ce', 'z_loss', 'lr', 'grad_norm', 'update_norm', 'tokens'), 1.2345678)
+
+
+def seconds(act: Callable[[], None]) -> float:
+    """The median of TIMES."""
+    found = []
+    for _ in range(TIMES):
+        start = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def step_seconds(wave: Wave) -> float:
+    for _ in range(WARMUP_STEPS):
+        wave.dispatch()
+    wave.settle()
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        wave.dispatch()
+    wave.settle()
+    return (time.perf_counter() - start) / STEPS
+
+
+def main() -> None:
+    config = resolve(default.get_config())
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = Path(folder)
+        program = Program(Experiment(config, print), SINGLE)
+        run = RunSpec(config, workdir / 'run', Terminal())
+        run.folder.mkdir()
+        with contextlib.closing(Wave(program, [run], size=1)) as wave:
+            wave.compile()
+            wave.slots[0].journal.open()
+            step_sec = step_seconds(wave)
+            state = wave.state(0)
+            start = time.perf_counter()
+            digests.of_arrays(state)
+            first = time.perf_counter() - start
+            digest = seconds(lambda: digests.of_arrays(state))
+        recorder = Recorder(workdir, 0, None, print)
+        row = seconds(lambda: recorder.write({'step': 1, **ROW}))
+
+        def written_and_synced():
+            recorder.write({'step': 1, **ROW})
+            recorder.sync()
+
+        sync_rows = seconds(written_and_synced) - row
+        synced = []
+        sync = Checkpoints._sync
+
+        def timed(checkpoints):
+            start = time.perf_counter()
+            sync(checkpoints)
+            synced.append(time.perf_counter() - start)
+
+        series.Checkpoints._sync = timed
+        checkpoints = Checkpoints(workdir / 'again', 1, 0)
+        for _ in range(3):
+            state = state.replace(step=state.step + 1)
+            checkpoints.save(state, {'config': to_dict(config), 'counters': {}}, None)
+            checkpoints.wait()
+        checkpoints.close()
+    n_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    between_saves = config.train.checkpoint_every * step_sec
+    between_rows = config.train.log_every * step_sec
+    print(f'step {step_sec * 1e3:.0f} ms; {n_bytes / 1e6:.0f} MB in a checkpoint')
+    print('| act | ms | each | share of the time |\n|---|---|---|---|')
+    for name, sec, every in (
+        ('digests of all arrays', digest, between_saves),
+        ('rows synced before a checkpoint', sync_rows, between_saves),
+        ('files of a checkpoint synced, in the background', max(synced), between_saves),
+        ('a row written, with its TensorBoard event', row, between_rows),
+    ):
+        print(f'| {name} | {sec * 1e3:.2f} | {every:.0f} s | {sec / every:.4%} |')
+    total = (digest + sync_rows) / between_saves + row / between_rows
+    print(f'between steps, together: {total:.4%}; once a process: {first * 1e3:.0f} ms to compile')
+
+
+if __name__ == '__main__':
+    main()
