@@ -20,6 +20,8 @@ from typing import Any
 
 from modules.choices import choose, nearest
 
+LARGEST_INT = 2**31 - 1  # of whole numbers that have no bound of their own: programs hold 32 bits
+
 
 @dataclasses.dataclass(frozen=True)
 class Option:
@@ -43,8 +45,11 @@ class Option:
         """ValueError where `value`, of the config field `path`, is out of bounds or unknown."""
         if self.choices:
             choose(dict.fromkeys(self.choices), value, path)
-        elif not isinstance(value, bool | str) and not self.least <= value <= self.most:
-            raise ValueError(f'{path} must be between {self.least} and {self.most}; got {value}')
+            return
+        is_open = type(value) is int and self.most == math.inf
+        most = LARGEST_INT if is_open else self.most
+        if not isinstance(value, bool | str) and not self.least <= value <= most:
+            raise ValueError(f'{path} must be between {self.least} and {most}; got {value}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +152,8 @@ def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
 def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
     """('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
 
-    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text is of another form, or a value is no Python literal.
+    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text
+    is of another form, or a value is no Python literal.
     """
     name, colon, rest = text.partition(':')
     given: dict[str, Any] = {}
