@@ -2,13 +2,14 @@
 
 import math
 import re
+import time
 
 import jax
 import pytest
 
 from lm.check import check, check_devices
 from lm.config import CHOICES, FIELDS, flatten, readers_of
-from modules.choices import choose
+from modules.choices import choose, nearest_divisor
 from modules.losses import AUXILIARIES
 from modules.options import LARGEST_INT, options
 from tests.helpers import checked_config, tiny_config
@@ -246,6 +247,15 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
 def test_fields_that_do_not_fit_each_other(changes, said):
     with pytest.raises(ValueError, match=said):
         check(tiny_config(changes))
+
+
+def test_a_prime_width_is_answered_at_once():
+    """A search through all numbers up to it would take minutes."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r'Nearest that works: 1\.'):
+        check(tiny_config({'model.d_model': 10**9 + 7}))
+    assert time.process_time() - began < 1
+    assert [nearest_divisor(24, n) for n in (1, 5, 7, 9, 11, 100)] == [1, 4, 6, 8, 12, 24]
 
 
 def test_odd_head_width_is_fine_without_rope():
