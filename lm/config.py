@@ -179,7 +179,7 @@ class TrainConfig:
     keep_best: Count
     log_every: Size
     on_divergence: Annotated[str, Option(choices=('rollback', 'skip_step', 'stop'))]
-    seed: int
+    seed: Annotated[int, Option(least=0, most=2**32 - 1)]  # JAX takes others modulo 2^32
     diagnose_every: Count = 0
     init_from: str = ''
     trainable: Annotated[str, Option(choices=('all', 'norms'))] = 'all'

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modules.choices import nearest
+from modules.choices import closest, did_you_mean, nearest
 
 # What other programs call a field. Such a name is refused too; the message names the field here.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -57,14 +57,13 @@ def field_hint(path: str, known: Collection[str]) -> str:
     for field in known:
         by_name.setdefault(field.rpartition('.')[2], []).append(field)
     usual = [field for field in SYNONYMS.get(name, ()) if field in known]
-    if found := dict.fromkeys([*by_name.get(name, ()), *usual]):
-        return f' Did you mean {" or ".join(map(repr, found))}?'
-    inside = [field for field in known if section and field.startswith(f'{section}.')]
-    whole = nearest(path, inside) or nearest(path, known)
-    if section or whole:
-        return whole
-    match = re.search(r"'(.*)'", nearest(name, by_name))
-    return f' Did you mean {" or ".join(map(repr, by_name[match[1]]))}?' if match else ''
+    found = [*dict.fromkeys([*by_name.get(name, ()), *usual])]
+    if section:
+        found = found or closest(path, [f for f in known if f.startswith(f'{section}.')])
+    found = found or closest(path, known)
+    if not section and not found:
+        found = [field for near in closest(name, by_name) for field in by_name[near]]
+    return did_you_mean(found)
 
 
 def sweep_flag(sweep: Mapping[str, Any]) -> str:

@@ -35,10 +35,20 @@ USUAL_NAMES = {
 }
 
 
+def closest(name: str, names: Iterable[str]) -> list[str]:
+    """The closest of `names`, if one is close at all."""
+    return difflib.get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.5)
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """' Did you mean X or Y?', or '' where there is no name."""
+    quoted = ' or '.join(map(repr, names))
+    return f' Did you mean {quoted}?' if quoted else ''
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """' Did you mean X?' for the closest of `names`, or '' where none is close."""
-    close = difflib.get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.5)
-    return f' Did you mean {close[0]!r}?' if close else ''
+    return did_you_mean(closest(name, names))
 
 
 def choose[T](table: Mapping[str, T], name: str, what: str) -> T:
@@ -55,7 +65,7 @@ def choose[T](table: Mapping[str, T], name: str, what: str) -> T:
 
 def _meant(name: str, table: Mapping[str, object]) -> str:
     usual = USUAL_NAMES.get(re.sub(r'[^a-z0-9]', '', str(name).lower()))
-    return f' Did you mean {usual!r}?' if usual in table else nearest(name, table)
+    return did_you_mean([usual]) if usual in table else nearest(name, table)
 
 
 def nearest_divisor(n: int, wanted: int) -> int:

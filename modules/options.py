@@ -20,6 +20,8 @@ from typing import Any
 
 from modules.choices import choose, nearest
 
+LARGEST_INT = 2**31 - 1  # of whole numbers that have no bound of their own: programs hold 32 bits
+
 
 @dataclasses.dataclass(frozen=True)
 class Option:
@@ -43,8 +45,11 @@ class Option:
         """ValueError where `value`, of the config field `path`, is out of bounds or unknown."""
         if self.choices:
             choose(dict.fromkeys(self.choices), value, path)
-        elif not isinstance(value, bool | str) and not self.least <= value <= self.most:
-            raise ValueError(f'{path} must be between {self.least} and {self.most}; got {value}')
+            return
+        is_open = type(value) is int and self.most == math.inf
+        most = LARGEST_INT if is_open else self.most
+        if not isinstance(value, bool | str) and not self.least <= value <= most:
+            raise ValueError(f'{path} must be between {self.least} and {most}; got {value}')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,9 @@ Every cell sees the same text in the same order; the seeds draw other initial pa
 hybrids normalize queries and keys, which is a part of them; the others do not, since it would hide
 much of what a norm does. The published warm-ups of PowerNorm (10,000 updates) and of Unified
 Normalization (4,000) are longer than these runs, in which both would be norms over the batch: here
-they are a quarter and a fifth of the run. Peri-LN normalizes the embeddings too; `peri` stands here
-with that and without.
+they are a quarter and a fifth of the run. The compensation in Unified Normalization's backward pass
+still is not reached: the authors' code begins it after 1,000 updates. Peri-LN normalizes the
+embeddings too; `peri` stands here with that and without.
 
 norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
 """

@@ -2,6 +2,7 @@
 field.
 """
 
+import contextlib
 import math
 import random
 import re
@@ -10,14 +11,17 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from lm.check import check, check_devices
 from lm.config import FIELDS, Config, build, resolve
 from lm.mesh import make_mesh
 from lm.run.start import check_run
+from lm.state import hyper_from
+from lm.step import MUST_BE_FINITE
 from modules.options import options
-from tests.helpers import tiny_raw
+from tests.helpers import initial_state, tiny_batch, tiny_raw, train_step
 from train import DIVERGED, DONE, train
 
 FIXED = {  # what a draw leaves alone: text that is there, and what takes long
@@ -27,6 +31,7 @@ FIXED = {  # what a draw leaves alone: text that is there, and what takes long
     'data.epochs': 1000,
     'data.prefetch': 2,
     'train.steps': 2,
+    'train.eval_batches': 1,
 }
 SMALL = {  # numbers that a run of two steps can have, and that go together
     'model.d_model': (8, 12, 16, 32),
@@ -150,18 +155,45 @@ def test_whatever_is_written_is_taken_or_refused_by_name(trial):
     assert 10 < taken < 290
 
 
-@pytest.mark.trials(short=2, long=150)
-def test_what_is_taken_trains_or_diverges(trial, tmp_path, capsys):
-    """Two steps on one device or eight; a refusal may come late, and names a field too."""
-    rng, config = random.Random(10_000 + trial), ''
-    while isinstance(config, str):
-        changes = draw(rng, odd=0.03) | {'data.cache_dir': str(tmp_path / 'cache')}
-        config = refusal(changes)
+def taken(rng: random.Random, cache_dir: str) -> tuple[dict[str, Any], Config]:
+    """The first draw that nothing refuses: (what was drawn, the config)."""
+    while True:
+        changes = draw(rng, odd=0.03) | {'data.cache_dir': cache_dir}
+        if not isinstance(config := refusal(changes), str):
+            return changes, config
+
+
+@contextlib.contextmanager
+def late_refusal(changes: dict[str, Any]):
+    """A ValueError may come yet, and names a field too; nothing else may."""
     try:
-        assert train(config, tmp_path / 'run') in (DONE, DIVERGED), changes
+        yield
     except ValueError as error:
         assert names_a_field(str(error)), (changes, str(error))
     except Exception as error:
         raise AssertionError(f'{changes}: {type(error).__name__}: {error}') from error
+
+
+@pytest.mark.trials(short=2, long=100)
+def test_what_is_taken_makes_steps(trial, tmp_path):
+    """Two of them, on one device: finite, or with metrics that say otherwise."""
+    changes, config = taken(random.Random(5000 + trial), str(tmp_path))
+    with late_refusal(changes):
+        state, hyper = initial_state(config), hyper_from(config)
+        rows, length = config.data.batch_size, config.data.seq_len
+        for seed in range(2):
+            batch = tiny_batch(seed, rows, length)
+            state, metrics = train_step(config)(state, batch, hyper)
+        said = all(np.isfinite(metrics[name]) for name in MUST_BE_FINITE)
+        held = all(np.isfinite(w).all() for w in jax.tree.leaves(state.params))
+        assert held or not said, changes
+    train_step.cache_clear()
+
+
+@pytest.mark.trials(short=1, long=50)
+def test_what_is_taken_trains_or_diverges(trial, tmp_path):
+    """Two steps of the program, on one device or eight."""
+    changes, config = taken(random.Random(2000 + trial), str(tmp_path / 'cache'))
+    with late_refusal(changes):
+        assert train(config, tmp_path / 'run') in (DONE, DIVERGED), changes
     jax.clear_caches()
-    capsys.readouterr()

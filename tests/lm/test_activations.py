@@ -137,6 +137,14 @@ def test_the_gradient_of_an_activation_is_what_a_small_shift_does():
         np.testing.assert_allclose((up - down) / 2e-2, wanted, rtol=0.02, atol=2e-4, err_msg=name)
 
 
+def test_the_gradient_of_the_last_activation_is_the_readouts():
+    """By hand: (softmax - one-hot) W' over the targets. Catches a shift that counts twice."""
+    _, weights, logits, _ = seen('pre')
+    wanted = jax.nn.softmax(logits) - jax.nn.one_hot(jnp.roll(TOKENS, -1, 1), VOCAB)
+    wanted = wanted.at[:, -1].set(0) @ weights.params['readout'].T / (B * (T - 1))
+    np.testing.assert_allclose(found_gradients('pre')[1]['final'], wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_gradients_are_causal():
     """Of the logits of token t: no activation of a later one matters, and its own does."""
     learner, weights, *_ = seen('pre')

@@ -270,7 +270,7 @@ def test_options_behind_a_name_are_typed_and_within_bounds():
         (Part, {'rate': None}, 'norm=p:rate must be float; got None'),
         (Part, {'rate': 2.0}, 'norm=p:rate must be between 0 and 1; got 2.0'),
         (Part, {'mode': 'up'}, 'norm=p:mode must be one of left, right'),
-        (Child, {'groups': 0}, 'norm=p:groups must be between 1 and inf; got 0'),
+        (Child, {'groups': 0}, 'norm=p:groups must be between 1 and 2147483647; got 0'),
     ],
 )
 def test_options_behind_a_name_are_refused(part, given, message):
