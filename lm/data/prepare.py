@@ -6,7 +6,6 @@ Sequence length, packing and seed come later and cost nothing here.
 import array
 import hashlib
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from lm.config import DataConfig
 from lm.data import cache
-from lm.data.prepared import CHECKSUMS, INDEX, RECORDS, REPORT, TOKENIZER, seal
+from lm.data.prepared import INDEX, RECORDS, REPORT, TOKENIZER, seal
 from lm.data.rows import CHUNK
 from lm.data.scan import LARGE, Scan, scanned
 from lm.data.sources import Source
@@ -131,10 +130,7 @@ def write(folder: Path, parts: Parts, tokenizer: Tokenizer) -> dict[str, dict[st
         writer.add_examples({split: stream.take(CHUNK) for split, stream in streams.items()})
     writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
     writer.close_all()
-    index = {split: np.array(stream.starts) for split, stream in streams.items()}
-    for split, stream in streams.items():
-        index[CHECKSUMS.format(split)] = np.array(stream.checksums)
-    np.savez(folder / INDEX, **index)
+    np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
     return {split: stream.counts() for split, stream in streams.items()}
 
 
@@ -176,7 +172,6 @@ class Stream:
         self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
         self.waiting = np.empty(0, dtype)
         self.news = []
-        self.checksums = array.array('I')
 
     def add(self, text: str, ids: np.ndarray) -> None:
         """The next part of a document."""
@@ -207,7 +202,6 @@ class Stream:
         self.waiting = tokens[:0]
         if chunks and len(chunks[-1]) < least:
             self.waiting = chunks.pop()
-        self.checksums.extend(zlib.crc32(chunk.tobytes()) for chunk in chunks)
         return [{'tokens': chunk} for chunk in chunks]
 
     def counts(self) -> dict[str, int]:

@@ -72,10 +72,6 @@ def say(line):
         while not flag.exists() and time.time() < until:
             time.sleep(0.01)
 """
-FULL = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-"""
 
 
 def launch(cfg, hook=''):
@@ -117,12 +113,3 @@ def test_property_no_tensorflow(cfg):
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert out.splitlines()[-1] == 'False'
-
-
-def test_errors_of_a_full_disk(cfg, tmp_path):
-    """A limit on the size of files stands in for it: the same calls fail, in the same places."""
-    (tmp_path / 'big.txt').write_text(os.urandom(90_000).hex())
-    process = launch(cfg(source=f'text:{tmp_path}/big.txt'), FULL)
-    _, err = process.communicate()
-    assert re.search(r'OSError: the disk that holds .*cache is full.*data\.cache_dir', err), err
-    assert not list((tmp_path / 'cache').glob('*.partial'))
