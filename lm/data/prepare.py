@@ -26,7 +26,6 @@ from lm.files import write_json
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
-
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)

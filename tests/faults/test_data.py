@@ -192,7 +192,7 @@ def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tm
 def test_a_disk_that_is_full_anywhere_is_named(trial, cfg, corpus, tmp_path):
     """A limit on the size of files stands in for it: the same calls fail, in the same places.
 
-    The text is 15 kB, the tokenizer 25 kB, a file of records 64 kB.
+    The text is 17 kB, a file of records 131 kB.
     """
     own = dataclasses.replace(
         cfg, source=f'text:{corpus}/00*.txt', cache_dir=str(tmp_path / 'cache')
