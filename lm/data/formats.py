@@ -34,12 +34,16 @@ def documents(files: tuple[Path, ...], text_field: str) -> Documents:
             yield from FORMATS[format_of(path)](path, text_field)
 
 
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition('\n')[0]
+
+
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f'{path} cannot be read to its end: {error}') from error
+        raise ValueError(f'{path} cannot be read to its end: {first_line(error)}') from error
 
 
 def format_of(path: Path) -> str:
@@ -131,10 +135,6 @@ def _parquet(path: Path, text_field: str) -> Documents:
             raise ValueError(
                 f'{path} cannot be read from row {row} on: {first_line(error)}'
             ) from error
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().partition('\n')[0]
 
 
 def _batch_rows(file: Any, text_field: str) -> int:

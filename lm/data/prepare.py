@@ -6,7 +6,6 @@ Sequence length, packing and seed come later and cost nothing here.
 import array
 import hashlib
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from lm.config import DataConfig
 from lm.data import cache
-from lm.data.prepared import CHECKSUMS, INDEX, RECORDS, REPORT, TOKENIZER, seal
+from lm.data.prepared import INDEX, RECORDS, REPORT, TOKENIZER, seal
 from lm.data.rows import CHUNK
 from lm.data.scan import LARGE, Scan, scanned
 from lm.data.sources import Source
@@ -27,8 +26,7 @@ from lm.files import write_json
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
-
-WHOLE_COST = 30  # bytes of memory for each byte that a tokenizer is given at once
+WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)
 
@@ -131,10 +129,7 @@ def write(folder: Path, parts: Parts, tokenizer: Tokenizer) -> dict[str, dict[st
         writer.add_examples({split: stream.take(CHUNK) for split, stream in streams.items()})
     writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
     writer.close_all()
-    index = {split: np.array(stream.starts) for split, stream in streams.items()}
-    for split, stream in streams.items():
-        index[CHECKSUMS.format(split)] = np.array(stream.checksums)
-    np.savez(folder / INDEX, **index)
+    np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
     return {split: stream.counts() for split, stream in streams.items()}
 
 
@@ -176,7 +171,6 @@ class Stream:
         self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
         self.waiting = np.empty(0, dtype)
         self.news = []
-        self.checksums = array.array('I')
 
     def add(self, text: str, ids: np.ndarray) -> None:
         """The next part of a document."""
@@ -207,7 +201,6 @@ class Stream:
         self.waiting = tokens[:0]
         if chunks and len(chunks[-1]) < least:
             self.waiting = chunks.pop()
-        self.checksums.extend(zlib.crc32(chunk.tobytes()) for chunk in chunks)
         return [{'tokens': chunk} for chunk in chunks]
 
     def counts(self) -> dict[str, int]:

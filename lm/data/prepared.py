@@ -1,13 +1,12 @@
 """A folder of prepared data: its files, whether they are as they were written, and their content.
 
 It holds `tokenizer/`, `records/` (a TFDS dataset of ArrayRecord files: each split is one stream of
-tokens, cut into chunks), `index.npz` (where documents start in the streams, and a checksum of each
-chunk), `report.json` and `contents.json` (sizes and hashes of the other files).
+tokens, cut into chunks), `index.npz` (where documents start in the streams), `report.json` and
+`contents.json` (sizes and hashes of the other files).
 """
 
 import contextlib
 import dataclasses
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from lm.files import read_json, write_json
 
 RECORDS, INDEX, REPORT, TOKENIZER = 'records', 'index.npz', 'report.json', 'tokenizer'
 CONTENTS = 'contents.json'
-CHECKSUMS = '{}_crc32'  # of a split's chunks, in the index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +43,7 @@ def seal(folder: Path) -> None:
 
 
 def _stamp(path: Path) -> dict[str, Any]:
-    """The hash as well, but not of records: they are large, and checked as they are read."""
+    """The hash as well, but not of records: they are large, and ArrayRecord has one of each."""
     stamp = {'bytes': path.stat().st_size}
     if '.array_record' not in path.name:
         stamp['blake2b'] = file_digest(path)
@@ -79,15 +77,11 @@ def load(folder: Path) -> Prepared:
         report = read_json(folder / REPORT)
         tokenizer = tokenizers.load(folder / TOKENIZER)
         with np.load(folder / INDEX) as index:
-            arrays = {name: index[name] for name in index.files}
+            documents = {split: index[split] for split in SPLITS}
         records = tfds.builder_from_directory(str(folder / RECORDS))
-        documents = {split: arrays[split] for split in SPLITS}
         chunks = {
             split: Chunks(
-                records.as_data_source(split),
-                f'{split} of {folder}',
-                tokenizer.vocab_size,
-                arrays.get(CHECKSUMS.format(split)),
+                records.as_data_source(split), f'{split} of {folder}', tokenizer.vocab_size
             )
             for split in SPLITS
         }
@@ -108,7 +102,6 @@ class Chunks:
     source: Sequence[dict[str, Any]]
     name: str
     vocab_size: int
-    checksums: np.ndarray | None  # none in folders of earlier versions
 
     def __len__(self) -> int:
         return len(self.source)
@@ -116,8 +109,6 @@ class Chunks:
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         with _explained(self.name):
             tokens = self.source[i]['tokens']
-            if self.checksums is not None and zlib.crc32(tokens.tobytes()) != self.checksums[i]:
-                raise ValueError(f'chunk {i} is not as it was written')
             # Indexing out of range is clamped by JAX: a model would train on other tokens.
             if tokens.max() >= self.vocab_size:
                 raise ValueError(
@@ -134,6 +125,6 @@ def _explained(what: Path | str) -> Iterator[None]:
     except Exception as error:  # TFDS, ArrayRecord, zipfile and json raise what they like
         reason = f'{type(error).__name__}: {first_line(error)}'
         raise OSError(
-            f'the prepared data, {what}, is damaged ({reason}). Delete that folder: the same '
-            'command prepares it again.'
+            f'the prepared data, {what}, cannot be read ({reason}). If it is damaged, delete that '
+            'folder: the same command prepares it again.'
         ) from error
