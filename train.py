@@ -198,9 +198,10 @@ def main(argv: list[str]) -> None:
         config = resolve(base)
         if PRINT_CONFIG.value:
             check_run(config)
+            found = [] if sweep is None else cells(base, sweep)
             print(to_json(config), end='')
-            if sweep is not None:
-                print(f'{len(cells(base, sweep))} cells start from this', file=sys.stderr)
+            if found:
+                print(f'{len(found)} cells start from this', file=sys.stderr)
             return
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'

@@ -40,6 +40,7 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
     'uv sync --extra cluster': 'the environment of the tests has it',
     'uv run python -m tests.bench.sweep': 'minutes',
+    'uv run python -m tests.faults': 'half an hour',
     'uv run python -m tests.bench.step': 'minutes',
 }
 PRELOADED = [  # before each command: most of what importing takes
