@@ -15,7 +15,8 @@ import pytest
 
 from lm.config import Config, resolve
 from lm.record.load import load
-from lm.record.metrics import TIME_FIELDS, read_rows
+from lm.record.metrics import TIME_FIELDS, Recorder, read_rows
+from lm.record.series import Checkpoints
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import Lost
 from tests import sweep_helpers
@@ -247,6 +248,17 @@ def test_loading_takes_the_newest_checkpoint_that_can_be_read(whole, tmp_path):
         shutil.rmtree(workdir / 'checkpoints' / step / 'meta', ignore_errors=True)
     with pytest.raises(ValueError, match='none of the checkpoints'):
         load(workdir, said.append)
+
+
+def test_rows_are_synced_before_the_checkpoint_that_covers_them(corpus, tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(Recorder, 'sync', lambda recorder: done.append(('synced', recorder.rows)))
+    monkeypatch.setattr(
+        Checkpoints, 'save', lambda _, state, meta, loss: done.append(('saved', meta['counters']))
+    )
+    assert train(tiny(corpus, train_steps=8), tmp_path) == DONE
+    assert [name for name, _ in done] == ['synced', 'saved'] * 2
+    assert [counters['rows'] for name, counters in done if name == 'saved'] == [5, 10]
 
 
 def test_other_data_is_refused(corpus, tmp_path):
