@@ -35,7 +35,9 @@ def test_a_full_disk_ends_a_run_with_what_it_has_saved(corpus, tmp_path):
 
 @pytest.mark.trials(short=1, long=10)
 def test_ctrl_c_before_training_is_one_line_and_the_same_command_goes_on(trial, corpus, tmp_path):
-    process = start_run(tmp_path / 'run', corpus, data_tokenizer='bpe:300', train_steps=10**6)
+    process = start_run(
+        tmp_path / 'run', corpus, data_tokenizer='bpe:300', train_steps=10**6, data_epochs=10**6
+    )
     time.sleep(random.Random(trial).uniform(0.5, 10))
     process.send_signal(signal.SIGINT)
     code, output = finished(process)
