@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.runs import UNREADABLE, Record, columns
+from eval.columns import columns
+from eval.runs import UNREADABLE, Record
 from eval.stats import (
     WITHIN_NOISE,
     Interval,

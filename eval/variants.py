@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.runs import Record, columns
+from eval.columns import columns
+from eval.runs import Record
 from eval.stats import Seed
 from eval.text import number
 from lm.config import flatten

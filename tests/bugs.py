@@ -204,7 +204,7 @@ BUGS = {
         'tests/lm/sweep/test_cells.py',
     ),
     'a column named after another field': Bug(
-        'eval/runs.py',
+        'eval/columns.py',
         "path.replace('.', '_')",
         "path.split('.')[1]",
         'tests/eval/test_runs.py',

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs import default
-from eval.runs import IDENTITY, RESULTS, columns
+from eval.columns import IDENTITY, RESULTS, columns
 from lm.config import digest, resolve
 
 ROOT = Path(__file__).parent.parent

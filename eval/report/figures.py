@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from eval.columns import columns
 from eval.compare import Comparison
 from eval.report import differences
 from eval.report.depth import Profile, profiles, shown
 from eval.report.rates import finished
 from eval.report.series import HeatMap, Series, mean_map
 from eval.report.tables import UNITS
-from eval.runs import columns
 from eval.variants import SEEDS, has_diverged
 
 BASELINE = '#333333'

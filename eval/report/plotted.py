@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eval.columns import columns
 from eval.compare import Comparison
 from eval.report import differences, rates
 from eval.report.figures import line_styles
 from eval.report.series import Series, map_steps, thin_curve, thin_map
 from eval.report.subject import Subject
 from eval.report.tables import UNITS, lost
-from eval.runs import Record, columns
+from eval.runs import Record
 from eval.variants import SEEDS
 
 DIGITS = 5  # of the numbers that figures show

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eval.columns import columns
 from eval.compare import Comparison
 from eval.report import rates
 from eval.report.differences import p_text, seeds_text
 from eval.report.subject import Subject
-from eval.runs import UNREADABLE, Record, columns
+from eval.runs import UNREADABLE, Record
 from eval.stats import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval
 from eval.text import number
 from eval.variants import LR, SEEDS, has_diverged

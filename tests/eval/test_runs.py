@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
+from eval.columns import IDENTITY
 from lm.config import FIELDS, resolve
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
@@ -54,7 +55,7 @@ def v0_table():
 
 
 def test_no_two_columns_share_a_name():
-    everything = [*runs.IDENTITY, *runs.columns().values(), *runs.RESULTS]
+    everything = [*IDENTITY, *runs.columns().values(), *runs.RESULTS]
     assert len(set(everything)) == len(everything) == len(runs.schema())
     assert runs.SHORT.keys() <= FIELDS.keys()
 
