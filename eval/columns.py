@@ -1,4 +1,4 @@
-"""The columns of a table of runs: what each is called, of what type it is, and what it is read from."""
+"""The columns of a table of runs: their names, their types, and what they are read from."""
 
 import functools
 import json

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
-from eval.columns import IDENTITY
+from eval.columns import IDENTITY, SHORT
 from lm.config import FIELDS, resolve
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
@@ -57,7 +57,7 @@ def v0_table():
 def test_no_two_columns_share_a_name():
     everything = [*IDENTITY, *runs.columns().values(), *runs.RESULTS]
     assert len(set(everything)) == len(everything) == len(runs.schema())
-    assert runs.SHORT.keys() <= FIELDS.keys()
+    assert SHORT.keys() <= FIELDS.keys()
 
 
 def test_every_column_of_v0_is_there_with_its_type():
@@ -73,7 +73,7 @@ def test_a_field_that_is_not_in_the_list_is_its_whole_path():
     """Whatever fields of its name there are in other sections."""
     columns = runs.columns()
     assert columns['model.norm'] == 'norm' and columns['optim.eps'] == 'eps'
-    for path in FIELDS.keys() - runs.SHORT.keys():
+    for path in FIELDS.keys() - SHORT.keys():
         assert columns[path] == path.replace('.', '_')
     assert columns['norm.eps'] == 'norm_eps' and columns['mesh.data'] == 'mesh_data'
 
