@@ -58,10 +58,12 @@ def train_group(
     checkpoints are all damaged begins anew. An error ends the cells it concerns, as failed, and is
     recorded with them.
     """
-    waiting = [cell for cell in group if not is_final(workdir / cell.name)]
+    waiting = []
     for cell in group:
-        if cell not in waiting:
+        if is_final(workdir / cell.name):
             _repair_config(workdir / cell.name, cell, say)
+        else:
+            waiting.append(cell)
     if waiting:
         for note in notes_of_all([cell.config for cell in waiting]):
             say(f'NOTE: {note}')
@@ -77,12 +79,7 @@ def train_group(
         wait_until = time.monotonic() + PATIENCE_SEC  # for all together
         with contextlib.ExitStack() as held:
             opened = [c for c in part if _open(held, workdir / c.name, c, wait_until, say)]
-            runs = [
-                RunSpec(
-                    c.config, workdir / c.name, CellTerminal(c.name, say), start_over=start_over
-                )
-                for c in opened
-            ]
+            runs = [_run_of(cell, workdir, say, start_over) for cell in opened]
             try:
                 if runs:
                     _train(*compiled(), runs, caught, say, tick)
