@@ -182,7 +182,10 @@ def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
 
 
 def check_inline(path: str, part: Any, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options written behind the name of a part, typed; ValueError for one it does not have."""
+    """The options written behind the name of a part, typed; ValueError for one it does not have.
+
+    None means the published default, as it does in a section: such an option is left out.
+    """
     known, checked = options(part), {}
     for option, value in given.items():
         where = f'{path}={name}:{option}'
@@ -191,7 +194,8 @@ def check_inline(path: str, part: Any, name: str, given: Mapping[str, Any]) -> d
                 f'{where}: {name} has no such option, only {", ".join(known) or "none"}.'
                 f'{nearest(option, known)}'
             )
-        checked[option] = typed(where, value, known[option].types)
-        if checked[option] is not None:
-            known[option].option.check(where, checked[option])
+        value = typed(where, value, known[option].types)
+        if value is not None:
+            known[option].option.check(where, value)
+            checked[option] = value
     return checked

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 LEAST = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
+MOST = 2**31 - 1  # devices count with 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,9 @@ def check(cfg: DataConfig) -> None:
 
 def _resolve(cfg: DataConfig) -> tuple[Source, tokenizers.Plan]:
     for name, least in LEAST.items():
-        if getattr(cfg, name) < least:
-            raise ValueError(f'data.{name} must be at least {least}; got {getattr(cfg, name)}.')
+        if not least <= (value := getattr(cfg, name)) <= MOST:
+            bound = f'at least {least}' if value < least else f'at most {MOST}'
+            raise ValueError(f'data.{name} must be {bound}; got {value}.')
     if not 0 <= cfg.validation_fraction < 1:
         raise ValueError(
             'data.validation_fraction must be at least 0 and less than 1; '

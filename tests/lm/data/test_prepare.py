@@ -209,6 +209,7 @@ def test_property_empty_documents_are_left_out(cfg, tmp_path):
         ({'tokenizer': 'bpe:100'}, 'size of at least 258'),
         ({'source': 'text:nowhere/*.txt'}, 'no file matches'),
         ({'seq_len': 0}, 'data.seq_len must be at least 1; got 0'),
+        ({'seq_len': 10**30}, 'data.seq_len must be at most 2147483647; got 1'),
         ({'batch_size': -1}, 'data.batch_size must be at least 1; got -1'),
         ({'epochs': 0}, 'data.epochs must be at least 1'),
         ({'seed': -1}, 'data.seed must be at least 0'),
