@@ -123,9 +123,13 @@ def read_config(path: Path) -> Config:
     kind Unreadable where config.json is damaged.
     """
     try:
-        return stored_config(read_json(path / CONFIG))
+        raw = read_json(path / CONFIG)
     except FileNotFoundError as error:
         raise ValueError(f'{path} holds no run: there is no {path / CONFIG}') from error
+    try:
+        return stored_config(raw)
+    except ValueError as error:
+        raise ValueError(f'{path / CONFIG}: {error}') from error
 
 
 def is_final(folder: Path) -> bool:
