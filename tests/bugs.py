@@ -268,7 +268,7 @@ BUGS = {
         'lm/data/prepared.py',
         'if tokens.max() >= self.vocab_size:',
         'if tokens.max() > self.vocab_size:',
-        'tests/lm/data tests/faults/test_data.py -k "token or vocabulary"',
+        'tests/lm/data/test_prepare.py -k vocabulary',
     ),
     'characters cut in two': Bug(
         'lm/data/utf8.py',

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm.data import check, open_dataset, prepare, prepared, rows
+from lm.data.prepared import Chunks
 from lm.data.rows import CHUNK
 from lm.data.split import cut_point
 from tests.lm.data.conftest import quiet
@@ -247,3 +248,11 @@ def test_property_opening_again_prepares_nothing(cfg):
     count = len(said)
     open_dataset(cfg(seq_len=16, packing='best_fit'), say=said.append)
     assert len(said) == count
+
+
+def test_the_first_token_beyond_the_vocabulary_is_refused():
+    """Indexing by it would be clamped, to another token."""
+    source = [{'tokens': np.array([0, 5], np.uint16)}]
+    assert Chunks(source, 'train of there', 6)[0]['tokens'].tolist() == [0, 5]
+    with pytest.raises(OSError, match=r'train of there.*holds token 5, and .* has 5 tokens'):
+        Chunks(source, 'train of there', 5)[0]
