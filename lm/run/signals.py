@@ -1,10 +1,13 @@
 """What a program that trains does when it is asked to stop."""
 
 import contextlib
+import os
 import signal
+import time
 from collections.abc import Iterator
 
 ASKED = (signal.SIGTERM, signal.SIGINT)
+ECHO_SEC = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -12,22 +15,33 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Caught(list[int]):
-    """Signals that came. `at_once`: whether one ends the program where it is."""
+    """Signals that came. `at_once`: whether one ends the program where it is; `since`: when the
+    first came, by `time.monotonic`.
+    """
 
     at_once = False
+    since = 0.0
 
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[Caught]:
-    """A list that the first SIGTERM or SIGINT is put in; a second one ends the process at once."""
+    """A list that the first SIGTERM or SIGINT is put in; a later one ends the process at once.
+
+    Later is after ECHO_SEC: a launcher that passes a signal on, and the terminal or `timeout` that
+    sends it to the whole group, make two of one.
+    """
     caught = Caught()
 
     def catch(number, frame):
         del frame
         if caught.at_once:
             raise Interrupted(number)
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
+        if not caught:
+            caught.append(number)
+            caught.since = time.monotonic()
+        elif time.monotonic() - caught.since > ECHO_SEC:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     before = {number: signal.signal(number, catch) for number in ASKED}
     try:

@@ -5,16 +5,30 @@ import signal
 
 import pytest
 
+from lm.run import signals
 from lm.run.signals import Interrupted, caught_signals, nothing_to_lose
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_the_first_is_put_in_the_list_and_the_next_would_end_the_process(number):
+def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
     before = signal.getsignal(number)
     with caught_signals() as caught:
         os.kill(os.getpid(), number)
-        assert caught == [number] and signal.getsignal(number) == signal.SIG_DFL
+        os.kill(os.getpid(), number)
+        assert caught == [number]
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_later_one_ends_the_process(number, monkeypatch):
+    killed, kill = [], os.kill
+    with caught_signals() as caught:
+        kill(os.getpid(), number)
+        caught.since -= 2 * signals.ECHO_SEC
+        monkeypatch.setattr(os, 'kill', lambda *sent: killed.append(sent))
+        kill(os.getpid(), number)
+        assert killed == [(os.getpid(), number)]
+        assert signal.getsignal(number) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
