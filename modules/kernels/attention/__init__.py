@@ -105,7 +105,7 @@ def refuse_platform(name: str, platform: str) -> None:
             other for other, row in ATTENTION_KERNELS.items() if row.platform in (None, platform)
         ]
         raise ValueError(
-            f'kernels.attention={name} runs on {needed} alone, and the devices here are {platform}; '
+            f'kernels.attention={name} runs on {needed} alone, and these devices are {platform}; '
             f'choose auto, or one of {", ".join(able)}'
         )
 

@@ -17,9 +17,10 @@ def cudnn(
 ) -> jax.Array:
     """`reference` with `scale` and `window`: no array of T x T scores is kept without segments.
 
-    Segments are passed as a mask, which cuDNN reads as a bias [B, 1, T, T] in the type of q: 2 B T T
-    bytes, read again for every head. Without them there is none. XLA partitions the call over the
-    batch by itself. implementation: 'xla' is the same call in plain operations, for tests.
+    Segments are passed as a mask, of which JAX makes a bias [B, 1, T, T] in the type of q for
+    cuDNN to read: 2 B T T bytes in bfloat16, and no block of keys is skipped for it. JAX's rule for
+    the call cuts it over the batch. implementation: 'xla' is the same in plain operations, for
+    tests.
     """
     same_B1TS = None
     if segments_BT is not None:

@@ -26,8 +26,7 @@ def splash(
     several devices has to say its mesh (`lm.mesh.traced_on`): XLA cannot partition the call, so
     that its rows are cut over the axis `data` here. interpret: in plain operations, for tests.
     """
-    n_heads, length, head_dim = q_BNTH.shape[1:]
-    q_BNTH = q_BNTH * scores.scale_of(head_dim)
+    q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     compute = functools.partial(_of_rows, scores=scores, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     free = [name for name in mesh.axis_names if name not in mesh.manual_axes]
