@@ -104,6 +104,21 @@ def test_fused_attention_is_the_reference(name, length, scores, segmented, dtype
 
 
 @pytest.mark.usefixtures('plain_operations')
+@pytest.mark.parametrize('name', ['cudnn', 'splash'])
+def test_a_layer_may_leave_its_window_out(name):
+    """By a traced scalar, as the layers of a scan differ; padded rows and documents."""
+    q, k, v, _, segments, _ = draw(9)
+
+    @functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+    def run(name, is_full):
+        return attend(name, q, k, v, Scores(window=3), segments, is_full=is_full)
+
+    full, narrow = (run(name, is_full) for is_full in (True, False))
+    assert_close([full, narrow], [run('reference', True), run('reference', False)], 2**-23)
+    assert np.abs(full - narrow).max() > 0.1
+
+
+@pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('batch', [4, 3])
 def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
     """On 2 x 4 devices as on one, the gradient of what they share too; three rows do not divide.
@@ -141,7 +156,9 @@ def test_what_a_fused_kernel_lacks_is_refused_with_the_config(changes, words):
 @pytest.mark.parametrize('field', ['slopes', 'key_bias'])
 def test_splash_refuses_what_it_would_leave_out(field):
     """And a type that TPUs do not have. By the kernel itself too, which no config has checked."""
-    with pytest.raises(ValueError, match=f'splash does not serve {field}=True; .*do: reference$'):
+    with pytest.raises(
+        ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
+    ):
         refuse_unserved('splash', Scores(**{field: True}))
     q = jax.ShapeDtypeStruct((1, 2, 128, 8), 'float64')
     with pytest.raises(ValueError, match=r'splash does not serve model.dtype=float64 \(but bf'):
@@ -154,7 +171,7 @@ def test_a_fused_kernel_runs_at_home_alone(name, home):
     assert kernels_for(home, name) == kernels_for(home, 'xla', attention=name)
     assert kernels_for(home).attention_name == 'blocked'
     for chosen in ({'implementation': name}, {'attention': name}):
-        words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or one of ref'
+        words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
         with pytest.raises(ValueError, match=words):
             kernels_for('cpu', **chosen)
     assert kernels_for('cpu', name, attention='reference').attention_name == 'reference'

@@ -106,7 +106,7 @@ def refuse_platform(name: str, platform: str) -> None:
         ]
         raise ValueError(
             f'kernels.attention={name} runs on {needed} alone, and these devices are {platform}; '
-            f'choose auto, or one of {", ".join(able)}'
+            f'choose auto, or {", ".join(able)}'
         )
 
 
