@@ -141,8 +141,12 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
         ({'kernels.attention': 'cudnn', 'model.dtype': 'float32'}, r'model.dtype=float32 \(but bf'),
         ({'kernels.implementation': 'cudnn', 'attention.softcap': 30.0}, r'cudnn .*softcap=30.0'),
         ({'kernels.attention': 'cudnn', 'attention.sinks': 'learned'}, r'sinks=True; .*splash'),
-        ({'kernels.attention': 'cudnn', 'model.d_model': 8}, r'heads of width 4 \(but .* 256\)'),
+        (
+            {'kernels.attention': 'cudnn', 'model.d_model': 8},
+            r'width 4 \(but 8 to 256 in steps of 8\)',
+        ),
         ({'kernels.attention': 'cudnn', 'model.d_model': 528}, r'heads of width 264'),
+        ({'kernels.attention': 'splash', 'model.d_model': 528}, r'of width 264 .*: blocked, ref'),
         ({'kernels.attention': 'splash', 'model.attention': 'l2'}, r'key_bias=True; .*reference'),
     ],
     ids=str,

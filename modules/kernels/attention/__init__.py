@@ -65,6 +65,7 @@ ATTENTION_KERNELS = {
         frozenset({'scale', 'softcap', 'window', 'sinks'}),
         platform='tpu',
         dtypes=('bfloat16', 'float32'),
+        head_dims=range(1, 257),  # at 512, float32 blocks are too large for a v4's vector memory
         length_multiple=128,  # the lanes of a vector register, which a block of keys fills
     ),
 }
@@ -83,7 +84,7 @@ def refuse_unserved(
     if not kernel.takes(None, head_dim):
         widths = kernel.head_dims
         lacking.append(
-            f'heads of width {head_dim} (but multiples of {widths.step} up to {widths[-1]})'
+            f'heads of width {head_dim} (but {widths[0]} to {widths[-1]} in steps of {widths.step})'
         )
     if lacking:
         able = [
