@@ -23,7 +23,7 @@ def splash(
     """`reference` with `scale`, `softcap`, `window` and `sinks`, for lengths that a block divides.
 
     Queries are scaled before the kernel, which has no scale, in their own type. A program of
-    several devices has to say its mesh (`lm.mesh.traced_on`): XLA cannot partition the call, so
+    several devices is traced under `jax.sharding.use_abstract_mesh`: XLA cannot cut the call, so
     that its rows are cut over the axis `data` here. interpret: in plain operations, for tests.
     """
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
