@@ -12,15 +12,25 @@ from typing import Any
 import jax
 
 from modules.reparam.base import Reparam, chain, multiplied, none
+from modules.reparam.compander import weight_compander
+from modules.reparam.projection import normalize_and_project
 from modules.reparam.shared import shared
+from modules.reparam.spectral import sigma, spectral_cap, spectral_norm
+from modules.reparam.standardization import weight_standardization
 from modules.reparam.weight_norm import weight_norm
 
 __all__ = ['REPARAMS', 'Reparam', 'chain', 'multiplied', 'reparametrise']
 
 REPARAMS: dict[str, Callable[..., Reparam]] = {
     'none': none,
+    'normalize_and_project': normalize_and_project,
     'shared': shared,
+    'sigma': sigma,
+    'spectral_cap': spectral_cap,
+    'spectral_norm': spectral_norm,
+    'weight_compander': weight_compander,
     'weight_norm': weight_norm,
+    'weight_standardization': weight_standardization,
 }
 
 
