@@ -73,7 +73,7 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
 def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
     """The variables of its model, computed from the stored weights in float64."""
     exact = cast(jax.device_get(checkpoint.weights), np.float64)
-    return on_cpu('float64', lambda: checkpoint.learner.variables(exact))
+    return on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
 
 
 def folded(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> Folded:
