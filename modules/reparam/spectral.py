@@ -139,10 +139,10 @@ def spectral_cap(
         float, Option('largest singular value that a matrix may have', 1e-6, 1e6)
     ] = 1.0,
 ) -> Reparam:
-    """W_used = W min(1, bound / sigma(W)): spectral norm at most `bound`, up to what the power
-    iteration has yet to find.
+    """W_used = W min(1, bound / sigma(W)): no singular value above `spectral_bound`.
 
-    Matrices below the bound are used as they are. A square matrix whose elements have standard
+    That holds up to what the power iteration has yet to find. Matrices below the bound are used as
+    they are. A square matrix whose elements have standard
     deviation 1 / sqrt(fan_in) has a largest singular value near 2. The projection of
     arXiv:1804.04368 as a map through which the gradient flows.
     """

@@ -201,6 +201,34 @@ def test_table_says_which_parameters_are_mapped(reparam, wanted):
     assert rows['readout/gain']['shape'] == '1' if reparam == 'shared+sigma' else True
 
 
+@pytest.mark.parametrize(
+    'value', [('sigma', 'weight_norm'), ['sigma', 'weight_norm'], "('sigma', 'weight_norm')"]
+)
+def test_several_as_a_tuple_are_told_their_spelling(value):
+    said = r"several names are one text, joined by \+, .*: 'sigma\+weight_norm'\. Runs that differ"
+    with pytest.raises(ValueError, match=said):
+        tiny_config({'model.reparam': value})
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'model.reparam': 'sigma+shared+sigma'}, r'sigma\+shared\+sigma names a row twice'),
+        ({'model.reparam': 'none+sigma'}, 'of which one stands alone'),
+        ({'model.reparam': 'sigmareparam'}, "Did you mean 'sigma'"),
+        ({'model.reparam': 'sigma', 'reparam.roles': 'vector'}, "'vector' has no matrices"),
+        ({'model.reparam': 'sigma', 'reparam.roles': 'hidden+hidden'}, 'names a role twice'),
+        ({'model.reparam': 'shared', 'reparam.roles': 'hidden'}, 'is read by no part'),
+        ({'model.reparam': 'sigma', 'reparam.gamma_start': 'two'}, 'must be one of one, sigma'),
+        ({'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0}, 'must be between'),
+        ({'model.reparam': 'sigma', 'scaling.init_scale': 1e-10}, 'must be at least 1e-09'),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_traced(changes, said):
+    with pytest.raises(ValueError, match=said):
+        checked_config(changes)
+
+
 def test_tied_embeddings_leave_no_readout_to_map():
     config = tiny_config({'model.reparam': 'sigma', 'reparam.roles': 'readout'})
     tied = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=True))

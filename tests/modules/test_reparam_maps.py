@@ -117,5 +117,6 @@ def test_projection_comes_last():
     after, _ = both.after_update(doubled, state)
     np.testing.assert_allclose(after['up']['matrix'], sample()['up'], rtol=1e-6)
     np.testing.assert_allclose(after['up']['gain'], 2 * stored['up']['gain'])
-    with pytest.raises(ValueError, match='must be the last of several'):
+    said = r'must be the last of several; write sigma\+normalize_and_project$'
+    with pytest.raises(ValueError, match=said):
         reparametrise(['normalize_and_project', 'sigma'], SPECS, shapes_of(sample()), {})
