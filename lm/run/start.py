@@ -18,7 +18,7 @@ from lm.run.experiment import Experiment
 from lm.state import Learner, State, Weights, hyper_from
 from modules.params import named_leaves
 
-HELD = 1e-4  # of its largest element: how far rounding may move a weight that is stored anew
+HELD = 1e-5  # of its largest element: how far rounding may move a weight that is stored anew
 
 
 def check_run(config: Config) -> None:

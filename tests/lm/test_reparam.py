@@ -184,6 +184,17 @@ def test_projected_norms_are_those_of_the_start():
     np.testing.assert_array_equal(*readouts)
 
 
+def test_what_is_not_trained_is_not_projected():
+    """To the bit. Catches a map after the update that rounds what training leaves alone."""
+    config = checked_config(
+        SMALL | {'model.reparam': 'normalize_and_project', 'train.trainable': 'norms'}
+    )
+    start = moved(config)
+    after = named_leaves(stepped(config, start).params)
+    for path, before in named_leaves(start.params).items():
+        assert np.array_equal(after[path], before) == (not path.endswith('scale'))
+
+
 @pytest.mark.parametrize(
     ('reparam', 'wanted'),
     [
@@ -267,6 +278,10 @@ def test_the_same_reparam_is_taken_over_as_it_is(reparam):
         ({'model.reparam': 'sigma'}, {'model.reparam': 'sigma', 'reparam.roles': 'hidden+readout'}),
         ({'model.reparam': 'weight_norm'}, {'model.reparam': 'weight_compander'}),
         ({'model.reparam': 'shared'}, {'model.reparam': 'shared+weight_norm'}),
+        (
+            {'model.reparam': 'weight_compander'},
+            {'model.reparam': 'weight_compander', 'reparam.compander_slope': 5.0},
+        ),
     ],
 )
 def test_another_one_holds_the_weights_that_were_used(there, here):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eval.convert import commands as convert
+from eval.convert.converted import cast
 from eval.convert.fold import fold_checkpoint
 from eval.load import Checkpoint
 from lm.config import ReparamConfig
@@ -60,6 +61,15 @@ def test_logits_stay(name):
         assert weight.dtype == np.float32
         if path in used:
             np.testing.assert_allclose(weight, used[path], rtol=1e-4, atol=1e-6)
+
+
+def test_the_map_is_computed_in_float64():
+    """What is stored is its nearest float32. Catches a map in float32, off by some of these."""
+    weights = cast(source('sigma').weights, np.float64)
+    with jax.enable_x64(True):
+        exact = jax.device_get(source('sigma').learner.variables(weights))['params']
+    for path, weight in named_leaves(plain('sigma').weights.params).items():
+        np.testing.assert_allclose(weight, named_leaves(exact)[path], rtol=6.1e-8)
 
 
 @pytest.mark.parametrize('name', CASES)
