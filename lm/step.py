@@ -131,7 +131,10 @@ def make_train_step(
             'batch_tokens': sums['tokens'],
         }
         params = optax.apply_updates(state.params, updates)
-        params, reparam = described.reparam.after_update(params, reparam)
+        mapped, reparam = described.reparam.after_update(params, reparam)
+        params = jax.tree.map(
+            lambda new, old, trained: new if trained else old, mapped, params, described.trainable
+        )
         new = State(state.step + 1, params, reparam, stats, opt_state)
         if config.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)

@@ -97,6 +97,8 @@ ROWS = [
     {'model.qk_norm': 'rmsnorm:scale=False', 'model.norm': 'layernorm:bias=False'},
     {'train.on_divergence': 'skip_step'},
     {'train.trainable': 'norms', 'model.norm': 'layernorm'},
+    {'model.reparam': 'shared+sigma', 'reparam.roles': 'hidden+readout+embedding'},
+    {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'},
 ]
 COMPARED = [
     {},
@@ -107,6 +109,7 @@ COMPARED = [
     {'model.placement': 'mix'},
     {'model.mlp': 'moe'},
     {'model.reparam': 'weight_norm'},
+    {'model.reparam': 'sigma'},
     {'model.remat': 'full'},
     {'model.dtype': 'bfloat16'},
     {'kernels.implementation': 'xla_cpu'},
