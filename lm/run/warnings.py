@@ -96,6 +96,7 @@ class Watch:
             return
         share_LN = values['attention_entropy_share']
         first_LN = self._first.get('attention_entropy_share', share_LN)
+        recent = [pair for pair in self._entropies if pair[0] >= step - FALL_STEPS]
         for layer, (share_N, first_N) in enumerate(zip(share_LN, first_LN, strict=True), start=1):
             low_N = np.where((share_N < COLLAPSED) & ~(first_N < COLLAPSED), share_N, np.inf)
             if np.isfinite(low_N).any():
@@ -108,11 +109,11 @@ class Watch:
                 yield Seen('entropy_collapse', text, layer, head + 1)
                 continue
             before, then = max(
-                ((past_L[layer - 1], past) for past, past_L in self._entropies),
+                ((past_L[layer - 1], past) for past, past_L in recent),
                 key=lambda pair: np.nan_to_num(pair[0]),
                 default=(np.nan, step),
             )
-            if before >= COLLAPSED and share_N.mean() < FALL * before and then >= step - FALL_STEPS:
+            if before >= COLLAPSED and share_N.mean() < FALL * before:
                 head = int(share_N.argmin())
                 text = (
                     f'the mean attention entropy of layer {layer} fell from {before:.3g} of the '
