@@ -71,6 +71,15 @@ def get_config() -> ConfigDict:
 
     config.attention = ConfigDict()
     config.attention.norm_values = placeholder(bool)  # by model.qk_norm
+    config.attention.qk_norm_over = placeholder(str)  # head, or model: all heads together
+    config.attention.gate = placeholder(str)  # none, headwise or elementwise
+    config.attention.softcap = placeholder(float)
+    config.attention.logit_scale = placeholder(str)  # root, mup or learned
+    config.attention.sinks = placeholder(str)  # none, off_by_one or learned
+    config.attention.affine_scaled = placeholder(bool)
+    config.attention.window = placeholder(int)  # of all layers, or all but each n-th
+    config.attention.full_every = placeholder(int)
+    config.attention.l2_scaled = placeholder(str)  # of l2
 
     config.mlp = ConfigDict()
     config.mlp.n_experts = placeholder(int)  # of moe

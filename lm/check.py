@@ -3,6 +3,7 @@
 from typing import Any
 
 from lm.config import (
+    AUTO,
     FIELDS,
     Config,
     Part,
@@ -12,7 +13,10 @@ from lm.config import (
     parts_of,
     readers_of,
 )
+from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
+from modules.kernels import IMPLEMENTATIONS
+from modules.kernels.attention import Scores, refuse_unserved
 from modules.options import options
 
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
@@ -28,6 +32,7 @@ def check(config: Config) -> None:
         if FIELDS[path].option is not None and value is not None:
             FIELDS[path].option.check(path, value)
     _check_heads(config)
+    _check_attention(config)
     _check_norms(config)
     _check_placement(config)
     _check_experts(config)
@@ -74,6 +79,54 @@ def _check_heads(config: Config) -> None:
         )
 
 
+def _check_attention(config: Config) -> None:
+    """ValueError where positions or the kernel asked for do not go with the attention layer."""
+    layer, position = part_at(config, 'model.attention'), part_at(config, 'model.position')
+    wired = getattr(layer.row, '__dataclass_fields__', {})
+    if position.row.slopes and 'slopes' not in wired:
+        able = [name for name, row in ATTENTIONS.items() if 'slopes' in row.__dataclass_fields__]
+        raise ValueError(
+            f'model.position={position.name} adds to the logits of softmax attention, and '
+            f'model.attention={layer.name} has none. Choose model.attention={"|".join(able)}, or '
+            'another position.'
+        )
+    if config.attention.full_every and config.attention.window is None:
+        raise ValueError(
+            f'attention.full_every={config.attention.full_every} says which layers have no window, '
+            'and attention.window is None: all have none. Set the window, or leave it out.'
+        )
+    if config.attention.qk_norm_over == 'model' and config.model.qk_norm == 'none':
+        raise ValueError(
+            'attention.qk_norm_over=model is about model.qk_norm, which is none; set it, to '
+            'rmsnorm as in OLMo 2'
+        )
+    scores = scores_of(config)
+    for name in (config.kernels.attention, implied_kernel(config)):
+        if scores is not None and name != AUTO:
+            refuse_unserved(name, scores)
+
+
+def implied_kernel(config: Config) -> str:
+    """That of kernels.implementation, where nothing else is asked for; 'auto': the platform's."""
+    if config.kernels.attention != AUTO or config.kernels.implementation == AUTO:
+        return AUTO
+    return IMPLEMENTATIONS[config.kernels.implementation]['attention']
+
+
+def scores_of(config: Config) -> Scores | None:
+    """What the attention layer asks of its kernel; None where it has no such scores."""
+    layer, model = part_at(config, 'model.attention'), config.model
+    if not hasattr(layer.row, 'scores'):
+        return None
+    wiring = dict.fromkeys(('n_heads', 'n_kv_heads', 'qk_norm', 'rotate', 'kernels', 'dtype'))
+    return layer.row(
+        **wiring,
+        **given(config, layer),
+        head_dim=model.d_model // model.n_heads,
+        slopes=part_at(config, 'model.position').row.slopes,
+    ).scores()
+
+
 def _check_norms(config: Config) -> None:
     model = config.model
     norm = part_at(config, 'model.norm')
@@ -84,17 +137,22 @@ def _check_norms(config: Config) -> None:
             f'{model.d_model + 1}.'
         )
     head_width, sequences = model.d_model // model.n_heads, sequences_of_a_microbatch(config)
+    stream = {stream_width(config)}
+    of_heads = {head_width}
+    if config.attention.qk_norm_over == 'model':
+        of_heads = {head_width * model.n_heads, head_width * model.n_kv_heads}
     for path in NORM_SITES:
         site = part_at(config, path)
-        width = head_width if path == 'model.qk_norm' else stream_width(config)
-        _check_divides(config, site, 'groups', width, f'the width {width} that {{}} normalizes')
-        _check_divides(config, site, 'heads', width, f'the width {width} that {{}} normalizes')
         _check_divides(config, site, 'ghost_batches', sequences, 'the sequences of a microbatch')
-        if 'groups' in options(site.row) and given(config, site).get('groups') == width:
-            raise ValueError(
-                f'norm.groups={width} leaves {path}={site.name} groups of one feature each, which '
-                'have no spread; give fewer'
-            )
+        for width in sorted(of_heads if path == 'model.qk_norm' else stream):
+            what = f'the width {width} that {{}} normalizes'
+            _check_divides(config, site, 'groups', width, what)
+            _check_divides(config, site, 'heads', width, what)
+            if 'groups' in options(site.row) and given(config, site).get('groups') == width:
+                raise ValueError(
+                    f'norm.groups={width} leaves {path}={site.name} groups of one feature each, '
+                    'which have no spread; give fewer'
+                )
 
 
 def sequences_of_a_microbatch(config: Config) -> int:

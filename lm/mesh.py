@@ -20,6 +20,7 @@ RULES = {
     'layer': None,
     'mlp': None,
     'position': None,
+    'qk_features': None,
     'rank': None,
     'router': None,
     'vocab': None,

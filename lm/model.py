@@ -1,5 +1,6 @@
 """The decoder-only transformer, put together from the tables of `modules/`."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from flax import linen as nn
 
 from lm.check import stream_width
 from lm.config import Config, given, part_at
+from modules.attention.cache import CACHE
 from modules.kernels import Kernels, kernels_for
 from modules.numerics import DTYPES, REMAT_POLICIES
 from modules.options import build
@@ -30,6 +32,7 @@ STACKED = (  # along `layer`
     DIAGNOSTICS,
     ACTIVATIONS,
     SHIFTS,
+    CACHE,
 )
 
 
@@ -86,7 +89,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, streams, block: jax.Array, sequence: Sequence):
         depth = Depth(block, self.config.model.n_layers)
-        attention, mlp = self.attention(sequence.valid_BT), self.mlp()
+        attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
         norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
         streams = self.group.attention(
@@ -116,18 +119,27 @@ class Block(nn.Module):
                 self.sow(DIAGNOSTICS, f'{name}_{moment}', value)
         return x_BTD
 
-    def attention(self, valid_BT):
+    def attention(self, valid_BT, block):
         config, model = self.config, self.config.model
-        layer = part_at(config, 'model.attention')
+        layer, position = (part_at(config, f'model.{field}') for field in ('attention', 'position'))
         valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
+        valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
+        over = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}
+
+        def qk_norm(name, over_what):
+            axis, valid = over[over_what]
+            return norm_maker(config, 'model.qk_norm', axis, 'qk', valid)(name)
+
         return build(
             layer.row,
             given(config, layer),
             n_heads=model.n_heads,
             n_kv_heads=model.n_kv_heads,
             head_dim=model.d_model // model.n_heads,
-            qk_norm=norm_maker(config, 'model.qk_norm', 'head_dim', 'qk', valid_B1T1),
-            rotate=part_at(config, 'model.position').row.rotate,
+            qk_norm=qk_norm,
+            rotate=functools.partial(position.row.rotate, **given(config, position)),
+            slopes=position.row.slopes,
+            block=block,
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
             bias=model.bias,
@@ -180,7 +192,6 @@ class Transformer(nn.Module):
         x_BTD, readout = self.activations(tokens_BT, segments_BT, valid_BT)
         return readout(x_BTD)
 
-    @nn.compact
     def activations(
         self,
         tokens_BT: jax.Array,
@@ -191,12 +202,18 @@ class Transformer(nn.Module):
 
         For losses that never hold all logits: `model.apply(..., method='activations')`.
         """
-        config, model = self.config, self.config.model
-        placement = part_at(config, 'model.placement').row
         if valid_BT is not None:
             valid_BT = valid_BT.astype(jnp.float32)
         sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
-        sequence = sequence.replace(valid_BT=valid_BT)
+        return self.read(tokens_BT, sequence.replace(valid_BT=valid_BT))
+
+    @nn.compact
+    def read(self, tokens_BT: jax.Array, sequence: Sequence) -> tuple[jax.Array, Readout]:
+        """`activations` of rows that a `Sequence` describes: with a capacity, of rows that go on
+        where the collection `cache` ends.
+        """
+        config, model = self.config, self.config.model
+        placement = part_at(config, 'model.placement').row
         table_VD, x_BTD = self.embed(tokens_BT, sequence)
         norm = norm_maker(config, 'model.embedding_norm', 'embed', 'embedding', sequence.valid_BT1)
         streams = placement.split(norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype])))

@@ -52,11 +52,14 @@ class LearnedPositions(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """One line of what it is with its source, then the pair."""
+    """One line of what it is with its source; what turns queries and keys, the table, if any, that
+    is added to the embeddings, and the slopes, of N heads, by which logits fall with distance.
+    """
 
     summary: str
     rotate: Callable[[jax.Array, jax.Array], jax.Array] = no_rotation
     table: type[nn.Module] | None = None
+    slopes: Callable[[int], jax.Array] | None = None
 
 
 POSITIONS = {

@@ -26,7 +26,7 @@ def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope', **o
         n_heads=HEADS,
         n_kv_heads=n_kv_heads,
         head_dim=D // HEADS,
-        qk_norm=lambda name: NORMS[qk_norm](name=name, **EXACT[qk_norm]),
+        qk_norm=lambda name, over: NORMS[qk_norm](name=name, **EXACT[qk_norm]),
         rotate=POSITIONS[position].rotate,
         kernels=kernels_for('cpu', 'reference'),
         dtype=jnp.float32,

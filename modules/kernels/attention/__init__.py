@@ -17,10 +17,13 @@ from modules.kernels.attention.blocked import blocked
 from modules.kernels.attention.reference import reference
 from modules.kernels.attention.scores import Scores
 
+ALL = frozenset(field.name for field in dataclasses.fields(Scores))
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionKernel:
-    """compute(q, k, v, scores, segments_BT), with sinks_N and bias by name where it serves them.
+    """compute(q, k, v, scores, segments_BT), with sinks_N, slopes_N and key_bias_BKS by name where
+    it serves them.
 
     serves: the fields of `Scores` that `compute` reads.
     """
@@ -31,9 +34,7 @@ class AttentionKernel:
 
 ATTENTION_KERNELS = {
     'blocked': AttentionKernel(blocked, frozenset({'scale'})),
-    'reference': AttentionKernel(
-        reference, frozenset({'scale', 'softcap', 'window', 'sinks', 'bias'})
-    ),
+    'reference': AttentionKernel(reference, ALL),
 }
 
 
@@ -57,16 +58,25 @@ def attend(
     scores: Scores,
     segments_BT: jax.Array | None = None,
     sinks_N: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    slopes_N: jax.Array | None = None,
+    key_bias_BKS: jax.Array | None = None,
+    is_full: jax.Array | None = None,
 ) -> jax.Array:
     """The kernel of that name. ValueError for what it does not serve, and for an array that comes
     without its field of `scores`, or does not come with it.
+
+    is_full: a scalar that may be traced; where it is true, the window does not hold. The layers of
+    a scan differ in it.
     """
     refuse_unserved(name, scores)
-    arrays = {'sinks_N': (scores.sinks, sinks_N), 'bias': (scores.bias, bias)}
-    for argument, (announced, array) in arrays.items():
-        if announced != (array is not None):
-            came = 'is missing' if announced else 'came all the same'
-            raise ValueError(f'{argument} {came} with {scores}')
-    given = {argument: array for argument, (_, array) in arrays.items() if array is not None}
-    return ATTENTION_KERNELS[name].compute(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **given)
+    arrays = {'sinks_N': sinks_N, 'slopes_N': slopes_N, 'key_bias_BKS': key_bias_BKS}
+    given = scores.check_arrays(arrays)
+    kernel = ATTENTION_KERNELS[name].compute
+
+    def compute(scores):
+        return kernel(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **given)
+
+    if scores.window is None or is_full is None:
+        return compute(scores)
+    unbounded = dataclasses.replace(scores, window=None)
+    return jax.lax.cond(is_full, lambda: compute(unbounded), lambda: compute(scores))

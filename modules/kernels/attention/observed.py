@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
-from modules.sequence import documents
+from modules.sequence import start_of
 
 BLOCK = 128  # queries at a time; a block of scores is [B, N, BLOCK, T]
 
@@ -84,8 +84,7 @@ def statistics_of(
 
     Padding, where valid_BT is 0, is no query. NaN where no query counts.
     """
-    order = jnp.arange(length)[None] if segments_BT is None else documents(segments_BT).positions_BT
-    first_BT = jnp.arange(length)[None] - order  # where the document of each token begins
+    first_BT = jnp.zeros((1, length), int) if segments_BT is None else start_of(segments_BT)
     counted_BT = jnp.ones((1, length)) if valid_BT is None else valid_BT.astype(jnp.float32)
     index_S = jnp.arange(length)
 

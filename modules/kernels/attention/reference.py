@@ -12,22 +12,45 @@ def reference(
     v_BKSH: jax.Array,
     scores: Scores,
     segments_BT: jax.Array | None = None,
-    sinks_N: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    **arrays: jax.Array,
 ) -> jax.Array:
     """out_t = sum_s p_ts v_s over the tokens that t sees; float32 at least up to the probabilities.
 
-        s_ts = scale q_t . k_s                        scale: 1 / sqrt(H) unless given
+        s_ts = scale q_t . k_s + key_bias_s           scale: 1 / sqrt(H) unless given
         s_ts = softcap tanh(s_ts / softcap)           where softcap is not 0
-        s_ts = s_ts + bias_ts
+        s_ts = s_ts - slope_n (t - s)
         p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    the last where there are sinks
 
     t sees s where s <= t, both are in one segment, and t - s < window. A sink takes probability and
     gives no value. Sources: arXiv:1706.03762, equation 1; softcap arXiv:2408.00118, section 2;
     window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the code beside it (gpt-oss);
-    bias such as that of arXiv:2108.12409.
+    slopes arXiv:2108.12409, section 3.
     """
-    n_heads, length, head_dim = q_BNTH.shape[1:]
+    position_1T = jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)[None]
+    same_BTS = None
+    if segments_BT is not None:
+        same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
+    return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **arrays)
+
+
+def attend_from(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    scores: Scores,
+    positions_BT: jax.Array,
+    same_BTS: jax.Array | None = None,
+    sinks_N: jax.Array | None = None,
+    slopes_N: jax.Array | None = None,
+    key_bias_BKS: jax.Array | None = None,
+    is_full: jax.Array | None = None,
+) -> jax.Array:
+    """`reference` for queries at `positions_BT` among the keys 0 to S - 1.
+
+    positions_BT may have a batch of 1. same_BTS: whether both are in one segment; None: all are.
+    is_full: where it is true, the window does not hold; it may be traced.
+    """
+    n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
     k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
     scores_BNTS = jnp.einsum(
         'bnth,bnsh->bnts',
@@ -35,14 +58,19 @@ def reference(
         k_BNSH,
         preferred_element_type=exact(q_BNTH),
     )
+    back_BTS = positions_BT[..., None] - jnp.arange(k_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    if key_bias_BKS is not None:
+        bias_BN1S = share_heads(key_bias_BKS, n_heads)[:, :, None].astype(scores_BNTS.dtype)
+        scores_BNTS = scores_BNTS + jnp.broadcast_to(bias_BN1S, scores_BNTS.shape)
     if scores.softcap:
         scores_BNTS = scores.softcap * jnp.tanh(scores_BNTS / scores.softcap)
-    if bias is not None:
-        scores_BNTS = scores_BNTS + jnp.broadcast_to(bias, scores_BNTS.shape)
-    seen_BNTS = jnp.broadcast_to(seen(length, scores.window)[None, None], scores_BNTS.shape)
-    if segments_BT is not None:
-        same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
-        seen_BNTS = seen_BNTS & same_BTS[:, None]
+    if slopes_N is not None:
+        fall = jnp.einsum('n,bts->bnts', slopes_N, back_BTS.astype(scores_BNTS.dtype))
+        scores_BNTS = scores_BNTS - jnp.broadcast_to(fall, scores_BNTS.shape)
+    seen_BTS = sees(back_BTS, scores.window, is_full)
+    if same_BTS is not None:
+        seen_BTS = seen_BTS & same_BTS
+    seen_BNTS = jnp.broadcast_to(seen_BTS[:, None], scores_BNTS.shape)
     scores_BNTS = jnp.where(seen_BNTS, scores_BNTS, MASKED)
     if sinks_N is None:
         probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
@@ -55,9 +83,9 @@ def reference(
     return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
 
 
-def seen(length: int, window: int | None) -> jax.Array:
-    """[T, S]: whether token t reads token s, in a row that is one document."""
-    seen_TS = jnp.tril(jnp.ones((length, length), bool))
+def sees(back: jax.Array, window: int | None, is_full: jax.Array | None = None) -> jax.Array:
+    """Whether a token reads one that is `back` tokens before it, negative for a later one."""
     if window is None:
-        return seen_TS
-    return seen_TS & ~jnp.tril(jnp.ones((length, length), bool), -window)
+        return back >= 0
+    within = back < window if is_full is None else (back < window) | is_full
+    return (back >= 0) & within

@@ -1,6 +1,7 @@
 """What attention scores need besides queries and keys, and what its kernels share."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,16 @@ class Scores:
     softcap: the bound c in c tanh(s / c); 0: none.
     window: how many tokens one attends to, itself included; None: all earlier ones.
     sinks: whether sinks_N is passed, a logit of each head that stands for no token.
-    bias: whether a bias [1 or B, N, T, S] is passed, which is added to the scores.
+    slopes: whether slopes_N is passed, by which the logits of a head fall with each token back.
+    key_bias: whether key_bias_BKS is passed, which is added to all logits of a key.
     """
 
     scale: float | None = None
     softcap: float = 0.0
     window: int | None = None
     sinks: bool = False
-    bias: bool = False
+    slopes: bool = False
+    key_bias: bool = False
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -36,6 +39,17 @@ class Scores:
         """The fields that are not at their defaults."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if value != getattr(Scores, name)}
+
+    def check_arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Those of `arrays` (sinks_N, slopes_N, key_bias_BKS) that are not None; ValueError where
+        one comes without its field, or does not come with it.
+        """
+        for argument, array in arrays.items():
+            announced = getattr(self, argument.rpartition('_')[0])
+            if announced != (array is not None):
+                came = 'is missing' if announced else 'came all the same'
+                raise ValueError(f'{argument} {came} with {self}')
+        return {argument: array for argument, array in arrays.items() if array is not None}
 
 
 def exact(x: jax.Array) -> jnp.dtype:

@@ -1,0 +1,113 @@
+"""What attention layers have in common: heads, norms of queries and keys, the gate, the output."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from modules.kernels import Kernels
+from modules.options import Option
+from modules.products import product
+from modules.sequence import Sequence
+
+
+class MultiHead(nn.Module):
+    """out = (gate * mix(q, k, v)) Wo with q = norm(x Wq), k = norm(x Wk), v = x Wv.
+
+    A subclass has `mix`. `qk_norm(name, over)` makes the norm of queries or keys, over the features
+    of a head or over all heads together, before any rotation (arXiv:2302.05442), and of values with
+    `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg), of the layer's own input, so about
+    one half at the start (arXiv:2505.06708). `rotate` applies the positions (`modules.positions`).
+    `bias` adds one to each product. `init_gain` is for the value and output matrices. Grouped
+    heads: arXiv:2305.13245.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    qk_norm: Callable[[str, str], nn.Module]
+    rotate: Callable[[jax.Array, jax.Array], jax.Array]
+    kernels: Kernels
+    dtype: jnp.dtype
+    norm_values: Annotated[
+        bool, Option('whether values are normalized too, as queries and keys are')
+    ] = False
+    qk_norm_over: Annotated[
+        str,
+        Option('what model.qk_norm is over: each head, or all together', choices=('head', 'model')),
+    ] = 'head'
+    gate: Annotated[
+        str,
+        Option(
+            'on the result, a number for each head or for each feature',
+            choices=('none', 'headwise', 'elementwise'),
+        ),
+    ] = 'none'
+    bias: bool = False
+    init_gain: float = 1.0
+
+    @nn.compact
+    def __call__(self, x_BTD, sequence: Sequence):
+        q_BNTH = self.normed('query_norm', self.heads('query', x_BTD, self.n_heads))
+        k_BKTH = self.normed('key_norm', self.heads('key', x_BTD, self.n_kv_heads))
+        v_BTKH = self.heads('value', x_BTD, self.n_kv_heads, self.init_gain)
+        v_BKTH = self.normed('value_norm', v_BTKH) if self.norm_values else heads_first(v_BTKH)
+        mixed_BTNH = heads_first(self.mix(x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence))
+        return self.project(
+            'out',
+            self.gated(x_BTD, mixed_BTNH),
+            ('heads', 'head_dim', 'embed'),
+            ('heads', 'head_dim'),
+            x_BTD.shape[-1],
+            self.init_gain,
+        )
+
+    def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
+        """[B, N, T, H]: what each token takes of the values of those that it sees."""
+        raise NotImplementedError
+
+    def heads(self, name, x_BTD, n_heads, init_gain=1.0):
+        """x_BTD projected to [B, T, heads, H]."""
+        axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')
+        return self.project(name, x_BTD, axes, ('embed',), (n_heads, self.head_dim), init_gain)
+
+    def normed(self, name, y_BTNH):
+        """[B, N, T, H]."""
+        norm = self.qk_norm(name, self.qk_norm_over)
+        if self.qk_norm_over == 'head':
+            return norm(heads_first(y_BTNH))
+        y_BTD = norm(y_BTNH.reshape(*y_BTNH.shape[:2], -1))
+        return heads_first(y_BTD.reshape(y_BTNH.shape))
+
+    def gated(self, x_BTD, mixed_BTNH):
+        if self.gate == 'none':
+            return mixed_BTNH
+        if self.gate == 'headwise':
+            gate_BTN = self.project('gate', x_BTD, ('embed', 'heads'), ('embed',), self.n_heads)
+            gate_BTNH = jnp.broadcast_to(gate_BTN[..., None], mixed_BTNH.shape)
+        else:
+            axes, features = ('embed', 'heads', 'head_dim'), (self.n_heads, self.head_dim)
+            gate_BTNH = self.project('gate', x_BTD, axes, ('embed',), features)
+        gate_BTNH = jax.nn.sigmoid(gate_BTNH.astype(jnp.promote_types(self.dtype, jnp.float32)))
+        return (mixed_BTNH * gate_BTNH).astype(mixed_BTNH.dtype)
+
+    def project(self, name, x, axes, fan_in, features, init_gain=1.0):
+        return product(
+            self,
+            name,
+            x,
+            axes,
+            fan_in,
+            features,
+            matmul=self.kernels.matmul,
+            dtype=self.dtype,
+            bias=self.bias,
+            init_gain=init_gain,
+        )
+
+
+def heads_first(x: jax.Array) -> jax.Array:
+    """[B, T, N, H] to [B, N, T, H], or back."""
+    return jnp.swapaxes(x, 1, 2)
