@@ -1,6 +1,7 @@
 """Samples text from a checkpoint.
 
-python -m eval.generate --checkpoint=DIR --prompt=TEXT [--tokens=N] [--temperature=T] [--top_k=K]
+python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...] [--tokens=N]
+  [--temperature=T] [--top_k=K] [--seed=N]
 """
 
 from lm.run.process import prepare_process
@@ -8,19 +9,31 @@ from lm.run.process import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import app, flags
 
 from eval.load import Checkpoint, load
 from eval.program import run_main
+from lm.cached import Cache, extend, init_cache
+from lm.state import Learner
 
 CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')
-PROMPT = flags.DEFINE_string('prompt', '', 'Text to go on from; empty: from the beginning.')
+PROMPT = flags.DEFINE_multi_string(
+    'prompt', [''], 'Text to go on from; empty: from the beginning. Several are gone on together.'
+)
 TOKENS = flags.DEFINE_integer('tokens', 128, 'How many to sample at most.', lower_bound=1)
 TEMPERATURE = flags.DEFINE_float('temperature', 0.8, '0 takes the likeliest.', lower_bound=0)
 TOP_K = flags.DEFINE_integer('top_k', 0, 'Sample among the K likeliest; 0: all.', lower_bound=0)
 SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.')
+
+AT_ONCE = 16  # tokens that a call of a program samples; ends of documents are looked for after it
 
 
 def sample(
@@ -36,39 +49,104 @@ def sample(
 
 def generate(
     checkpoint: Checkpoint,
-    prompt: str,
+    prompts: Sequence[str],
     tokens: int,
     temperature: float = 0.8,
     top_k: int = 0,
     seed: int = 0,
-) -> str:
-    """The prompt and up to `tokens` more tokens, to the end of the document at most.
+) -> list[str]:
+    """Each prompt and up to `tokens` more tokens, to the end of the document at most.
 
-    One compiled program reads a window of data.seq_len tokens for each new one; what lies before
-    the window is forgotten.
+    Rows of different length are read together, and each is what it would be alone. Tokens are read
+    once, into a cache of data.seq_len tokens at most; where a row fills it, the later half of what
+    it holds is read again from position 0, and what lies before is forgotten.
     """
-    length, tokenizer = checkpoint.config.data.seq_len, checkpoint.tokenizer
+    tokenizer = checkpoint.tokenizer
+    rows = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    starts, ended = [len(row) for row in rows], [False] * len(rows)
+    generator = Generator(
+        checkpoint.learner,
+        jax.device_put(checkpoint.variables),
+        min(checkpoint.config.data.seq_len, max(starts) + tokens + AT_ONCE),
+        functools.partial(sample, temperature=temperature, top_k=top_k),
+        jax.random.split(jax.random.key(seed), len(rows)),
+    )
+    while not all(ended):
+        for i, new in enumerate(generator.more(rows)):
+            for token in new:
+                ended[i] |= token == tokenizer.eos_id or len(rows[i]) == starts[i] + tokens
+                if not ended[i]:
+                    rows[i].append(token)
+    return [tokenizer.decode(row[1:]) for row in rows]
 
-    @jax.jit
-    def next_token(variables, window_1T, last, key):
-        logits_1TV = checkpoint.model.apply(variables, window_1T)
-        return sample(logits_1TV[0, last], key, temperature, top_k)
 
-    variables, ids = checkpoint.variables, [tokenizer.bos_id, *tokenizer.encode(prompt)]
-    for key in jax.random.split(jax.random.key(seed), tokens):
-        seen = ids[-length:]
-        window_1T = jnp.array([seen + [0] * (length - len(seen))], jnp.int32)
-        token = int(next_token(variables, window_1T, len(seen) - 1, key))
-        if token == tokenizer.eos_id:
-            break
-        ids.append(token)
-    return tokenizer.decode(ids[1:])
+class Generator:
+    """Goes on from rows of tokens, some at a time, with a program that reads and one that samples.
+
+    draw(logits_V, key) -> token. keys_B: of the draws of each row.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        variables: Any,
+        capacity: int,
+        draw: Callable[[jax.Array, jax.Array], jax.Array],
+        keys_B: jax.Array,
+    ):
+        self._learner, self._variables, self._keys_B = learner, variables, keys_B
+        self.capacity, self.at_once = capacity, max(1, min(AT_ONCE, capacity // 2))
+        self._cache: Cache | None = None
+        self._drawn = 0
+
+        def read(variables, cache, tokens_BT, counts_B):
+            return extend(learner, variables, cache, tokens_BT, counts_B)[1]
+
+        def go_on(variables, cache, tokens_B, keys_B, drawn):
+            """(the next tokens [at_once, B], the cache, to which the last of them is not added)."""
+
+            def one(carry, i):
+                cache, tokens_B = carry
+                logits_B1V, cache = extend(learner, variables, cache, tokens_B[:, None])
+                keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys_B)
+                tokens_B = jax.vmap(draw)(logits_B1V[:, 0], keys).astype(jnp.int32)
+                return (cache, tokens_B), tokens_B
+
+            steps = drawn + jnp.arange(self.at_once)
+            (cache, _), tokens_TB = jax.lax.scan(one, (cache, tokens_B), steps)
+            return tokens_TB, cache
+
+        self._read = jax.jit(read, donate_argnums=1)
+        self._go_on = jax.jit(go_on, donate_argnums=1)
+
+    def more(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The next tokens of each row. The rows are those of the call before with what it gave; one
+        that is shorter has ended, and what it gets here means nothing.
+        """
+        if self._cache is None:
+            self._cache = self._filled(rows, self.capacity - self.at_once)
+        if int(jnp.max(self._cache.lengths_B)) + self.at_once > self.capacity:
+            self._cache = self._filled(rows, self.capacity // 2 - 1)
+        last_B = np.array([row[-1] for row in rows], np.int32)
+        arguments = self._variables, self._cache, last_B, self._keys_B, self._drawn
+        tokens_TB, self._cache = self._go_on(*arguments)
+        self._drawn += self.at_once
+        return np.asarray(tokens_TB).T.tolist()
+
+    def _filled(self, rows: Sequence[Sequence[int]], most: int) -> Cache:
+        """A cache of up to `most` tokens before the last one of each row."""
+        kept = [list(row[max(0, len(row) - 1 - most) : -1]) for row in rows]
+        counts = [len(row) for row in kept]
+        length = 2 ** math.ceil(math.log2(max(1, *counts)))  # few lengths: few programs
+        tokens_BT = np.array([row + [0] * (length - len(row)) for row in kept], np.int32)
+        cache = init_cache(self._learner, self._variables, len(rows), self.capacity)
+        return self._read(self._variables, cache, tokens_BT, np.array(counts, np.int32))
 
 
 def main(_) -> None:
     checkpoint = load(CHECKPOINT.value)
     options = (TOKENS.value, TEMPERATURE.value, TOP_K.value, SEED.value)
-    print(generate(checkpoint, PROMPT.value, *options))
+    print('\n\n'.join(generate(checkpoint, PROMPT.value, *options)))
 
 
 if __name__ == '__main__':

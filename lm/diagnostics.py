@@ -196,18 +196,24 @@ def _with_ratios(found: Found) -> Found:
 
 
 def measured(learner: Learner, state: State) -> Found:
-    """What reparametrisations say of the matrices of layers, such as their spectral norm."""
-    names, groups = short_names(learner), groups_of_blocks(learner.config)
-    measures = getattr(learner.described.reparam, 'measures', lambda stored, state: {})
+    """What reparametrisations know of the matrices of layers, such as their spectral norm (the
+    `measures` of `modules.reparam`): [L], the largest of the experts.
+    """
+    names, by_group = short_names(learner), []
+    # Until all of them have measures.
+    measures = getattr(learner.described.reparam, 'measures', lambda stored, carried: {})
     found = measures(state.params, state.reparam)
-    by_group = []
-    for group in groups:
+    for group in groups_of_blocks(learner.config):
         own = {}
+        specs = named_leaves(learner.described.used_specs[group.name])
         for what, values in found.items():
             for path, name in names.items():
-                if (whole := f'{group.name}/{path}') in values:
-                    of_layers = values[whole].reshape(values[whole].shape[0], -1)
-                    own[f'{what}_{name}'] = jnp.max(of_layers, 1)
+                value = values.get(f'{group.name}/{path}')
+                if value is None:
+                    continue
+                if value.ndim < specs[path].axes.index(specs[path].fan_in[0]):  # one for all layers
+                    value = jnp.broadcast_to(value[None], (group.count, *value.shape))
+                own[f'{what}_{name}'] = jnp.max(value.reshape(group.count, -1), 1)
         by_group.append((group.count, own))
     return joined(by_group)
 

@@ -18,7 +18,7 @@ from modules.options import build
 from modules.params import LAYER, declare
 from modules.placements import Blocks, Depth
 from modules.products import Readout, matrix
-from modules.sequence import Sequence, documents, whole_rows
+from modules.sequence import Sequence, documents, part_of_rows, whole_rows
 from modules.statistics import AUXILIARY, BACKWARD_STATS, DIAGNOSTICS, STATS, is_recording
 from modules.stream import moments, sink
 
@@ -207,11 +207,17 @@ class Transformer(nn.Module):
         sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
         return self.read(tokens_BT, sequence.replace(valid_BT=valid_BT))
 
+    def part(
+        self, tokens_BT: jax.Array, start_B: jax.Array, count_B: jax.Array, capacity: int
+    ) -> tuple[jax.Array, Readout]:
+        """`activations` of tokens start to start + count of each row, behind those that the
+        collection `cache` holds, which has room for `capacity` (`lm.cached`).
+        """
+        return self.read(tokens_BT, part_of_rows(start_B, count_B, tokens_BT.shape[1], capacity))
+
     @nn.compact
     def read(self, tokens_BT: jax.Array, sequence: Sequence) -> tuple[jax.Array, Readout]:
-        """`activations` of rows that a `Sequence` describes: with a capacity, of rows that go on
-        where the collection `cache` ends.
-        """
+        """`activations` of rows that a `Sequence` describes."""
         config, model = self.config, self.config.model
         placement = part_at(config, 'model.placement').row
         table_VD, x_BTD = self.embed(tokens_BT, sequence)

@@ -162,14 +162,14 @@ def _by_rate(comparisons: Sequence[Comparison], metric: str) -> Tables:
 
 
 def _by_depth(comparisons: Sequence[Comparison], series: Mapping[str, Series]) -> Tables:
-    """A table for each quantity that was recorded per layer."""
-    names = dict.fromkeys(name for one in series.values() for name in one.layers)
-    found = {name: depth.table(depth.profiles(comparisons, series, name)) for name in names}
-    return {
-        f'By depth: {name.replace("_", " ")}': (depth.CAPTION, lines)
-        for name, lines in found.items()
-        if len(lines) > 1
-    }
+    """A table for each quantity that was recorded per layer; what they show stands at the first."""
+    names, tables = quantities.recorded(list(series.values())), {}
+    for name in names:
+        lines = depth.table(depth.profiles(comparisons, series, name))
+        if len(lines) > 1:
+            caption = '' if tables else depth.CAPTION
+            tables[f'By depth: {name.replace("_", " ")}'] = (caption, lines)
+    return tables
 
 
 def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
@@ -211,7 +211,7 @@ def _markdown(content: Mapping[str, Any], more: Tables) -> str:
         lines = [f'- {name}: {line or "as the base"}' for name, line in changes.items()]
         parts += ['## Config against the base', '\n'.join(lines)]
     for heading, (caption, lines) in more.items():
-        parts += [f'## {heading}', caption, markdown(lines)]
+        parts += filter(None, [f'## {heading}', caption, markdown(lines)])
     if content['cells']:
         rows = content['cells']
         table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])

@@ -44,6 +44,11 @@ def _sigma(flat: Flat) -> str | None:
     return None if 'sigma' in now else '+'.join(['sigma', *(n for n in now if n != 'none')])
 
 
+def _peri(flat: Flat) -> str | None:
+    """Nothing where there is no norm to be placed."""
+    return None if flat['model.norm'] == 'none' or flat['model.placement'] == 'peri' else 'peri'
+
+
 LOWER_LR = Remedy('optim.lr', _lower_lr, 'arXiv:2309.14322')
 LONGER_WARMUP = Remedy('optim.warmup_steps', _longer_warmup, 'arXiv:2309.14322')
 QK_NORM = Remedy(
@@ -61,10 +66,9 @@ LOGIT_SOFTCAP = Remedy(
 )
 CLIPPING = Remedy('optim.clip_norm', _at_most('optim.clip_norm', 1.0), 'arXiv:1211.5063')
 SHORTER_MEMORY = Remedy('optim.b2', _at_most('optim.b2', 0.95), 'arXiv:2304.13013')
-PERI = Remedy(
-    'model.placement',
-    _unless('model.placement', 'peri', lambda now: now == 'peri'),
-    'arXiv:2502.02732',
+PERI = Remedy('model.placement', _peri, 'arXiv:2502.02732')
+NORM = Remedy(
+    'model.norm', _unless('model.norm', 'rmsnorm', lambda now: now != 'none'), 'arXiv:1910.07467'
 )
 SCALED_LAYERS = Remedy(
     'model.placement',
@@ -78,7 +82,7 @@ REMEDIES = {
     'update_jump': (LOWER_LR, LONGER_WARMUP, SHORTER_MEMORY, CLIPPING),
     'log_z_drift': (Z_LOSS, LOGIT_SOFTCAP, LOWER_LR),
     'dead_layer': (SCALED_LAYERS, LOWER_LR, LONGER_WARMUP),
-    'exploding_layer': (PERI, LOWER_LR, LONGER_WARMUP),
+    'exploding_layer': (NORM, PERI, LOWER_LR, LONGER_WARMUP),
 }
 
 

@@ -67,13 +67,13 @@ def test_ngram_suite_on_the_same_split(workdir):
 
 def test_generate_goes_on_as_the_text_does(workdir):
     """Beyond one window of 16 tokens too."""
-    text = generate(load(workdir), '3: abcdefgh abc', tokens=40, temperature=0)
+    (text,) = generate(load(workdir), ['3: abcdefgh abc'], tokens=40, temperature=0)
     assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
 
 
 def test_generate_is_repeatable_by_seed(workdir):
     checkpoint = load(workdir)
-    texts = [generate(checkpoint, '1', 20, temperature=2.0, seed=seed) for seed in (0, 0, 1)]
+    texts = [generate(checkpoint, ['1'], 20, temperature=2.0, seed=s)[0] for s in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
 
 

@@ -3,6 +3,7 @@ agree. Contract: a kernel refuses by name what it does not serve.
 """
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -47,22 +48,27 @@ def forward_and_gradients(name, q, k, v, grad, segments=None, scores=PLAIN, more
     return out, *slopes, *(of_more[name] for name in sorted(of_more))
 
 
-def numpy_attention(q, k, v, grad, segments=None, scores=PLAIN, sinks_N=None, bias=None):
+def numpy_attention(
+    q, k, v, grad, segments=None, scores=PLAIN, sinks_N=None, slopes_N=None, key_bias_BKS=None
+):
     """Output and gradients, one row and head at a time."""
     q, k, v, grad = (np.asarray(a, np.float64) for a in (q, k, v, grad))
     out, dq, dk, dv = (np.zeros_like(a) for a in (q, q, k, v))
-    dbias, dsinks = (None if a is None else np.zeros(a.shape) for a in (bias, sinks_N))
+    of_more = [None if a is None else np.zeros(a.shape) for a in (key_bias_BKS, sinks_N, slopes_N)]
+    dbias, dsinks, dslopes = of_more
     scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
     batch, n_heads, length, _ = q.shape
     for b, n in np.ndindex(batch, n_heads):
         kv = n * k.shape[1] // n_heads
         logits, slope = q[b, n] @ k[b, kv].T * scale, 1.0
+        if key_bias_BKS is not None:
+            logits = logits + np.float64(key_bias_BKS)[b, kv]
         if scores.softcap:
             bent = np.tanh(logits / scores.softcap)
             logits, slope = scores.softcap * bent, 1 - bent**2
-        if bias is not None:
-            logits = logits + np.float64(bias)[b % len(bias), n]
         back = np.arange(length)[:, None] - np.arange(length)
+        if slopes_N is not None:
+            logits = logits - np.float64(slopes_N)[n] * back
         seen = (back >= 0) & (back < (scores.window or length))
         if segments is not None:
             row = np.asarray(segments)[b]
@@ -75,15 +81,17 @@ def numpy_attention(q, k, v, grad, segments=None, scores=PLAIN, sinks_N=None, bi
         out[b, n] = probs @ v[b, kv]
         d_probs = grad[b, n] @ v[b, kv].T
         d_logits = probs * (d_probs - np.sum(probs * d_probs, -1, keepdims=True))
-        if bias is not None:
-            dbias[b % len(bias), n] += d_logits
+        if key_bias_BKS is not None:
+            dbias[b, kv] += np.sum(slope * d_logits, 0)
+        if slopes_N is not None:
+            dslopes[n] -= np.sum(d_logits * back)
         if sinks_N is not None:
             share = 1 - probs.sum(-1)
             dsinks[n] -= np.sum(share * np.sum(probs * d_probs, -1))
         dq[b, n] = slope * d_logits @ k[b, kv] * scale
         dk[b, kv] += (slope * d_logits).T @ q[b, n] * scale
         dv[b, kv] += probs.T @ grad[b, n]
-    return out, dq, dk, dv, *(a for a in (dbias, dsinks) if a is not None)
+    return out, dq, dk, dv, *(a for a in of_more if a is not None)
 
 
 def assert_close(actual, wanted, rounding):
@@ -113,29 +121,95 @@ FIELDS = [
     {'window': 2},
     {'window': 3},
     {'sinks': True},
-    {'bias': True},
-    {'scale': 2.0, 'softcap': 1.5, 'window': 4, 'sinks': True, 'bias': True},
+    {'slopes': True},
+    {'key_bias': True},
+    {
+        'scale': 2.0,
+        'softcap': 1.5,
+        'window': 4,
+        'sinks': True,
+        'slopes': True,
+        'key_bias': True,
+    },
 ]
 SERVED = [(n, f) for n, row in ATTENTION_KERNELS.items() for f in FIELDS if row.serves >= f.keys()]
 
 
-@pytest.mark.parametrize(('name', 'fields'), SERVED, ids=str)
-def test_scores_are_their_equations(name, fields):
-    """Forward and gradient, those of sinks and bias too, in documents and grouped heads. Catches a
-    window that is one too wide, a cap after the bias or without its slope, a sink with a value.
-    """
-    scores, arrays, segments = Scores(**fields), draw(9, 4, 2, batch=2), segments_of(9, batch=2)
+def arrays_of(scores, length, n_heads=4, n_kv_heads=2, batch=2):
+    """What `scores` announces."""
     rng, more = np.random.default_rng(1), {}
     if scores.sinks:
-        more['sinks_N'] = jnp.float32(rng.normal(size=4))
-    if scores.bias:  # of each row, or one for all
-        more['bias'] = jnp.float32(rng.normal(size=(2 if scores.sinks else 1, 4, 9, 9)))
+        more['sinks_N'] = jnp.float32(rng.normal(size=n_heads))
+    if scores.slopes:
+        more['slopes_N'] = jnp.float32(rng.uniform(0.1, 1.0, n_heads))
+    if scores.key_bias:
+        more['key_bias_BKS'] = jnp.float32(rng.normal(size=(batch, n_kv_heads, length)))
+    return more
+
+
+@pytest.mark.parametrize(('name', 'fields'), SERVED, ids=str)
+def test_scores_are_their_equations(name, fields):
+    """Forward and gradient, those of all arrays too, in documents and grouped heads. Catches a
+    window that is one too wide, a cap after the slopes or without its slope, a sink with a value.
+    """
+    scores, arrays, segments = Scores(**fields), draw(9, 4, 2, batch=2), segments_of(9, batch=2)
+    more = arrays_of(scores, 9)
     ours = forward_and_gradients(name, *arrays, segments, scores, more)
     wanted = numpy_attention(*arrays, segments, scores, **more)
     assert_close(ours, wanted, 2**-23)
     if fields.keys() - {'scale'}:
         plain = numpy_attention(*arrays, segments)[0]
         assert np.abs(plain - wanted[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ('length', 'fields'),
+    [(15, {}), (15, {'window': 2}), (15, FIELDS[-1]), (7, FIELDS[-1])],
+    ids=str,
+)
+def test_fields_over_several_tiles(length, fields, monkeypatch):
+    """Tiles of 4 tokens, two of them unrolled and four in loops, the last one padded. Catches keys
+    of another tile, a window whose first tile is left out, a maximum that is not carried on.
+    """
+    for name in ('LEAST', 'MOST'):
+        monkeypatch.setattr(sys.modules['modules.kernels.attention.blocked'], name, 4)
+    scores, arrays = Scores(**fields), draw(length, 4, 2, batch=2)
+    segments, more = segments_of(length, batch=2), arrays_of(scores, length)
+    run = jax.jit(forward_and_gradients.__wrapped__, static_argnums=(0, 6), compiler_options=FAST)
+    for of_rows in (None, segments):
+        ours = run('blocked', *arrays, of_rows, scores, more)
+        assert_close(ours, numpy_attention(*arrays, of_rows, scores, **more), 2**-23)
+
+
+@pytest.mark.parametrize('name', ATTENTION_KERNELS)
+def test_a_layer_may_leave_its_window_out(name):
+    """By a traced scalar, as the layers of a scan differ; forward and gradient."""
+    arrays = draw(9, 4, 2, batch=2)
+    q, k, v, grad = arrays
+
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def run(is_full):
+        out, pull = jax.vjp(
+            lambda q, k, v: attend(name, q, k, v, Scores(window=3), is_full=is_full), q, k, v
+        )
+        return out, *pull(grad)
+
+    for is_full, window in ((True, None), (False, 3)):
+        assert_close(run(is_full), numpy_attention(*arrays, scores=Scores(window=window)), 2**-23)
+
+
+def test_long_rows_need_memory_that_grows_with_them():
+    """4,096 tokens forward and backward: no array of all pairs, nor one of a block of queries and
+    all keys, in the compiled program.
+    """
+    shape = jax.ShapeDtypeStruct((1, 4, 4096, 8), jnp.float32)
+
+    def run(q, k, v, grad):
+        return jax.vjp(lambda *a: attend('blocked', *a, PLAIN), q, k, v)[1](grad)
+
+    memory = jax.jit(run).lower(*[shape] * 4).compile().memory_analysis()
+    pairs = 4 * 4096**2 * 4
+    assert memory.temp_size_in_bytes < pairs / 8
 
 
 @pytest.mark.parametrize('name', ATTENTION_KERNELS)
@@ -157,8 +231,8 @@ def test_what_a_kernel_does_not_serve_is_refused_by_name(name, fields):
 def test_arrays_come_with_their_fields():
     """A bias that `scores` does not announce would be lost without a word, and the reverse."""
     q, k, v, _ = draw(4)
-    with pytest.raises(ValueError, match='bias came all the same'):
-        attend('blocked', q, k, v, PLAIN, bias=jnp.zeros((1, 2, 4, 4)))
+    with pytest.raises(ValueError, match='slopes_N came all the same'):
+        attend('blocked', q, k, v, PLAIN, slopes_N=jnp.zeros(2))
     with pytest.raises(ValueError, match='sinks_N is missing'):
         attend('reference', q, k, v, Scores(sinks=True))
     with pytest.raises(ValueError, match='at least 1; got 0'):
@@ -168,15 +242,13 @@ def test_arrays_come_with_their_fields():
 @pytest.mark.parametrize('fn', FAST_ATTENTIONS)
 @pytest.mark.parametrize(
     ('length', 'segmented', 'dtype'),
-    [  # 7, 96, 130: one block; 256, 384, 512: two, three, four
+    [  # 7, 130, 512: one tile; 520: two, 1100: three
         (7, False, 'float32'),
-        (96, True, 'float32'),
-        (130, False, 'float32'),
-        (256, False, 'float32'),
-        (256, True, 'bfloat16'),
-        (384, True, 'float32'),
-        (512, False, 'bfloat16'),
-        (512, True, 'float32'),
+        (130, True, 'float32'),
+        (512, True, 'bfloat16'),
+        (520, False, 'float32'),
+        (1100, False, 'bfloat16'),
+        (1100, True, 'float32'),
     ],
 )
 def test_fast_attention_is_attention(fn, length, segmented, dtype):

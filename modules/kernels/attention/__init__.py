@@ -33,7 +33,7 @@ class AttentionKernel:
 
 
 ATTENTION_KERNELS = {
-    'blocked': AttentionKernel(blocked, frozenset({'scale'})),
+    'blocked': AttentionKernel(blocked, ALL),
     'reference': AttentionKernel(reference, ALL),
 }
 

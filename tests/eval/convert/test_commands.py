@@ -246,7 +246,7 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     wanted, found = perplexity(source), perplexity(result)
     assert wanted['validation_ce'] < 4.5  # of 258 bytes: it has learnt something
     np.testing.assert_allclose(found['validation_ce'], wanted['validation_ce'], rtol=1e-5)
-    texts = [generate(c, 'norm la', 8, temperature=0) for c in (source, result)]
+    texts = [generate(c, ['norm la'], 8, temperature=0)[0] for c in (source, result)]
     assert texts[0] == texts[1] != 'norm la'
 
 
