@@ -86,17 +86,17 @@ class Last:
 def last_of_diverged(
     records: Sequence[Record], series: Mapping[str, Series], named: Callable[[Record], str]
 ) -> list[Last]:
-    """Of every run that diverged and recorded any."""
+    """Of every run that diverged and recorded any of `BY_LAYER`."""
     found = []
     for record in records:
         one = series[record['workdir']]
-        if has_diverged(record) and (one.layers or one.heads):
+        if has_diverged(record) and any(quantity in one.layers for _, quantity, _ in BY_LAYER):
             found.append(_last(record, one, named(record)))
     return found
 
 
 def _last(record: Record, one: Series, name: str) -> Last:
-    step = max(steps[-1] for steps, _ in one.layers.values())
+    step = max(one.layers[name][0][-1] for _, name, _ in BY_LAYER if name in one.layers)
     columns = {}
     for head, quantity, over in BY_LAYER:
         steps, values = (one.heads if over else one.layers).get(quantity, ([], []))
