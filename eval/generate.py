@@ -69,7 +69,9 @@ def generate(
         jax.device_put(checkpoint.variables),
         min(checkpoint.config.data.seq_len, max(starts) + tokens + AT_ONCE),
         functools.partial(sample, temperature=temperature, top_k=top_k),
-        jax.random.split(jax.random.key(seed), len(rows)),
+        jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(
+            jnp.arange(len(rows))
+        ),
     )
     while not all(ended):
         for i, new in enumerate(generator.more(rows)):

@@ -44,6 +44,8 @@ TINY = {
 NEEDS = {
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
+    ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},
+    ('attention.full_every', 2): {'attention.window': 3},
 }
 
 

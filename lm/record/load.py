@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from lm import data
 from lm.activations import Activations, gradients, next_token_loss, observe
+from lm.cached import Cache, extend, init_cache
 from lm.config import Config
 from lm.mesh import make_mesh
 from lm.model import Transformer
@@ -79,6 +80,27 @@ class Checkpoint:
         activation, shaped as `activations`).
         """
         return gradients(self.learner, self.weights, tokens_BT, scalar)
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """Of rows of up to `capacity` tokens, of which nothing is read yet."""
+        return init_cache(self.learner, self.variables, batch, capacity)
+
+    def extend(
+        self, cache: Cache, tokens_BT: jax.Array, counts_B: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """(logits [B, T, V] of the token behind each, the cache with them): of the tokens that come
+        next in each row, the first counts_B of the columns, all without it (`lm.cached`).
+        """
+        return self._extend(self.weights, cache, tokens_BT, counts_B)
+
+    @functools.cached_property
+    def _extend(self):
+        learner = self.learner
+
+        def run(weights, cache, tokens_BT, counts_B):
+            return extend(learner, learner.variables(weights), cache, tokens_BT, counts_B)
+
+        return jax.jit(run)
 
     @functools.cached_property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:

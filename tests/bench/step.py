@@ -36,7 +36,7 @@ CASES = {
 STEPS, WARMUP_STEPS = 8, 3
 
 
-def evenkeel_step(shape):
+def evenkeel_step(shape, changes=None):
     """(state, step(state) -> state, config, vocabulary) of the framework's own step."""
     import jax
     import numpy as np
@@ -45,7 +45,7 @@ def evenkeel_step(shape):
     from lm.shardings import abstract_state, jit_init, jit_train_step
     from lm.state import hyper_from
 
-    learner, vocab = bench_learner(shape), shape[5]
+    learner, vocab = bench_learner(shape, changes), shape[5]
     hyper, mesh = hyper_from(learner.config), make_mesh(learner.config.mesh)
     tokens = np.random.default_rng(0).integers(0, vocab, (shape[6], shape[4] + 1), np.int32)
     batch = put_batch(mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
@@ -70,7 +70,7 @@ def plain_step(shape):
     return state, lambda state: step(state, tokens), time.perf_counter() - start
 
 
-def bench_learner(shape):
+def bench_learner(shape, changes=None):
     import jax
 
     from configs import default
@@ -89,7 +89,7 @@ def bench_learner(shape):
         'model.activation': 'gelu',
         'data.batch_size': shape[6],
     }
-    config.update_from_flattened_dict(settings)
+    config.update_from_flattened_dict(settings | (changes or {}))
     return build_learner(resolve(config), shape[5], -1, jax.devices()[0].platform)
 
 

@@ -71,6 +71,15 @@ def test_generate_goes_on_as_the_text_does(workdir):
     assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
 
 
+def test_prompts_of_different_length_are_gone_on_as_alone(workdir):
+    """Beyond one window of 16 tokens; the first row draws what it draws alone."""
+    checkpoint, prompts = load(workdir), ['3: abcdefgh abc', '1']
+    together = generate(checkpoint, prompts, tokens=20, temperature=0)
+    assert together == [generate(checkpoint, [p], tokens=20, temperature=0)[0] for p in prompts]
+    drawn = [generate(checkpoint, p, 9, temperature=2.0)[0] for p in (prompts, prompts[:1])]
+    assert drawn[0] == drawn[1]
+
+
 def test_generate_is_repeatable_by_seed(workdir):
     checkpoint = load(workdir)
     texts = [generate(checkpoint, ['1'], 20, temperature=2.0, seed=s)[0] for s in (0, 0, 1)]

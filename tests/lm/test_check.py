@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from lm.check import check, check_devices
-from lm.config import CHOICES, FIELDS, flatten, readers_of
+from lm.config import CHOICES, FIELDS, readers_of
 from modules.choices import choose, nearest_divisor
 from modules.losses import AUXILIARIES
 from modules.options import LARGEST_INT, options
@@ -60,7 +60,7 @@ def test_misspelt_name_gives_the_choices_and_the_nearest(path):
     """Every table: one that is not looked up would let the typo through."""
     name = max(NAMES[path], key=len)
     with pytest.raises(ValueError, match=f"Did you mean '{name}'") as error:
-        check(tiny_config({path: name + 'x'}))
+        check(tiny_config({**reader_of(path), path: name + 'x'}))
     assert str(error.value).startswith(path + ' must be one of ')
     assert all(choice in str(error.value) for choice in NAMES[path])
 
@@ -68,12 +68,12 @@ def test_misspelt_name_gives_the_choices_and_the_nearest(path):
 @pytest.mark.parametrize('path', NAMES)
 def test_every_name_in_every_table_passes(path):
     for name in NAMES[path]:
-        checked_config({path: name})
+        checked_config({**reader_of(path), path: name})
 
 
 def test_every_choice_is_looked_up():
     """A string field of the config is a name, a path, or one that `lm.data` checks or reads."""
-    strings = {path for path, value in flatten(tiny_config()).items() if isinstance(value, str)}
+    strings = {path for path, field in FIELDS.items() if str in field.types}
     ours = {path for path in strings if not path.startswith('data.')}
     assert ours - {'train.init_from'} == NAMES.keys()
 
@@ -124,9 +124,14 @@ def test_every_number_has_a_bound():
 def test_an_option_that_no_chosen_part_reads_is_refused(path):
     """It names the parts that would. Catches one that changes nothing in silence."""
     values = {int: 2, float: 0.5, bool: True}
-    value = values[FIELDS[path].types[0]]
+    value = values.get(FIELDS[path].types[0]) or FIELDS[path].option.choices[-1]
     (reader,) = reader_of(path).items()
-    unread = {'model.placement': 'pre', 'model.norm': 'none', 'optim.schedule': 'constant'}
+    unread = {
+        'model.qk_norm': 'rmsnorm',
+        'model.placement': 'pre',
+        'model.norm': 'none',
+        'optim.schedule': 'constant',
+    }
     changes = {field: name for field, name in unread.items() if (field, name) != reader}
     try:
         config = tiny_config(changes | {path: value})

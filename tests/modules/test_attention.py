@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from modules.attention import ATTENTIONS
+from modules.attention.affine import mean_seen
 from modules.kernels import kernels_for
 from modules.norms import NORMS
 from modules.params import split
 from modules.positions import POSITIONS
-from modules.sequence import documents, whole_rows
+from modules.sequence import documents, part_of_rows, whole_rows
 from tests.helpers import FAST
 
 D, HEADS, LENGTH = 16, 4, 6
@@ -22,6 +23,7 @@ EXACT = {'none': {}, 'rmsnorm': {'eps': 0.0}, 'layernorm': {'eps': 0.0}}
 
 
 def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope', **options):
+    more = {'slopes': POSITIONS[position].slopes} if POSITIONS[position].slopes else {}
     return ATTENTIONS[name](
         n_heads=HEADS,
         n_kv_heads=n_kv_heads,
@@ -30,6 +32,7 @@ def layer(name='softmax', n_kv_heads=HEADS, qk_norm='none', position='rope', **o
         rotate=POSITIONS[position].rotate,
         kernels=kernels_for('cpu', 'reference'),
         dtype=jnp.float32,
+        **more,
         **options,
     )
 
@@ -138,15 +141,192 @@ def params_with(module, gain):
     return params | {'value_norm': {'scale': gain * params['value_norm']['scale']}}
 
 
-def test_softmax_attention_is_its_equation():
-    """Reference: out = softmax(q k^T / sqrt(H)) v Wo in numpy float64, one head at a time."""
-    module = layer(position='none', n_kv_heads=2)
-    params, _ = draw_params(module)
-    x, w = np.float64(draw_x()[0]), {k: np.float64(v) for k, v in params.items()}
-    wanted = np.zeros_like(x)
+def gated(kind, x, w):
+    """[T, N, 1 or H]; 1 where there is no gate."""
+    if kind == 'none':
+        return 1.0
+    gate = 1 / (1 + np.exp(-np.tensordot(x, w['gate'], 1)))
+    return gate[..., None] if gate.ndim == 2 else gate
+
+
+def numpy_attention(
+    x,
+    w,
+    l2_scaled=None,
+    softcap=0.0,
+    logit_scale='root',
+    sinks='none',
+    affine_scaled=False,
+    window=None,
+    full_every=0,
+    gate='none',
+    block=1,
+    mean=0.5,
+    n_kv_heads=HEADS,
+):
+    """One row through a layer without positions, in float64, one head and query at a time."""
+    width = D // HEADS
+    out = np.zeros((len(x), D))
+    scale = 1 / width if logit_scale == 'mup' else width**-0.5
+    gates = gated(gate, x, w)
     for n in range(HEADS):
-        q, k, v = x @ w['query'][:, n], x @ w['key'][:, n // 2], x @ w['value'][:, n // 2]
-        logits = np.where(np.tri(LENGTH, dtype=bool), q @ k.T / np.sqrt(D // HEADS), -np.inf)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        wanted += weights / weights.sum(-1, keepdims=True) @ v @ w['out'][n]
+        kv = n * n_kv_heads // HEADS
+        q, k, v = x @ w['query'][:, n], x @ w['key'][:, kv], x @ w['value'][:, kv]
+        mixed = np.zeros_like(v)
+        for t in range(len(x)):
+            first = (
+                0 if window is None or (full_every and block % full_every == 0) else t - window + 1
+            )
+            seen = slice(max(first, 0), t + 1)
+            logits = k[seen] @ q[t] * (1.0 if l2_scaled == 'key' else scale)
+            if logit_scale == 'learned':
+                logits = logits * w['temperature'][n]
+            if l2_scaled:
+                temperature = w['temperature'][n] if logit_scale == 'learned' else 1.0
+                logits = logits - temperature * scale * np.sum(k[seen] ** 2, -1) / 2
+            if softcap:
+                logits = softcap * np.tanh(logits / softcap)
+            sunk = {'none': 0.0, 'off_by_one': 1.0}.get(sinks)
+            sunk = np.exp(w['sinks'][n]) if sunk is None else sunk
+            probs = np.exp(logits) / (np.sum(np.exp(logits)) + sunk)
+            if affine_scaled:
+                alpha = 1 / (1 + np.exp(-x[t] @ w['affine'][:, n]))
+                probs = alpha * probs + (mean - alpha) / len(probs)
+            mixed[t] = probs @ v[seen]
+        mixed = mixed * (gates if isinstance(gates, float) else gates[:, n])
+        out += mixed @ w['out'][n]
+    return out
+
+
+OPTIONS = [
+    ('softmax', {}),
+    ('softmax', {'n_kv_heads': 2}),
+    ('softmax', {'logit_scale': 'mup'}),
+    ('softmax', {'logit_scale': 'learned'}),
+    ('softmax', {'softcap': 0.5}),
+    ('softmax', {'sinks': 'off_by_one'}),
+    ('softmax', {'sinks': 'learned'}),
+    ('softmax', {'affine_scaled': True}),
+    ('softmax', {'affine_scaled': True, 'window': 3, 'n_kv_heads': 2}),
+    ('softmax', {'gate': 'headwise'}),
+    ('softmax', {'gate': 'elementwise'}),
+    ('softmax', {'window': 2}),
+    ('softmax', {'window': 2, 'full_every': 3, 'block': 3}),
+    ('softmax', {'window': 2, 'full_every': 3, 'block': 4, 'affine_scaled': True}),
+    ('l2', {}),
+    ('l2', {'l2_scaled': 'key'}),
+    ('l2', {'logit_scale': 'learned', 'softcap': 1.0, 'sinks': 'learned', 'n_kv_heads': 2}),
+]
+
+
+def moved(params):
+    """With vectors that are not what they start as."""
+    rng = np.random.default_rng(3)
+
+    def one(w):
+        return w * jnp.float32(rng.uniform(0.5, 2.0, w.shape)) + 0.3 if w.ndim == 1 else w
+
+    return jax.tree.map(one, params)
+
+
+@pytest.mark.parametrize(('name', 'options'), OPTIONS, ids=str)
+def test_an_attention_layer_is_its_equation(name, options):
+    """Reference. Catches a softcap behind the sink, a temperature on the key term alone, a gate of
+    another head, a mean over keys that are not seen, a window off by one.
+    """
+    module = layer(name, position='none', **options)
+    params = moved(draw_params(module)[0])
+    stats = {'stats': {'affine_mean': jnp.full(HEADS, 0.7)}} if module.affine_scaled else {}
+    found = module.apply({'params': params, **stats}, draw_x(), whole_rows(LENGTH))
+    w = {key: np.float64(value) for key, value in params.items()}
+    of_l2 = {'l2_scaled': 'both'} if name == 'l2' else {}
+    wanted = numpy_attention(np.float64(draw_x()[0]), w, mean=0.7, **(of_l2 | options))
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_affine_scaling_follows_the_mean_of_its_scale():
+    """In training alone, by a tenth of the way, padding left out; the present batch is scaled by
+    the mean from before it.
+    """
+    module = layer(affine_scaled=True)
+    params = draw_params(module)[0]
+    valid = jnp.float32([[1, 1, 1, 0, 0, 0]])
+    sequence = whole_rows(LENGTH).replace(valid_BT=valid)
+    start = {'stats': {'affine_mean': jnp.full(HEADS, 0.5)}}
+    trained, after = module.apply({'params': params, **start}, draw_x(), sequence, mutable='stats')
+    evaluated = module.apply({'params': params, **start}, draw_x(), sequence)
+    np.testing.assert_array_equal(trained, evaluated)
+    alpha = 1 / (1 + np.exp(-np.float64(draw_x()[0, :3]) @ np.float64(params['affine'])))
+    wanted = 0.9 * 0.5 + 0.1 * alpha.mean(0)
+    np.testing.assert_allclose(after['stats']['affine_mean'], wanted, rtol=1e-5)
+
+
+def test_affine_scaling_stays_within_documents():
+    """The mean of the values that a token sees begins with its document."""
+    v = jnp.float32(np.random.default_rng(0).normal(size=(2, 1, LENGTH, 3)))
+    segments = jnp.int32([[1, 1, 2, 2, 2, 2], [3, 3, 3, 3, 4, 4]])
+    found = mean_seen(v, documents(segments), 3, None)
+    for b, t in np.ndindex(2, LENGTH):
+        own = [s for s in range(max(0, t - 2), t + 1) if segments[b, s] == segments[b, t]]
+        np.testing.assert_allclose(found[b, 0, t], np.mean(v[b, 0, own], 0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_over_the_model_sees_all_heads_together():
+    """OLMo 2's: rms of the queries of a token over N * H features, with a gain of each."""
+    module = layer(qk_norm='rmsnorm', qk_norm_over='model', n_kv_heads=2, position='none')
+    params, _ = draw_params(module)
+    assert params['query_norm']['scale'].shape == (D,)
+    assert params['key_norm']['scale'].shape == (D // 2,)
+    x, w = np.float64(draw_x()[0]), {k: np.float64(v) for k, v in params.items() if 'norm' not in k}
+    for key in ('query', 'key'):  # a number of each token, so the row is read as weights of its own
+        rms = np.sqrt(np.mean(np.tensordot(x, w[key], 1) ** 2, (1, 2)))
+        w[key] = np.einsum('t,td,dnh->tnh', 1 / rms, x, w[key])
+    w['value'] = np.tensordot(x, w['value'], 1)
+    wanted = numpy_attention(np.eye(LENGTH), w, n_kv_heads=2)
     np.testing.assert_allclose(apply(module, params, draw_x())[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+CACHED = [
+    *(({'name': name}) for name in ATTENTIONS),
+    {'position': 'none', 'n_kv_heads': 2},
+    {'softcap': 0.5, 'logit_scale': 'learned', 'sinks': 'learned', 'gate': 'elementwise'},
+    {'affine_scaled': True, 'window': 3, 'n_kv_heads': 2},
+    {'affine_scaled': True, 'window': 2, 'full_every': 2, 'block': 2},
+    {'window': 2, 'full_every': 2, 'block': 1, 'sinks': 'off_by_one', 'gate': 'headwise'},
+    {'qk_norm': 'rmsnorm', 'qk_norm_over': 'model', 'norm_values': True},
+    *(({'position': name}) for name, row in POSITIONS.items() if row.slopes),
+]
+PARTS = ((2, 2), (3, 1), (1, 1))  # columns read, and of the second row those that are no padding
+
+
+@pytest.mark.parametrize('options', CACHED, ids=str)
+def test_a_row_read_in_parts_is_the_row_read_whole(options):
+    """Equivalence: many tokens, then fewer in one row than in the other, then one. Catches a key
+    that padding has overwritten, a position that begins again, a state that padding adds to.
+    """
+    module = layer(**options)
+    params, x_BTD = draw_params(module)[0], draw_x(batch=2)
+    variables = {'params': moved(params)}
+    if options.get('affine_scaled'):
+        variables['stats'] = {'affine_mean': jnp.full(HEADS, 0.7)}
+    wanted = module.apply(variables, x_BTD, whole_rows(LENGTH))
+
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def in_parts(x_BTD):
+        cache, starts, parts = {}, jnp.zeros(2, jnp.int32), []
+        for columns, second in PARTS:
+            counts = jnp.int32([columns, second])
+            index = starts[:, None] + jnp.arange(columns)[None]
+            own = jnp.take_along_axis(x_BTD, jnp.minimum(index, LENGTH - 1)[..., None], 1)
+            sequence = part_of_rows(starts, counts, columns, LENGTH + 1)
+            out, cache = module.apply(variables | cache, own, sequence, mutable=('cache',))
+            parts.append(out)
+            starts = starts + counts
+        return parts
+
+    starts = np.zeros(2, int)
+    for (columns, second), part in zip(PARTS, in_parts(x_BTD), strict=True):
+        for row, count in enumerate((columns, second)):
+            own = wanted[row, starts[row] : starts[row] + count]
+            np.testing.assert_allclose(part[row, :count], own, rtol=1e-5, atol=1e-5)
+            starts[row] += count

@@ -1,0 +1,128 @@
+"""Speed of a step with long rows, beside PyTorch's; and what each option costs.
+
+    uv run python -m tests.bench.attention [--rounds=3] [--torch=PYTHON]
+
+Long rows: 4,096 tokens a step in rows of 1,024, 2,048 and 4,096, width 256, four layers. Each case
+in processes of its own, in turn, with equal malloc settings; `--torch` names an interpreter that
+has PyTorch (tests/bench/torch_decoder.py). Options: steps of the second shape of
+`tests.bench.step`, all compiled in one process and taken in turn.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lm.run.process import has_accelerator
+from tests.bench.step import KEEPING, SHAPES, evenkeel_step
+
+LONG = {length: (256, 4, 4, 1024, length, 1024, 4096 // length) for length in (1024, 2048, 4096)}
+OPTIONS = {
+    'nothing': {},
+    'reparam=sigma': {'model.reparam': 'sigma'},
+    'qk_norm=rmsnorm': {'model.qk_norm': 'rmsnorm'},
+    'gate=headwise': {'attention.gate': 'headwise'},
+    'gate=elementwise': {'attention.gate': 'elementwise'},
+    'softcap=50': {'attention.softcap': 50.0},
+    'sinks=learned': {'attention.sinks': 'learned'},
+    'affine_scaled': {'attention.affine_scaled': True},
+    'window=64': {'attention.window': 64},
+    'attention=l2': {'model.attention': 'l2'},
+    'attention=linear': {'model.attention': 'linear'},
+    'attention=nala': {'model.attention': 'nala'},
+}
+STEPS, WARMUP_STEPS = 8, 3
+
+
+def measure(length: int) -> dict:
+    """Evenkeel's steps in this process."""
+    import jax
+
+    from lm.record.host import peak_memory_bytes
+
+    state, step, _ = evenkeel_step(LONG[length])
+    milliseconds = []
+    for _ in range(WARMUP_STEPS + STEPS):
+        start = time.perf_counter()
+        state, metrics = step(state)
+        jax.block_until_ready((state, metrics))
+        milliseconds.append(1e3 * (time.perf_counter() - start))
+    return {'ms': milliseconds, 'peak_gb': peak_memory_bytes() / 1e9}
+
+
+def in_process(command: list[str]) -> tuple[float, float]:
+    """(milliseconds of a step, peak GB)."""
+    child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | KEEPING
+    done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return statistics.median(found['ms'][WARMUP_STEPS:]), found['peak_gb']
+
+
+def long_rows(rounds: int, torch: str | None) -> None:
+    print('| row | case | step ms | tokens/s | peak GB |\n|---|---|---|---|---|')
+    ratios = {}
+    for length, shape in LONG.items():
+        commands = {
+            'evenkeel': [sys.executable, '-m', 'tests.bench.attention', f'--measure={length}']
+        }
+        if torch:
+            script = str(Path(__file__).with_name('torch_decoder.py'))
+            commands['torch'] = [torch, script, *map(str, shape), str(WARMUP_STEPS + STEPS)]
+        found = {case: [] for case in commands}
+        for _ in range(rounds):
+            for case, command in commands.items():
+                found[case].append(in_process(command))
+        for case, runs in found.items():
+            ms, peak = (statistics.median(column) for column in zip(*runs, strict=True))
+            print(f'| {length} | {case} | {ms:.0f} | {4096e3 / ms:,.0f} | {peak:.2f} |', flush=True)
+        if torch:
+            each = [b[0] / a[0] for a, b in zip(found['evenkeel'], found['torch'], strict=True)]
+            span = f'{min(each):.2f} to {max(each):.2f}'
+            ratios[length] = f'{statistics.median(each):.2f} times PyTorch ({span})'
+    print("\nEvenkeel's tokens/s:", *(f'- {n}: {text}' for n, text in ratios.items()), sep='\n')
+
+
+def options(rounds: int) -> None:
+    import jax
+
+    made = {name: evenkeel_step(SHAPES['medium'], changes) for name, changes in OPTIONS.items()}
+    states = {name: state for name, (state, _, _) in made.items()}
+    milliseconds = {name: [] for name in made}
+    for _ in range(WARMUP_STEPS + STEPS * rounds):
+        for name, (_, step, _) in made.items():
+            start = time.perf_counter()
+            states[name], metrics = step(states[name])
+            jax.block_until_ready((states[name], metrics))
+            milliseconds[name].append(1e3 * (time.perf_counter() - start))
+    kept = {name: ms[WARMUP_STEPS:] for name, ms in milliseconds.items()}
+    print('\n| option | step ms | against nothing |\n|---|---|---|')
+    for name, ms in kept.items():
+        each = [a / b for a, b in zip(ms, kept['nothing'], strict=True)]
+        print(f'| {name} | {statistics.median(ms):.0f} | {statistics.median(each):.3f} |')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--torch', help='an interpreter that has PyTorch')
+    parser.add_argument('--measure', type=int, help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.measure:
+        print(json.dumps(measure(flags.measure)))
+        return
+    long_rows(flags.rounds, flags.torch)
+    subprocess.run(
+        [sys.executable, '-c', f'from tests.bench import attention; attention.options({flags.rounds})'],
+        env=os.environ | KEEPING,
+        check=True,
+    )
+
+
+if __name__ == '__main__':
+    if not has_accelerator():
+        os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    main()
