@@ -1,15 +1,21 @@
 """Statistics of attention. Reference: against all scores at once in float64. Property: memory."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.step import activations
+from modules.attention import softmax
+from modules.kernels import Kernels
+from modules.kernels.attention import attend
 from modules.kernels.attention.observed import attention_statistics, statistics_of
 from modules.kernels.attention.scores import Scores
-from tests.helpers import FAST
+from modules.statistics import DIAGNOSTICS
+from tests.helpers import FAST, checked_config, initial_state, packed_batch, tiny_learner
 
 B, N, K, T, H = 2, 4, 2, 11, 8
 
@@ -159,3 +165,40 @@ def test_memory_grows_with_the_length_alone():
         compiled = jax.jit(function).lower(q, q, segments).compile()
         temporary = compiled.memory_analysis().temp_size_in_bytes
         assert temporary < length * length  # bytes of a mask alone; the scores take four times that
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'attention.softcap': 2.0, 'attention.sinks': 'learned', 'data.mask_documents': True},
+        {'attention.window': 2, 'attention.full_every': 2, 'attention.logit_scale': 'mup'},
+        {'model.attention': 'l2', 'attention.sinks': 'off_by_one', 'data.mask_documents': True},
+    ],
+    ids=str,
+)
+def test_a_layer_says_of_itself_what_its_kernel_gets(changes, monkeypatch):
+    """The same queries, keys, scores, segments and arrays, in every layer: catches an option of the
+    scores that the record does not have, and queries before their rotation.
+    """
+    calls = []
+
+    def spied(name, function):
+        def spy(*arguments, **more):
+            calls.append((name, arguments, more))
+            return function(*arguments, **more)
+
+        return spy
+
+    learner, batch = tiny_learner(checked_config(changes)), packed_batch()
+    variables = learner.variables(initial_state(learner.config).weights)
+    kernel = spied('kernel', partial(attend, 'reference'))
+    monkeypatch.setattr(softmax, 'attention_statistics', spied('seen', attention_statistics))
+    monkeypatch.setattr(Kernels, 'attention', property(lambda kernels: kernel))
+    activations(learner, variables, batch, (DIAGNOSTICS,))
+    assert [name for name, *_ in calls] == ['seen', 'kernel']  # of one layer, which is scanned
+    (_, (q, k, scores, segments, valid), more), (_, used, given) = calls
+    assert q is used[0] and k is used[1] and segments is used[4]
+    assert scores == used[3] and valid.shape == (8, 8)
+    full, full_given = more.pop('is_full'), given.pop('is_full')
+    assert (full is None) == (full_given is None)
+    assert more.keys() == given.keys() and all(more[name] is given[name] for name in more)
