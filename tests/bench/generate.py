@@ -6,6 +6,13 @@ The default model with random weights, one prompt of 8 tokens, up to rows of 256
 greedy; every program compiled before. Both give the same tokens.
 """
 
+import argparse
+import os
+import statistics
+import time
+
+from lm.run.process import has_accelerator
+
 PROMPT = 8
 
 
@@ -32,9 +39,7 @@ def cached(learner, variables, row: list[int], length: int) -> list[int]:
 
     if cached.generator is None:
         draw = lambda logits_V, key: jnp.argmax(logits_V)  # noqa: E731
-        cached.generator = Generator(
-            learner, variables, length, draw, jax.random.split(jax.random.key(0), 1)
-        )
+        cached.generator = Generator(learner, variables, length, draw, jax.random.split(jax.random.key(0), 1))
     cached.generator.reset()
     while len(row) < length:
         row = row + cached.generator.more([row])[0]
