@@ -184,7 +184,10 @@ def optimizer_step(
     )
     lr, updates = _updates(learner, direction, state, hyper)
     params = optax.apply_updates(state.params, updates)
-    params, reparam = described.reparam.after_update(params, state.reparam)
+    mapped, reparam = described.reparam.after_update(params, state.reparam)
+    params = jax.tree.map(
+        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
+    )
     new = State(state.step + 1, params, reparam, state.stats, opt_state)
     return OptimizerStep(new, updates, lr)
 

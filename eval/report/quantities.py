@@ -14,6 +14,17 @@ FEW = (
     'update_ratio_hidden',
     'log_z_mean',
 )
+# What figures for papers are drawn of where more was recorded than MOST_FIGURES.
+DRAWN = {
+    *FEW,
+    'attention_entropy',
+    'attention_first_token',
+    'residual_largest',
+    'residual_sink',
+    'layer_grad_norm',
+    'layer_param_norm',
+}
+MOST_FIGURES = 12
 GROUPS = {  # name: how the quantities begin, the first group that fits
     'attention, by head': (
         'attention_entropy',
@@ -51,6 +62,12 @@ def recorded(all_series: Iterable[Series]) -> list[str]:
             rank[name],
         ),
     )
+
+
+def drawn(all_series: Iterable[Series]) -> list[str]:
+    """What is recorded per layer and drawn for papers: all of it, or DRAWN where it is much."""
+    names = dict.fromkeys(name for one in all_series for name in one.layers)
+    return [name for name in names if len(names) <= MOST_FIGURES or name in DRAWN]
 
 
 def choices(names: Sequence[str]) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def test_names():
     by_head = {f'attention_{x}' for x in ('entropy', 'entropy_share', 'largest_logit')}
     by_head |= {'attention_first_token'}
     wanted = dict.fromkeys(by_layer, (3,)) | dict.fromkeys(scalars, ())
-    assert shapes == wanted | {name: (3, 2) for name in by_head & shapes.keys()}
+    assert shapes == wanted | dict.fromkeys(by_head, (3, 2))
 
 
 def rms(*arrays):

@@ -124,3 +124,12 @@ def test_what_matters_less_has_no_room():
     assert steps == 6 and names[:2] == ['attention_entropy_share', 'residual_rms'] and not by_head
     assert len(names) == 5 and 'x' not in names
     assert quantities.room([])[0] == series.MAP_STEPS[1]
+
+
+def test_figures_are_of_what_matters_where_there_is_much():
+    """Catches hundreds of files from a run with all diagnostics, and none from a run with few."""
+    names = [f'singular_value_{i}' for i in range(quantities.MOST_FIGURES - 1)]
+    one = series.Series(([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], [])))
+    assert quantities.drawn([one]) == [*names, 'residual_rms']
+    more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
+    assert quantities.drawn([one, more]) == ['residual_rms', 'residual_sink']
