@@ -147,8 +147,8 @@ def get_config() -> ConfigDict:
     config.mesh.run = -1  # devices that train different runs of a sweep; -1: as many as have work
 
     config.kernels = ConfigDict()
-    config.kernels.implementation = 'auto'  # by platform: xla_cpu, xla; or reference
-    config.kernels.attention = 'auto'  # of the implementation; or reference, blocked
+    config.kernels.implementation = 'auto'  # xla_cpu, xla; or reference, cudnn (GPU), splash (TPU)
+    config.kernels.attention = 'auto'  # of the implementation; or a kernel by name
     config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 

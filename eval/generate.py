@@ -67,7 +67,7 @@ def generate(
     generator = Generator(
         checkpoint.learner,
         jax.device_put(checkpoint.variables),
-        min(checkpoint.config.data.seq_len, max(starts) + tokens + AT_ONCE),
+        min(checkpoint.config.data.seq_len, max(starts) + tokens),
         functools.partial(sample, temperature=temperature, top_k=top_k),
         jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(
             jnp.arange(len(rows))
@@ -97,26 +97,26 @@ class Generator:
         keys_B: jax.Array,
     ):
         self._learner, self._variables, self._keys_B = learner, variables, keys_B
-        self.capacity, self.at_once = capacity, max(1, min(AT_ONCE, capacity // 2))
+        self.capacity = capacity
         self._cache: Cache | None = None
         self._drawn = 0
 
         def read(variables, cache, tokens_BT, counts_B):
             return extend(learner, variables, cache, tokens_BT, counts_B)[1]
 
-        def go_on(variables, cache, tokens_B, keys_B, drawn):
-            """(the next tokens [at_once, B], the cache, to which the last of them is not added)."""
+        def go_on(variables, cache, tokens_B, keys_B, drawn, count):
+            """(the next `count` tokens, in [AT_ONCE, B]; the cache, without the last of them)."""
 
-            def one(carry, i):
-                cache, tokens_B = carry
+            def one(i, carry):
+                cache, tokens_B, found_TB = carry
                 logits_B1V, cache = extend(learner, variables, cache, tokens_B[:, None])
-                keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys_B)
+                keys = jax.vmap(lambda key: jax.random.fold_in(key, drawn + i))(keys_B)
                 tokens_B = jax.vmap(draw)(logits_B1V[:, 0], keys).astype(jnp.int32)
-                return (cache, tokens_B), tokens_B
+                return cache, tokens_B, found_TB.at[i].set(tokens_B)
 
-            steps = drawn + jnp.arange(self.at_once)
-            (cache, _), tokens_TB = jax.lax.scan(one, (cache, tokens_B), steps)
-            return tokens_TB, cache
+            nothing = jnp.zeros((AT_ONCE, len(tokens_B)), jnp.int32)
+            cache, _, found_TB = jax.lax.fori_loop(0, count, one, (cache, tokens_B, nothing))
+            return found_TB, cache
 
         self._read = jax.jit(read, donate_argnums=1)
         self._go_on = jax.jit(go_on, donate_argnums=1)
@@ -126,14 +126,15 @@ class Generator:
         that is shorter has ended, and what it gets here means nothing.
         """
         if self._cache is None:
-            self._cache = self._filled(rows, self.capacity - self.at_once)
-        if int(jnp.max(self._cache.lengths_B)) + self.at_once > self.capacity:
+            self._cache = self._filled(rows, self.capacity - 1)
+        if int(jnp.max(self._cache.lengths_B)) == self.capacity:
             self._cache = self._filled(rows, self.capacity // 2 - 1)
+        count = min(AT_ONCE, self.capacity - int(jnp.max(self._cache.lengths_B)))
         last_B = np.array([row[-1] for row in rows], np.int32)
-        arguments = self._variables, self._cache, last_B, self._keys_B, self._drawn
+        arguments = self._variables, self._cache, last_B, self._keys_B, self._drawn, count
         tokens_TB, self._cache = self._go_on(*arguments)
-        self._drawn += self.at_once
-        return np.asarray(tokens_TB).T.tolist()
+        self._drawn += count
+        return np.asarray(tokens_TB)[:count].T.tolist()
 
     def _filled(self, rows: Sequence[Sequence[int]], most: int) -> Cache:
         """A cache of up to `most` tokens before the last one of each row."""

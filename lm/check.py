@@ -100,10 +100,10 @@ def _check_attention(config: Config) -> None:
             'attention.qk_norm_over=model is about model.qk_norm, which is none; set it, to '
             'rmsnorm as in OLMo 2'
         )
-    scores = scores_of(config)
+    scores, head_dim = scores_of(config), config.model.d_model // config.model.n_heads
     for name in (config.kernels.attention, implied_kernel(config)):
         if scores is not None and name != AUTO:
-            refuse_unserved(name, scores)
+            refuse_unserved(name, scores, config.model.dtype, head_dim)
 
 
 def implied_kernel(config: Config) -> str:

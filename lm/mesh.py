@@ -1,5 +1,7 @@
 """Which device holds what."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -67,6 +69,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of the batch over `data`."""
     return NamedSharding(mesh, PartitionSpec('data'))
+
+
+def traced_on(mesh: Mesh, function: Callable) -> Callable:
+    """`function`, to be jitted with shardings of `mesh`: what it calls finds the mesh in
+    `jax.sharding.get_abstract_mesh()`. Kernels that XLA cannot partition cut their rows by it.
+    """
+
+    @functools.wraps(function)
+    def on_mesh(*arguments):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*arguments)
+
+    return on_mesh
 
 
 def over_runs(sharding: NamedSharding) -> NamedSharding:

@@ -121,7 +121,7 @@ class Block(nn.Module):
 
     def attention(self, valid_BT, block):
         config, model = self.config, self.config.model
-        layer, position = (part_at(config, f'model.{field}') for field in ('attention', 'position'))
+        layer, position = part_at(config, 'model.attention'), part_at(config, 'model.position')
         valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
         valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
         over = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from lm.config import Config
-from lm.mesh import batch_sharding, param_sharding, replicated
+from lm.mesh import batch_sharding, param_sharding, replicated, traced_on
 from lm.state import Learner, State, hyper_from, init_state, optimizer
 from lm.step import make_eval_step, make_train_step
 from modules.optim import state_specs
@@ -69,7 +69,7 @@ def jit_init(learner: Learner, mesh: Mesh) -> Callable:
     """`init(key, hyper) -> State`, laid out on the mesh as the step wants it."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return jax.jit(
-        lambda key, hyper: init_state(learner, hyper, key),
+        traced_on(mesh, lambda key, hyper: init_state(learner, hyper, key)),
         out_shardings=state_shardings(learner, mesh),
         compiler_options=INIT_ON_CPU if on_cpu else None,
     )
@@ -79,7 +79,7 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
     """The step with its state donated, its batch cut over `data`, its metrics everywhere."""
     state = state_shardings(learner, mesh)
     return jax.jit(
-        make_train_step(learner),
+        traced_on(mesh, make_train_step(learner)),
         in_shardings=(state, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
@@ -89,7 +89,7 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
 def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
     """The evaluation step, its batch cut over `data`, its sums everywhere."""
     return jax.jit(
-        make_eval_step(learner),
+        traced_on(mesh, make_eval_step(learner)),
         in_shardings=(
             state_shardings(learner, mesh).weights,
             batch_sharding(mesh),

@@ -89,8 +89,8 @@ BUGS = {
     ),
     'a window one token wider': Bug(
         'modules/kernels/attention/reference.py',
-        'bool), -window)',
-        'bool), -window - 1)',
+        'within = back < window if',
+        'within = back <= window if',
         'tests/modules/test_kernels.py -k scores',
     ),
     'a kernel that refuses nothing': Bug(

@@ -42,6 +42,8 @@ TINY = {
 
 # Choices that ask for another one.
 NEEDS = {
+    ('kernels.attention', 'cudnn'): {'model.dtype': 'bfloat16'},
+    ('kernels.implementation', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},

@@ -15,7 +15,7 @@ from lm.model import build_model
 from lm.record.host import versions
 from lm.record.series import Checkpoints
 from lm.record.workdir import write_config
-from lm.state import State, Weights, build_learner, hyper_from, optimizer
+from lm.state import Learner, State, Weights, build_learner, hyper_from, optimizer
 
 ROWS = 2  # sequences of random tokens that logits are compared on
 
@@ -44,10 +44,19 @@ def logits_of(config: Config, vocab: int, variables: Any, dtype: str) -> np.ndar
     shape = (ROWS, config.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
     model = dataclasses.replace(config.model, dtype=dtype)
-    kernels = KernelsConfig(implementation='reference')
-    config = dataclasses.replace(config, model=model, kernels=kernels)
+    config = by_reference(dataclasses.replace(config, model=model))
     transformer = build_model(config, vocab, 'cpu')
     return on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
+
+
+def by_reference(config: Config) -> Config:
+    """`config` with the reference kernels, which run anywhere: its own may not run on a CPU."""
+    return dataclasses.replace(config, kernels=KernelsConfig(implementation='reference'))
+
+
+def learner_on_cpu(config: Config, vocab: int) -> Learner:
+    """To describe parameters or to make them: it is never trained."""
+    return build_learner(by_reference(config), vocab, 0, 'cpu')
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -66,7 +75,7 @@ def write(
     if out.exists() and any(out.iterdir()):
         raise ValueError(f'--out={out} is not empty; give a new folder')
     weights = jax.tree.map(jnp.asarray, weights)
-    described = build_learner(config, meta['vocab_size'], 0, 'cpu').described
+    described = learner_on_cpu(config, meta['vocab_size']).described
     moments = optimizer(config, described, hyper_from(config)).init(weights.params)
     state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments)
     tokenizer.save(out / 'tokenizer')

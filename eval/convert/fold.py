@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from eval.convert.converted import cast, difference, logits_of, on_cpu
+from eval.convert.converted import cast, difference, learner_on_cpu, logits_of, on_cpu
 from eval.load import Checkpoint
 from lm.check import check, option_of
 from lm.config import FIELDS, Config, part_at, readers_of, replaced, settle
 from lm.model import groups_of_blocks
 from lm.record.checkpoint import check_tree, state_record
-from lm.state import State, Weights, build_learner, hyper_from, init_state
+from lm.state import State, Weights, hyper_from, init_state
 from modules.choices import choose
 from modules.norms import NORMS, fold
 from modules.norms.fold import Affine
@@ -242,7 +242,7 @@ def folded_norm(source: Config, to: str, config: Config) -> str:
 def unfolded_specs(source: Config, vocab: int) -> dict[str, ParamSpec]:
     """Of the weights that the source's model uses, with a readout of its own."""
     config = replaced(source, {'model.reparam': 'none', 'model.tie_embeddings': False})
-    return named_leaves(build_learner(config, vocab, 0, 'cpu').described.specs)
+    return named_leaves(learner_on_cpu(config, vocab).described.specs)
 
 
 def folded_params(
@@ -290,5 +290,5 @@ def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int)
 
 
 def fresh_state(config: Config, vocab: int) -> State:
-    learner = build_learner(config, vocab, 0, 'cpu')
+    learner = learner_on_cpu(config, vocab)
     return init_state(learner, hyper_from(config), jax.random.key(0))

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from lm import data
 from lm.activations import Activations, gradients, next_token_loss, observe
 from lm.cached import Cache, extend, init_cache
-from lm.config import Config
+from lm.config import AUTO, Config
 from lm.mesh import make_mesh
 from lm.model import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
@@ -23,6 +23,7 @@ from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
+from modules.kernels import kernels_for
 
 to_stderr = functools.partial(print, file=sys.stderr)
 
@@ -138,30 +139,43 @@ def find(path: Path) -> tuple[Path, int]:
 def load(path: str | Path, say: Callable[[str], None] = to_stderr) -> Checkpoint:
     """Reads weights, config and tokenizer; on the devices at hand, however many trained it.
 
-    Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot.
+    Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot, and of
+    kernels that do not run here, which others stand for.
     Raises ValueError where there is none, or its weights do not fit its config.
     """
     folder, newest = find(Path(path))
     if folder == Path(path).parent:
-        return _load(folder, newest)
+        return _load(folder, newest, say)
     for step in reversed(steps_in(folder)):
         try:
-            return _load(folder, step)
+            return _load(folder, step, say)
         except Damaged as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {steps_in(folder)} in {folder} can be read')
 
 
-def _load(folder: Path, step: int) -> Checkpoint:
+def _load(folder: Path, step: int, say: Callable[[str], None]) -> Checkpoint:
     meta = read_meta(folder, step)
-    config = stored_config(meta['config'])
+    platform = jax.devices()[0].platform
+    config = with_kernels_of(platform, stored_config(meta['config']), say)
     # Whatever mesh it was trained on, one device holds any model that this can evaluate yet.
     mesh = make_mesh(dataclasses.replace(config.mesh, data=1))
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
-    platform = jax.devices()[0].platform
     learner = build_learner(config, meta['vocab_size'], tokenizer.bos_id, platform)
     weights = read_weights(folder, step, abstract_state(learner, mesh))
     path = folder / str(step)
     return Checkpoint(
         path, config, step, meta, learner, mesh, hyper_from(config), weights, tokenizer
     )
+
+
+def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -> Config:
+    """`config`, with kernels that run on `platform` where it names others; `say` is told."""
+    named = config.kernels
+    try:
+        kernels_for(platform, named.implementation, named.attention, named.matmul)
+    except ValueError as error:
+        say(f'{error}. Computed here with kernels.implementation=auto.')
+        kernels = dataclasses.replace(named, implementation=AUTO, attention=AUTO)
+        return dataclasses.replace(config, kernels=kernels)
+    return config

@@ -12,7 +12,7 @@ from lm import data
 from lm.config import Config
 from lm.diagnostics import make_diagnose
 from lm.many import layout
-from lm.mesh import batch_sharding, put_batch
+from lm.mesh import batch_sharding, put_batch, traced_on
 from lm.run.experiment import Experiment
 from lm.run.start import initial_state
 from lm.shardings import batch_shapes, state_shardings
@@ -34,7 +34,7 @@ class Program:
         learner, mesh = experiment.learner, experiment.mesh
         self.layout = layout(how, mesh, state_shardings(learner, mesh))
         self._step = jax.jit(
-            self.layout.over(make_train_step(learner)),
+            traced_on(mesh, self.layout.over(make_train_step(learner))),
             in_shardings=(
                 self.layout.scalars,
                 self.layout.states,
@@ -55,10 +55,14 @@ class Program:
         """`function(state, batch, hyper)` as jitted(batch, active, states, hypers): all runs have
         the same batch.
         """
+        mesh = self.experiment.mesh
+        of_runs = self.layout.over(
+            lambda batch, state, hyper: function(state, batch, hyper), n_shared=1
+        )
         return jax.jit(
-            self.layout.over(lambda batch, state, hyper: function(state, batch, hyper), n_shared=1),
+            traced_on(mesh, of_runs),
             in_shardings=(
-                batch_sharding(self.experiment.mesh),
+                batch_sharding(mesh),
                 self.layout.scalars,
                 self.layout.states,
                 self.layout.scalars,

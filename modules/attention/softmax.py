@@ -154,11 +154,11 @@ class SoftmaxAttention(MultiHead):
 
 
 class L2Attention(SoftmaxAttention):
-    """`SoftmaxAttention` with s = (q k^T - |k|^2 / 2) / sqrt(H): that of -|q - k|^2 / 2, of which
-    the term in |q|^2 is the same for all keys (PPGT, arXiv:2504.12588).
+    """s = (q k^T - |k|^2 / 2) / sqrt(H): softmax of distances (PPGT, arXiv:2504.12588).
 
-    The released code divides the second term alone; `l2_scaled` has both forms. PPGT's positions
-    are of graphs and not here.
+    -|q - k|^2 / 2 without its term in |q|^2, which is the same for all keys. The released code
+    divides the second term alone; `l2_scaled` has both forms. PPGT's positions are of graphs and
+    not here.
     """
 
     l2_scaled: Annotated[

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 
 from modules.choices import choose
-from modules.kernels.attention import ATTENTION_KERNELS, attend
+from modules.kernels.attention import ATTENTION_KERNELS, attend, refuse_platform
 from modules.kernels.matmul import MATMUL_KERNELS
 
 # A choice for each operation, by the name of its kernel.
@@ -19,6 +19,8 @@ IMPLEMENTATIONS = {
     'reference': {'attention': 'reference', 'matmul': 'direct'},
     'xla': {'attention': 'blocked', 'matmul': 'direct'},
     'xla_cpu': {'attention': 'blocked', 'matmul': 'narrow_first'},
+    'cudnn': {'attention': 'cudnn', 'matmul': 'direct'},  # on GPUs alone
+    'splash': {'attention': 'splash', 'matmul': 'direct'},  # on TPUs alone
 }
 
 
@@ -49,7 +51,7 @@ def kernels_for(
     """The one place that reads 'auto': an operation's is what the implementation has, and the
     implementation's is what suits devices of `platform` ('cpu', 'gpu', 'tpu').
 
-    ValueError for a name that no table has.
+    ValueError for a name that no table has, and for a kernel that does not run there.
     """
     if implementation == 'auto':
         implementation = 'xla_cpu' if platform == 'cpu' else 'xla'
@@ -59,4 +61,5 @@ def kernels_for(
         if name != 'auto':
             choose(table, name, f'kernels.{operation}')
             names[operation] = name
+    refuse_platform(names['attention'], platform)
     return Kernels(names['attention'], names['matmul'])

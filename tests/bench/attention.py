@@ -116,7 +116,11 @@ def main() -> None:
         return
     long_rows(flags.rounds, flags.torch)
     subprocess.run(
-        [sys.executable, '-c', f'from tests.bench import attention; attention.options({flags.rounds})'],
+        [
+            sys.executable,
+            '-c',
+            f'from tests.bench import attention; attention.options({flags.rounds})',
+        ],
         env=os.environ | KEEPING,
         check=True,
     )

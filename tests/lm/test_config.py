@@ -240,7 +240,7 @@ class TestIdentity:
         """Every field, in a config whose parts read it."""
         base = checked_config(next((c for c in READERS if reads(c, path)), {}))
         values = [value for value in other_values(path) if value != flatten(base)[path]]
-        assert values
+        assert values or len(FIELDS[path].choice.table) == 1
         for value in values:
             assert digest(replaced(base, {path: value})) != digest(base)
 

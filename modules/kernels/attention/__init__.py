@@ -11,11 +11,14 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from modules.choices import choose
 from modules.kernels.attention.blocked import blocked
+from modules.kernels.attention.cudnn import cudnn
 from modules.kernels.attention.reference import reference
 from modules.kernels.attention.scores import Scores
+from modules.kernels.attention.splash import splash
 
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
 
@@ -25,28 +28,86 @@ class AttentionKernel:
     """compute(q, k, v, scores, segments_BT), with sinks_N, slopes_N and key_bias_BKS by name where
     it serves them.
 
-    serves: the fields of `Scores` that `compute` reads.
+    serves: the fields of `Scores` that `compute` reads. platform: the only one it runs on; None:
+    all. dtypes: those of q, k and v that it takes; None: all. head_dims: the widths of a head that
+    it takes; None: all. length_multiple: `attend` pads rows to a multiple of it.
     """
 
     compute: Callable[..., jax.Array]
     serves: frozenset[str]
+    platform: str | None = None
+    dtypes: tuple[str, ...] | None = None
+    head_dims: range | None = None
+    length_multiple: int = 1
+
+    def takes(self, dtype: str | None, head_dim: int | None) -> bool:
+        """Whether q, k and v may be so; None: not asked."""
+        return (dtype is None or self.dtypes is None or dtype in self.dtypes) and (
+            head_dim is None or self.head_dims is None or head_dim in self.head_dims
+        )
 
 
 ATTENTION_KERNELS = {
     'blocked': AttentionKernel(blocked, ALL),
     'reference': AttentionKernel(reference, ALL),
+    # An even length: its gradient with a mask needs that. Wider heads than 128 need Hopper, which
+    # JAX checks as it traces.
+    'cudnn': AttentionKernel(
+        cudnn,
+        frozenset({'scale', 'window'}),
+        platform='gpu',
+        dtypes=('bfloat16', 'float16'),
+        head_dims=range(8, 257, 8),
+        length_multiple=2,
+    ),
+    'splash': AttentionKernel(
+        splash,
+        frozenset({'scale', 'softcap', 'window', 'sinks'}),
+        platform='tpu',
+        dtypes=('bfloat16', 'float32'),
+        head_dims=range(1, 257),  # at 512, float32 blocks are too large for a v4's vector memory
+        length_multiple=128,  # the lanes of a vector register, which a block of keys fills
+    ),
 }
 
 
-def refuse_unserved(name: str, scores: Scores) -> None:
-    """ValueError where the kernel of that name does not serve what `scores` asks for."""
+def refuse_unserved(
+    name: str, scores: Scores, dtype: str | None = None, head_dim: int | None = None
+) -> None:
+    """ValueError where the kernel of that name does not serve what `scores` asks for, or does not
+    take q, k and v of that type or width of a head; None: not asked.
+    """
     kernel, asked = choose(ATTENTION_KERNELS, name, 'kernels.attention'), scores.asked()
-    lacking = {field: value for field, value in asked.items() if field not in kernel.serves}
+    lacking = [f'{field}={value}' for field, value in asked.items() if field not in kernel.serves]
+    if not kernel.takes(dtype, None):
+        lacking.append(f'model.dtype={dtype} (but {", ".join(kernel.dtypes)})')
+    if not kernel.takes(None, head_dim):
+        widths = kernel.head_dims
+        lacking.append(
+            f'heads of width {head_dim} (but {widths[0]} to {widths[-1]} in steps of {widths.step})'
+        )
     if lacking:
-        able = [other for other, row in ATTENTION_KERNELS.items() if row.serves >= asked.keys()]
-        fields = ', '.join(f'{field}={value}' for field, value in lacking.items())
+        able = [
+            other + (f' (on {row.platform})' if row.platform else '')
+            for other, row in ATTENTION_KERNELS.items()
+            if row.serves >= asked.keys() and row.takes(dtype, head_dim)
+        ]
         raise ValueError(
-            f'kernels.attention={name} does not serve {fields}; those that do: {", ".join(able)}'
+            f'kernels.attention={name} does not serve {", ".join(lacking)}; those that do: '
+            f'{", ".join(able)}'
+        )
+
+
+def refuse_platform(name: str, platform: str) -> None:
+    """ValueError where the kernel of that name does not run on devices of `platform`."""
+    needed = ATTENTION_KERNELS[name].platform
+    if needed not in (None, platform):
+        able = [
+            other for other, row in ATTENTION_KERNELS.items() if row.platform in (None, platform)
+        ]
+        raise ValueError(
+            f'kernels.attention={name} runs on {needed} alone, and these devices are {platform}; '
+            f'choose auto, or {", ".join(able)}'
         )
 
 
@@ -68,15 +129,28 @@ def attend(
     is_full: a scalar that may be traced; where it is true, the window does not hold. The layers of
     a scan differ in it.
     """
-    refuse_unserved(name, scores)
+    refuse_unserved(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
     arrays = {'sinks_N': sinks_N, 'slopes_N': slopes_N, 'key_bias_BKS': key_bias_BKS}
     given = scores.check_arrays(arrays)
-    kernel = ATTENTION_KERNELS[name].compute
+    kernel, length = ATTENTION_KERNELS[name], q_BNTH.shape[2]
+    missing = -length % kernel.length_multiple
+    if missing:
+        q_BNTH, k_BKSH, v_BKSH = (padded(x, 2, missing) for x in (q_BNTH, k_BKSH, v_BKSH))
+        segments_BT = None if segments_BT is None else padded(segments_BT, 1, missing)
 
     def compute(scores):
-        return kernel(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **given)
+        out_BNTH = kernel.compute(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **given)
+        return out_BNTH[:, :, :length] if missing else out_BNTH
 
     if scores.window is None or is_full is None:
         return compute(scores)
     unbounded = dataclasses.replace(scores, window=None)
     return jax.lax.cond(is_full, lambda: compute(unbounded), lambda: compute(scores))
+
+
+def padded(x: jax.Array, axis: int, missing: int) -> jax.Array:
+    """`missing` more places at the end, as the last one is: no token sees one that comes later, and
+    each sees itself, so that all rows stay finite and the others are what they were.
+    """
+    widths = [(0, missing if at == axis else 0) for at in range(x.ndim)]
+    return jnp.pad(x, widths, mode='edge')

@@ -51,13 +51,12 @@ def blocked(
     slopes_N: jax.Array | None = None,
     key_bias_BKS: jax.Array | None = None,
 ) -> jax.Array:
-    """As `reference`, over square tiles of queries and keys, those after the queries or before
-    their window left out.
+    """As `reference`, tile by tile of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
 
-    Softmax over the tiles of a row is that of arXiv:2112.05682: a running maximum and sum. Kept for
-    the backward pass are the output and the log-sum-exp of each row, as in FlashAttention
-    (arXiv:2205.14135); the probabilities are computed again. The custom backward pass rules out
-    forward-mode differentiation; `reference` has that.
+    Tiles of keys after the queries, or before their window, are left out. Softmax over the tiles of
+    a row has a running maximum and sum. Kept for the backward pass are the output and the
+    log-sum-exp of each row, as in FlashAttention; the probabilities are computed again. The custom
+    backward pass rules out forward-mode differentiation; `reference` has that.
     """
     batch, n_heads, length, head_dim = q_BNTH.shape
     static = tiles_for(scores, batch * n_heads, length)

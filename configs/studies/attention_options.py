@@ -1,0 +1,55 @@
+"""What do forms of attention change in the loss, and in what the first token gets?
+
+Question: at equal tokens and each at its best learning rate, how do sinks, gates, softcap,
+          affine-scaled, L2 and linear attention compare with plain softmax attention, and which of
+          them takes the share of attention that the first token has (arXiv:2601.22966)?
+Command:  uv run train.py --config=configs/studies/attention_options.py --workdir=runs/attention
+          uv run python -m eval.report --workdir=runs/attention --figures=figures
+Cost:     108 runs of 0.26 million parameters.
+Result:   configs/studies/results/attention_options.md
+
+Queries and keys are not normalized, which would hide some of what the forms do. Every cell sees the
+same text in the same order.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+VARIANTS = (
+    {'model.attention': 'softmax'},
+    {'model.attention': 'softmax', 'attention.sinks': 'off_by_one'},
+    {'model.attention': 'softmax', 'attention.sinks': 'learned'},
+    {'model.attention': 'softmax', 'attention.gate': 'headwise'},
+    {'model.attention': 'softmax', 'attention.gate': 'elementwise'},
+    {'model.attention': 'softmax', 'attention.softcap': 50.0},
+    {'model.attention': 'softmax', 'attention.affine_scaled': True},
+    {'model.attention': 'l2'},
+    {'model.attention': 'linear'},
+    {'model.attention': 'nala'},
+)
+LEARNING_RATES = (1e-3, 3e-3, 1e-2)
+
+
+def get_config() -> ConfigDict:
+    config = default.get_config()
+    config.model.d_model = 64
+    config.model.n_layers = 4
+    config.model.d_ff = 256
+    config.model.qk_norm = 'none'
+    config.data.tokenizer = 'bpe:512'
+    config.data.seq_len = 128
+    config.data.batch_size = 8
+    config.optim.warmup_steps = 50
+    config.train.steps = 400
+    config.train.eval_every = 400
+    config.train.eval_batches = 16
+    config.train.diagnose_every = 100
+    config.train.checkpoint_every = 0
+    config.train.log_every = 10
+    config.sweep = {
+        'list': VARIANTS,
+        'optim.lr': LEARNING_RATES,
+        'train.seed': (0, 1, 2),
+    }
+    return config

@@ -1,0 +1,54 @@
+"""Does attention collapse at a large learning rate, and do sigmaReparam and qk-norm prevent it?
+
+Question: at a learning rate at which plain attention's entropy falls towards 0 and the loss
+          diverges or stalls, do the same models train with model.reparam=sigma, and with
+          model.qk_norm=rmsnorm (arXiv:2303.06296, arXiv:2302.05442)?
+Command:  uv run train.py --config=configs/studies/entropy_collapse.py --workdir=runs/collapse
+          uv run python -m eval.report --workdir=runs/collapse --figures=figures
+Cost:     9 runs of 0.26 million parameters.
+Result:   configs/studies/results/entropy_collapse.md
+
+entropy_collapse.py:search is how the setting was found: plain attention alone, over placements,
+warm-ups and learning rates, one seed.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+VARIANTS = (
+    {'model.qk_norm': 'none', 'model.reparam': 'none'},
+    {'model.qk_norm': 'none', 'model.reparam': 'sigma'},
+    {'model.qk_norm': 'rmsnorm', 'model.reparam': 'none'},
+)
+SEARCHED = {
+    'model.placement': ('pre', 'post'),
+    'optim.warmup_steps': (0, 20),
+    'optim.lr': (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+}
+
+
+def get_config(which: str = 'compare') -> ConfigDict:
+    """which: 'compare' the variants at the setting found, or 'search' for it."""
+    config = default.get_config()
+    config.model.d_model = 64
+    config.model.n_layers = 4
+    config.model.d_ff = 256
+    config.model.qk_norm = 'none'
+    config.data.tokenizer = 'bpe:512'
+    config.data.seq_len = 128
+    config.data.batch_size = 8
+    config.optim.lr = 3e-2
+    config.optim.warmup_steps = 20
+    config.train.steps = 400
+    config.train.eval_every = 400
+    config.train.eval_batches = 16
+    config.train.diagnose_every = 10
+    config.train.checkpoint_every = 0
+    config.train.log_every = 10
+    sweeps = {
+        'compare': {'list': VARIANTS, 'train.seed': (0, 1, 2)},
+        'search': SEARCHED,
+    }
+    config.sweep = sweeps[which]
+    return config

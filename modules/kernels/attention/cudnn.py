@@ -1,0 +1,37 @@
+"""cuDNN's fused attention on GPUs, through `jax.nn.dot_product_attention`."""
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.attention.scores import Scores
+
+
+def cudnn(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    scores: Scores,
+    segments_BT: jax.Array | None = None,
+    *,
+    implementation: str = 'cudnn',
+) -> jax.Array:
+    """`reference` with `scale` and `window`: no array of T x T scores is kept without segments.
+
+    Segments are passed as a mask, of which JAX makes a bias [B, 1, T, T] in the type of q for
+    cuDNN to read: 2 B T T bytes in bfloat16, and no block of keys is skipped for it. JAX's rule for
+    the call cuts it over the batch. implementation: 'xla' is the same in plain operations, for
+    tests.
+    """
+    same_B1TS = None
+    if segments_BT is not None:
+        same_B1TS = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+    out_BTNH = jax.nn.dot_product_attention(
+        *(jnp.swapaxes(x, 1, 2) for x in (q_BNTH, k_BKSH, v_BKSH)),
+        mask=same_B1TS,
+        scale=scores.scale_of(q_BNTH.shape[-1]),
+        is_causal=True,
+        # The token itself is not counted in: (back, ahead).
+        local_window_size=None if scores.window is None else (scores.window - 1, 0),
+        implementation=implementation,
+    )
+    return jnp.swapaxes(out_BTNH, 1, 2)

@@ -1,0 +1,76 @@
+"""Compiles training steps with fused attention for TPUs that are not here, and prints what it sees:
+one line of JSON each. A process of its own, as libtpu is loaded once in a process.
+"""
+
+import json
+import re
+
+import jax
+from jax.experimental import topologies
+
+from lm.check import check
+from lm.many import SINGLE
+from lm.mesh import make_mesh
+from lm.run.program import Program
+from lm.shardings import jit_init, state_shapes
+from lm.state import build_learner, hyper_from
+from tests.helpers import BOS, VOCAB, tiny_config
+
+CHANGES = {
+    'kernels.implementation': 'splash',
+    'model.dtype': 'bfloat16',
+    'model.d_model': 32,
+    'model.n_kv_heads': 1,
+    'data.seq_len': 128,
+    'data.mask_documents': True,
+}
+PROGRAMS = {
+    'one chip': (1, SINGLE, 1, {}),
+    'four chips': (
+        4,
+        SINGLE,
+        1,
+        {
+            'attention.window': 64,
+            'attention.full_every': 2,
+            'attention.sinks': 'learned',
+            'attention.softcap': 30.0,
+        },
+    ),
+    'four runs on four chips': (4, 'vmap', 4, {'mesh.data': 2}),
+}
+
+
+class Experiment:
+    """What a `Program` reads of one, for devices that are not here."""
+
+    platform = 'tpu'
+
+    def __init__(self, devices, runs, config):
+        self.config, self.learner = config, build_learner(config, VOCAB, BOS, 'tpu')
+        self.mesh = make_mesh(config.mesh, devices, runs)
+        self.state_shapes = state_shapes(self.learner)
+
+
+def main():
+    topology = topologies.get_topology_desc(topology_name='v5e:2x2', platform='tpu')
+    for name, (chips, how, runs, changes) in PROGRAMS.items():
+        config = tiny_config(CHANGES | changes)
+        check(config)
+        experiment = Experiment(list(topology.devices[:chips]), runs, config)
+        text = Program(experiment, how).compiled(runs).as_text()
+        key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
+        jit_init(experiment.learner, experiment.mesh).lower(key, hyper)
+        queries = r'\(?bf16\[([\d,]+)\][^\n]*custom_call_target="tpu_custom_call"'
+        found = {
+            'program': name,
+            'mesh': dict(experiment.mesh.shape),
+            'kernels': sorted(set(re.findall(r'splash_mha_\w+', text))),
+            'of queries': sorted(set(re.findall(queries, text)))[-1],
+            'all-gathers': text.count(' all-gather('),
+        }
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == '__main__':
+    main()

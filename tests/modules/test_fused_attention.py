@@ -1,0 +1,216 @@
+"""Equivalence: the library's fused attention, computed in plain operations, is the reference, on
+one device and cut over several. Contract: what it lacks is refused by name before anything is
+compiled, and its programs hold its calls. `tests/lm/test_tpu.py` compiles it for TPUs.
+"""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.check import check
+from lm.mesh import batch_sharding, replicated, traced_on
+from lm.record.load import with_kernels_of
+from lm.shardings import batch_shapes, state_shapes
+from lm.state import build_learner, hyper_from
+from lm.step import make_train_step
+from modules.kernels import kernels_for
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
+from modules.kernels.attention.cudnn import cudnn
+from modules.kernels.attention.splash import splash
+from tests.helpers import BOS, FAST, VOCAB, tiny_config
+
+PLAIN = Scores()
+IN_PLAIN_OPERATIONS = {
+    'cudnn': functools.partial(cudnn, implementation='xla'),
+    'splash': functools.partial(splash, interpret=True),
+}
+ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
+
+
+@pytest.fixture
+def plain_operations(monkeypatch):
+    """The rows as they are, but for what computes them, which a CPU lacks."""
+    for name, compute in IN_PLAIN_OPERATIONS.items():
+        row = dataclasses.replace(ATTENTION_KERNELS[name], compute=compute)
+        if name == 'cudnn':  # so that float32 tells mistakes from rounding
+            row = dataclasses.replace(row, dtypes=None)
+        monkeypatch.setitem(ATTENTION_KERNELS, name, row)
+
+
+def draw(length, n_heads=4, n_kv_heads=2, batch=2, head_dim=8, dtype='float32'):
+    """q, k, v, the cotangent of the output, segments and sinks: three documents, then padding."""
+    rng = np.random.default_rng(length)
+    heads = (n_heads, n_kv_heads, n_kv_heads, n_heads)
+    arrays = [jnp.asarray(rng.normal(size=(batch, n, length, head_dim)), dtype) for n in heads]
+    edges = [length // 5, length // 2, length - 2]
+    row = (1 + np.searchsorted(edges, np.arange(length), side='right')) % 4
+    segments = jnp.asarray(np.stack([np.roll(row, b) for b in range(batch)]), jnp.int32)
+    return *arrays, segments, jnp.float32(rng.normal(size=n_heads))
+
+
+def forward_and_gradients(name, scores, segmented, q, k, v, grad, segments, sinks):
+    """The output, and gradients of q, k, v and of sinks."""
+    more = {'sinks_N': sinks} if scores.sinks else {}
+
+    def run(q, k, v, more):
+        return attend(name, q, k, v, scores, segments if segmented else None, **more)
+
+    out, pull = jax.vjp(run, q, k, v, more)
+    return out, *jax.tree.leaves(pull(grad))
+
+
+jitted = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2), compiler_options=FAST)
+
+
+def assert_close(actual, wanted, rounding):
+    for ours, right in zip(actual, wanted, strict=True):
+        assert ours.dtype == right.dtype
+        right = np.asarray(right, np.float64)
+        assert np.isfinite(right).all()
+        atol = 16 * rounding * np.abs(right).max()
+        np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=0, atol=atol)
+
+
+ALL_OF_SPLASH = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
+
+
+@pytest.mark.usefixtures('plain_operations')
+@pytest.mark.parametrize(
+    ('name', 'length', 'scores', 'segmented', 'dtype'),
+    [
+        ('cudnn', 8, PLAIN, False, 'float32'),
+        ('cudnn', 9, Scores(scale=0.3, window=3), True, 'float32'),
+        ('cudnn', 12, Scores(window=1), False, 'float32'),
+        ('cudnn', 32, Scores(window=20), True, 'bfloat16'),
+        ('splash', 128, PLAIN, False, 'float32'),
+        ('splash', 100, ALL_OF_SPLASH, True, 'float32'),
+        ('splash', 256, Scores(window=200), True, 'bfloat16'),  # a window across blocks
+    ],
+    ids=str,
+)
+def test_fused_attention_is_the_reference(name, length, scores, segmented, dtype):
+    """Forward and gradient, in documents and grouped heads; 9 and 100 are padded. Catches a window
+    that is one off, documents or a scale left out, padding that is seen, heads that share wrongly.
+    """
+    arrays = draw(length, dtype=dtype)
+    ours = jitted(name, scores, segmented, *arrays)
+    assert ours[0].shape == arrays[0].shape
+    assert_close(ours, jitted('reference', scores, segmented, *arrays), ROUNDING[dtype])
+
+
+@pytest.mark.usefixtures('plain_operations')
+@pytest.mark.parametrize('name', ['cudnn', 'splash'])
+def test_a_layer_may_leave_its_window_out(name):
+    """By a traced scalar, as the layers of a scan differ; padded rows and documents."""
+    q, k, v, _, segments, _ = draw(9)
+
+    @functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+    def run(name, is_full):
+        return attend(name, q, k, v, Scores(window=3), segments, is_full=is_full)
+
+    full, narrow = (run(name, is_full) for is_full in (True, False))
+    assert_close([full, narrow], [run('reference', True), run('reference', False)], 2**-23)
+    assert np.abs(full - narrow).max() > 0.1
+
+
+@pytest.mark.usefixtures('plain_operations')
+@pytest.mark.parametrize('batch', [4, 3])
+def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
+    """On 2 x 4 devices as on one, the gradient of what they share too; three rows do not divide.
+    Catches one that counts a device's sinks alone, or those of `run` twice.
+    """
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
+    arrays, scores = draw(128, batch=batch), Scores(sinks=True, window=9)
+    rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
+    run = traced_on(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
+    cut = jax.jit(run, in_shardings=(*[rows] * 5, replicated(mesh)), compiler_options=FAST)
+    assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
+    text = cut.lower(*arrays).as_text()
+    heads, rows_each = 4, 1 if batch == 4 else 3
+    assert f'tensor<{rows_each}x{heads}x128x8xf32>' in text
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'kernels.attention': 'cudnn', 'model.dtype': 'float32'}, r'model.dtype=float32 \(but bf'),
+        ({'kernels.implementation': 'cudnn', 'attention.softcap': 30.0}, r'cudnn .*softcap=30.0'),
+        ({'kernels.attention': 'cudnn', 'attention.sinks': 'learned'}, r'sinks=True; .*splash'),
+        (
+            {'kernels.attention': 'cudnn', 'model.d_model': 8},
+            r'width 4 \(but 8 to 256 in steps of 8\)',
+        ),
+        ({'kernels.attention': 'cudnn', 'model.d_model': 528}, r'heads of width 264'),
+        ({'kernels.attention': 'splash', 'model.d_model': 528}, r'of width 264 .*: blocked, ref'),
+        ({'kernels.attention': 'splash', 'model.attention': 'l2'}, r'key_bias=True; .*reference'),
+    ],
+    ids=str,
+)
+def test_what_a_fused_kernel_lacks_is_refused_with_the_config(changes, words):
+    """By name, with those that have it, before a model is made."""
+    with pytest.raises(ValueError, match=words):
+        check(tiny_config({'model.dtype': 'bfloat16'} | changes))
+
+
+@pytest.mark.parametrize('field', ['slopes', 'key_bias'])
+def test_splash_refuses_what_it_would_leave_out(field):
+    """And a type that TPUs do not have. By the kernel itself too, which no config has checked."""
+    with pytest.raises(
+        ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
+    ):
+        refuse_unserved('splash', Scores(**{field: True}))
+    q = jax.ShapeDtypeStruct((1, 2, 128, 8), 'float64')
+    with pytest.raises(ValueError, match=r'splash does not serve model.dtype=float64 \(but bf'):
+        attend('splash', q, q, q, PLAIN)
+
+
+@pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
+def test_a_fused_kernel_runs_at_home_alone(name, home):
+    """Named or implied: an error elsewhere, and never what auto stands for."""
+    assert kernels_for(home, name) == kernels_for(home, 'xla', attention=name)
+    assert kernels_for(home).attention_name == 'blocked'
+    for chosen in ({'implementation': name}, {'attention': name}):
+        words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
+        with pytest.raises(ValueError, match=words):
+            kernels_for('cpu', **chosen)
+    assert kernels_for('cpu', name, attention='reference').attention_name == 'reference'
+
+
+def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
+    """With the platform's own, and it is said; kernels that run stay."""
+    said, config = [], tiny_config({'kernels.attention': 'splash', 'kernels.matmul': 'direct'})
+    here = with_kernels_of('cpu', config, said.append)
+    chosen = (here.kernels.implementation, here.kernels.attention, here.kernels.matmul)
+    assert chosen == ('auto', 'auto', 'direct')
+    assert len(said) == 1 and re.match('kernels.attention=splash runs on tpu alone', said[0])
+    assert with_kernels_of('tpu', config, said.append) is config
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize('mask_documents', [True, False])
+def test_a_step_for_gpus_calls_cudnn(monkeypatch, mask_documents):
+    """Lowered without a GPU: the forward and the backward call, causal, with the window, and with a
+    mask where documents are told apart alone. What cuDNN then computes is not seen here.
+    """
+    versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
+    monkeypatch.setattr(versions, lambda: 91000)  # that of the library, which is not here
+    changes = {'model.dtype': 'bfloat16', 'data.mask_documents': mask_documents}
+    config = tiny_config(changes | {'kernels.implementation': 'cudnn', 'attention.window': 3})
+    check(config)
+    learner = build_learner(config, VOCAB, BOS, 'gpu')
+    hyper = jax.eval_shape(lambda: hyper_from(config))
+    traced = jax.jit(make_train_step(learner)).trace(
+        state_shapes(learner), batch_shapes(config), hyper
+    )
+    text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    calls = set(re.findall(r'@__cudnn\$(\w+)', text))
+    forward = 'fmhaScaleBiasSoftmax' if mask_documents else 'fmhaSoftmax'
+    assert calls == {forward, f'{forward}Backward'}
+    options = text.replace(r'\22', '')  # quotation marks
+    assert 'mask_type: CAUSAL' in options
+    assert 'sliding_window_length: 3' in options
