@@ -16,12 +16,12 @@ from modules.kernels import Kernels, kernels_for
 from modules.numerics import DTYPES, REMAT_POLICIES
 from modules.options import build
 from modules.params import LAYER, declare
-from modules.placements import Blocks, Depth, stream_rms
+from modules.placements import Blocks, Depth
 from modules.products import Readout, matrix
 from modules.sequence import Sequence, documents, part_of_rows, whole_rows
-from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
+from modules.statistics import AUXILIARY, BACKWARD_STATS, DIAGNOSTICS, STATS, is_recording
+from modules.stream import moments, sink
 
-DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks
 ACTIVATIONS = 'activations'  # what the model computes on the way, where somebody asks
 SHIFTS = 'shifts'  # what is added there, where it is given: its gradient is the activation's
 STACKED = (  # along `layer`
@@ -92,14 +92,32 @@ class Block(nn.Module):
         attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
         norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
-        streams = self.group.attention(streams, lambda y: attention(y, sequence), norms, depth)
+        streams = self.group.attention(
+            streams,
+            lambda y: self.recorded('attention_output', attention(y, sequence), sequence),
+            norms,
+            depth,
+        )
         streams = observed(self, AFTER_ATTENTION, streams)
         norms = self.norms('mlp', sequence.valid_BT1, block - 1)
-        streams = self.group.mlp(streams, lambda y: mlp(y, sequence.valid_BT1), norms, depth)
+        streams = self.group.mlp(
+            streams,
+            lambda y: self.recorded('mlp_output', mlp(y, sequence.valid_BT1), sequence),
+            norms,
+            depth,
+        )
         streams = observed(self, AFTER_MLP, streams)
-        if self.is_mutable_collection(DIAGNOSTICS):
-            self.sow(DIAGNOSTICS, 'residual_rms', stream_rms(streams))
+        x_BTD = self.recorded('residual', jax.tree.leaves(streams)[0], sequence)
+        if is_recording(self):
+            self.sow(DIAGNOSTICS, 'residual_sink', sink(x_BTD, sequence.valid_BT))
         return streams, None  # nn.scan carries the first and stacks the second
+
+    def recorded(self, name, x_BTD, sequence):
+        """x_BTD, whose `moments` are among the diagnostics where these are asked for."""
+        if is_recording(self):
+            for moment, value in moments(x_BTD, sequence.valid_BT).items():
+                self.sow(DIAGNOSTICS, f'{name}_{moment}', value)
+        return x_BTD
 
     def attention(self, valid_BT, block):
         config, model = self.config, self.config.model

@@ -1,7 +1,7 @@
 """One training step and one evaluation step: pure functions (`lm.shardings` jits them)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,26 @@ def observed_sums(
     With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
     and what they sow as auxiliary losses is in the objective, once for each target token.
     """
-    config = learner.config
-    tokens_BT, labels_BT = batch['tokens'][:, :-1], batch['tokens'][:, 1:]
-    read_BT = batch['segments'][:, :-1]
-    segments_BT = read_BT if config.data.mask_documents else None
-    (x_BTD, readout), filled = learner.model.apply(
+    (x_BTD, readout), filled = activations(learner, variables, batch, mutable)
+    return loss_sums(learner, x_BTD, readout, filled, batch, hyper), filled
+
+
+def activations(
+    learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...]
+) -> tuple[tuple[jax.Array, Any], Any]:
+    """((the last activations [B, T, D], the readout), the collections named in `mutable`)."""
+    tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
+    segments_BT = read_BT if learner.config.data.mask_documents else None
+    return learner.model.apply(
         variables, tokens_BT, segments_BT, read_BT > 0, method='activations', mutable=mutable
     )
+
+
+def loss_sums(
+    learner: Learner, x_BTD: jax.Array, readout: Any, filled: Any, batch: Batch, hyper: Hyper
+) -> dict[str, jax.Array]:
+    """`token_sums` of what `activations` gave."""
+    config, labels_BT = learner.config, batch['tokens'][:, 1:]
     weights_BT, loss = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
     sums = loss.row(x_BTD, readout, labels_BT, weights_BT, **numbers(config, loss, hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
@@ -55,7 +68,7 @@ def observed_sums(
             weighed = part.row(total, **numbers(config, part, hyper))
             sums[part.name] = total * sums['tokens']
             sums['objective'] += weighed * sums['tokens']
-    return sums, filled
+    return sums
 
 
 def total_sown(collection: Any, name: str) -> jax.Array:
@@ -101,46 +114,82 @@ def make_train_step(
             return sums['objective'] / total, (sums, carried)
 
         def use(params):
-            # The gradient of what is not trained is never computed, and its update is none.
-            kept = jax.tree.map(
-                lambda w, trained: w if trained else jax.lax.stop_gradient(w),
-                params,
-                described.trainable,
-            )
-            return described.reparam.apply(kept, state.reparam, True)
+            return described.reparam.apply(trained_alone(learner, params), state.reparam, True)
 
         used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
         sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
-        direction, opt_state = optimizer(config, described, hyper).update(
+        made = optimizer_step(
+            learner,
+            state.replace(reparam=reparam, stats=stats),
+            hyper,
             grads,
-            state.opt_state,
-            state.params,
-            value=sums['objective'] / total,
-            grad=grads,
-            value_fn=lambda params: _value_over_parts(loss, use(params)[0], state.stats, parts),
+            sums['objective'] / total,
+            lambda params: _value_over_parts(loss, use(params)[0], state.stats, parts),
         )
-        lr, updates = _updates(learner, direction, state, hyper)
         means = {name: sums[name] / total for name in sums if name != 'tokens'}
         metrics = {
             'loss': means.pop('objective'),
             **means,
-            'lr': lr,
+            'lr': made.lr,
             'grad_norm': optax.tree.norm(grads),
-            'update_norm': optax.tree.norm(updates),
+            'update_norm': optax.tree.norm(made.updates),
             'batch_tokens': sums['tokens'],
         }
-        params = optax.apply_updates(state.params, updates)
-        mapped, reparam = described.reparam.after_update(params, reparam)
-        params = jax.tree.map(
-            lambda new, old, trained: new if trained else old, mapped, params, described.trainable
-        )
-        new = State(state.step + 1, params, reparam, stats, opt_state)
+        new = made.state
         if config.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)
         return new, metrics
 
     return train_step
+
+
+def trained_alone(learner: Learner, params: Any) -> Any:
+    """The weights, of which those that are not trained have no gradient: it is never computed, and
+    their update is none.
+    """
+    return jax.tree.map(
+        lambda w, trained: w if trained else jax.lax.stop_gradient(w),
+        params,
+        learner.described.trainable,
+    )
+
+
+class OptimizerStep(NamedTuple):
+    """state: the next one; updates: what was added to each stored weight, before any map after it
+    (`modules.reparam`); lr: the learning rate now.
+    """
+
+    state: State
+    updates: Any
+    lr: jax.Array
+
+
+def optimizer_step(
+    learner: Learner,
+    state: State,
+    hyper: Hyper,
+    grads: Any,
+    value: jax.Array,
+    value_fn: Callable[[Any], jax.Array],
+) -> OptimizerStep:
+    """From the gradient of the stored weights to the next state, whose `stats` are those of `state`
+    as its `reparam` is, but for a map after the update.
+
+    value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
+    """
+    config, described = learner.config, learner.described
+    direction, opt_state = optimizer(config, described, hyper).update(
+        grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
+    )
+    lr, updates = _updates(learner, direction, state, hyper)
+    params = optax.apply_updates(state.params, updates)
+    mapped, reparam = described.reparam.after_update(params, state.reparam)
+    params = jax.tree.map(
+        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
+    )
+    new = State(state.step + 1, params, reparam, state.stats, opt_state)
+    return OptimizerStep(new, updates, lr)
 
 
 def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:

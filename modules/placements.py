@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from modules.options import Option
 
@@ -205,9 +204,3 @@ PLACEMENTS = {
         needs={'mlp': 'moe', 'reparam': 'shared'},
     ),
 }
-
-
-def stream_rms(streams: Any) -> jax.Array:
-    """sqrt(mean(x^2)) over all of the stream that the next block reads, in float32."""
-    x = jax.tree.leaves(streams)[0]
-    return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))

@@ -16,10 +16,16 @@ from flax import linen as nn
 STATS = 'stats'
 BACKWARD_STATS = 'bwd_stats'
 AUXILIARY = 'auxiliary_losses'  # what layers add to the objective, sown as scalars
+DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks
 
 
 def is_training(module: nn.Module) -> bool:
     return module.is_mutable_collection(STATS) and not module.is_initializing()
+
+
+def is_recording(module: nn.Module) -> bool:
+    """Whether somebody asks for DIAGNOSTICS: otherwise nothing of them is even traced."""
+    return module.is_mutable_collection(DIAGNOSTICS) and not module.is_initializing()
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

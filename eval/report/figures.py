@@ -20,6 +20,7 @@ from eval.columns import columns
 from eval.compare import Comparison
 from eval.report import differences
 from eval.report.depth import Profile, profiles, shown
+from eval.report.quantities import drawn as drawn_quantities
 from eval.report.rates import finished
 from eval.report.series import HeatMap, Series, mean_map
 from eval.report.tables import UNITS
@@ -73,7 +74,8 @@ def write_figures(
     series: All,
     metric: str,
 ) -> list[Path]:
-    """Writes every figure that there are numbers for to the folder; returns the files.
+    """Writes every figure that there are numbers for to the folder; returns the files. Of what
+    layers recorded: `eval.report.quantities.drawn`.
 
     by_variant: the same, but where the learning rates are compared: what they are rates of.
     """
@@ -86,7 +88,7 @@ def write_figures(
     if differences.compared(comparisons):
         unit = UNITS[metric].removeprefix('loss, ')
         drawn['differences'] = lambda figure: differences.draw(figure, comparisons, unit)
-    for name in dict.fromkeys(name for one in series.values() for name in one.layers):
+    for name in drawn_quantities(series.values()):
         if maps := variant_maps(comparisons, series, name):
             file = re.sub(r'\W+', '_', name)
             drawn['layers_' + file] = functools.partial(layer_maps, maps=maps, name=name)

@@ -1,51 +1,126 @@
-// What was recorded per layer.
+// What was recorded per layer, per head, and beside these of the whole model.
+
+const KINDS = ['layers', 'heads', 'scalars'];
+const seenOf = cell => KINDS.some(kind => Object.keys(cell[kind]).length);
+const words = name => name.replaceAll('_', ' ');
 
 // Means over seeds of each variant at its best learning rate, then single cells.
 function layerChoices() {
   const choices = [];
   DATA.variants.forEach((v, i) => {
-    const cells = DATA.cells.filter(c => c.variant === i && Object.keys(c.layers).length
+    const cells = DATA.cells.filter(c => c.variant === i && seenOf(c)
       && (v.best_lr === null || c.lr === v.best_lr));
     if (cells.length > 1) {
       choices.push({group: 'mean over seeds', cells,
         label: `${v.name}, learning rate ${cells[0].lr}, ${cells.length} runs`});
     }
   });
-  for (const cell of DATA.cells.filter(c => Object.keys(c.layers).length)) {
+  for (const cell of DATA.cells.filter(seenOf)) {
     const label = `${DATA.variants[cell.variant].name}, learning rate ${cell.lr}, ${cell.seed}`;
     choices.push({group: 'one run', cells: [cell], label: `${label} (${cell.cell})`});
   }
   return choices;
 }
 
-// [steps, values by step and layer] of the mean over cells, at the steps that all have.
-function meanMap(cells, name) {
-  const maps = cells.filter(c => c.layers[name]).map(c => new Map(
-    c.layers[name][0].map((step, i) => [step, c.layers[name][1][i]])));
+// Of numbers, or of lists of them, place by place; null where one is missing.
+function meanOf(values) {
+  if (Array.isArray(values[0])) {
+    return values[0].map((_, i) => meanOf(values.map(v => Array.isArray(v) ? v[i] : null)));
+  }
+  return values.some(value => value === null || value === undefined) ? null : mean(values);
+}
+
+// [steps, values at each] of the mean over cells, at the steps that all have.
+function meanMap(cells, kind, name) {
+  const maps = cells.filter(c => c[kind][name]).map(c => new Map(
+    c[kind][name][0].map((step, i) => [step, c[kind][name][1][i]])));
   if (!maps.length) return [[], []];
   const steps = [...maps[0].keys()].filter(step => maps.every(m => m.has(step)));
-  const layer = (step, l) => {
-    const values = maps.map(m => m.get(step)[l]);
-    return values.some(value => value === null || value === undefined) ? null : mean(values);
-  };
-  return [steps, steps.map(step => maps[0].get(step).map((_, l) => layer(step, l)))];
+  return [steps, steps.map(step => meanOf(maps.map(m => m.get(step))))];
+}
+
+// A layer's heads can be chosen where heads are drawn.
+function fillLayers(count) {
+  const select = byId('layers-layer'), before = select.value;
+  byId('layers-heads').style.display = count ? '' : 'none';
+  if (select.options.length === count) return;
+  select.replaceChildren();
+  fill(select, [...Array(count).keys()].map(l => ({value: l, label: l + 1})));
+  if (Number(before) < count) select.value = before || 0;
 }
 
 function drawLayers(choices) {
   const {cells} = choices[Number(byId('layers-of').value)], log = byId('layers-log').checked;
-  const names = [...new Set(cells.flatMap(c => Object.keys(c.layers)))];
+  const {names} = DATA.quantities[Number(byId('layers-what').value)];
   const box = byId('layers');
   box.querySelectorAll('.js-plotly-plot').forEach(plot => Plotly.purge(plot));
   box.replaceChildren();
-  for (const name of names) {
-    const [steps, values] = meanMap(cells, name);
-    if (!steps.length) continue;
+  const row = look => {
     const pair = box.appendChild(document.createElement('div'));
-    pair.className = 'pair';
-    const [left, right] = [0, 1].map(() => pair.appendChild(document.createElement('div')));
-    drawMap(left, name, steps, values, log);
-    drawDepth(right, steps, values, log);
+    pair.className = look;
+    return [0, 1].map(() => pair.appendChild(document.createElement('div')));
+  };
+  // Of several quantities the heads of the first alone: the others are a choice away.
+  const ofHeads = names.find(name => cells.some(c => c.heads[name]));
+  fillLayers(ofHeads ? cells.find(c => c.heads[ofHeads]).heads[ofHeads][1][0].length : 0);
+  for (const name of names) {
+    const [steps, values] = meanMap(cells, 'layers', name);
+    if (steps.length) {
+      const [left, right] = row('pair');
+      drawMap(left, name, steps, values, log);
+      drawDepth(right, steps, values, log);
+    }
+    if (name === ofHeads) {
+      const [left, right] = row('pair'), [at, heads] = meanMap(cells, 'heads', name);
+      if (at.length) drawHeads(left, right, name, at, heads, log);
+    }
   }
+  const scalars = names.filter(name => cells.some(c => c.scalars[name]));
+  for (let i = 0; i < scalars.length; i += 2) {
+    const places = row(scalars.length > 1 ? 'pair halves' : 'pair');
+    scalars.slice(i, i + 2).forEach((name, n) => drawScalar(places[n], name, cells, log));
+  }
+}
+
+// The heads of all layers over steps, and those of one as lines.
+function drawHeads(left, right, name, steps, values, log) {
+  const layer = Number(byId('layers-layer').value);
+  const rows = values[0].flatMap((heads, l) => heads.map((_, n) => [l, n]));
+  const shown = value => value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value;
+  Plotly.newPlot(left, [{type: 'heatmap', x: steps.map(String), y: rows.map((_, i) => i),
+    z: rows.map(([l, n]) => values.map(at => shown(at[l][n]))),
+    customdata: rows.map(([l, n]) => values.map(at => [l + 1, n + 1, at[l][n]])),
+    colorscale: 'Viridis',
+    colorbar: {thickness: 10, outlinewidth: 0, title: {text: log ? 'log10' : '', side: 'right'}},
+    hovertemplate: 'step %{x}, layer %{customdata[0]}, head %{customdata[1]}<br>'
+      + '%{customdata[2]:.4g}<extra></extra>'}],
+  layout({height: Math.min(560, Math.max(240, 90 + 9 * rows.length)),
+    margin: {l: 50, r: 8, t: 34, b: 44}, showlegend: false,
+    title: titled(`${words(name)}, each head`),
+    xaxis: axis('step', {type: 'category', nticks: 8, tickangle: 0}),
+    yaxis: axis('heads of layer', {tickvals: values[0].map((heads, l) => l * heads.length
+      + (heads.length - 1) / 2), ticktext: values[0].map((_, l) => l + 1)})}), STILL);
+  const traces = (values[0][layer] || []).map((_, n) => ({x: steps, y: values.map(at => at[layer][n]),
+    mode: steps.length < 12 ? 'lines+markers' : 'lines', name: `head ${n + 1}`, line: {width: 1.6},
+    marker: {size: 4}, hovertemplate: `head ${n + 1}, step %{x}<br>%{y:.4g}<extra></extra>`}));
+  Plotly.newPlot(right, traces, layout({height: 280, margin: {l: 50, r: 8, t: 34, b: 44},
+    showlegend: traces.length < 9, legend: {font: {size: 10}}, title: titled(`heads of layer ${layer + 1}`),
+    xaxis: axis('step'), yaxis: axis('', {type: log ? 'log' : 'linear'})}), STILL);
+}
+
+// A line for each run.
+function drawScalar(place, name, cells, log) {
+  const traces = cells.filter(c => c.scalars[name]).map(c => ({x: c.scalars[name][0],
+    y: c.scalars[name][1], name: c.seed, mode: c.scalars[name][0].length < 12 ? 'lines+markers' : 'lines',
+    marker: {size: 4}, line: {width: 1.6, color: cells.length > 1 ? undefined : '#0072b2'},
+    hovertemplate: `${escape(c.seed)}, step %{x}<br>%{y:.4g}<extra></extra>`}));
+  Plotly.newPlot(place, traces, layout({height: 240, margin: {l: 50, r: 8, t: 34, b: 44},
+    showlegend: false, title: titled(words(name)), xaxis: axis('step'),
+    yaxis: axis('', {type: log ? 'log' : 'linear'})}), STILL);
+}
+
+function titled(text) {
+  return {text: escape(text), font: {size: 14}, x: 0.01, xanchor: 'left', y: 0.97};
 }
 
 function drawMap(place, name, steps, values, log) {
@@ -57,7 +132,7 @@ function drawMap(place, name, steps, values, log) {
     colorbar: {thickness: 10, outlinewidth: 0, title: {text: log ? 'log10' : '', side: 'right'}},
     hovertemplate: 'step %{x}, layer %{y}<br>%{customdata:.4g}<extra></extra>'}],
   layout({height: 240, margin: {l: 50, r: 8, t: 34, b: 44}, showlegend: false,
-    title: {text: escape(name.replaceAll('_', ' ')), font: {size: 14}, x: 0.01, xanchor: 'left', y: 0.97},
+    title: titled(words(name)),
     xaxis: axis('step', {type: 'category', nticks: 8, tickangle: 0}),
     yaxis: axis('layer', {dtick: Math.ceil(depths.length / 8)})}), STILL);
 }

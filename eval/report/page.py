@@ -16,10 +16,10 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from eval.compare import Comparison, compare_rates, compare_variants
-from eval.report import depth, rates, tables
+from eval.report import depth, quantities, rates, tables, unstable
 from eval.report import figures as plots
 from eval.report.differences import compared
-from eval.report.plotted import plotted
+from eval.report.plotted import plotted, seed_columns
 from eval.report.series import Series, read_series
 from eval.report.subject import Subject, read_subject
 from eval.runs import Record
@@ -56,19 +56,22 @@ def report(
     styled = list(zip(shown, plots.styles(shown), strict=True))
     final = list(zip(comparisons, plots.styles(comparisons), strict=True))
     content = _content(subject, comparisons, by_rate, unread)
+    content |= _unstable(subject, shown, series)
     content |= {
         'variants': tables.variant_rows(
             shown, [style['color'] for _, style in styled], RATE if by_rate else VARIANT
         ),
         'has_curves': any(one.training[0] or one.validation[0] for one in series.values()),
         'has_layers': any(one.layers for one in series.values()),
+        'left_out': _left_out(list(series.values())),
         'has_final': any(c.losses for c in comparisons) and subject.is_sweep,
         'has_differences': bool(compared(shown)),
     }
     page = Path(out) if out else subject.folders[0] / _name(subject)
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, _html(content, plotted(subject, styled, final, series)))
-    more = _by_rate(comparisons, subject.metric) | _by_depth(shown, series)
+    more = unstable.as_tables(content['warnings'], content['lasts'])
+    more |= _by_rate(comparisons, subject.metric) | _by_depth(shown, series)
     write_text(page.with_suffix('.md'), _markdown(content, more))
     if figures:
         plots.write_figures(Path(figures), shown, comparisons, series, subject.metric)
@@ -120,6 +123,32 @@ def _content(
     }
 
 
+def _unstable(
+    subject: Subject, shown: Sequence[Comparison], series: Mapping[str, Series]
+) -> dict[str, Any]:
+    """Warnings and the last diagnostics of runs that diverged, each run by what makes it."""
+    variants = {r['workdir']: c.variant.name for c in shown for r in c.variant.records}
+
+    def named(record):
+        if not subject.is_sweep:
+            return record['cell']
+        seeds = ', '.join(f'{column} {record[column]}' for column in seed_columns(subject))
+        parts = (variants.get(record['workdir'], ''), f'lr {number(record["lr"])}', seeds)
+        return f'{", ".join(filter(None, parts))} ({record["cell"]})'
+
+    return {
+        'warnings': unstable.warning_rows(subject.records, named),
+        'lasts': unstable.last_of_diverged(subject.records, series, named),
+        'most_lasts': unstable.MOST_RUNS,
+    }
+
+
+def _left_out(all_series: Sequence[Series]) -> list[str]:
+    """What was recorded and has no room on the page."""
+    _, kept, _ = quantities.room(all_series)
+    return [name for name in quantities.recorded(all_series) if name not in kept]
+
+
 Tables = dict[str, tuple[str, list[list[str]]]]  # heading -> (what it shows, head and rows)
 
 
@@ -133,14 +162,14 @@ def _by_rate(comparisons: Sequence[Comparison], metric: str) -> Tables:
 
 
 def _by_depth(comparisons: Sequence[Comparison], series: Mapping[str, Series]) -> Tables:
-    """A table for each quantity that was recorded per layer."""
-    names = dict.fromkeys(name for one in series.values() for name in one.layers)
-    found = {name: depth.table(depth.profiles(comparisons, series, name)) for name in names}
-    return {
-        f'By depth: {name.replace("_", " ")}': (depth.CAPTION, lines)
-        for name, lines in found.items()
-        if len(lines) > 1
-    }
+    """A table for each quantity that was recorded per layer; what they show stands at the first."""
+    names, tables = quantities.recorded(list(series.values())), {}
+    for name in names:
+        lines = depth.table(depth.profiles(comparisons, series, name))
+        if len(lines) > 1:
+            caption = '' if tables else depth.CAPTION
+            tables[f'By depth: {name.replace("_", " ")}'] = (caption, lines)
+    return tables
 
 
 def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
@@ -182,7 +211,7 @@ def _markdown(content: Mapping[str, Any], more: Tables) -> str:
         lines = [f'- {name}: {line or "as the base"}' for name, line in changes.items()]
         parts += ['## Config against the base', '\n'.join(lines)]
     for heading, (caption, lines) in more.items():
-        parts += [f'## {heading}', caption, markdown(lines)]
+        parts += filter(None, [f'## {heading}', caption, markdown(lines)])
     if content['cells']:
         rows = content['cells']
         table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])

@@ -6,9 +6,9 @@ from typing import Any
 
 from eval.columns import columns
 from eval.compare import Comparison
-from eval.report import differences, rates
+from eval.report import differences, quantities, rates
 from eval.report.figures import line_styles
-from eval.report.series import Series, map_steps, thin_curve, thin_map
+from eval.report.series import Series, thin_curve, thin_map
 from eval.report.subject import Subject
 from eval.report.tables import UNITS, lost
 from eval.runs import Record
@@ -24,9 +24,9 @@ def plotted(
     """`shown`: the variants of the curves; `final`: those whose final losses are drawn over the
     learning rate, which is one where the learning rates are the variants.
     """
-    steps = map_steps(series.values())
+    room = quantities.room(list(series.values()))
     cells = [
-        _cell(record, i, series[record['workdir']], steps, subject)
+        _cell(record, i, series[record['workdir']], room, subject)
         for i, (comparison, _) in enumerate(shown)
         for record in comparison.variant.records
     ]
@@ -39,6 +39,7 @@ def plotted(
         'final': [_variant(c, style, subject.metric) for c, style in final],
         'differences': _rounded(differences.data([c for c, _ in shown])),
         'baseline': next((c.variant.name for c, _ in shown if c.variant.is_baseline), ''),
+        'quantities': quantities.choices(room[1]),
         'cells': cells,
     }
 
@@ -52,9 +53,17 @@ def _variant(c: Comparison, style: Mapping[str, str], metric: str) -> dict[str, 
 
 
 def _cell(
-    record: Record, variant: int, one: Series, steps: int, subject: Subject
+    record: Record,
+    variant: int,
+    one: Series,
+    room: tuple[int, list[str], list[str]],
+    subject: Subject,
 ) -> dict[str, Any]:
-    layers = {name: thin_map(recorded, steps) for name, recorded in one.layers.items()}
+    steps, names, by_head = room
+
+    def shown(found, names):
+        return {name: _rounded(thin_map(found[name], steps)) for name in names if name in found}
+
     return {
         'cell': record['cell'],
         'variant': variant,
@@ -63,7 +72,9 @@ def _cell(
         'status': record['status'],
         'training': _rounded(thin_curve(one.training)),
         'validation': _rounded(thin_curve(one.validation)),
-        'layers': _rounded(layers),
+        'layers': shown(one.layers, names),
+        'heads': shown(one.heads, by_head),
+        'scalars': shown(one.scalars, names),
     }
 
 

@@ -55,5 +55,6 @@ if (byId('curves')) {
 if (byId('layers')) {
   const choices = layerChoices();
   fill(byId('layers-of'), choices.map((c, i) => ({...c, value: i})));
-  listen(['layers-of', 'layers-log'], () => drawLayers(choices));
+  fill(byId('layers-what'), DATA.quantities.map((q, i) => ({...q, value: i})));
+  listen(['layers-of', 'layers-what', 'layers-layer', 'layers-log'], () => drawLayers(choices));
 }

@@ -14,20 +14,26 @@ from eval.results import rows_of
 from eval.runs import Record
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
-MAP_NUMBERS = 400_000  # of all heatmaps of a page together, about 3 MB of JSON
-MAP_STEPS = (6, 60)  # of one heatmap, at least and at most
+MAP_NUMBERS = 400_000  # of all that layers record on a page, about 3 MB of JSON
+MAP_STEPS = (6, 60)  # of one quantity, at least and at most
 
 Curve = tuple[list[int], list[float | None]]  # steps, values
 HeatMap = tuple[list[int], list[list[float | None]]]  # steps, values of each layer at each
+HeadMap = tuple[list[int], list[list[list[float | None]]]]  # of each head of each layer at each
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Losses in nats per token; `layers` has what was recorded per layer, by name."""
+    """Losses in nats per token; by name what was recorded per layer, per head, and beside these of
+    the whole model. `layers` has what was recorded per head too: the mean over heads, and the most
+    where the name says `largest`.
+    """
 
     training: Curve
     validation: Curve
     layers: dict[str, HeatMap]
+    heads: dict[str, HeadMap] = dataclasses.field(default_factory=dict)
+    scalars: dict[str, Curve] = dataclasses.field(default_factory=dict)
 
 
 def read_series(record: Record) -> Series:
@@ -35,13 +41,32 @@ def read_series(record: Record) -> Series:
     are None. Raises ValueError, naming the file, where it cannot be read.
     """
     rows = rows_of(Path(record['workdir']))
-    names = dict.fromkeys(k for row in rows for k, v in row.items() if _is_per_layer(v))
-    layers = {name: _layers(rows, name) for name in names}
-    return Series(_column(rows, 'ce'), _column(rows, 'validation_ce'), layers)
+    of_model = [row for row in rows if any(isinstance(v, list) for v in row.values())]
+    found: dict[int, dict[str, None]] = {depth: {} for depth in (0, 1, 2)}
+    for row in of_model:
+        for name, value in row.items():
+            found.get(_depth(value), {})[name] = None
+    heads = {name: _maps(of_model, name, 2) for name in found[2]}
+    layers = {name: _maps(of_model, name, 1) for name in found[1]}
+    layers |= {name: (steps, _over_heads(name, v)) for name, (steps, v) in heads.items()}
+    scalars = {name: _column(of_model, name) for name in found[0] if name != 'step'}
+    return Series(_column(rows, 'ce'), _column(rows, 'validation_ce'), layers, heads, scalars)
 
 
-def _is_per_layer(value: Any) -> bool:
-    return isinstance(value, list) and not any(isinstance(v, list) for v in value)
+def _depth(value: Any) -> int:
+    """0 for a number or None, 1 for one a layer, 2 for one a head; -1 for anything else."""
+    if not isinstance(value, list):
+        return 0 if value is None or isinstance(value, int | float) else -1
+    inner = {_depth(one) for one in value}
+    return 1 + inner.pop() if len(inner) == 1 and inner <= {0, 1} else -1
+
+
+def _over_heads(name: str, values: list[list[list[float | None]]]) -> list[list[float | None]]:
+    reduce = max if 'largest' in name else lambda numbers: sum(numbers) / len(numbers)
+    return [
+        [None if not of_head or None in of_head else reduce(of_head) for of_head in of_layer]
+        for of_layer in values
+    ]
 
 
 def _column(rows: Iterable[dict[str, Any]], name: str) -> Curve:
@@ -49,15 +74,23 @@ def _column(rows: Iterable[dict[str, Any]], name: str) -> Curve:
     return [step for step, _ in found], [_finite(value) for _, value in found]
 
 
-def _layers(rows: Iterable[dict[str, Any]], name: str) -> HeatMap:
-    """Of rows that have as many layers as most."""
-    found = [(row['step'], row[name]) for row in rows if _is_per_layer(row.get(name))]
-    [(layers, _)] = collections.Counter(len(values) for _, values in found).most_common(1)
-    kept = [(step, values) for step, values in found if len(values) == layers]
-    return [step for step, _ in kept], [[_finite(value) for value in v] for _, v in kept]
+def _maps(rows: Iterable[dict[str, Any]], name: str, depth: int) -> Any:
+    """A HeatMap, or a HeadMap with depth 2, of the rows that have as many layers, and heads, as
+    most.
+    """
+    found = [(row['step'], row[name]) for row in rows if _depth(row.get(name)) == depth]
+    [(shape, _)] = collections.Counter(_shape(values) for _, values in found).most_common(1)
+    kept = [(step, values) for step, values in found if _shape(values) == shape]
+    return [step for step, _ in kept], [_finite(values) for _, values in kept]
 
 
-def _finite(value: Any) -> float | None:
+def _shape(values: list[Any]) -> tuple[int, ...]:
+    return (len(values), *(len(inner) for inner in values if isinstance(inner, list)))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -86,19 +119,12 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
     return [steps[i] for i in chosen], [values[i] for i in chosen]
 
 
-def thin_map(recorded: HeatMap, steps: int) -> HeatMap:
+def thin_map(recorded: Any, steps: int) -> Any:
     """At most so many evenly spaced steps of it, with the first and the last."""
     kept = np.unique(np.linspace(0, len(recorded[0]) - 1, steps).round().astype(int))
     if len(recorded[0]) <= steps:
         return recorded
     return [recorded[0][i] for i in kept], [recorded[1][i] for i in kept]
-
-
-def map_steps(all_series: Iterable[Series]) -> int:
-    """How many steps of each map a page has room for (`MAP_NUMBERS`)."""
-    widths = (len(values[0]) for s in all_series for _, values in s.layers.values() if values)
-    low, high = MAP_STEPS
-    return min(high, max(low, MAP_NUMBERS // max(sum(widths), 1)))
 
 
 def mean_map(maps: list[HeatMap]) -> HeatMap:

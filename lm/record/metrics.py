@@ -59,13 +59,8 @@ class Recorder:
         with self._path.open('a') as file:
             file.write(json.dumps(finite) + '\n')
         self.rows += 1
-        scalars = {}
-        for name, value in finite.items():
-            layers = value if isinstance(value, list) else [value]
-            for layer, number in enumerate(layers):
-                if name != 'step' and number is not None:
-                    scalars[f'{name}/layer_{layer}' if isinstance(value, list) else name] = number
-        self._board.write(row['step'], scalars)
+        named = {name: value for name, value in finite.items() if name != 'step'}
+        self._board.write(row['step'], dict(_tags(named, ('layer', 'head'))))
 
     def sync(self) -> None:
         """Has the system write all rows so far, so that they outlast a power cut."""
@@ -120,9 +115,23 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in _lines(path) if row]
 
 
-def without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    """None for numbers that are not finite, which JSON has no word for."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+def without_nan(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {name: without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _tags(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """('name/layer_0/head_1', number) for each number in nested lists, whose depths are `axes`."""
+    for name, value in values.items():
+        if isinstance(value, list):
+            inner = {f'{name}/{axes[0]}_{i}': one for i, one in enumerate(value)}
+            yield from _tags(inner, axes[1:])
+        elif value is not None:
+            yield name, value
 
 
 class Throughput:

@@ -13,6 +13,7 @@ class Counters:
     """What a checkpoint holds beside arrays. batch_index is the next batch of the stream; it runs
     ahead of the step only where a rollback left batches out. best holds the lowest validation
     losses, with their step. rows counts those of metrics.jsonl; None: an older version did not.
+    warnings: those given so far (`lm.run.warnings`).
     """
 
     batch_index: int = 0
@@ -22,6 +23,7 @@ class Counters:
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best: dict[str, float] = dataclasses.field(default_factory=dict)
     rows: int | None = None
+    warnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 def newest_values(workdir: Path, step: int) -> dict[str, Any]:

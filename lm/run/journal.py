@@ -23,6 +23,7 @@ from lm.run.counters import Counters, newest_values
 from lm.run.experiment import Experiment
 from lm.run.table import parameter_count
 from lm.run.terminal import Terminal
+from lm.run.warnings import Watch, told
 from lm.state import State
 from lm.step import MUST_BE_FINITE
 
@@ -54,6 +55,7 @@ class Journal:
             workdir, config.train.keep_last, config.train.keep_best, terminal.say
         )
         self.recorder: Recorder | None = None
+        self.watch = Watch(config, [])
         self._saved_step = 0
         self._bad_step: int | None = None
 
@@ -123,6 +125,9 @@ class Journal:
 
     def _record_from_here(self) -> None:
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
+        self.watch = Watch(self.config, self.counters.warnings)
+        for row in read_rows(self.workdir / FILE):
+            self.watch.recall(row)
 
     def evaluates(self) -> bool:
         return self.finished or is_multiple(self.step, self.config.train.eval_every)
@@ -164,6 +169,7 @@ class Journal:
             self.recorder.write(row)
             self.terminal.row(row, steps)
             self.last |= row
+            self._warn(row)
 
     def _watch(self, step: int, row: dict[str, float]) -> None:
         """Raises Diverged for a step that is not finite, unless it was skipped, MAX_REPEATS at
@@ -201,10 +207,17 @@ class Journal:
                 'best_step': self.step,
             }
 
-    def diagnosed(self, by_layer: dict[str, Any]) -> None:
-        """Records what was seen of each layer, [L] each."""
-        lists = {name: [float(v) for v in values] for name, values in by_layer.items()}
-        self.recorder.write({'step': self.step, **lists})
+    def diagnosed(self, found: dict[str, Any]) -> None:
+        """Records what `lm.diagnostics` found: a number, one a layer, or one a head, by name."""
+        row = {'step': self.step} | {name: value.tolist() for name, value in found.items()}
+        self.recorder.write(row)
+        self.last |= {name: value for name, value in row.items() if not isinstance(value, list)}
+        self._warn(row)
+
+    def _warn(self, row: dict[str, Any]) -> None:
+        for warning in self.watch.read(row):
+            self.counters.warnings.append(warning)
+            self.terminal.say(f'WARNING: {told(warning)}')
 
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step, if there is none."""
@@ -290,6 +303,7 @@ class Journal:
             'git_commit': git_commit(),
             'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
             'events': self.counters.events,
+            'warnings': self.counters.warnings,
         }
         write_json(self.workdir / SUMMARY, without_nan(record))
 

@@ -44,17 +44,20 @@ class Program:
             out_shardings=(self.layout.states, self.layout.scalars),
             donate_argnums=1,
         )
-        self._evaluate = self._of_weights(make_eval_step(learner))
-        self._diagnose = self._of_weights(make_diagnose(learner))
+        evaluate = make_eval_step(learner)
+        self._evaluate = self._on_one_batch(
+            lambda state, batch, hyper: evaluate(state.weights, batch, hyper)
+        )
+        self._diagnose = self._on_one_batch(make_diagnose(learner))
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
-    def _of_weights(self, function: Callable) -> Callable:
-        """`function(weights, batch, hyper)` as jitted(batch, active, states, hypers): all runs have
+    def _on_one_batch(self, function: Callable) -> Callable:
+        """`function(state, batch, hyper)` as jitted(batch, active, states, hypers): all runs have
         the same batch.
         """
         mesh = self.experiment.mesh
         of_runs = self.layout.over(
-            lambda batch, state, hyper: function(state.weights, batch, hyper), n_shared=1
+            lambda batch, state, hyper: function(state, batch, hyper), n_shared=1
         )
         return jax.jit(
             traced_on(mesh, of_runs),

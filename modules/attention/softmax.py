@@ -12,11 +12,12 @@ from flax import linen as nn
 from modules.attention.affine import affine_scaled, mean_seen, mean_seen_from
 from modules.attention.base import MultiHead
 from modules.attention.cache import remembered
+from modules.kernels.attention.observed import attention_statistics
 from modules.kernels.attention.reference import attend_from
 from modules.kernels.attention.scores import Scores, share_heads
 from modules.options import Option
 from modules.params import declare
-from modules.statistics import at_least_float32
+from modules.statistics import DIAGNOSTICS, at_least_float32, is_recording
 
 SINK_DEVIATION = 0.02  # of learned sinks at the start: gpt-oss's initializer_range
 
@@ -95,11 +96,28 @@ class SoftmaxAttention(MultiHead):
         """The kernel's result, or, of queries behind a cache, that of the specification."""
         scores, is_full = self.scores(), self.is_full()
         if sequence.capacity is None:
+            self.record(q_BNTH, k_BKSH, sequence, arrays)
             return self.kernels.attention(
                 q_BNTH, k_BKSH, v_BKSH, scores, sequence.segments_BT, is_full=is_full, **arrays
             )
         positions_BT = sequence.positions_BT
         return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, positions_BT, is_full=is_full, **arrays)
+
+    def record(self, q_BNTH, k_BKSH, sequence, arrays):
+        """What is seen of the probabilities, head by head, where it is asked for."""
+        if is_recording(self):
+            segments_BT, valid_BT = sequence.segments_BT, sequence.valid_BT
+            found = attention_statistics(
+                q_BNTH,
+                k_BKSH,
+                self.scores(),
+                segments_BT,
+                valid_BT,
+                is_full=self.is_full(),
+                **arrays,
+            )
+            for name, value_N in found.items():
+                self.sow(DIAGNOSTICS, name, value_N)
 
     def is_full(self) -> jax.Array | None:
         """Whether this layer has no window, where some have none."""

@@ -17,6 +17,7 @@ import pytest
 
 from eval.report.page import report
 from tests.eval import sweep_fixture as fixture
+from tests.eval.report.test_unstable import HEADS, diagnosed, warned
 
 BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 
@@ -84,7 +85,10 @@ async function tryPage() {
   layers.value = 1;
   layers.dispatchEvent(new Event('input'));
   await sleep(500);
-  found.map = document.querySelector('#layers .js-plotly-plot')._fullData[0].z;
+  const map = [...document.querySelectorAll('#layers .js-plotly-plot')].find(
+    p => p.layout.title && p.layout.title.text === 'activation rms');
+  found.map = map._fullData[0].z;
+  found.depths = map._fullData[0].y;
 
   found.buttons = [...new Set([...document.querySelectorAll('.modebar-btn')].map(
     b => b.dataset.title))];
@@ -92,7 +96,6 @@ async function tryPage() {
   heads.find(b => b.textContent === 'ce').click();
   found.sorted = [...document.querySelectorAll('#cells tbody tr')].map(r => r.cells[6].textContent);
   found.loaded = performance.getEntriesByType('resource').map(e => e.name);
-  found.depths = document.querySelector('#layers .js-plotly-plot')._fullData[0].y;
   found.wrong = window.wrong;
   return found;
 }
@@ -209,3 +212,56 @@ def test_many_variants_leave_the_plots_room(tmp_path):
     assert found['shown'] == 'best' and found['fits']
     for plot in found['plots']:
         assert plot['legend'] == 'v' and plot['entries'] == 10 and plot['height'] > 300
+
+
+CHOOSE = """<script>
+const sleep = ms => new Promise(done => setTimeout(done, ms));
+const plots = () => [...document.querySelectorAll('#layers .js-plotly-plot')].map(
+  p => [p.layout.title ? p.layout.title.text : '', p._fullData.map(t => [t.type, t.y.length])]);
+async function choose(id, value) {
+  document.getElementById(id).value = value;
+  document.getElementById(id).dispatchEvent(new Event('input'));
+  await sleep(300);
+}
+async function tryPage() {
+  await sleep(500);
+  document.body.style.width = '885px';
+  const fits = [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth <= e.clientWidth);
+  const offered = [...document.getElementById('layers-what').options].map(o => o.textContent);
+  const found = {fits, few: plots(), offered};
+  await choose('layers-layer', 1);
+  const lines = [...document.querySelectorAll('#layers .js-plotly-plot')][3];
+  found.lines = lines._fullData.map(t => [t.name, t.y[0]]);
+  await choose('layers-what', found.offered.indexOf('log z mean'));
+  found.one = plots();
+  found.heads = document.getElementById('layers-heads').style.display;
+  found.wrong = window.wrong;
+  return found;
+}
+"""
+
+
+def test_quantities_are_chosen(tmp_path, monkeypatch):
+    """The few that matter first, with the heads of the first; then one of the whole model. The
+    tables of warnings and of what was last seen need no scrolling in a narrow window.
+    """
+    monkeypatch.setattr(fixture, 'by_layer', diagnosed)
+    whole = fixture.summary
+    monkeypatch.setattr(fixture, 'summary', lambda *a: whole(*a) | warned(a[1]))
+    fixture.write_run(tmp_path / 'run', fixture.base_config(), 'diverged')
+    found = browse(report(tmp_path / 'run').read_text(), CHOOSE, tmp_path)
+    assert found['wrong'] == found['console'] == []
+    titles = [title for title, _ in found['few'] if title]
+    share = 'attention entropy share'
+    assert titles[:3] == [share, f'{share}, each head', 'heads of layer 1']
+    assert titles[3:] == [
+        'attention largest logit',
+        'residual rms',
+        'update ratio hidden',
+        'log z mean',
+    ]
+    by_title = dict(found['few'])
+    assert by_title[f'{share}, each head'] == [['heatmap', fixture.LAYERS * HEADS]]
+    assert found['lines'] == [[f'head {h + 1}', 0.6 + h / 100] for h in range(HEADS)]
+    assert found['one'] == [['log z mean', [['scatter', 2]]]] and found['heads'] == 'none'
+    assert found['offered'][0] == 'the few that matter' and all(found['fits'][:2])

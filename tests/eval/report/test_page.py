@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from eval.compare import compare
-from eval.report import figures, series
+from eval.report import figures, quantities, series
 from eval.report.page import report
 from eval.report.tables import plus_minus
 from eval.runs import gather, read_sweep
@@ -244,8 +244,8 @@ def test_maps():
     mean = series.mean_map([([1, 2, 3], [[1.0], [2.0], [None]]), ([2, 3], [[4.0], [5.0]])])
     assert mean == ([2, 3], [[3.0], [None]])
     wide = series.Series(([], []), ([], []), {'a': ([1], [[0.0] * 100])})
-    assert series.map_steps([wide] * 100) == series.MAP_NUMBERS // 10_000 == 40
-    np.testing.assert_equal([series.map_steps([wide] * 10_000), series.map_steps([])], [6, 60])
+    assert quantities.room([wide] * 100)[0] == series.MAP_NUMBERS // 10_000 == 40
+    assert [quantities.room(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
 
 
 def program(*arguments):

@@ -94,6 +94,8 @@ def test_tensorboard_reads_what_is_written(tmp_path):
     """By its format: each record's length and content have their CRCs."""
     recorder = Recorder(tmp_path, 4, None, print)
     recorder.write({'step': 5, 'loss': 2.5, 'grads': [1.0, 3.0], 'bad': float('nan')})
+    heads = [[0.5, float('nan')], [0.25, 0.125]]
+    recorder.write({'step': 6, 'entropy': heads})
     (path,) = (tmp_path / 'tensorboard').iterdir()
     data, events = path.read_bytes(), []
     while data:
@@ -107,7 +109,11 @@ def test_tensorboard_reads_what_is_written(tmp_path):
     assert events[0].file_version == 'brain.Event:2' and events[1].step == 5
     scalars = {value.tag: value.simple_value for value in events[2].summary.value}
     assert scalars == {'loss': 2.5, 'grads/layer_0': 1.0, 'grads/layer_1': 3.0}
-    assert 'tfevents' in path.name and len(events) == 3
+    scalars = {value.tag: value.simple_value for value in events[3].summary.value}
+    of_heads = {f'entropy/layer_{i}/head_{j}': heads[i][j] for i, j in ((0, 0), (1, 0), (1, 1))}
+    assert scalars == of_heads
+    assert 'tfevents' in path.name and len(events) == 4
+    assert read_rows(tmp_path / 'metrics.jsonl')[1]['entropy'] == [[0.5, None], [0.25, 0.125]]
 
 
 def test_recording_opens_no_file_for_long(tmp_path):

@@ -1,0 +1,209 @@
+"""What goes wrong in a run, from the rows it records: one warning of a kind for each layer.
+
+Thresholds are our own reading of what runs record, where no source is named.
+"""
+
+import collections
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm.config import Config
+from lm.run.remedies import help_with
+
+# Of a head's entropy over the most it can be. arXiv:2303.06296 calls it collapsed near 0 and names
+# no number; a head at 0.05 reads 1.3 of 256 tokens.
+COLLAPSED = 0.05
+FALL, FALL_STEPS = 0.5, 100  # a layer's mean that halves within so many steps collapses
+LARGEST_LOGIT = 1e4  # runs beyond diverge (arXiv:2309.14322)
+JUMP = 5.0  # over the median of the last UPDATES; noise alone stays within 2
+UPDATES, FEWEST_UPDATES = 20, 10
+# bfloat16 tells logits apart by 2^-8 of their size, which at 32 is 0.125 nats: more than what most
+# methods differ by. log Z starts at about log V, 12 at most.
+LOG_Z, LOG_Z_GROWTH = 32.0, 2.0
+DEAD = 1e-6  # of the stream's rms: below the rounding of float32, so that adding it changes nothing
+# Over the start. Streams grow tenfold to a hundredfold in healthy runs, and single coordinates to
+# some thousandfold (arXiv:2601.22966 has 6,000 in a healthy one).
+EXPLODED = {'residual_rms': 1e3, 'residual_largest': 1e4}
+
+Warned = dict[str, Any]
+
+
+class Seen(NamedTuple):
+    """layer, head: from 1; None where it concerns all."""
+
+    kind: str
+    text: str
+    layer: int | None = None
+    head: int | None = None
+
+
+class Watch:
+    """Reads the rows of metrics.jsonl in their order.
+
+    warned: what the run has been warned of already. A warning is {'kind', 'step', 'layer', 'head',
+    'seen', 'help'}: layer and head from 1, None where it concerns all; seen in words; help as
+    [config line, source] each.
+    """
+
+    def __init__(self, config: Config, warned: list[Warned]):
+        self._config = config
+        self._warned = {(one['kind'], one['layer']) for one in warned}
+        self._first: dict[str, np.ndarray] = {}
+        self._entropies: list[tuple[int, np.ndarray]] = []  # of layers, over FALL_STEPS
+        self._updates: collections.deque[float] = collections.deque(maxlen=UPDATES)
+
+    def read(self, row: dict[str, Any]) -> list[Warned]:
+        """The warnings that this row gives rise to."""
+        values = _numbers(row)
+        found = []
+        for one in self._seen(row['step'], values):
+            if (one.kind, one.layer) not in self._warned:
+                self._warned.add((one.kind, one.layer))
+                where = {'layer': one.layer, 'head': one.head}
+                text = {'seen': one.text, 'help': help_with(one.kind, self._config)}
+                found.append({'kind': one.kind, 'step': row['step'], **where, **text})
+        self._remember(row['step'], values)
+        return found
+
+    def recall(self, row: dict[str, Any]) -> None:
+        """A row recorded before, of which nothing is to be said again."""
+        self._remember(row['step'], _numbers(row))
+
+    def _remember(self, step: int, values: dict[str, np.ndarray]) -> None:
+        for name, value in values.items():
+            self._first.setdefault(name, value)
+        if 'update_norm' in values:
+            self._updates.append(float(values['update_norm']))
+        if 'attention_entropy_share' in values:
+            self._entropies.append((step, values['attention_entropy_share'].mean(-1)))
+            while self._entropies[0][0] < step - FALL_STEPS:
+                self._entropies.pop(0)
+
+    def _seen(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+        with np.errstate(invalid='ignore'):
+            yield from self._collapsed(step, values)
+            yield from _large_logits(step, values)
+            yield from self._jumped(step, values)
+            yield from self._drifted(step, values)
+            if step > 0:  # a branch may start at 0
+                yield from _dead(step, values)
+            yield from self._exploded(step, values)
+
+    def _collapsed(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+        if 'attention_entropy_share' not in values:
+            return
+        share_LN = values['attention_entropy_share']
+        first_LN = self._first.get('attention_entropy_share', share_LN)
+        recent = [pair for pair in self._entropies if pair[0] >= step - FALL_STEPS]
+        for layer, (share_N, first_N) in enumerate(zip(share_LN, first_LN, strict=True), start=1):
+            low_N = np.where((share_N < COLLAPSED) & ~(first_N < COLLAPSED), share_N, np.inf)
+            if np.isfinite(low_N).any():
+                head = int(low_N.argmin())
+                text = (
+                    f'the attention of layer {layer}, head {head + 1}, has {share_N[head]:.3g} of '
+                    f'the most entropy it can have at step {step}, less than {COLLAPSED:g}; it '
+                    f'began with {first_N[head]:.3g}'
+                )
+                yield Seen('entropy_collapse', text, layer, head + 1)
+                continue
+            before, then = max(
+                ((past_L[layer - 1], past) for past, past_L in recent),
+                key=lambda pair: np.nan_to_num(pair[0]),
+                default=(np.nan, step),
+            )
+            if before >= COLLAPSED and share_N.mean() < FALL * before:
+                head = int(share_N.argmin())
+                text = (
+                    f'the mean attention entropy of layer {layer} fell from {before:.3g} of the '
+                    f'most it can be at step {then} to {share_N.mean():.3g} at step {step}; head '
+                    f'{head + 1} is lowest, at {share_N[head]:.3g}'
+                )
+                yield Seen('entropy_collapse', text, layer, head + 1)
+
+    def _jumped(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+        if 'update_norm' not in values or len(self._updates) < FEWEST_UPDATES:
+            return
+        usual, now = float(np.median(self._updates)), float(values['update_norm'])
+        if now > JUMP * usual > 0:
+            text = (
+                f'the update norm jumped to {now:.3g} at step {step}, {now / usual:.3g} times the '
+                f'median of the {len(self._updates)} recorded before'
+            )
+            yield Seen('update_jump', text)
+
+    def _drifted(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+        if 'log_z_mean' not in values:
+            return
+        now = float(values['log_z_mean'])
+        first = float(self._first.get('log_z_mean', now))
+        if abs(now) > LOG_Z and abs(now) > LOG_Z_GROWTH * abs(first):
+            text = (
+                f'the mean log Z of the readout has drifted from {first:.3g} to {now:.3g} at step '
+                f'{step}, beyond {LOG_Z:g}'
+            )
+            yield Seen('log_z_drift', text)
+
+    def _exploded(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+        for name, factor in EXPLODED.items():
+            now_L = values.get(name)
+            if now_L is None:
+                continue
+            first_L = self._first.get(name, now_L)
+            for layer, (now, first) in enumerate(zip(now_L, first_L, strict=True), start=1):
+                what = f'the {name.replace("_", " ")} of layer {layer}'
+                if not np.isfinite(now):
+                    text = f'{what} is not finite at step {step}'
+                    yield Seen('exploding_layer', text, layer)
+                elif now > factor * first > 0:
+                    text = f'{what} grew from {first:.3g} to {now:.3g} at step {step}'
+                    yield Seen('exploding_layer', f'{text}, beyond {factor:g} times', layer)
+
+
+def _large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+    for layer, logit_N in enumerate(values.get('attention_largest_logit', ()), start=1):
+        head = int(np.nan_to_num(logit_N, nan=-np.inf).argmax())
+        if logit_N[head] > LARGEST_LOGIT:
+            text = (
+                f'the largest attention logit of layer {layer}, head {head + 1}, is '
+                f'{logit_N[head]:.3g} at step {step}, beyond {LARGEST_LOGIT:g}'
+            )
+            yield Seen('largest_logit', text, layer, head + 1)
+
+
+def _dead(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+    for name in ('attention_output_rms', 'mlp_output_rms'):
+        if name not in values or 'residual_rms' not in values:
+            continue
+        for layer, (own, stream) in enumerate(
+            zip(values[name], values['residual_rms'], strict=True), start=1
+        ):
+            if own < DEAD * stream:
+                text = (
+                    f'the {name.replace("_", " ")} of layer {layer} is {own:.3g} at step {step}, '
+                    f'less than {DEAD:g} of its stream, {stream:.3g}'
+                )
+                yield Seen('dead_layer', text, layer)
+    for layer, norm in enumerate(values.get('layer_grad_norm', ()), start=1):
+        if norm == 0:
+            yield Seen('dead_layer', f'layer {layer} has no gradient at step {step}', layer)
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The values as arrays; nan for None, which stands for what is not finite."""
+    return {
+        name: np.array(value, float)
+        for name, value in row.items()
+        if name != 'step' and isinstance(value, int | float | list | None)
+    }
+
+
+def told(warning: Warned) -> str:
+    """In one line, for a log."""
+    lines = [f'{line} ({source})' for line, source in warning['help']]
+    return f'{warning["seen"]}. {helped(lines)}'
+
+
+def helped(lines: list[str]) -> str:
+    return f'Known to help: {", ".join(lines)}' if lines else 'No config line is known to help'

@@ -1,0 +1,171 @@
+"""What is recorded of attention, head by head, without ever holding all of its scores.
+
+Exact, and block by block of queries: from the log-sum-exp of each row, as attention itself is
+(arXiv:2205.14135). Nothing here is differentiated.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
+from modules.sequence import start_of
+
+BLOCK = 128  # queries at a time; a block of scores is [B, N, BLOCK, T]
+
+LogWeights = Callable[[jax.Array], jax.Array]
+
+
+def attention_statistics(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    scores: Scores,
+    segments_BT: jax.Array | None = None,
+    valid_BT: jax.Array | None = None,
+    sinks_N: jax.Array | None = None,
+    slopes_N: jax.Array | None = None,
+    key_bias_BKS: jax.Array | None = None,
+    is_full: jax.Array | None = None,
+    block: int = BLOCK,
+) -> dict[str, jax.Array]:
+    """`statistics_of` softmax attention, S = T, whose logits of query t and key s are
+
+        s_ts = scale q_t . k_s + key_bias_s
+        s_ts = softcap tanh(s_ts / softcap)        where softcap is not 0
+        s_ts = s_ts - slope (t - s)                 with slopes
+
+    seen where s <= t, both in one segment, and t - s < window. slopes_N are ALiBi's
+    (arXiv:2108.12409); is_full: a scalar that turns the window off where it is true.
+    """
+    n_heads, length, head_dim = q_BNTH.shape[1:]
+    dtype = exact(q_BNTH)
+    q_BNTH, k_BNSH = map(jax.lax.stop_gradient, (q_BNTH, share_heads(k_BKSH, n_heads)))
+    index_S = jnp.arange(length)
+
+    def log_weights(rows_Q):
+        q_BNQH = jnp.take(q_BNTH, rows_Q, axis=2) * scores.scale_of(head_dim)
+        logits_BNQS = jnp.einsum('bnqh,bnsh->bnqs', q_BNQH, k_BNSH, preferred_element_type=dtype)
+        if key_bias_BKS is not None:
+            logits_BNQS += share_heads(key_bias_BKS, n_heads)[:, :, None].astype(dtype)
+        if scores.softcap:
+            logits_BNQS = scores.softcap * jnp.tanh(logits_BNQS / scores.softcap)
+        if slopes_N is not None:
+            apart_QS = (rows_Q[:, None] - index_S[None]).astype(dtype)
+            logits_BNQS -= slopes_N.astype(dtype)[None, :, None, None] * apart_QS[None, None]
+        return logits_BNQS
+
+    return statistics_of(
+        log_weights, length, scores.window, segments_BT, valid_BT, sinks_N, is_full, block
+    )
+
+
+def statistics_of(
+    log_weights_of_block: LogWeights,
+    length: int,
+    window: int | None = None,
+    segments_BT: jax.Array | None = None,
+    valid_BT: jax.Array | None = None,
+    sinks_N: jax.Array | None = None,
+    is_full: jax.Array | None = None,
+    block: int = BLOCK,
+) -> dict[str, jax.Array]:
+    """Four numbers of each head, [N] float32, of causal attention p_ts = w_ts / sum_s w_ts.
+
+    log_weights_of_block(rows_Q) gives log w [B, N, Q, T] of the queries at those positions to all
+    keys; what a query does not see is left out here. A sink, of logit sinks_N, is one more outcome.
+
+    attention_entropy: -sum p log p in nats, mean over queries (arXiv:2303.06296).
+    attention_entropy_share: that over the log of how many outcomes the query has, which is the most
+      it can be; mean over the queries that have two at least.
+    attention_largest_logit: the largest log w of what is seen, sinks aside (arXiv:2309.14322).
+    attention_first_token: the probability of the first token of the document, mean over the queries
+      behind it; 0 for a query whose window no longer holds it (arXiv:2505.06708).
+
+    Padding, where valid_BT is 0, is no query. NaN where no query counts.
+    """
+    first_BT = jnp.zeros((1, length), int) if segments_BT is None else start_of(segments_BT)
+    counted_BT = jnp.ones((1, length)) if valid_BT is None else valid_BT.astype(jnp.float32)
+    index_S = jnp.arange(length)
+
+    def seen_from(rows_Q):
+        """[1 or B, Q, S]."""
+        apart_QS = rows_Q[:, None] - index_S[None]
+        seen_QS = apart_QS >= 0
+        if window is not None:
+            near_QS = apart_QS < window
+            seen_QS &= near_QS if is_full is None else near_QS | is_full
+        if segments_BT is None:
+            return seen_QS[None]
+        own_BQ = jnp.take(segments_BT, rows_Q, axis=1)
+        return seen_QS[None] & (own_BQ[:, :, None] == segments_BT[:, None])
+
+    def of_block(start):
+        rows_Q = start + jnp.arange(min(block, length))
+        within_Q = rows_Q < length  # the last block is filled up with repetitions
+        rows_Q = jnp.minimum(rows_Q, length - 1)
+        first_BQ = jnp.take(first_BT, rows_Q, axis=1)
+        counted_BQ = jnp.take(counted_BT, rows_Q, axis=1) * within_Q[None]
+        log_weights_BNQS = jax.lax.stop_gradient(log_weights_of_block(rows_Q))
+        is_first_BQS = index_S[None, None] == first_BQ[:, :, None]
+        found = _of_rows(log_weights_BNQS, seen_from(rows_Q), is_first_BQS, sinks_N)
+        return _sums(*found, counted_BQ, counted_BQ * (rows_Q[None] > first_BQ))
+
+    with jax.named_scope('diagnostics'):
+        sums = jax.lax.map(of_block, jnp.arange(0, length, min(block, length)))
+        total = {name: jnp.sum(parts, 0) for name, parts in sums.items() if name != 'largest'}
+        return {
+            'attention_entropy': total['entropy'] / total['queries'],
+            'attention_entropy_share': total['share'] / total['choosing'],
+            'attention_largest_logit': jnp.max(sums['largest'], 0),
+            'attention_first_token': total['first'] / total['behind'],
+        }
+
+
+def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
+    """(entropy, entropy over its most, largest logit, share of the first token) [B, N, Q], and how
+    many outcomes there are [B, 1, Q]. Relative to the largest, so that nothing cancels.
+    """
+    seen_BNQS = jnp.broadcast_to(seen_BQS[:, None], log_weights_BNQS.shape)
+    logits_BNQS = jnp.where(seen_BNQS, log_weights_BNQS, MASKED)
+    largest_BNQ = shift_BNQ = jnp.max(logits_BNQS, -1)
+    outcomes_B1Q = jnp.sum(seen_BQS, -1)[:, None]
+    if sinks_N is not None:
+        sinks_BNQ = jax.lax.stop_gradient(sinks_N).astype(shift_BNQ.dtype)[None, :, None]
+        sinks_BNQ = jnp.broadcast_to(sinks_BNQ, shift_BNQ.shape)
+        shift_BNQ = jnp.maximum(shift_BNQ, sinks_BNQ)
+        outcomes_B1Q += 1
+    below_BNQS = logits_BNQS - shift_BNQ[..., None]
+    weights_BNQS = jnp.where(seen_BNQS, jnp.exp(below_BNQS), 0.0)
+    total_BNQ = jnp.sum(weights_BNQS, -1)
+    mean_BNQ = jnp.sum(jnp.where(weights_BNQS == 0, 0.0, weights_BNQS * below_BNQS), -1)
+    if sinks_N is not None:
+        of_sink_BNQ = jnp.exp(sinks_BNQ - shift_BNQ)
+        total_BNQ += of_sink_BNQ
+        mean_BNQ += of_sink_BNQ * (sinks_BNQ - shift_BNQ)
+    entropy_BNQ = jnp.log(total_BNQ) - mean_BNQ / total_BNQ
+    share_BNQ = entropy_BNQ / jnp.log(jnp.maximum(outcomes_B1Q, 2))
+    of_first_BNQ = jnp.sum(jnp.where(is_first_BQS[:, None], weights_BNQS, 0.0), -1) / total_BNQ
+    return entropy_BNQ, share_BNQ, largest_BNQ, of_first_BNQ, outcomes_B1Q
+
+
+def _sums(entropy_BNQ, share_BNQ, largest_BNQ, first_BNQ, outcomes_B1Q, counted_BQ, behind_BQ):
+    """Over queries, [N] float32 each; counted_BQ and behind_BQ are 0 or 1."""
+
+    def add(x_BNQ, weights_B1Q):
+        kept_BNQ = jnp.where(weights_B1Q > 0, x_BNQ, 0.0)  # what padding holds may be anything
+        return jnp.sum(kept_BNQ, (0, 2)).astype(jnp.float32)
+
+    ones_BNQ = jnp.ones_like(entropy_BNQ)
+    counted_B1Q, behind_B1Q = counted_BQ[:, None], behind_BQ[:, None]
+    choosing_B1Q = counted_B1Q * (outcomes_B1Q > 1)
+    seen_BNQ = jnp.where(counted_B1Q > 0, largest_BNQ, -jnp.inf)
+    return {
+        'entropy': add(entropy_BNQ, counted_B1Q),
+        'queries': add(ones_BNQ, counted_B1Q),
+        'share': add(share_BNQ, choosing_B1Q),
+        'choosing': add(ones_BNQ, choosing_B1Q),
+        'largest': jnp.max(seen_BNQ, (0, 2)).astype(jnp.float32),
+        'first': add(first_BNQ, behind_B1Q),
+        'behind': add(ones_BNQ, behind_B1Q),
+    }

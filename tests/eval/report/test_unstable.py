@@ -1,0 +1,135 @@
+"""Reference: what a page says of runs that went wrong, and what of their diagnostics it holds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from eval.report import quantities, series
+from eval.report.page import report
+from tests.eval import sweep_fixture as fixture
+from tests.eval.report.test_page import Page, as_dicts, data_of
+
+HEADS = 3
+WARNING = {
+    'kind': 'entropy_collapse',
+    'step': 40,
+    'layer': 2,
+    'head': 3,
+    'seen': 'the attention of layer 2 is <b>low</b>',
+    'help': [['--config.model.qk_norm=rmsnorm', 'arXiv:2302.05442'], ['--config.x=1', 'arXiv:1']],
+}
+
+
+def diagnosed(config, step):
+    """By layer, by head, and of the model; entropy of layer l, head h is 0.5 + l / 10 + h / 100."""
+    del config
+    layers, heads = np.arange(fixture.LAYERS), np.arange(HEADS)
+    share = 0.5 + layers[:, None] / 10 + heads / 100
+    return {
+        'attention_entropy_share': share.tolist(),
+        'attention_largest_logit': (100 * share).tolist(),
+        'residual_rms': (1.0 + layers).tolist(),
+        'update_ratio_hidden': [0.01, None, 0.02, 0.03],
+        'log_z_mean': 2.0 + step,
+        'update_norm': 0.1,
+    }
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs') / 'unstable'
+    axes = {'model.norm': fixture.NORMS, 'optim.lr': (0.003, 0.03), 'train.seed': (0, 1)}
+    summary = fixture.summary
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixture, 'by_layer', diagnosed)
+        patch.setattr(fixture, 'summary', lambda *a: summary(*a) | warned(a[1]))
+        fixture.write_sweep(folder, axes, {('layernorm', 0.03, 1): 'diverged'})
+    return folder
+
+
+def warned(fate):
+    return {'warnings': [WARNING]} if fate == 'diverged' else {}
+
+
+@pytest.fixture(scope='module')
+def page(sweep):
+    return report(sweep).read_text()
+
+
+def test_page_lists_warnings_with_their_run(page):
+    """Of the run that has one: older summaries, without the field, have none."""
+    [told] = as_dicts(Page(page).tables['Warnings'])
+    assert told['run'].startswith('norm layernorm, lr 0.03, train_seed 1 (')
+    assert (told['step'], told['layer'], told['head']) == ('40', '2', '3')
+    assert told['warning'] == 'entropy collapse' and told['what was seen'] == WARNING['seen']
+    for line, source in WARNING['help']:
+        assert f'{line} ({source})' in ' '.join(told['known to help'].split())
+
+
+def test_page_shows_what_was_last_seen_before_a_run_diverged(page):
+    """At step 40 of 60, layer by layer: catches the first step, another run, heads in the wrong
+    order and a mean where the least is asked for.
+    """
+    parsed = Page(page)
+    rows = as_dicts(parsed.tables['Before it diverged'])
+    assert [row['layer'] for row in rows] == ['1', '2', '3', '4']
+    assert (rows[1]['entropy share'], rows[1]['of its lowest head']) == ('0.61', '0.6')
+    assert (rows[1]['largest logit'], rows[1]['residual rms']) == ('62', '2')
+    assert rows[1]['update / weight'] == 'not finite' and rows[2]['update / weight'] == '0.02'
+    text = ' '.join(parsed.text.split())
+    assert 'step 60: loss nan, last seen at step 40' in text and 'log z mean 42' in text
+
+
+def test_markdown_has_both(sweep, page):
+    text = (sweep / 'report.md').read_text()
+    assert '## Warnings' in text and '--config.model.qk_norm=rmsnorm (arXiv:2302.05442), --' in text
+    assert '## Before it diverged: norm layernorm, lr 0.03, train_seed 1 (' in text
+    assert '| 2 | 0.61 | 0.6 | 62 | 2 | not finite |' in text
+
+
+def test_page_holds_heads_and_numbers_of_the_model(page):
+    data = data_of(page)
+    cell = next(c for c in data['cells'] if c['status'] == 'done')
+    heads = cell['heads']['attention_entropy_share'][1][0]
+    assert np.shape(heads) == (fixture.LAYERS, HEADS) and heads[1][2] == 0.62
+    assert cell['layers']['attention_entropy_share'][1][0][1] == 0.61  # the mean over heads
+    assert cell['layers']['attention_largest_logit'][1][0][1] == 62.0  # the largest
+    assert cell['scalars']['log_z_mean'] == [[1, 40, 80, 120, 160, 200], [3, 42, 82, 122, 162, 202]]
+    first, *others = data['quantities']
+    assert first['names'][:2] == ['attention_entropy_share', 'attention_largest_logit']
+    assert [q['names'] for q in others if q['label'] == 'residual rms'] == [['residual_rms']]
+
+
+def test_run_without_a_summary_is_warned_of_from_its_rows(tmp_path):
+    """As one that still trains: what its rows show is on the page."""
+    fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
+    rows = [{'step': 0, 'residual_rms': [1.0, 1.0]}, {'step': 9, 'residual_rms': [1.0, 5000.0]}]
+    text = ''.join(json.dumps(row) + '\n' for row in rows)
+    (tmp_path / 'run' / 'metrics.jsonl').write_text(text)
+    [told] = as_dicts(Page(report(tmp_path / 'run').read_text()).tables['Warnings'])
+    assert (told['warning'], told['layer'], told['step']) == ('exploding layer', '2', '9')
+
+
+def test_what_matters_less_has_no_room():
+    """The few that matter stay, whatever their size: catches a page that grows with its sweep."""
+    layers = {name: ([1], [[0.0] * 50]) for name in ('singular_value_up', 'residual_rms', 'x')}
+    heads = {'attention_entropy_share': ([1], [[[0.0] * 10] * 50])}
+    layers['attention_entropy_share'] = ([1], [[0.0] * 50])
+    layers |= {f'gradient_rms_{i}': ([1], [[0.0] * 50]) for i in range(9)}
+    one = series.Series(([], []), ([], []), layers, heads)
+    steps, names, by_head = quantities.room([one] * 2)
+    assert set(names) == layers.keys() and by_head == ['attention_entropy_share'] and steps == 60
+    steps, names, by_head = quantities.room([one] * 1000)
+    assert steps == 6 and names[:2] == ['attention_entropy_share', 'residual_rms'] and not by_head
+    assert len(names) == 5 and 'x' not in names
+    assert quantities.room([])[0] == series.MAP_STEPS[1]
+
+
+def test_figures_are_of_what_matters_where_there_is_much():
+    """Catches hundreds of files from a run with all diagnostics, and none from a run with few."""
+    names = [f'singular_value_{i}' for i in range(quantities.MOST_FIGURES - 1)]
+    one = series.Series(([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], [])))
+    assert quantities.drawn([one]) == [*names, 'residual_rms']
+    more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
+    assert quantities.drawn([one, more]) == ['residual_rms', 'residual_sink']

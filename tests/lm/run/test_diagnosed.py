@@ -1,0 +1,86 @@
+"""Contract: what runs that are diagnosed record, side by side and after a stop."""
+
+import json
+
+import numpy as np
+import pytest
+
+from eval.report.page import report
+from lm.config import resolve
+from lm.files import read_json
+from lm.record.metrics import read_rows
+from lm.run.warnings import Watch
+from tests.sweep_helpers import (
+    base,
+    before_step,
+    cell_folders,
+    summary,
+    terminate_at,
+    timeless,
+    write_corpus,
+)
+from train import DONE, train_sweep
+
+STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 1.0}
+CHANGES = {'train_diagnose_every': 3, 'train_eval_every': 0, 'model_norm': 'none'}
+CHANGES |= {'optim_schedule': 'constant'}
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    """Both runs side by side, stopped after step 5 and gone on with."""
+    folder = tmp_path_factory.mktemp('sweep')
+    config = base(write_corpus(folder), **CHANGES)
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, terminate_at(6))
+        train_sweep(config, [STEADY, BROKEN], folder / 'two')
+    assert not (folder / 'two' / 'report.html').exists()
+    assert train_sweep(config, [STEADY, BROKEN], folder / 'two') == DONE
+    return folder / 'two'
+
+
+def rows_of(folder, changes):
+    rows = timeless(cell_folders(folder)[json.dumps(changes)])
+    return [row for row in rows if 'log_z_mean' in row]
+
+
+def test_rows_hold_layers_heads_and_numbers(sweep):
+    """At the start, each third step and the end; all finite in a steady run, and as they are in
+    strict JSON in one that is not.
+    """
+    rows = rows_of(sweep, STEADY)
+    assert [row['step'] for row in rows] == [0, 3, 6, 8]
+    for row in rows:
+        assert np.shape(row['attention_entropy_share']) == (2, 2)
+        assert np.shape(row['residual_rms']) == (2,)
+        assert all(np.isfinite(np.array(value, float)).all() for value in row.values())
+    text = (cell_folders(sweep)[json.dumps(BROKEN)] / 'metrics.jsonl').read_text()
+    assert 'NaN' not in text and 'Infinity' not in text
+
+
+def test_summary_has_the_warnings_of_each_run_alone(sweep):
+    assert summary(sweep, STEADY)['warnings'] == []
+    found = summary(sweep, BROKEN)['warnings']
+    kinds = {warning['kind'] for warning in found}
+    assert 'exploding_layer' in kinds
+    assert len({(w['kind'], w['layer']) for w in found}) == len(found)
+    assert all(warning['help'] and warning['seen'] for warning in found)
+
+
+def test_report_has_them(sweep):
+    text = report(sweep).with_suffix('.md').read_text()
+    assert '## Warnings' in text and 'exploding layer' in text
+
+
+def test_warnings_are_those_of_the_rows(sweep):
+    """In spite of the stop: catches a watch that forgets the start of its run, counters that lose
+    what was said, and a warning that is given again.
+    """
+    for changes in (STEADY, BROKEN):
+        folder = cell_folders(sweep)[json.dumps(changes)]
+        watch = Watch(resolve(read_json(folder / 'config.json')), [])
+        rows = read_rows(folder / 'metrics.jsonl')
+        assert summary(sweep, changes)['warnings'] == [w for row in rows for w in watch.read(row)]
+        last = rows_of(sweep, changes)[-1]
+        for name in ('log_z_mean', 'update_ratio_embedding'):
+            assert summary(sweep, changes)[name] == last[name]
