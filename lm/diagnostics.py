@@ -17,8 +17,8 @@ from lm.step import (
     target_weights,
     trained_alone,
 )
-from modules.params import LAYER, named_leaves
-from modules.spectrum import as_matrices, largest_singular_value
+from modules.params import LAYER, as_matrices, named_leaves
+from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
 
 Found = dict[str, jax.Array]
@@ -200,9 +200,7 @@ def measured(learner: Learner, state: State) -> Found:
     `measures` of `modules.reparam`): [L], the largest of the experts.
     """
     names, by_group = short_names(learner), []
-    # Until all of them have measures.
-    measures = getattr(learner.described.reparam, 'measures', lambda stored, carried: {})
-    found = measures(state.params, state.reparam)
+    found = learner.described.reparam.measures(state.params, state.reparam)
     for group in groups_of_blocks(learner.config):
         own = {}
         specs = named_leaves(learner.described.used_specs[group.name])

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.params import ParamSpec
-from modules.spectrum import as_matrices, largest_singular_value
+from modules.params import ParamSpec, as_matrices
+from modules.spectrum import largest_singular_value
 from modules.stream import moments, sink
 
 VALID = np.array([[1, 1, 1, 0], [1, 0, 0, 0]])
