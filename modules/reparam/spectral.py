@@ -18,7 +18,7 @@ from modules.reparam.base import Reparam, divides_by_norms
 from modules.reparam.matrices import Roles, batch_spec, on_matrices, per_matrix
 from modules.spectrum import first_right_vector, power_iteration
 
-LEAST_SCALE = 1e-9  # of initial matrices: their products with unit vectors are well above the 1e-12 that vectors' lengths are at least
+LEAST_SCALE = 1e-9  # of initial matrices: products with unit vectors are well above spectrum.EPS
 
 
 def _sigma(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
