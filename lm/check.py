@@ -91,11 +91,15 @@ def _check_rope(config: Config) -> None:
         )
     rotated_features(head_width, attention.rope_fraction)
     rope, scaling = part_at(config, 'model.position'), attention.rope_scaling
-    only_llama3 = ('original_length', 'low_frequency_factor', 'high_frequency_factor')
-    read_with = {f'rope_{name}': ('llama3',) for name in only_llama3}
-    for name, scalings in ({'rope_factor': ('linear', 'llama3')} | read_with).items():
-        value, unchanged = getattr(attention, name), options(rope.row)[name].default
-        if scaling not in scalings and value != unchanged:
+    scalings_that_read = {
+        'rope_factor': ('linear', 'llama3'),
+        'rope_original_length': ('llama3',),
+        'rope_low_frequency_factor': ('llama3',),
+        'rope_high_frequency_factor': ('llama3',),
+    }
+    for name, scalings in scalings_that_read.items():
+        value = getattr(attention, name)
+        if scaling not in scalings and value != options(rope.row)[name].default:
             raise ValueError(
                 f'attention.{name}={value} is read with attention.rope_scaling='
                 f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
@@ -108,8 +112,8 @@ def _check_rope(config: Config) -> None:
     low, high = attention.rope_low_frequency_factor, attention.rope_high_frequency_factor
     if scaling == 'llama3' and low >= high:
         raise ValueError(
-            f'attention.rope_low_frequency_factor must be below attention.'
-            f'rope_high_frequency_factor; got {low} and {high}'
+            'attention.rope_low_frequency_factor must be below '
+            f'attention.rope_high_frequency_factor; got {low} and {high}'
         )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from modules.attention.base import MultiHead
 from modules.attention.cache import CACHE
 from modules.kernels.attention.scores import MASKED, share_heads
-from modules.kernels.linear_attention import State
+from modules.kernels.linear_attention.quadratic import State
 from modules.sequence import Sequence
 from modules.statistics import at_least_float32
 

@@ -19,7 +19,9 @@ from modules.attention.linear import (
     nala_query_features,
 )
 from modules.kernels import kernels_for
-from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS, State, chunked, quadratic
+from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
+from modules.kernels.linear_attention.chunked import chunked
+from modules.kernels.linear_attention.quadratic import State, quadratic
 from modules.norms import NORMS
 from modules.params import split
 from modules.positions import POSITIONS

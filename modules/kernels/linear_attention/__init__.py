@@ -7,8 +7,6 @@ the specification; the others equal it to rounding (tests/modules/test_linear_at
 """
 
 from modules.kernels.linear_attention.chunked import chunked
-from modules.kernels.linear_attention.quadratic import State, quadratic
+from modules.kernels.linear_attention.quadratic import quadratic
 
 LINEAR_ATTENTION_KERNELS = {'chunked': chunked, 'quadratic': quadratic}
-
-__all__ = ['LINEAR_ATTENTION_KERNELS', 'State', 'chunked', 'quadratic']
