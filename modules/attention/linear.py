@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from modules.attention.base import MultiHead
 from modules.attention.cache import CACHE
+from modules.kernels.attention.observed import statistics_of
 from modules.kernels.attention.scores import MASKED, share_heads
 from modules.kernels.linear_attention.quadratic import State
 from modules.sequence import Sequence
-from modules.statistics import at_least_float32
+from modules.statistics import DIAGNOSTICS, at_least_float32, is_recording
 
 EPS = 1e-6  # of the sum that divides: both papers' code
 NORM_EPS = 1e-12  # added to |q|^2, which the code of NaLa divides by as it is
@@ -80,6 +81,7 @@ class LinearAttention(MultiHead):
         )
         attend = self.kernels.linear_attention
         if sequence.capacity is None:
+            self.record(q_BNTH, k_BKTH, sequence)
             mixed_BNTH, _ = attend(*features, v_BKTH, EPS, sequence.segments_BT)
             return mixed_BNTH
         kept = self.kept(v_BKTH)
@@ -88,6 +90,18 @@ class LinearAttention(MultiHead):
         for one, value in zip(kept, (state.products_BKFH, state.keys_BKF), strict=True):
             one.value = value
         return mixed_BNTH
+
+    def record(self, q_BNTH, k_BKTH, sequence):
+        """What is seen of the weights without rotation, head by head, where it is asked for."""
+        if is_recording(self):
+            found = statistics_of(
+                lambda rows_Q: self.log_weights(jnp.take(q_BNTH, rows_Q, axis=2), k_BKTH),
+                q_BNTH.shape[2],
+                segments_BT=sequence.segments_BT,
+                valid_BT=sequence.valid_BT,
+            )
+            for name, value_N in found.items():
+                self.sow(DIAGNOSTICS, name, value_N)
 
     def kept(self, v_BKTH):
         """The variables `state` [B, K, F, H] and `normalizer` [B, K, F] of the cache."""

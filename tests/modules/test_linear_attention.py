@@ -26,6 +26,7 @@ from modules.norms import NORMS
 from modules.params import split
 from modules.positions import POSITIONS
 from modules.sequence import documents, part_of_rows, whole_rows
+from modules.statistics import DIAGNOSTICS
 from tests.helpers import FAST, assert_trees_close
 
 LINEAR = {'linear': LinearAttention, 'nala': NaLaAttention}
@@ -313,6 +314,29 @@ def test_weights_are_those_of_the_layer_without_positions(name):
     wanted = np.einsum('btnh,nhd->btd', mixed, params['out'])
     ours = read(module, params, x, whole_rows(LENGTH))[:, 4:]
     np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_what_a_layer_records_is_of_its_weights(name):
+    """Reference: entropy and the first token's share, dense in numpy float64, where positions turn
+    and in documents. Catches weights that are turned, which have signs and no entropy.
+    """
+    module, segments = layer(name), np.array([1, 1, 1, 1, 2, 2, 2, 2, 2])
+    params, x = params_of(module), np.float64(draw_x()[0])
+    run = jax.jit(lambda p, x, s: module.apply({'params': p}, x, s, mutable=[DIAGNOSTICS]))
+    _, filled = run(params, draw_x(), documents(jnp.int32(segments[None])))
+    w = {key: np.float64(value) for key, value in params.items()}
+    seen = np.tri(LENGTH) * (segments[:, None] == segments)
+    entropy, first = np.zeros(HEADS), np.zeros(HEADS)
+    for n in range(HEADS):
+        queries, keys = numpy_features(name, x @ w['query'][:, n], x @ w['key'][:, n // 2])
+        weights = seen * sum(a @ b.T for a, b in zip(queries, keys, strict=True))
+        probs = weights / weights.sum(-1, keepdims=True)
+        entropy[n] = -np.sum(probs * np.log(np.where(probs > 0, probs, 1)), -1).mean()
+        first[n] = np.concatenate([probs[1:4, 0], probs[5:, 4]]).mean()
+    found = {key: value[0] for key, value in filled[DIAGNOSTICS].items()}
+    np.testing.assert_allclose(found['attention_entropy'], entropy, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found['attention_first_token'], first, rtol=1e-3, atol=1e-4)
 
 
 def test_nala_is_sharper_for_longer_queries():
