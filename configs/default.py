@@ -38,7 +38,7 @@ def get_config() -> ConfigDict:
     config.model.mlp = 'auto'  # dense or moe; auto: the placement's own, dense but for wide
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
-    config.model.reparam = 'auto'  # or weight_norm, shared, both ('shared+weight_norm'), none
+    config.model.reparam = 'auto'  # or one or several ('shared+sigma'), nearest to the model first
     config.model.tie_embeddings = False
     config.model.bias = False  # of the matrices in the blocks
     config.model.readout_bias = False
@@ -87,6 +87,11 @@ def get_config() -> ConfigDict:
     config.mlp.expert_capacity = placeholder(float)  # evaluation has no limit
 
     config.reparam = ConfigDict()
+    config.reparam.roles = placeholder(str)  # which matrices, such as 'hidden+readout'
+    config.reparam.gamma_start = placeholder(str)  # of sigma: sigma or one
+    config.reparam.spectral_bound = placeholder(float)  # of spectral_cap
+    config.reparam.compander_width = placeholder(float)  # of weight_compander
+    config.reparam.compander_slope = placeholder(float)
 
     config.loss = ConfigDict()
     config.loss.name = 'cross_entropy'

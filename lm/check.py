@@ -18,6 +18,7 @@ from modules.choices import nearest_divisor
 from modules.kernels import IMPLEMENTATIONS
 from modules.kernels.attention import Scores, refuse_unserved
 from modules.options import options
+from modules.reparam.matrices import parse_roles
 
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
@@ -37,6 +38,7 @@ def check(config: Config) -> None:
     _check_placement(config)
     _check_experts(config)
     _check_init_scale(config)
+    _check_roles(config)
     _check_batch(config)
 
 
@@ -219,6 +221,12 @@ def _check_init_scale(config: Config) -> None:
                 f'{part.path}={part.name} divides by the norms of the initial matrices, so that '
                 f'scaling.init_scale must be at least {least}; got {config.scaling.init_scale}'
             )
+
+
+def _check_roles(config: Config) -> None:
+    for part in parts_of(config):
+        if part.path == 'model.reparam' and 'roles' in options(part.row):
+            parse_roles(option_of(config, part, 'roles'))
 
 
 def _check_batch(config: Config) -> None:

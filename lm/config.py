@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from ml_collections import ConfigDict
@@ -63,7 +63,10 @@ class Choice:
         for text in value.split('+') if self.several else [value]:
             name, given = parse(path, text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
-            if set(names := listed(name)) <= known.keys() and len(names) > 1:
+            names = listed(name.strip('()[]') if self.several else name)
+            if self.several and len(names) > 1:
+                raise ValueError(joined_by_plus(path, names))
+            if set(names) <= known.keys() and len(names) > 1:
                 raise ValueError(
                     f'{path} is one name; got {value!r}. Several are a sweep: '
                     f'{sweep_flag({path: names})}'
@@ -76,6 +79,15 @@ class Choice:
         if len(names) > 1 and {'none', AUTO} & set(names):
             raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
         return found
+
+
+def joined_by_plus(path: str, names: Sequence[Any]) -> str:
+    """How several rows are spelt, for a list of them."""
+    joined = '+'.join(map(str, names))
+    return (
+        f'{path}: several names are one text, joined by +, the nearest to the model first: '
+        f'{joined!r}. Runs that differ in it are a sweep: {sweep_flag({path: tuple(names)})}'
+    )
 
 
 Size = Annotated[int, Option(least=1)]
@@ -349,6 +361,9 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
             raise ValueError(f'config has no field {path}.{field_hint(path, FIELDS)}')
     for name in known:
         path = f'{section}.{name}'
+        choice = FIELDS[path].choice
+        if choice and choice.several and isinstance(raw.get(name), list | tuple):
+            raise ValueError(joined_by_plus(path, raw[name]))
         if name in raw:
             values[name] = typed(path, raw[name], FIELDS[path].types)
         elif FIELDS[path].default is dataclasses.MISSING:

@@ -120,6 +120,32 @@ def split(described: Any) -> tuple[Any, Any]:
     return params, specs
 
 
+def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of a parameter that are (batch, rows, columns) of matrices.
+
+    Rows are those that the forward pass sums over, or that are looked up in an embedding. Those
+    before them (layer, expert) make matrices of their own. ValueError for a vector.
+    """
+    rows = spec.fan_in or (spec.axes[-2:-1] if spec.role == 'embedding' else ())
+    if not rows:
+        raise ValueError(f'{spec} is no matrix: nothing is summed over')
+    summed = tuple(i for i, axis in enumerate(spec.axes) if axis in rows)
+    others = tuple(i for i in range(len(spec.axes)) if i not in summed)
+    batch = tuple(i for i in others if i < summed[0])
+    return batch, summed, others[len(batch) :]
+
+
+def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
+    """[..., I, O]: the matrices of a parameter, one for each index of its batch axes.
+
+    The weights are y = x W with x [I]. Queries, keys and values are parameters of their own.
+    """
+    batch, rows, columns = matrix_axes(spec)
+    sizes = [math.prod(weight.shape[i] for i in axes) for axes in (rows, columns)]
+    in_order = jnp.transpose(weight, (*batch, *rows, *columns))
+    return in_order.reshape(*(weight.shape[i] for i in batch), *sizes)
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """'blocks/attention/query' for a tree path."""
     return jax.tree_util.keystr(path, simple=True, separator='/')

@@ -10,7 +10,13 @@ from lm.config import CHOICES, FIELDS
 
 README = (Path(__file__).parent.parent / 'README.md').read_text()
 # Options that no table repeats, with the sentence above the table that says who has them.
-LEFT_OUT = {'model.norm': ('eps', 'Every norm but `dyt` and `none` also has `eps`')}
+LEFT_OUT = {
+    'model.norm': ('eps', 'Every norm but `dyt` and `none` also has `eps`'),
+    'model.reparam': (
+        'roles',
+        'Every reparametrisation but `none` and `shared` also has `roles`',
+    ),
+}
 
 
 def cells(line):

@@ -2,7 +2,8 @@
 
 python -m eval.convert fold --checkpoint=DIR --out=DIR --to=rmsnorm|crmsnorm|none [--untie]
 
-fold: the same function with simpler norms, or none (`eval.convert.fold`).
+fold: the same function with simpler norms, or none, and without reparametrisation
+(`eval.convert.fold`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,12 @@ def fold(options: Mapping[str, Any]) -> None:
     meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
     write(out, folded.config, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
     of = ', '.join(f'{value:.1e} in {dtype}' for dtype, value in folded.differences.items())
-    print(f'{out}: model.norm={checkpoint.config.model.norm} -> {folded.config.model.norm}')
+    before, after = checkpoint.config.model, folded.config.model
+    print(f'{out}: model.norm={before.norm} -> {after.norm}')
+    if before.reparam != after.reparam:
+        print(f'model.reparam={before.reparam} -> {after.reparam}')
+    if folded.kept:
+        print(f'the norms stay: {folded.kept}')
     print(f'largest difference of logits, relative to the largest logit: {of}')
 
 

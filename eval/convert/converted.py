@@ -1,4 +1,4 @@
-"""What conversions have in common: comparing two models, and writing a workdir."""
+"""What conversions have in common: the weights used, comparing two models, writing a workdir."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,15 +9,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.config import Config, KernelsConfig, to_dict
+from eval.load import Checkpoint
+from lm.config import FIELDS, Config, KernelsConfig, to_dict
 from lm.data.tokenizers import Tokenizer
 from lm.model import build_model
+from lm.record.checkpoint import check_tree, state_record
 from lm.record.host import versions
 from lm.record.series import Checkpoints
 from lm.record.workdir import write_config
-from lm.state import Learner, State, Weights, build_learner, hyper_from, optimizer
+from lm.state import Learner, State, Weights, build_learner, hyper_from, init_state, optimizer
 
+TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
 ROWS = 2  # sequences of random tokens that logits are compared on
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """`differences`: {'float64': of any logit from the source's, over its largest logit, ...}.
+    `kept`: why the norms are those of the source, where they are; '' where they are not.
+    """
+
+    config: Config
+    weights: Weights
+    differences: dict[str, float]
+    kept: str = ''
 
 
 def cast(tree: Any, dtype: Any) -> Any:
@@ -62,6 +77,55 @@ def learner_on_cpu(config: Config, vocab: int) -> Learner:
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     """max |found - wanted| / max |wanted|."""
     return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+
+
+def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The variables of its model, computed from the stored weights in float64."""
+    exact = cast(jax.device_get(checkpoint.weights), np.float64)
+    return on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
+
+
+def folded(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> Folded:
+    """With the variables `after`, in float64, stored in float32; those of the source are `before`.
+
+    ValueError where they are not those of the config, or compute something else.
+    """
+    stored = cast(after, np.float32)
+    weights = Weights(stored.pop('params'), (), stored)
+    fresh = jax.eval_shape(lambda: fresh_state(config, checkpoint.meta['vocab_size']))
+    check_tree(state_record(weights), state_record(fresh), checkpoint.path)
+    return Folded(config, weights, compare(checkpoint, config, before, after))
+
+
+def compare(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> dict[str, float]:
+    """Folded.differences, of variables in float64 and of those in float32; ValueError where the
+    former are more than TOLERANCE.
+    """
+    source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
+    differences = {}
+    for dtype, wanted in (('float64', before), ('float32', checkpoint.variables)):
+        wanted = logits_of(source, vocab, jax.device_get(wanted), dtype)
+        found = logits_of(config, vocab, after, dtype)  # which rounds to float32 as storing does
+        differences[dtype] = difference(found, wanted)
+    if not differences['float64'] <= TOLERANCE:
+        raise ValueError(
+            f'the folded model is another one: in float64 its logits differ by up to '
+            f'{differences["float64"]:.1e} of the largest, and rounding explains '
+            f'{TOLERANCE:.0e} at most. Nothing was written: a part of this model does not compute '
+            'in float64, or is unknown to eval.convert.fold.'
+        )
+    return differences
+
+
+def without_reparam() -> dict[str, Any]:
+    """The changes that leave a config without reparametrisation, and without its options."""
+    options_of_it = [path for path in FIELDS if path.startswith('reparam.')]
+    return {'model.reparam': 'none'} | dict.fromkeys(options_of_it)
+
+
+def fresh_state(config: Config, vocab: int) -> State:
+    learner = learner_on_cpu(config, vocab)
+    return init_state(learner, hyper_from(config), jax.random.key(0))
 
 
 def write(

@@ -1,4 +1,5 @@
-"""Checkpoints without the norms, or the parts of norms, that the matrices beside them take over.
+"""Checkpoints without the norms, or the parts of norms, that the matrices beside them take over,
+and without reparametrisations.
 
 The conversion is made and checked in float64 on the CPU, then stored in float32.
 """
@@ -7,27 +8,28 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from eval.convert.converted import cast, difference, learner_on_cpu, logits_of, on_cpu
+from eval.convert.converted import (
+    Folded,
+    folded,
+    learner_on_cpu,
+    used_in_float64,
+    without_reparam,
+)
 from eval.load import Checkpoint
 from lm.check import check, option_of
 from lm.config import FIELDS, Config, part_at, readers_of, replaced, settle
 from lm.model import groups_of_blocks
-from lm.record.checkpoint import check_tree, state_record
-from lm.state import State, Weights, hyper_from, init_state
 from modules.choices import choose
-from modules.norms import NORMS, fold
+from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
 from modules.options import options
 from modules.params import NORM, ParamSpec, named_leaves
 
 Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
-
-TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
 
 # --to -> {model.norm: what of that norm is an affine map}; what is left is the norm --to.
 TARGETS = {
@@ -45,26 +47,21 @@ HINTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Folded:
-    """`differences`: {'float64': of any logit from the source's, over its largest logit, ...}."""
-
-    config: Config
-    weights: Weights
-    differences: dict[str, float]
-
-
 def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Folded:
     """The model of a checkpoint with model.norm = `to` and the same logits.
 
     rmsnorm: from layernorm, whose writers are recentred, or from rmsnorm. Gains and biases go into
     the matrices that follow, and the norm has scale=False; model.qk_norm stays as it is. crmsnorm:
     from layernorm; the stream loses its last coordinate. none: from norms that are affine maps in
-    evaluation. Biases that arise are those of model.bias and model.readout_bias. model.reparam
-    becomes none, and `untie` gives a model with tied embeddings a readout of its own.
+    evaluation; of a model with other norms they stay, if it has a reparametrisation to fold. Biases
+    that arise are those of model.bias and model.readout_bias. model.reparam becomes none: what is
+    stored is what evaluation uses. `untie` gives a model with tied embeddings a readout of its own.
 
     Raises ValueError for a model that cannot be folded so, and where its logits change.
     """
+    kept = why_norms_stay(checkpoint, to)
+    if kept:
+        return fold_reparam(checkpoint, untie, kept)
     refuse(checkpoint, to, untie)
     source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
     before = used_in_float64(checkpoint)
@@ -78,37 +75,59 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     carried = {name: without(maps, before[name]) for name in before if name != 'params'}
     carried = {name: tree for name, tree in carried.items() if tree}
     after = {'params': unflatten_dict(params, sep='/'), **carried}
-    stored = cast(after, np.float32)
-    weights = Weights(stored.pop('params'), (), stored)
-    fresh = jax.eval_shape(lambda: fresh_state(config, vocab))
-    check_tree(state_record(weights), state_record(fresh), checkpoint.path)
-    return Folded(config, weights, compare(checkpoint, config, before, after))
+    return folded(checkpoint, config, before, after)
 
 
-def compare(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> dict[str, float]:
-    """Folded.differences, of variables in float64 and of those in float32; ValueError where the
-    former are more than TOLERANCE.
+def fold_reparam(checkpoint: Checkpoint, untie: bool, kept: str) -> Folded:
+    """The model of a checkpoint with model.reparam = none and all else as it is."""
+    source, before = checkpoint.config, used_in_float64(checkpoint)
+    after, changed = dict(before), without_reparam() | {'train.init_from': ''}
+    if untie and source.model.tie_embeddings:
+        after['params'] = before['params'] | {'readout': before['params']['embedding'].T}
+        changed |= {'model.tie_embeddings': False}
+    config = settle(replaced(source, changed))
+    check(config)
+    return dataclasses.replace(folded(checkpoint, config, before, after), kept=kept)
+
+
+def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
+    """What of a model keeps its norms from being folded, so that its reparametrisation is folded
+    alone; '' where nothing does, or where there is no reparametrisation, or `to` is no norm's end.
+
+    ValueError for a placement that is made of the reparametrisation.
     """
-    source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
-    differences = {}
-    for dtype, wanted in (('float64', before), ('float32', checkpoint.variables)):
-        wanted = logits_of(source, vocab, jax.device_get(wanted), dtype)
-        found = logits_of(config, vocab, after, dtype)  # which rounds to float32 as storing does
-        differences[dtype] = difference(found, wanted)
-    if not differences['float64'] <= TOLERANCE:
+    source, kept = checkpoint.config, ''
+    if to != 'none' or source.model.reparam == 'none':
+        return ''
+    try:
+        refuse_model(source, to)
+        refuse_unfinished(source, checkpoint.weights.stats)
+    except ValueError as error:
+        kept = str(error)
+    needed = part_at(source, 'model.placement').row.needs.get('reparam')
+    if needed:
         raise ValueError(
-            f'the folded model is another one: in float64 its logits differ by up to '
-            f'{differences["float64"]:.1e} of the largest, and rounding explains '
-            f'{TOLERANCE:.0e} at most. Nothing was written: a part of this model does not compute '
-            'in float64, or is unknown to eval.convert.fold.'
+            f'a model with model.placement={source.model.placement} cannot be folded: it is made '
+            f'of model.reparam={needed}'
         )
-    return differences
+    return kept
 
 
 def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
     """ValueError, with what would work, for a model that cannot be folded so."""
-    config, model = checkpoint.config, checkpoint.config.model
-    sources, norm = choose(TARGETS, to, '--to'), norm_name(checkpoint.config)
+    config = checkpoint.config
+    refuse_model(config, to)
+    if config.model.tie_embeddings and not untie:
+        raise ValueError(
+            'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
+            'embedding too. --untie stores it as a matrix of its own.'
+        )
+    refuse_unfinished(config, checkpoint.weights.stats)
+
+
+def refuse_model(config: Config, to: str) -> None:
+    """ValueError, with what would work, for a model whose norms cannot be folded so."""
+    sources, norm, model = choose(TARGETS, to, '--to'), norm_name(config), config.model
     wanted = {
         'model.placement': (model.placement, 'pre', 'its norms are not alone before a matrix'),
         'model.mlp': (model.mlp, 'dense', 'a router and experts read the norm'),
@@ -126,18 +145,13 @@ def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
             f'{norm}, which {"--to=" + " or ".join(works) if works else "nothing"} folds. '
             f'{hint}'.strip()
         )
-    if model.tie_embeddings and not untie:
-        raise ValueError(
-            'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
-            'embedding too. --untie stores it as a matrix of its own.'
-        )
-    if 'removal_start' in options(NORMS[norm]):
-        refuse_unfinished(config, checkpoint.weights.stats)
 
 
 def refuse_unfinished(config: Config, stats: Any) -> None:
     """ValueError where norms are left to remove."""
     norm = part_at(config, 'model.norm')
+    if 'removal_start' not in options(norm.row):
+        return
     start, gap = (option_of(config, norm, name) for name in ('removal_start', 'removal_gap'))
     updates = int(stats['stats']['final_norm']['updates'])
     due = [removal_update(start, gap, order) for order in range(2 * config.model.n_layers + 1)]
@@ -152,12 +166,6 @@ def refuse_unfinished(config: Config, stats: Any) -> None:
 
 def norm_name(config: Config) -> str:
     return part_at(config, 'model.norm').name
-
-
-def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The variables of its model, computed from the stored weights in float64."""
-    exact = cast(jax.device_get(checkpoint.weights), np.float64)
-    return on_cpu('float64', lambda: checkpoint.learner.variables(exact))
 
 
 def affine_maps(
@@ -205,12 +213,12 @@ def folded_config(source: Config, to: str, biased: bool) -> Config:
         replaced(
             source,
             dict.fromkeys(unread)
+            | without_reparam()
             | {
                 'model.norm': norm,
                 'model.final_norm': norm,
                 'model.bias': source.model.bias or biased,
                 'model.readout_bias': source.model.readout_bias or biased,
-                'model.reparam': 'none',
                 'model.tie_embeddings': False,
                 # The weights are here now, and what was trained alone may be gone.
                 'train.init_from': '',
@@ -241,7 +249,7 @@ def folded_norm(source: Config, to: str, config: Config) -> str:
 
 def unfolded_specs(source: Config, vocab: int) -> dict[str, ParamSpec]:
     """Of the weights that the source's model uses, with a readout of its own."""
-    config = replaced(source, {'model.reparam': 'none', 'model.tie_embeddings': False})
+    config = replaced(source, without_reparam() | {'model.tie_embeddings': False})
     return named_leaves(learner_on_cpu(config, vocab).described.specs)
 
 
@@ -287,8 +295,3 @@ def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int)
         kernel = fold.compress_reader(kernel)
     bias = None if bias is None else bias.reshape(*leading, *outputs)
     return kernel.reshape(*leading, -1, *outputs), bias
-
-
-def fresh_state(config: Config, vocab: int) -> State:
-    learner = learner_on_cpu(config, vocab)
-    return init_state(learner, hyper_from(config), jax.random.key(0))

@@ -2,8 +2,11 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from lm import data
 from lm.check import check
@@ -13,6 +16,9 @@ from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, t
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
 from lm.state import Learner, State, Weights, hyper_from
+from modules.params import named_leaves
+
+HELD = 1e-5  # of its largest element: how far rounding may move a weight that is stored anew
 
 
 def check_run(config: Config) -> None:
@@ -39,17 +45,17 @@ def initial_state(config: Config, experiment: Experiment) -> State:
     """Step 0, laid out on the mesh.
 
     With train.init_from, the weights the model uses are those that the checkpoint's model used,
-    stored as the present model.reparam has them; what layers carry is taken over where all of it
-    fits and fresh otherwise; the optimizer starts anew. Raises ValueError where there is no
-    checkpoint, a parameter has no counterpart of its shape, or the tokenizers differ.
+    stored as the present model.reparam has them: as they are there, with what it carries, where it
+    is the same. What layers carry is taken over where all of it fits and fresh otherwise; the
+    optimizer starts anew. Raises ValueError where there is no checkpoint, a parameter has no
+    counterpart of its shape, model.reparam cannot hold the weights, or the tokenizers differ.
     """
     source = fitting_source(config, experiment) if config.train.init_from else None
     state = experiment.init(jax.random.key(config.train.seed), hyper_from(config))
     if source is None:
         return state
     variables = source.variables
-    used = variables.pop('params')
-    stored, reparam = experiment.learner.described.reparam.init(used)
+    stored, reparam = stored_for(experiment.learner, source, variables.pop('params'))
     stats = state.stats
     if tree_record(variables) == tree_record(stats):
         stats = variables
@@ -59,6 +65,55 @@ def initial_state(config: Config, experiment: Experiment) -> State:
         (state.params, state.reparam, state.stats),
     )
     return state.replace(params=params, reparam=reparam, stats=stats)
+
+
+def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:
+    """(stored, state) of the learner's reparametrisation for the weights that a source used.
+
+    Raises ValueError where it cannot hold them, as one that fixes lengths cannot.
+    """
+    reparam, there = learner.described.reparam, source.weights
+    stored, state = there.params, there.reparam
+    if not same_reparam(learner, source):
+        stored, state = reparam.init(used)
+    found, _ = reparam.apply(stored, state, False)
+    errors = {
+        path: float(jnp.max(jnp.abs(now - before)) / jnp.max(jnp.abs(before)))
+        for (path, now), before in zip(
+            named_leaves(found).items(), jax.tree.leaves(used), strict=True
+        )
+        if not np.array_equal(now, before)
+    }
+    worst = max(errors, key=errors.get, default=None)
+    if worst is not None and not errors[worst] <= HELD:
+        names, options = reparam_of(learner.config)
+        given = ''.join(f', reparam.{name}={value}' for name, value in options.items())
+        raise ValueError(
+            f'model.reparam={names}{given} cannot hold the weights of train.init_from='
+            f'{source.path}, whose model.reparam is {source.config.model.reparam}: {worst} would '
+            f'differ by {errors[worst]:.1e} of its largest element. Take the reparametrisation and '
+            'its options from there, or one that any weights can be stored with: none, '
+            'weight_norm, sigma with reparam.gamma_start=sigma.'
+        )
+    return stored, state
+
+
+def same_reparam(learner: Learner, source: Checkpoint) -> bool:
+    """Whether what is stored and carried there is the same here, and means the same."""
+    here, there = learner.config, source.config
+    shapes = jax.eval_shape(learner.described.reparam.init, learner.described.used_shapes)
+    weights = source.weights.params, source.weights.reparam
+    return (
+        reparam_of(here) == reparam_of(there)
+        and here.scaling.name == there.scaling.name
+        and tree_record(shapes) == tree_record(weights)
+    )
+
+
+def reparam_of(config: Config) -> tuple[str, dict[str, Any]]:
+    """What is chosen of the reparametrisation: model.reparam, and its options."""
+    options = {name: value for name, value in vars(config.reparam).items() if value is not None}
+    return config.model.reparam, options
 
 
 def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:

@@ -1,13 +1,17 @@
 """The table printed at start: everything that is decided about each parameter."""
 
 import math
+from collections.abc import Mapping
 
 from jax.sharding import Mesh
 from rich.table import Table
 
+from lm.check import option_of
+from lm.config import Config, parts_of
 from lm.mesh import param_sharding
 from lm.state import Learner
-from modules.params import named_leaves
+from modules.params import LAYER, ParamSpec, named_leaves
+from modules.reparam.matrices import parse_roles
 
 
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
@@ -15,6 +19,7 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     config, described = learner.config, learner.described
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable = named_leaves(described.trainable)
+    used = named_leaves(described.used_specs)
     rows = []
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
@@ -27,17 +32,37 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
         rows.append(
             {
                 'parameter': path,
-                'shape': ' x '.join(map(str, shapes[path].shape)),
+                'shape': ' x '.join(map(str, shapes[path].shape)) or '1',
                 'role': spec.role,
                 'optimizer': config.optim.name if trainable[path] else 'frozen',
                 'init std': std,
                 'lr': f'{trainable[path] * config.optim.lr * scaling.lr_factor:.4g}',
                 'weight decay': f'{trainable[path] * decay:.4g}',
-                'reparam': config.model.reparam,
+                'reparam': reparam_of(config, used_of(path, used), spec),
                 'sharding': sharding,
             }
         )
     return rows
+
+
+def used_of(path: str, used: Mapping[str, ParamSpec]) -> ParamSpec:
+    """Of the weight that 'layers/mlp/up/gain' is stored for."""
+    while path not in used:
+        path = path.rpartition('/')[0]
+    return used[path]
+
+
+def reparam_of(config: Config, used: ParamSpec, stored: ParamSpec) -> str:
+    """The rows of model.reparam that map a weight: 'shared+weight_norm'."""
+
+    def maps(part):
+        roles = option_of(config, part, 'roles')
+        if roles is None:
+            return LAYER in used.axes and LAYER not in stored.axes
+        return used.role in parse_roles(roles)
+
+    parts = [part for part in parts_of(config) if part.path == 'model.reparam']
+    return '+'.join(part.name for part in parts if maps(part)) or 'none'
 
 
 def parameter_count(learner: Learner) -> int:

@@ -5,12 +5,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from modules.params import ParamSpec
+from modules.params import named_leaves
 
 
 def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
     """No map after the update."""
     return stored, state
+
+
+def unmeasured(stored: Any, state: Any) -> dict[str, dict[str, jax.Array]]:
+    """Nothing to report."""
+    del stored, state
+    return {}
 
 
 class Reparam(NamedTuple):
@@ -19,20 +25,23 @@ class Reparam(NamedTuple):
     At the start used equals params, as far as the map can make them. `specs` describes each stored
     array, as `modules.params` does each parameter. `state` is what is carried but not optimised;
     evaluation (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps
-    what an optimizer step has made, such as back onto a sphere.
+    what an optimizer step has made, such as back onto a sphere. measures(stored, state) ->
+    {'sigma': {path of a used weight: [...]}, ...}: what the map knows of a parameter's matrices, a
+    number for each (`modules.params.matrix_axes`).
     """
 
     init: Callable[[Any], tuple[Any, Any]]
     apply: Callable[[Any, Any, bool], tuple[Any, Any]]
     specs: Any
     after_update: Callable[[Any, Any], tuple[Any, Any]] = unchanged
+    measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = unmeasured
 
 
-def divides_by_norms(make: Callable[..., Reparam]) -> Callable[..., Reparam]:
+def divides_by_norms(make: Callable[..., Reparam], least: float = 1e-15) -> Callable[..., Reparam]:
     """Marks a row that divides by norms of the initial matrices: these must not be 0 in float32,
-    which the square of a smaller scale is.
+    which the square of a smaller scale than `least` is.
     """
-    make.least_init_scale = 1e-15
+    make.least_init_scale = least
     return make
 
 
@@ -70,9 +79,26 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
         stored, far_state = far.after_update(stored, far_state)
         return stored, (near_state, far_state)
 
+    def measures(stored, state):
+        near_state, far_state = state
+        between, _ = far.apply(stored, far_state, False)
+        used = jax.eval_shape(lambda: near.apply(between, near_state, False)[0])
+        found, of_near = far.measures(stored, far_state), near.measures(between, near_state)
+        found = {name: _of_used(found[name], named_leaves(used)) for name in found}
+        return {n: found.get(n, {}) | of_near.get(n, {}) for n in (found | of_near)}
+
     if far.after_update is unchanged:
         after_update = unchanged
-    return Reparam(init, apply, far.specs, after_update)
+    return Reparam(init, apply, far.specs, after_update, measures)
+
+
+def _of_used(found: dict[str, jax.Array], used: dict[str, Any]) -> dict[str, jax.Array]:
+    """By the path of the used weight: of 'up/direction', which is stored for it, 'up'."""
+
+    def path_of(path):
+        return path if path in used else path.rpartition('/')[0]
+
+    return {path_of(path): value for path, value in found.items()}
 
 
 def multiplied(specs: Any, factors: Any) -> Reparam:
@@ -84,31 +110,4 @@ def multiplied(specs: Any, factors: Any) -> Reparam:
             state,
         ),
         specs=specs,
-    )
-
-
-def on_role(
-    role: str,
-    specs: Any,
-    init: Callable[[ParamSpec, jax.Array], dict[str, jax.Array]],
-    apply: Callable[[ParamSpec, dict[str, jax.Array]], jax.Array],
-    describe: Callable[[ParamSpec], dict[str, ParamSpec]],
-) -> Reparam:
-    """A stateless map of each parameter of `role` on its own; the others are stored as they are.
-
-    A stored parameter is a small dict, in the parameter's place in the tree. Raises ValueError
-    where no parameter has the role.
-    """
-    if not any(spec.role == role for spec in jax.tree.leaves(specs)):
-        raise ValueError(
-            f'no parameter has the role {role!r}, so this reparametrisation does nothing'
-        )
-
-    def where(map_one):
-        return lambda spec, leaf: map_one(spec, leaf) if spec.role == role else leaf
-
-    return Reparam(
-        init=lambda params: (jax.tree.map(where(init), specs, params), ()),
-        apply=lambda stored, state, train: (jax.tree.map(where(apply), specs, stored), state),
-        specs=jax.tree.map(lambda spec: describe(spec) if spec.role == role else spec, specs),
     )

@@ -5,22 +5,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modules.params import ParamSpec
-from modules.reparam.base import Reparam, divides_by_norms, on_role
-
-
-def sum_axes(spec: ParamSpec) -> tuple[int, ...]:
-    return tuple(i for i, axis in enumerate(spec.axes) if axis in spec.fan_in)
+from modules.params import ParamSpec, matrix_axes
+from modules.reparam.base import Reparam, divides_by_norms
+from modules.reparam.matrices import Roles, on_matrices
 
 
 def column_norm(spec: ParamSpec, weight: jax.Array) -> jax.Array:
-    """L2 norm over the summed axes, those kept with size 1; float32."""
-    return jnp.sqrt(jnp.sum(jnp.square(weight), sum_axes(spec), keepdims=True))
+    """L2 norm over the rows, whose axes are kept with size 1; float32."""
+    _, rows, _ = matrix_axes(spec)
+    return jnp.sqrt(jnp.sum(jnp.square(weight), rows, keepdims=True))
+
+
+def column_spec(spec: ParamSpec) -> ParamSpec:
+    """Of a vector with one number for each column of each matrix."""
+    _, rows, _ = matrix_axes(spec)
+    kept = tuple(axis for i, axis in enumerate(spec.axes) if i not in rows)
+    return ParamSpec('vector', kept, part=spec.part)
 
 
 @divides_by_norms
-def weight_norm(specs: Any, shapes: Any) -> Reparam:
-    """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every hidden matrix.
+def weight_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
+    """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every matrix.
 
     Stores `direction` V, drawn as W would be, and `gain`, which starts as ||V|| so that nothing
     changes at the start. The gain is a vector: no weight decay. The gradient of V is orthogonal to
@@ -29,16 +34,17 @@ def weight_norm(specs: Any, shapes: Any) -> Reparam:
     del shapes
 
     def init(spec, weight):
-        gain = jnp.squeeze(column_norm(spec, weight), sum_axes(spec))
-        return {'direction': weight, 'gain': gain}
+        _, rows, _ = matrix_axes(spec)
+        gain = jnp.squeeze(column_norm(spec, weight), rows)
+        return {'direction': weight, 'gain': gain}, ()
 
-    def apply(spec, stored):
+    def apply(spec, stored, state):
+        _, rows, _ = matrix_axes(spec)
         direction = stored['direction']
-        gain = jnp.expand_dims(stored['gain'], sum_axes(spec))
-        return direction * (gain / column_norm(spec, direction))
+        gain = jnp.expand_dims(stored['gain'], rows)
+        return direction * (gain / column_norm(spec, direction)), state
 
     def describe(spec):
-        kept = tuple(axis for axis in spec.axes if axis not in spec.fan_in)
-        return {'direction': spec, 'gain': ParamSpec('vector', kept, part=spec.part)}
+        return {'direction': spec, 'gain': column_spec(spec)}
 
-    return on_role('hidden', specs, init, apply, describe)
+    return on_matrices(roles, specs, init, apply, describe)

@@ -61,11 +61,35 @@ ELSEWHERE = (
     'kernels.implementation',
     'kernels.matmul',
 )
+# Every option of attention, in as few rows as there can be: one layer has one gate.
+ATTENTION_OPTIONS = (
+    {
+        'model.n_layers': 2,
+        'model.position': 'rope',
+        'model.qk_norm': 'rmsnorm',
+        'attention.qk_norm_over': 'model',
+        'attention.gate': 'elementwise',
+        'attention.softcap': 5.0,
+        'attention.logit_scale': 'learned',
+        'attention.sinks': 'learned',
+        'attention.affine_scaled': True,
+        'attention.window': 3,
+        'attention.full_every': 2,
+        'kernels.implementation': 'xla',
+    },
+    {
+        'attention.gate': 'headwise',
+        'attention.logit_scale': 'mup',
+        'attention.sinks': 'off_by_one',
+    },
+    {'model.attention': 'l2', 'attention.l2_scaled': 'key', 'model.position': 'learned'},
+)
 PATHS = [path for path in CHOICES if path not in (*SAME_LAYERS, *ELSEWHERE)]
 ROWS = [
     {},
     *rows_of(PATHS, tiny_config(BASE)),
     *({path: name} for path, names in SAME_LAYERS.items() for name in names),
+    *ATTENTION_OPTIONS,
     {'model.dtype': 'bfloat16'},
     {'kernels.implementation': 'xla_cpu'},
     {'model.tie_embeddings': True, 'model.activation': 'swiglu'},
@@ -73,6 +97,8 @@ ROWS = [
     {'model.qk_norm': 'rmsnorm:scale=False', 'model.norm': 'layernorm:bias=False'},
     {'train.on_divergence': 'skip_step'},
     {'train.trainable': 'norms', 'model.norm': 'layernorm'},
+    {'model.reparam': 'shared+sigma', 'reparam.roles': 'hidden+readout+embedding'},
+    {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'},
 ]
 COMPARED = [
     {},
@@ -83,6 +109,7 @@ COMPARED = [
     {'model.placement': 'mix'},
     {'model.mlp': 'moe'},
     {'model.reparam': 'weight_norm'},
+    {'model.reparam': 'sigma'},
     {'model.remat': 'full'},
     {'model.dtype': 'bfloat16'},
     {'kernels.implementation': 'xla_cpu'},

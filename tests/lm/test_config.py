@@ -28,6 +28,7 @@ from lm.config import (
 from modules.norms import NORMS
 from modules.options import Option, options
 from modules.placements import PLACEMENTS
+from modules.reparam import REPARAMS
 from tests.helpers import checked_config, tiny_config, tiny_raw
 
 
@@ -286,6 +287,7 @@ READERS = (
     {'optim.schedule': 'warmup_stable_decay'},
     {'model.placement': 'mix'},
     {'model.placement': 'wide'},
+    *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),
     *({'model.attention': name} for name in CHOICES['model.attention'].table),
     *({'model.activation': name} for name in CHOICES['model.activation'].table),

@@ -12,6 +12,7 @@ from lm.state import hyper_from
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
 from tests.helpers import initial_state, tiny_config, tiny_learner
+from tests.modules.test_reparam import HOLDING
 
 WIDE = {'model.d_model': 64, 'model.d_ff': 192, 'model.n_layers': 3, 'data.seq_len': 64}
 
@@ -83,7 +84,7 @@ def test_description_covers_the_stored_parameters(reparam):
     assert named_leaves(described.init_stds).keys() == drawn
 
 
-@pytest.mark.parametrize('reparam', [name for name in REPARAMS if name != 'shared'])
+@pytest.mark.parametrize('reparam', [name for name in HOLDING if name != 'shared'])
 def test_reparam_starts_from_the_same_weights(reparam):
     """The same seed gives the same model, whatever is stored."""
     config = tiny_config({'model.reparam': reparam})

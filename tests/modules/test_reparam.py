@@ -19,6 +19,9 @@ SPECS = {
 }
 SHAPES = {'table': (5, 6), 'up': (3, 6, 7), 'out': (3, 2, 3, 6), 'scale': (3, 6)}
 SUMMED = {'up': (1,), 'out': (1, 2)}  # of the hidden ones
+# They cannot hold every matrix: a largest singular value, or a mean of columns, is theirs.
+CHANGING = ('spectral_cap', 'spectral_norm', 'weight_standardization')
+HOLDING = [name for name in REPARAMS if name not in CHANGING]
 
 
 def sample(seed=0):
@@ -30,8 +33,8 @@ def shapes_of(tree):
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
 
 
-@pytest.mark.parametrize('name', REPARAMS)
-def test_every_reparam_changes_nothing_at_the_start(name):
+@pytest.mark.parametrize('name', HOLDING)
+def test_a_reparam_changes_nothing_at_the_start(name):
     """Of matrices that are the same in all layers, as those have to be that are shared."""
     same = {k: jnp.broadcast_to(v[:1], v.shape) if k in SUMMED else v for k, v in sample().items()}
     reparam = REPARAMS[name](SPECS, shapes_of(same))

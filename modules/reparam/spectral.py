@@ -1,0 +1,153 @@
+"""Reparametrisations by the largest singular value of each matrix, found by power iteration.
+
+The published code iterates once in each forward pass of training; here it is once in each optimizer
+step, however many microbatches it has. Evaluation iterates once from the stored vectors and does
+not keep the result, as published.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from modules.options import Option
+from modules.params import ParamSpec, as_matrices
+from modules.reparam.base import Reparam, divides_by_norms
+from modules.reparam.matrices import Roles, batch_spec, on_matrices, per_matrix
+
+EPS = 1e-12  # the least length that a vector is divided by
+LEAST_SCALE = 1e-9  # of initial matrices: their products with unit vectors are well above EPS
+
+
+def largest_singular_value(
+    matrices: jax.Array, u: jax.Array, steps: int = 1
+) -> tuple[jax.Array, jax.Array]:
+    """(sigma [...], u [..., O]) of matrices [..., I, O], after power iterations from u [..., O].
+
+    One step is v = W u / |W u|, u = W^T v / |W^T v|; then sigma = v^T W u. No gradient flows into u
+    and v, so that the gradient of sigma is v u^T. A matrix of zeros leaves u as it was. Source:
+    arXiv:2303.06296 and its code, whose vision layers divide by max(length, 1e-12).
+    """
+    fixed = jax.lax.stop_gradient(matrices)
+    u = jax.lax.stop_gradient(u)
+    if steps > 1:
+        u = jax.lax.fori_loop(0, steps - 1, lambda _, u: _step(fixed, u)[1], u)
+    v, u = _step(fixed, u)
+    # The same product as in the step, whose result is used again.
+    back = _product('...io,...i->...o', matrices, v)
+    return jnp.sum(back * u, -1), u
+
+
+def first_right_vector(matrices: jax.Array) -> jax.Array:
+    """u [..., O] of the largest singular value of matrices [..., I, O], by a full decomposition."""
+    _, _, right = jnp.linalg.svd(matrices, full_matrices=False)
+    return right[..., 0, :]
+
+
+def _step(matrices: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    v = _unit(_product('...io,...o->...i', matrices, u))
+    back = _product('...io,...i->...o', matrices, v)
+    return v, jnp.where(jnp.any(back != 0, -1, keepdims=True), _unit(back), u)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    length = jnp.sqrt(jnp.sum(jnp.square(x), -1, keepdims=True))
+    return x / jnp.maximum(length, EPS)
+
+
+def _product(subscripts: str, matrices: jax.Array, vectors: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, matrices, vectors, precision=jax.lax.Precision.HIGHEST)
+
+
+def _sigma(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return largest_singular_value(as_matrices(spec, weight), u)
+
+
+def _scaled(roles: str, specs: Any, factor: Callable[[jax.Array], jax.Array]) -> Reparam:
+    """W_used = factor(sigma(W)) W."""
+
+    def init(spec, weight):
+        return weight, first_right_vector(as_matrices(spec, weight))
+
+    def apply(spec, weight, u):
+        largest, u = _sigma(spec, weight, u)
+        return weight * per_matrix(factor(largest), spec), u
+
+    def measure(spec, weight, u):
+        return {'sigma': _sigma(spec, weight, u)[0]}
+
+    return on_matrices(roles, specs, init, apply, measure=measure)
+
+
+@functools.partial(divides_by_norms, least=LEAST_SCALE)
+def sigma(
+    specs: Any,
+    shapes: Any,
+    *,
+    roles: Roles = 'hidden',
+    gamma_start: Annotated[
+        str, Option('start of gamma: the sigma of each matrix, or 1', choices=('one', 'sigma'))
+    ] = 'sigma',
+) -> Reparam:
+    """sigmaReparam: W_used = gamma W / sigma(W) with sigma(W) the largest singular value.
+
+    Stores `matrix` W and `gain` gamma, one for each matrix: a vector, so no weight decay. Each
+    layer, and each of queries, keys and values, has its own. Carries u of every matrix, which
+    starts as its first right singular vector. gamma_start: `sigma` changes nothing at the start, as
+    the published code for vision and language does; `one` as that for speech. W is drawn as without
+    this. Source: arXiv:2303.06296 and its code.
+    """
+    del shapes
+
+    def init(spec, weight):
+        u = first_right_vector(as_matrices(spec, weight))
+        largest, _ = _sigma(spec, weight, u)
+        gain = jnp.ones_like(largest) if gamma_start == 'one' else largest
+        return {'matrix': weight, 'gain': gain}, u
+
+    def apply(spec, stored, u):
+        largest, u = _sigma(spec, stored['matrix'], u)
+        return stored['matrix'] * per_matrix(stored['gain'] / largest, spec), u
+
+    def describe(spec):
+        return {'matrix': spec, 'gain': batch_spec(spec)}
+
+    def measure(spec, stored, u):
+        return {'sigma': _sigma(spec, stored['matrix'], u)[0], 'gamma': stored['gain']}
+
+    return on_matrices(roles, specs, init, apply, describe, measure=measure)
+
+
+@functools.partial(divides_by_norms, least=LEAST_SCALE)
+def spectral_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
+    """W_used = W / sigma(W): `sigma` without its gain, so that every matrix has spectral norm 1.
+
+    This changes matrices at the start. Source: arXiv:1802.05957, equation 8.
+    """
+    del shapes
+    return _scaled(roles, specs, lambda largest: 1 / largest)
+
+
+def spectral_cap(
+    specs: Any,
+    shapes: Any,
+    *,
+    roles: Roles = 'hidden',
+    spectral_bound: Annotated[
+        float, Option('largest singular value that a matrix may have', 1e-6, 1e6)
+    ] = 1.0,
+) -> Reparam:
+    """W_used = W min(1, bound / sigma(W)): no singular value above `spectral_bound`.
+
+    That holds up to what the power iteration has yet to find. Matrices below the bound are used as
+    they are. A square matrix whose elements have standard
+    deviation 1 / sqrt(fan_in) has a largest singular value near 2. The projection of
+    arXiv:1804.04368 as a map through which the gradient flows.
+    """
+    del shapes
+    # Not min(1, bound / largest), whose gradient is not finite where the largest is 0.
+    return _scaled(
+        roles, specs, lambda largest: spectral_bound / jnp.maximum(largest, spectral_bound)
+    )

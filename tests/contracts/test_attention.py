@@ -1,0 +1,102 @@
+"""Contract: attention layers and reparametrisations with all of their options.
+
+A row is two blocks with every option of a layer at once, or a layer that keeps a state. Runs mapped
+and scanned equal one that is alone, unrolled and cut over eight devices; a state that is written
+half way and read again goes on to the bit. That each name and option learns is a row of
+test_choices.py.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lm.mesh import make_mesh, replicated
+from lm.record.series import Checkpoints
+from lm.shardings import abstract_state
+from lm.state import hyper_from, init_state
+from lm.step import make_train_step
+from tests.contracts.test_choices import ATTENTION_OPTIONS
+from tests.helpers import (
+    FAST,
+    assert_trees_close,
+    checked_config,
+    initial_state,
+    packed_batch,
+    stack,
+    tiny_learner,
+    train_step,
+    trained,
+)
+
+STEPS = 2
+BASE = {'data.mask_documents': True, 'optim.lr': 0.01, 'train.microbatches': 1}
+ROWS = {
+    'softmax': ATTENTION_OPTIONS[0],
+    'l2': {'model.attention': 'l2', 'model.position': 'alibi'},
+    'linear': {'model.attention': 'linear', 'attention.gate': 'headwise'},
+    'nala': {'model.attention': 'nala', 'model.n_kv_heads': 1},
+    'sigma': {'model.reparam': 'sigma+weight_standardization', 'model.bias': True},
+    'projected': {'model.reparam': 'weight_compander+normalize_and_project'},
+}
+
+
+def learner_of(row: str, scanned: bool = True):
+    return tiny_learner(checked_config(BASE | ROWS[row] | {'model.scan_layers': scanned}))
+
+
+@pytest.mark.parametrize('row', ROWS)
+def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(row):
+    learner = learner_of(row)
+    hyper = hyper_from(learner.config)
+    hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
+    many = stack([stack([packed_batch(i)] * 2) for i in range(STEPS)])
+    _, states = trained(learner, runs=2)(jnp.stack([jax.random.key(0)] * 2), stack(hypers), many)
+    second = jax.tree.map(lambda leaf: leaf[1], states)
+    assert_trees_close(second, unrolled_and_cut(row, hypers[1]), 1e-3, 1e-4)
+
+
+def unrolled_and_cut(row, hyper):
+    """The state after the same steps, every block compiled, rows of the batch over the devices."""
+    learner = learner_of(row, scanned=False)
+    mesh, step = make_mesh(learner.config.mesh), make_train_step(learner)
+    assert mesh.shape['data'] == 8
+
+    def run(batches, hyper):
+        state = init_state(learner, hyper, jax.random.key(0))
+        return jax.lax.scan(
+            lambda state, rows: (step(state, rows, hyper)[0], None), state, batches
+        )[0]
+
+    rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
+    cut = jax.jit(
+        run,
+        in_shardings=(rows, replicated(mesh)),
+        out_shardings=replicated(mesh),
+        compiler_options=FAST,
+    )
+    return jax.device_get(cut(stack([packed_batch(i) for i in range(STEPS)]), hyper))
+
+
+@functools.cache
+def one_device():
+    return make_mesh(checked_config({'mesh.data': 1}).mesh, jax.devices()[:1])
+
+
+@pytest.mark.parametrize('row', ROWS)
+def test_a_state_written_half_way_goes_on_to_the_bit(row, tmp_path):
+    """What layers and reparametrisations carry included: catches vectors that are drawn anew."""
+    learner = learner_of(row)
+    step, hyper = train_step(learner.config), hyper_from(learner.config)
+    half, _ = step(initial_state(learner.config), packed_batch(0), hyper)
+    checkpoints = Checkpoints(tmp_path, 1, 0, print)
+    checkpoints.save(half, {'counters': {}}, None)
+    checkpoints.wait()
+    read, _ = checkpoints.restore(abstract_state(learner, one_device()))
+    checkpoints.close()
+    ends = [step(state, packed_batch(1), hyper)[0] for state in (half, read)]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert jax.tree.leaves(half.reparam) or row not in ('sigma', 'projected')

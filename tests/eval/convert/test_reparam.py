@@ -1,0 +1,117 @@
+"""Equivalence: a reparametrisation folded into plain matrices computes what it did, whatever the
+norms, which stay where they cannot be folded. Contract: which models keep what.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from eval.convert import commands as convert
+from eval.convert.converted import cast
+from eval.convert.fold import fold_checkpoint
+from eval.load import Checkpoint
+from lm.config import ReparamConfig
+from lm.state import Weights
+from modules.params import named_leaves
+from modules.reparam import REPARAMS
+from tests.eval.convert.test_commands import checkpoint, compiled_as_it_stands  # noqa: F401
+
+TIED = {'model.tie_embeddings': True}
+SMALL = {'model.d_model': 8, 'model.d_ff': 16}
+# A reparametrisation, and whatever else a model has that norms could not be folded of.
+CASES = {
+    'normalize_and_project': {'model.placement': 'peri'},
+    'shared': {'model.norm': 'layernorm', 'model.placement': 'post'},
+    'shared+sigma': {'model.norm': 'none', 'model.qk_norm': 'rmsnorm', 'model.bias': True},
+    'sigma': {'model.mlp': 'moe', 'reparam.gamma_start': 'one'},
+    'spectral_cap': {'reparam.spectral_bound': 0.5, 'model.activation': 'swiglu'},
+    'spectral_norm': {'model.norm': 'powernorm', 'reparam.roles': 'hidden+readout'},
+    'weight_compander': {'model.tie_embeddings': True, 'reparam.roles': 'embedding+hidden'},
+    'weight_norm': {'model.norm': 'batchnorm', 'model.final_norm': 'rmsnorm'},
+    'weight_standardization': {'model.embedding_norm': 'rmsnorm'},
+}
+
+
+@functools.cache
+def source(name):
+    return checkpoint(SMALL | CASES[name] | {'model.reparam': name})
+
+
+@functools.cache
+def plain(name):
+    return fold_checkpoint(source(name), 'none', untie=True)
+
+
+def test_every_reparam_is_folded():
+    assert CASES.keys() >= REPARAMS.keys() - {'none'}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_logits_stay(name):
+    """Catches weights of another power iteration than evaluation's, and one that is left out."""
+    found = plain(name)
+    assert found.differences['float64'] < 1e-12
+    assert found.differences['float32'] < 1e-6
+    assert found.weights.reparam == () and found.config.model.reparam == 'none'
+    assert found.config.reparam == ReparamConfig()
+    used = named_leaves(source(name).variables['params'])
+    for path, weight in named_leaves(found.weights.params).items():
+        assert weight.dtype == np.float32
+        if path in used:
+            np.testing.assert_allclose(weight, used[path], rtol=1e-4, atol=1e-6)
+
+
+def test_the_map_is_computed_in_float64():
+    """What is stored is its nearest float32. Catches a map in float32, off by some of these."""
+    weights = cast(source('sigma').weights, np.float64)
+    with jax.enable_x64(True):
+        exact = jax.device_get(source('sigma').learner.variables(weights))['params']
+    for path, weight in named_leaves(plain('sigma').weights.params).items():
+        np.testing.assert_allclose(weight, named_leaves(exact)[path], rtol=6.1e-8)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_norms_stay_and_it_is_said_why(name):
+    before, after = source(name).config.model, plain(name).config.model
+    assert plain(name).kept
+    assert (before.norm, before.final_norm, before.placement) == (
+        (after.norm, after.final_norm, after.placement)
+    )
+    assert jax.tree.structure(plain(name).weights.stats) == (
+        jax.tree.structure(source(name).weights.stats)
+    )
+    assert not after.tie_embeddings
+
+
+def test_norms_that_can_be_are_folded_with_it():
+    found = fold_checkpoint(
+        checkpoint(SMALL | {'model.norm': 'unified', 'model.reparam': 'sigma'}), 'none'
+    )
+    assert (found.config.model.norm, found.config.model.reparam, found.kept) == ('none', 'none', '')
+    assert found.differences['float64'] < 1e-12
+
+
+@pytest.mark.parametrize(
+    ('changes', 'to', 'said'),
+    [
+        ({'model.placement': 'wide'}, 'none', 'wide cannot be folded: it is made of .*shared'),
+        ({'model.norm': 'dyt', 'model.reparam': 'sigma'}, 'rmsnorm', 'got dyt, which nothing'),
+        ({'model.norm': 'none'}, 'none', 'got none, which nothing folds'),
+        (TIED | {'model.norm': 'batchnorm', 'model.reparam': 'sigma'}, 'none', '--untie stores it'),
+    ],
+)
+def test_what_cannot_be_folded_is_refused(changes, to, said):
+    with pytest.raises(ValueError, match=said):
+        fold_checkpoint(checkpoint(SMALL | changes, weights=Weights({}, (), {})), to)
+
+
+def test_the_command_says_what_stays(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(convert, 'load', lambda path: source('sigma'))
+    monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: plain('sigma'))
+    monkeypatch.setattr(convert, 'write', lambda *_: None)
+    assert isinstance(source('sigma'), Checkpoint)
+    convert.run(['fold'], {'checkpoint': 'x', 'out': str(tmp_path), 'to': 'none', 'untie': False})
+    said = capsys.readouterr().out
+    assert 'model.norm=rmsnorm -> rmsnorm\nmodel.reparam=sigma -> none\nthe norms stay: ' in said

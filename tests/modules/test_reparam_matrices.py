@@ -1,0 +1,89 @@
+"""Reference and contract: which matrices a parameter holds, and which of them a map takes."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.params import ParamSpec, as_matrices
+from modules.reparam import REPARAMS
+from modules.reparam.matrices import batch_spec, per_matrix
+from tests.modules.test_reparam import HOLDING, SPECS, sample, shapes_of
+
+READOUT = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+QUERY = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+EXPERTS = ParamSpec('hidden', ('layer', 'expert', 'embed', 'mlp'), ('embed',))
+ALL = SPECS | {'readout': READOUT}
+WITH_ROLES = [name for name in REPARAMS if name not in ('none', 'shared')]
+
+
+def sample_all():
+    return sample() | {'readout': jnp.float32(np.random.default_rng(3).normal(size=(6, 5)))}
+
+
+@pytest.mark.parametrize(
+    ('spec', 'shape', 'wanted'),
+    [
+        (READOUT, (6, 5), (6, 5)),
+        (SPECS['table'], (5, 6), (5, 6)),
+        (SPECS['up'], (3, 6, 7), (3, 6, 7)),
+        (SPECS['out'], (3, 2, 4, 6), (3, 8, 6)),
+        (QUERY, (3, 6, 2, 4), (3, 6, 8)),
+        (EXPERTS, (3, 2, 6, 7), (3, 2, 6, 7)),
+    ],
+)
+def test_matrices_of_a_parameter(spec, shape, wanted):
+    """Catches queries whose heads are matrices of their own, and layers taken together."""
+    weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.testing.assert_array_equal(as_matrices(spec, weight), weight.reshape(wanted))
+    numbers = jnp.arange(np.prod(wanted[:-2], dtype=int)).reshape(wanted[:-2])
+    assert len(batch_spec(spec).axes) == numbers.ndim
+    assert per_matrix(numbers, spec).ndim == len(shape)
+
+
+def test_rows_are_what_is_summed_over_wherever_it_stands():
+    spec = ParamSpec('hidden', ('heads', 'embed', 'head_dim'), ('heads', 'head_dim'))
+    weight = np.random.default_rng(0).normal(size=(2, 6, 4))
+    wanted = np.stack([weight[h, :, i] for h in range(2) for i in range(4)])
+    np.testing.assert_allclose(as_matrices(spec, weight), wanted, rtol=1e-6)
+
+
+def test_a_vector_is_no_matrix():
+    with pytest.raises(ValueError, match='is no matrix: nothing is summed over'):
+        as_matrices(SPECS['scale'], np.ones((3, 6)))
+
+
+@pytest.mark.parametrize('name', WITH_ROLES)
+@pytest.mark.parametrize('roles', ['readout', 'hidden+embedding', 'embedding+readout+hidden'])
+def test_a_map_takes_the_roles_asked_for_and_no_other(name, roles):
+    """And holds what it takes. Catches a role that is only looked up at init."""
+    params, wanted = sample_all(), roles.split('+')
+    reparam = REPARAMS[name](ALL, shapes_of(params), roles=roles)
+    stored, state = reparam.init(params)
+    used, _ = reparam.apply(stored, state, True)
+    noise = {k: jnp.float32(np.random.default_rng(4).normal(size=v.shape)) for k, v in used.items()}
+    moved = {k: v if isinstance(v, dict) else v + noise[k] for k, v in stored.items()}
+    moved, _ = reparam.after_update(moved, state)
+    for key, spec in ALL.items():
+        is_mapped = isinstance(stored[key], dict) or np.size(state[key]) > 0
+        assert is_mapped == (spec.role in wanted), key
+        if not is_mapped:
+            np.testing.assert_array_equal(used[key], params[key])
+            np.testing.assert_array_equal(moved[key], params[key] + noise[key])
+        elif name in HOLDING:
+            np.testing.assert_allclose(used[key], params[key], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', WITH_ROLES)
+@pytest.mark.parametrize(
+    ('roles', 'said'),
+    [
+        ('vector', "'vector' has no matrices; give one or several of embedding, hidden, readout"),
+        ('hiden', "'hiden' is no role; .* Did you mean 'hidden'"),
+        ('hidden+', "'' is no role"),
+        ('hidden+readout+hidden', 'names a role twice; give each once'),
+        ('hidden+readout', r"no parameter has the role 'readout' \(model.tie_embeddings reads out"),
+    ],
+)
+def test_roles_that_are_none(name, roles, said):
+    with pytest.raises(ValueError, match=said):
+        REPARAMS[name](SPECS, shapes_of(sample()), roles=roles)
