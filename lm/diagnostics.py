@@ -17,8 +17,8 @@ from lm.step import (
     target_weights,
     trained_alone,
 )
-from modules.params import LAYER, NORM, ParamSpec, named_leaves
-from modules.spectrum import as_matrices, largest_singular_value
+from modules.params import LAYER, NORM, ParamSpec, as_matrices, matrix_axes, named_leaves
+from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
 
 Found = dict[str, jax.Array]
@@ -211,7 +211,8 @@ def measured(learner: Learner, state: State) -> Found:
                 value = values.get(f'{group.name}/{path}')
                 if value is None:
                     continue
-                if value.ndim < specs[path].axes.index(specs[path].fan_in[0]):  # one for all layers
+                batch, *_ = matrix_axes(specs[path])
+                if value.ndim < len(batch):  # one for all layers
                     value = jnp.broadcast_to(value[None], (group.count, *value.shape))
                 own[f'{what}_{name}'] = jnp.max(value.reshape(group.count, -1), 1)
         by_group.append((group.count, own))

@@ -1,22 +1,9 @@
-"""Singular values of matrices as parameters hold them (`modules.params`)."""
-
-import math
+"""Singular values of matrices."""
 
 import jax
 import jax.numpy as jnp
 
-from modules.params import ParamSpec
-
 ITERATIONS = 30
-
-
-def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
-    """[..., I, O]: the axes before those summed over stay, such as of layers and of experts; those
-    summed over make I, the rest O.
-    """
-    first = spec.axes.index(spec.fan_in[0])
-    fan_in = math.prod(weight.shape[first : first + len(spec.fan_in)])
-    return weight.reshape(*weight.shape[:first], fan_in, -1)
 
 
 def largest_singular_value(weight_LIO: jax.Array, iterations: int = ITERATIONS) -> jax.Array:
