@@ -104,10 +104,10 @@ def rms(*arrays):
     return np.sqrt(np.mean(flat**2))
 
 
-@pytest.mark.parametrize('reparam', ['none', 'weight_norm', 'shared'])
+@pytest.mark.parametrize('reparam', ['weight_norm', 'shared', 'normalize_and_project'])
 def test_updates_are_those_of_the_step(reparam):
     """By role and layer, from the parameters before and after a training step: catches a direction
-    that is not scaled, decay left out, another role's parameters, and layers in another axis.
+    that is not scaled, decay or a map after the update left out, and another role's parameters.
     """
     config = tiny_config({'model.n_layers': 3, 'model.reparam': reparam, 'optim.lr': 0.01})
     before, batch = initial_state(config), packed_batch()
