@@ -17,7 +17,7 @@ from lm.step import (
     target_weights,
     trained_alone,
 )
-from modules.params import LAYER, as_matrices, named_leaves
+from modules.params import LAYER, NORM, ParamSpec, as_matrices, matrix_axes, named_leaves
 from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
 
@@ -92,16 +92,18 @@ def of_layers(learner: Learner, sown: Any, used: Any, grads: Any) -> Found:
 
 def short_names(learner: Learner) -> dict[str, str]:
     """path within a block -> name, for each hidden matrix that blocks use: its last part, or all of
-    it where two would have the same.
+    it where two would have the same. That of a norm's is always whole.
     """
-    paths: dict[str, None] = {}
+    specs: dict[str, ParamSpec] = {}
     for group in groups_of_blocks(learner.config):
-        specs = named_leaves(learner.described.used_specs[group.name])
-        paths |= {path: None for path, spec in specs.items() if spec.role == 'hidden'}
-    counts = collections.Counter(path.split('/')[-1] for path in paths)
+        own = named_leaves(learner.described.used_specs[group.name])
+        specs |= {path: spec for path, spec in own.items() if spec.role == 'hidden'}
+    counts = collections.Counter(p.split('/')[-1] for p, s in specs.items() if s.part != NORM)
     return {
-        path: last if counts[last := path.split('/')[-1]] == 1 else path.replace('/', '_')
-        for path in paths
+        path: path.replace('/', '_')
+        if spec.part == NORM or counts[path.split('/')[-1]] > 1
+        else path.split('/')[-1]
+        for path, spec in specs.items()
     }
 
 
@@ -209,7 +211,8 @@ def measured(learner: Learner, state: State) -> Found:
                 value = values.get(f'{group.name}/{path}')
                 if value is None:
                     continue
-                if value.ndim < specs[path].axes.index(specs[path].fan_in[0]):  # one for all layers
+                batch, *_ = matrix_axes(specs[path])
+                if value.ndim < len(batch):  # one for all layers
                     value = jnp.broadcast_to(value[None], (group.count, *value.shape))
                 own[f'{what}_{name}'] = jnp.max(value.reshape(group.count, -1), 1)
         by_group.append((group.count, own))

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 import lm.model
-from lm.diagnostics import make_diagnose, norm_by_layer
+from lm.diagnostics import make_diagnose, norm_by_layer, short_names
 from lm.model import Block, groups_of_blocks
 from lm.state import hyper_from
 from lm.step import make_train_step, target_weights
@@ -104,10 +104,10 @@ def rms(*arrays):
     return np.sqrt(np.mean(flat**2))
 
 
-@pytest.mark.parametrize('reparam', ['none', 'weight_norm', 'shared'])
+@pytest.mark.parametrize('reparam', ['weight_norm', 'shared', 'normalize_and_project'])
 def test_updates_are_those_of_the_step(reparam):
     """By role and layer, from the parameters before and after a training step: catches a direction
-    that is not scaled, decay left out, another role's parameters, and layers in another axis.
+    that is not scaled, decay or a map after the update left out, and another role's parameters.
     """
     config = tiny_config({'model.n_layers': 3, 'model.reparam': reparam, 'optim.lr': 0.01})
     before, batch = initial_state(config), packed_batch()
@@ -184,6 +184,30 @@ def test_singular_values_are_of_the_weights_used(reparam):
         weight = np.float64(used['attention'][name]).reshape(3, 16, -1)
         wanted = np.linalg.svd(weight, compute_uv=False)[:, 0]
         np.testing.assert_allclose(seen[f'singular_value_{name}'], wanted, rtol=0.02)
+
+
+@pytest.mark.parametrize('reparam', ['sigma', 'shared+sigma'])
+def test_what_a_reparametrisation_knows_of_its_matrices(reparam):
+    """sigmaReparam's own norm and gain, by layer, also where one matrix serves all: of the stored
+    weights at the start, whose singular values are numpy's.
+    """
+    config = tiny_config({'model.n_layers': 3, 'model.reparam': reparam})
+    state = initial_state(config)
+    used = tiny_learner(config).variables(state.weights)['params']['layers']
+    seen = diagnose(config, state, tiny_batch())
+    for name, part in (('query', 'attention'), ('down', 'mlp')):
+        weight = np.float64(used[part][name])
+        wanted = np.linalg.svd(weight.reshape(*weight.shape[:2], -1), compute_uv=False)[:, 0]
+        np.testing.assert_allclose(seen[f'sigma_{name}'], wanted, rtol=0.02)
+        np.testing.assert_allclose(seen[f'gamma_{name}'], seen[f'sigma_{name}'], rtol=1e-5)
+
+
+def test_matrices_of_norms_and_of_one_name_are_told_apart():
+    """The MLP's own keep their names whatever the norms: catches curves of two things under one."""
+    changes = {'model.norm': 'gated_rmsnorm', 'model.activation': 'swiglu'}
+    config = tiny_config(changes | {'attention.gate': 'headwise'})
+    names = set(short_names(tiny_learner(config)).values())
+    assert {'up', 'down', 'attention_gate', 'mlp_gate', 'mlp_norm_in_down', 'query'} <= names
 
 
 def test_experts_give_the_largest_of_theirs():
