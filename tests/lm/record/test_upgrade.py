@@ -47,7 +47,9 @@ def test_all_that_is_not_mentioned_here_stays():
     added = {path: value for path, value in added.items() if not path.startswith('kernels.')}
     for path, parts in readers_of(stored_config(OLD)).items():
         if path in added:
-            assert {options(part.row)[path.split('.')[1]].default for part in parts} == {added[path]}
+            assert {options(part.row)[path.split('.')[1]].default for part in parts} == {
+                added[path]
+            }
             del added[path]
     assert not added
 
