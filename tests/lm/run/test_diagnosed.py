@@ -21,7 +21,7 @@ from tests.sweep_helpers import (
 )
 from train import DONE, train_sweep
 
-STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 1.0}
+STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 0.3}
 CHANGES = {'train_diagnose_every': 3, 'train_eval_every': 0, 'model_norm': 'none'}
 CHANGES |= {'optim_schedule': 'constant'}
 
