@@ -80,11 +80,19 @@ def get_config() -> ConfigDict:
     config.attention.window = placeholder(int)  # of all layers, or all but each n-th
     config.attention.full_every = placeholder(int)
     config.attention.l2_scaled = placeholder(str)  # of l2
+    config.attention.rope_base = placeholder(float)
+    config.attention.rope_scaling = placeholder(str)  # none, linear or llama3
+    config.attention.rope_factor = placeholder(float)  # of a scaling
+    config.attention.rope_original_length = placeholder(int)  # of llama3
+    config.attention.rope_low_frequency_factor = placeholder(float)
+    config.attention.rope_high_frequency_factor = placeholder(float)
+    config.attention.rope_fraction = placeholder(float)  # of the features of a head
 
     config.mlp = ConfigDict()
     config.mlp.n_experts = placeholder(int)  # of moe
     config.mlp.experts_per_token = placeholder(int)
     config.mlp.expert_capacity = placeholder(float)  # evaluation has no limit
+    config.mlp.alpha_dropout = placeholder(float)  # of selu, in training
 
     config.reparam = ConfigDict()
     config.reparam.roles = placeholder(str)  # which matrices, such as 'hidden+readout'
@@ -154,6 +162,7 @@ def get_config() -> ConfigDict:
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # xla_cpu, xla; or reference, cudnn (GPU), splash (TPU)
     config.kernels.attention = 'auto'  # of the implementation; or a kernel by name
+    config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
     config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 

@@ -18,6 +18,7 @@ from modules.choices import nearest_divisor
 from modules.kernels import IMPLEMENTATIONS
 from modules.kernels.attention import Scores, refuse_unserved
 from modules.options import options
+from modules.positions import rotated_features
 from modules.reparam.matrices import parse_roles
 
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
@@ -33,6 +34,7 @@ def check(config: Config) -> None:
         if FIELDS[path].option is not None and value is not None:
             FIELDS[path].option.check(path, value)
     _check_heads(config)
+    _check_rope(config)
     _check_attention(config)
     _check_norms(config)
     _check_placement(config)
@@ -74,10 +76,44 @@ def _check_heads(config: Config) -> None:
             f'model.n_kv_heads must divide model.n_heads; got {model.n_kv_heads} for '
             f'{model.n_heads} heads. Nearest that works: {near}.'
         )
-    if model.position == 'rope' and (model.d_model // model.n_heads) % 2:
+
+
+def _check_rope(config: Config) -> None:
+    """ValueError where the features to be turned make no pairs, or a scaling is half given."""
+    if config.model.position != 'rope':
+        return
+    model, attention = config.model, config.attention
+    head_width = model.d_model // model.n_heads
+    if attention.rope_fraction == 1 and head_width % 2:
         raise ValueError(
             f'model.position=rope turns pairs: the head width d_model / n_heads must be even; got '
-            f'{model.d_model // model.n_heads}. Change n_heads, or use position=learned.'
+            f'{head_width}. Change n_heads, or use position=learned.'
+        )
+    rotated_features(head_width, attention.rope_fraction)
+    rope, scaling = part_at(config, 'model.position'), attention.rope_scaling
+    scalings_that_read = {
+        'rope_factor': ('linear', 'llama3'),
+        'rope_original_length': ('llama3',),
+        'rope_low_frequency_factor': ('llama3',),
+        'rope_high_frequency_factor': ('llama3',),
+    }
+    for name, scalings in scalings_that_read.items():
+        value = getattr(attention, name)
+        if scaling not in scalings and value != options(rope.row)[name].default:
+            raise ValueError(
+                f'attention.{name}={value} is read with attention.rope_scaling='
+                f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
+            )
+    if scaling != 'none' and attention.rope_factor == 1:
+        raise ValueError(
+            f'attention.rope_scaling={scaling} divides frequencies by attention.rope_factor, which '
+            'is 1: nothing would change. Set it to how much longer rows are, or leave both out.'
+        )
+    low, high = attention.rope_low_frequency_factor, attention.rope_high_frequency_factor
+    if scaling == 'llama3' and low >= high:
+        raise ValueError(
+            'attention.rope_low_frequency_factor must be below '
+            f'attention.rope_high_frequency_factor; got {low} and {high}'
         )
 
 

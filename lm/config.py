@@ -20,7 +20,12 @@ from lm.hints import field_hint, listed, sweep_flag
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.choices import choose, nearest
-from modules.kernels import ATTENTION_KERNELS, IMPLEMENTATIONS, MATMUL_KERNELS
+from modules.kernels import (
+    ATTENTION_KERNELS,
+    IMPLEMENTATIONS,
+    LINEAR_ATTENTION_KERNELS,
+    MATMUL_KERNELS,
+)
 from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
 from modules.norms import NORMS
@@ -210,6 +215,7 @@ class MeshConfig:
 class KernelsConfig:
     implementation: Annotated[str, Choice(IMPLEMENTATIONS, auto=True)]
     attention: Annotated[str, Choice(ATTENTION_KERNELS, auto=True)] = AUTO
+    linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
     matmul: Annotated[str, Choice(MATMUL_KERNELS, auto=True)] = AUTO
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 

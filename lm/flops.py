@@ -6,7 +6,9 @@ import time
 import jax
 import jax.numpy as jnp
 
+from lm.config import Config, part_at
 from lm.state import Learner
+from modules.attention.linear import LinearAttention
 from modules.params import named_leaves
 
 # Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
@@ -48,16 +50,34 @@ def matmul_params(learner: Learner) -> int:
 
 
 def flops_per_token(learner: Learner) -> float:
-    """6 N + 6 L T D: forward and backward, per token of a T-token sequence.
+    """6 N and `attention_flops`: forward and backward, per token of a sequence.
 
     N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
-    Attention logits and mixing take 12 L T D over all pairs (arXiv:2204.02311, appendix B); causal
-    attention needs half of the pairs and is counted as half, whether or not the rest is computed.
     Recomputation under remat is not counted.
     """
-    config = learner.config
-    attention = 6 * config.model.n_layers * config.data.seq_len * config.model.d_model
-    return 6 * matmul_params(learner) + attention
+    return 6 * matmul_params(learner) + attention_flops(learner.config)
+
+
+def attention_flops(config: Config) -> float:
+    """Per token and all L layers: 12 D S where a query sees S tokens in the mean, or 12 D F.
+
+    Logits and mixing take 12 D for each pair (arXiv:2204.02311, appendix B). Causal attention needs
+    half of the pairs, S = T / 2, and W - W^2 / 2 T within a window of W < T tokens; it is counted
+    as that, whether or not the rest is computed. Linear attention of F features a head adds to its
+    state and reads it, the pairs within a chunk not counted.
+    """
+    model, length = config.model, config.data.seq_len
+    row = part_at(config, 'model.attention').row
+    if issubclass(row, LinearAttention):
+        features = row.features_per_width * model.d_model // model.n_heads
+        return 12 * model.n_layers * model.d_model * features
+    window, every = config.attention.window, config.attention.full_every
+    full = model.n_layers
+    if window is not None and window < length:
+        full = model.n_layers // every if every else 0
+        within = (model.n_layers - full) * (window - window**2 / (2 * length))
+        return 12 * model.d_model * (full * length / 2 + within)
+    return 6 * full * length * model.d_model
 
 
 def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:

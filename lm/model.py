@@ -149,12 +149,13 @@ class Block(nn.Module):
 
     def mlp(self):
         config, model = self.config, self.config.model
-        layer = part_at(config, 'model.mlp')
+        layer, activation = part_at(config, 'model.mlp'), part_at(config, 'model.activation')
         return build(
             layer.row,
             given(config, layer),
             d_ff=model.d_ff,
-            activation=part_at(config, 'model.activation').row,
+            activation=activation.row,
+            dropout=activation.row.dropout(**given(config, activation)),
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
             bias=model.bias,
@@ -280,5 +281,11 @@ class Transformer(nn.Module):
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
     """The configured model for devices of `platform`. `lm.check` has checked its names."""
     kernels = config.kernels
-    chosen = kernels_for(platform, kernels.implementation, kernels.attention, kernels.matmul)
+    chosen = kernels_for(
+        platform,
+        kernels.implementation,
+        attention=kernels.attention,
+        linear_attention=kernels.linear_attention,
+        matmul=kernels.matmul,
+    )
     return Transformer(config, vocab_size, chosen)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.activations import Activation
+from modules.activations import Activation, Dropout
 from modules.kernels import Kernels
 from modules.options import Option
 from modules.products import product
@@ -21,14 +21,15 @@ from modules.statistics import AUXILIARY, STATS, is_training
 class MLP(nn.Module):
     """act(x W_up) W_down, or, with a gated activation, (act(x W_gate) * x W_up) W_down.
 
-    Hidden width F; `bias` adds one to each product. Sources: arXiv:1706.03762, equation 2; gated
-    arXiv:2002.05202.
+    Hidden width F; `bias` adds one to each product, `dropout` changes the hidden activations in
+    training. Sources: arXiv:1706.03762, equation 2; gated arXiv:2002.05202.
     """
 
     d_ff: int
     activation: Activation
     kernels: Kernels
     dtype: jnp.dtype
+    dropout: Dropout | None = None
     bias: bool = False
     init_gain: float = 1.0
 
@@ -41,6 +42,7 @@ class MLP(nn.Module):
             hidden_BTF = self.activation.fn(gate_BTF) * up_BTF
         else:
             hidden_BTF = self.activation.fn(up_BTF)
+        hidden_BTF = dropped(self, self.dropout, hidden_BTF)
         return self.project('down', hidden_BTF, ('mlp', 'embed'), x_BTD.shape[-1])
 
     def project(self, name, x_BTI, axes, features):
@@ -77,6 +79,7 @@ class MoE(nn.Module):
     activation: Activation
     kernels: Kernels
     dtype: jnp.dtype
+    dropout: Dropout | None = None
     init_gain: float = 1.0
     n_experts: Annotated[int, Option('how many there are', 1)] = 4
     experts_per_token: Annotated[int, Option('how many a token goes through', 1)] = 2
@@ -145,6 +148,7 @@ class MoE(nn.Module):
             hidden_ECF = self.activation.fn(gate_ECF) * up_ECF
         else:
             hidden_ECF = self.activation.fn(up_ECF)
+        hidden_ECF = dropped(self, self.dropout, hidden_ECF)
         return self.project('down', hidden_ECF, ('expert', 'mlp', 'embed'), x_ECD.shape[-1])
 
     def project(self, name, x_ECI, axes, features):
@@ -159,6 +163,21 @@ class MoE(nn.Module):
             dtype=self.dtype,
             init_gain=self.init_gain,
         )
+
+
+def dropped(module: nn.Module, dropout: Dropout | None, hidden: jax.Array) -> jax.Array:
+    """`hidden`, in training through `dropout` by a key that `module` carries in STATS.
+
+    Without a dropout nothing is added to the program, nor to what is carried.
+    """
+    if dropout is None:
+        return hidden
+    key = module.variable(STATS, 'dropout_key', lambda: as_int(module.make_rng('params')))
+    if not is_training(module):
+        return hidden
+    now, later = jax.random.split(as_key(key.value))
+    key.value = as_int(later)
+    return dropout(hidden, now)
 
 
 def as_int(key: jax.Array) -> jax.Array:

@@ -1,35 +1,133 @@
 """How a transformer learns the order of its tokens.
 
-A row of `POSITIONS` is a pair: what is added to the embeddings, and what turns queries and keys.
+A row of `POSITIONS` says what is added to the embeddings, what turns queries and keys, and what the
+logits of a pair lose with its distance.
 """
 
 import dataclasses
+import math
+import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from modules.options import Option
 from modules.params import declare
 from modules.statistics import at_least_float32
 
-ROPE_BASE = 10_000.0
+FINITE = sys.float_info.max
+LOWEST_ABOVE_0 = 1e-37
 
 
-def rope(x_BNTH: jax.Array, positions_BT: jax.Array) -> jax.Array:
-    """Rotary embedding: pairs (x_i, x_{i+H/2}) turned by position * ROPE_BASE^(-2i/H).
+def rope(
+    x_BNTH: jax.Array,
+    positions_BT: jax.Array,
+    rope_base: Annotated[
+        float, Option('b of the frequencies b^(-2i/R), R being the features turned', 1, FINITE)
+    ] = 10_000.0,
+    rope_scaling: Annotated[
+        str,
+        Option(
+            'of frequencies, to read longer rows: none, all alike, or low ones as in Llama 3.1',
+            choices=('none', 'linear', 'llama3'),
+        ),
+    ] = 'none',
+    rope_factor: Annotated[
+        float, Option('that rope_scaling divides frequencies by', 1, FINITE)
+    ] = 1.0,
+    rope_original_length: Annotated[
+        int, Option('tokens that llama3 counts the turns in: those trained on before', 1)
+    ] = 8192,
+    rope_low_frequency_factor: Annotated[
+        float, Option('turns below which llama3 divides by all of it', 0, FINITE)
+    ] = 1.0,
+    rope_high_frequency_factor: Annotated[
+        float, Option('turns above which llama3 leaves a frequency', LOWEST_ABOVE_0, FINITE)
+    ] = 4.0,
+    rope_fraction: Annotated[
+        float, Option('share of the features of a head that is turned, the first ones', 0.01, 1)
+    ] = 1.0,
+) -> jax.Array:
+    """Rotary embedding: of the first R features, pairs (x_i, x_{i+R/2}) turned by position * f_i.
 
-    x_BNTH has an even H; positions_BT is int32 and may have a batch of 1. The angles are float32,
-    float64 where x is.
-    Source: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half).
+    f_i = rope_base^(-2i/R), then `scaled`. x_BNTH is [B, N, T, H], R = rope_fraction * H is even;
+    positions_BT is int32 and may have a batch of 1. The angles are float32, float64 where x is.
+    Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
+    features as in GPT-NeoX (arXiv:2204.06745).
     """
-    first, second = jnp.split(at_least_float32(x_BNTH), 2, axis=-1)
+    features = rotated_features(x_BNTH.shape[-1], rope_fraction)
+    first, second = jnp.split(at_least_float32(x_BNTH[..., :features]), 2, axis=-1)
     half, exact = first.shape[-1], first.dtype
-    frequency_H = ROPE_BASE ** (-jnp.arange(half, dtype=exact) / half)
+    frequency_H = rope_base ** (-jnp.arange(half, dtype=exact) / half)
+    if rope_scaling != 'none':
+        frequency_H = scaled(
+            frequency_H,
+            rope_scaling,
+            rope_factor,
+            rope_original_length,
+            rope_low_frequency_factor,
+            rope_high_frequency_factor,
+        )
     angle_BTH = jnp.einsum('bt,h->bth', positions_BT.astype(exact), frequency_H)
     cos, sin = jnp.cos(angle_BTH)[:, None], jnp.sin(angle_BTH)[:, None]
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-    return turned.astype(x_BNTH.dtype)
+    turned = turned.astype(x_BNTH.dtype)
+    if features == x_BNTH.shape[-1]:
+        return turned
+    return jnp.concatenate([turned, x_BNTH[..., features:]], axis=-1)
+
+
+def scaled(
+    frequency_H: jax.Array,
+    scaling: str,
+    factor: float,
+    original_length: int,
+    low_frequency_factor: float,
+    high_frequency_factor: float,
+) -> jax.Array:
+    """Frequencies, in radians a token, for rows `factor` times as long as those trained on.
+
+    linear: f / factor (arXiv:2306.15595). llama3: f makes n = f original_length / 2 pi turns; where
+    n is above the high factor it stays f, where it is below the low one it is f / factor, and
+    between it goes from one to the other with n (arXiv:2407.21783; the rule is in the code beside,
+    https://github.com/meta-llama/llama-models).
+    """
+    if scaling == 'linear':
+        return frequency_H / factor
+    turns_H = frequency_H * (original_length / (2 * math.pi))
+    span = high_frequency_factor - low_frequency_factor
+    kept_H = jnp.clip((turns_H - low_frequency_factor) / span, 0, 1)
+    return (1 - kept_H) * frequency_H / factor + kept_H * frequency_H
+
+
+def rotated_features(head_dim: int, fraction: float) -> int:
+    """fraction * head_dim; ValueError, with the nearest that works, unless it is even and not 0."""
+    features = fraction * head_dim
+    if head_dim < 2:
+        raise ValueError(f'rope turns pairs of features, and a head has {head_dim}')
+    if abs(features - round(features)) > 1e-6 or round(features) % 2 or round(features) < 2:
+        near = min(max(2, 2 * round(features / 2)), head_dim // 2 * 2)
+        raise ValueError(
+            f'attention.rope_fraction={fraction:g} of the head width d_model / n_heads = '
+            f'{head_dim} is {features:g} features, and rope turns pairs: it must be an even '
+            f'number, 2 at least. Nearest that works: {near / head_dim!r} ({near} features).'
+        )
+    return round(features)
+
+
+def alibi_slopes(n_heads: int) -> jax.Array:
+    """[N]: 2^(-8 n / N) for the heads n = 1 to N where N is a power of two.
+
+    Otherwise those of the power P below it, and then the first, third, ... of those of 2 P, as in
+    the code of arXiv:2108.12409.
+    """
+    power = 2 ** (n_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * n / power) for n in range(1, power + 1)]
+    slopes += [2.0 ** (-4 * n / power) for n in range(1, 2 * (n_heads - power), 2)]
+    return jnp.array(slopes, jnp.float32)
 
 
 def no_rotation(x_BNTH: jax.Array, positions_BT: jax.Array) -> jax.Array:
@@ -63,6 +161,11 @@ class Position:
 
 
 POSITIONS = {
+    'alibi': Position(
+        'logits that fall with the distance, in each head by a slope of its own: ALiBi '
+        '(arXiv:2108.12409)',
+        slopes=alibi_slopes,
+    ),
     'learned': Position(
         'a table of vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions
     ),

@@ -42,6 +42,8 @@ TINY = {
 
 # Choices that ask for another one.
 NEEDS = {
+    ('attention.rope_scaling', 'linear'): {'attention.rope_factor': 2.0},
+    ('attention.rope_scaling', 'llama3'): {'attention.rope_factor': 2.0},
     ('kernels.attention', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('kernels.implementation', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},

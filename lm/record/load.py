@@ -173,7 +173,7 @@ def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -
     """`config`, with kernels that run on `platform` where it names others; `say` is told."""
     named = config.kernels
     try:
-        kernels_for(platform, named.implementation, named.attention, named.matmul)
+        kernels_for(platform, named.implementation, attention=named.attention)
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
         kernels = dataclasses.replace(named, implementation=AUTO, attention=AUTO)

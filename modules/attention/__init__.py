@@ -5,6 +5,12 @@ the fields of `SoftmaxAttention` it has those that it needs; what its kernel has
 scores it says in a `Scores`. What it keeps of tokens read is in `modules.attention.cache`.
 """
 
+from modules.attention.linear import LinearAttention, NaLaAttention
 from modules.attention.softmax import L2Attention, SoftmaxAttention
 
-ATTENTIONS = {'l2': L2Attention, 'softmax': SoftmaxAttention}
+ATTENTIONS = {
+    'l2': L2Attention,
+    'linear': LinearAttention,
+    'nala': NaLaAttention,
+    'softmax': SoftmaxAttention,
+}

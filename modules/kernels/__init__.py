@@ -7,30 +7,39 @@ be differentiated twice and in what they serve. Nothing falls back from one to a
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from modules.choices import choose
 from modules.kernels.attention import ATTENTION_KERNELS, attend, refuse_platform
+from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
 
 # A choice for each operation, by the name of its kernel.
 IMPLEMENTATIONS = {
-    'reference': {'attention': 'reference', 'matmul': 'direct'},
-    'xla': {'attention': 'blocked', 'matmul': 'direct'},
-    'xla_cpu': {'attention': 'blocked', 'matmul': 'narrow_first'},
-    'cudnn': {'attention': 'cudnn', 'matmul': 'direct'},  # on GPUs alone
-    'splash': {'attention': 'splash', 'matmul': 'direct'},  # on TPUs alone
+    'reference': {'attention': 'reference', 'linear_attention': 'quadratic', 'matmul': 'direct'},
+    'xla': {'attention': 'blocked', 'linear_attention': 'chunked', 'matmul': 'direct'},
+    'xla_cpu': {
+        'attention': 'blocked',
+        'linear_attention': 'chunked',
+        'matmul': 'narrow_first',
+    },
+    # On GPUs alone, and on TPUs alone.
+    'cudnn': {'attention': 'cudnn', 'linear_attention': 'chunked', 'matmul': 'direct'},
+    'splash': {'attention': 'splash', 'linear_attention': 'chunked', 'matmul': 'direct'},
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
     """The chosen kernels by name, and as functions: `attention` is `attend` without its first
-    argument, `matmul` a row of `MATMUL_KERNELS`. str() gives the names, for a log.
+    argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
+    `MATMUL_KERNELS`. str() gives the names, for a log.
     """
 
     attention_name: str
+    linear_attention_name: str
     matmul_name: str
 
     @property
@@ -38,15 +47,25 @@ class Kernels:
         return functools.partial(attend, self.attention_name)
 
     @property
+    def linear_attention(self) -> Callable[..., tuple[jax.Array, Any]]:
+        return LINEAR_ATTENTION_KERNELS[self.linear_attention_name]
+
+    @property
     def matmul(self) -> Callable[..., jax.Array]:
         return MATMUL_KERNELS[self.matmul_name]
 
     def __str__(self) -> str:
-        return f'attention={self.attention_name} matmul={self.matmul_name}'
+        names = {name.removesuffix('_name'): value for name, value in vars(self).items()}
+        return ' '.join(f'{operation}={name}' for operation, name in names.items())
 
 
 def kernels_for(
-    platform: str, implementation: str = 'auto', attention: str = 'auto', matmul: str = 'auto'
+    platform: str,
+    implementation: str = 'auto',
+    *,
+    attention: str = 'auto',
+    linear_attention: str = 'auto',
+    matmul: str = 'auto',
 ) -> Kernels:
     """The one place that reads 'auto': an operation's is what the implementation has, and the
     implementation's is what suits devices of `platform` ('cpu', 'gpu', 'tpu').
@@ -56,10 +75,14 @@ def kernels_for(
     if implementation == 'auto':
         implementation = 'xla_cpu' if platform == 'cpu' else 'xla'
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
-    given = (('attention', attention, ATTENTION_KERNELS), ('matmul', matmul, MATMUL_KERNELS))
+    given = (
+        ('attention', attention, ATTENTION_KERNELS),
+        ('linear_attention', linear_attention, LINEAR_ATTENTION_KERNELS),
+        ('matmul', matmul, MATMUL_KERNELS),
+    )
     for operation, name, table in given:
         if name != 'auto':
             choose(table, name, f'kernels.{operation}')
             names[operation] = name
     refuse_platform(names['attention'], platform)
-    return Kernels(names['attention'], names['matmul'])
+    return Kernels(**{f'{operation}_name': name for operation, name in names.items()})

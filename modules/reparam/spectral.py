@@ -16,53 +16,13 @@ from modules.options import Option
 from modules.params import ParamSpec, as_matrices
 from modules.reparam.base import Reparam, divides_by_norms
 from modules.reparam.matrices import Roles, batch_spec, on_matrices, per_matrix
+from modules.spectrum import first_right_vector, power_iteration
 
-EPS = 1e-12  # the least length that a vector is divided by
-LEAST_SCALE = 1e-9  # of initial matrices: their products with unit vectors are well above EPS
-
-
-def largest_singular_value(
-    matrices: jax.Array, u: jax.Array, steps: int = 1
-) -> tuple[jax.Array, jax.Array]:
-    """(sigma [...], u [..., O]) of matrices [..., I, O], after power iterations from u [..., O].
-
-    One step is v = W u / |W u|, u = W^T v / |W^T v|; then sigma = v^T W u. No gradient flows into u
-    and v, so that the gradient of sigma is v u^T. A matrix of zeros leaves u as it was. Source:
-    arXiv:2303.06296 and its code, whose vision layers divide by max(length, 1e-12).
-    """
-    fixed = jax.lax.stop_gradient(matrices)
-    u = jax.lax.stop_gradient(u)
-    if steps > 1:
-        u = jax.lax.fori_loop(0, steps - 1, lambda _, u: _step(fixed, u)[1], u)
-    v, u = _step(fixed, u)
-    # The same product as in the step, whose result is used again.
-    back = _product('...io,...i->...o', matrices, v)
-    return jnp.sum(back * u, -1), u
-
-
-def first_right_vector(matrices: jax.Array) -> jax.Array:
-    """u [..., O] of the largest singular value of matrices [..., I, O], by a full decomposition."""
-    _, _, right = jnp.linalg.svd(matrices, full_matrices=False)
-    return right[..., 0, :]
-
-
-def _step(matrices: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    v = _unit(_product('...io,...o->...i', matrices, u))
-    back = _product('...io,...i->...o', matrices, v)
-    return v, jnp.where(jnp.any(back != 0, -1, keepdims=True), _unit(back), u)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    length = jnp.sqrt(jnp.sum(jnp.square(x), -1, keepdims=True))
-    return x / jnp.maximum(length, EPS)
-
-
-def _product(subscripts: str, matrices: jax.Array, vectors: jax.Array) -> jax.Array:
-    return jnp.einsum(subscripts, matrices, vectors, precision=jax.lax.Precision.HIGHEST)
+LEAST_SCALE = 1e-9  # of initial matrices: products with unit vectors are well above spectrum.EPS
 
 
 def _sigma(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return largest_singular_value(as_matrices(spec, weight), u)
+    return power_iteration(as_matrices(spec, weight), u)
 
 
 def _scaled(roles: str, specs: Any, factor: Callable[[jax.Array], jax.Array]) -> Reparam:

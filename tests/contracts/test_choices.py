@@ -59,6 +59,7 @@ ELSEWHERE = (
     'scaling.name',
     'kernels.attention',
     'kernels.implementation',
+    'kernels.linear_attention',
     'kernels.matmul',
 )
 # Every option of attention, in as few rows as there can be: one layer has one gate.
@@ -95,6 +96,10 @@ ROWS = [
     {'model.tie_embeddings': True, 'model.activation': 'swiglu'},
     {'model.bias': True, 'model.readout_bias': True},
     {'model.qk_norm': 'rmsnorm:scale=False', 'model.norm': 'layernorm:bias=False'},
+    {'model.attention': 'linear', 'kernels.linear_attention': 'chunked'},
+    {'model.position': 'rope', 'attention.rope_scaling': 'llama3', 'attention.rope_factor': 8.0}
+    | {'attention.rope_fraction': 0.5, 'attention.rope_base': 100.0},
+    {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
     {'train.on_divergence': 'skip_step'},
     {'train.trainable': 'norms', 'model.norm': 'layernorm'},
     {'model.reparam': 'shared+sigma', 'reparam.roles': 'hidden+readout+embedding'},
@@ -113,6 +118,8 @@ COMPARED = [
     {'model.remat': 'full'},
     {'model.dtype': 'bfloat16'},
     {'kernels.implementation': 'xla_cpu'},
+    {'model.attention': 'linear', 'kernels.linear_attention': 'chunked'},
+    {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
     {'train.on_divergence': 'skip_step'},
 ]
 # Of the loss, relative. Batched products add up in another order than single ones.

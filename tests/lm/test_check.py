@@ -41,6 +41,7 @@ NAMES = {path: tuple(choice.table) for path, choice in CHOICES.items()} | {
 }
 NUMBERS = [path for path, field in FIELDS.items() if {int, float} & set(field.types)]
 BOUNDED = [path for path in NUMBERS if FIELDS[path].option]
+LLAMA3 = {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
 
 
 def reader_of(path):
@@ -95,6 +96,12 @@ def test_nothing_beyond_the_bounds_passes(path):
         'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
         'model.n_heads': {'model.n_kv_heads': 1},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
+        'attention.rope_original_length': LLAMA3,
+        'attention.rope_low_frequency_factor': LLAMA3,
+        'attention.rope_high_frequency_factor': LLAMA3
+        | {'attention.rope_low_frequency_factor': 0.0},
+        'attention.rope_fraction': {'model.d_model': 200}
+        | {'model.n_heads': 1, 'model.n_kv_heads': 1},
     }
     changes = reader_of(path) | fitting.get(path, {})
     beyond = [least - 1, math.nan, math.nextafter(most, math.inf)]
@@ -163,6 +170,31 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
         (
             {'model.d_model': 6, 'model.n_heads': 2},
             r'head width d_model / n_heads must be even; got 3',
+        ),
+        (
+            {'attention.rope_fraction': 0.3},
+            r'rope_fraction=0.3 of the head width .* = 8 is 2.4 .*works: 0.25 \(2 features\)',
+        ),
+        (
+            {'attention.rope_factor': 2.0},
+            'rope_factor=2.0 is read with attention.rope_scaling=linear.llama3 alone, and .* none',
+        ),
+        (
+            {'attention.rope_scaling': 'linear', 'attention.rope_factor': 2.0}
+            | {'attention.rope_original_length': 4096},
+            'rope_original_length=4096 is read with attention.rope_scaling=llama3 alone, .* linear',
+        ),
+        (
+            {'attention.rope_scaling': 'llama3'},
+            'rope_scaling=llama3 divides frequencies by attention.rope_factor, which is 1',
+        ),
+        (
+            LLAMA3 | {'attention.rope_low_frequency_factor': 4.0},
+            'rope_low_frequency_factor must be below .*rope_high_frequency_factor; got 4.0 and 4.0',
+        ),
+        (
+            {'model.position': 'alibi', 'model.attention': 'linear'},
+            'model.position=alibi adds to the logits .*attention=linear has none. Choose .*softmax',
         ),
         (
             {'data.batch_size': 8, 'train.microbatches': 5},

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from lm.flops import flops_per_token, gemm_flops, matmul_params, peak_flops
+from lm.flops import attention_flops, flops_per_token, gemm_flops, matmul_params, peak_flops
 from modules.params import ParamSpec, named_leaves
 from tests.helpers import tiny_config, tiny_learner
 
@@ -68,6 +68,47 @@ def test_flops_per_token_by_hand():
     used = dataclasses.replace(learner.described, used_specs=specs, used_shapes=shapes)
     learner = dataclasses.replace(learner, described=used)
     assert flops_per_token(learner) == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
+
+
+SIZES = {'model.d_model': 16, 'model.n_heads': 2, 'model.n_layers': 5, 'data.seq_len': 64}
+
+
+def pairs(length, window):
+    """How many keys all queries of a row see, the diagonal counted as half."""
+    places = np.arange(length) + 0.5
+    return np.sum(np.minimum(places, window))
+
+
+@pytest.mark.parametrize(
+    ('changes', 'windows'),
+    [
+        ({}, [64] * 5),
+        ({'attention.window': 64}, [64] * 5),
+        ({'attention.window': 100, 'attention.full_every': 2}, [64] * 5),
+        ({'attention.window': 16}, [16] * 5),
+        ({'attention.window': 16, 'attention.full_every': 2}, [16, 64, 16, 64, 16]),
+        ({'attention.window': 16, 'attention.full_every': 6}, [16] * 5),
+        ({'model.attention': 'l2', 'attention.window': 16}, [16] * 5),
+    ],
+    ids=str,
+)
+def test_attention_of_a_window_counts_the_pairs_within(changes, windows):
+    """12 D a pair, pair by pair. Catches full layers counted among those with a window, and rows
+    that are shorter than it.
+    """
+    seen = sum(pairs(64, window) for window in windows)
+    counted = attention_flops(tiny_config(SIZES | changes)) * 64
+    np.testing.assert_allclose(counted, 12 * 16 * seen, rtol=1e-9)
+
+
+@pytest.mark.parametrize(('name', 'features'), [('linear', 8), ('nala', 16)])
+@pytest.mark.parametrize('length', [64, 128])
+def test_linear_attention_counts_its_state_and_no_pairs(name, features, length):
+    """Of each of 2 heads of width 8: 2 F H to add to the state and 2 F H to read it, forward; three
+    times that with the backward pass, whatever the length.
+    """
+    config = tiny_config(SIZES | {'model.attention': name, 'data.seq_len': length})
+    assert attention_flops(config) == 3 * 5 * 2 * (2 * features * 8 + 2 * features * 8)
 
 
 def test_forward_flops_are_near_those_xla_counts():

@@ -259,8 +259,8 @@ def test_logits_are_the_readout_of_the_last_activations(changes):
 
 def test_each_kernel_can_be_chosen_alone():
     model = tiny_model(tiny_config({'kernels.attention': 'reference'}))
-    assert str(model.kernels) == 'attention=reference matmul=narrow_first'
+    assert str(model.kernels) == 'attention=reference linear_attention=chunked matmul=narrow_first'
     model = tiny_model(tiny_config({'kernels.matmul': 'direct'}))
-    assert str(model.kernels) == 'attention=blocked matmul=direct'
+    assert str(model.kernels) == 'attention=blocked linear_attention=chunked matmul=direct'
     model = tiny_model(tiny_config({'kernels.implementation': 'reference'}))
-    assert str(model.kernels) == 'attention=reference matmul=direct'
+    assert str(model.kernels) == 'attention=reference linear_attention=quadratic matmul=direct'

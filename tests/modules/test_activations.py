@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from scipy import special
 
-from modules.activations import ACTIVATIONS
+from modules.activations import ACTIVATIONS, SELU_ALPHA, SELU_SCALE, drop_to_least, selu_dropout
 from modules.kernels import kernels_for
 from modules.mlp import MLP
-from modules.params import split
+from modules.options import options
+from modules.params import ParamSpec, split
+from modules.scaling import PARAMETRIZATIONS
+from modules.scaling.parametrization import Growth
 
 
 def gelu(x):
@@ -24,10 +27,23 @@ def silu(x):
     return x * special.expit(x)
 
 
+def elu(x):
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+def selu(x):
+    """With the constants as the paper prints them, to four digits and more."""
+    alpha, scale = 1.6732632423543772, 1.0507009873554805
+    return scale * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
 REFERENCES = {  # the function, and whether it gates a second projection
+    'elu': (elu, False),
     'geglu': (gelu, True),
     'gelu': (gelu, False),
+    'gelu_exact': (lambda x: x * special.ndtr(x), False),
     'relu': (relu, False),
+    'selu': (selu, False),
     'silu': (silu, False),
     'squared_relu': (lambda x: relu(x) ** 2, False),
     'swiglu': (silu, True),
@@ -55,6 +71,60 @@ def test_forward_and_gradient(name):
 def test_tanh_form_of_gelu_is_as_near_the_exact_one_as_documented():
     exact = X * special.ndtr(X)
     assert np.abs(np.float64(ACTIVATIONS['gelu'].fn(jnp.float32(X))) - exact).max() < 5e-4
+
+
+def test_constants_of_selu_keep_a_standard_normal_as_it_is():
+    """Reference: mean 0 and variance 1 of selu(z), z standard normal, by quadrature."""
+    z = np.linspace(-12, 12, 24001)
+    y, weights = selu(z), np.exp(-(z**2) / 2) * (z[1] - z[0]) / np.sqrt(2 * np.pi)
+    assert abs(weights @ y) < 1e-6
+    assert abs(weights @ y**2 - 1) < 1e-6
+    least = -1.7580993408473766
+    np.testing.assert_allclose(-SELU_SCALE * SELU_ALPHA, least, rtol=1e-12)
+
+
+def layers_of(fn, depth=32, width=256):
+    """Mean and variance after a deep MLP of plain matrices, drawn as scaling.name=standard does."""
+    spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
+    scaling = PARAMETRIZATIONS['standard'](spec, (width, width), Growth(), 'adamw')
+    rng = np.random.default_rng(0)
+    x = 1.5 * rng.normal(size=(64, width)) + 0.3
+    for _ in range(depth):
+        x = fn(x @ (scaling.init_std * rng.normal(size=(width, width))))
+    return np.mean(x), np.var(x)
+
+
+def test_layers_of_selu_draw_activations_to_mean_0_and_variance_1():
+    """Property: from 0.3 and 2.25, with the start that `standard` gives (LeCun's); ELU and ReLU
+    vanish. Catches constants of another fixed point, or a start of twice the variance.
+    """
+    mean, variance = layers_of(lambda x: np.float64(ACTIVATIONS['selu'].fn(jnp.float32(x))))
+    assert abs(mean) < 0.1 and abs(variance - 1) < 0.2
+    assert layers_of(elu)[1] < 0.2 and layers_of(lambda x: np.maximum(x, 0))[1] < 0.01
+
+
+@pytest.mark.parametrize('rate', [0.05, 0.5])
+def test_alpha_dropout_keeps_mean_and_variance(rate):
+    """Reference: of x of mean 0 and variance 1, share `rate` at its least. Catches a plain dropout,
+    which adds variance, and constants of the share that is kept.
+    """
+    x = np.float32(np.random.default_rng(0).normal(size=200_000))
+    x = (x - x.mean()) / x.std()
+    y = np.float64(drop_to_least(rate, jnp.asarray(x), jax.random.key(0)))
+    assert abs(y.mean()) < 0.02 and abs(y.var() - 1) < 0.02
+    q, least = 1 - rate, -1.7580993408473766
+    a = (q * (1 + (1 - q) * least**2)) ** -0.5
+    b = -a * (1 - q) * least
+    dropped = np.isclose(y, a * least + b, atol=1e-6)
+    np.testing.assert_allclose(dropped.mean(), rate, atol=0.005)
+    np.testing.assert_allclose(y[~dropped], (a * x + b)[~dropped], rtol=1e-4, atol=1e-5)
+    assert drop_to_least(rate, jnp.bfloat16(x[:9]), jax.random.key(0)).dtype == jnp.bfloat16
+
+
+def test_alpha_dropout_is_an_option_of_selu_alone():
+    readers = [name for name, row in ACTIVATIONS.items() if 'alpha_dropout' in options(row)]
+    assert readers == ['selu']
+    assert selu_dropout() is None and ACTIVATIONS['relu'].dropout() is None
 
 
 @pytest.mark.parametrize('name', ACTIVATIONS)

@@ -302,17 +302,22 @@ def test_blocked_attention_has_no_forward_mode_and_the_reference_has():
 
 def test_kernels_suit_the_platform():
     """auto is resolved once; a name is taken as it is, for both operations or for one alone."""
-    assert str(kernels_for('cpu')) == 'attention=blocked matmul=narrow_first'
+    assert (
+        str(kernels_for('cpu')) == 'attention=blocked linear_attention=chunked matmul=narrow_first'
+    )
     assert kernels_for('cpu') == kernels_for('tpu', 'xla_cpu')
-    assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == 'attention=blocked matmul=direct'
-    assert str(kernels_for('cpu', 'reference')) == 'attention=reference matmul=direct'
+    accelerated = 'attention=blocked linear_attention=chunked matmul=direct'
+    assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == accelerated
+    slow = 'attention=reference linear_attention=quadratic matmul=direct'
+    assert str(kernels_for('cpu', 'reference')) == slow
     alone = kernels_for('cpu', 'auto', attention='reference')
-    assert str(alone) == 'attention=reference matmul=narrow_first'
-    assert kernels_for('cpu', 'reference', matmul='narrow_first') == alone
+    assert str(alone) == 'attention=reference linear_attention=chunked matmul=narrow_first'
+    both = kernels_for('cpu', 'reference', linear_attention='chunked', matmul='narrow_first')
+    assert both == alone
     assert alone.matmul is narrow_first
 
 
-@pytest.mark.parametrize('operation', ['implementation', 'attention', 'matmul'])
+@pytest.mark.parametrize('operation', ['implementation', 'attention', 'linear_attention', 'matmul'])
 def test_unknown_kernels_are_refused(operation):
     with pytest.raises(ValueError, match=f'kernels.{operation} must be one of .*direkt'):
         kernels_for('cpu', **{operation: 'direkt'})
@@ -320,7 +325,7 @@ def test_unknown_kernels_are_refused(operation):
 
 def test_every_implementation_names_kernels_for_all_operations():
     for name, choices in IMPLEMENTATIONS.items():
-        assert choices.keys() == {'attention', 'matmul'}
+        assert choices.keys() == {'attention', 'linear_attention', 'matmul'}
         kernels_for(ATTENTION_KERNELS[choices['attention']].platform or 'cpu', name, **choices)
     assert {direct, narrow_first} == set(MATMUL_KERNELS.values())
 

@@ -167,6 +167,49 @@ def test_dense_mlp_with_biases():
     np.testing.assert_allclose(layer.apply({'params': params}, x), wanted, rtol=1e-5, atol=1e-5)
 
 
+def selu_layer(kind, alpha_dropout):
+    """Without a limit of tokens, so that nothing but the dropout differs between calls."""
+    row, more = ACTIVATIONS['selu'], {'expert_capacity': 10.0} if kind == 'moe' else {}
+    dropout = row.dropout(alpha_dropout=alpha_dropout)
+    return MLPS[kind](HIDDEN, row, REFERENCE, jnp.float32, dropout, **more)
+
+
+@pytest.mark.parametrize('kind', MLPS)
+def test_alpha_dropout_is_of_training_and_by_a_key_that_moves_on(kind):
+    """Evaluation leaves it out; each step drops others; rate 0 carries nothing. Catches a key that
+    stays as it is, and one that no checkpoint would hold.
+    """
+    plain, layer = selu_layer(kind, 0.0), selu_layer(kind, 0.3)
+    x, params, stats = draw(plain)
+    _, _, with_key = draw(layer)
+    assert with_key[STATS].keys() - stats.get(STATS, {}).keys() == {'dropout_key'}
+    np.testing.assert_array_equal(
+        evaluate(layer, params, with_key, x), evaluate(plain, params, stats, x)
+    )
+    first, later = train(layer, params, with_key, x)
+    again, _ = train(layer, params, with_key, x)
+    np.testing.assert_array_equal(first, again)
+    moved = {STATS: with_key[STATS] | {'dropout_key': later[STATS]['dropout_key']}}
+    second, _ = train(layer, params, moved, x)
+    assert np.abs(first - second).max() > 0.05
+    assert np.abs(first - train(plain, params, stats, x)[0]).max() > 0.05
+
+
+def test_alpha_dropout_of_hidden_activations():
+    """Reference: selu(x W_up), a share of it set to its least, a times and b more, then W_down."""
+    rate, least = 0.3, -1.7580993408473766
+    layer = selu_layer('dense', rate)
+    x, params, stats = draw(layer)
+    y, _ = train(layer, params, stats, x)
+    now, _ = jax.random.split(as_key(stats[STATS]['dropout_key']))
+    dropped = np.asarray(jax.random.bernoulli(now, rate, (TOKENS, HIDDEN)))
+    assert 0.1 < dropped.mean() < 0.5
+    hidden = np.float64(jax.nn.selu(x @ params['up']))
+    a = ((1 - rate) * (1 + rate * least**2)) ** -0.5
+    hidden = a * np.where(dropped, least, hidden) - a * rate * least
+    np.testing.assert_allclose(y, hidden @ np.float64(params['down']), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize('layer', [moe(), MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32)])
 def test_tokens_are_those_of_all_rows(layer):
     """[B, T, D] gives what the same tokens in one row give; experts take them in order."""

@@ -1,30 +1,40 @@
 """Reference and property: how tokens get their order, and where documents begin."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from modules.options import options
 from modules.params import split
-from modules.positions import POSITIONS, ROPE_BASE, LearnedPositions, rope
+from modules.positions import POSITIONS, LearnedPositions, alibi_slopes, rope, scaled
 from modules.sequence import documents, whole_rows
+
+ROPE = {name: declared.default for name, declared in options(rope).items()}
 
 
 def draw(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def test_rope_is_a_rotation_of_complex_numbers():
-    """Pair i is x_i + j x_{i+H/2}, times exp(j p ROPE_BASE^(-2i/H)). Forward and gradient."""
+@pytest.mark.parametrize('given', [{}, {'rope_base': 500_000.0}, {'rope_fraction': 0.5}], ids=str)
+def test_rope_is_a_rotation_of_complex_numbers(given):
+    """Pair i is x_i + j x_{i+R/2}, times exp(j p base^(-2i/R)), of the first R features. Forward
+    and gradient. Catches frequencies of the whole width where a part is turned, or the last part.
+    """
+    base, half = 10_000.0, 4
+    base, half = given.get('rope_base', base), int(half * given.get('rope_fraction', 1.0))
     x, grad = draw(2, 3, 5, 8), draw(2, 3, 5, 8, seed=1)
     positions = np.array([[0, 1, 2, 3, 4], [0, 1, 0, 1, 1000]])
-    turn = np.exp(1j * positions[:, None, :, None] * ROPE_BASE ** (-2 * np.arange(4) / 8))
+    turn = np.exp(1j * positions[:, None, :, None] * base ** (-np.arange(half) / half))
 
     def rotate(x, by):
-        z = (x[..., :4] + 1j * x[..., 4:]) * by
-        return np.concatenate([z.real, z.imag], -1)
+        z = (x[..., :half] + 1j * x[..., half : 2 * half]) * by
+        return np.concatenate([z.real, z.imag, x[..., 2 * half :]], -1)
 
-    turned, pull = jax.vjp(lambda x: rope(x, jnp.int32(positions)), jnp.float32(x))
+    turned, pull = jax.vjp(lambda x: rope(x, jnp.int32(positions), **given), jnp.float32(x))
     np.testing.assert_allclose(turned, rotate(x, turn), rtol=1e-4, atol=2e-4)
     np.testing.assert_allclose(pull(jnp.float32(grad))[0], rotate(grad, turn.conj()), atol=2e-4)
 
@@ -59,6 +69,94 @@ def test_rope_angles_are_exact_at_long_contexts():
     np.testing.assert_allclose(turned[:, 0], np.cos(angle) - np.sin(angle), atol=1e-2)
 
 
+def llama3_frequencies(frequencies, factor, length, low, high):
+    """By wavelengths and one at a time, as the released code of Llama 3.1 has it."""
+    found = []
+    for f in frequencies:
+        wavelength = 2 * math.pi / f
+        if wavelength < length / high:
+            found.append(f)
+        elif wavelength > length / low:
+            found.append(f / factor)
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            found.append((1 - smooth) * f / factor + smooth * f)
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ('base', 'head_dim', 'factor', 'length', 'low', 'high'),
+    [
+        (500_000.0, 128, 8.0, 8192, 1.0, 4.0),  # Llama 3.1
+        (500_000.0, 64, 32.0, 8192, 1.0, 4.0),  # Llama 3.2
+        (10_000.0, 32, 4.0, 100, 2.0, 3.0),
+    ],
+)
+def test_llama3_scaling_is_the_released_rule(base, head_dim, factor, length, low, high):
+    """All three cases occur. Catches low and high exchanged, and turns counted in radians."""
+    plain = base ** (-2 * np.arange(head_dim // 2) / head_dim)
+    wanted = llama3_frequencies(plain, factor, length, low, high)
+    ours = scaled(jnp.float32(plain), 'llama3', factor, length, low, high)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-5)
+    divided = plain / wanted
+    assert divided[0] == 1 and divided[-1] == factor
+    assert np.any((divided > 1.001) & (divided < 0.999 * factor))
+
+
+def test_scaled_rope_turns_by_the_scaled_frequencies():
+    """Reference: linear scaling reads position 12 as position 3; llama3 by `scaled`."""
+    x = jnp.float32(draw(1, 2, 3, 8))
+    positions = jnp.int32([[0, 4, 12]])
+    linear = rope(x, positions, rope_scaling='linear', rope_factor=4.0)
+    np.testing.assert_allclose(linear, rope(x, positions // 4), rtol=1e-5, atol=1e-5)
+    given = {'rope_factor': 8.0, 'rope_original_length': 32, 'rope_base': 100.0}
+    turned = rope(x, positions, rope_scaling='llama3', **given)
+    frequencies = llama3_frequencies(100.0 ** (-np.arange(4) / 4), 8.0, 32, 1.0, 4.0)
+    turn = np.exp(1j * np.array([0, 4, 12])[:, None] * frequencies)
+    z = (np.float64(x)[..., :4] + 1j * np.float64(x)[..., 4:]) * turn
+    np.testing.assert_allclose(turned, np.concatenate([z.real, z.imag], -1), rtol=1e-4, atol=1e-5)
+
+
+def test_options_of_rope_left_out_add_nothing_to_its_program():
+    """The published values spelt out, too: the same operations, so old runs go on bitwise."""
+    x, positions = jnp.ones((1, 1, 3, 8)), whole_rows(3).positions_BT
+    plain = jax.make_jaxpr(rope)(x, positions)
+    spelt = jax.make_jaxpr(lambda x, p: rope(x, p, **ROPE))(x, positions)
+    assert str(plain) == str(spelt)
+    assert str(plain).count('concatenate') == 1 and str(plain).count(' slice[') == 0
+
+
+@pytest.mark.parametrize(
+    ('head_dim', 'fraction', 'said'),
+    [
+        (8, 0.3, r'2.4 features.*works: 0.25 \(2 features\)'),
+        (8, 0.9, r'7.2 features.*works: 1.0 \(8 features\)'),
+        (12, 0.25, r'3 features.*Nearest that works: 0.3333333333333333 \(4 features\)'),
+        (7, 1.0, r'7 features.*Nearest that works: 0.8571428571428571 \(6 features\)'),
+        (64, 0.01, r'0.64 features.*works: 0.03125 \(2 features\)'),
+        (1, 1.0, 'rope turns pairs of features, and a head has 1'),
+    ],
+)
+def test_features_that_make_no_pairs_are_refused(head_dim, fraction, said):
+    """And the one that is named works."""
+    x, positions = jnp.ones((1, 1, 2, head_dim)), whole_rows(2).positions_BT
+    with pytest.raises(ValueError, match=said) as error:
+        rope(x, positions, rope_fraction=fraction)
+    if head_dim > 1:
+        near = float(str(error.value).split('works: ')[1].split(' ')[0])
+        rope(x, positions, rope_fraction=near)
+
+
+def test_alibi_slopes_are_the_published_ones():
+    """Reference: the paper's for 8 heads, and for 6 and 12 what its code adds between them."""
+    eight = [2.0**-n for n in range(1, 9)]
+    np.testing.assert_allclose(alibi_slopes(8), eight)
+    np.testing.assert_allclose(alibi_slopes(1), [2.0**-8])
+    np.testing.assert_allclose(alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+    between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    np.testing.assert_allclose(alibi_slopes(12), [*eight, *between], rtol=1e-6)
+
+
 def test_learned_positions_are_rows_of_a_table():
     module = LearnedPositions(length=6, features=4)
     positions = jnp.int32([[0, 1, 5], [2, 0, 1]])
@@ -72,11 +170,15 @@ def test_learned_positions_are_rows_of_a_table():
 
 @pytest.mark.parametrize('name', POSITIONS)
 def test_each_position_tells_order_in_one_way(name):
-    """rope turns, learned adds, none does neither."""
+    """rope turns, learned adds, alibi takes from logits, none does neither."""
     x = jnp.float32(draw(1, 1, 3, 4))
     turned = POSITIONS[name].rotate(x, whole_rows(3).positions_BT)
-    ways = (bool(np.any(np.asarray(turned != x))), POSITIONS[name].table is not None)
-    assert ways == {'rope': (True, False), 'learned': (False, True), 'none': (False, False)}[name]
+    ways = {
+        'rope': bool(np.any(np.asarray(turned != x))),
+        'learned': POSITIONS[name].table is not None,
+        'alibi': POSITIONS[name].slopes is not None,
+    }
+    assert [way for way, holds in ways.items() if holds] == [name for _ in 'x' if name != 'none']
 
 
 def test_whole_rows_count_from_zero():

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from modules.params import ParamSpec, as_matrices
 from modules.spectrum import largest_singular_value
 from modules.stream import moments, sink
 
@@ -55,10 +56,17 @@ def test_sink_is_the_share_of_the_largest_coordinates(scale):
 
 
 def test_singular_values_of_stacked_matrices():
-    """Against numpy's decomposition: catches layers that mix, and a matrix of zeros that is NaN."""
+    """Against numpy's decomposition: catches sides in the wrong order and layers that mix."""
     rng = np.random.default_rng(0)
-    weight = rng.normal(size=(3, 2, 6, 10)) * np.array([1.0, 2.0, 0.0])[:, None, None, None]
-    wanted = np.linalg.svd(weight, compute_uv=False)[..., 0]
-    found = np.asarray(largest_singular_value(jnp.float32(weight)))
-    np.testing.assert_allclose(found, wanted, rtol=0.01)
+    spec = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+    weight = rng.normal(size=(3, 6, 2, 5)) * np.array([1.0, 2.0, 0.0])[:, None, None, None]
+    matrices = as_matrices(spec, jnp.float32(weight))
+    assert matrices.shape == (3, 6, 10)
+    wanted = np.linalg.svd(weight.reshape(3, 6, 10), compute_uv=False)[:, 0]
+    found = np.asarray(largest_singular_value(matrices))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
     assert (found <= wanted * (1 + 1e-6)).all()
+    joined = ParamSpec('hidden', ('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'))
+    assert as_matrices(joined, jnp.zeros((3, 2, 5, 6))).shape == (3, 10, 6)
+    experts = ParamSpec('hidden', ('layer', 'expert', 'embed', 'mlp'), ('embed',))
+    assert as_matrices(experts, jnp.zeros((3, 4, 6, 7))).shape == (3, 4, 6, 7)

@@ -1,0 +1,155 @@
+"""Causal linear attention: weights that are products of features, so that a sum over keys suffices.
+
+A layer keeps a state of fixed size of the tokens it has read, where softmax attention keeps them
+all (`modules.attention.cache`).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from modules.attention.base import MultiHead
+from modules.attention.cache import CACHE
+from modules.kernels.attention.observed import statistics_of
+from modules.kernels.attention.scores import MASKED, share_heads
+from modules.kernels.linear_attention.quadratic import State
+from modules.sequence import Sequence
+from modules.statistics import DIAGNOSTICS, at_least_float32, is_recording
+
+EPS = 1e-6  # of the sum that divides: both papers' code
+NORM_EPS = 1e-12  # added to |q|^2, which the code of NaLa divides by as it is
+POWER = 3  # of the keys' features, and of the queries' times a half to three halves
+
+Features = tuple[jax.Array, ...]
+
+
+def elu_features(x: jax.Array) -> Features:
+    """elu(x) + 1: exp(x) up to 0, x + 1 from there on."""
+    return (jax.nn.elu(x) + 1,)
+
+
+def split_signs(x: jax.Array) -> Features:
+    return jax.nn.relu(x), jax.nn.relu(-x)
+
+
+def nala_query_features(q: jax.Array) -> Features:
+    """relu(q / |q|)^p and relu(-q / |q|)^p with p = 3 (1/2 + tanh |q|)."""
+    norm = jnp.sqrt(jnp.sum(jnp.square(q), -1, keepdims=True) + NORM_EPS)
+    power = jnp.broadcast_to(POWER * (0.5 + jnp.tanh(norm)), q.shape)
+    return tuple(_power(x, power) for x in split_signs(q / norm))
+
+
+def _power(x: jax.Array, power: jax.Array) -> jax.Array:
+    """x^power for x >= 0; at 0, where log x has no slope, all slopes are 0."""
+    positive = x > 0
+    return jnp.where(positive, jnp.exp(power * jnp.log(jnp.where(positive, x, 1.0))), 0.0)
+
+
+def nala_key_features(k: jax.Array) -> Features:
+    """relu(k^3) and relu(-k^3)."""
+    return split_signs(k**POWER)
+
+
+class LinearAttention(MultiHead):
+    """Linear attention: weights phi(q) . phi(k) over their sum, phi = elu + 1 (arXiv:2006.16236).
+
+        mix(q, k, v)_t = sum_s w_ts v_s / (sum_s phi(q_t) . phi(k_s) + EPS) over s <= t
+        w_ts = rotate(phi(q_t)) . rotate(phi(k_s))
+
+    Positions turn the features above the line alone, so that what divides stays positive
+    (arXiv:2104.09864, equation 19); the w_ts over it may then be negative and sum to 1 without
+    rotation alone. Float32 at least throughout. The kernels are in
+    `modules.kernels.linear_attention`.
+    """
+
+    query_features = staticmethod(elu_features)
+    key_features = staticmethod(elu_features)
+    features_per_width = 1  # of a head: how many times its width it has features
+
+    def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
+        del x_BTD
+        queries = self.query_features(at_least_float32(q_BNTH))
+        keys = self.key_features(at_least_float32(k_BKTH))
+        if sequence.capacity is not None and sequence.valid_BT is not None:
+            valid_BT = sequence.valid_BT.astype(keys[0].dtype)
+            keys = tuple(jnp.einsum('bt,bkth->bkth', valid_BT, k_BKTH) for k_BKTH in keys)
+        turned_queries, turned_keys = (
+            tuple(self.rotate(y, sequence.positions_BT) for y in features)
+            for features in (queries, keys)
+        )
+        features = (
+            jnp.concatenate(parts, -1) for parts in (turned_queries, turned_keys, queries, keys)
+        )
+        attend = self.kernels.linear_attention
+        if sequence.capacity is None:
+            self.record(q_BNTH, k_BKTH, sequence)
+            mixed_BNTH, _ = attend(*features, v_BKTH, EPS, sequence.segments_BT)
+            return mixed_BNTH
+        kept = self.kept(v_BKTH)
+        state = since_first(State(*(one.value for one in kept)), sequence)
+        mixed_BNTH, state = attend(*features, v_BKTH, EPS, state=state)
+        for one, value in zip(kept, (state.products_BKFH, state.keys_BKF), strict=True):
+            one.value = value
+        return mixed_BNTH
+
+    def record(self, q_BNTH, k_BKTH, sequence):
+        """What is seen of the weights without rotation, head by head, where it is asked for."""
+        if is_recording(self):
+            found = statistics_of(
+                lambda rows_Q: self.log_weights(jnp.take(q_BNTH, rows_Q, axis=2), k_BKTH),
+                q_BNTH.shape[2],
+                segments_BT=sequence.segments_BT,
+                valid_BT=sequence.valid_BT,
+            )
+            for name, value_N in found.items():
+                self.sow(DIAGNOSTICS, name, value_N)
+
+    def kept(self, v_BKTH):
+        """The variables `state` [B, K, F, H] and `normalizer` [B, K, F] of the cache."""
+        batch, n_heads, _, head_dim = v_BKTH.shape
+        dtype = at_least_float32(v_BKTH).dtype
+        shape = (batch, n_heads, self.features_per_width * head_dim)
+        return (
+            self.variable(CACHE, 'state', jnp.zeros, (*shape, head_dim), dtype),
+            self.variable(CACHE, 'normalizer', jnp.zeros, shape, dtype),
+        )
+
+    @classmethod
+    def log_weights(cls, q_BNTH: jax.Array, k_BKSH: jax.Array) -> jax.Array:
+        """[B, N, T, S] float32: log phi(q_t) . phi(k_s), of all pairs and without rotation.
+
+        q, k are normed, as `mix` has them. MASKED where a weight is 0.
+        """
+        n_heads = q_BNTH.shape[1]
+        q_BNTF = jnp.concatenate(cls.query_features(at_least_float32(q_BNTH)), -1)
+        k_BKSF = jnp.concatenate(cls.key_features(at_least_float32(k_BKSH)), -1)
+        weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, share_heads(k_BKSF, n_heads))
+        positive = weights_BNTS > 0
+        return jnp.where(positive, jnp.log(jnp.where(positive, weights_BNTS, 1.0)), MASKED)
+
+
+class NaLaAttention(LinearAttention):
+    """Norm-aware linear attention, sharper for longer queries: NaLa (arXiv:2506.21137).
+
+        phi(q) = [relu(q / |q|)^p, relu(-q / |q|)^p] with p = 3 (1/2 + tanh |q|)
+        phi(k) = [relu(k^3), relu(-k^3)]
+
+    in the place of elu + 1, as in the code beside it (https://github.com/ZacharyMeng/NaLaFormer);
+    positions turn each half. A `qk_norm` leaves of |q| what its gain says; that code has none. It
+    is for images, where each token attends to all and both sums are divided by their number: that a
+    token sees those up to itself, with EPS beside the plain sum, is our reading. The first tokens,
+    which divide by the sum over few keys, may then get large results where positions turn: of
+    normal q, k and v, 249 was the largest in heads of width 8, and 8 in those of width 64. Not
+    here: the convolution of the values (LePE), and the LayerNorm and SiLU gate behind the
+    attention; `gate` stands for the last.
+    """
+
+    query_features = staticmethod(nala_query_features)
+    key_features = staticmethod(nala_key_features)
+    features_per_width = 2
+
+
+def since_first(state: State, sequence: Sequence) -> State:
+    """The state, 0 for rows that are read from their first token on, whatever was kept before."""
+    goes_on_B = (sequence.positions_BT[:, 0] > 0).astype(state.keys_BKF.dtype)
+    goes_on_B = jnp.broadcast_to(goes_on_B, state.keys_BKF.shape[:1])
+    return jax.tree.map(lambda x: jnp.einsum('b,b...->b...', goes_on_B, x), state)

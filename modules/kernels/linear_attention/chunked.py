@@ -1,0 +1,79 @@
+"""`quadratic` by chunks of tokens, between which a state of fixed size is carried."""
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.linear_attention.quadratic import State, divide, sees, starts
+from modules.statistics import at_least_float32
+
+CHUNK = 128  # tokens; within it all pairs are computed, 2 CHUNK (F + H) operations a token
+
+
+def chunked(
+    q_num_BNTF: jax.Array,
+    k_num_BKTF: jax.Array,
+    q_den_BNTF: jax.Array,
+    k_den_BKTF: jax.Array,
+    v_BKTH: jax.Array,
+    eps: float,
+    segments_BT: jax.Array | None = None,
+    state: State | None = None,
+    chunk: int = CHUNK,
+) -> tuple[jax.Array, State]:
+    """As `quadratic`, in memory that grows with T: one chunk's pairs, and a state for each chunk.
+
+    The backward pass computes a chunk again from the state before it. T may be any number: the last
+    chunk is filled up with tokens whose features are 0. Sources: arXiv:2006.16236, section 3.3; by
+    chunks arXiv:2312.06635.
+    """
+    batch, n_kv_heads, length, head_dim = v_BKTH.shape
+    groups, chunk = q_num_BNTF.shape[1] // n_kv_heads, min(chunk, length)
+    start_BT = jnp.broadcast_to(starts(length, segments_BT, state), (batch, length))
+    arrays = q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v_BKTH
+    q_num, k_num, q_den, k_den, v = (by_chunks(at_least_float32(x), 2, chunk) for x in arrays)
+    if state is None:
+        zeros_BKFH = jnp.zeros((batch, n_kv_heads, k_num.shape[-1], head_dim), v.dtype)
+        state = State(zeros_BKFH, zeros_BKFH[..., 0])
+    q_num, q_den = (
+        x.reshape(len(x), batch, n_kv_heads, groups, *x.shape[3:]) for x in (q_num, q_den)
+    )
+    first_C = jnp.arange(len(v), dtype=jnp.int32) * chunk
+
+    def body(state, parts):
+        return of_chunk(state, *parts, eps)
+
+    parts = q_num, k_num, q_den, k_den, v, by_chunks(start_BT, 1, chunk, 'edge'), first_C
+    state, out = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), state, parts)
+    out_BKGTH = jnp.moveaxis(out, 0, 3).reshape(batch, n_kv_heads, groups, -1, head_dim)
+    out_BNTH = out_BKGTH.reshape(batch, n_kv_heads * groups, -1, head_dim)[:, :, :length]
+    return out_BNTH.astype(v_BKTH.dtype), state
+
+
+def of_chunk(state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, start_BT, first, eps):
+    """(the state behind a chunk whose first token is at `first`, what its tokens take of all)."""
+    place_T = first + jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
+    seen_BTS = sees(place_T, place_T, start_BT).astype(v_BKTH.dtype)
+    # Documents lie in a row, so the state is of the one that the token before the chunk is in.
+    goes_on_BT = (start_BT < first).astype(v_BKTH.dtype)
+    keys_BKTF = jnp.einsum('bts,bksf->bktf', seen_BTS, k_den_BKTF)
+    keys_BKTF = keys_BKTF + jnp.einsum('bt,bkf->bktf', goes_on_BT, state.keys_BKF)
+    weights_BKGTS = jnp.einsum('bkgtf,bksf->bkgts', q_num_BKGTF, k_num_BKTF)
+    seen_BKGTS = jnp.broadcast_to(seen_BTS[:, None, None], weights_BKGTS.shape)
+    above_BKGTH = jnp.einsum('bkgts,bksh->bkgth', weights_BKGTS * seen_BKGTS, v_BKTH)
+    before_BKGTH = jnp.einsum('bkgtf,bkfh->bkgth', q_num_BKGTF, state.products_BKFH)
+    above_BKGTH = above_BKGTH + jnp.einsum('bt,bkgth->bkgth', goes_on_BT, before_BKGTH)
+    below_BKGT = jnp.einsum('bkgtf,bktf->bkgt', q_den_BKGTF, keys_BKTF)
+    kept_v_BKTH = jnp.einsum('bt,bkth->bkth', seen_BTS[:, -1], v_BKTH)
+    products_BKFH = jnp.einsum('bktf,bkth->bkfh', k_num_BKTF, kept_v_BKTH)
+    before_BKFH = jnp.einsum('b,bkfh->bkfh', goes_on_BT[:, -1], state.products_BKFH)
+    later = State(products_BKFH + before_BKFH, keys_BKTF[:, :, -1])
+    return later, divide(above_BKGTH, below_BKGT, eps)
+
+
+def by_chunks(x: jax.Array, axis: int, chunk: int, mode: str = 'constant') -> jax.Array:
+    """[chunks, ..., chunk, ...]: x cut along `axis`, filled up as jnp.pad's `mode` does."""
+    count = -(-x.shape[axis] // chunk)
+    width = [(0, 0)] * x.ndim
+    width[axis] = (0, count * chunk - x.shape[axis])
+    shape = (*x.shape[:axis], count, chunk, *x.shape[axis + 1 :])
+    return jnp.moveaxis(jnp.pad(x, width, mode).reshape(shape), axis, 0)

@@ -1,0 +1,371 @@
+"""Linear attention. Reference: op and layers against numpy float64, token by token. Equivalence:
+chunked = quadratic, a row read in parts = read whole. Property: memory grows with T, weights.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.attention import ATTENTIONS
+from modules.attention.cache import CACHE
+from modules.attention.linear import (
+    EPS,
+    LinearAttention,
+    NaLaAttention,
+    nala_key_features,
+    nala_query_features,
+)
+from modules.kernels import kernels_for
+from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
+from modules.kernels.linear_attention.chunked import chunked
+from modules.kernels.linear_attention.quadratic import State, quadratic
+from modules.norms import NORMS
+from modules.params import split
+from modules.positions import POSITIONS
+from modules.sequence import documents, part_of_rows, whole_rows
+from modules.statistics import DIAGNOSTICS
+from tests.helpers import FAST, assert_trees_close
+
+LINEAR = {'linear': LinearAttention, 'nala': NaLaAttention}
+LENGTH, D, HEADS, KV_HEADS, HEAD_DIM = 9, 16, 4, 2, 4
+SHOWING_EPS = 0.3
+# Documents that end within a chunk, at its end, and over several of them; padding last.
+SEGMENTS = np.repeat([1, 2, 3, 4, 0], [2, 6, 1, 9, 3])
+
+
+def draw(length, batch=2, features=3, seed=0):
+    """q_num, k_num, q_den, k_den, v and the cotangents of the output and of the state. Numerators
+    have signs, as they have where positions turn them.
+    """
+    rng = np.random.default_rng(seed)
+    heads = [(HEADS, features), (KV_HEADS, features)] * 2 + [(KV_HEADS, 5), (HEADS, 5)]
+    arrays = [rng.normal(size=(batch, n, length, f)) for n, f in heads]
+    arrays[2:4] = [np.abs(a) for a in arrays[2:4]]
+    grads = State(
+        jnp.float32(rng.normal(size=(batch, KV_HEADS, features, 5))),
+        jnp.float32(rng.normal(size=(batch, KV_HEADS, features))),
+    )
+    return *map(jnp.float32, arrays), grads
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=FAST)
+def forward_and_gradients(name, more, *arrays, segments=None, state=None):
+    """((the output, the state), gradients of q_num, k_num, q_den, k_den, v and the first state)."""
+    *inputs, grad, grad_of_state = arrays
+    kernel = functools.partial(LINEAR_ATTENTION_KERNELS[name], **dict(more))
+
+    def run(inputs, state):
+        return kernel(*inputs, EPS, segments, state)
+
+    out, pull = jax.vjp(run, inputs, state)
+    return out, pull((grad, grad_of_state))
+
+
+def one_after_another(q_num, k_num, q_den, k_den, v, segments=None, state=None):
+    """Output and last state of the recurrence, one row, head and token at a time."""
+    q_num, k_num, q_den, k_den, v = (np.float64(a) for a in (q_num, k_num, q_den, k_den, v))
+    out = np.zeros((*q_num.shape[:3], v.shape[-1]))
+    batch, heads, _, features = k_num.shape
+    last = np.zeros((batch, heads, features, v.shape[-1])), np.zeros((batch, heads, features))
+    for b, n in np.ndindex(q_num.shape[:2]):
+        kv = n * k_num.shape[1] // q_num.shape[1]
+        s, z = (0.0, 0.0) if state is None else (np.float64(a)[b, kv] for a in state)
+        for t in range(q_num.shape[2]):
+            if segments is not None and t and segments[t] != segments[t - 1]:
+                s, z = 0.0, 0.0
+            s = s + np.outer(k_num[b, kv, t], v[b, kv, t])
+            z = z + k_den[b, kv, t]
+            out[b, n, t] = q_num[b, n, t] @ s / (q_den[b, n, t] @ z + SHOWING_EPS)
+        last[0][b, kv], last[1][b, kv] = s, z
+    return out, last
+
+
+@pytest.mark.parametrize('name', LINEAR_ATTENTION_KERNELS)
+@pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
+def test_a_kernel_is_the_recurrence(name, given):
+    """Forward, with the state behind the last token. Catches heads that share the wrong key head, a
+    mask that leaves out the token itself, eps or state forgotten, a document that sees the last.
+    """
+    *inputs, _, grads = draw(LENGTH)
+    segments = np.repeat([1, 2, 3], [4, 3, 2]) if given == 'segments' else None
+    state = jax.tree.map(jnp.abs, grads) if given == 'state' else None
+    rows = None if segments is None else jnp.tile(jnp.int32(segments), (2, 1))
+    out, last = LINEAR_ATTENTION_KERNELS[name](*inputs, SHOWING_EPS, rows, state)
+    of_state = None if state is None else (state.products_BKFH, state.keys_BKF)
+    wanted, (products, keys) = one_after_another(*inputs, segments, of_state)
+    atol = 2e-5 * np.abs(wanted).max()
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=atol)
+    np.testing.assert_allclose(last.products_BKFH, products, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last.keys_BKF, keys, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('chunk', [1, 4, 6, 7, 128])
+@pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
+def test_chunks_change_nothing(chunk, given):
+    """Forward, state and gradients, of lengths that a chunk divides and of others. Catches a chunk
+    that reads the state of another document, a state from the tokens it is filled up with, and
+    documents that begin where a chunk does.
+    """
+    arrays = draw(len(SEGMENTS))
+    more = {}
+    if given == 'segments':
+        more = {'segments': jnp.int32(np.stack([SEGMENTS, SEGMENTS[::-1]]))}
+    if given == 'state':
+        more = {'state': jax.tree.map(jnp.abs, draw(1, seed=1)[-1])}
+    ours = forward_and_gradients('chunked', (('chunk', chunk),), *arrays, **more)
+    wanted = forward_and_gradients('quadratic', (), *arrays, **more)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted[0]))
+    assert_trees_close(ours[0], wanted[0], rtol=1e-4, atol=1e-6 * scale)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted[1]))
+    assert_trees_close(ours[1], wanted[1], rtol=1e-3, atol=3e-6 * scale)
+
+
+def test_a_kernel_keeps_the_type_of_the_values_and_sums_in_float32():
+    for kernel in LINEAR_ATTENTION_KERNELS.values():
+        *inputs, _, _ = (a for a in draw(LENGTH))
+        halves = [a.astype(jnp.bfloat16) for a in inputs]
+        out, state = kernel(*halves, EPS)
+        assert out.dtype == jnp.bfloat16
+        assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype('float32')}
+        exact, _ = kernel(*(a.astype(jnp.float32) for a in halves), EPS)
+        np.testing.assert_array_equal(out, exact.astype(jnp.bfloat16))
+
+
+def test_a_state_with_segments_is_refused():
+    *inputs, _, state = draw(LENGTH)
+    for kernel in LINEAR_ATTENTION_KERNELS.values():
+        with pytest.raises(
+            ValueError, match='a state is of one document, and segments tell several'
+        ):
+            kernel(*inputs, EPS, jnp.ones((2, LENGTH), jnp.int32), state)
+
+
+def bytes_of(kernel, length, features=32):
+    """What the program of output and gradients holds besides its inputs and results."""
+    shapes = [jax.ShapeDtypeStruct((1, 2, length, features), np.float32)] * 5
+
+    def total(*arrays):
+        return jnp.sum(jnp.square(kernel(*arrays, EPS)[0]))
+
+    program = jax.jit(jax.value_and_grad(total, argnums=range(5)), compiler_options=FAST)
+    return program.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_of_chunks_grows_with_the_length_and_not_with_its_square():
+    """At T = 4,096, gradients too: 1.6 times the arrays themselves. Catches the pairs of all chunks
+    kept for the backward pass, by which it would be 4.2 times.
+    """
+    half, whole = bytes_of(chunked, 2048), bytes_of(chunked, 4096)
+    arrays, pairs = 5 * 2 * 4096 * 32 * 4, 2 * 4096**2 * 4
+    assert whole < 2.2 * half
+    assert whole < 2.5 * arrays
+    assert bytes_of(quadratic, 4096) > pairs
+
+
+def layer(name, qk_norm='none', position='rope', implementation='xla', **options):
+    return ATTENTIONS[name](
+        n_heads=HEADS,
+        n_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        qk_norm=lambda name, over: NORMS[qk_norm](name=name),
+        rotate=POSITIONS[position].rotate,
+        kernels=kernels_for('cpu', implementation),
+        dtype=jnp.float32,
+        **options,
+    )
+
+
+def draw_x(batch=1, length=LENGTH, seed=0):
+    return jnp.float32(np.random.default_rng(seed).normal(size=(batch, length, D)))
+
+
+@functools.cache
+def params_of(module):
+    variables = jax.jit(module.init, compiler_options=FAST)(
+        jax.random.key(0), draw_x(), whole_rows(LENGTH)
+    )
+    return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, split(variables['params'])[0])
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+def read(module, params, x_BTD, sequence):
+    """What a layer gives of whole rows."""
+    return module.apply({'params': params}, x_BTD, sequence)
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def numpy_features(name, q, k):
+    """Halves of the features of q and of k, by the papers' equations."""
+    if name == 'linear':
+        return ([np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))] for x in (q, k))
+    norm = np.linalg.norm(q, axis=-1, keepdims=True)
+    power = 3 * (0.5 + np.tanh(norm))
+    queries = [relu(q / norm) ** power, relu(-q / norm) ** power]
+    return queries, [relu(k**3), relu(-(k**3))]
+
+
+def rotated(x_TH):
+    half = x_TH.shape[-1] // 2
+    angles = np.arange(len(x_TH))[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    z = (x_TH[:, :half] + 1j * x_TH[:, half:]) * np.exp(1j * angles)
+    return np.concatenate([z.real, z.imag], -1)
+
+
+@pytest.mark.parametrize('name', LINEAR)
+@pytest.mark.parametrize('position', ['rope', 'none'])
+def test_a_layer_is_its_equation(name, position):
+    """Reference: head by head in numpy float64; positions turn each half of the features, and those
+    above the line alone. Catches a denominator that is turned, and halves turned as one vector.
+    """
+    module = layer(name, position=position)
+    w = {key: np.float64(value) for key, value in params_of(module).items()}
+    x = np.float64(draw_x()[0])
+    turn = rotated if position == 'rope' else lambda y: y
+    causal, wanted = np.tri(LENGTH), np.zeros_like(x)
+    for n in range(HEADS):
+        q, k, v = x @ w['query'][:, n], x @ w['key'][:, n // 2], x @ w['value'][:, n // 2]
+        queries, keys = numpy_features(name, q, k)
+        above = causal * sum(turn(a) @ turn(b).T for a, b in zip(queries, keys, strict=True))
+        below = np.sum(causal * sum(a @ b.T for a, b in zip(queries, keys, strict=True)), -1)
+        wanted += above @ v / (below[:, None] + EPS) @ w['out'][n]
+    ours = read(module, params_of(module), draw_x(), whole_rows(LENGTH))[0]
+    np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_both_kernels_give_one_layer(name):
+    """In documents, gradients too: the layer passes the same to both."""
+    x, sequence = draw_x(2), documents(jnp.int32([[1, 1, 1, 2, 2, 2, 2, 2, 0], [5] * LENGTH]))
+
+    def gradients(implementation):
+        module = layer(name, implementation=implementation)
+
+        def total(params):
+            return jnp.sum(jnp.square(module.apply({'params': params}, x, sequence)))
+
+        return jax.jit(jax.grad(total), compiler_options=FAST)(params_of(layer(name)))
+
+    ours, wanted = gradients('xla'), gradients('reference')
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
+    assert_trees_close(ours, wanted, rtol=1e-3, atol=1e-5 * scale)
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+def read_part(module, variables, x_BTD, sequence):
+    return module.apply(variables, x_BTD, sequence, mutable=[CACHE])
+
+
+def read_in_parts(module, params, x_BTD, counts):
+    """The rows read by parts of `counts` [parts, B] tokens; what each row gave, in order."""
+    variables, start = {'params': params}, np.zeros(len(x_BTD), int)
+    found = [[] for _ in x_BTD]
+    for count in np.asarray(counts):
+        length = max(count)
+        part = np.full((len(x_BTD), length, D), 7.0, np.float32)  # padding is not of zeros
+        for row, n in enumerate(count):
+            part[row, :n] = x_BTD[row, start[row] : start[row] + n]
+        sequence = part_of_rows(jnp.int32(start), jnp.int32(count), int(length), capacity=LENGTH)
+        out, filled = read_part(module, variables, part, sequence)
+        variables = {'params': params} | filled
+        for row, n in enumerate(count):
+            found[row].append(np.asarray(out[row, :n]))
+        start = start + count
+    return [np.concatenate(row) for row in found], variables[CACHE]
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_a_row_read_in_parts_is_the_row(name):
+    """Rows of different length with padding, by one token and by many. Catches padding in the
+    state, positions that start again, and an earlier use of the cache that is read on.
+    """
+    module = layer(name, qk_norm='rmsnorm')
+    params, x = params_of(module), draw_x(2)
+    whole = read(module, params, x, whole_rows(LENGTH))
+    parts, cache = read_in_parts(module, params, x, [(4, 2), (1, 1), (1, 0), (3, 4)])
+    for row, ours in enumerate(parts):
+        np.testing.assert_allclose(ours, whole[row, : len(ours)], rtol=1e-4, atol=1e-5)
+    features = HEAD_DIM * (2 if name == 'nala' else 1)
+    assert {key: (v.shape, v.dtype.name) for key, v in cache.items()} == {
+        'state': ((2, KV_HEADS, features, HEAD_DIM), 'float32'),
+        'normalizer': ((2, KV_HEADS, features), 'float32'),
+    }
+    sequence = part_of_rows(jnp.int32([0, 0]), jnp.int32([3, 3]), 3, capacity=LENGTH)
+    again, _ = read_part(module, {'params': params, CACHE: cache}, x[:, :3], sequence)
+    np.testing.assert_allclose(again, whole[:, :3], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_weights_are_those_of_the_layer_without_positions(name):
+    """exp(log_weights), of what is seen and over their sum, mix the values as the layer does."""
+    module = layer(name, position='none')
+    params, x = params_of(module), draw_x()
+    q, k, v = (jnp.einsum('btd,dnh->bnth', x, params[key]) for key in ('query', 'key', 'value'))
+    logs_BNTS = np.float64(type(module).log_weights(q[:, :, 4:], k))  # a block of queries
+    assert logs_BNTS.shape == (1, HEADS, LENGTH - 4, LENGTH)
+    weights = np.exp(logs_BNTS) * np.tri(LENGTH)[None, None, 4:]
+    probs = weights / weights.sum(-1, keepdims=True)
+    mixed = np.einsum('bnts,bnsh->btnh', probs, np.repeat(v, 2, axis=1))
+    wanted = np.einsum('btnh,nhd->btd', mixed, params['out'])
+    ours = read(module, params, x, whole_rows(LENGTH))[:, 4:]
+    np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_what_a_layer_records_is_of_its_weights(name):
+    """Reference: entropy and the first token's share, dense in numpy float64, where positions turn
+    and in documents. Catches weights that are turned, which have signs and no entropy.
+    """
+    module, segments = layer(name), np.array([1, 1, 1, 1, 2, 2, 2, 2, 2])
+    params, x = params_of(module), np.float64(draw_x()[0])
+    run = jax.jit(lambda p, x, s: module.apply({'params': p}, x, s, mutable=[DIAGNOSTICS]))
+    _, filled = run(params, draw_x(), documents(jnp.int32(segments[None])))
+    w = {key: np.float64(value) for key, value in params.items()}
+    seen = np.tri(LENGTH) * (segments[:, None] == segments)
+    entropy, first = np.zeros(HEADS), np.zeros(HEADS)
+    for n in range(HEADS):
+        queries, keys = numpy_features(name, x @ w['query'][:, n], x @ w['key'][:, n // 2])
+        weights = seen * sum(a @ b.T for a, b in zip(queries, keys, strict=True))
+        probs = weights / weights.sum(-1, keepdims=True)
+        entropy[n] = -np.sum(probs * np.log(np.where(probs > 0, probs, 1)), -1).mean()
+        first[n] = np.concatenate([probs[1:4, 0], probs[5:, 4]]).mean()
+    found = {key: value[0] for key, value in filled[DIAGNOSTICS].items()}
+    np.testing.assert_allclose(found['attention_entropy'], entropy, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found['attention_first_token'], first, rtol=1e-3, atol=1e-4)
+
+
+def test_nala_is_sharper_for_longer_queries():
+    """Property: the entropy of its weights falls with the norm of the query. Catches a norm that is
+    divided out of the power too, by which weights would depend on directions alone.
+    """
+    rng = np.random.default_rng(0)
+    q, k = (jnp.float32(rng.normal(size=(1, 1, n, 16))) for n in (8, 64))
+    q = q / jnp.linalg.norm(q, axis=-1, keepdims=True)
+
+    def entropy(scale):
+        logs = NaLaAttention.log_weights(scale * q, k)
+        probs = np.asarray(jax.nn.softmax(logs, -1), np.float64)
+        return -np.sum(probs * np.log(np.maximum(probs, 1e-300)), -1)[0, 0]
+
+    short, middle, long = (entropy(scale) for scale in (0.05, 0.5, 3.0))
+    assert np.all(short > middle + 0.05) and np.all(middle > long + 0.05)
+
+
+def test_features_of_zeros_have_finite_slopes():
+    """0^p has no logarithm: a query of zeros, or one with a zero among its features, as bfloat16
+    gives them. Catches NaN from the branch that `where` does not take.
+    """
+    q = jnp.float32([[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, -2.0, 0.0], [1e-20, 0.0, 0.0, 0.0]])
+    for features in (nala_query_features, nala_key_features):
+        found = features(q)
+        slopes = jax.grad(lambda q, f=features: sum(jnp.sum(a) for a in f(q)))(q)
+        assert all(np.isfinite(a).all() for a in (*found, slopes))
+    first, second = nala_query_features(q)
+    np.testing.assert_array_equal(first[0], 0)
+    np.testing.assert_array_equal((first > 0)[1], [False, True, False, False])
+    np.testing.assert_array_equal((second > 0)[1], [False, False, True, False])
