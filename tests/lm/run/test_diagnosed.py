@@ -32,7 +32,7 @@ def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp('sweep')
     config = base(write_corpus(folder), **CHANGES)
     with pytest.MonkeyPatch.context() as patch:
-        before_step(patch, terminate_at(6))
+        before_step(patch, terminate_at(5))
         train_sweep(config, [STEADY, BROKEN], folder / 'two')
     assert not (folder / 'two' / 'report.html').exists()
     assert train_sweep(config, [STEADY, BROKEN], folder / 'two') == DONE
