@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import flatten, to_dict
+from lm.config import flatten, readers_of, to_dict
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import read_config
 from modules.norms import NORMS
+from modules.options import options
 from modules.placements import PLACEMENTS
 from tests.helpers import checked_config
 
@@ -44,7 +45,11 @@ def test_all_that_is_not_mentioned_here_stays():
     }
     added = {path: now[path] for path in now.keys() - before.keys() if now[path] is not None}
     added = {path: value for path, value in added.items() if not path.startswith('kernels.')}
-    assert added == {'attention.norm_values': False}
+    for path, parts in readers_of(stored_config(OLD)).items():
+        if path in added:
+            assert {options(part.row)[path.split('.')[1]].default for part in parts} == {added[path]}
+            del added[path]
+    assert not added
 
 
 @pytest.mark.parametrize(
