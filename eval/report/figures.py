@@ -20,6 +20,7 @@ from eval.columns import columns
 from eval.compare import Comparison
 from eval.report import differences
 from eval.report.depth import Profile, profiles, shown
+from eval.report.over_steps import drawable, over_steps
 from eval.report.quantities import drawn as drawn_quantities
 from eval.report.rates import finished
 from eval.report.series import HeatMap, Series, mean_map
@@ -94,6 +95,10 @@ def write_figures(
             drawn['layers_' + file] = functools.partial(layer_maps, maps=maps, name=name)
             found = profiles(comparisons, series, name)
             drawn['depth_' + file] = functools.partial(by_depth, found=found, name=name)
+    looks = styles(comparisons)
+    for name in drawable(comparisons, series):
+        draw = functools.partial(over_steps, comparisons=comparisons, looks=looks, series=series)
+        drawn['steps_' + name] = functools.partial(draw, name=name)
     paths = []
     with matplotlib.rc_context(STYLE):
         for file, draw in drawn.items():

@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from eval.report import quantities, series
+from eval.compare import compare
+from eval.report import figures, over_steps, quantities, series
 from eval.report.page import report
+from eval.runs import gather, read_sweep
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_page import Page, as_dicts, data_of
 
@@ -133,3 +136,26 @@ def test_figures_are_of_what_matters_where_there_is_much():
     assert quantities.drawn([one]) == [*names, 'residual_rms']
     more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
     assert quantities.drawn([one, more]) == ['residual_rms', 'residual_sink']
+
+
+def test_figures_over_steps_have_a_line_for_each_run(sweep):
+    """The mean over layers with its band, variants in their colours: catches one layer for all, a
+    run that is left out, and a step without a number that breaks a line.
+    """
+    records = gather(sweep)
+    found = {record['workdir']: series.read_series(record) for record in records}
+    comparisons = compare(records, read_sweep(sweep))
+    names = over_steps.drawable(comparisons, found)
+    by_layer = ['attention_entropy_share', 'attention_largest_logit', 'residual_rms']
+    assert names == [*by_layer, 'log_z_mean']  # update_ratio_hidden lacks a layer
+    figure = Figure(layout='constrained')
+    looks = figures.styles(comparisons)
+    over_steps.over_steps(figure, comparisons, looks, found, 'attention_entropy_share')
+    [axes] = figure.axes
+    assert len(axes.lines) == 2 * 2  # variants and their seeds at the best learning rate
+    for line in axes.lines:
+        assert list(line.get_xdata()) == [1, 40, 80, 120, 160, 200]
+        np.testing.assert_allclose(line.get_ydata(), 0.66)  # of 0.51, 0.61, 0.71 and 0.81
+    figure = Figure(layout='constrained')
+    over_steps.over_steps(figure, comparisons, looks, found, 'log_z_mean')
+    assert figure.axes[0].get_yscale() == 'linear' and len(figure.axes[0].lines) == 4

@@ -21,7 +21,7 @@ from tests.sweep_helpers import (
 )
 from train import DONE, train_sweep
 
-STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 1.0}
+STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 0.3}
 CHANGES = {'train_diagnose_every': 3, 'train_eval_every': 0, 'model_norm': 'none'}
 CHANGES |= {'optim_schedule': 'constant'}
 
@@ -32,7 +32,7 @@ def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp('sweep')
     config = base(write_corpus(folder), **CHANGES)
     with pytest.MonkeyPatch.context() as patch:
-        before_step(patch, terminate_at(6))
+        before_step(patch, terminate_at(5))
         train_sweep(config, [STEADY, BROKEN], folder / 'two')
     assert not (folder / 'two' / 'report.html').exists()
     assert train_sweep(config, [STEADY, BROKEN], folder / 'two') == DONE
