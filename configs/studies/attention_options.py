@@ -5,7 +5,7 @@ Question: at equal tokens and each at its best learning rate, how do sinks, gate
           them takes the share of attention that the first token has (arXiv:2601.22966)?
 Command:  uv run train.py --config=configs/studies/attention_options.py --workdir=runs/attention
           uv run python -m eval.report --workdir=runs/attention --figures=figures
-Cost:     108 runs of 0.26 million parameters.
+Cost:     90 runs of 0.26 million parameters.
 Result:   configs/studies/results/attention_options.md
 
 Queries and keys are not normalized, which would hide some of what the forms do. Every cell sees the
@@ -28,7 +28,7 @@ VARIANTS = (
     {'model.attention': 'linear'},
     {'model.attention': 'nala'},
 )
-LEARNING_RATES = (1e-3, 3e-3, 1e-2)
+LEARNING_RATES = (3e-3, 1e-2, 3e-2)
 
 
 def get_config() -> ConfigDict:

@@ -16,6 +16,8 @@ ROWS = [
     {'attention.window': 3, 'attention.full_every': 2, 'model.scan_layers': False},
     {'model.placement': 'mix', 'model.mix_fraction': 0.5, 'model.norm': 'batchnorm'},
     {'model.placement': 'resi_dual', 'model.mlp': 'moe', 'attention.affine_scaled': True},
+    {'model.attention': 'linear', 'model.n_kv_heads': 1},
+    {'model.attention': 'nala', 'model.position': 'none', 'model.reparam': 'sigma'},
 ]
 
 
