@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import default
 from lm.check import check
 from lm.config import CHOICES, RUN_PATHS, Config, flatten, replaced, resolve
+from lm.mesh import make_mesh, replicated
 from lm.model import Transformer, build_model
-from lm.state import Learner, State, build_learner, hyper_from, init_state
+from lm.state import Hyper, Learner, State, build_learner, hyper_from, init_state
 from lm.step import make_train_step
 from modules.options import Option
 
@@ -152,6 +154,27 @@ def trained(learner: Learner, runs: int | None = None) -> Callable:
 
     mapped = run if runs is None else jax.vmap(run, in_axes=(0, 0, 1), out_axes=(1, 0))
     return jax.jit(mapped, compiler_options=FAST)
+
+
+def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> State:
+    """The state after a step with each of the batches [steps, B, ...], rows over the devices."""
+    mesh, step = make_mesh(learner.config.mesh), make_train_step(learner)
+    assert mesh.shape['data'] == len(jax.devices()) > 1
+
+    def run(batches, hyper):
+        state = init_state(learner, hyper, jax.random.key(0))
+        return jax.lax.scan(
+            lambda state, rows: (step(state, rows, hyper)[0], None), state, batches
+        )[0]
+
+    rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
+    cut = jax.jit(
+        run,
+        in_shardings=(rows, replicated(mesh)),
+        out_shardings=replicated(mesh),
+        compiler_options=FAST,
+    )
+    return jax.device_get(cut(batches, hyper))
 
 
 def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ same text in the same order.
 
 from ml_collections import ConfigDict
 
-from configs import default
+from configs.studies import small
 
 VARIANTS = (
     {'model.attention': 'softmax'},
@@ -32,21 +32,11 @@ LEARNING_RATES = (3e-3, 1e-2, 3e-2)
 
 
 def get_config() -> ConfigDict:
-    config = default.get_config()
-    config.model.d_model = 64
-    config.model.n_layers = 4
-    config.model.d_ff = 256
-    config.model.qk_norm = 'none'
-    config.data.tokenizer = 'bpe:512'
-    config.data.seq_len = 128
-    config.data.batch_size = 8
+    config = small.get_config()
     config.optim.warmup_steps = 50
     config.train.steps = 400
     config.train.eval_every = 400
-    config.train.eval_batches = 16
     config.train.diagnose_every = 100
-    config.train.checkpoint_every = 0
-    config.train.log_every = 10
     config.sweep = {
         'list': VARIANTS,
         'optim.lr': LEARNING_RATES,

@@ -14,7 +14,7 @@ warm-ups and learning rates, one seed.
 
 from ml_collections import ConfigDict
 
-from configs import default
+from configs.studies import small
 
 VARIANTS = (
     {'model.qk_norm': 'none', 'model.reparam': 'none'},
@@ -30,22 +30,11 @@ SEARCHED = {
 
 def get_config(which: str = 'compare') -> ConfigDict:
     """which: 'compare' the variants at the setting found, or 'search' for it."""
-    config = default.get_config()
-    config.model.d_model = 64
-    config.model.n_layers = 4
-    config.model.d_ff = 256
-    config.model.qk_norm = 'none'
-    config.data.tokenizer = 'bpe:512'
-    config.data.seq_len = 128
-    config.data.batch_size = 8
+    config = small.get_config()
     config.optim.lr = 3e-2
-    config.optim.warmup_steps = 20
     config.train.steps = 400
     config.train.eval_every = 400
-    config.train.eval_batches = 16
     config.train.diagnose_every = 10
-    config.train.checkpoint_every = 0
-    config.train.log_every = 10
     sweeps = {
         'compare': {'list': VARIANTS, 'train.seed': (0, 1, 2)},
         'search': SEARCHED,

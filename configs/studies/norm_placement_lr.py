@@ -22,7 +22,7 @@ norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five
 
 from ml_collections import ConfigDict
 
-from configs import default
+from configs.studies import small
 from configs.studies.depth_variance import PLACEMENTS
 
 DECADES = (-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0)
@@ -67,21 +67,8 @@ def is_fitted(variant: dict[str, str]) -> bool:
 def get_config(which: str = 'all') -> ConfigDict:
     """which: 'all' variants, or those that are 'fitted'."""
     chosen = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
-    config = default.get_config()
-    config.model.d_model = 64
-    config.model.n_layers = 4
-    config.model.d_ff = 256
-    config.model.qk_norm = 'none'
-    config.data.tokenizer = 'bpe:512'
-    config.data.seq_len = 128
-    config.data.batch_size = 8
-    config.optim.warmup_steps = 20
-    config.train.steps = 200
-    config.train.eval_every = 200
-    config.train.eval_batches = 16
+    config = small.get_config()
     config.train.diagnose_every = 100
-    config.train.checkpoint_every = 0
-    config.train.log_every = 10
     config.sweep = {
         'list': chosen,
         'optim.lr': tuple(10**exponent for exponent in DECADES),

@@ -12,16 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
-from lm.mesh import make_mesh, replicated
+from lm.mesh import make_mesh
 from lm.record.series import Checkpoints
 from lm.shardings import abstract_state
-from lm.state import hyper_from, init_state
-from lm.step import make_train_step
+from lm.state import hyper_from
 from tests.contracts.test_choices import ATTENTION_OPTIONS
 from tests.helpers import (
-    FAST,
     assert_trees_close,
     checked_config,
     initial_state,
@@ -30,6 +27,7 @@ from tests.helpers import (
     tiny_learner,
     train_step,
     trained,
+    trained_on_all_devices,
 )
 
 STEPS = 2
@@ -56,29 +54,9 @@ def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(row):
     many = stack([stack([packed_batch(i)] * 2) for i in range(STEPS)])
     _, states = trained(learner, runs=2)(jnp.stack([jax.random.key(0)] * 2), stack(hypers), many)
     second = jax.tree.map(lambda leaf: leaf[1], states)
-    assert_trees_close(second, unrolled_and_cut(row, hypers[1]), 1e-3, 1e-4)
-
-
-def unrolled_and_cut(row, hyper):
-    """The state after the same steps, every block compiled, rows of the batch over the devices."""
-    learner = learner_of(row, scanned=False)
-    mesh, step = make_mesh(learner.config.mesh), make_train_step(learner)
-    assert mesh.shape['data'] == 8
-
-    def run(batches, hyper):
-        state = init_state(learner, hyper, jax.random.key(0))
-        return jax.lax.scan(
-            lambda state, rows: (step(state, rows, hyper)[0], None), state, batches
-        )[0]
-
-    rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(
-        run,
-        in_shardings=(rows, replicated(mesh)),
-        out_shardings=replicated(mesh),
-        compiler_options=FAST,
-    )
-    return jax.device_get(cut(stack([packed_batch(i) for i in range(STEPS)]), hyper))
+    batches = stack([packed_batch(i) for i in range(STEPS)])
+    wanted = trained_on_all_devices(learner_of(row, scanned=False), batches, hypers[1])
+    assert_trees_close(second, wanted, 1e-3, 1e-4)
 
 
 @functools.cache

@@ -13,16 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
-from lm.mesh import make_mesh, replicated
-from lm.state import State, build_learner, hyper_from, init_state
-from lm.step import make_train_step
+from lm.state import State, build_learner, hyper_from
 from modules.norms import NORMS
 from modules.params import named_leaves, split
 from modules.placements import PLACEMENTS
 from modules.statistics import BACKWARD_STATS, STATS
-from tests.helpers import BOS, FAST, assert_trees_close, checked_config, stack, trained
+from tests.helpers import (
+    BOS,
+    assert_trees_close,
+    checked_config,
+    stack,
+    trained,
+    trained_on_all_devices,
+)
 
 TEXT = np.frombuffer(inspect.getsource(argparse).encode('ascii'), np.uint8).astype(np.int32)
 VOCAB, STEPS, COMPARED = 128, 50, 2
@@ -136,21 +140,5 @@ def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(norm, placeme
 
 def unrolled_and_cut(norm: str, placement: str, hyper) -> State:
     """The state after the same steps, every block compiled, rows of the batch over the devices."""
-    learner = learner_of(norm, placement, scanned=False)
-    mesh = make_mesh(learner.config.mesh)
-    step = make_train_step(learner)
-
-    def run(batches, hyper):
-        state = init_state(learner, hyper, jax.random.key(0))
-        return jax.lax.scan(
-            lambda state, rows: (step(state, rows, hyper)[0], None), state, batches
-        )[0]
-
-    rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(
-        run,
-        in_shardings=(rows, replicated(mesh)),
-        out_shardings=replicated(mesh),
-        compiler_options=FAST,
-    )
-    return jax.device_get(cut(stack([batch(i) for i in range(COMPARED)]), hyper))
+    batches = stack([batch(i) for i in range(COMPARED)])
+    return trained_on_all_devices(learner_of(norm, placement, scanned=False), batches, hyper)
