@@ -288,6 +288,67 @@ BUGS = {
         'start = 0',
         'tests/lm/test_activations.py',
     ),
+    # Attention's forms, reparametrisations and what runs say of themselves.
+    'a maximum that tiles do not carry on': Bug(
+        'modules/kernels/attention/blocked.py',
+        'weights, kept = jnp.exp(logits - new), jnp.exp(largest - new)',
+        'weights, kept = jnp.exp(logits - new), jnp.ones_like(new)',
+        'tests/modules/test_kernels.py -k tiles',
+    ),
+    'a softcap without its slope': Bug(
+        'modules/kernels/attention/blocked.py',
+        'grad_scores = grad_logits if slope is None else slope * grad_logits',
+        'grad_scores = grad_logits',
+        'tests/modules/test_kernels.py -k equations',
+    ),
+    'positions that begin again in each part': Bug(
+        'modules/sequence.py',
+        'positions_BT = start_B[:, None] + column_1T',
+        'positions_BT = 0 * start_B[:, None] + column_1T',
+        'tests/modules/test_attention.py -k parts',
+    ),
+    'a temperature on the products alone': Bug(
+        'modules/attention/softmax.py',
+        'bias_BKS = bias_BNS * jnp.broadcast_to(temperature_N[None, :, None], bias_BNS.shape)',
+        'bias_BKS = bias_BNS',
+        'tests/modules/test_attention.py -k equation',
+    ),
+    'the mean of values over all tokens before': Bug(
+        'modules/attention/affine.py',
+        'narrow_BT = jnp.maximum(start_BT, place_BT - window + 1)',
+        'narrow_BT = jnp.maximum(start_BT, place_BT - window)',
+        'tests/modules/test_attention.py -k affine',
+    ),
+    'a state of the document before': Bug(
+        'modules/kernels/linear_attention/chunked.py',
+        'goes_on_BT = (start_BT < first).astype(v_BKTH.dtype)',
+        'goes_on_BT = jnp.ones_like(start_BT).astype(v_BKTH.dtype)',
+        'tests/modules/test_linear_attention.py',
+    ),
+    'vectors of the power iteration are not kept': Bug(
+        'modules/reparam/spectral.py',
+        "return stored['matrix'] * per_matrix(stored['gain'] / largest, spec), u",
+        "return stored['matrix'] * per_matrix(stored['gain'] / largest, spec), 0 * u + 1",
+        'tests/modules/test_reparam_spectral.py',
+    ),
+    'no gradient through sigma': Bug(
+        'modules/spectrum.py',
+        "back = _product('...io,...i->...o', matrices, v)\n    return jnp.sum",
+        "back = _product('...io,...i->...o', fixed, v)\n    return jnp.sum",
+        'tests/modules/test_reparam_spectral.py',
+    ),
+    'a warning at every step': Bug(
+        'lm/run/warnings.py',
+        'self._warned.add((one.kind, one.layer))',
+        'pass',
+        'tests/lm/run/test_warnings.py',
+    ),
+    'slopes of heads in another order': Bug(
+        'modules/positions.py',
+        'slopes = [2.0 ** (-8 * n / power) for n in range(1, power + 1)]',
+        'slopes = [2.0 ** (-8 * n / power) for n in range(power, 0, -1)]',
+        'tests/modules/test_positions.py',
+    ),
 }
 
 
