@@ -11,15 +11,16 @@ import hashlib
 import json
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from lm.hints import field_hint, listed, sweep_flag
+from lm.choice import AUTO, Choice, joined_by_plus
+from lm.hints import field_hint
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
-from modules.choices import choose, nearest
+from modules.choices import nearest
 from modules.kernels import (
     ATTENTION_KERNELS,
     IMPLEMENTATIONS,
@@ -31,68 +32,17 @@ from modules.mlp import MLPS
 from modules.norms import NORMS
 from modules.numerics import REMAT_POLICIES
 from modules.optim import OPTIMIZERS, SCHEDULES
-from modules.options import Option, check_inline, options, parse, section, typed, types_of
+from modules.options import Option, options, section, typed, types_of
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
 from modules.reparam import REPARAMS
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS
 
-AUTO = 'auto'
 FINITE = sys.float_info.max
 
 
 class Unread(ValueError):
     """An option is given that no chosen part reads."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A field that names a row of `table`, whose options are in `section`.
-
-    inline: options of this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
-    rows joined by '+'. auto: 'auto' may stand for one.
-    """
-
-    table: Mapping[str, Any]
-    section: str = ''
-    inline: bool = False
-    several: bool = False
-    auto: bool = False
-
-    def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """(name, row, options given behind the name) of each row that `value` names.
-
-        Raises ValueError for an unknown name or option.
-        """
-        found = []
-        for text in value.split('+') if self.several else [value]:
-            name, given = parse(path, text) if self.inline else (text, {})
-            known = {**({AUTO: None} if self.auto else {}), **self.table}
-            names = listed(name.strip('()[]') if self.several else name)
-            if self.several and len(names) > 1:
-                raise ValueError(joined_by_plus(path, names))
-            if set(names) <= known.keys() and len(names) > 1:
-                raise ValueError(
-                    f'{path} is one name; got {value!r}. Several are a sweep: '
-                    f'{sweep_flag({path: names})}'
-                )
-            part = choose(known, name, path)
-            found.append((name, part, check_inline(path, part, name, given) if given else {}))
-        names = [name for name, *_ in found]
-        if len(set(names)) < len(names):
-            raise ValueError(f'{path}={value} names a row twice')
-        if len(names) > 1 and {'none', AUTO} & set(names):
-            raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
-        return found
-
-
-def joined_by_plus(path: str, names: Sequence[Any]) -> str:
-    """How several rows are spelt, for a list of them."""
-    joined = '+'.join(map(str, names))
-    return (
-        f'{path}: several names are one text, joined by +, the nearest to the model first: '
-        f'{joined!r}. Runs that differ in it are a sweep: {sweep_flag({path: tuple(names)})}'
-    )
 
 
 Size = Annotated[int, Option(least=1)]
