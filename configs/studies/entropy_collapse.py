@@ -5,7 +5,7 @@ Question: at a learning rate at which plain attention's entropy falls towards 0 
           model.qk_norm=rmsnorm (arXiv:2303.06296, arXiv:2302.05442)?
 Command:  uv run train.py --config=configs/studies/entropy_collapse.py --workdir=runs/collapse
           uv run python -m eval.report --workdir=runs/collapse --figures=figures
-Cost:     9 runs of 0.26 million parameters.
+Cost:     18 runs of 0.26 million parameters.
 Result:   configs/studies/results/entropy_collapse.md
 
 entropy_collapse.py:search is how the setting was found: plain attention alone, over placements,
@@ -31,12 +31,16 @@ SEARCHED = {
 def get_config(which: str = 'compare') -> ConfigDict:
     """which: 'compare' the variants at the setting found, or 'search' for it."""
     config = small.get_config()
-    config.optim.lr = 3e-2
+    config.optim.lr = 1e-1
     config.train.steps = 400
     config.train.eval_every = 400
     config.train.diagnose_every = 10
     sweeps = {
-        'compare': {'list': VARIANTS, 'train.seed': (0, 1, 2)},
+        'compare': {
+            'list': VARIANTS,
+            'model.placement': ('pre', 'post'),
+            'train.seed': (0, 1, 2),
+        },
         'search': SEARCHED,
     }
     config.sweep = sweeps[which]
