@@ -139,6 +139,12 @@ def _check_attention(config: Config) -> None:
             'rmsnorm as in OLMo 2'
         )
     scores, head_dim = scores_of(config), config.model.d_model // config.model.n_heads
+    unused = 'attention' if scores is None else 'linear_attention'
+    if getattr(config.kernels, unused) != AUTO:
+        raise ValueError(
+            f'kernels.{unused}={getattr(config.kernels, unused)} would change nothing: '
+            f'model.attention={layer.name} has another kind of kernel. Leave it out.'
+        )
     for name in (config.kernels.attention, implied_kernel(config)):
         if scores is not None and name != AUTO:
             refuse_unserved(name, scores, config.model.dtype, head_dim)

@@ -48,6 +48,8 @@ NEEDS = {
     ('attention.rope_scaling', 'llama3'): {'attention.rope_factor': 2.0},
     ('kernels.attention', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('kernels.implementation', 'cudnn'): {'model.dtype': 'bfloat16'},
+    ('kernels.linear_attention', 'chunked'): {'model.attention': 'linear'},
+    ('kernels.linear_attention', 'quadratic'): {'model.attention': 'linear'},
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},

@@ -156,6 +156,28 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
     ('changes', 'said'),
     [
         (
+            {'model.attention': 'linear', 'kernels.attention': 'blocked'},
+            r'kernels.attention=blocked would change nothing: model.attention=linear',
+        ),
+        (
+            {'kernels.linear_attention': 'chunked'},
+            r'kernels.linear_attention=chunked would change nothing: model.attention=softmax',
+        ),
+        ({'attention.full_every': 2}, r'attention.full_every=2 .*window is None'),
+        ({'attention.window': 0}, r'attention.window must be between 1 and .*got 0'),
+        (
+            {'attention.qk_norm_over': 'model', 'model.qk_norm': 'none'},
+            r'qk_norm_over=model is about model.qk_norm, which is none',
+        ),
+        (
+            {'attention.softcap': 30.0, 'kernels.attention': 'cudnn', 'model.dtype': 'bfloat16'},
+            r'kernels.attention=cudnn does not serve softcap=30.0; those that do: .*blocked',
+        ),
+        (
+            {'model.attention': 'nala', 'model.position': 'alibi'},
+            r'model.position=alibi adds to the logits of softmax attention.*Choose',
+        ),
+        (
             {'model.d_model': 48, 'model.n_heads': 5, 'model.n_kv_heads': 5},
             r'n_heads must divide model.d_model; got 5 heads for a width of 48. .*works: [46]\.',
         ),
