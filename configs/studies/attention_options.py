@@ -33,9 +33,6 @@ LEARNING_RATES = (3e-3, 1e-2, 3e-2)
 
 def get_config() -> ConfigDict:
     config = small.get_config()
-    config.optim.warmup_steps = 50
-    config.train.steps = 300
-    config.train.eval_every = 300
     config.train.diagnose_every = 100
     config.sweep = {
         'list': VARIANTS,
