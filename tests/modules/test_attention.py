@@ -48,8 +48,14 @@ def draw_params(module):
     return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, params), specs
 
 
+@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+def run(module, variables, x_BTD, sequence):
+    """As one program: operation by operation, each would be compiled by itself."""
+    return module.apply(variables, x_BTD, sequence)
+
+
 def apply(module, params, x_BTD, sequence=None):
-    return module.apply({'params': params}, x_BTD, sequence or whole_rows(LENGTH))
+    return run(module, {'params': params}, x_BTD, sequence or whole_rows(LENGTH))
 
 
 @pytest.mark.parametrize('name', ATTENTIONS)
@@ -58,8 +64,10 @@ def test_no_token_sees_a_later_one(name):
     module = layer(name)
     params, _ = draw_params(module)
     weigh_D = jnp.float32(np.random.default_rng(1).normal(size=D))
+    row = whole_rows(LENGTH)
     slopes_BTBTD = jax.jit(
-        jax.jacrev(lambda x: apply(module, params, x) @ weigh_D), compiler_options=FAST
+        jax.jacrev(lambda x: module.apply({'params': params}, x, row) @ weigh_D),
+        compiler_options=FAST,
     )(draw_x(batch=2))
     seen = np.abs(slopes_BTBTD).max(-1).reshape(2 * LENGTH, 2 * LENGTH) > 0
     one = np.tril(np.ones((LENGTH, LENGTH), bool))
@@ -238,7 +246,7 @@ def test_an_attention_layer_is_its_equation(name, options):
     module = layer(name, position='none', **options)
     params = moved(draw_params(module)[0])
     stats = {'stats': {'affine_mean': jnp.full(HEADS, 0.7)}} if module.affine_scaled else {}
-    found = module.apply({'params': params, **stats}, draw_x(), whole_rows(LENGTH))
+    found = run(module, {'params': params, **stats}, draw_x(), whole_rows(LENGTH))
     w = {key: np.float64(value) for key, value in params.items()}
     of_l2 = {'l2_scaled': 'both'} if name == 'l2' else {}
     wanted = numpy_attention(np.float64(draw_x()[0]), w, mean=0.7, **(of_l2 | options))
@@ -310,7 +318,7 @@ def test_a_row_read_in_parts_is_the_row_read_whole(options):
     variables = {'params': moved(params)}
     if options.get('affine_scaled'):
         variables['stats'] = {'affine_mean': jnp.full(HEADS, 0.7)}
-    wanted = module.apply(variables, x_BTD, whole_rows(LENGTH))
+    wanted = run(module, variables, x_BTD, whole_rows(LENGTH))
 
     @functools.partial(jax.jit, compiler_options=FAST)
     def in_parts(x_BTD):
