@@ -11,6 +11,7 @@ from eval.report.quantities import FEW
 from eval.report.series import Series
 
 All = Mapping[str, Series]  # by workdir
+WIDEST_OF_TWO = 32  # characters of a name that fits beside another
 
 
 def drawable(comparisons: Sequence[Comparison], series: All) -> list[str]:
@@ -30,7 +31,7 @@ def over_steps(
     band from the least to the greatest layer. Logarithmic where all values are positive and the
     greatest is a hundred times the least.
     """
-    figure.set_size_inches(4.6, 3.2)
+    figure.set_size_inches(4.6, 3.4)
     axes, drawn = figure.subplots(), []
     for comparison, look in zip(comparisons, looks, strict=True):
         for i, workdir in enumerate(shown(comparison)):
@@ -47,7 +48,9 @@ def over_steps(
         axes.set_yscale('log')
     axes.set(xlabel='step', ylabel=name.replace('_', ' '))
     if len(comparisons) > 1:
-        figure.legend(loc='outside upper center', ncols=2, fontsize=7)
+        longest = max(len(comparison.variant.name) for comparison in comparisons)
+        columns = 2 if longest <= WIDEST_OF_TWO else 1
+        figure.legend(loc='outside upper center', ncols=columns, fontsize=7)
 
 
 def _lines(one: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
