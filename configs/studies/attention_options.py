@@ -6,8 +6,8 @@ Question: at equal tokens and each at its best learning rate, how do sinks, gate
 Command:  uv run train.py --config=configs/studies/attention_options.py --workdir=runs/attention
           uv run python -m eval.report --workdir=runs/attention --figures=figures
 Cost:     90 runs of 0.26 million parameters, about twenty minutes on two CPU cores.
-Result:   gates, affine scaling and elu + 1 learn faster, sinks and softcap change nothing, and no token
-          is a sink at this scale: configs/studies/results/attention_options.md
+Result:   gates, affine scaling and elu + 1 learn faster, sinks and softcap change nothing, and no
+          token is a sink at this scale: configs/studies/results/attention_options.md
 
 Queries and keys are not normalized, which would hide some of what the forms do. Every cell sees the
 same text in the same order.
