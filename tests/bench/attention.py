@@ -105,12 +105,42 @@ def options(rounds: int) -> None:
         print(f'| {name} | {statistics.median(ms):.0f} | {statistics.median(each):.3f} |')
 
 
+def kernel() -> None:
+    """Attention alone, forward and backward, by each kernel that runs on a CPU."""
+    import jax
+
+    from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend
+
+    print('| rows x heads | tokens | kernel | ms | temporaries, MB |\n|---|---|---|---|---|')
+    for rows, length in ((16, 256), (4, 1024), (2, 2048), (1, 4096)):
+        keys = jax.random.split(jax.random.key(0), 4)
+        q, k, v, grad = (jax.random.normal(key, (rows, 4, length, 64)) for key in keys)
+        for name in sorted(n for n, row in ATTENTION_KERNELS.items() if not row.platform):
+
+            def run(q, k, v, grad, name=name):
+                out, pull = jax.vjp(lambda *a: attend(name, *a, Scores()), q, k, v)
+                return out, pull(grad)
+
+            compiled, milliseconds = jax.jit(run).lower(q, k, v, grad).compile(), []
+            for _ in range(WARMUP_STEPS + STEPS):
+                start = time.perf_counter()
+                jax.block_until_ready(compiled(q, k, v, grad))
+                milliseconds.append(1e3 * (time.perf_counter() - start))
+            ms = min(milliseconds[WARMUP_STEPS:])
+            held = compiled.memory_analysis().temp_size_in_bytes / 1e6
+            print(f'| {rows} x 4 | {length} | {name} | {ms:.1f} | {held:.0f} |', flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--torch', help='an interpreter that has PyTorch')
     parser.add_argument('--measure', type=int, help=argparse.SUPPRESS)
+    parser.add_argument('--kernel', action='store_true', help='attention alone')
     flags = parser.parse_args()
+    if flags.kernel:
+        kernel()
+        return
     if flags.measure:
         print(json.dumps(measure(flags.measure)))
         return

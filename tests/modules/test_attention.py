@@ -155,7 +155,7 @@ def gated(kind, x, w):
     if kind == 'none':
         return 1.0
     gate = 1 / (1 + np.exp(-np.tensordot(x, w['gate'], 1)))
-    return gate[..., None] if gate.ndim == 2 else gate
+    return gate[..., None] if kind == 'headwise' else gate
 
 
 def numpy_attention(

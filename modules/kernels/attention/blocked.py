@@ -13,10 +13,9 @@ from modules.kernels.attention.reference import sees
 from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
 from modules.statistics import at_least_float32
 
-# Logits of all heads in one tile, and the bounds of its side. Measured on two CPU cores, forward
-# and backward, H = 64: of 4 heads and 4,096 tokens tiles of 512 are fastest, of 16 and 1,024 those
-# of 256, of 64 and 256 those of 128. With them 4,096 tokens take 0.55 times as long as in four
-# blocks of queries with all keys at once, and 26 MB where those take 517.
+# Logits of all heads in one tile, and the bounds of its side. Of the sides tried on two CPU cores,
+# forward and backward, H = 64, those of 512 were fastest for 4 heads and 4,096 tokens, of 256 for
+# 16 and 1,024, of 128 for 64 and 256. tests/bench/RESULTS.md has times and memory.
 TILE_LOGITS, LEAST, MOST = 2**20, 128, 512
 UNROLLED = 2  # tiles a side: so few are no loop of the program
 
@@ -33,7 +32,7 @@ class Static:
 class Rows(NamedTuple):
     """What logits need besides q and k, of G rows (a head of a sequence each); None where unused.
 
-    segments_GT: int32. sinks_G, slopes_G, key_bias_GS: as in `reference`, of float32 at least.
+    As in `reference`, of float32 at least.
     """
 
     sinks_G: jax.Array | None
