@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,12 @@ class Variant:
     is_baseline: bool
     sweep: str = ''
 
+    @property
+    def all_values(self) -> str:
+        """In words; the name where nothing is swept."""
+        parts = (f'{column} {number(value)}' for column, value in self.values.items())
+        return ', '.join(parts) or self.name
+
     def at(self, lr: float | None) -> list[Record]:
         return [record for record in self.records if record['lr'] == lr]
 
@@ -60,9 +66,10 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
     baseline = tuple(base.get(path) for path in axes)
     if baseline not in groups:
         baseline = next(iter(groups), None)
+    usual = dict(zip(axes, baseline or (), strict=False)) if _is_list(groups) else {}
     return [
         Variant(
-            name=_name(dict(zip(axes, key, strict=True)), members),
+            name=_name(dict(zip(axes, key, strict=True)), members, usual),
             values={names[p]: v for p, v in zip(axes, key, strict=True)},
             records=members,
             is_baseline=key == baseline,
@@ -71,8 +78,21 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
     ]
 
 
-def _name(values: Mapping[str, Any], members: Sequence[Record]) -> str:
-    parts = (f'{columns()[path]} {number(value)}' for path, value in values.items())
+def _is_list(combinations: Collection[tuple]) -> bool:
+    """Whether they are not all that their values could be combined to."""
+    return len(combinations) < math.prod(
+        len(set(column)) for column in zip(*combinations, strict=True)
+    )
+
+
+def _name(values: Mapping[str, Any], members: Sequence[Record], usual: Mapping[str, Any]) -> str:
+    """Of its values. Of a list of variants, all would be named by a dozen values most of which they
+    share: there it is those that are not `usual`, the baseline's, and that something reads.
+    """
+    if usual and dict(values) == dict(usual):
+        return 'baseline'
+    own = {p: v for p, v in values.items() if not usual or (v != usual[p] and v is not None)}
+    parts = (f'{columns()[path]} {number(value)}' for path, value in own.items())
     return ', '.join(parts) or (members[0]['cell'] if len(members) == 1 else 'all runs')
 
 

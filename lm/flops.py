@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from lm.config import Config, part_at
 from lm.state import Learner
-from modules.attention.linear import LinearAttention
 from modules.params import named_leaves
 
 # Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
@@ -59,25 +58,19 @@ def flops_per_token(learner: Learner) -> float:
 
 
 def attention_flops(config: Config) -> float:
-    """Per token and all L layers: 12 D S where a query sees S tokens in the mean, or 12 D F.
+    """Per token and all layers: 12 D for each pair of tokens (arXiv:2204.02311, appendix B).
 
-    Logits and mixing take 12 D for each pair (arXiv:2204.02311, appendix B). Causal attention needs
-    half of the pairs, S = T / 2, and W - W^2 / 2 T within a window of W < T tokens; it is counted
-    as that, whether or not the rest is computed. Linear attention of F features a head adds to its
-    state and reads it, the pairs within a chunk not counted.
+    How many pairs that is, each form of attention says (`tokens_mixed`): those that it is for,
+    whether or not a kernel computes others too.
     """
-    model, length = config.model, config.data.seq_len
-    row = part_at(config, 'model.attention').row
-    if issubclass(row, LinearAttention):
-        features = row.features_per_width * model.d_model // model.n_heads
-        return 12 * model.n_layers * model.d_model * features
-    window, every = config.attention.window, config.attention.full_every
-    full = model.n_layers
-    if window is not None and window < length:
-        full = model.n_layers // every if every else 0
-        within = (model.n_layers - full) * (window - window**2 / (2 * length))
-        return 12 * model.d_model * (full * length / 2 + within)
-    return 6 * full * length * model.d_model
+    model, part = config.model, part_at(config, 'model.attention')
+    pairs = sum(
+        part.row.tokens_mixed(
+            config.data.seq_len, model.d_model // model.n_heads, block, **vars(config.attention)
+        )
+        for block in range(1, model.n_layers + 1)
+    )
+    return 12 * model.d_model * pairs
 
 
 def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:

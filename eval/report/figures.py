@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from eval.columns import columns
 from eval.compare import Comparison
@@ -25,6 +25,7 @@ from eval.report.quantities import drawn as drawn_quantities
 from eval.report.rates import finished
 from eval.report.series import HeatMap, Series, mean_map
 from eval.report.tables import UNITS
+from eval.text import number
 from eval.variants import SEEDS, has_diverged
 
 BASELINE = '#333333'
@@ -32,6 +33,7 @@ BASELINE = '#333333'
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
 DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
 ONE_PANEL, PANELS_PER_ROW = 8, 5
+FEW_RATES = 4  # whose numbers have room side by side
 STYLE = {
     'font.size': 8,
     'axes.spines.top': False,
@@ -158,9 +160,19 @@ def learning_rates(figure: Figure, comparisons: Sequence[Comparison], metric: st
     axes, crosses = figure.subplots(), collections.Counter()
     for comparison, look in zip(comparisons, looks, strict=True):
         _learning_rate_line(axes, comparison, look, metric, crosses)
-    axes.set(xscale='log', xlabel='learning rate', ylabel=f'final {UNITS[metric]}')
+    axes.set(xlabel='learning rate', ylabel=f'final {UNITS[metric]}')
+    _rate_axis(axes, comparisons)
     axes.margins(y=0.05 + 0.07 * max(crosses.values(), default=0))
     _legend(figure, axes)
+
+
+def _rate_axis(axes: Axes, comparisons: Sequence[Comparison]) -> None:
+    """Logarithmic; marked at the learning rates that were tried, where these are few."""
+    rates = sorted({r['lr'] for c in comparisons for r in c.variant.records if r['lr']})
+    axes.set_xscale('log')
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if len(rates) <= FEW_RATES:
+        axes.set_xticks(rates, [number(rate) for rate in rates])
 
 
 def _learning_rate_line(
@@ -198,7 +210,7 @@ def _learning_rate_panels(
         for comparison, look in [*baselines, own]:
             _learning_rate_line(axes, comparison, look, metric, crosses)
         axes.set_title(own[0].variant.name.replace(', ', '\n'), fontsize=6)
-        axes.set_xscale('log')
+        _rate_axis(axes, comparisons)
         axes.margins(y=0.15)
     for axes in grid[max(0, len(others) - PANELS_PER_ROW) : len(others)]:  # lowest of its column
         axes.tick_params(labelbottom=True)

@@ -77,7 +77,7 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[str]:
     counts = collections.Counter(c.verdict for c in comparisons if c.verdict)
     if not counts:
         return []
-    baseline = next(c.variant.name for c in comparisons if c.variant.is_baseline)
+    baseline = next(c.variant.all_values for c in comparisons if c.variant.is_baseline)
     text = ', '.join(f'{counts[verdict]} {verdict}' for verdict in MARKS if counts[verdict])
     return [f'Against the baseline ({baseline}): {text}.']
 

@@ -46,7 +46,7 @@ class Checkpoint:
     weights: Weights
     tokenizer: data.tokenizers.Tokenizer
 
-    @property
+    @functools.cached_property
     def variables(self) -> dict[str, Any]:
         return self.learner.variables(self.weights)
 
@@ -92,16 +92,11 @@ class Checkpoint:
         """(logits [B, T, V] of the token behind each, the cache with them): of the tokens that come
         next in each row, the first counts_B of the columns, all without it (`lm.cached`).
         """
-        return self._extend(self.weights, cache, tokens_BT, counts_B)
+        return self._extend(self.variables, cache, tokens_BT, counts_B)
 
     @functools.cached_property
     def _extend(self):
-        learner = self.learner
-
-        def run(weights, cache, tokens_BT, counts_B):
-            return extend(learner, learner.variables(weights), cache, tokens_BT, counts_B)
-
-        return jax.jit(run)
+        return jax.jit(functools.partial(extend, self.learner))
 
     @functools.cached_property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:

@@ -68,6 +68,13 @@ class MultiHead(nn.Module):
         """[B, N, T, H]: what each token takes of the values of those that it sees."""
         raise NotImplementedError
 
+    @classmethod
+    def tokens_mixed(cls, length: int, head_dim: int, block: int, **options) -> float:
+        """How many pairs of a query and a key the work of one token equals, in a row of `length`
+        tokens, in layer `block` (from 1), with the options of the config (`lm.flops`).
+        """
+        raise NotImplementedError
+
     def heads(self, name, x_BTD, n_heads, init_gain=1.0):
         """x_BTD projected to [B, T, heads, H]."""
         axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')

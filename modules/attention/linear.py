@@ -65,6 +65,11 @@ class LinearAttention(MultiHead):
     key_features = staticmethod(elu_features)
     features_per_width = 1  # of a head: how many times its width it has features
 
+    @classmethod
+    def tokens_mixed(cls, length, head_dim, block, **options):
+        """F: each of the features is added to the state, and read; pairs in a chunk not counted."""
+        return cls.features_per_width * head_dim
+
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
         del x_BTD
         queries = self.query_features(at_least_float32(q_BNTH))

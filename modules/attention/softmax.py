@@ -63,6 +63,13 @@ class SoftmaxAttention(MultiHead):
         int, Option('each n-th layer attends to all, whatever the window; 0: none does', 0)
     ] = 0
 
+    @classmethod
+    def tokens_mixed(cls, length, head_dim, block, *, window, full_every, **options):
+        """T / 2, half of the pairs being causal; W - W^2 / 2 T within a window of W < T tokens."""
+        if window is None or window >= length or (full_every and block % full_every == 0):
+            return length / 2
+        return window - window**2 / (2 * length)
+
     def scores(self) -> Scores:
         """What the kernel has to serve."""
         return Scores(

@@ -204,6 +204,21 @@ def test_first_variant_is_the_baseline_where_none_has_the_values_of_the_base():
     assert [v.is_baseline for v in compare.split(records, SWEEP)] == [False, False, True]
 
 
+def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
+    """A full grid names all values of each."""
+    axes = ('norm', 'placement', 'attention_gate')
+    sweep = SWEEP | {'axes': {'model.norm': [], 'model.placement': [], 'attention.gate': []}}
+    listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
+    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
+    found = compare.split(records, sweep)
+    assert [v.name for v in found] == ['baseline', 'norm none', 'placement post']
+    assert found[0].all_values == 'norm rmsnorm, placement pre, attention_gate none'
+    grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
+    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in grid]
+    names = [v.name for v in compare.split(records, sweep)]
+    assert names[-1] == 'norm none, placement post, attention_gate none'
+
+
 def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):
     """The byte tokenizer has less loss per token, and more per byte."""
     monkeypatch.setattr(compare, 'initial_loss', lambda records: 8.0)
