@@ -103,8 +103,15 @@ def get_config() -> ConfigDict:
 
     config.loss = ConfigDict()
     config.loss.name = 'cross_entropy'
+    config.loss.chunk = placeholder(int)  # tokens whose logits are made at a time; 0: all
     config.loss.z_loss = placeholder(float)
     config.loss.label_smoothing = placeholder(float)
+    config.loss.tau = placeholder(float)
+    config.loss.gamma = placeholder(float)
+    config.loss.ldr_lambda = placeholder(float)
+    config.loss.ldr_margin = placeholder(float)
+    config.loss.ldr_alpha = placeholder(float)
+    config.loss.ldr_scores = placeholder(str)
     config.loss.balance_loss = placeholder(float)  # of experts
 
     config.optim = ConfigDict()

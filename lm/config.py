@@ -100,6 +100,9 @@ class ReparamConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
     name: Annotated[str, Choice(LOSSES, 'loss')]
+    chunk: Annotated[
+        int | None, Option('tokens whose logits are made at a time; 0: all; None: chosen', 0)
+    ] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

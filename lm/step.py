@@ -9,7 +9,7 @@ import optax
 
 from lm.config import part_at, parts_of
 from lm.state import Hyper, Learner, State, Weights, numbers, optimizer
-from modules.losses import AUXILIARIES
+from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
 from modules.params import named_leaves
 from modules.scaling import Decay
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
@@ -59,8 +59,12 @@ def loss_sums(
 ) -> dict[str, jax.Array]:
     """`token_sums` of what `activations` gave."""
     config, labels_BT = learner.config, batch['tokens'][:, 1:]
-    weights_BT, loss = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
-    sums = loss.row(x_BTD, readout, labels_BT, weights_BT, **numbers(config, loss, hyper))
+    weights_BT, part = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
+    chunk = config.loss.chunk
+    if chunk is None:
+        chunk = tokens_at_a_time(labels_BT.size, readout.weight_DV.shape[-1])
+    loss = by_chunks(part.row, chunk)
+    sums = loss(x_BTD, readout, labels_BT, weights_BT, **numbers(config, part, hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
     for part in parts_of(config):
         if AUXILIARY in filled and part.row is AUXILIARIES.get(part.name):

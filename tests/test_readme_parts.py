@@ -75,14 +75,14 @@ def test_the_parts_are_listed_with_their_options(project):
 
 def test_the_parts_sweep_in_one_program(project, tmp_path):
     """Traced options of an optimizer and of a loss: four runs, one program, other losses."""
-    sweep = "{'optim.beta': (0.5, 0.9), 'loss.gamma': (1.0, 3.0)}"
+    sweep = "{'optim.beta': (0.5, 0.9), 'loss.more': (1.0, 3.0)}"
     changes = {
         'model.norm': 'scalenorm',
         'norm.length': 2.0,
         'optim.name': 'signum',
         'optim.nesterov': True,
         'optim.lr': 0.003,
-        'loss.name': 'focal',
+        'loss.name': 'poly',
         'model.d_model': 16,
         'model.n_layers': 1,
         'model.qk_norm': 'none',

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from modules.statistics import at_least_float32
+
 Sums = dict[str, jax.Array]
 Loss = Callable[..., Sums]
 
@@ -25,3 +27,19 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
         return {name: jnp.sum(weights.reshape(-1) * term) for name, term in terms.items()}
 
     return loss
+
+
+def label_logits(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
+    """[M]: the logit of each label.
+
+    Picked by comparison, not by indexing: its gradient then fuses with that of a softmax instead of
+    scattering into an [M, V] array.
+    """
+    is_label_MV = jnp.arange(logits_MV.shape[-1])[None] == labels_M[:, None]
+    return jnp.sum(jnp.where(is_label_MV, logits_MV, 0.0), axis=-1)
+
+
+def cross_entropies(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
+    """[M], float32 at least: -log softmax(z)_label, in nats."""
+    logits_MV = at_least_float32(logits_MV)
+    return jax.nn.logsumexp(logits_MV, axis=-1) - label_logits(logits_MV, labels_M)

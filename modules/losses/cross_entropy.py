@@ -6,8 +6,9 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from modules.losses.base import logits_loss
+from modules.losses.base import label_logits, logits_loss
 from modules.options import Option
+from modules.statistics import at_least_float32
 
 
 @logits_loss
@@ -24,17 +25,13 @@ def cross_entropy(
 ) -> dict[str, jax.Array]:
     """objective = (1 - s) ce + s mean_v(log_z - z_v) + z_loss log_z^2, with ce = log_z - z_label.
 
-    s is label_smoothing and log_z = log sum_v exp(z_v), in float32; the terms are nats a token. The
-    label's logit is picked by comparison, not by indexing: its gradient then fuses with the
-    softmax's instead of scattering into an [M, V] array. Sources: label smoothing
-    arXiv:1512.00567, section 7; z-loss, which holds the normaliser near 1, arXiv:2204.02311,
-    section 5.
+    s is label_smoothing and log_z = log sum_v exp(z_v), in float32 at least; the terms are nats a
+    token. Sources: label smoothing arXiv:1512.00567, section 7; z-loss, which holds the normaliser
+    near 1, arXiv:2204.02311, section 5.
     """
-    logits_MV = logits_MV.astype(jnp.float32)
+    logits_MV = at_least_float32(logits_MV)
     log_z_M = jax.nn.logsumexp(logits_MV, axis=-1)
-    is_label_MV = jnp.arange(logits_MV.shape[-1])[None] == labels_M[:, None]
-    label_logit_M = jnp.sum(jnp.where(is_label_MV, logits_MV, 0.0), axis=-1)
-    ce_M = log_z_M - label_logit_M
+    ce_M = log_z_M - label_logits(logits_MV, labels_M)
     uniform_M = log_z_M - jnp.mean(logits_MV, axis=-1)
     z_M = jnp.square(log_z_M)
     objective_M = (1 - label_smoothing) * ce_M + label_smoothing * uniform_M + z_loss * z_M

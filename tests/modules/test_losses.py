@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from modules.losses import AUXILIARIES
+from modules.losses import AUXILIARIES, LOSSES
 from modules.losses.cross_entropy import cross_entropy
 
 RNG = np.random.default_rng(0)
@@ -88,3 +88,89 @@ def test_losses_are_computed_in_float32():
 
 def test_balance_loss_is_weighed():
     np.testing.assert_allclose(AUXILIARIES['balance_loss'](3.0, balance_loss=0.5), 1.5)
+
+
+def of_probability(function):
+    """A loss of the label's probability alone."""
+    return lambda: function(special.softmax(LOGITS, -1)[np.arange(7), LABELS])
+
+
+def taylor():
+    t = 1 + LOGITS + LOGITS**2 / 2
+    return -np.log(t[np.arange(7), LABELS] / t.sum(-1))
+
+
+def ldr(lam, margin, scores=LOGITS):
+    lead = scores - scores[np.arange(7), LABELS][:, None] + margin * (1 - ONE_HOT)
+    return lam * np.log(np.mean(np.exp(lead / np.reshape(lam, (-1, 1))), -1))
+
+
+def softplus_scores():
+    s = np.log1p(np.exp(LOGITS))
+    return s / s.mean(-1, keepdims=True)
+
+
+def aldr(lam, margin, alpha):
+    scores = LOGITS / np.abs(LOGITS).mean(-1, keepdims=True)
+    p = special.softmax(scores / lam, -1)
+    divergence = np.sum(p * np.log(11 * p), -1)
+    own = lam * (1 - divergence / (alpha * np.log(11)))
+    return ldr(own, margin, scores) - alpha * np.log(11) / (2 * lam) * (own - lam) ** 2
+
+
+PUBLISHED = [
+    ('comp_sum', {}, of_probability(lambda p: -np.log(p))),
+    ('comp_sum', {'tau': 0.0}, of_probability(lambda p: 1 / p - 1)),
+    ('comp_sum', {'tau': 1.7}, of_probability(lambda p: (1 - p**0.7) / 0.7)),
+    ('comp_sum', {'tau': 2.0}, of_probability(lambda p: 1 - p)),
+    ('focal', {}, of_probability(lambda p: -((1 - p) ** 2) * np.log(p))),
+    ('focal', {'gamma': 0.0}, of_probability(lambda p: -np.log(p))),
+    ('taylor_softmax', {}, taylor),
+    ('ldr_kl', {}, lambda: ldr(1.0, 2.0)),
+    ('ldr_kl', {'ldr_lambda': 0.5, 'ldr_margin': 0.3}, lambda: ldr(0.5, 0.3)),
+    ('ldr_kl', {'ldr_scores': 'softplus'}, lambda: ldr(1.0, 2.0, softplus_scores())),
+    ('aldr_kl', {'ldr_scores': 'l1', 'ldr_alpha': 2.0}, lambda: aldr(1.0, 1.0, 2.0)),
+    ('aldr_kl', {'ldr_scores': 'l1', 'ldr_lambda': 3.0}, lambda: aldr(3.0, 1.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(('name', 'given', 'wanted'), PUBLISHED, ids=str)
+def test_published_equations(name, given, wanted):
+    """In float64, `ce` too."""
+    with jax.enable_x64(True):
+        found = inspect.unwrap(LOSSES[name])(jnp.asarray(LOGITS), jnp.asarray(LABELS), **given)
+        np.testing.assert_allclose(found['objective'], wanted(), rtol=1e-10)
+        ce = -special.log_softmax(LOGITS, -1)[np.arange(7), LABELS]
+        np.testing.assert_allclose(found['ce'], ce, rtol=1e-12)
+
+
+@pytest.mark.parametrize('tau', [0.5, 1.0, 1.5])
+def test_comp_sum_gradient_is_a_power_of_p_times_that_of_cross_entropy(tau):
+    """Also with tau as a tracer, where a division by tau - 1 would give NaN at 1."""
+    logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
+    per_token = inspect.unwrap(LOSSES['comp_sum'])
+    grad = jax.jit(jax.grad(lambda z, tau: per_token(z, labels, tau=tau)['objective'].sum()))
+    p = special.softmax(LOGITS, -1)
+    wanted = p[np.arange(7), LABELS][:, None] ** (tau - 1) * (p - ONE_HOT)
+    np.testing.assert_allclose(grad(logits, tau), wanted, rtol=2e-4, atol=1e-6)
+
+
+def test_ldr_is_between_the_largest_margin_and_their_mean():
+    """The limits of lambda. Catches lambda where 1 / lambda belongs."""
+    logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
+    per_token = inspect.unwrap(LOSSES['ldr_kl'])
+    lead = LOGITS - LOGITS[np.arange(7), LABELS][:, None] + 2.0 * (1 - ONE_HOT)
+    low, high = (per_token(logits, labels, ldr_lambda=lam)['objective'] for lam in (0.01, 1e4))
+    np.testing.assert_allclose(low, lead.max(-1) - 0.01 * np.log(11), atol=0.01)
+    np.testing.assert_allclose(high, lead.mean(-1), atol=0.02)
+
+
+@pytest.mark.parametrize('name', sorted(set(LOSSES) - {'cross_entropy'}))
+def test_losses_have_finite_gradients_where_the_model_is_certain(name):
+    """Right and wrong, by 60 nats: p is 1 in float32, or e^-60."""
+    logits, labels = jnp.float32([[60.0, 0.0, 0.0], [60.0, 0.0, 0.0]]), jnp.int32([0, 1])
+    per_token = inspect.unwrap(LOSSES[name])
+    found = per_token(logits, labels)
+    grad = jax.grad(lambda z: per_token(z, labels)['objective'].sum())(logits)
+    assert np.isfinite(found['objective']).all() and np.isfinite(grad).all()
+    assert found['objective'][1] > found['objective'][0]

@@ -1,0 +1,115 @@
+"""Losses of label-distributional robustness: the worst mean of margins near the uniform one."""
+
+import sys
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from modules.losses.base import cross_entropies, label_logits, logits_loss
+from modules.options import Option
+from modules.statistics import at_least_float32
+
+ABOVE_0 = 1e-3  # of lambda: what is divided by
+Lambda = Annotated[
+    float,
+    Option(
+        'how far from uniform: near 0 the largest margin, large the mean',
+        ABOVE_0,
+        sys.float_info.max,
+        traced=True,
+    ),
+]
+Margin = Annotated[
+    float, Option('by which the label shall lead', 0, sys.float_info.max, traced=True)
+]
+Scores = Annotated[
+    str,
+    Option(
+        'logits as they are, or over their mean size, or softplus of them over its mean',
+        choices=('plain', 'l1', 'softplus'),
+    ),
+]
+
+
+@logits_loss
+def ldr_kl(
+    logits_MV: jax.Array,
+    labels_M: jax.Array,
+    *,
+    ldr_lambda: Lambda = 1.0,
+    ldr_margin: Margin = 2.0,
+    ldr_scores: Scores = 'plain',
+) -> dict[str, jax.Array]:
+    """objective = l log mean_v exp((s_v - s_label + c [v is not the label]) / l).
+
+    s: the scores; l = ldr_lambda, c = ldr_margin. With l = 1, c = 0 and plain scores it is ce -
+    log V; towards 0 the largest margin (Crammer and Singer), towards infinity their mean. The
+    authors' code has the softplus scores, which bound the logits by about V: plain is our choice
+    for language models, where l is a temperature. Source: arXiv:2112.14869, section 4.1, and
+    https://github.com/Optimization-AI/ICML2023_LDR.
+    """
+    lead_MV, _ = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
+    return {
+        'objective': _log_mean(lead_MV, ldr_lambda),
+        'ce': cross_entropies(logits_MV, labels_M),
+    }
+
+
+@logits_loss
+def aldr_kl(
+    logits_MV: jax.Array,
+    labels_M: jax.Array,
+    *,
+    ldr_lambda: Lambda = 1.0,
+    ldr_margin: Margin = 1.0,
+    ldr_alpha: Annotated[
+        float, Option('how little lambda adapts to a token', 1e-3, sys.float_info.max, traced=True)
+    ] = 1.0,
+    ldr_scores: Scores = 'plain',
+) -> dict[str, jax.Array]:
+    """`ldr_kl` with a lambda for each token, smaller where the model is sure.
+
+        l = l0 (1 - KL(softmax(s / l0) | uniform) / (alpha log V)), without a gradient
+        objective = l log mean_v exp(...) - alpha log V (l - l0)^2 / (2 l0)
+
+    The authors' code keeps a lambda of each training example from epoch to epoch, and computes the
+    next from the one kept; here each is computed from l0 = ldr_lambda, one step of that, since a
+    language model seldom sees a token twice. l is at least a thousandth of l0, for tokens of which
+    the model is certain. Source: as `ldr_kl`, section 4.2; its scores are `l1`.
+    """
+    lead_MV, scores_MV = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
+    log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))
+    log_p_MV = jax.nn.log_softmax(scores_MV / ldr_lambda)
+    divergence_M = log_v + jnp.sum(jnp.exp(log_p_MV) * log_p_MV, -1)
+    share_M = jnp.maximum(1 - divergence_M / (ldr_alpha * log_v), ABOVE_0)
+    lambda_M = jax.lax.stop_gradient(ldr_lambda * share_M)
+    apart_M = ldr_alpha * log_v * jnp.square(lambda_M - ldr_lambda) / (2 * ldr_lambda)
+    return {
+        'objective': _log_mean(lead_MV, lambda_M) - apart_M,
+        'ce': cross_entropies(logits_MV, labels_M),
+    }
+
+
+def _margins(logits_MV, labels_M, margin, kind):
+    """(s_v - s_label + c [v is not the label], s)."""
+    scores_MV = at_least_float32(logits_MV)
+    if kind == 'softplus':
+        scores_MV = jax.nn.softplus(scores_MV)
+    if kind != 'plain':
+        size_M = jnp.mean(jnp.abs(scores_MV), -1)
+        scores_MV = scores_MV / _columns(jnp.maximum(size_M, 1e-12), scores_MV)
+    is_other_MV = jnp.arange(scores_MV.shape[-1])[None] != labels_M[:, None]
+    lead_MV = scores_MV - _columns(label_logits(scores_MV, labels_M), scores_MV)
+    return lead_MV + jnp.where(is_other_MV, margin, 0.0), scores_MV
+
+
+def _log_mean(lead_MV, lambda_M):
+    """l log mean_v exp(lead / l); l may be a number for all tokens."""
+    lambda_M = jnp.broadcast_to(lambda_M, lead_MV.shape[:1])
+    log_total_M = jax.nn.logsumexp(lead_MV / _columns(lambda_M, lead_MV), axis=-1)
+    return lambda_M * (log_total_M - jnp.log(jnp.array(lead_MV.shape[-1], lead_MV.dtype)))
+
+
+def _columns(x_M, like_MV):
+    return jnp.broadcast_to(x_M[:, None], like_MV.shape)
