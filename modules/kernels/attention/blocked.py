@@ -111,57 +111,33 @@ def _over_tiles(static: Static, body: Callable, carry: Any) -> Any:
     return jax.lax.fori_loop(0, static.tiles, body, carry)
 
 
-class Span(NamedTuple):
-    """`size` tokens from `start` on."""
-
-    start: Any
-    size: int
-
-
-def _over_keys(static: Static, has_segments: bool, i: Any, body: Callable, of_tile: Any) -> tuple:
-    """What tile i of queries holds and shares, after all keys that it sees.
-
-    of_tile = (fixed, own, shared): arrays of the tile's tokens on axis 1, the same ones for all
-    keys and those that each tile of keys changes; and a tree that is of no tile of queries.
-    `body(queries, keys, is_masked, fixed, own, shared)` gives the last two anew. The tile's own
-    keys come last, so that the running maximum of each row is one of tokens that it sees, and
-    in two parts, so that the first half of the queries does without the second half of the keys.
+def _over_keys(static: Static, has_segments: bool, i: Any, body: Callable, carry: Any) -> Any:
+    """`body(j, carry, is_masked)` for each tile of keys that tile i of queries sees; its own last,
+    so that the running maximum of each row is one of tokens that it sees.
     """
-    (fixed, own, shared), side, window = of_tile, static.side, static.scores.window
-    first, always, tile = 0, has_segments or window is not None, Span(i * side, side)
+    first, window = 0, static.scores.window
     if window is not None:
-        first = (tile.start - window + 1) // side
+        first = (i * static.side - window + 1) // static.side
         first = max(first, 0) if isinstance(i, int) else jnp.maximum(first, 0)
-
-    def before(j, carry):
-        return body(tile, Span(j * side, side), always, fixed, *carry)
-
-    own, shared = _over(first, i, before, (own, shared))
-    half = side // 2
-    if not half:
-        return body(tile, tile, True, fixed, own, shared)
-    upper = Span(tile.start, half)
-    lower = Span(tile.start + half, side - half)
-    halves = []
-    for queries, keys, part in ((upper, upper, slice(half)), (lower, tile, slice(half, None))):
-        of_part = jax.tree.map(lambda x, part=part: x[:, part], (fixed, own))
-        changed, shared = body(queries, keys, True, *of_part, shared)
-        halves.append(changed)
-    return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *halves), shared
+    if isinstance(i, int):
+        first = int(first)
+    always = has_segments or window is not None
+    carry = _over(first, i, lambda j, carry: body(j, carry, always), carry)
+    return body(i, carry, True)
 
 
-def _cut(x: jax.Array | None, span: Span, axis: int = 1) -> jax.Array | None:
+def _cut(static: Static, x: jax.Array | None, i: Any, axis: int = 1) -> jax.Array | None:
     if x is None:
         return None
-    return jax.lax.dynamic_slice_in_dim(x, *span, axis)
+    return jax.lax.dynamic_slice_in_dim(x, i * static.side, static.side, axis)
 
 
-def _put(x: jax.Array, part: jax.Array, span: Span, axis: int = 1) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), span.start, axis)
+def _put(static: Static, x: jax.Array, part: jax.Array, i: Any, axis: int = 1) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), i * static.side, axis)
 
 
-def _add(x: jax.Array, part: jax.Array, span: Span, axis: int) -> jax.Array:
-    return _put(x, _cut(x, span, axis) + part, span, axis)
+def _add(static: Static, x: jax.Array, part: jax.Array, i: Any, axis: int) -> jax.Array:
+    return _put(static, x, _cut(static, x, i, axis) + part, i, axis)
 
 
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, dtype: Any = None) -> jax.Array:
@@ -174,29 +150,29 @@ def _along(x_G: jax.Array, logits: jax.Array) -> jax.Array:
     return jnp.broadcast_to(x_G[:, None, None], logits.shape)
 
 
-def _back(queries: Span, keys: Span, like: jax.Array) -> jax.Array:
-    """[G, T, S]: how many tokens each key is before each query."""
-    at_T, at_S = (jnp.arange(span.size, dtype=jnp.int32) for span in (queries, keys))
-    back_TS = queries.start - keys.start + at_T[:, None] - at_S[None]
+def _back(static: Static, i: Any, j: Any, like: jax.Array) -> jax.Array:
+    """[G, T, S]: how many tokens keys of tile j are before queries of tile i."""
+    place = jnp.arange(static.side, dtype=jnp.int32)
+    back_TS = (i - j) * static.side + place[:, None] - place[None]
     return jnp.broadcast_to(back_TS[None], like.shape)
 
 
-def _logits(static, rows, segments_GT, q, k, queries, keys, is_masked):
+def _logits(static, rows, segments_GT, q, k, i, j, is_masked):
     """(logits of a tile, float32 at least; their slope in q k, None where that is 1)."""
     logits, slope, softcap = _dot(q, k, 2, 2, exact(q)), None, static.scores.softcap
     if rows.key_bias_GS is not None:
-        bias = _cut(rows.key_bias_GS, keys)[:, None]
+        bias = _cut(static, rows.key_bias_GS, j)[:, None]
         logits = logits + jnp.broadcast_to(bias, logits.shape)
     if softcap:
         bent = jnp.tanh(logits / softcap)
         logits, slope = softcap * bent, 1 - jnp.square(bent)
-    back = _back(queries, keys, logits)
+    back = _back(static, i, j, logits)
     if rows.slopes_G is not None:
         logits = logits - _along(rows.slopes_G, logits) * back
     if is_masked:
         seen = sees(back, static.scores.window)
         if segments_GT is not None:
-            own, other = (_cut(segments_GT, span) for span in (queries, keys))
+            own, other = (_cut(static, segments_GT, tile) for tile in (i, j))
             seen = seen & (own[:, :, None] == other[:, None])
         logits = jnp.where(seen, logits, MASKED)
     return logits, slope
@@ -211,28 +187,31 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, segments_GT):
     count, dtype = len(q_GTH), exact(q_GTH)
     shape = (count, static.side, q_GTH.shape[2])
 
-    def of_keys(queries, keys, is_masked, q, own, shared):
-        largest, total, mixed = own
-        k, v = _cut(k_GSH, keys), _cut(v_GSH, keys)
-        logits, _ = _logits(static, rows, segments_GT, q, k, queries, keys, is_masked)
-        new = jnp.maximum(largest, logits.max(-1, keepdims=True))
-        weights, kept = jnp.exp(logits - new), jnp.exp(largest - new)
-        total = total * kept + weights.sum(-1, keepdims=True)
-        mixed = mixed * kept + _dot(weights.astype(v.dtype), v, 2, 1, dtype)
-        return (new, total, mixed), shared
-
     def of_queries(i, results):
-        tile, sinks = Span(i * static.side, static.side), rows.sinks_G
+        q = _cut(static, q_GTH, i)
+
+        def of_keys(j, carry, is_masked):
+            largest, total, mixed = carry
+            k, v = _cut(static, k_GSH, j), _cut(static, v_GSH, j)
+            logits, _ = _logits(static, rows, segments_GT, q, k, i, j, is_masked)
+            new = jnp.maximum(largest, logits.max(-1, keepdims=True))
+            weights, kept = jnp.exp(logits - new), jnp.exp(largest - new)
+            total = total * kept + weights.sum(-1, keepdims=True)
+            mixed = mixed * kept + _dot(weights.astype(v.dtype), v, 2, 1, dtype)
+            return new, total, mixed
+
+        sinks = rows.sinks_G
         largest = jnp.full((*shape[:2], 1), MASKED, dtype)
         if sinks is not None:
             largest = _along(sinks, largest)
-        own = largest, jnp.full(largest.shape, float(sinks is not None), dtype)
-        of_tile = _cut(q_GTH, tile), (*own, jnp.zeros(shape, dtype)), ()
-        (largest, total, mixed), _ = _over_keys(
-            static, segments_GT is not None, i, of_keys, of_tile
-        )
+        start = largest, jnp.full(largest.shape, float(sinks is not None), dtype)
+        start = (*start, jnp.zeros(shape, dtype))
+        has_segments = segments_GT is not None
+        largest, total, mixed = _over_keys(static, has_segments, i, of_keys, start)
         out, log_sum = results
-        return _put(out, mixed / total, tile), _put(log_sum, largest + jnp.log(total), tile)
+        return _put(static, out, mixed / total, i), _put(
+            static, log_sum, largest + jnp.log(total), i
+        )
 
     results = jnp.zeros(q_GTH.shape, v_GSH.dtype), jnp.zeros((*q_GTH.shape[:2], 1), dtype)
     out_GTH, log_sum_GT1 = _over_tiles(static, of_queries, results)
@@ -246,32 +225,36 @@ def _backward(static, residuals, grad_GTH):
     transposed left side at half its rate, and those on the left are small.
     """
     q_GTH, k_GSH, v_GSH, rows, segments_GT, out_GTH, log_sum_GT1 = residuals
-    dtype = exact(q_GTH)
+    dtype, has_segments = exact(q_GTH), segments_GT is not None
     correction_GT1 = jnp.sum(at_least_float32(grad_GTH * out_GTH), -1, keepdims=True)
-
-    def of_keys(queries, keys, is_masked, fixed, grad_q, shared):
-        (q, grad, log_sum, correction), (grad_k, grad_v, grad_rows) = fixed, shared
-        k, v = _cut(k_GSH, keys), _cut(v_GSH, keys)
-        logits, slope = _logits(static, rows, segments_GT, q, k, queries, keys, is_masked)
-        probs = jnp.exp(logits - log_sum)
-        grad_logits = probs * (_dot(grad, v, 2, 2, dtype) - correction)
-        grad_scores = grad_logits if slope is None else slope * grad_logits
-        grad_rows = _of_rows(grad_rows, grad_logits, grad_scores, queries, keys)
-        grad_scores, probs = grad_scores.astype(q.dtype), probs.astype(grad.dtype)
-        q_GHT, grad_GHT = jnp.swapaxes(q, 1, 2), jnp.swapaxes(grad, 1, 2)
-        grad_q = grad_q + _dot(grad_scores, k, 2, 1, dtype)
-        grad_k = _add(grad_k, _dot(q_GHT, grad_scores, 2, 1, dtype), keys, 2)
-        grad_v = _add(grad_v, _dot(grad_GHT, probs, 2, 1, dtype), keys, 2)
-        return grad_q, (grad_k, grad_v, grad_rows)
+    q_GHT, grad_GHT = jnp.swapaxes(q_GTH, 1, 2), jnp.swapaxes(grad_GTH, 1, 2)
 
     def of_queries(i, results):
-        (grad_q, *shared), tile = results, Span(i * static.side, static.side)
-        fixed = tuple(_cut(x, tile) for x in (q_GTH, grad_GTH, log_sum_GT1, correction_GT1))
-        of_tile = fixed, jnp.zeros(fixed[0].shape, dtype), tuple(shared)
-        own, shared = _over_keys(static, segments_GT is not None, i, of_keys, of_tile)
-        return _put(grad_q, own, tile), *shared
+        q, grad, log_sum, correction = (
+            _cut(static, x, i) for x in (q_GTH, grad_GTH, log_sum_GT1, correction_GT1)
+        )
+        q_HT, grad_HT = _cut(static, q_GHT, i, 2), _cut(static, grad_GHT, i, 2)
 
-    zeros = jnp.zeros((len(q_GTH), q_GTH.shape[2], q_GTH.shape[1]), dtype)
+        def of_keys(j, carry, is_masked):
+            grad_q, grad_k, grad_v, grad_rows = carry
+            k, v = _cut(static, k_GSH, j), _cut(static, v_GSH, j)
+            logits, slope = _logits(static, rows, segments_GT, q, k, i, j, is_masked)
+            probs = jnp.exp(logits - log_sum)
+            grad_logits = probs * (_dot(grad, v, 2, 2, dtype) - correction)
+            grad_scores = grad_logits if slope is None else slope * grad_logits
+            grad_rows = _of_rows(static, grad_rows, grad_logits, grad_scores, i, j)
+            grad_scores, probs = grad_scores.astype(q.dtype), probs.astype(grad.dtype)
+            grad_q = grad_q + _dot(grad_scores, k, 2, 1, dtype)
+            grad_k = _add(static, grad_k, _dot(q_HT, grad_scores, 2, 1, dtype), j, 2)
+            grad_v = _add(static, grad_v, _dot(grad_HT, probs, 2, 1, dtype), j, 2)
+            return grad_q, grad_k, grad_v, grad_rows
+
+        grad_q, *others = results
+        own = jnp.zeros(q.shape, dtype)
+        own, *others = _over_keys(static, has_segments, i, of_keys, (own, *others))
+        return _put(static, grad_q, own, i), *others
+
+    zeros = jnp.zeros(q_GHT.shape, dtype)
     grad_rows = jax.tree.map(jnp.zeros_like, rows)
     results = jnp.zeros(q_GTH.shape, q_GTH.dtype), zeros, zeros, grad_rows
     grad_q, grad_k, grad_v, grad_rows = _over_tiles(static, of_queries, results)
@@ -282,14 +265,14 @@ def _backward(static, residuals, grad_GTH):
     return grad_q, grad_k.astype(k_GSH.dtype), grad_v.astype(v_GSH.dtype), grad_rows, None
 
 
-def _of_rows(grad_rows, grad_logits, grad_scores, queries, keys):
+def _of_rows(static, grad_rows, grad_logits, grad_scores, i, j):
     """What a tile adds to the gradients of slopes and of the keys' biases."""
     if grad_rows.slopes_G is not None:
-        back = _back(queries, keys, grad_logits)
+        back = _back(static, i, j, grad_logits)
         slopes_G = grad_rows.slopes_G - jnp.sum(grad_logits * back, (1, 2))
         grad_rows = grad_rows._replace(slopes_G=slopes_G)
     if grad_rows.key_bias_GS is not None:
-        bias_GS = _add(grad_rows.key_bias_GS, jnp.sum(grad_scores, 1), keys, 1)
+        bias_GS = _add(static, grad_rows.key_bias_GS, jnp.sum(grad_scores, 1), j, 1)
         grad_rows = grad_rows._replace(key_bias_GS=bias_GS)
     return grad_rows
 
