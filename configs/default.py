@@ -119,7 +119,14 @@ def get_config() -> ConfigDict:
     config.optim.b1 = placeholder(float)
     config.optim.b2 = placeholder(float)
     config.optim.eps = placeholder(float)
+    config.optim.momentum = placeholder(float)
+    config.optim.dampening = placeholder(float)
+    config.optim.nesterov = placeholder(bool)
     config.optim.lr = 5e-3
+    config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
+    config.optim.others_lr = placeholder(float)
+    config.optim.update_clip = placeholder(float)
+    config.optim.match_rms = placeholder(float)
     config.optim.schedule = 'warmup_cosine'
     config.optim.warmup_steps = 100
     config.optim.decay_fraction = placeholder(float)  # of the steps; of warmup_stable_decay

@@ -18,6 +18,7 @@ from modules.choices import nearest_divisor
 from modules.kernels import IMPLEMENTATIONS
 from modules.kernels.attention import Scores, refuse_unserved
 from modules.options import options
+from modules.params import ROLES
 from modules.positions import rotated_features
 from modules.reparam.matrices import parse_roles
 
@@ -41,6 +42,7 @@ def check(config: Config) -> None:
     _check_experts(config)
     _check_init_scale(config)
     _check_roles(config)
+    _check_optimizers(config)
     _check_batch(config)
 
 
@@ -269,6 +271,16 @@ def _check_roles(config: Config) -> None:
     for part in parts_of(config):
         if part.path == 'model.reparam' and 'roles' in options(part.row):
             parse_roles(option_of(config, part, 'roles'))
+
+
+def _check_optimizers(config: Config) -> None:
+    others = part_at(config, 'optim.others')
+    if missing := sorted(set(ROLES) - {'hidden'} - set(others.row.roles)):
+        raise ValueError(
+            f'optim.others={others.name} is not for parameters of the roles {", ".join(missing)}, '
+            f'only {", ".join(others.row.roles)}. Give it to the hidden matrices, '
+            f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
+        )
 
 
 def _check_batch(config: Config) -> None:

@@ -109,6 +109,19 @@ class LossConfig:
 class OptimConfig:
     name: Annotated[str, Choice(OPTIMIZERS, 'optim')]
     lr: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    others: Annotated[str, Choice(OPTIMIZERS, 'optim')] = 'adamw'
+    others_lr: Annotated[
+        float | None,
+        Option('learning rate of all but hidden matrices; None: the same', 0, FINITE, traced=True),
+    ] = None
+    update_clip: Annotated[
+        float | None,
+        Option('largest rms of the update of a matrix; None: any', 1e-6, FINITE, traced=True),
+    ] = None
+    match_rms: Annotated[
+        float | None,
+        Option('rms that the update of each matrix gets; None: its own', 1e-6, FINITE, traced=True),
+    ] = None
     schedule: Annotated[str, Choice(SCHEDULES, 'optim')]
     weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]
     decay_rule: Annotated[str, Choice(DECAY_RULES, 'optim')]

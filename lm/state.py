@@ -1,6 +1,7 @@
 """What training changes (State), its numbers (Hyper), and what it knows of each parameter."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,9 +11,9 @@ from flax import struct
 
 from lm.config import FIELDS, Config, Part, flatten, given, part_at, parts_of, readers_of
 from lm.model import Transformer, build_model
-from modules.optim import unboxed
+from modules.optim import by_role, unboxed
 from modules.options import options
-from modules.params import NORM, named_leaves, path_name, split
+from modules.params import NORM, ParamSpec, named_leaves, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
 from modules.scaling import growth_of
 from modules.statistics import BACKWARD_STATS, STATS
@@ -48,23 +49,28 @@ Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: what may differ between run
 def hyper_from(config: Config) -> Hyper:
     """The traced options of the config and of the parts it has chosen, as float32 scalars.
 
-    Programs take them as data and never branch on them.
+    Programs take them as data and never branch on them. What is None is none: an option whose parts
+    have different defaults, or what is not asked for.
     """
     readers, flat = readers_of(config), flatten(config)
     return {
         path: jnp.float32(flat[path])
         for path, field in FIELDS.items()
         if field.option and field.option.traced and (not field.of_parts or path in readers)
+        if flat[path] is not None
     }
 
 
 def numbers(config: Config, part: Part, hyper: Hyper) -> dict[str, Any]:
     """The options of a part: from `hyper` those that are traced, the rest as given."""
-    static, traced = given(config, part), {}
-    for name, declared in options(part.row).items():
-        if declared.option.traced:
-            traced[name] = hyper[f'{part.section}.{name}']
-    return static | traced
+    paths = {name: f'{part.section}.{name}' for name in options(part.row)}
+    traced = {name: hyper[path] for name, path in paths.items() if path in hyper}
+    return given(config, part) | traced
+
+
+def optimizer_of(spec: ParamSpec) -> str:
+    """The field that names the optimizer of a parameter."""
+    return 'optim.name' if spec.role == 'hidden' else 'optim.others'
 
 
 def optimizer(
@@ -75,8 +81,15 @@ def optimizer(
     An epsilon f times as large for a parameter is a gradient 1 / f times as large: a direction in
     which epsilon is compared with the gradient does not change otherwise.
     """
-    part = part_at(config, 'optim.name')
-    chosen = part.row(described.specs, **numbers(config, part, hyper))
+    rows = {
+        path: functools.partial(part.row, **numbers(config, part, hyper))
+        for path in ('optim.name', 'optim.others')
+        for part in [part_at(config, path)]
+    }
+    if config.optim.name == config.optim.others:
+        chosen = rows['optim.name'](described.specs)
+    else:
+        chosen = by_role(described.specs, rows['optim.others'], hidden=rows['optim.name'])
     factors = jax.tree.map(lambda scaling: scaling.eps_factor, described.scalings)
     stages = [optax.clip_by_global_norm(hyper['optim.clip_norm'])]
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
@@ -119,13 +132,14 @@ def describe_params(config: Config, model: Transformer) -> Description:
     initial = jax.eval_shape(lambda: _initial(config, model, jax.random.key(0))[0])
     used, used_specs = split(initial)
     parametrization = part_at(config, 'scaling.name').row
-    family = part_at(config, 'optim.name').row.family
 
     def scale(shapes, specs):
         # No parametrisation has a base model yet: a parameter has grown from itself.
         growths = jax.tree.map(lambda s, spec: growth_of(spec, s.shape, s.shape), shapes, specs)
         scalings = jax.tree.map(
-            lambda s, spec, growth: parametrization(spec, s.shape, growth, family),
+            lambda s, spec, growth: parametrization(
+                spec, s.shape, growth, part_at(config, optimizer_of(spec)).row.family
+            ),
             shapes,
             specs,
             growths,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from lm.config import part_at, parts_of
-from lm.state import Hyper, Learner, State, Weights, numbers, optimizer
+from lm.state import Hyper, Learner, State, Weights, numbers, optimizer, optimizer_of
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
-from modules.params import named_leaves
+from modules.params import ParamSpec, matrix_axes, named_leaves
 from modules.scaling import Decay
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
@@ -202,27 +202,51 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
     schedule, rule = (part_at(config, path) for path in ('optim.schedule', 'optim.decay_rule'))
     steps, peak = hyper['train.steps'], hyper['optim.lr']
     fraction = schedule.row(state.step, steps, **numbers(config, schedule, hyper))
-    decay = Decay(hyper['optim.weight_decay'], peak, fraction, steps)
+    peaks = {'optim.name': peak, 'optim.others': hyper.get('optim.others_lr', peak)}
     options = numbers(config, rule, hyper)
 
-    def update(direction, weight, scaling, growth, trained):
+    def update(direction, weight, spec, scaling, growth, trained):
         if not trained:
             return jnp.zeros_like(weight)
-        change = -peak * fraction * scaling.lr_factor * direction
+        direction = of_rms(spec, direction, hyper)
+        own_peak = peaks[optimizer_of(spec)]
+        change = -own_peak * fraction * scaling.lr_factor * direction
         if scaling.decay_factor:
-            share = rule.row(decay._replace(growth=growth), **options)
-            change = change - share * scaling.decay_factor * weight
+            decay = Decay(hyper['optim.weight_decay'], own_peak, fraction, steps, growth)
+            change = change - rule.row(decay, **options) * scaling.decay_factor * weight
         return change
 
     updates = jax.tree.map(
         update,
         direction,
         state.params,
+        described.specs,
         described.scalings,
         described.growths,
         described.trainable,
     )
     return peak * fraction, updates
+
+
+def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
+    """The direction scaled to the root mean square `optim.match_rms`, and to `optim.update_clip` at
+    most, each where it is given; of each matrix of a parameter that has several, a vector whole.
+
+    Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
+    arXiv:1804.04235, section 6.
+    """
+    wanted, most = (hyper.get(f'optim.{name}') for name in ('match_rms', 'update_clip'))
+    if wanted is None and most is None:
+        return direction
+    batch = () if spec.role == 'vector' else matrix_axes(spec)[0]
+    axes = tuple(i for i in range(direction.ndim) if i not in batch)
+    rms = jnp.sqrt(jnp.mean(jnp.square(direction), axes, keepdims=True))
+    factor = jnp.ones_like(rms)
+    if wanted is not None:
+        factor = jnp.where(rms > 0, wanted / jnp.where(rms > 0, rms, 1.0), 0.0)
+    if most is not None:
+        factor = factor / jnp.maximum(1.0, factor * rms / most)
+    return jnp.broadcast_to(factor, direction.shape) * direction
 
 
 def _sum_over_parts(loss, used, stats, parts):

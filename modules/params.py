@@ -146,6 +146,13 @@ def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
     return in_order.reshape(*(weight.shape[i] for i in batch), *sizes)
 
 
+def from_matrices(spec: ParamSpec, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The parameter of `shape` whose `as_matrices` these are."""
+    order = [axis for axes in matrix_axes(spec) for axis in axes]
+    in_order = matrices.reshape([shape[i] for i in order])
+    return jnp.transpose(in_order, [order.index(i) for i in range(len(shape))])
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """'blocks/attention/query' for a tree path."""
     return jax.tree_util.keystr(path, simple=True, separator='/')

@@ -7,9 +7,9 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 from lm.check import option_of
-from lm.config import Config, parts_of
+from lm.config import Config, flatten, parts_of
 from lm.mesh import param_sharding
-from lm.state import Learner
+from lm.state import Learner, optimizer_of
 from modules.params import LAYER, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
@@ -20,7 +20,10 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable = named_leaves(described.trainable)
     used = named_leaves(described.used_specs)
-    rows = []
+    rows, flat, others_lr = [], flatten(config), config.optim.others_lr
+    peaks = {'optim.name': config.optim.lr, 'optim.others': config.optim.lr}
+    if others_lr is not None:
+        peaks['optim.others'] = others_lr
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'
@@ -34,9 +37,9 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'parameter': path,
                 'shape': ' x '.join(map(str, shapes[path].shape)) or '1',
                 'role': spec.role,
-                'optimizer': config.optim.name if trainable[path] else 'frozen',
+                'optimizer': flat[optimizer_of(spec)] if trainable[path] else 'frozen',
                 'init std': std,
-                'lr': f'{trainable[path] * config.optim.lr * scaling.lr_factor:.4g}',
+                'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
                 'weight decay': f'{trainable[path] * decay:.4g}',
                 'reparam': reparam_of(config, used_of(path, used), spec),
                 'sharding': sharding,

@@ -181,10 +181,14 @@ def _cell(base: Config, asked: Changes, checked_data: set[DataConfig]) -> Cell:
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
     """Cells that one compiled program can train together: those that differ in
-    `lm.config.RUN_PATHS` alone.
+    `lm.config.RUN_PATHS` alone, and there by numbers: what is None is not in a program.
     """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:
-        program = tuple((p, v) for p, v in flatten(cell.config).items() if p not in RUN_PATHS)
+        program = tuple(
+            (path, value)
+            for path, value in flatten(cell.config).items()
+            if path not in RUN_PATHS or value is None
+        )
         by_program.setdefault(program, []).append(cell)
     return list(by_program.values())

@@ -12,12 +12,16 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 
 from modules.optim.adamw import adamw
 from modules.optim.base import by_role, state_specs, unboxed
+from modules.optim.lion import lion
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
+from modules.optim.sgd import sgd
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'lion': lion,
+    'sgd': sgd,
 }
 SCHEDULES = {
     'constant': constant,

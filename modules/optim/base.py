@@ -1,37 +1,94 @@
 """What optimizers have in common: their family, their partition by role, their state's specs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from modules.params import Described, ParamSpec, named_leaves, path_name
+from modules.params import ROLES, Described, ParamSpec, named_leaves, path_name
 
 FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from the gradient's
 
 
-def of_family(family: str) -> Callable[[Callable], Callable]:
+def of_family(family: str, roles: tuple[str, ...] = ROLES) -> Callable[[Callable], Callable]:
     """Marks an optimizer as adam-like (no matter how large the gradient), sgd-like (as large as
-    the gradient) or spectral (of given singular values): what a parametrisation scales it by.
+    the gradient) or spectral (of given singular values): what a parametrisation scales it by; and
+    with the roles of the parameters that it is for.
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
 
     def mark(make):
-        make.family = family
+        make.family, make.roles = family, roles
         return make
 
     return mark
 
 
+class PerParameter(NamedTuple):
+    """count: updates done; of: by name a tree like the parameters, where each has what is kept of
+    it, and optax.MaskedNode where that is nothing.
+    """
+
+    count: jax.Array
+    of: dict[str, Any]
+
+
+Kept = dict[str, Any]  # of one parameter, by name: an array like it, or another in a box
+
+
+def per_parameter(
+    specs: Any,
+    init: Callable[[ParamSpec, jax.Array], Kept],
+    update: Callable[..., tuple[jax.Array, Kept]],
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer of each parameter on its own.
+
+    `init(spec, weight)` gives what is kept of it; `update(spec, grad, kept, weight, count)` the
+    direction and what is kept next, `count` being that of this update, from 1. What is not shaped
+    like the parameter is in a box at first, Described(value, ParamSpec(role, axes)), and without it
+    in updates.
+    """
+    leaves, tree = jax.tree.flatten(specs)
+
+    def joined(count, each):
+        names = dict.fromkeys(name for kept in each for name in kept)
+        columns = {name: [kept.get(name, optax.MaskedNode()) for kept in each] for name in names}
+        return PerParameter(count, {n: tree.unflatten(column) for n, column in columns.items()})
+
+    def init_all(params):
+        weights = tree.flatten_up_to(params)
+        return joined(jnp.int32(0), [init(s, w) for s, w in zip(leaves, weights, strict=True)])
+
+    def update_all(grads, state, params=None, **more):
+        del more
+        columns = {name: tree.flatten_up_to(kept) for name, kept in state.of.items()}
+        count, directions, each = state.count + 1, [], []
+        weights = tree.flatten_up_to(params)
+        for i, (spec, grad) in enumerate(zip(leaves, tree.flatten_up_to(grads), strict=True)):
+            kept = {name: column[i] for name, column in columns.items()}
+            kept = {n: one for n, one in kept.items() if not isinstance(one, optax.MaskedNode)}
+            direction, later = update(spec, grad, kept, weights[i], count)
+            directions.append(direction)
+            each.append(later)
+        return tree.unflatten(directions), joined(count, each)
+
+    return optax.GradientTransformationExtraArgs(init_all, update_all)
+
+
+Make = Callable[[Any], optax.GradientTransformation]  # from specs
+
+
 def by_role(
-    specs: Any, others: optax.GradientTransformation | None = None, **roles: Any
+    specs: Any, others: Make | None = None, **roles: Make
 ) -> optax.GradientTransformationExtraArgs:
     """One optimizer for each role, and `others` for the roles that are not named.
 
-    Raises ValueError for a parameter that no optimizer covers, and for a role that no parameter
-    has.
+    Each is made from the specs of its own parameters, with optax.MaskedNode in the place of those
+    of others, as in the trees that it gets. Raises ValueError for a parameter that no optimizer
+    covers, and for a role that no parameter has.
     """
     found = named_leaves(specs)
     present = {spec.role for spec in found.values()}
@@ -43,8 +100,13 @@ def by_role(
             raise ValueError(
                 f'no optimizer covers {", ".join(uncovered)}; name its role, or others'
             )
-    transforms = dict(roles) | ({} if others is None else {'others': others})
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
+
+    def own(label):
+        return jax.tree.map(lambda s, of: s if of == label else optax.MaskedNode(), specs, labels)
+
+    makers = dict(roles) | ({} if others is None else {'others': others})
+    transforms = {label: make(own(label)) for label, make in makers.items()}
     return optax.partition(transforms, labels)
 
 
