@@ -4,16 +4,18 @@ One jitted function runs all optimizers over one described tree, stacked layers 
 new row costs no program of its own.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from modules.optim import OPTIMIZERS, SCHEDULES, state_specs, unboxed
+from modules.optim import OPTIMIZERS, SCHEDULES, by_role, state_specs, unboxed
 from modules.optim.base import FAMILIES
 from modules.options import options
-from modules.params import ParamSpec, named_leaves
+from modules.params import ROLES, ParamSpec, named_leaves
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Decay, Growth
 from tests.helpers import FAST, another, assert_trees_close, stack
 
@@ -54,8 +56,11 @@ def numbers(name: str) -> dict[str, jax.Array]:
 
 
 def optimizer(name: str, given=None, specs=SPECS):
-    made = OPTIMIZERS[name](specs, **(numbers(name) | (given or {})))
-    return optax.with_extra_args_support(made)
+    row = functools.partial(OPTIMIZERS[name], **(numbers(name) | (given or {})))
+    covered = OPTIMIZERS[name].roles
+    if set(ROLES) <= set(covered):
+        return optax.with_extra_args_support(row(specs))
+    return by_role(specs, others=OPTIMIZERS['adamw'], **dict.fromkeys(covered, row))
 
 
 def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1):
