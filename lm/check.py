@@ -43,6 +43,7 @@ def check(config: Config) -> None:
     _check_init_scale(config)
     _check_roles(config)
     _check_optimizers(config)
+    _check_loss(config)
     _check_batch(config)
 
 
@@ -280,6 +281,15 @@ def _check_optimizers(config: Config) -> None:
             f'optim.others={others.name} is not for parameters of the roles {", ".join(missing)}, '
             f'only {", ".join(others.row.roles)}. Give it to the hidden matrices, '
             f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
+        )
+
+
+def _check_loss(config: Config) -> None:
+    loss = part_at(config, 'loss.name')
+    if config.model.logit_softcap and getattr(loss.row, 'linear_readout', False):
+        raise ValueError(
+            f'loss.name={loss.name} is computed from sums of logits, which a softcap bends; it '
+            f'needs model.logit_softcap=0, got {config.model.logit_softcap}'
         )
 
 
