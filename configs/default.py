@@ -130,6 +130,7 @@ def get_config() -> ConfigDict:
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)
+    config.optim.embedding_gradient_shrink = placeholder(float)
     config.optim.update_clip = placeholder(float)
     config.optim.match_rms = placeholder(float)
     config.optim.schedule = 'warmup_cosine'

@@ -275,6 +275,12 @@ def _check_roles(config: Config) -> None:
 
 
 def _check_optimizers(config: Config) -> None:
+    if config.optim.embedding_gradient_shrink is not None and config.model.tie_embeddings:
+        raise ValueError(
+            'optim.embedding_gradient_shrink is of the embedding that words are looked up in; with '
+            'model.tie_embeddings=True its gradient is that of the readout too, which is not '
+            'meant. Leave one of them out.'
+        )
     others = part_at(config, 'optim.others')
     if missing := sorted(set(ROLES) - {'hidden'} - set(others.row.roles)):
         raise ValueError(

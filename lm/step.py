@@ -183,6 +183,7 @@ def optimizer_step(
     value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
     """
     config, described = learner.config, learner.described
+    grads = shrunk(described.specs, grads, hyper)
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
@@ -226,6 +227,21 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
         described.trainable,
     )
     return peak * fraction, updates
+
+
+def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
+    """The gradients, that of the word embedding times `optim.embedding_gradient_shrink` where it is
+    given: before clipping, so that Adam, whose direction has no size of its own, sees it through
+    the clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
+    """
+    factor = hyper.get('optim.embedding_gradient_shrink')
+    if factor is None:
+        return grads
+    return jax.tree.map(
+        lambda spec, g: factor * g if spec.role == 'embedding' and 'vocab' in spec.axes else g,
+        specs,
+        grads,
+    )
 
 
 def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:

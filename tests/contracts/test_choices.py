@@ -43,6 +43,7 @@ CHANGED = {  # of what belongs to no part; the options of parts are changed by t
     'optim.others_lr': 0.02,
     'optim.match_rms': 0.4,
     'optim.update_clip': 0.15,
+    'optim.embedding_gradient_shrink': 0.5,
     'scaling.init_scale': 0.5,
     'train.steps': 30.0,
 }
@@ -94,6 +95,7 @@ TWO_OPTIMIZERS = {
     'optim.others_lr': 0.005,
     'optim.match_rms': 0.2,
     'optim.update_clip': 1.0,
+    'optim.embedding_gradient_shrink': 0.1,
 }
 PATHS = [path for path in CHOICES if path not in (*SAME_LAYERS, *ELSEWHERE)]
 ROWS = [

@@ -69,6 +69,26 @@ def test_one_optimizer_for_all_is_as_without_a_second():
     assert not any('others' in path for path in named_leaves(state.opt_state))
 
 
+def test_the_gradient_of_the_word_embedding_is_shrunk():
+    """Before clipping, so that the others are clipped less; learned positions are no words."""
+    changes = {'optim.name': 'sgd', 'optim.others': 'sgd', 'optim.momentum': 0.0}
+    changes |= {'model.position': 'learned'}
+    whole, roles = moved(changes | {'optim.clip_norm': float('inf')})
+    shrunk, _ = moved(
+        changes | {'optim.clip_norm': float('inf'), 'optim.embedding_gradient_shrink': 0.25}
+    )
+    assert [role for role in roles.values()].count('embedding') == 2
+    for path, change in whole.items():
+        factor = 0.25 if path == 'embedding' else 1.0
+        np.testing.assert_allclose(
+            shrunk[path], factor * change, rtol=1e-5, atol=1e-6, err_msg=path
+        )
+    clipped, _ = moved(changes | {'optim.clip_norm': 0.01, 'optim.embedding_gradient_shrink': 0.0})
+    norm = np.sqrt(sum(np.sum(change**2) for change in clipped.values()))
+    np.testing.assert_allclose(norm, 0.01 * 0.25, rtol=1e-4)
+    assert not clipped['embedding'].any()
+
+
 SPEC = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
 
 
