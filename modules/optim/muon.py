@@ -127,7 +127,7 @@ def muon_spectral(
     nesterov: Nesterov = True,
     eps: Eps = 1e-7,
     muon_steps: MuonSteps = 5,
-    muon_power_steps: Annotated[int, Option('power iterations for the spectral norm', 1, 100)] = 2,
+    muon_power_steps: Annotated[int, Option('power iterations for the spectral norm', 1, 100)] = 8,
 ) -> optax.GradientTransformation:
     """sqrt(fan_out / fan_in) X / max(1, sigma(X)), X = NS(n) as `muon`.
 
