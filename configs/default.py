@@ -127,6 +127,11 @@ def get_config() -> ConfigDict:
     config.optim.momentum = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
+    config.optim.auon_form = placeholder(str)
+    config.optim.auon_gamma = placeholder(float)
+    config.optim.muon_power_steps = placeholder(int)
+    config.optim.muon_scale = placeholder(str)
+    config.optim.muon_steps = placeholder(int)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

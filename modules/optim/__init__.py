@@ -11,8 +11,10 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 """
 
 from modules.optim.adamw import adamw
+from modules.optim.auon import auon, hybrid_auon
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.lion import lion
+from modules.optim.muon import muon, muon_spectral
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
 
@@ -20,7 +22,11 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'auon': auon,
+    'hybrid_auon': hybrid_auon,
     'lion': lion,
+    'muon': muon,
+    'muon_spectral': muon_spectral,
     'sgd': sgd,
 }
 SCHEDULES = {
