@@ -316,8 +316,7 @@ def other_values(path):
     if kind is bool:
         name = path.split('.')[1]
         declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
-        usual = flatten(tiny_config())[path]
-        return [not (declared[0].default if path.startswith('norm.') else usual)]
+        return [not declared[0].default] if path.startswith('norm.') else [True, False]
     if field.option and field.option.choices:
         return [name for name in field.option.choices if name not in USUAL]
     return [f'{path}x' if kind is str else kind(17)]
