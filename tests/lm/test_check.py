@@ -313,8 +313,8 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
         ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
         (
             {'optim.others': 'muon'},
-            r'optim.others=muon is not for parameters of the roles embedding, readout, vector, only '
-            r'hidden. Give it to .*optim.name=muon',
+            r'optim.others=muon is not for .* embedding, readout, vector, only hidden. '
+            r'Give it to .*optim.name=muon',
         ),
         ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
     ],
