@@ -122,6 +122,7 @@ def get_config() -> ConfigDict:
     config.optim.momentum = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
+    config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

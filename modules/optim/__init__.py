@@ -10,6 +10,7 @@ that is not shaped like its parameter is described by a box (`modules.optim.base
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
+from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.lion import lion
@@ -20,8 +21,10 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'adamp': adamp,
     'lion': lion,
     'sgd': sgd,
+    'sgdp': sgdp,
 }
 SCHEDULES = {
     'constant': constant,

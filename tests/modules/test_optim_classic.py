@@ -1,0 +1,98 @@
+"""AdamP and SGDP. Reference: published code. Property: what each is named for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.optim import unboxed
+from modules.optim.adamp import adamp, sgdp, without_radial
+from modules.optim.adamw import adamw
+from modules.params import ParamSpec
+from tests.helpers import FAST
+from tests.modules.optim_trajectories import assert_follows, trajectory
+
+EMBEDDING = ParamSpec('embedding', ('vocab', 'embed'))
+READOUT = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+STACKED = ParamSpec('hidden', ('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'))
+
+
+def normal(*shape, seed=0):
+    return jnp.float32(np.random.default_rng(seed).normal(size=shape))
+
+
+def first_step(make, spec, grad, weight):
+    """The first direction for a parameter, and the state after it."""
+    tx = make({'w': spec})
+
+    def step(grad, weight):
+        return tx.update({'w': grad}, unboxed(tx.init({'w': weight})), {'w': weight})
+
+    direction, state = jax.jit(step, compiler_options=FAST)(grad, weight)
+    return direction['w'], state
+
+
+PROJECTING = {
+    'adamp/tall': (adamp, {}),
+    'adamp_projects/wide': (adamp, {'adamp_delta': 1.0}),
+    'adamp_projects/tall': (adamp, {'adamp_delta': 1.0}),
+    'adamp_projects/square': (adamp, {'adamp_delta': 1.0, 'nesterov': True, 'eps': 1e-2}),
+    'adamp_projects/vector': (adamp, {'adamp_delta': 1.0}),
+    'adamp_embedding/tall': (adamp, {'adamp_delta': 1.0}),
+    'sgdp_projects/wide': (sgdp, {'adamp_delta': 1.0, 'momentum': 0.9}),
+    'sgdp_projects/square': (
+        sgdp,
+        {'adamp_delta': 1.0, 'momentum': 0.8, 'dampening': 0.3, 'nesterov': True},
+    ),
+    'sgdp_embedding/tall': (sgdp, {'adamp_delta': 1.5, 'momentum': 0.9}),
+}
+
+
+@pytest.mark.parametrize('case', PROJECTING)
+def test_projections_are_those_of_the_package(case):
+    """Steps that project by unit, as a whole, and not at all. Catches the units of a transposed
+    matrix or of an embedding, a cosine of the momentum, and Nesterov's other bias correction.
+    """
+    make, given = PROJECTING[case]
+    shape = case.split('/')[1]
+    spec = EMBEDDING if 'embedding' in case else None
+    found = trajectory(functools.partial(make, **given), shape, lr=0.05, spec=spec)
+    assert_follows(found, 'make_adamp', case, shape)
+
+
+@pytest.mark.parametrize('make', [adamp, sgdp])
+def test_where_the_gradient_is_orthogonal_so_is_the_direction(make):
+    """By output unit, in both layers. Catches a projection on the gradient, or of the gradient."""
+    weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
+    axes = (1, 2)
+    radial = jnp.sum(grad * weight, axes, keepdims=True)
+    grad = grad - weight * radial / jnp.sum(weight**2, axes, keepdims=True)
+    direction, _ = first_step(make, STACKED, grad, weight)
+    along = jnp.sum(direction * weight, axes) / jnp.linalg.norm(weight.reshape(2, 6, 4), axis=1)
+    np.testing.assert_allclose(along, 0, atol=1e-5)
+    assert np.abs(direction).max() > 0.1
+
+
+def test_each_matrix_of_a_stack_decides_for_itself():
+    """One layer's gradient is orthogonal, the other's is along the weight: that one has Adam's.
+    Catches one test over the whole stack.
+    """
+    weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
+    radial = jnp.sum(grad * weight, (1, 2), keepdims=True)
+    orthogonal = grad - weight * radial / jnp.sum(weight**2, (1, 2), keepdims=True)
+    grad = jnp.stack([orthogonal[0], grad[1] + weight[1]])
+    direction, _ = first_step(adamp, STACKED, grad, weight)
+    adam, _ = first_step(adamw, STACKED, grad, weight)
+    np.testing.assert_allclose(direction[1], adam[1], rtol=1e-5)
+    assert np.abs(direction[0] - adam[0]).max() > 0.1
+
+
+def test_the_whole_matrix_where_the_units_do_not_fire():
+    """Two units with opposite radial parts. Catches a second view that is never tried."""
+    weight = jnp.float32([[1.0, 1.0], [0.0, 0.0]])
+    grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
+    spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
+    found = without_radial(spec, grad + weight, grad, weight, 0.1, 1e-8)
+    np.testing.assert_allclose(found, grad, atol=1e-6)
