@@ -123,6 +123,7 @@ def get_config() -> ConfigDict:
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
     config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
+    config.optim.scale_vector_factor = placeholder(float)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

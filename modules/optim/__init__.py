@@ -14,6 +14,7 @@ from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.lion import lion
+from modules.optim.scale import scale
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
 
@@ -23,6 +24,7 @@ OPTIMIZERS = {
     'adamw': adamw,
     'adamp': adamp,
     'lion': lion,
+    'scale': scale,
     'sgd': sgd,
     'sgdp': sgdp,
 }

@@ -1,4 +1,4 @@
-"""AdamP and SGDP. Reference: published code. Property: what each is named for."""
+"""AdamP, SGDP and SCALE. Reference: published code. Property: what each is named for."""
 
 import functools
 
@@ -10,6 +10,7 @@ import pytest
 from modules.optim import unboxed
 from modules.optim.adamp import adamp, sgdp, without_radial
 from modules.optim.adamw import adamw
+from modules.optim.scale import scale
 from modules.params import ParamSpec
 from tests.helpers import FAST
 from tests.modules.optim_trajectories import assert_follows, trajectory
@@ -96,3 +97,36 @@ def test_the_whole_matrix_where_the_units_do_not_fire():
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
     found = without_radial(spec, grad + weight, grad, weight, 0.1, 1e-8)
     np.testing.assert_allclose(found, grad, atol=1e-6)
+
+
+SCALED = {
+    'hidden/wide': None,
+    'hidden/tall': None,
+    'embedding/tall': EMBEDDING,
+    'readout/wide': READOUT,
+    'vector/vector': None,
+}
+
+
+@pytest.mark.parametrize('case', SCALED)
+def test_scale_is_that_of_its_authors(case):
+    """Catches rows for columns, momentum in another role, or a sum in place of a mean."""
+    shape = case.split('/')[1]
+    make = functools.partial(scale, scale_vector_factor=2.0)
+    found = trajectory(make, shape, lr=0.05, spec=SCALED[case])
+    assert_follows(found, 'make_scale', case, shape)
+
+
+@pytest.mark.parametrize(
+    ('spec', 'shape', 'axes'),
+    [(EMBEDDING, (5, 4), 0), (READOUT, (4, 5), 0), (STACKED, (2, 2, 3, 4), (1, 2))],
+)
+def test_columns_have_a_root_mean_square_of_1(spec, shape, axes):
+    """Of each layer, heads merged; a column without a gradient stays. Catches one norm a stack."""
+    sizes = np.float32([0, 0.01, 1, 100, 1000])[: shape[-1]]
+    grad = jnp.asarray(np.asarray(normal(*shape)) * sizes)
+    direction, state = first_step(scale, spec, grad, normal(*shape, seed=1))
+    rms = np.sqrt(np.mean(np.square(direction), axes))
+    np.testing.assert_allclose(rms[..., 1:], 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(rms[..., 0], 0.0)
+    assert bool(state.of) == (spec is READOUT)  # nothing is kept of the others
