@@ -10,6 +10,7 @@ that is not shaped like its parameter is described by a box (`modules.optim.base
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
+from modules.optim.adafactor import adafactor
 from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.base import by_role, state_specs, unboxed
@@ -22,6 +23,7 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'adafactor': adafactor,
     'adamp': adamp,
     'lion': lion,
     'scale': scale,

@@ -1,13 +1,15 @@
-"""AdamP, SGDP and SCALE. Reference: published code. Property: what each is named for."""
+"""AdamP, SGDP, SCALE and Adafactor. Reference: published code. Property: what each is named for."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from modules.optim import unboxed
+from modules.optim import state_specs, unboxed
+from modules.optim.adafactor import adafactor
 from modules.optim.adamp import adamp, sgdp, without_radial
 from modules.optim.adamw import adamw
 from modules.optim.scale import scale
@@ -95,7 +97,8 @@ def test_the_whole_matrix_where_the_units_do_not_fire():
     weight = jnp.float32([[1.0, 1.0], [0.0, 0.0]])
     grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
-    found = without_radial(spec, grad + weight, grad, weight, 0.1, 1e-8)
+    project = jax.jit(functools.partial(without_radial, spec), compiler_options=FAST)
+    found = project(grad + weight, grad, weight, 0.1, 1e-8)
     np.testing.assert_allclose(found, grad, atol=1e-6)
 
 
@@ -130,3 +133,68 @@ def test_columns_have_a_root_mean_square_of_1(spec, shape, axes):
     np.testing.assert_allclose(rms[..., 1:], 1.0, rtol=1e-5)
     np.testing.assert_array_equal(rms[..., 0], 0.0)
     assert bool(state.of) == (spec is READOUT)  # nothing is kept of the others
+
+
+def optax_adafactor(least, relative):
+    def make(specs):
+        del specs
+        stages = [
+            optax.scale_by_factored_rms(min_dim_size_to_factor=least),
+            optax.clip_by_block_rms(1.0),
+            *([optax.scale_by_param_block_rms()] if relative else []),
+        ]
+        return optax.with_extra_args_support(optax.chain(*stages))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ('shape', 'least', 'relative'),
+    [('wide', 4, True), ('tall', 5, False), ('square', 5, False), ('vector', 1, True)],
+)
+def test_adafactor_is_that_of_optax(shape, least, relative):
+    """One side under the least size: unfactored. Catches means over the wrong side, a share that
+    starts a step late, and a clipping or a scale that is left out.
+    """
+    own = functools.partial(adafactor, adafactor_min_size=least, adafactor_relative=relative)
+    found = trajectory(own, shape, lr=0.05)
+    for step, wanted in trajectory(optax_adafactor(least, relative), shape, lr=0.05).items():
+        np.testing.assert_allclose(found[step], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+LAYER_VECTOR = ParamSpec('vector', ('layer', 'embed'))
+
+
+@pytest.mark.parametrize(('spec', 'shape'), [(STACKED, (2, 2, 3, 4)), (LAYER_VECTOR, (2, 5))])
+def test_adafactor_of_a_stack_is_that_of_each_layer(spec, shape):
+    """Layers of other sizes, the second update of one clipped. Catches a root mean square over the
+    stack, heads left apart, and a layer axis that is factored.
+    """
+    size = np.reshape(np.float32([1, 30]), (2,) + (1,) * (len(shape) - 1))
+    weight, *grads = (normal(*shape, seed=seed) * size for seed in range(3))
+    grads[1] = grads[1] * size
+
+    def directions(spec, weight, *grads):
+        tx = adafactor({'w': spec}, adafactor_min_size=4)
+        state = unboxed(tx.init({'w': weight}))
+        for grad in grads:
+            direction, state = tx.update({'w': grad}, state, {'w': weight})
+        return direction['w']
+
+    def both(weight, *grads):
+        alone = [
+            directions(spec.without('layer'), weight[i], *(g[i] for g in grads)) for i in (0, 1)
+        ]
+        return directions(spec, weight, *grads), jnp.stack(alone)
+
+    together, alone = jax.jit(both, compiler_options=FAST)(weight, *grads)
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+def test_adafactor_keeps_two_vectors_of_a_large_matrix():
+    """With the parameter's own axes, heads apart. Catches memory as large as Adam's."""
+    params = {'w': jnp.zeros((2, 2, 3, 4))}
+    for least, wanted in [(4, [('layer', 'embed'), STACKED.axes[:3]]), (5, [STACKED.axes])]:
+        state = adafactor({'w': STACKED}, adafactor_min_size=least).init(params)
+        found = jax.tree.leaves(state_specs(state, params, {'w': STACKED}).of)
+        assert [spec.axes for spec in found] == wanted
