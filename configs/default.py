@@ -122,11 +122,11 @@ def get_config() -> ConfigDict:
     config.optim.momentum = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
+    config.optim.adafactor_absolute = placeholder(bool)
+    config.optim.adafactor_clip = placeholder(float)
     config.optim.adafactor_decay = placeholder(float)
     config.optim.adafactor_eps = placeholder(float)
-    config.optim.adafactor_clip = placeholder(float)
     config.optim.adafactor_min_size = placeholder(int)
-    config.optim.adafactor_relative = placeholder(bool)
     config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
     config.optim.scale_vector_factor = placeholder(float)
     config.optim.lr = 5e-3

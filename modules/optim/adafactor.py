@@ -33,15 +33,15 @@ def adafactor(
     adafactor_min_size: Annotated[
         int, Option('the smaller side of the smallest matrix that is factored', 1)
     ] = 128,
-    adafactor_relative: Annotated[
-        bool, Option("whether an update is multiplied by its weight's root mean square")
-    ] = True,
+    adafactor_absolute: Annotated[
+        bool, Option("whether an update is not multiplied by its weight's root mean square")
+    ] = False,
 ) -> optax.GradientTransformation:
     """g / sqrt(v), with v of a matrix from the means of its rows and columns (arXiv:1804.04235).
 
     v is a mean of g^2 + eps, in which step t has the share t^-x. Of a matrix only the means r of
-    rows and c of columns are kept, and v = r c / mean(r). Then an update is divided by rms / clip
-    where its root mean square is larger than clip, and multiplied by max(1e-3, rms(weight)).
+    rows and c of columns are kept, and v = r c / mean(r). Then an update is divided by
+    max(1, rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
 
     As optax.adafactor without its weight decay, but of each matrix of a stack, where that one takes
     the two largest axes of the whole array. In the paper the learning rate is min(0.01, 1 /
@@ -73,7 +73,7 @@ def adafactor(
             relative = v['rows'] / jnp.mean(v['rows'], rows, keepdims=True)
             direction = grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(v['columns'])
         direction /= jnp.maximum(1.0, _rms(spec, direction) / adafactor_clip)
-        if adafactor_relative:
+        if not adafactor_absolute:
             direction *= jnp.maximum(SMALLEST_SCALE, _rms(spec, weight))
         return direction, later
 

@@ -156,7 +156,7 @@ def test_adafactor_is_that_of_optax(shape, least, relative):
     """One side under the least size: unfactored. Catches means over the wrong side, a share that
     starts a step late, and a clipping or a scale that is left out.
     """
-    own = functools.partial(adafactor, adafactor_min_size=least, adafactor_relative=relative)
+    own = functools.partial(adafactor, adafactor_min_size=least, adafactor_absolute=not relative)
     found = trajectory(own, shape, lr=0.05)
     for step, wanted in trajectory(optax_adafactor(least, relative), shape, lr=0.05).items():
         np.testing.assert_allclose(found[step], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
