@@ -132,6 +132,13 @@ def get_config() -> ConfigDict:
     config.optim.muon_power_steps = placeholder(int)
     config.optim.muon_scale = placeholder(str)
     config.optim.muon_steps = placeholder(int)
+    config.optim.adafactor_absolute = placeholder(bool)
+    config.optim.adafactor_clip = placeholder(float)
+    config.optim.adafactor_decay = placeholder(float)
+    config.optim.adafactor_eps = placeholder(float)
+    config.optim.adafactor_min_size = placeholder(int)
+    config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
+    config.optim.scale_vector_factor = placeholder(float)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

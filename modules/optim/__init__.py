@@ -10,11 +10,14 @@ that is not shaped like its parameter is described by a box (`modules.optim.base
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
+from modules.optim.adafactor import adafactor
+from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.auon import auon, hybrid_auon
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.lion import lion
 from modules.optim.muon import muon, muon_spectral
+from modules.optim.scale import scale
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
 
@@ -22,12 +25,16 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'adafactor': adafactor,
+    'adamp': adamp,
     'auon': auon,
     'hybrid_auon': hybrid_auon,
     'lion': lion,
     'muon': muon,
     'muon_spectral': muon_spectral,
+    'scale': scale,
     'sgd': sgd,
+    'sgdp': sgdp,
 }
 SCHEDULES = {
     'constant': constant,
