@@ -124,7 +124,9 @@ class OptimConfig:
     ] = None
     match_rms: Annotated[
         float | None,
-        Option('rms that the update of each matrix gets; None: its own', 1e-6, FINITE, traced=True),
+        Option(
+            'rms that updates of hidden matrices get; None: their own', 1e-6, FINITE, traced=True
+        ),
     ] = None
     schedule: Annotated[str, Choice(SCHEDULES, 'optim')]
     weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]

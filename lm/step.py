@@ -245,13 +245,15 @@ def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
 
 
 def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
-    """The direction scaled to the root mean square `optim.match_rms`, and to `optim.update_clip` at
-    most, each where it is given; of each matrix or vector of a parameter that has several.
+    """The direction scaled to the root mean square `optim.match_rms`, of hidden matrices, and to
+    `optim.update_clip` at most, each where it is given; of each matrix or vector of a parameter
+    that has several.
 
     Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
     arXiv:1804.04235, section 6.
     """
-    wanted, most = hyper.get('optim.match_rms'), hyper.get('optim.update_clip')
+    most = hyper.get('optim.update_clip')
+    wanted = hyper.get('optim.match_rms') if spec.role == 'hidden' else None
     if wanted is None and most is None:
         return direction
     if spec.role == 'vector':

@@ -118,6 +118,16 @@ def test_the_size_of_updates(given, wanted):
     )
 
 
+def test_what_is_no_hidden_matrix_keeps_its_size():
+    """But where it is clipped: vectors of layers each on its own."""
+    scales = ParamSpec('vector', ('layer', 'embed'))
+    hyper = {'optim.match_rms': jnp.float32(0.2)}
+    vectors = jnp.float32([[3.0, 3.0], [0.5, 0.5]])
+    np.testing.assert_array_equal(of_rms(scales, vectors, hyper), vectors)
+    found = of_rms(scales, vectors, hyper | {'optim.update_clip': jnp.float32(1.0)})
+    np.testing.assert_allclose(found, [[1.0, 1.0], [0.5, 0.5]], rtol=1e-6)
+
+
 def test_no_direction_stays_none():
     """Not NaN, where there is no gradient."""
     hyper = {'optim.match_rms': jnp.float32(0.2), 'optim.update_clip': jnp.float32(1.0)}
