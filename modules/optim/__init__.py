@@ -13,7 +13,16 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 from modules.optim.adamw import adamw
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.lion import lion
-from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
+from modules.optim.schedules import (
+    constant,
+    cyclic,
+    exponential,
+    inverse_sqrt,
+    linear,
+    power,
+    warmup_cosine,
+    warmup_stable_decay,
+)
 from modules.optim.sgd import sgd
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
@@ -25,6 +34,11 @@ OPTIMIZERS = {
 }
 SCHEDULES = {
     'constant': constant,
+    'cyclic': cyclic,
+    'exponential': exponential,
+    'inverse_sqrt': inverse_sqrt,
+    'linear': linear,
+    'power': power,
     'warmup_cosine': warmup_cosine,
     'warmup_stable_decay': warmup_stable_decay,
 }
