@@ -235,7 +235,7 @@ def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
     Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
     arXiv:1804.04235, section 6.
     """
-    wanted, most = (hyper.get(f'optim.{name}') for name in ('match_rms', 'update_clip'))
+    wanted, most = hyper.get('optim.match_rms'), hyper.get('optim.update_clip')
     if wanted is None and most is None:
         return direction
     batch = () if spec.role == 'vector' else matrix_axes(spec)[0]

@@ -284,14 +284,22 @@ class TestIdentity:
 USUAL = ('none', 'dense', *(v for v in flatten(tiny_config()).values() if isinstance(v, str)))
 READERS = (
     {},
-    {'optim.schedule': 'warmup_stable_decay'},
     {'model.placement': 'mix'},
     {'model.placement': 'wide'},
     *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),
-    *({'model.attention': name} for name in CHOICES['model.attention'].table),
-    *({'model.activation': name} for name in CHOICES['model.activation'].table),
-    *({'kernels.implementation': name} for name in CHOICES['kernels.implementation'].table),
+    *(
+        {path: name}
+        for path in (
+            'model.attention',
+            'model.activation',
+            'loss.name',
+            'optim.name',
+            'optim.schedule',
+            'kernels.implementation',
+        )
+        for name in CHOICES[path].table
+    ),
 )
 
 
