@@ -365,7 +365,12 @@ def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path)
         assert code == BAD_INPUT and answer in output and 'Traceback' not in output
 
 
-def test_print_config_is_the_resolved_config(corpus, tmp_path):
-    code, output = finished(start_run(tmp_path / 'run', corpus, '--print_config'))
-    assert code == DONE and json.loads(output)['model']['d_model'] == 16
+def test_the_resolved_config_and_the_learning_rates_are_printed_alone(corpus, tmp_path):
+    flags = ('--print_config', '--print_schedule')
+    code, output = finished(start_run(tmp_path / 'run', corpus, *flags))
+    config, end = json.JSONDecoder().raw_decode(output)
+    assert code == DONE and config['model']['d_model'] == 16
+    title, head, *rows = output[end:].split('\n')[1:-1]
+    assert title == f'optim.schedule={config["optim"]["schedule"]}' and head.split()[0] == 'step'
+    assert [int(row.split()[0]) for row in rows] == [*range(1, config['train']['steps'] + 1)]
     assert not (tmp_path / 'run').exists()

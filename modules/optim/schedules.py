@@ -71,7 +71,7 @@ def exponential(
     warmup_steps: WarmupSteps = 0,
     final_lr_fraction: FinalFraction = 0.1,
 ) -> jax.Array:
-    """Linear warm-up, then r^p: the same factor each step. r must be above 0."""
+    """Linear warm-up, then r^p: one factor a step, as in arXiv:1512.00567. r must be above 0."""
     progress = _progress(step, warmup_steps, steps)
     return _warmup(step, warmup_steps) * jnp.power(final_lr_fraction, progress)
 
@@ -83,7 +83,7 @@ def inverse_sqrt(
     warmup_steps: WarmupSteps = 0,
     inverse_sqrt_steps: Annotated[
         int,
-        Option('the first steps, before the decay', 1, math.inf, counted_in='steps', traced=True),
+        Option('first steps without decay', 1, math.inf, counted_in='steps', traced=True),
     ] = 10_000,
 ) -> jax.Array:
     """Linear warm-up, 1 for k = inverse_sqrt_steps in all, then sqrt(k / t) (T5, arXiv:1910.10683).
