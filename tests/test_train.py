@@ -82,6 +82,8 @@ def test_summary_names_versions_device_time_and_memory(whole):
     assert summary['versions']['jax'] and summary['git_commit'] and summary['device']
     assert summary['wall_sec'] > 0 and summary['peak_memory_bytes'] > 1e7
     assert 0 <= summary['data_wait_fraction'] < 1
+    # Two moments of each parameter in float32, and a counter.
+    assert summary['optimizer_state_bytes'] == 8 * summary['parameters'] + 4
 
 
 def test_tokens_accumulate_over_steps(whole):
