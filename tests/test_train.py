@@ -346,9 +346,14 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
     assert re.search(r'NOTE: 70 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
 
 
-def test_warmup_longer_than_the_run_is_said_aloud(corpus, tmp_path, capsys):
+def test_the_size_of_the_state_and_a_warmup_longer_than_the_run_are_said_aloud(
+    corpus, tmp_path, capsys
+):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
-    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in said
+    size = r'parameters, optimizer state 0\.\d\d MB \(8\.00 bytes a parameter\); mesh'
+    assert re.search(size, ' '.join(said.split()))
 
 
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])

@@ -58,7 +58,7 @@ def cyclic(
     as the whole run is. A step that two cycles share is of the one that has its middle.
     """
     length = jnp.maximum(steps - warmup_steps, 1.0) / cycles
-    done = jnp.minimum(step + 1, steps) - warmup_steps
+    done = step + 1 - warmup_steps
     cycle = jnp.clip(jnp.floor((done - 0.5) / length), 0.0, cycles - 1.0)
     progress = jnp.clip(done / length - cycle, 0.0, 1.0)
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
