@@ -147,8 +147,12 @@ def get_config() -> ConfigDict:
     config.optim.match_rms = placeholder(float)
     config.optim.schedule = 'warmup_cosine'
     config.optim.warmup_steps = 100
+    config.optim.cycles = placeholder(int)  # of cyclic
     config.optim.decay_fraction = placeholder(float)  # of the steps; of warmup_stable_decay
+    config.optim.decay_power = placeholder(float)  # of power
+    config.optim.decay_shape = placeholder(str)  # of warmup_stable_decay: linear or sqrt
     config.optim.final_lr_fraction = placeholder(float)
+    config.optim.inverse_sqrt_steps = placeholder(int)  # before the decay of inverse_sqrt
     config.optim.weight_decay = 0.1
     config.optim.decay_rule = 'decoupled'
     config.optim.clip_norm = 1.0  # float('inf') turns clipping off

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import optax
 
 from lm.config import part_at, parts_of
-from lm.state import Hyper, Learner, State, Weights, numbers, optimizer, optimizer_of
+from lm.state import (
+    Hyper,
+    Learner,
+    State,
+    Weights,
+    numbers,
+    optimizer,
+    optimizer_of,
+    schedule_fraction,
+)
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
 from modules.params import LAYER, ParamSpec, matrix_axes, named_leaves
 from modules.scaling import Decay
@@ -200,9 +209,9 @@ def optimizer_step(
 def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
     """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
     config, described = learner.config, learner.described
-    schedule, rule = (part_at(config, path) for path in ('optim.schedule', 'optim.decay_rule'))
+    rule = part_at(config, 'optim.decay_rule')
     steps, peak = hyper['train.steps'], hyper['optim.lr']
-    fraction = schedule.row(state.step, steps, **numbers(config, schedule, hyper))
+    fraction = schedule_fraction(config, state.step, hyper)
     peaks = {'optim.name': peak, 'optim.others': hyper.get('optim.others_lr', peak)}
     options = numbers(config, rule, hyper)
 

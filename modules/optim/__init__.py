@@ -18,7 +18,16 @@ from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.lion import lion
 from modules.optim.muon import muon, muon_spectral
 from modules.optim.scale import scale
-from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
+from modules.optim.schedules import (
+    constant,
+    cyclic,
+    exponential,
+    inverse_sqrt,
+    linear,
+    power,
+    warmup_cosine,
+    warmup_stable_decay,
+)
 from modules.optim.sgd import sgd
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
@@ -38,6 +47,11 @@ OPTIMIZERS = {
 }
 SCHEDULES = {
     'constant': constant,
+    'cyclic': cyclic,
+    'exponential': exponential,
+    'inverse_sqrt': inverse_sqrt,
+    'linear': linear,
+    'power': power,
     'warmup_cosine': warmup_cosine,
     'warmup_stable_decay': warmup_stable_decay,
 }

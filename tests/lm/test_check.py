@@ -309,6 +309,14 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             {'model.reparam': 'shared+weight_norm', 'scaling.init_scale': 1e-20},
             'model.reparam=weight_norm divides by the norms',
         ),
+        (
+            {'optim.schedule': 'exponential', 'optim.final_lr_fraction': 0.0},
+            'never gets to 0: optim.final_lr_fraction must be above 0; got 0. .*schedule=linear',
+        ),
+        (
+            {'optim.schedule': 'cyclic', 'optim.cycles': 9, 'optim.warmup_steps': 3},
+            'optim.cycles must leave .*; got 9 for the 17 steps .* The most that works: 8',
+        ),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
         (
             {'optim.embedding_gradient_shrink': 0.1, 'model.tie_embeddings': True},
