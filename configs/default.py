@@ -122,6 +122,12 @@ def get_config() -> ConfigDict:
     config.optim.momentum = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
+    config.optim.rank = placeholder(int)  # of galore, fira and apollo
+    config.optim.projection_every = placeholder(int)
+    config.optim.galore_scale = placeholder(float)  # of fira too
+    config.optim.growth_limit = placeholder(float)  # of fira and apollo
+    config.optim.apollo_factors = placeholder(str)  # one a channel, or one a tensor
+    config.optim.apollo_scale = placeholder(float)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

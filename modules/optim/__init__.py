@@ -11,7 +11,9 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 """
 
 from modules.optim.adamw import adamw
+from modules.optim.apollo import apollo
 from modules.optim.base import by_role, state_specs, unboxed
+from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
@@ -20,6 +22,9 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'apollo': apollo,
+    'fira': fira,
+    'galore': galore,
     'lion': lion,
     'sgd': sgd,
 }
