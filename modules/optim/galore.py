@@ -100,7 +100,9 @@ def fira(
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
         rest = g - galore_scale * projected_back(basis, low)
         rest, norm = limited(norm_ratio(adam, low, -2) * rest, kept['norm'], growth_limit)
-        found = bias_factor(b1, b2, count, grad.dtype) * (galore_scale * projected_back(basis, adam) + rest)
+        found = bias_factor(b1, b2, count, grad.dtype) * (
+            galore_scale * projected_back(basis, adam) + rest
+        )
         return as_parameter(spec, found, grad), moments | {'basis': basis, 'norm': norm}
 
     return per_parameter(specs, init, update)

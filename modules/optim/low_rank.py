@@ -106,9 +106,7 @@ def uncorrected_adam(
 
 def bias_factor(b1: Any, b2: Any, count: jax.Array, dtype: Any) -> jax.Array:
     """sqrt(1 - b2^t) / (1 - b1^t), to all digits of a dtype in which b2^t is almost 1."""
-    first, second = (
-        -jnp.expm1(count * jnp.log1p(jnp.asarray(b, dtype) - 1)) for b in (b1, b2)
-    )
+    first, second = (-jnp.expm1(count * jnp.log1p(jnp.asarray(b, dtype) - 1)) for b in (b1, b2))
     return jnp.sqrt(second) / first
 
 

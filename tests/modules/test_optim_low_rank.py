@@ -53,3 +53,133 @@ def test_follows_the_published_code(fixed_projections, name, shape):
     assert_follows(
         trajectory(ROWS[name], shape, make_galore.LR), 'make_galore', f'{name} {shape}', shape
     )
+
+
+LAYERS = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+SHAPE = (2, 4, 3, 2)  # in each of two layers a matrix 4 x 6
+
+
+def directions(make, specs, grads):
+    """(the direction after each of `grads`, the state at last), in one program."""
+    tx = make(specs)
+
+    def run():
+        state, found = unboxed(tx.init(grads[0])), []
+        for grad in grads:
+            direction, state = tx.update(grad, state, grad)
+            found.append(direction)
+        return found, state
+
+    return jax.jit(run, compiler_options=FAST)()
+
+
+def gradients(number, shape=SHAPE):
+    rng = np.random.default_rng(0)
+    return [{'w': rng.normal(size=shape).astype(np.float32)} for _ in range(number)]
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_each_layer_is_a_matrix_of_its_own(fixed_projections, name):
+    """Catches a decomposition, a factor or a norm over layers, and heads that are not merged."""
+    every = functools.partial(ROWS[name], projection_every=2)
+    grads = gradients(3)
+    stacked, _ = directions(every, {'w': LAYERS}, grads)
+    for layer in range(SHAPE[0]):
+        alone, _ = directions(
+            every, {'w': MATRIX}, [{'w': g['w'][layer].reshape(4, 6)} for g in grads]
+        )
+        for one, of_all in zip(alone, stacked, strict=True):
+            np.testing.assert_allclose(of_all['w'][layer].reshape(4, 6), one['w'], rtol=1e-4)
+
+
+@pytest.mark.parametrize(('name', 'basis'), [('galore', 1), ('fira', 1), ('apollo', 0)])
+@pytest.mark.parametrize('axes', [LAYERS.axes, ('layer', 'mlp', 'heads', 'embed')])
+def test_what_is_kept_is_as_large_as_published(name, basis, axes):
+    """2 r N numbers for the moments of a matrix K x N, r K for what GaLore projects with, one for
+    the norm of an update. Catches moments of the shape of the weight.
+    """
+    short, long, rank, layers = 4, 6, FIXED['rank'], SHAPE[0]
+    fan_in = axes[1:-1] if axes[1] == 'mlp' else ('embed',)
+    shape = (2, 3, 2, 4) if axes[1] == 'mlp' else SHAPE
+    specs = {'w': ParamSpec('hidden', axes, fan_in)}
+    shapes = {'w': jax.ShapeDtypeStruct(shape, jnp.float32)}
+    boxed = jax.eval_shape(ROWS[name](specs).init, shapes)
+    kept = named_leaves(unboxed(boxed))
+    described = named_leaves(state_specs(boxed, shapes, specs))
+    numbers = 2 * rank * long + basis * rank * short + (name != 'galore')
+    assert sum(leaf.size for leaf in kept.values()) == 1 + layers * numbers
+    for path, leaf in kept.items():
+        assert len(described[path].axes) == len(leaf.shape)
+    assert described['of/momentum/w'].axes == ('layer', 'rank', 'long_side')
+
+
+@pytest.mark.parametrize('row', [galore, fira, apollo])
+def test_a_rank_beyond_the_shorter_side_is_that_side(row):
+    grads = gradients(2)
+    found, state = directions(functools.partial(row, rank=100), {'w': LAYERS}, grads)
+    wanted, _ = directions(functools.partial(row, rank=4), {'w': LAYERS}, grads)
+    assert state.of['momentum']['w'].shape == (2, 4, 6)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_galore_moves_in_the_subspace_and_fira_everywhere():
+    """Rank 2 of 4; within a period the subspace is that of its first gradient."""
+    grads = gradients(3, (4, 6))
+    basis = np.linalg.svd(grads[0]['w'])[0][:, :2]
+    for row, outside in ((galore, 0.0), (fira, 0.1)):
+        found, _ = directions(functools.partial(row, rank=2), {'w': MATRIX}, grads)
+        left = [d['w'] - basis @ (basis.T @ d['w']) for d in found]
+        size = [
+            np.linalg.norm(rest) / np.linalg.norm(d['w'])
+            for rest, d in zip(left, found, strict=True)
+        ]
+        assert min(size) >= outside and (outside or max(size) < 1e-5)
+
+
+def test_the_sign_of_a_singular_vector_is_fixed():
+    """Catches signs left to the decomposition, which differ between devices."""
+    x = np.random.default_rng(1).normal(size=(5, 4, 6)).astype(np.float32)
+    basis = np.asarray(singular_basis(jnp.asarray(x), 3))
+    assert np.all(basis.max(-2) >= np.abs(basis).max(-2))
+    np.testing.assert_allclose(np.swapaxes(basis, -1, -2) @ basis, [np.eye(3)] * 5, atol=1e-6)
+    wanted = np.linalg.svd(x)[0][..., :3]
+    np.testing.assert_allclose(np.abs(basis), np.abs(wanted), atol=1e-5)
+
+
+def test_apollo_keeps_the_direction_of_each_channel():
+    """f is one number a channel of the longer side, or one in all; with `tensor`, the scale is
+    under a root.
+    """
+    grads = gradients(2, (4, 6))
+    for options, axis in (({}, 0), ({'apollo_factors': 'tensor'}, None)):
+        row = functools.partial(apollo, rank=2, **options)
+        found, _ = directions(row, {'w': MATRIX}, grads)
+        fourfold, _ = directions(functools.partial(row, apollo_scale=4.0), {'w': MATRIX}, grads)
+        for direction, more, grad in zip(found, fourfold, grads, strict=True):
+            ratio = np.asarray(direction['w'] / grad['w'])
+            assert np.ptp(ratio, axis).max() < 1e-5 * ratio.max() and ratio.min() > 0
+            np.testing.assert_allclose(more['w'], 2 * direction['w'], rtol=1e-5)
+        assert np.ptp(ratio) == 0 or axis == 0
+
+
+def test_projections_differ_by_parameter_layer_and_period():
+    """Of variance 1 / r, so that |P^T g| is |g| on average. Catches one draw for all."""
+    module = importlib.import_module('modules.optim.apollo')
+    drawn = [
+        module.random_projection(n, p, (2, 64, 16), jnp.float32) for n in (0, 1) for p in (0, 1)
+    ]
+    each = np.concatenate(drawn)
+    assert len({one.tobytes() for one in each}) == 8
+    np.testing.assert_allclose(each.var() * 16, 1.0, atol=0.05)
+    specs = module.numbered({'a': MATRIX, 'b': MATRIX})
+    assert [leaf.number for leaf in jax.tree.leaves(specs)] == [0, 1]
+
+
+def test_growth_is_limited():
+    """To `most` times the norm before, which is then that; what shrinks is left alone, and what
+    follows nothing. Catches a matrix that a first gradient of zero would hold for good.
+    """
+    x = np.ones((3, 2, 2), np.float32)  # of norm 2
+    found, norm = limited(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
+    np.testing.assert_allclose(norm, [1.5, 2.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(found, x * np.array([0.75, 1, 1])[:, None, None], rtol=1e-6)
