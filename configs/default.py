@@ -128,6 +128,9 @@ def get_config() -> ConfigDict:
     config.optim.growth_limit = placeholder(float)  # of fira and apollo
     config.optim.apollo_factors = placeholder(str)  # one a channel, or one a tensor
     config.optim.apollo_scale = placeholder(float)
+    config.optim.sophia_gamma = placeholder(float)
+    config.optim.sophia_eps = placeholder(float)
+    config.optim.sophia_every = placeholder(int)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

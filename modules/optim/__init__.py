@@ -17,6 +17,7 @@ from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
+from modules.optim.sophia import sophia
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
@@ -27,6 +28,7 @@ OPTIMIZERS = {
     'galore': galore,
     'lion': lion,
     'sgd': sgd,
+    'sophia': sophia,
 }
 SCHEDULES = {
     'constant': constant,
