@@ -5,8 +5,10 @@ multiplies it by the learning rate and takes off weight decay, each as the param
 A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
 one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
 `grad`, the gradient before clipping; and `value_fn(params)`, the loss of the batch, to be
-differentiated in any direction (`jax.jvp` needs kernels.attention=reference). A leaf of its state
-that is not shaped like its parameter is described by a box (`modules.optim.base.state_specs`).
+differentiated in any direction (`jax.jvp` needs kernels.attention=reference; of its gradient, also
+blocked does), which for an optimizer of some roles is a function of their parameters. A leaf of its
+state that is not shaped like its parameter is described by a box
+(`modules.optim.base.state_specs`).
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 

@@ -41,7 +41,8 @@ def sophia(
     H u is the derivative of `value_fn`'s gradient along u, in forward mode: kernels.attention must
     be reference or blocked. Within a run mapped over others it is computed in every update.
     The authors' code has the other form, Sophia-G, whose curvature is the squared gradient at
-    sampled labels. ValueError where the extra argument value_fn is missing.
+    sampled labels. ValueError where the extra argument value_fn is missing, or has no such
+    derivative.
     """
     del specs
 
@@ -73,8 +74,17 @@ def sophia(
 
 
 def curvature_estimate(value_fn: Callable[[Any], jax.Array], params: Any, u: Any) -> Any:
-    """u * (H u), whose mean over u is the Hessian's diagonal (Hutchinson's estimate)."""
-    _, along = jax.jvp(jax.grad(value_fn), (params,), (u,))
+    """u * (H u), whose mean over u is the Hessian's diagonal (Hutchinson's estimate).
+
+    ValueError where part of the gradient has no derivative in forward mode.
+    """
+    try:
+        _, along = jax.jvp(jax.grad(value_fn), (params,), (u,))
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(
+            'the gradient of this loss cannot be differentiated, which the curvature needs; choose '
+            f'kernels.attention=reference or blocked. JAX says: {error}'
+        ) from error
     return jax.tree.map(jnp.multiply, u, along)
 
 
