@@ -23,6 +23,7 @@ USUAL_NAMES = {
     'galoreadamw': 'galore',
     'geluerf': 'gelu_exact',
     'gelutanh': 'gelu',
+    'gradnormlorp': 'galore',
     'half': 'bfloat16',
     'identity': 'none',
     'linearattention': 'linear',

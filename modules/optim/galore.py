@@ -49,7 +49,10 @@ def galore(
     every `projection_every`-th update, the first one included; the moments [r, N] are not turned
     with it. Within a run mapped over others the decomposition runs in every update.
     As jiaweizzhao/GaLore, whose bias correction leaves eps out; rank and scale are those of its
-    60M-parameter model of width 512.
+    60M-parameter model of width 512. With model.reparam=weight_norm, projection_every=250 and
+    optim.others=adamw this is GradNormLoRP (arXiv:2412.19616), projected on one side as in its
+    code: the gradient of the direction is projected, and the gain of each output has Adam. That
+    code overwrites the gains, and leaves the gradient's part along the direction in it.
     """
 
     def init(spec, weight):
