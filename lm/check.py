@@ -43,6 +43,7 @@ def check(config: Config) -> None:
     _check_init_scale(config)
     _check_roles(config)
     _check_optimizers(config)
+    _check_loss(config)
     _check_batch(config)
 
 
@@ -274,12 +275,27 @@ def _check_roles(config: Config) -> None:
 
 
 def _check_optimizers(config: Config) -> None:
+    if config.optim.embedding_gradient_shrink is not None and config.model.tie_embeddings:
+        raise ValueError(
+            'optim.embedding_gradient_shrink is of the embedding that words are looked up in; with '
+            'model.tie_embeddings=True its gradient is that of the readout too, which is not '
+            'meant. Leave one of them out.'
+        )
     others = part_at(config, 'optim.others')
     if missing := sorted(set(ROLES) - {'hidden'} - set(others.row.roles)):
         raise ValueError(
             f'optim.others={others.name} is not for parameters of the roles {", ".join(missing)}, '
             f'only {", ".join(others.row.roles)}. Give it to the hidden matrices, '
             f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
+        )
+
+
+def _check_loss(config: Config) -> None:
+    loss = part_at(config, 'loss.name')
+    if config.model.logit_softcap and getattr(loss.row, 'linear_readout', False):
+        raise ValueError(
+            f'loss.name={loss.name} is computed from sums of logits, which a softcap bends; it '
+            f'needs model.logit_softcap=0, got {config.model.logit_softcap}'
         )
 
 

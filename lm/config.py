@@ -114,6 +114,10 @@ class OptimConfig:
         float | None,
         Option('learning rate of all but hidden matrices; None: the same', 0, FINITE, traced=True),
     ] = None
+    embedding_gradient_shrink: Annotated[
+        float | None,
+        Option('factor of the gradient of the word embedding; None: 1', 0, 1, traced=True),
+    ] = None
     update_clip: Annotated[
         float | None,
         Option('largest rms of the update of a matrix; None: any', 1e-6, FINITE, traced=True),

@@ -183,6 +183,7 @@ def optimizer_step(
     value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
     """
     config, described = learner.config, learner.described
+    grads = shrunk(described.specs, grads, hyper)
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
@@ -228,6 +229,21 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
     return peak * fraction, updates
 
 
+def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
+    """The gradients, that of the word embedding times `optim.embedding_gradient_shrink` where it is
+    given: before clipping, so that Adam, whose direction has no size of its own, sees it through
+    the clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
+    """
+    factor = hyper.get('optim.embedding_gradient_shrink')
+    if factor is None:
+        return grads
+    return jax.tree.map(
+        lambda spec, g: factor * g if spec.role == 'embedding' and 'vocab' in spec.axes else g,
+        specs,
+        grads,
+    )
+
+
 def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
     """The direction scaled to the root mean square `optim.match_rms`, and to `optim.update_clip` at
     most, each where it is given; of each matrix of a parameter that has several, a vector whole.
@@ -235,7 +251,7 @@ def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
     Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
     arXiv:1804.04235, section 6.
     """
-    wanted, most = (hyper.get(f'optim.{name}') for name in ('match_rms', 'update_clip'))
+    wanted, most = hyper.get('optim.match_rms'), hyper.get('optim.update_clip')
     if wanted is None and most is None:
         return direction
     batch = () if spec.role == 'vector' else matrix_axes(spec)[0]

@@ -14,9 +14,11 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 
 from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo
+from modules.optim.auon import auon, hybrid_auon
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
+from modules.optim.muon import muon, muon_spectral
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
 from modules.optim.sophia import sophia
@@ -26,9 +28,13 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 OPTIMIZERS = {
     'adamw': adamw,
     'apollo': apollo,
+    'auon': auon,
     'fira': fira,
     'galore': galore,
+    'hybrid_auon': hybrid_auon,
     'lion': lion,
+    'muon': muon,
+    'muon_spectral': muon_spectral,
     'sgd': sgd,
     'sophia': sophia,
 }

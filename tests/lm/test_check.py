@@ -302,6 +302,21 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             'model.reparam=weight_norm divides by the norms',
         ),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
+        (
+            {'optim.embedding_gradient_shrink': 0.1, 'model.tie_embeddings': True},
+            r'embedding_gradient_shrink is of the embedding .*tie_embeddings=True',
+        ),
+        (
+            {'loss.name': 'spherical_z', 'model.logit_softcap': 30.0},
+            r'loss.name=spherical_z .* needs model.logit_softcap=0, got 30.0',
+        ),
+        ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
+        (
+            {'optim.others': 'muon'},
+            r'optim.others=muon is not for parameters of the roles embedding, readout, vector, only '
+            r'hidden. Give it to .*optim.name=muon',
+        ),
+        ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
     ],
 )
 def test_fields_that_do_not_fit_each_other(changes, said):

@@ -8,6 +8,7 @@ import pytest
 
 from modules.optim import SCHEDULES, by_role, state_specs, unboxed
 from modules.optim.adamw import adamw
+from modules.optim.sgd import sgd
 from modules.options import options
 from modules.params import Described, ParamSpec, named_leaves
 
@@ -92,9 +93,32 @@ SPECS = {
 PARAMS = {'table': jnp.ones((5, 4)), 'layers': {'up': jnp.ones((2, 4, 6))}, 'scale': jnp.ones(4)}
 
 
+def scaled_by(factor):
+    return lambda specs: optax.scale(factor)
+
+
+def test_each_is_made_from_the_specs_of_its_own():
+    """And runs on its own alone. Catches specs of all parameters where trees have some."""
+    seen = []
+
+    def noted(specs):
+        seen.append({path: spec.role for path, spec in named_leaves(specs).items()})
+        return sgd(specs, momentum=0.5)
+
+    tx = by_role(SPECS, hidden=noted, others=noted)
+    state = unboxed(tx.init(PARAMS))
+    for _ in range(2):
+        found, state = tx.update(PARAMS, state, PARAMS)
+    jax.tree.map(lambda leaf, w: np.testing.assert_array_equal(leaf, 1.5 * w), found, PARAMS)
+    assert sorted(seen, key=len) == [
+        {'layers/up': 'hidden'},
+        {'scale': 'vector', 'table': 'embedding'},
+    ]
+
+
 def test_each_role_has_its_own_optimizer():
     """Halved for hidden matrices, negated for the rest. Catches labels of other leaves."""
-    tx = by_role(SPECS, hidden=optax.scale(0.5), others=optax.scale(-1.0))
+    tx = by_role(SPECS, hidden=scaled_by(0.5), others=scaled_by(-1.0))
     found, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     wanted = {'table': -1.0, 'layers': {'up': 0.5}, 'scale': -1.0}
     jax.tree.map(lambda leaf, value: np.testing.assert_array_equal(leaf, value), found, wanted)
@@ -102,18 +126,17 @@ def test_each_role_has_its_own_optimizer():
 
 def test_a_parameter_that_no_optimizer_covers_is_named():
     with pytest.raises(ValueError, match=r'no optimizer covers scale, table; name its role'):
-        by_role(SPECS, hidden=optax.scale(0.5))
+        by_role(SPECS, hidden=scaled_by(0.5))
 
 
 def test_a_role_that_no_parameter_has_is_named():
     with pytest.raises(ValueError, match=r"\['readout'\], and no parameter has that role"):
-        by_role(SPECS, readout=optax.scale(0.5), others=optax.identity())
+        by_role(SPECS, readout=scaled_by(0.5), others=scaled_by(1.0))
 
 
 def test_moments_are_described_as_their_parameters():
     """Also behind a partition, which leaves some out. Catches moments without sharding."""
-    adam = adamw(SPECS)
-    tx = by_role(SPECS, hidden=adam, others=optax.trace(0.9))
+    tx = by_role(SPECS, hidden=adamw, others=lambda specs: optax.trace(0.9))
     specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))
     of_up = [spec for path, spec in specs.items() if path.endswith('layers/up')]
     assert of_up == [SPECS['layers']['up']] * 2  # both moments
