@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.mesh import RULES
 from modules.optim import by_role, state_specs, unboxed
 from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo
@@ -98,7 +99,7 @@ def test_each_layer_is_a_matrix_of_its_own(fixed_projections, name):
 @pytest.mark.parametrize('axes', [LAYERS.axes, ('layer', 'mlp', 'heads', 'embed')])
 def test_what_is_kept_is_as_large_as_published(name, basis, axes):
     """2 r N numbers for the moments of a matrix K x N, r K for what GaLore projects with, one for
-    the norm of an update. Catches moments of the shape of the weight.
+    the norm of an update. Catches moments of the shape of the weight, and axes that no device has.
     """
     short, long, rank, layers = 4, 6, FIXED['rank'], SHAPE[0]
     fan_in = axes[1:-1] if axes[1] == 'mlp' else ('embed',)
@@ -112,6 +113,7 @@ def test_what_is_kept_is_as_large_as_published(name, basis, axes):
     assert sum(leaf.size for leaf in kept.values()) == 1 + layers * numbers
     for path, leaf in kept.items():
         assert len(described[path].axes) == len(leaf.shape)
+        assert set(described[path].axes) <= set(RULES)
     assert described['of/momentum/w'].axes == ('layer', 'rank', 'long_side')
 
 
