@@ -136,8 +136,15 @@ def get_config() -> ConfigDict:
     config.optim.muon_power_steps = placeholder(int)
     config.optim.muon_scale = placeholder(str)
     config.optim.muon_steps = placeholder(int)
+    config.optim.adafactor_absolute = placeholder(bool)
+    config.optim.adafactor_clip = placeholder(float)
+    config.optim.adafactor_decay = placeholder(float)
+    config.optim.adafactor_eps = placeholder(float)
+    config.optim.adafactor_min_size = placeholder(int)
+    config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
     config.optim.projection_every = placeholder(int)
     config.optim.rank = placeholder(int)  # of galore, fira and apollo
+    config.optim.scale_vector_factor = placeholder(float)
     config.optim.sophia_eps = placeholder(float)
     config.optim.sophia_every = placeholder(int)
     config.optim.sophia_gamma = placeholder(float)

@@ -10,7 +10,7 @@ import optax
 from lm.config import part_at, parts_of
 from lm.state import Hyper, Learner, State, Weights, numbers, optimizer, optimizer_of
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
-from modules.params import ParamSpec, matrix_axes, named_leaves
+from modules.params import LAYER, ParamSpec, matrix_axes, named_leaves
 from modules.scaling import Decay
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
@@ -246,7 +246,7 @@ def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
 
 def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
     """The direction scaled to the root mean square `optim.match_rms`, and to `optim.update_clip` at
-    most, each where it is given; of each matrix of a parameter that has several, a vector whole.
+    most, each where it is given; of each matrix or vector of a parameter that has several.
 
     Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
     arXiv:1804.04235, section 6.
@@ -254,7 +254,10 @@ def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
     wanted, most = hyper.get('optim.match_rms'), hyper.get('optim.update_clip')
     if wanted is None and most is None:
         return direction
-    batch = () if spec.role == 'vector' else matrix_axes(spec)[0]
+    if spec.role == 'vector':
+        batch = tuple(i for i, axis in enumerate(spec.axes) if axis == LAYER)
+    else:
+        batch, *_ = matrix_axes(spec)
     axes = tuple(i for i in range(direction.ndim) if i not in batch)
     rms = jnp.sqrt(jnp.mean(jnp.square(direction), axes, keepdims=True))
     factor = jnp.ones_like(rms)

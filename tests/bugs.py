@@ -375,7 +375,7 @@ BUGS = {
     ),
     'one size for the updates of all layers': Bug(
         'lm/step.py',
-        "batch = () if spec.role == 'vector' else matrix_axes(spec)[0]",
+        'batch, *_ = matrix_axes(spec)',
         'batch = ()',
         'tests/lm/test_optimizers.py -k size_of_updates',
     ),

@@ -12,6 +12,8 @@ state that is not shaped like its parameter is described by a box
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
+from modules.optim.adafactor import adafactor
+from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo
 from modules.optim.auon import auon, hybrid_auon
@@ -19,6 +21,7 @@ from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
 from modules.optim.muon import muon, muon_spectral
+from modules.optim.scale import scale
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
 from modules.optim.sophia import sophia
@@ -27,6 +30,8 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'adafactor': adafactor,
+    'adamp': adamp,
     'apollo': apollo,
     'auon': auon,
     'fira': fira,
@@ -35,7 +40,9 @@ OPTIMIZERS = {
     'lion': lion,
     'muon': muon,
     'muon_spectral': muon_spectral,
+    'scale': scale,
     'sgd': sgd,
+    'sgdp': sgdp,
     'sophia': sophia,
 }
 SCHEDULES = {

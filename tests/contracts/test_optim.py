@@ -42,6 +42,8 @@ def tree(seed: int):
 
 
 START, TARGET = tree(0), tree(1)
+# Values that show in this problem, where one near the published value does not.
+TELLING = {'adafactor_clip': 0.5, 'adamp_delta': 2.0}
 
 
 def loss(params):
@@ -90,10 +92,9 @@ def results():
 
     def of_one(name):
         declared = options(OPTIMIZERS[name])
-        changed = [
-            numbers(name) | {n: jnp.float32(another(declared[n].option, declared[n].default))}
-            for n in numbers(name)
-        ]
+        others = {n: another(declared[n].option, declared[n].default) for n in numbers(name)}
+        others |= {n: value for n, value in TELLING.items() if n in others}
+        changed = [numbers(name) | {n: jnp.float32(value)} for n, value in others.items()]
         both = stack_jnp([numbers(name), *changed])
         tx = optimizer(name)
         zeros = jax.tree.map(jnp.zeros_like, START)

@@ -11,7 +11,9 @@ from lm.check import check, check_devices
 from lm.config import CHOICES, FIELDS, readers_of
 from modules.choices import choose, nearest_divisor
 from modules.losses import AUXILIARIES
+from modules.optim import OPTIMIZERS
 from modules.options import LARGEST_INT, options
+from modules.params import ROLES
 from tests.helpers import checked_config, tiny_config
 
 
@@ -68,8 +70,14 @@ def test_misspelt_name_gives_the_choices_and_the_nearest(path):
 
 @pytest.mark.parametrize('path', NAMES)
 def test_every_name_in_every_table_passes(path):
+    """But those of hidden matrices as the optimizer of the others."""
     for name in NAMES[path]:
-        checked_config({**reader_of(path), path: name})
+        changes = {**reader_of(path), path: name}
+        if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):
+            with pytest.raises(ValueError, match=f'optim.others={name} is not for'):
+                checked_config(changes)
+        else:
+            checked_config(changes)
 
 
 def test_every_choice_is_looked_up():
@@ -313,8 +321,8 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
         ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
         (
             {'optim.others': 'muon'},
-            r'optim.others=muon is not for parameters of the roles embedding, readout, vector, only '
-            r'hidden. Give it to .*optim.name=muon',
+            r'optim.others=muon is not for .* embedding, readout, vector, only hidden. '
+            r'Give it to .*optim.name=muon',
         ),
         ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
     ],
