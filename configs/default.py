@@ -127,8 +127,12 @@ def get_config() -> ConfigDict:
     config.optim.momentum = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
+    config.optim.apollo_factors = placeholder(str)  # one a channel, or one a tensor
+    config.optim.apollo_scale = placeholder(float)
     config.optim.auon_form = placeholder(str)
     config.optim.auon_gamma = placeholder(float)
+    config.optim.galore_scale = placeholder(float)  # of fira too
+    config.optim.growth_limit = placeholder(float)  # of fira and apollo
     config.optim.muon_power_steps = placeholder(int)
     config.optim.muon_scale = placeholder(str)
     config.optim.muon_steps = placeholder(int)
@@ -138,7 +142,12 @@ def get_config() -> ConfigDict:
     config.optim.adafactor_eps = placeholder(float)
     config.optim.adafactor_min_size = placeholder(int)
     config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
+    config.optim.projection_every = placeholder(int)
+    config.optim.rank = placeholder(int)  # of galore, fira and apollo
     config.optim.scale_vector_factor = placeholder(float)
+    config.optim.sophia_eps = placeholder(float)
+    config.optim.sophia_every = placeholder(int)
+    config.optim.sophia_gamma = placeholder(float)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)

@@ -20,11 +20,13 @@ RULES = {
     'heads': None,
     'kv_heads': None,
     'layer': None,
+    'long_side': None,
     'mlp': None,
     'position': None,
     'qk_features': None,
     'rank': None,
     'router': None,
+    'short_side': None,
     'vocab': None,
 }
 

@@ -5,16 +5,20 @@ multiplies it by the learning rate and takes off weight decay, each as the param
 A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
 one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
 `grad`, the gradient before clipping; and `value_fn(params)`, the loss of the batch, to be
-differentiated in any direction (`jax.jvp` needs kernels.attention=reference). A leaf of its state
-that is not shaped like its parameter is described by a box (`modules.optim.base.state_specs`).
+differentiated in any direction (`jax.jvp` needs kernels.attention=reference; of its gradient, also
+blocked does), which for an optimizer of some roles is a function of their parameters. A leaf of its
+state that is not shaped like its parameter is described by a box
+(`modules.optim.base.state_specs`).
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
 from modules.optim.adafactor import adafactor
 from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
+from modules.optim.apollo import apollo
 from modules.optim.auon import auon, hybrid_auon
 from modules.optim.base import by_role, state_specs, unboxed
+from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
 from modules.optim.muon import muon, muon_spectral
 from modules.optim.scale import scale
@@ -29,6 +33,7 @@ from modules.optim.schedules import (
     warmup_stable_decay,
 )
 from modules.optim.sgd import sgd
+from modules.optim.sophia import sophia
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
@@ -36,7 +41,10 @@ OPTIMIZERS = {
     'adamw': adamw,
     'adafactor': adafactor,
     'adamp': adamp,
+    'apollo': apollo,
     'auon': auon,
+    'fira': fira,
+    'galore': galore,
     'hybrid_auon': hybrid_auon,
     'lion': lion,
     'muon': muon,
@@ -44,6 +52,7 @@ OPTIMIZERS = {
     'scale': scale,
     'sgd': sgd,
     'sgdp': sgdp,
+    'sophia': sophia,
 }
 SCHEDULES = {
     'constant': constant,

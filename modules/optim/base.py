@@ -87,8 +87,8 @@ def by_role(
     """One optimizer for each role, and `others` for the roles that are not named.
 
     Each is made from the specs of its own parameters, with optax.MaskedNode in the place of those
-    of others, as in the trees that it gets. Raises ValueError for a parameter that no optimizer
-    covers, and for a role that no parameter has.
+    of others, as in the trees that it gets and in those that it gives `value_fn`. Raises ValueError
+    for a parameter that no optimizer covers, and for a role that no parameter has.
     """
     found = named_leaves(specs)
     present = {spec.role for spec in found.values()}
@@ -107,7 +107,27 @@ def by_role(
 
     makers = dict(roles) | ({} if others is None else {'others': others})
     transforms = {label: make(own(label)) for label, make in makers.items()}
-    return optax.partition(transforms, labels)
+    partition = optax.partition(transforms, labels)
+
+    def update(grads, state, params=None, *, value_fn=None, **more):
+        def of_part(part):
+            return value_fn(filled(part, params))
+
+        given = more | {'value_fn': None if value_fn is None else of_part}
+        return partition.update(grads, state, params, **given)
+
+    return optax.GradientTransformationExtraArgs(partition.init, update)
+
+
+def filled(part: Any, whole: Any) -> Any:
+    """A tree with the leaves of `whole` where `part` has optax.MaskedNode."""
+
+    def is_masked(leaf):
+        return isinstance(leaf, optax.MaskedNode)
+
+    return jax.tree.map(
+        lambda own, other: other if is_masked(own) else own, part, whole, is_leaf=is_masked
+    )
 
 
 def unboxed(opt_state: Any) -> Any:

@@ -1,0 +1,224 @@
+"""Reference: GaLore, Fira and APOLLO against trajectories of their authors' code. Property: what is
+kept of a matrix, subspaces, factors and the limit on growth.
+"""
+
+import functools
+import importlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.mesh import RULES
+from modules.optim import by_role, state_specs, unboxed
+from modules.optim.adamw import adamw
+from modules.optim.apollo import apollo
+from modules.optim.galore import fira, galore
+from modules.optim.low_rank import limited, singular_basis
+from modules.params import ParamSpec, named_leaves
+from modules.reparam.weight_norm import weight_norm
+from tests.fixtures.optim import make_galore
+from tests.helpers import FAST
+from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
+
+FIXED = {'rank': make_galore.RANK, 'projection_every': make_galore.EVERY}
+MINI = {'rank': 1, 'apollo_factors': 'tensor', 'apollo_scale': 128.0}
+ROWS = {
+    'galore': functools.partial(galore, **FIXED),
+    'fira': functools.partial(fira, **FIXED),
+    'apollo': functools.partial(apollo, **FIXED),
+    'apollo mini': functools.partial(apollo, **FIXED | MINI),
+}
+
+
+@pytest.fixture
+def fixed_projections(monkeypatch):
+    """APOLLO's random numbers are those that the stored trajectories were made with."""
+
+    def projection(number, period, shape, dtype):
+        del number
+        *_, rows, rank = shape
+        each = [make_galore.normal(rows, rank, p) for p in range(3)]
+        return jnp.asarray(np.stack(each), dtype)[period] / math.sqrt(rank)
+
+    module = importlib.import_module('modules.optim.apollo')  # the package has a row of its name
+    monkeypatch.setattr(module, 'random_projection', projection)
+
+
+@pytest.mark.parametrize('shape', make_galore.SHAPES)
+@pytest.mark.parametrize('name', ROWS)
+def test_follows_the_published_code(fixed_projections, name, shape):
+    """50 steps over three projections, in float32. Catches a projection of the longer side, another
+    moment of refresh, turned moments, an epsilon under the bias correction, a limit after it.
+    """
+    assert_follows(
+        trajectory(ROWS[name], shape, make_galore.LR), 'make_galore', f'{name} {shape}', shape
+    )
+
+
+LAYERS = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+SHAPE = (2, 4, 3, 2)  # in each of two layers a matrix 4 x 6
+
+
+def directions(make, specs, grads):
+    """(the direction after each of `grads`, the state at last), in one program."""
+    tx = make(specs)
+
+    def run():
+        state, found = unboxed(tx.init(grads[0])), []
+        for grad in grads:
+            direction, state = tx.update(grad, state, grad)
+            found.append(direction)
+        return found, state
+
+    return jax.jit(run, compiler_options=FAST)()
+
+
+def gradients(number, shape=SHAPE):
+    rng = np.random.default_rng(0)
+    return [{'w': rng.normal(size=shape).astype(np.float32)} for _ in range(number)]
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_each_layer_is_a_matrix_of_its_own(fixed_projections, name):
+    """Catches a decomposition, a factor or a norm over layers, and heads that are not merged."""
+    every = functools.partial(ROWS[name], projection_every=2)
+    grads = gradients(3)
+    stacked, _ = directions(every, {'w': LAYERS}, grads)
+    for layer in range(SHAPE[0]):
+        alone, _ = directions(
+            every, {'w': MATRIX}, [{'w': g['w'][layer].reshape(4, 6)} for g in grads]
+        )
+        for one, of_all in zip(alone, stacked, strict=True):
+            np.testing.assert_allclose(of_all['w'][layer].reshape(4, 6), one['w'], rtol=1e-4)
+
+
+@pytest.mark.parametrize(('name', 'basis'), [('galore', 1), ('fira', 1), ('apollo', 0)])
+@pytest.mark.parametrize('axes', [LAYERS.axes, ('layer', 'mlp', 'heads', 'embed')])
+def test_what_is_kept_is_as_large_as_published(name, basis, axes):
+    """2 r N numbers for the moments of a matrix K x N, r K for what GaLore projects with, one for
+    the norm of an update. Catches moments of the shape of the weight, and axes that no device has.
+    """
+    short, long, rank, layers = 4, 6, FIXED['rank'], SHAPE[0]
+    fan_in = axes[1:-1] if axes[1] == 'mlp' else ('embed',)
+    shape = (2, 3, 2, 4) if axes[1] == 'mlp' else SHAPE
+    specs = {'w': ParamSpec('hidden', axes, fan_in)}
+    shapes = {'w': jax.ShapeDtypeStruct(shape, jnp.float32)}
+    boxed = jax.eval_shape(ROWS[name](specs).init, shapes)
+    kept = named_leaves(unboxed(boxed))
+    described = named_leaves(state_specs(boxed, shapes, specs))
+    numbers = 2 * rank * long + basis * rank * short + (name != 'galore')
+    assert sum(leaf.size for leaf in kept.values()) == 1 + layers * numbers
+    for path, leaf in kept.items():
+        assert len(described[path].axes) == len(leaf.shape)
+        assert set(described[path].axes) <= set(RULES)
+    assert described['of/momentum/w'].axes == ('layer', 'rank', 'long_side')
+
+
+@pytest.mark.parametrize('row', [galore, fira, apollo])
+def test_a_rank_beyond_the_shorter_side_is_that_side(row):
+    grads = gradients(2)
+    found, state = directions(functools.partial(row, rank=100), {'w': LAYERS}, grads)
+    wanted, _ = directions(functools.partial(row, rank=4), {'w': LAYERS}, grads)
+    assert state.of['momentum']['w'].shape == (2, 4, 6)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_galore_moves_in_the_subspace_and_fira_everywhere():
+    """Rank 2 of 4; within a period the subspace is that of its first gradient."""
+    grads = gradients(3, (4, 6))
+    basis = np.linalg.svd(grads[0]['w'])[0][:, :2]
+    for row, outside in ((galore, 0.0), (fira, 0.1)):
+        found, _ = directions(functools.partial(row, rank=2), {'w': MATRIX}, grads)
+        left = [d['w'] - basis @ (basis.T @ d['w']) for d in found]
+        size = [
+            np.linalg.norm(rest) / np.linalg.norm(d['w'])
+            for rest, d in zip(left, found, strict=True)
+        ]
+        assert min(size) >= outside and (outside or max(size) < 1e-5)
+
+
+def test_the_sign_of_a_singular_vector_is_fixed():
+    """Catches signs left to the decomposition, which differ between devices."""
+    x = np.random.default_rng(1).normal(size=(5, 4, 6)).astype(np.float32)
+    basis = np.asarray(singular_basis(jnp.asarray(x), 3))
+    assert np.all(basis.max(-2) >= np.abs(basis).max(-2))
+    np.testing.assert_allclose(np.swapaxes(basis, -1, -2) @ basis, [np.eye(3)] * 5, atol=1e-6)
+    wanted = np.linalg.svd(x)[0][..., :3]
+    np.testing.assert_allclose(np.abs(basis), np.abs(wanted), atol=1e-5)
+
+
+def test_apollo_keeps_the_direction_of_each_channel():
+    """f is one number a channel of the longer side, or one in all; with `tensor`, the scale is
+    under a root.
+    """
+    grads = gradients(2, (4, 6))
+    for options, axis in (({}, 0), ({'apollo_factors': 'tensor'}, None)):
+        row = functools.partial(apollo, rank=2, **options)
+        found, _ = directions(row, {'w': MATRIX}, grads)
+        fourfold, _ = directions(functools.partial(row, apollo_scale=4.0), {'w': MATRIX}, grads)
+        for direction, more, grad in zip(found, fourfold, grads, strict=True):
+            ratio = np.asarray(direction['w'] / grad['w'])
+            assert np.ptp(ratio, axis).max() < 1e-5 * ratio.max() and ratio.min() > 0
+            np.testing.assert_allclose(more['w'], 2 * direction['w'], rtol=1e-5)
+
+
+def test_projections_differ_by_parameter_layer_and_period():
+    """Of variance 1 / r, so that |P^T g| is |g| on average. Catches one draw for all."""
+    module = importlib.import_module('modules.optim.apollo')
+    drawn = [
+        module.random_projection(n, p, (2, 64, 16), jnp.float32) for n in (0, 1) for p in (0, 1)
+    ]
+    each = np.concatenate(drawn)
+    assert len({one.tobytes() for one in each}) == 8
+    np.testing.assert_allclose(each.var() * 16, 1.0, atol=0.05)
+    specs = module.numbered({'a': MATRIX, 'b': MATRIX})
+    assert [leaf.number for leaf in jax.tree.leaves(specs)] == [0, 1]
+
+
+def test_growth_is_limited():
+    """To `most` times the norm before, which is then that; what shrinks is left alone, and what
+    follows nothing. Catches a matrix that a first gradient of zero would hold for good.
+    """
+    x = np.ones((3, 2, 2), np.float32)  # of norm 2
+    found, norm = limited(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
+    np.testing.assert_allclose(norm, [1.5, 2.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(found, x * np.array([0.75, 1, 1])[:, None, None], rtol=1e-6)
+
+
+def test_galore_of_a_normalized_weight_is_gradnormlorp():
+    """W = g V / |V| for each output, as arXiv:2412.19616 has it, in numpy: Adam of
+    g' = <G, V / |V|>, and GaLore of V' = g (G - g' V / |V|) / |V|. Catches norms of inputs.
+    """
+    rng, lr, every = np.random.default_rng(3), 0.1, 3
+    grads, start = rng.normal(size=(5, 4, 6)), rng.normal(size=(4, 6))
+    given = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
+    with jax.enable_x64(True):
+        map_ = weight_norm({'w': MATRIX}, None)
+        row = functools.partial(galore, rank=2, projection_every=every, **given)
+        tx = by_role(map_.specs, functools.partial(adamw, **given), hidden=row)
+        stored, carried = map_.init({'w': jnp.asarray(start)})
+        state = unboxed(tx.init(stored))
+        for grad in grads:
+            _, back = jax.vjp(lambda s: map_.apply(s, carried, True)[0], stored)
+            directions, state = tx.update(*back({'w': jnp.asarray(grad)}), state, stored)
+            stored = jax.tree.map(lambda w, d: w - lr * d, stored, directions)
+    v, g = start.copy(), np.linalg.norm(start, axis=0)
+    of_v, of_g = np.zeros((2, 2, 6)), np.zeros((2, 6))  # both moments
+    for t, grad in enumerate(grads, start=1):
+        unit = v / np.linalg.norm(v, axis=0)
+        grad_g = np.sum(grad * unit, 0)
+        grad_v = g / np.linalg.norm(v, axis=0) * (grad - grad_g * unit)
+        if t % every == 1:
+            basis = np.asarray(singular_basis(jnp.asarray(grad_v), 2))
+        low = basis.T @ grad_v
+        for moments, x in ((of_v, low), (of_g, grad_g)):
+            moments[0] += 0.1 * (x - moments[0])
+            moments[1] += 0.001 * (x**2 - moments[1])
+        first, second = 1 - 0.9**t, 1 - 0.999**t
+        v -= lr * 0.25 * np.sqrt(second) / first * basis @ (of_v[0] / (np.sqrt(of_v[1]) + 1e-6))
+        g -= lr * of_g[0] / first / (np.sqrt(of_g[1] / second) + 1e-6)
+    np.testing.assert_allclose(stored['w']['direction'], v, rtol=1e-5)
+    np.testing.assert_allclose(stored['w']['gain'], g, rtol=1e-5)
