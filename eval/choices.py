@@ -173,6 +173,6 @@ def first_sentence(text: str) -> str:
 
 def sources(text: str) -> str:
     """'arXiv:1910.07467, code': the papers in the text, in order, and whether it follows code."""
-    papers = dict.fromkeys(re.findall(r'arXiv:\d{4}\.\d{5}', text))
+    papers = dict.fromkeys(re.findall(r'arXiv:\d{4}\.\d{4,5}', text))
     code = ['code'] if re.search(r'\bcode\s+(of|beside)\b', text) else []
     return ', '.join([*papers, *code])

@@ -17,8 +17,9 @@ def dco(
     *,
     dco_tries: Annotated[float, Option('N of pass@N; 1: cross-entropy', 1, 1e6, traced=True)] = 1.0,
 ) -> Sums:
-    """objective = sum over rows of F(p) (-log p), p the probability of all tokens of the row that
-    count; F without a gradient.
+    """objective = sum over rows of F(p) (-log p), with p the probability of all of a row.
+
+    Of those that count; F has no gradient:
 
         F(p) = N (1 - p)^(N - 1) p / (1 - (1 - p)^N)
 

@@ -76,7 +76,8 @@ def aldr_kl(
     The authors' code keeps a lambda of each training example from epoch to epoch, and computes the
     next from the one kept; here each is computed from l0 = ldr_lambda, one step of that, since a
     language model seldom sees a token twice. l is at least a thousandth of l0, for tokens of which
-    the model is certain. Source: as `ldr_kl`, section 4.2; its scores are `l1`.
+    the model is certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl` names,
+    whose scores are `l1`.
     """
     lead_MV, scores_MV = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
     log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))

@@ -29,9 +29,8 @@ def sgd(
 ) -> optax.GradientTransformation:
     """m = momentum m + (1 - dampening) g; the direction is m, or g + momentum m with Nesterov.
 
-    As torch.optim.SGD, whose first m is g all the same, whatever the dampening. Sources: heavy ball
-    doi:10.1016/0041-5553(64)90137-5; Nesterov's in this form
-    https://proceedings.mlr.press/v28/sutskever13.html.
+    As torch.optim.SGD, whose first m is g all the same, whatever the dampening. Source of
+    Nesterov's momentum: arXiv:1212.0901, section 3.5.
     """
 
     def init(spec, weight):
