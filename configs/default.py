@@ -122,6 +122,11 @@ def get_config() -> ConfigDict:
     config.optim.momentum = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.nesterov = placeholder(bool)
+    config.optim.conda_every = placeholder(int)
+    config.optim.conda_scale = placeholder(float)
+    config.optim.soap_every = placeholder(int)
+    config.optim.soap_max_dim = placeholder(int)
+    config.optim.soap_sides = placeholder(str)
     config.optim.lr = 5e-3
     config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
     config.optim.others_lr = placeholder(float)
