@@ -11,20 +11,24 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 """
 
 from modules.optim.adamw import adamw
+from modules.optim.aro import aro
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.conda import conda
 from modules.optim.lion import lion
 from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
 from modules.optim.sgd import sgd
+from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'aro': aro,
     'conda': conda,
     'lion': lion,
     'sgd': sgd,
+    'shampoo': shampoo,
     'soap': soap,
 }
 SCHEDULES = {

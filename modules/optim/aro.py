@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import boxed, of_side, product, turned, turned_back
+from modules.optim.rotations import boxed, of_side, outer, product, turned, turned_back
 from modules.optim.sgd import Momentum
 from modules.options import Option
 from modules.params import as_matrices, from_matrices, matrix_axes
@@ -91,8 +91,8 @@ def _sink(matrices, steps):
 def _orthogonal(square):
     """Q of the QR decomposition of matrices [..., n, n], the diagonal of whose R is positive."""
     size = jnp.sum(jnp.square(square), (-2, -1), keepdims=True)
-    eye = jnp.eye(square.shape[-1], dtype=square.dtype)
-    lower = jnp.linalg.cholesky(product('...ki,...kj->...ij', square, square) + SHIFT * size * eye)
+    gram = outer(square, 'right') + SHIFT * size * of_side(square, 'right', 1.0)
+    lower = jnp.linalg.cholesky(gram)
     found = jax.lax.linalg.triangular_solve(lower, square, lower=True, transpose_a=True)
     failed = ~jnp.all(jnp.isfinite(found), (-2, -1), keepdims=True)
     return jax.lax.cond(

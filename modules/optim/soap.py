@@ -80,8 +80,7 @@ def soap(
         adam = turned(as_matrices(spec, m), bases) / (jnp.sqrt(second) + eps)
         factor = jnp.sqrt(1 - b2**t) / (1 - b1**t)
         direction = from_matrices(spec, factor * turned_back(adam, bases), grad.shape)
-        later = _refresh(count, soap_every, second, products, bases)
-        second, bases = later
+        second, bases = _refresh(count, soap_every, second, products, bases)
         kept = {'momentum': m, 'second': from_matrices(spec, second, grad.shape)}
         for side in sides:
             kept |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
@@ -100,7 +99,7 @@ def _refresh(count, every, second, products, bases):
         ordered, found = second, {}
         for side, square in products.items():
             basis = bases[side]
-            values = product('...ij,...ik,...kj->...j', basis, square, basis)
+            values = jnp.sum(basis * product('...ij,...jk->...ik', square, basis), axis=-2)
             order = jnp.argsort(-values, axis=-1)
             by_column = order[..., None, :]
             basis = jnp.take_along_axis(basis, by_column, axis=-1)
