@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from modules.optim.aro import aro
 from modules.optim.conda import conda
 from modules.optim.soap import soap
 from tests.modules.optim_trajectories import assert_follows, trajectory
@@ -23,6 +24,13 @@ CONDA_CASES = [
     ('tall', 'tall', {'conda_every': 10}),
     ('once', 'wide', {}),
     ('every', 'tall', {'conda_every': 1, 'conda_scale': 1.0}),
+]
+
+ARO_CASES = [
+    ('sink', 'wide', {}),
+    ('sink square', 'square', {}),
+    ('row', 'wide', {'aro_map': 'row'}),
+    ('sign', 'wide', {'aro_map': 'sign'}),
 ]
 
 
@@ -48,3 +56,15 @@ class TestConda:
             make = functools.partial(conda, **given)
             found = trajectory(make, shape, 0.1, dtype=jnp.float64)
         assert_follows(found, 'make_conda', case, shape, rtol=1e-7)
+
+
+class TestAro:
+    @pytest.mark.parametrize(('case', 'shape', 'given'), ARO_CASES)
+    def test_follows_the_authors_code(self, case, shape, given):
+        """To 1e-7 in float64. Reference. Catches a direction in the last rotation, and rows and
+        columns in the other order.
+        """
+        with jax.enable_x64(True):
+            make = functools.partial(aro, aro_scale=1.0, **given)
+            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(found, 'make_aro', case, shape, rtol=1e-7)
