@@ -13,6 +13,7 @@ from modules.params import ParamSpec
 
 # Logical axis of a parameter -> mesh axis; None: every device holds all of it.
 RULES = {
+    'basis': None,
     'embed': None,
     'expert': None,
     'group': None,

@@ -16,8 +16,10 @@ from modules.optim.adafactor import adafactor
 from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo
+from modules.optim.aro import aro
 from modules.optim.auon import auon, hybrid_auon
 from modules.optim.base import by_role, state_specs, unboxed
+from modules.optim.conda import conda
 from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
 from modules.optim.muon import muon, muon_spectral
@@ -33,6 +35,8 @@ from modules.optim.schedules import (
     warmup_stable_decay,
 )
 from modules.optim.sgd import sgd
+from modules.optim.shampoo import shampoo
+from modules.optim.soap import soap
 from modules.optim.sophia import sophia
 
 __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
@@ -42,7 +46,9 @@ OPTIMIZERS = {
     'adafactor': adafactor,
     'adamp': adamp,
     'apollo': apollo,
+    'aro': aro,
     'auon': auon,
+    'conda': conda,
     'fira': fira,
     'galore': galore,
     'hybrid_auon': hybrid_auon,
@@ -52,6 +58,8 @@ OPTIMIZERS = {
     'scale': scale,
     'sgd': sgd,
     'sgdp': sgdp,
+    'shampoo': shampoo,
+    'soap': soap,
     'sophia': sophia,
 }
 SCHEDULES = {

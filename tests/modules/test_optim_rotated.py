@@ -1,0 +1,228 @@
+"""SOAP, Conda, ARO and Shampoo: optimizers in rotated coordinates."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from modules.optim import unboxed
+from modules.optim.aro import aro
+from modules.optim.conda import conda
+from modules.optim.shampoo import shampoo
+from modules.optim.soap import soap
+from modules.params import ParamSpec
+from tests.helpers import FAST
+from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
+
+SOAP_CASES = [
+    ('square every 1', 'square', {'soap_every': 1}),
+    ('square every 10', 'square', {'soap_every': 10}),
+    ('wide', 'wide', {'soap_every': 3, 'soap_max_dim': 4}),
+    ('tall', 'tall', {'soap_every': 3, 'soap_max_dim': 4}),
+    ('tall', 'tall', {'soap_every': 3, 'soap_sides': 'smaller'}),
+]
+CONDA_CASES = [
+    ('square', 'square', {'conda_every': 10}),
+    ('wide', 'wide', {'conda_every': 10}),
+    ('tall', 'tall', {'conda_every': 10}),
+    ('once', 'wide', {}),
+    ('every', 'tall', {'conda_every': 1, 'conda_scale': 1.0}),
+]
+
+ARO_CASES = [
+    ('sink', 'wide', {}),
+    ('sink square', 'square', {}),
+    ('row', 'wide', {'aro_map': 'row'}),
+    ('sign', 'wide', {'aro_map': 'sign'}),
+]
+SHAMPOO_CASES = [
+    ('none', 'square', {'shampoo_graft': 'none'}),
+    ('wide', 'wide', {'shampoo_graft': 'none'}),
+    ('adam', 'square', {}),
+    ('every 10', 'square', {'shampoo_every': 10}),
+]
+
+ROWS = {'aro': aro, 'conda': conda, 'shampoo': shampoo, 'soap': soap}
+
+
+def directions(make, grads, spec=MATRIX):
+    """[T, ...]: what `make(specs)` makes of gradients [T, ...], in float64; and its states."""
+    with jax.enable_x64(True):
+        tx = make({'w': spec})
+        weight = {'w': jnp.zeros(grads.shape[1:])}
+
+        def step(state, grad):
+            direction, state = tx.update({'w': grad}, state, weight)
+            return state, (direction['w'], state)
+
+        def run(grads):
+            return jax.lax.scan(step, unboxed(tx.init(weight)), grads)[1]
+
+        return jax.device_get(jax.jit(run, compiler_options=FAST)(jnp.asarray(grads)))
+
+
+def draw(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+def orthogonal(size):
+    return np.linalg.qr(draw(size, size))[0]
+
+
+def orthogonal_factor(matrix):
+    left, _, right = np.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_stacked_layers_and_heads_are_matrices_of_their_own(name):
+    """Equivalence. Catches a decomposition or a norm over the layers, and heads on one side."""
+    grads = draw(4, 2, 3, 2, 2)
+    spec = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+    make = functools.partial(ROWS[name], **({'soap_every': 2} if name == 'soap' else {}))
+    found, _ = directions(make, grads, spec)
+    alone, _ = directions(make, grads[:, 1].reshape(4, 3, 4))
+    np.testing.assert_allclose(found[:, 1].reshape(4, 3, 4), alone, rtol=1e-9, atol=1e-12)
+
+
+class TestSoap:
+    @pytest.mark.parametrize(('case', 'shape', 'given'), SOAP_CASES)
+    def test_follows_the_authors_code(self, case, shape, given):
+        """To 1e-7 in float64. Reference. Catches bases used too early, a second moment that is not
+        put in order, and a correction that counts the first call.
+        """
+        with jax.enable_x64(True):
+            make = functools.partial(soap, **given)
+            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(found, 'make_soap', case, shape, rtol=1e-7)
+
+    @pytest.mark.parametrize('side', ['left', 'right'])
+    def test_a_rotation_of_the_gradients_rotates_the_directions(self, side):
+        """Property. Catches moments that are kept in a basis which has since been left."""
+        grads = draw(7, 4, 4)
+        turn = orthogonal(4)
+        make = functools.partial(soap, soap_every=2)
+        plain, _ = directions(make, grads)
+        given, wanted = (turn @ x if side == 'left' else x @ turn for x in (grads, plain))
+        np.testing.assert_allclose(directions(make, given)[0], wanted, atol=1e-9)
+
+    def test_without_sides_to_rotate_it_is_adam_from_the_second_gradient_on(self):
+        """Equivalence. Catches sides above soap_max_dim that are rotated, and a bias correction
+        that counts the first gradient.
+        """
+        grads = draw(5, 3, 4)
+        found, state = directions(functools.partial(soap, soap_max_dim=2, eps=1e-30), grads)
+        adam, _ = directions(lambda _: optax.scale_by_adam(0.95, 0.95, eps=1e-30), grads[1:])
+        np.testing.assert_array_equal(found[0], 0)
+        np.testing.assert_allclose(found[1:], adam, rtol=1e-9)
+        assert state.of.keys() == {'momentum', 'second'}
+
+    def test_a_side_above_the_largest_is_left_as_it_is(self):
+        """Contract. Catches a basis that is kept, and paid for, where none is used."""
+        _, state = directions(functools.partial(soap, soap_max_dim=3), draw(2, 3, 4))
+        assert state.of.keys() == {'momentum', 'second', 'left_products', 'left_basis'}
+
+
+class TestConda:
+    @pytest.mark.parametrize(('case', 'shape', 'given'), CONDA_CASES)
+    def test_follows_the_authors_code(self, case, shape, given):
+        """To 1e-7 in float64. Reference. Catches the wrong side, vectors in rows, and singular
+        vectors of the moment of before the gradient.
+        """
+        with jax.enable_x64(True):
+            make = functools.partial(conda, **given)
+            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(found, 'make_conda', case, shape, rtol=1e-7)
+
+    def test_a_rotation_of_the_smaller_side_rotates_the_directions(self):
+        """Property. Catches a second moment of gradients that were not rotated."""
+        grads, turn = draw(7, 3, 5), orthogonal(3)
+        make = functools.partial(conda, conda_every=100)
+        plain, _ = directions(make, grads)
+        np.testing.assert_allclose(directions(make, turn @ grads)[0], turn @ plain, atol=1e-9)
+        mirrored, _ = directions(make, np.swapaxes(grads, 1, 2) @ turn.T)
+        np.testing.assert_allclose(mirrored, np.swapaxes(turn @ plain, 1, 2), atol=1e-9)
+
+    def test_its_basis_changes_every_so_many_updates(self):
+        """Property. Catches a period counted from 0, and one that ends an update early."""
+        make = functools.partial(conda, conda_every=3)
+        bases = directions(make, draw(7, 3, 5))[1].of['basis']['w']
+        changes = [not np.array_equal(a, b) for a, b in itertools.pairwise(bases)]
+        assert changes == [False, False, True, False, False, True]
+
+
+class TestAro:
+    @pytest.mark.parametrize(('case', 'shape', 'given'), ARO_CASES)
+    def test_follows_the_authors_code(self, case, shape, given):
+        """To 1e-7 in float64. Reference. Catches a direction in the last rotation, and rows and
+        columns in the other order.
+        """
+        with jax.enable_x64(True):
+            make = functools.partial(aro, aro_scale=1.0, **given)
+            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(found, 'make_aro', case, shape, rtol=1e-7)
+
+    @pytest.mark.parametrize('name', ['sink', 'row', 'sign'])
+    def test_its_size_is_its_scale(self, name):
+        """Property. Catches norms of 1 in the place of the root of the width."""
+        found, _ = directions(functools.partial(aro, aro_map=name), draw(3, 4, 12))
+        sizes = np.sqrt(np.mean(np.square(found), axis=(1, 2)))
+        np.testing.assert_allclose(sizes, 0.2, rtol=1e-5)
+
+    def test_rows_of_a_gradient_that_stays_become_its_orthogonal_factor(self):
+        """Property: the fixed point that the paper derives. Catches a rotation that is not carried
+        from update to update, or not turned back.
+        """
+        left, right = orthogonal(4), orthogonal(6)[:4]
+        gradient = left @ np.diag([8.0, 4.0, 2.0, 1.0]) @ right
+        make = functools.partial(aro, aro_map='row', aro_scale=1.0)
+        found, _ = directions(make, np.stack([gradient] * 40))
+        wanted = np.sqrt(6) * orthogonal_factor(gradient)
+        np.testing.assert_allclose(found[-1], wanted, atol=1e-4)
+
+    def test_it_turns_the_residual_stream(self):
+        """Equivalence of a matrix out of the stream and one into it. Catches a side by order."""
+        out = ParamSpec('hidden', ('mlp', 'embed'), ('mlp',))
+        grads = draw(3, 3, 5)
+        into, _ = directions(aro, grads)
+        found, state = directions(aro, np.swapaxes(grads, 1, 2), out)
+        np.testing.assert_allclose(np.swapaxes(found, 1, 2), into, atol=1e-9)
+        assert state.of['rotation']['w'].shape[1:] == (3, 3)
+
+    def test_gradients_of_low_rank_give_finite_directions(self):
+        """Contract. Catches Cholesky's failure on a matrix that is not positive definite."""
+        grads = np.zeros((4, 5, 3))
+        grads[1:, 0] = 1.0
+        assert np.isfinite(directions(aro, grads)[0]).all()
+
+
+class TestShampoo:
+    @pytest.mark.parametrize(('case', 'shape', 'given'), SHAMPOO_CASES)
+    def test_follows_published_code(self, case, shape, given):
+        """To 1e-6 in float64. Reference. Catches another exponent, the norm of the gradient in
+        the place of Adam's, and roots that are used before they are taken.
+        """
+        with jax.enable_x64(True):
+            make = functools.partial(shampoo, shampoo_eps=1e-20, **given)
+            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(found, 'make_shampoo', case, shape, rtol=1e-6)
+
+    def test_its_first_direction_is_the_orthogonal_factor(self):
+        """Closed form: (G G^T)^(-1/4) G (G^T G)^(-1/4). Catches exponents of 1/2."""
+        grads = draw(1, 3, 5)
+        make = functools.partial(shampoo, shampoo_graft='none', shampoo_eps=1e-14)
+        found, _ = directions(make, grads)
+        np.testing.assert_allclose(found[0], orthogonal_factor(grads[0]), atol=1e-5)
+
+    def test_what_is_added_to_eigenvalues_is_a_share_of_the_largest(self):
+        """Closed form of the first direction. Catches a share that is added as it is."""
+        gradient = 1e-3 * draw(3, 3)
+        make = functools.partial(shampoo, shampoo_graft='none', shampoo_eps=0.1)
+        found, _ = directions(make, gradient[None])
+        left, values, right = np.linalg.svd(gradient)
+        values = values / np.sqrt(values**2 + 0.1 * values[0] ** 2)
+        np.testing.assert_allclose(found[0], left @ np.diag(values) @ right, rtol=1e-9)
