@@ -27,7 +27,7 @@ from ml_collections import config_flags
 
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
-from lm.check import check_devices
+from lm.check import check, check_devices
 from eval.choices import listing
 from lm.config import FIELDS, Config, digest, resolve, to_json
 from lm.hints import check_flags, field_hint, flag_refusal
@@ -38,6 +38,7 @@ from lm.record.workdir import is_final, open_workdir
 from lm.run.describe import describe
 from lm.run.experiment import Experiment
 from lm.run.program import Program
+from lm.run.schedule import schedule_listing
 from lm.run.signals import caught_signals
 from lm.run.start import check_run
 from lm.run.slot import RunSpec, Slot, Status
@@ -61,6 +62,9 @@ CHOICES = flags.DEFINE_flag(
     )
 )
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config and stop.')
+PRINT_SCHEDULE = flags.DEFINE_bool(
+    'print_schedule', False, 'Print the learning rate over the run and stop.'
+)
 CONTINUE_CHANGED = flags.DEFINE_bool(
     'continue_changed', False, 'Go on from a workdir whose run had another config or other data.'
 )
@@ -196,10 +200,13 @@ def main(argv: list[str]) -> None:
             return
         base, sweep = split_sweep(CONFIG.value)
         config = resolve(base)
-        if PRINT_CONFIG.value:
-            check_run(config)
+        if PRINT_CONFIG.value or PRINT_SCHEDULE.value:
+            (check_run if PRINT_CONFIG.value else check)(config)
             found = [] if sweep is None else cells(base, sweep)
-            print(to_json(config), end='')
+            if PRINT_CONFIG.value:
+                print(to_json(config), end='')
+            if PRINT_SCHEDULE.value:
+                print(schedule_listing(config), end='')
             if found:
                 print(f'{len(found)} cells start from this', file=sys.stderr)
             return

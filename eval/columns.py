@@ -36,6 +36,7 @@ RESULTS = {  # column: (name in summary.json, type)
     'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it
     'compile_sec': ('compile_sec', float),
     'parameters': ('parameters', int),
+    'optimizer_state_bytes': ('optimizer_state_bytes', int),
     'git_commit': ('git_commit', str),
     'device': ('device', str),
 }

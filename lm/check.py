@@ -43,6 +43,8 @@ def check(config: Config) -> None:
     _check_init_scale(config)
     _check_roles(config)
     _check_optimizers(config)
+    _check_loss(config)
+    _check_schedule(config)
     _check_batch(config)
 
 
@@ -274,12 +276,45 @@ def _check_roles(config: Config) -> None:
 
 
 def _check_optimizers(config: Config) -> None:
+    if config.optim.embedding_gradient_shrink is not None and config.model.tie_embeddings:
+        raise ValueError(
+            'optim.embedding_gradient_shrink is of the embedding that words are looked up in; with '
+            'model.tie_embeddings=True its gradient is that of the readout too, which is not '
+            'meant. Leave one of them out.'
+        )
     others = part_at(config, 'optim.others')
     if missing := sorted(set(ROLES) - {'hidden'} - set(others.row.roles)):
         raise ValueError(
             f'optim.others={others.name} is not for parameters of the roles {", ".join(missing)}, '
             f'only {", ".join(others.row.roles)}. Give it to the hidden matrices, '
             f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
+        )
+
+
+def _check_loss(config: Config) -> None:
+    loss = part_at(config, 'loss.name')
+    if config.model.logit_softcap and getattr(loss.row, 'linear_readout', False):
+        raise ValueError(
+            f'loss.name={loss.name} is computed from sums of logits, which a softcap bends; it '
+            f'needs model.logit_softcap=0, got {config.model.logit_softcap}'
+        )
+
+
+def _check_schedule(config: Config) -> None:
+    """ValueError for a decay that cannot be: by a factor to 0, or in cycles of a step each."""
+    schedule = part_at(config, 'optim.schedule')
+    if schedule.name == 'exponential' and option_of(config, schedule, 'final_lr_fraction') == 0:
+        raise ValueError(
+            'optim.schedule=exponential multiplies the learning rate by one factor each step and '
+            'never gets to 0: optim.final_lr_fraction must be above 0; got 0. Leave it out, give '
+            'another such as 0.01, or choose optim.schedule=linear, which gets there.'
+        )
+    cycles = option_of(config, schedule, 'cycles')
+    steps = config.train.steps - (option_of(config, schedule, 'warmup_steps') or 0)
+    if cycles is not None and 2 * cycles > max(steps, 2):
+        raise ValueError(
+            f'optim.cycles must leave each cycle two steps or more; got {cycles} for the {steps} '
+            f'steps after the warm-up. The most that works: {max(steps // 2, 1)}.'
         )
 
 

@@ -114,13 +114,19 @@ class OptimConfig:
         float | None,
         Option('learning rate of all but hidden matrices; None: the same', 0, FINITE, traced=True),
     ] = None
+    embedding_gradient_shrink: Annotated[
+        float | None,
+        Option('factor of the gradient of the word embedding; None: 1', 0, 1, traced=True),
+    ] = None
     update_clip: Annotated[
         float | None,
         Option('largest rms of the update of a matrix; None: any', 1e-6, FINITE, traced=True),
     ] = None
     match_rms: Annotated[
         float | None,
-        Option('rms that the update of each matrix gets; None: its own', 1e-6, FINITE, traced=True),
+        Option(
+            'rms that updates of hidden matrices get; None: their own', 1e-6, FINITE, traced=True
+        ),
     ] = None
     schedule: Annotated[str, Choice(SCHEDULES, 'optim')]
     weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from lm.model import groups_of_blocks
 from lm.state import Hyper, Learner, State
@@ -13,8 +14,10 @@ from lm.step import (
     Batch,
     activations,
     loss_sums,
+    microbatched,
     optimizer_step,
     target_weights,
+    token_sums,
     trained_alone,
 )
 from modules.params import LAYER, NORM, ParamSpec, as_matrices, matrix_axes, named_leaves
@@ -33,6 +36,8 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
     - Of the readout `logit_mean`, `logit_largest` (of |logit|), `log_z_mean` and `log_z_largest`
       (of |log Z|), over the tokens that the loss counts.
     - By role and layer what the optimizer would do with this batch's gradient: `by_role`.
+    - Of the spread between the gradients of the rows with even and with odd numbers, where the
+      rows are even: `gradient_noise`.
     - Of the weights that each layer uses their norm (`layer_param_norm`), that of the gradient of
       the mean token loss (`layer_grad_norm`), and `singular_value_NAME` of each hidden matrix, the
       largest of its experts; `sigma_NAME` and `gamma_NAME` where a reparametrisation has them.
@@ -61,14 +66,49 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
             learner, state, hyper, stored_grads, value, lambda params: loss(use(params)[0])[0]
         )
         changes = jax.tree.map(jnp.subtract, step.state.params, state.params)
-        return {
+        found = {
             **of_layers(learner, sown, used, grads),
             **seen,
             **by_role(learner, state.params, stored_grads, changes),
             **measured(learner, state),
         }
+        if len(batch['tokens']) % 2 == 0:
+            half = jax.tree.map(lambda rows: rows[0], microbatched(batch, 2))
+            tokens = jnp.sum(target_weights(half, learner.bos_id))
+
+            def of_half(used):
+                variables = {'params': used, **state.stats}
+                sums = token_sums(learner, variables, half, hyper)
+                return sums['objective'] / jnp.maximum(tokens, 1.0)
+
+            (of_half,) = to_stored(jax.grad(of_half)(used))
+            found |= gradient_noise(stored_grads, of_half, total, tokens)
+        return found
 
     return diagnose
+
+
+def gradient_noise(grads: Any, of_part: Any, total: jax.Array, tokens: jax.Array) -> Found:
+    """What the spread between two parts of a batch says of the batch size, from the gradient of
+    the mean loss of `total` tokens and that of the first `tokens` of them, about half.
+
+    With |G|^2 of all n tokens and s the mean of |G|^2 of the two parts, of n / 2 tokens each:
+    `gradient_noise_signal` = 2 |G|^2 - s estimates the squared norm of the gradient of all text,
+    `gradient_noise_trace` = n (s - |G|^2) the variance of a token's gradient, and their quotient
+    `gradient_noise_scale` is the number of tokens a batch beyond which more help little. Each is a
+    single draw and may be negative: average the first two over steps before dividing. Source:
+    arXiv:1812.06162, appendix A.1.
+    """
+    rest = jnp.maximum(total - tokens, 1.0)
+    others = jax.tree.map(lambda g, part: (total * g - tokens * part) / rest, grads, of_part)
+    all_of_it, *parts = (optax.tree.norm(tree, squared=True) for tree in (grads, of_part, others))
+    small = sum(parts) / 2
+    signal, trace = 2 * all_of_it - small, total * (small - all_of_it)
+    return {
+        'gradient_noise_signal': signal,
+        'gradient_noise_trace': trace,
+        'gradient_noise_scale': trace / signal,
+    }
 
 
 def of_layers(learner: Learner, sown: Any, used: Any, grads: Any) -> Found:

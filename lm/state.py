@@ -68,6 +68,12 @@ def numbers(config: Config, part: Part, hyper: Hyper) -> dict[str, Any]:
     return given(config, part) | traced
 
 
+def schedule_fraction(config: Config, step: jax.Array, hyper: Hyper) -> jax.Array:
+    """What the schedule makes of the peak at `step`, from 0."""
+    schedule = part_at(config, 'optim.schedule')
+    return schedule.row(step, hyper['train.steps'], **numbers(config, schedule, hyper))
+
+
 def optimizer_of(spec: ParamSpec) -> str:
     """The field that names the optimizer of a parameter."""
     return 'optim.name' if spec.role == 'hidden' else 'optim.others'

@@ -8,9 +8,18 @@ import jax.numpy as jnp
 import optax
 
 from lm.config import part_at, parts_of
-from lm.state import Hyper, Learner, State, Weights, numbers, optimizer, optimizer_of
+from lm.state import (
+    Hyper,
+    Learner,
+    State,
+    Weights,
+    numbers,
+    optimizer,
+    optimizer_of,
+    schedule_fraction,
+)
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
-from modules.params import ParamSpec, matrix_axes, named_leaves
+from modules.params import LAYER, ParamSpec, matrix_axes, named_leaves
 from modules.scaling import Decay
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
@@ -183,6 +192,7 @@ def optimizer_step(
     value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
     """
     config, described = learner.config, learner.described
+    grads = shrunk(described.specs, grads, hyper)
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
@@ -199,9 +209,9 @@ def optimizer_step(
 def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
     """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
     config, described = learner.config, learner.described
-    schedule, rule = (part_at(config, path) for path in ('optim.schedule', 'optim.decay_rule'))
+    rule = part_at(config, 'optim.decay_rule')
     steps, peak = hyper['train.steps'], hyper['optim.lr']
-    fraction = schedule.row(state.step, steps, **numbers(config, schedule, hyper))
+    fraction = schedule_fraction(config, state.step, hyper)
     peaks = {'optim.name': peak, 'optim.others': hyper.get('optim.others_lr', peak)}
     options = numbers(config, rule, hyper)
 
@@ -228,17 +238,37 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
     return peak * fraction, updates
 
 
+def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
+    """The gradients, that of the word embedding times `optim.embedding_gradient_shrink` where it is
+    given: before clipping, so that Adam, whose direction has no size of its own, sees it through
+    the clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
+    """
+    factor = hyper.get('optim.embedding_gradient_shrink')
+    if factor is None:
+        return grads
+    return jax.tree.map(
+        lambda spec, g: factor * g if spec.role == 'embedding' and 'vocab' in spec.axes else g,
+        specs,
+        grads,
+    )
+
+
 def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
-    """The direction scaled to the root mean square `optim.match_rms`, and to `optim.update_clip` at
-    most, each where it is given; of each matrix of a parameter that has several, a vector whole.
+    """The direction scaled to the root mean square `optim.match_rms`, of hidden matrices, and to
+    `optim.update_clip` at most, each where it is given; of each matrix or vector of a parameter
+    that has several.
 
     Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
     arXiv:1804.04235, section 6.
     """
-    wanted, most = (hyper.get(f'optim.{name}') for name in ('match_rms', 'update_clip'))
+    most = hyper.get('optim.update_clip')
+    wanted = hyper.get('optim.match_rms') if spec.role == 'hidden' else None
     if wanted is None and most is None:
         return direction
-    batch = () if spec.role == 'vector' else matrix_axes(spec)[0]
+    if spec.role == 'vector':
+        batch = tuple(i for i, axis in enumerate(spec.axes) if axis == LAYER)
+    else:
+        batch, *_ = matrix_axes(spec)
     axes = tuple(i for i in range(direction.ndim) if i not in batch)
     rms = jnp.sqrt(jnp.mean(jnp.square(direction), axes, keepdims=True))
     factor = jnp.ones_like(rms)

@@ -349,6 +349,42 @@ BUGS = {
         'slopes = [2.0 ** (-8 * n / power) for n in range(power, 0, -1)]',
         'tests/modules/test_positions.py',
     ),
+    'filled-up tokens that count': Bug(
+        'modules/losses/chunked.py',
+        'parts = (cut(labels, axis), cut(weights, axis))',
+        'parts = (cut(labels, axis), cut(weights + 1, axis) - 1)',
+        'tests/modules/test_chunked_losses.py -k equal_all',
+    ),
+    "the objective's gradient for every term": Bug(
+        'modules/losses/chunked.py',
+        '    if asked:\n',
+        '    if asked and own is None and not cotangents:\n',
+        'tests/modules/test_chunked_losses.py -k every_term',
+    ),
+    'generalised cross-entropy the other way': Bug(
+        'modules/losses/comp_sum.py',
+        'power_M = (1 - tau) * ce_M',
+        'power_M = (tau - 1) * ce_M',
+        'tests/modules/test_losses.py -k comp_sum',
+    ),
+    'one learning rate for two optimizers': Bug(
+        'lm/step.py',
+        "hyper.get('optim.others_lr', peak)",
+        "hyper.get('optim.lr', peak)",
+        'tests/lm/test_optimizers.py -k rate_of_their_own',
+    ),
+    'one size for the updates of all layers': Bug(
+        'lm/step.py',
+        'batch, *_ = matrix_axes(spec)',
+        'batch = ()',
+        'tests/lm/test_optimizers.py -k size_of_updates',
+    ),
+    'programs that hold what is not given': Bug(
+        'lm/sweep/cells.py',
+        'if path not in RUN_PATHS or value is None',
+        'if path not in RUN_PATHS',
+        'tests/lm/test_optimizers.py -k in_no_program',
+    ),
 }
 
 

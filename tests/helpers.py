@@ -187,7 +187,7 @@ def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:
 
 def another(option: Option, value: float) -> float:
     """A value within the bounds of an option, far enough from `value` to show."""
-    span = min(option.most, 1.0) - max(option.least, 0.0)
+    span = max(min(option.most, 1.0) - max(option.least, 0.0), 0.0) or option.least
     step = 0.1 * span if value >= 0.1 * span else 0.01 * span
     if int(value) == value and option.most == math.inf:  # a number of steps
         step = 5.0

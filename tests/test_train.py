@@ -82,6 +82,8 @@ def test_summary_names_versions_device_time_and_memory(whole):
     assert summary['versions']['jax'] and summary['git_commit'] and summary['device']
     assert summary['wall_sec'] > 0 and summary['peak_memory_bytes'] > 1e7
     assert 0 <= summary['data_wait_fraction'] < 1
+    # Two moments of each parameter in float32, and a counter.
+    assert summary['optimizer_state_bytes'] == 8 * summary['parameters'] + 4
 
 
 def test_tokens_accumulate_over_steps(whole):
@@ -344,9 +346,14 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
     assert re.search(r'NOTE: 70 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
 
 
-def test_warmup_longer_than_the_run_is_said_aloud(corpus, tmp_path, capsys):
+def test_the_size_of_the_state_and_a_warmup_longer_than_the_run_are_said_aloud(
+    corpus, tmp_path, capsys
+):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
-    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in said
+    size = r'parameters, optimizer state 0\.\d\d MB \(8\.00 bytes a parameter\); mesh'
+    assert re.search(size, ' '.join(said.split()))
 
 
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
@@ -365,7 +372,12 @@ def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path)
         assert code == BAD_INPUT and answer in output and 'Traceback' not in output
 
 
-def test_print_config_is_the_resolved_config(corpus, tmp_path):
-    code, output = finished(start_run(tmp_path / 'run', corpus, '--print_config'))
-    assert code == DONE and json.loads(output)['model']['d_model'] == 16
+def test_the_resolved_config_and_the_learning_rates_are_printed_alone(corpus, tmp_path):
+    flags = ('--print_config', '--print_schedule')
+    code, output = finished(start_run(tmp_path / 'run', corpus, *flags))
+    config, end = json.JSONDecoder().raw_decode(output)
+    assert code == DONE and config['model']['d_model'] == 16
+    title, head, *rows = output[end:].split('\n')[1:-1]
+    assert title == f'optim.schedule={config["optim"]["schedule"]}' and head.split()[0] == 'step'
+    assert [int(row.split()[0]) for row in rows] == [*range(1, config['train']['steps'] + 1)]
     assert not (tmp_path / 'run').exists()

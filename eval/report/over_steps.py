@@ -11,13 +11,14 @@ from eval.report.quantities import FEW
 from eval.report.series import Series
 
 All = Mapping[str, Series]  # by workdir
+RATE = 'learning_rate'
 WIDEST_OF_TWO = 32  # characters of a name that fits beside another
 
 
 def drawable(comparisons: Sequence[Comparison], series: All) -> list[str]:
-    """Those of the few that matter which have numbers of some run that is shown."""
+    """Those of the few that matter which have numbers of some run that is shown, and RATE."""
     runs = [series[workdir] for comparison in comparisons for workdir in shown(comparison)]
-    return [name for name in FEW if any(len(_lines(one, name)[0]) for one in runs)]
+    return [name for name in (*FEW, RATE) if any(len(_lines(one, name)[0]) for one in runs)]
 
 
 def over_steps(
@@ -57,7 +58,8 @@ def _lines(one: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
     """[S] steps and [S, L] values, of the steps at which all layers have one; one column for what
     is of the whole model.
     """
-    steps, values = one.scalars.get(name) or one.layers.get(name) or ([], [])
+    of_model = one.rates if name == RATE else one.scalars.get(name)
+    steps, values = of_model or one.layers.get(name) or ([], [])
     values_SL = np.array(values, float).reshape(len(steps), -1 if steps else 0)
     kept_S = np.isfinite(values_SL).all(1)
     return np.array(steps)[kept_S], values_SL[kept_S]

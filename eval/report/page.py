@@ -62,6 +62,7 @@ def report(
             shown, [style['color'] for _, style in styled], RATE if by_rate else VARIANT
         ),
         'has_curves': any(one.training[0] or one.validation[0] for one in series.values()),
+        'has_rates': any(one.rates[0] for one in series.values()),
         'has_layers': any(one.layers for one in series.values()),
         'left_out': _left_out(list(series.values())),
         'has_final': any(c.losses for c in comparisons) and subject.is_sweep,

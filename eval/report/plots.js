@@ -163,6 +163,19 @@ function drawCurves() {
     ...(validated && {xaxis2: axis('step', {...x, domain: domains[2], anchor: 'y2'}),
       yaxis2: axis('validation loss, nats per token', {...y, domain: domains[3], anchor: 'x2'})}),
   }), CONFIG);
+  if (byId('rates')) drawRates(cells, x);
+}
+
+// The learning rate at each step, of the runs whose losses are drawn.
+function drawRates(cells, x) {
+  const traces = cells.filter(c => c.rates[0].length).map(c => {
+    const v = DATA.variants[c.variant], look = c.color ? c : v;
+    return {x: c.rates[0], y: c.rates[1], mode: c.rates[0].length < 2 ? 'markers' : 'lines',
+      line: {color: look.color, dash: PLOTLY_DASH[look.dash], width: 1.3}, opacity: 0.7,
+      hovertemplate: `<b>${escape(v.name)}</b><br>step %{x:,}: %{y:.4g}<extra></extra>`};
+  });
+  Plotly.react('rates', traces, layout({height: 200, showlegend: false, xaxis: axis('step', x),
+    yaxis: axis('learning rate', {rangemode: 'tozero'})}), CONFIG);
 }
 
 // What stands for a variant in the legend, also where its curves are drawn faintly.

@@ -8,7 +8,7 @@ from eval.columns import columns
 from eval.compare import Comparison
 from eval.report import differences, quantities, rates
 from eval.report.figures import line_styles
-from eval.report.series import Series, thin_curve, thin_map
+from eval.report.series import RATE_POINTS, Series, thin_curve, thin_map
 from eval.report.subject import Subject
 from eval.report.tables import UNITS, lost
 from eval.runs import Record
@@ -72,6 +72,7 @@ def _cell(
         'status': record['status'],
         'training': _rounded(thin_curve(one.training)),
         'validation': _rounded(thin_curve(one.validation)),
+        'rates': _rounded(thin_curve(one.rates, RATE_POINTS)),
         'layers': shown(one.layers, names),
         'heads': shown(one.heads, by_head),
         'scalars': shown(one.scalars, names),

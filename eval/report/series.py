@@ -14,6 +14,7 @@ from eval.results import rows_of
 from eval.runs import Record
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
+RATE_POINTS = 100  # of the learning rate, which has no noise
 MAP_NUMBERS = 400_000  # of all that layers record on a page, about 3 MB of JSON
 MAP_STEPS = (6, 60)  # of one quantity, at least and at most
 
@@ -25,8 +26,8 @@ HeadMap = tuple[list[int], list[list[list[float | None]]]]  # of each head of ea
 @dataclasses.dataclass(frozen=True)
 class Series:
     """Losses in nats per token; by name what was recorded per layer, per head, and beside these of
-    the whole model. `layers` has what was recorded per head too: the mean over heads, and the most
-    where the name says `largest`.
+    the whole model; the learning rate. `layers` has what was recorded per head too: the mean over
+    heads, and the most where the name says `largest`.
     """
 
     training: Curve
@@ -34,6 +35,7 @@ class Series:
     layers: dict[str, HeatMap]
     heads: dict[str, HeadMap] = dataclasses.field(default_factory=dict)
     scalars: dict[str, Curve] = dataclasses.field(default_factory=dict)
+    rates: Curve = ([], [])
 
 
 def read_series(record: Record) -> Series:
@@ -50,7 +52,8 @@ def read_series(record: Record) -> Series:
     layers = {name: _maps(of_model, name, 1) for name in found[1]}
     layers |= {name: (steps, _over_heads(name, v)) for name, (steps, v) in heads.items()}
     scalars = {name: _column(of_model, name) for name in found[0] if name != 'step'}
-    return Series(_column(rows, 'ce'), _column(rows, 'validation_ce'), layers, heads, scalars)
+    losses = _column(rows, 'ce'), _column(rows, 'validation_ce')
+    return Series(*losses, layers, heads, scalars, _column(rows, 'lr'))
 
 
 def _depth(value: Any) -> int:

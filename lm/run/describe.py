@@ -7,7 +7,7 @@ from lm import data
 from lm.check import option_of
 from lm.config import Config, parts_of
 from lm.run.journal import Journal
-from lm.run.table import as_table, parameter_count, parameter_rows
+from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from modules.options import options
 
 
@@ -25,8 +25,10 @@ def describe(journal: Journal) -> None:
         f'{validation.n_bytes:,} bytes'
     )
     terminal.console.print(as_table(parameter_rows(learner, experiment.mesh)))
+    n, kept = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     terminal.say(
-        f'{parameter_count(learner):,} parameters; mesh {dict(experiment.mesh.shape)}, kernels '
+        f'{n:,} parameters, optimizer state {kept / 1e6:,.2f} MB ({kept / n:.2f} bytes a '
+        f'parameter); mesh {dict(experiment.mesh.shape)}, kernels '
         f'{learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
         f'({experiment.peak_source})'
     )

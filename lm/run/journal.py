@@ -21,7 +21,7 @@ from lm.record.upgrade import stored_config
 from lm.record.workdir import SUMMARY, status_of, write_config
 from lm.run.counters import Counters, newest_values
 from lm.run.experiment import Experiment
-from lm.run.table import parameter_count
+from lm.run.table import optimizer_state_bytes, parameter_count
 from lm.run.terminal import Terminal
 from lm.run.warnings import Watch, told
 from lm.state import State
@@ -292,6 +292,7 @@ class Journal:
             **self.counters.best,
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
             'parameters': parameter_count(experiment.learner),
+            'optimizer_state_bytes': optimizer_state_bytes(experiment.state_shapes),
             'tokens_per_sec_mean': trained.total_tokens / seconds,
             'data_wait_fraction': trained.total_waited / seconds,
             'compile_sec': self.compile_sec,

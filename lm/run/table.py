@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping
 
+import jax
 from jax.sharding import Mesh
 from rich.table import Table
 
 from lm.check import option_of
 from lm.config import Config, flatten, parts_of
 from lm.mesh import param_sharding
-from lm.state import Learner, optimizer_of
+from lm.state import Learner, State, optimizer_of
 from modules.params import LAYER, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
@@ -70,6 +71,12 @@ def reparam_of(config: Config, used: ParamSpec, stored: ParamSpec) -> str:
 
 def parameter_count(learner: Learner) -> int:
     return sum(math.prod(s.shape) for s in named_leaves(learner.described.shapes).values())
+
+
+def optimizer_state_bytes(state_shapes: State) -> int:
+    """What the optimizer keeps beside the parameters, of one run, from the shapes alone."""
+    leaves = jax.tree.leaves(state_shapes.opt_state)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def as_table(rows: list[dict[str, str]]) -> Table:

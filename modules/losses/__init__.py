@@ -9,10 +9,11 @@ A row of `AUXILIARIES` weighs what layers sow under its name.
 from modules.losses.auxiliary import balance_loss
 from modules.losses.base import logits_loss
 from modules.losses.chunked import by_chunks, tokens_at_a_time
-from modules.losses.comp_sum import comp_sum, focal
+from modules.losses.comp_sum import comp_sum, dice, focal
 from modules.losses.cross_entropy import cross_entropy
+from modules.losses.dco import dco
 from modules.losses.ldr import aldr_kl, ldr_kl
-from modules.losses.taylor import taylor_softmax
+from modules.losses.spherical import spherical_z, taylor_softmax
 
 __all__ = ['AUXILIARIES', 'LOSSES', 'by_chunks', 'logits_loss', 'tokens_at_a_time']
 
@@ -20,6 +21,9 @@ LOSSES = {
     'cross_entropy': cross_entropy,
     'comp_sum': comp_sum,
     'focal': focal,
+    'dice': dice,
+    'dco': dco,
+    'spherical_z': spherical_z,
     'taylor_softmax': taylor_softmax,
     'ldr_kl': ldr_kl,
     'aldr_kl': aldr_kl,

@@ -22,19 +22,21 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
     """The same sums over tokens, of about `chunk` of them at a time; of all at once where it is 0.
 
     x [..., T, D] is cut along T, so that each chunk has tokens of every row, as many on each device
-    as it has rows. The gradient of `objective` in x and the readout is made beside its value, while
-    a chunk's logits are there: the backward pass multiplies it by the objective's own, and no
-    product is computed twice. Those of the other terms are computed anew where they are asked for.
-    Labels, weights and numbers have none. There is no forward-mode differentiation.
+    as it has rows; along its first axis for a loss that is of whole rows (`by_rows`). The gradient
+    of `objective` in x and the readout is made beside its value, while a chunk's logits are there:
+    the backward pass multiplies it by the objective's own, and no product is computed twice. Those
+    of the other terms are computed anew where they are asked for. Labels, weights and numbers have
+    none. There is no forward-mode differentiation.
     """
     if not chunk:
         return loss
 
     @functools.wraps(loss)
     def chunked(x, readout, labels, weights, **numbers) -> Sums:
-        length = labels.shape[-1]
-        rows = labels.size // length
-        count = math.ceil(length / max(1, min(length, chunk // rows)))
+        axis = 0 if getattr(loss, 'by_rows', False) else labels.ndim - 1
+        length = labels.shape[axis]
+        across = labels.size // length
+        count = math.ceil(length / max(1, min(length, chunk // across)))
         size = math.ceil(length / count)
 
         def cut(array, axis):
@@ -43,7 +45,6 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
             shape = (*array.shape[:axis], count, size, *array.shape[axis + 1 :])
             return jnp.moveaxis(jnp.pad(array, widths).reshape(shape), axis, 0)
 
-        axis = labels.ndim - 1
         parts = (cut(labels, axis), cut(weights, axis))
         return _sums(loss, cut(x, axis), readout, parts, numbers)
 

@@ -10,12 +10,26 @@ that is not shaped like its parameter is described by a box (`modules.optim.base
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 """
 
+from modules.optim.adafactor import adafactor
+from modules.optim.adamp import adamp, sgdp
 from modules.optim.adamw import adamw
 from modules.optim.aro import aro
+from modules.optim.auon import auon, hybrid_auon
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.conda import conda
 from modules.optim.lion import lion
-from modules.optim.schedules import constant, warmup_cosine, warmup_stable_decay
+from modules.optim.muon import muon, muon_spectral
+from modules.optim.scale import scale
+from modules.optim.schedules import (
+    constant,
+    cyclic,
+    exponential,
+    inverse_sqrt,
+    linear,
+    power,
+    warmup_cosine,
+    warmup_stable_decay,
+)
 from modules.optim.sgd import sgd
 from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
@@ -24,15 +38,28 @@ __all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
 
 OPTIMIZERS = {
     'adamw': adamw,
+    'adafactor': adafactor,
+    'adamp': adamp,
     'aro': aro,
+    'auon': auon,
     'conda': conda,
+    'hybrid_auon': hybrid_auon,
     'lion': lion,
+    'muon': muon,
+    'muon_spectral': muon_spectral,
+    'scale': scale,
     'sgd': sgd,
+    'sgdp': sgdp,
     'shampoo': shampoo,
     'soap': soap,
 }
 SCHEDULES = {
     'constant': constant,
+    'cyclic': cyclic,
+    'exponential': exponential,
+    'inverse_sqrt': inverse_sqrt,
+    'linear': linear,
+    'power': power,
     'warmup_cosine': warmup_cosine,
     'warmup_stable_decay': warmup_stable_decay,
 }

@@ -1,6 +1,5 @@
 """Conda: Adam in the singular vectors of the first moment."""
 
-import math
 import sys
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ def conda(
     b2: B2 = 0.99,
     eps: Eps = 1e-8,
     conda_every: Annotated[
-        int, Option('updates from one decomposition to the next', 1, math.inf)
+        int, Option('steps from one decomposition to the next', 1, counted_in='steps')
     ] = 2000,
     conda_scale: Annotated[
         float, Option('factor of the direction', 0, sys.float_info.max, traced=True)

@@ -1,10 +1,12 @@
 """Learning-rate schedules: the fraction of the peak at each step.
 
 Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not
-wasted. A decay ends at the last step, t = steps - 1, and there it is final_lr_fraction: with
-0, the default, the last step changes no weight, and of n steps n - 1 train. optax and nanoGPT
+wasted. A decay to an end, which is all that takes final_lr_fraction, is there at the last step, t =
+steps - 1: with 0 the last step changes no weight, and of n steps n - 1 train. optax and nanoGPT
 would get there one step after the last, and optax's warm-up begins with a step at 0 instead. All
 numbers may be tracers: lengths are data, and pieces are joined by `where`.
+
+Below, p is the progress of the decay, from 0 to 1, and r is final_lr_fraction.
 """
 
 import math
@@ -30,10 +32,95 @@ def _progress(step, start, stop):
     return jnp.clip((step + 1 - start) / jnp.maximum(stop - start, 1.0), 0.0, 1.0)
 
 
+def _cosine(progress, final):
+    return final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+
+
 def constant(step: jax.Array, steps: Any, *, warmup_steps: WarmupSteps = 0) -> jax.Array:
     """Linear warm-up, then 1."""
     del steps
     return _warmup(step, warmup_steps)
+
+
+def cyclic(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    final_lr_fraction: FinalFraction = 0.0,
+    cycles: Annotated[int, Option('decays of equal length, each from the peak', 1, traced=True)] = (
+        4
+    ),
+) -> jax.Array:
+    """Linear warm-up, then several decays r + (1 - r) (1 + cos(pi p)) / 2 (SGDR, arXiv:1608.03983).
+
+    p is the progress of one cycle. A cycle that is a whole number of steps is at r in its last one,
+    as the whole run is. A step that two cycles share is of the one that has its middle.
+    """
+    length = jnp.maximum(steps - warmup_steps, 1.0) / cycles
+    done = step + 1 - warmup_steps
+    cycle = jnp.clip(jnp.floor((done - 0.5) / length), 0.0, cycles - 1.0)
+    progress = jnp.clip(done / length - cycle, 0.0, 1.0)
+    return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
+
+
+def exponential(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    final_lr_fraction: FinalFraction = 0.1,
+) -> jax.Array:
+    """Linear warm-up, then r^p: one factor a step, as in arXiv:1512.00567. r must be above 0."""
+    progress = _progress(step, warmup_steps, steps)
+    return _warmup(step, warmup_steps) * jnp.power(final_lr_fraction, progress)
+
+
+def inverse_sqrt(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    inverse_sqrt_steps: Annotated[
+        int,
+        Option('first steps without decay', 1, math.inf, counted_in='steps', traced=True),
+    ] = 10_000,
+) -> jax.Array:
+    """Linear warm-up, 1 for k = inverse_sqrt_steps in all, then sqrt(k / t) (T5, arXiv:1910.10683).
+
+    T5 has no warm-up: its rate is 1 / sqrt(max(t, k)), of which the peak is 1 / sqrt(k). With k =
+    warmup_steps it is the schedule of arXiv:1706.03762; a warm-up beyond k is k. It has no end, so
+    that a run can be continued.
+    """
+    del steps
+    first = jnp.maximum(inverse_sqrt_steps, warmup_steps)
+    return _warmup(step, warmup_steps) * jnp.sqrt(first / jnp.maximum(step + 1, first))
+
+
+def linear(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    final_lr_fraction: FinalFraction = 0.0,
+) -> jax.Array:
+    """Linear warm-up, then 1 - (1 - r) p: to 0 as in arXiv:2502.15938, where it is best."""
+    progress = _progress(step, warmup_steps, steps)
+    return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * progress)
+
+
+def power(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: WarmupSteps = 0,
+    final_lr_fraction: FinalFraction = 0.0,
+    decay_power: Annotated[float, Option('k of (1 - p)^k', 1e-3, 1e3, traced=True)] = 0.9,
+) -> jax.Array:
+    """Linear warm-up, then r + (1 - r) (1 - p)^k, k = decay_power ("poly", arXiv:1606.00915)."""
+    left = 1 - _progress(step, warmup_steps, steps)
+    rest = (1 - final_lr_fraction) * jnp.power(left, decay_power)
+    return _warmup(step, warmup_steps) * (final_lr_fraction + rest)
 
 
 def warmup_cosine(
@@ -43,13 +130,12 @@ def warmup_cosine(
     warmup_steps: WarmupSteps = 0,
     final_lr_fraction: FinalFraction = 0.0,
 ) -> jax.Array:
-    """Linear warm-up, then r + (1 - r) (1 + cos(pi p)) / 2 (arXiv:1608.03983, one cycle).
-
-    It reaches r = final_lr_fraction at the last step.
-    """
+    """Linear warm-up, then r + (1 - r) (1 + cos(pi p)) / 2 (arXiv:1608.03983, one cycle)."""
     progress = _progress(step, warmup_steps, steps)
-    rest = (1 - final_lr_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-    return _warmup(step, warmup_steps) * (final_lr_fraction + rest)
+    return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
+
+
+DECAYED = {'linear': lambda progress: progress, 'sqrt': jnp.sqrt}  # of the way to the end
 
 
 def warmup_stable_decay(
@@ -61,10 +147,13 @@ def warmup_stable_decay(
     decay_fraction: Annotated[float, Option('of the steps, the last ones', 0, 1, traced=True)] = (
         0.2
     ),
+    decay_shape: Annotated[str, Option('1 - p, or 1 - sqrt(p)', choices=tuple(DECAYED))] = 'linear',
 ) -> jax.Array:
-    """Linear warm-up, 1, then linearly to final_lr_fraction (WSD, arXiv:2404.06395).
+    """Linear warm-up, 1, then a decay to r (WSD, arXiv:2404.06395).
 
-    The decay takes the last decay_fraction of the steps.
+    The decay takes the last decay_fraction of the steps: 1 - (1 - r) p with decay_shape=linear,
+    1 - (1 - r) sqrt(p) with sqrt (arXiv:2405.18392).
     """
     progress = _progress(step, steps * (1 - decay_fraction), steps)
-    return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * progress)
+    decayed = DECAYED[decay_shape](progress)
+    return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * decayed)

@@ -13,6 +13,9 @@ from modules.options import Option
 Momentum = Annotated[
     float, Option('share of the sum of gradients that is kept', 0, BELOW_1, traced=True)
 ]
+Dampening = Annotated[
+    float, Option('share of each gradient that the sum is spared', 0, 1, traced=True)
+]
 Nesterov = Annotated[bool, Option('whether the gradient is added to what it has just moved')]
 
 
@@ -21,9 +24,7 @@ def sgd(
     specs: Any,
     *,
     momentum: Momentum = 0.9,
-    dampening: Annotated[
-        float, Option('share of each gradient that the sum is spared', 0, 1, traced=True)
-    ] = 0.0,
+    dampening: Dampening = 0.0,
     nesterov: Nesterov = False,
 ) -> optax.GradientTransformation:
     """m = momentum m + (1 - dampening) g; the direction is m, or g + momentum m with Nesterov.

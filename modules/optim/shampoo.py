@@ -13,7 +13,7 @@ from modules.options import Option
 from modules.params import as_matrices, from_matrices
 from modules.statistics import at_least_float32
 
-LEAST_EIGENVALUE = 1e-16  # of the largest ones, where gradients are zero
+LEAST_EIGENVALUE = 1e-32  # where all gradients were zero
 
 
 @of_family('adam', roles=('hidden',))
@@ -23,13 +23,15 @@ def shampoo(
     b1: B1 = 0.9,
     b2: B2 = 0.999,
     eps: Eps = 1e-8,
-    shampoo_every: Annotated[int, Option('updates from one pair of roots to the next', 1)] = 1,
+    shampoo_every: Annotated[
+        int, Option('steps from one pair of roots to the next', 1, counted_in='steps')
+    ] = 1,
     shampoo_eps: Annotated[
         float, Option('share of the largest eigenvalue added to all', ABOVE_0, 1, traced=True)
     ] = 1e-6,
     shampoo_graft: Annotated[
-        str, Option('whose norm the direction is given', choices=('adam', 'none'))
-    ] = 'adam',
+        str, Option('whose norm the direction is given', choices=('adamw', 'none'))
+    ] = 'adamw',
 ) -> optax.GradientTransformation:
     """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
 
@@ -47,7 +49,7 @@ def shampoo(
         matrices = at_least_float32(as_matrices(spec, weight))
         zeros = jnp.zeros_like(weight)
         kept = {'momentum': zeros}
-        if shampoo_graft == 'adam':
+        if shampoo_graft == 'adamw':
             kept['second'] = zeros
         for side in SIDES:
             kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0))
@@ -72,7 +74,7 @@ def shampoo(
         later = {'momentum': moved}
         for side in SIDES:
             later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
-        if shampoo_graft == 'adam':
+        if shampoo_graft == 'adamw':
             second = b2 * kept['second'] + (1 - b2) * jnp.square(grad)
             adam = m / (jnp.sqrt(as_matrices(spec, second) * correction) + eps)
             direction = jnp.where(count < shampoo_every, adam, _of_norm(direction, adam))
@@ -85,7 +87,8 @@ def shampoo(
 def _root(square, eps):
     """(P + eps |P| I)^(-1/4) of P [..., n, n], its eigenvalues below 0 taken as 0."""
     values, vectors = jnp.linalg.eigh(square)
-    values = jnp.maximum(values, 0.0) + eps * jnp.maximum(values[..., -1:], LEAST_EIGENVALUE)
+    values = jnp.maximum(values, 0.0) + eps * values[..., -1:]
+    values = jnp.maximum(values, LEAST_EIGENVALUE)
     scaled = vectors / jnp.sqrt(jnp.sqrt(values))[..., None, :]
     return product('...ik,...jk->...ij', scaled, vectors)
 

@@ -30,7 +30,9 @@ def soap(
     b1: B1 = 0.95,
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
-    soap_every: Annotated[int, Option('updates from one refresh of the bases to the next', 1)] = 10,
+    soap_every: Annotated[
+        int, Option('steps from one refresh of the bases to the next', 1, counted_in='steps')
+    ] = 10,
     soap_max_dim: Annotated[int, Option('largest side that is rotated', 0)] = 10000,
     soap_sides: Annotated[
         str, Option('which sides of a matrix are rotated', choices=('both', 'smaller'))

@@ -40,6 +40,10 @@ CHANGED = {  # of what belongs to no part; the options of parts are changed by t
     'optim.lr': 0.005,
     'optim.weight_decay': 1.0,
     'optim.clip_norm': 0.5,
+    'optim.others_lr': 0.02,
+    'optim.match_rms': 0.4,
+    'optim.update_clip': 0.15,
+    'optim.embedding_gradient_shrink': 0.5,
     'scaling.init_scale': 0.5,
     'train.steps': 30.0,
 }
@@ -54,6 +58,7 @@ ELSEWHERE = (
     'loss.name',
     'model.activation',
     'optim.name',
+    'optim.others',
     'optim.schedule',
     'optim.decay_rule',
     'scaling.name',
@@ -85,6 +90,13 @@ ATTENTION_OPTIONS = (
     },
     {'model.attention': 'l2', 'attention.l2_scaled': 'key', 'model.position': 'learned'},
 )
+TWO_OPTIMIZERS = {
+    'optim.name': 'lion',
+    'optim.others_lr': 0.005,
+    'optim.match_rms': 0.2,
+    'optim.update_clip': 1.0,
+    'optim.embedding_gradient_shrink': 0.1,
+}
 PATHS = [path for path in CHOICES if path not in (*SAME_LAYERS, *ELSEWHERE)]
 ROWS = [
     {},
@@ -101,6 +113,8 @@ ROWS = [
     | {'attention.rope_fraction': 0.5, 'attention.rope_base': 100.0},
     {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
     {'train.on_divergence': 'skip_step'},
+    TWO_OPTIMIZERS,
+    {'loss.chunk': 20},
     {'train.trainable': 'norms', 'model.norm': 'layernorm'},
     {'model.reparam': 'shared+sigma', 'reparam.roles': 'hidden+readout+embedding'},
     {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'},
@@ -121,6 +135,8 @@ COMPARED = [
     {'model.attention': 'linear', 'kernels.linear_attention': 'chunked'},
     {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
     {'train.on_divergence': 'skip_step'},
+    TWO_OPTIMIZERS,
+    {'loss.chunk': 20},
 ]
 # Of the loss, relative. Batched products add up in another order than single ones.
 RTOL = {'float32': 1e-6, 'bfloat16': 1e-3}

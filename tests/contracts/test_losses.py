@@ -59,7 +59,8 @@ class TestEveryLoss:
         given = [plain, *(plain | {n: jnp.float32(others[n])} for n in plain)]
         alone = [sums(name, one)['objective'] for one in given]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
-        mapped = jax.vmap(lambda one: sums(name, one)['objective'])(stacked)
+        each = jnp.arange(len(given))  # of a loss without numbers there is one
+        mapped = jax.vmap(lambda _, one: sums(name, one)['objective'])(each, stacked)
         np.testing.assert_allclose(mapped, alone, rtol=1e-6)
         assert len({float(value) for value in alone}) == len(given)
 

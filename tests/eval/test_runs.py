@@ -118,6 +118,7 @@ def test_a_done_cell(sweep):
     assert record['ce'] == record['best_ce'] == pytest.approx(fixture.final_ce(config))
     assert record['train_ce'] == pytest.approx(fixture.training_ce(config, fixture.STEPS))
     assert record['tokens_per_sec'] == 13100 and record['parameters'] == 4_458_624
+    assert record['optimizer_state_bytes'] == 8 * record['parameters'] + 4
     assert record['step'] == record['best_step'] == record['steps'] == fixture.STEPS
     assert (sweep / record['cell']).samefile(record['workdir'])
 

@@ -11,7 +11,9 @@ from lm.check import check, check_devices
 from lm.config import CHOICES, FIELDS, readers_of
 from modules.choices import choose, nearest_divisor
 from modules.losses import AUXILIARIES
+from modules.optim import OPTIMIZERS
 from modules.options import LARGEST_INT, options
+from modules.params import ROLES
 from tests.helpers import checked_config, tiny_config
 
 
@@ -68,8 +70,14 @@ def test_misspelt_name_gives_the_choices_and_the_nearest(path):
 
 @pytest.mark.parametrize('path', NAMES)
 def test_every_name_in_every_table_passes(path):
+    """But those of hidden matrices as the optimizer of the others."""
     for name in NAMES[path]:
-        checked_config({**reader_of(path), path: name})
+        changes = {**reader_of(path), path: name}
+        if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):
+            with pytest.raises(ValueError, match=f'optim.others={name} is not for'):
+                checked_config(changes)
+        else:
+            checked_config(changes)
 
 
 def test_every_choice_is_looked_up():
@@ -301,7 +309,30 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             {'model.reparam': 'shared+weight_norm', 'scaling.init_scale': 1e-20},
             'model.reparam=weight_norm divides by the norms',
         ),
+        (
+            {'optim.schedule': 'exponential', 'optim.final_lr_fraction': 0.0},
+            'never gets to 0: optim.final_lr_fraction must be above 0; got 0. .*schedule=linear',
+        ),
+        (
+            {'optim.schedule': 'cyclic', 'optim.cycles': 9, 'optim.warmup_steps': 3},
+            'optim.cycles must leave .*; got 9 for the 17 steps .* The most that works: 8',
+        ),
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
+        (
+            {'optim.embedding_gradient_shrink': 0.1, 'model.tie_embeddings': True},
+            r'embedding_gradient_shrink is of the embedding .*tie_embeddings=True',
+        ),
+        (
+            {'loss.name': 'spherical_z', 'model.logit_softcap': 30.0},
+            r'loss.name=spherical_z .* needs model.logit_softcap=0, got 30.0',
+        ),
+        ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
+        (
+            {'optim.others': 'muon'},
+            r'optim.others=muon is not for .* embedding, readout, vector, only hidden. '
+            r'Give it to .*optim.name=muon',
+        ),
+        ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
     ],
 )
 def test_fields_that_do_not_fit_each_other(changes, said):

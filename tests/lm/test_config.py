@@ -284,14 +284,22 @@ class TestIdentity:
 USUAL = ('none', 'dense', *(v for v in flatten(tiny_config()).values() if isinstance(v, str)))
 READERS = (
     {},
-    {'optim.schedule': 'warmup_stable_decay'},
     {'model.placement': 'mix'},
     {'model.placement': 'wide'},
     *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),
-    *({'model.attention': name} for name in CHOICES['model.attention'].table),
-    *({'model.activation': name} for name in CHOICES['model.activation'].table),
-    *({'kernels.implementation': name} for name in CHOICES['kernels.implementation'].table),
+    *(
+        {path: name}
+        for path in (
+            'model.attention',
+            'model.activation',
+            'loss.name',
+            'optim.name',
+            'optim.schedule',
+            'kernels.implementation',
+        )
+        for name in CHOICES[path].table
+    ),
 )
 
 
@@ -308,8 +316,7 @@ def other_values(path):
     if kind is bool:
         name = path.split('.')[1]
         declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
-        usual = flatten(tiny_config())[path]
-        return [not (declared[0].default if path.startswith('norm.') else usual)]
+        return [not declared[0].default] if path.startswith('norm.') else [True, False]
     if field.option and field.option.choices:
         return [name for name in field.option.choices if name not in USUAL]
     return [f'{path}x' if kind is str else kind(17)]

@@ -91,6 +91,7 @@ def test_names():
     matrices = ('query', 'key', 'value', 'out', 'up', 'down')
     by_layer |= {f'singular_value_{name}' for name in matrices}
     scalars = {'logit_mean', 'logit_largest', 'log_z_mean', 'log_z_largest'}
+    scalars |= {f'gradient_noise_{name}' for name in ('signal', 'trace', 'scale')}
     outside = ('embedding', 'readout', 'vector_outside')
     scalars |= {f'{x}_{role}' for x in OF_ROLES for role in outside}
     by_head = {f'attention_{x}' for x in ('entropy', 'entropy_share', 'largest_logit')}

@@ -7,7 +7,8 @@ import pytest
 
 from lm.config import RUN_PATHS
 from lm.mesh import make_mesh
-from lm.run.table import as_table, parameter_count, parameter_rows
+from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.shardings import state_shapes
 from lm.state import hyper_from
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
@@ -101,6 +102,17 @@ def test_state_starts_at_step_0_with_float32_moments():
     assert state.step.dtype == np.int32
     floats = [a for a in jax.tree.leaves((state.params, state.opt_state)) if a.dtype != np.int32]
     assert {a.dtype for a in floats} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(('name', 'per_parameter'), [('adamw', 8), ('lion', 4)])
+def test_the_size_of_the_optimizer_state(name, per_parameter):
+    """Two moments of float32 or one, and a counter. Catches parameters counted with it, and types
+    left out.
+    """
+    changes = {'optim.name': name, 'optim.others': name, 'optim.eps': None}
+    learner = tiny_learner(tiny_config(changes))
+    kept = optimizer_state_bytes(state_shapes(learner))
+    assert kept == per_parameter * parameter_count(learner) + 4
 
 
 @pytest.mark.parametrize('reparam', REPARAMS)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from scipy import special
 
+from modules.kernels.matmul import direct
 from modules.losses import AUXILIARIES, LOSSES
 from modules.losses.cross_entropy import cross_entropy
+from modules.products import Readout
 
 RNG = np.random.default_rng(0)
 LOGITS, LABELS = RNG.normal(0, 3, (7, 11)), RNG.integers(0, 11, 7)
 ONE_HOT = np.eye(11)[LABELS]
+P = special.softmax(LOGITS, -1)
 
 
 def losses(logits, labels=LABELS, z_loss=0.0, label_smoothing=0.0):
@@ -90,6 +93,18 @@ def test_balance_loss_is_weighed():
     np.testing.assert_allclose(AUXILIARIES['balance_loss'](3.0, balance_loss=0.5), 1.5)
 
 
+def per_token(name, logits, labels, **given):
+    """The sums of each token alone, [M], as rows of one token; a readout that changes nothing."""
+    readout = Readout(
+        jnp.eye(logits.shape[-1], dtype=logits.dtype), None, 0.0, direct, logits.dtype
+    )
+
+    def alone(weights):
+        return LOSSES[name](logits[:, None], readout, labels[:, None], weights[:, None], **given)
+
+    return jax.vmap(alone)(jnp.eye(len(logits), dtype=logits.dtype))
+
+
 def of_probability(function):
     """A loss of the label's probability alone."""
     return lambda: function(special.softmax(LOGITS, -1)[np.arange(7), LABELS])
@@ -98,6 +113,22 @@ def of_probability(function):
 def taylor():
     t = 1 + LOGITS + LOGITS**2 / 2
     return -np.log(t[np.arange(7), LABELS] / t.sum(-1))
+
+
+def dice(alpha, smooth):
+    q = (1 - P) ** alpha * P
+    return np.sum(1 - (2 * q * ONE_HOT + smooth) / (q + ONE_HOT + smooth), -1)
+
+
+def dco(tries):
+    p = P[np.arange(7), LABELS]
+    factor = tries * (1 - p) ** (tries - 1) * p / (1 - (1 - p) ** tries)
+    return factor * -np.log(p)
+
+
+def spherical_z(a, b):
+    lead = (LOGITS - LOGITS.mean(-1, keepdims=True)) / LOGITS.std(-1, keepdims=True)
+    return np.log1p(np.exp(a * (b - lead[np.arange(7), LABELS]))) / a
 
 
 def ldr(lam, margin, scores=LOGITS):
@@ -125,6 +156,12 @@ PUBLISHED = [
     ('comp_sum', {'tau': 2.0}, of_probability(lambda p: 1 - p)),
     ('focal', {}, of_probability(lambda p: -((1 - p) ** 2) * np.log(p))),
     ('focal', {'gamma': 0.0}, of_probability(lambda p: -np.log(p))),
+    ('dice', {}, lambda: dice(0.0, 1.0)),
+    ('dice', {'dice_alpha': 0.6, 'dice_smooth': 0.1}, lambda: dice(0.6, 0.1)),
+    ('dco', {}, of_probability(lambda p: -np.log(p))),
+    ('dco', {'dco_tries': 8.0}, lambda: dco(8.0)),
+    ('spherical_z', {}, lambda: spherical_z(0.1, 10.0)),
+    ('spherical_z', {'spherical_a': 2.0, 'spherical_b': 1.0}, lambda: spherical_z(2.0, 1.0)),
     ('taylor_softmax', {}, taylor),
     ('ldr_kl', {}, lambda: ldr(1.0, 2.0)),
     ('ldr_kl', {'ldr_lambda': 0.5, 'ldr_margin': 0.3}, lambda: ldr(0.5, 0.3)),
@@ -138,7 +175,7 @@ PUBLISHED = [
 def test_published_equations(name, given, wanted):
     """In float64, `ce` too."""
     with jax.enable_x64(True):
-        found = inspect.unwrap(LOSSES[name])(jnp.asarray(LOGITS), jnp.asarray(LABELS), **given)
+        found = per_token(name, jnp.asarray(LOGITS), jnp.asarray(LABELS), **given)
         np.testing.assert_allclose(found['objective'], wanted(), rtol=1e-10)
         ce = -special.log_softmax(LOGITS, -1)[np.arange(7), LABELS]
         np.testing.assert_allclose(found['ce'], ce, rtol=1e-12)
@@ -148,8 +185,11 @@ def test_published_equations(name, given, wanted):
 def test_comp_sum_gradient_is_a_power_of_p_times_that_of_cross_entropy(tau):
     """Also with tau as a tracer, where a division by tau - 1 would give NaN at 1."""
     logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
-    per_token = inspect.unwrap(LOSSES['comp_sum'])
-    grad = jax.jit(jax.grad(lambda z, tau: per_token(z, labels, tau=tau)['objective'].sum()))
+
+    def total(z, tau):
+        return per_token('comp_sum', z, labels, tau=tau)['objective'].sum()
+
+    grad = jax.jit(jax.grad(total))
     p = special.softmax(LOGITS, -1)
     wanted = p[np.arange(7), LABELS][:, None] ** (tau - 1) * (p - ONE_HOT)
     np.testing.assert_allclose(grad(logits, tau), wanted, rtol=2e-4, atol=1e-6)
@@ -158,9 +198,10 @@ def test_comp_sum_gradient_is_a_power_of_p_times_that_of_cross_entropy(tau):
 def test_ldr_is_between_the_largest_margin_and_their_mean():
     """The limits of lambda. Catches lambda where 1 / lambda belongs."""
     logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
-    per_token = inspect.unwrap(LOSSES['ldr_kl'])
     lead = LOGITS - LOGITS[np.arange(7), LABELS][:, None] + 2.0 * (1 - ONE_HOT)
-    low, high = (per_token(logits, labels, ldr_lambda=lam)['objective'] for lam in (0.01, 1e4))
+    low, high = (
+        per_token('ldr_kl', logits, labels, ldr_lambda=lam)['objective'] for lam in (0.01, 1e4)
+    )
     np.testing.assert_allclose(low, lead.max(-1) - 0.01 * np.log(11), atol=0.01)
     np.testing.assert_allclose(high, lead.mean(-1), atol=0.02)
 
@@ -169,8 +210,61 @@ def test_ldr_is_between_the_largest_margin_and_their_mean():
 def test_losses_have_finite_gradients_where_the_model_is_certain(name):
     """Right and wrong, by 60 nats: p is 1 in float32, or e^-60."""
     logits, labels = jnp.float32([[60.0, 0.0, 0.0], [60.0, 0.0, 0.0]]), jnp.int32([0, 1])
-    per_token = inspect.unwrap(LOSSES[name])
-    found = per_token(logits, labels)
-    grad = jax.grad(lambda z: per_token(z, labels)['objective'].sum())(logits)
+    found = per_token(name, logits, labels)
+    grad = jax.grad(lambda z: per_token(name, z, labels)['objective'].sum())(logits)
     assert np.isfinite(found['objective']).all() and np.isfinite(grad).all()
     assert found['objective'][1] > found['objective'][0]
+
+
+@pytest.mark.parametrize('name', ['spherical_z', 'taylor_softmax'])
+def test_spherical_losses_are_those_of_the_logits(name):
+    """Of a readout with a bias, float64: value and gradients of the sums by D^2 operations a token,
+    beside the same loss of all logits. Catches a bias left out of a square.
+    """
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(1)
+        x, w, b = (jnp.asarray(rng.normal(size=s)) for s in ((2, 5, 4), (4, 9), (9,)))
+        labels, weights = jnp.asarray(rng.integers(0, 9, (2, 5))), jnp.asarray(rng.random((2, 5)))
+
+        def ours(x, w, b):
+            readout = Readout(w, b, 0.0, direct, jnp.dtype('float64'))
+            return LOSSES[name](x, readout, labels, weights)['objective']
+
+        def plain(x, w, b):
+            z = (x @ w).reshape(-1, 9) + b[None]
+            label = z[jnp.arange(10), labels.reshape(-1)]
+            own = inspect.unwrap(LOSSES[name])(z.sum(-1), (z**2).sum(-1), label, 9)
+            return jnp.sum(weights.reshape(-1) * own)
+
+        found, wanted = (jax.value_and_grad(f, argnums=(0, 1, 2))(x, w, b) for f in (ours, plain))
+        for a, c in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, c, rtol=1e-10, atol=1e-12)
+
+
+def test_spherical_z_does_not_see_shifts_and_scales():
+    logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
+    found, wanted = (per_token('spherical_z', z, labels) for z in (3 * logits - 5, logits))
+    np.testing.assert_allclose(found['objective'], wanted['objective'], rtol=1e-4)
+
+
+def test_coverage_is_of_whole_rows():
+    """The gradient is that of -log(1 - (1 - p)^N) with p of all tokens that count, also for N p so
+    small that its terms cancel. Catches p of single tokens, and of padding.
+    """
+    rng = np.random.default_rng(2)
+    labels, weights = jnp.asarray(rng.integers(0, 5, (3, 4))), jnp.asarray([[1, 1, 0, 1.0]] * 3)
+    for scale, tries in ((4.0, 16.0), (4.0, 2.0), (0.1, 3.0)):
+        logits = scale * jax.nn.one_hot(labels, 5) + 0.1 * rng.normal(size=(3, 4, 5))
+
+        def ours(z, tries=tries):
+            readout = Readout(jnp.eye(5), None, 0.0, direct, jnp.dtype('float32'))
+            return LOSSES['dco'](z, readout, labels, weights, dco_tries=tries)['objective']
+
+        def coverage(z, tries=tries):
+            log_p = jnp.take_along_axis(jax.nn.log_softmax(z), labels[..., None], -1)[..., 0]
+            wrong = jnp.log1p(-jnp.exp(jnp.sum(weights * log_p, -1)))
+            return -jnp.sum(jnp.log(-jnp.expm1(tries * wrong)))
+
+        np.testing.assert_allclose(
+            jax.grad(ours)(logits), jax.grad(coverage)(logits), rtol=2e-3, atol=1e-5
+        )

@@ -8,6 +8,7 @@ import pytest
 
 from modules.optim import SCHEDULES, by_role, state_specs, unboxed
 from modules.optim.adamw import adamw
+from modules.optim.sgd import sgd
 from modules.options import options
 from modules.params import Described, ParamSpec, named_leaves
 
@@ -43,14 +44,28 @@ def fraction(name, step, **changes):
         'warmup_steps': WARMUP,
         'final_lr_fraction': FINAL,
         'decay_fraction': DECAY,
+        'decay_power': 2.0,
+        'cycles': 4,
+        'inverse_sqrt_steps': 8,
     } | changes
     steps = given.pop('steps')
-    own = {number: given[number] for number in options(SCHEDULES[name])}
+    own = {number: given[number] for number in options(SCHEDULES[name]) if number in given}
     return SCHEDULES[name](step, steps, **own)
+
+
+def reach(name):
+    """Whether it has an end that it reaches."""
+    return 'final_lr_fraction' in options(SCHEDULES[name])
 
 
 FRACTIONS = {  # of the peak: step -> value; first, last of the warm-up, the next, middle, last
     'constant': {0: 1 / 4, 2: 3 / 4, 3: 1, 4: 1, 11: 1, 19: 1},
+    'cyclic': {0: 1 / 4, 3: 1, 4: cosine(1 / 4), 7: FINAL, 8: cosine(1 / 4), 13: cosine(1 / 2)}
+    | {15: FINAL, 16: cosine(1 / 4), 19: FINAL},
+    'exponential': {0: 1 / 4, 3: 1, 4: 0.1 ** (1 / 16), 11: 0.1**0.5, 19: FINAL},
+    'inverse_sqrt': {0: 1 / 4, 3: 1, 4: 1, 7: 1, 8: (8 / 9) ** 0.5, 19: (8 / 20) ** 0.5},
+    'linear': {0: 1 / 4, 3: 1, 4: 1 - 0.9 / 16, 11: 0.55, 19: FINAL},
+    'power': {0: 1 / 4, 3: 1, 4: 0.1 + 0.9 * (15 / 16) ** 2, 11: 0.1 + 0.9 / 4, 19: FINAL},
     'warmup_cosine': {0: 1 / 4, 3: 1, 4: cosine(1 / 16), 11: cosine(1 / 2), 19: FINAL},
     'warmup_stable_decay': {0: 1 / 4, 3: 1, 4: 1, 14: 1, 15: 1 - 0.9 / 5, 17: 0.46, 19: FINAL},
 }
@@ -68,7 +83,7 @@ def test_schedule_at_its_boundaries(name):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=f'step {step}')
 
 
-@pytest.mark.parametrize('name', [n for n in SCHEDULES if n != 'constant'])
+@pytest.mark.parametrize('name', [n for n in SCHEDULES if reach(n) and n != 'exponential'])
 def test_a_decay_to_0_is_there_at_the_last_step(name):
     """To the bit: that step changes no weight, and the one before it does."""
     before, last = fraction(name, jnp.int32([STEPS - 2, STEPS - 1]), final_lr_fraction=0.0)
@@ -77,11 +92,50 @@ def test_a_decay_to_0_is_there_at_the_last_step(name):
 
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_schedule_stays_between_nothing_and_the_peak(name):
-    """Also without warm-up, without decay, and beyond the last step."""
+    """Also without warm-up, without decay, and beyond the last step, where an end is kept."""
     for changes in ({}, {'warmup_steps': 0}, {'decay_fraction': 0}, {'steps': 1}):
         values = fraction(name, jnp.arange(2 * STEPS), **changes)
         assert np.all((values > 0) & (values <= 1))
-    assert fraction(name, jnp.int32(0), warmup_steps=0) > 0.9
+    assert fraction(name, jnp.int32(0), warmup_steps=0) > 0.85
+    if reach(name):
+        late = fraction(name, STEPS - 1 + jnp.arange(STEPS))
+        np.testing.assert_allclose(late, FINAL, rtol=1e-5)
+
+
+@pytest.mark.parametrize(('step', 'wanted'), [(14, 1), (15, 1 - 0.9 * 0.2**0.5), (19, FINAL)])
+def test_a_decay_by_the_square_root(step, wanted):
+    """1 - sqrt(p), steep first. Catches sqrt(1 - p), which is steep last."""
+    found = fraction('warmup_stable_decay', jnp.int32(step), decay_shape='sqrt')
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize('cycles', [1, 3, 5, 7])
+@pytest.mark.parametrize('steps', [STEPS, 1000])
+def test_cycles_of_any_number(cycles, steps):
+    """Each falls, the next begins near the peak, and one cycle is the cosine. Catches a restart a
+    step early or late, to which rounding can lead where a cycle ends.
+    """
+    values = fraction('cyclic', jnp.arange(steps), steps=steps, cycles=cycles, warmup_steps=0)
+    (rises,) = np.nonzero(np.diff(values) > 0)  # the last step of each cycle but the last
+    ends = np.arange(1, cycles) * steps / cycles - 1  # whole or not
+    assert len(rises) == cycles - 1 and np.all(np.abs(rises - ends) <= 0.5)
+    np.testing.assert_allclose(values[-1], FINAL, rtol=1e-5)
+    if cycles == 1:
+        single = fraction('warmup_cosine', jnp.arange(steps), steps=steps, warmup_steps=0)
+        np.testing.assert_allclose(values, single, rtol=1e-5)
+
+
+def test_the_inverse_root_is_that_of_t5():
+    """max(t, k)^-1/2 of its peak k^-1/2, with t from 1; and with a warm-up of k that of the first
+    Transformer, min(t^-1/2, t k^-3/2).
+    """
+    t = np.arange(1, STEPS + 1)
+    found = fraction('inverse_sqrt', jnp.arange(STEPS), warmup_steps=0)
+    np.testing.assert_allclose(found, np.maximum(t, 8) ** -0.5 / 8**-0.5, rtol=1e-5)
+    for k in (4, 8):  # the decay begins where a longer warm-up ends
+        found = fraction('inverse_sqrt', jnp.arange(STEPS), warmup_steps=8, inverse_sqrt_steps=k)
+        first = np.minimum(t**-0.5, t * 8**-1.5)
+        np.testing.assert_allclose(found, first / 8**-0.5, rtol=1e-5)
 
 
 SPECS = {
@@ -92,9 +146,32 @@ SPECS = {
 PARAMS = {'table': jnp.ones((5, 4)), 'layers': {'up': jnp.ones((2, 4, 6))}, 'scale': jnp.ones(4)}
 
 
+def scaled_by(factor):
+    return lambda specs: optax.scale(factor)
+
+
+def test_each_is_made_from_the_specs_of_its_own():
+    """And runs on its own alone. Catches specs of all parameters where trees have some."""
+    seen = []
+
+    def noted(specs):
+        seen.append({path: spec.role for path, spec in named_leaves(specs).items()})
+        return sgd(specs, momentum=0.5)
+
+    tx = by_role(SPECS, hidden=noted, others=noted)
+    state = unboxed(tx.init(PARAMS))
+    for _ in range(2):
+        found, state = tx.update(PARAMS, state, PARAMS)
+    jax.tree.map(lambda leaf, w: np.testing.assert_array_equal(leaf, 1.5 * w), found, PARAMS)
+    assert sorted(seen, key=len) == [
+        {'layers/up': 'hidden'},
+        {'scale': 'vector', 'table': 'embedding'},
+    ]
+
+
 def test_each_role_has_its_own_optimizer():
     """Halved for hidden matrices, negated for the rest. Catches labels of other leaves."""
-    tx = by_role(SPECS, hidden=optax.scale(0.5), others=optax.scale(-1.0))
+    tx = by_role(SPECS, hidden=scaled_by(0.5), others=scaled_by(-1.0))
     found, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     wanted = {'table': -1.0, 'layers': {'up': 0.5}, 'scale': -1.0}
     jax.tree.map(lambda leaf, value: np.testing.assert_array_equal(leaf, value), found, wanted)
@@ -102,18 +179,17 @@ def test_each_role_has_its_own_optimizer():
 
 def test_a_parameter_that_no_optimizer_covers_is_named():
     with pytest.raises(ValueError, match=r'no optimizer covers scale, table; name its role'):
-        by_role(SPECS, hidden=optax.scale(0.5))
+        by_role(SPECS, hidden=scaled_by(0.5))
 
 
 def test_a_role_that_no_parameter_has_is_named():
     with pytest.raises(ValueError, match=r"\['readout'\], and no parameter has that role"):
-        by_role(SPECS, readout=optax.scale(0.5), others=optax.identity())
+        by_role(SPECS, readout=scaled_by(0.5), others=scaled_by(1.0))
 
 
 def test_moments_are_described_as_their_parameters():
     """Also behind a partition, which leaves some out. Catches moments without sharding."""
-    adam = adamw(SPECS)
-    tx = by_role(SPECS, hidden=adam, others=optax.trace(0.9))
+    tx = by_role(SPECS, hidden=adamw, others=lambda specs: optax.trace(0.9))
     specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))
     of_up = [spec for path, spec in specs.items() if path.endswith('layers/up')]
     assert of_up == [SPECS['layers']['up']] * 2  # both moments

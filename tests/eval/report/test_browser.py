@@ -158,8 +158,8 @@ def test_draws_everything_without_a_complaint(findings):
     plots = {name: traces for name, traces, _ in findings['plots'] if name}
     assert plots['final'] == 2 * 4
     assert plots['curves'] == 2 + 2 * 22 + 2  # legend; two curves a begun cell, less one; crosses
-    assert plots['differences'] == 1
-    assert len(findings['plots']) == 3 + 2 * len(fixture.BY_LAYER)
+    assert plots['differences'] == 1 and plots['rates'] == 22
+    assert len(findings['plots']) == 4 + 2 * len(fixture.BY_LAYER)
     assert all(svgs for _, _, svgs in findings['plots'])
     buttons = findings['buttons']  # Plotly would offer to upload the plot
     assert 'Zoom' in buttons and not [b for b in buttons if re.search('share|cloud', b, re.I)]

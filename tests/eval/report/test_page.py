@@ -124,6 +124,7 @@ def test_page_holds_the_curves(page):
     cell = next(c for c in data['cells'] if c['status'] == 'unfinished')
     assert cell['training'][0][-1] == 120  # the cut line is left out
     assert cell['layers'].keys() == fixture.BY_LAYER.keys()
+    assert cell['rates'] == [cell['training'][0], [cell['lr']] * len(cell['training'][0])]
     diverged = next(c for c in data['cells'] if c['status'] == 'diverged')
     assert diverged['training'][1][-1] is None and diverged['training'][1][-2] > 3
     by_lr = {p['lr']: p for p in data['variants'][1]['points']}
@@ -185,6 +186,7 @@ def test_figures_for_papers(sweep, tmp_path):
         'differences',
         'learning_rates',
         'loss_curves',
+        'steps_learning_rate',
         *(f'{kind}_{n}' for kind in ('depth', 'layers') for n in fixture.BY_LAYER),
     ]
     files = sorted(path.name for path in (tmp_path / 'figures').iterdir())

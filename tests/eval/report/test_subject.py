@@ -152,7 +152,8 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
     everything, rates = compared
     files = figures.write_figures(tmp_path, rates, everything, curves(subject), subject.metric)
     drawn = {path.stem: path.read_text() for path in files if path.suffix == '.svg'}
-    assert drawn.keys() == {'loss_curves', 'learning_rates', 'differences'}
+    figures_of_all = {'loss_curves', 'learning_rates', 'differences', 'steps_learning_rate'}
+    assert drawn.keys() == figures_of_all
     assert 'lr 0.001' in drawn['loss_curves'] and 'lr 0.03: ' not in drawn['differences']
 
 

@@ -147,7 +147,7 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
     comparisons = compare(records, read_sweep(sweep))
     names = over_steps.drawable(comparisons, found)
     by_layer = ['attention_entropy_share', 'attention_largest_logit', 'residual_rms']
-    assert names == [*by_layer, 'log_z_mean']  # update_ratio_hidden lacks a layer
+    assert names == [*by_layer, 'log_z_mean', 'learning_rate']  # update_ratio_hidden lacks a layer
     figure = Figure(layout='constrained')
     looks = figures.styles(comparisons)
     over_steps.over_steps(figure, comparisons, looks, found, 'attention_entropy_share')
@@ -159,3 +159,8 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
     figure = Figure(layout='constrained')
     over_steps.over_steps(figure, comparisons, looks, found, 'log_z_mean')
     assert figure.axes[0].get_yscale() == 'linear' and len(figure.axes[0].lines) == 4
+    figure = Figure(layout='constrained')
+    over_steps.over_steps(figure, comparisons, looks, found, 'learning_rate')
+    for line in figure.axes[0].lines:  # of every training row
+        np.testing.assert_array_equal(line.get_xdata(), [1, *range(5, 201, 5)])
+        np.testing.assert_array_equal(line.get_ydata(), 0.003)

@@ -39,6 +39,10 @@ def notes(changes):
             {'optim.warmup_steps': 20},
             'optim.schedule=constant needs more than 20 steps and the run has 20: warmup_steps=20',
         ),
+        (
+            {'optim.schedule': 'inverse_sqrt'},
+            'optim.schedule=inverse_sqrt needs more than 10000 steps and the run has 20: ',
+        ),
         ({'train.trainable': 'norms'}, 'train.trainable=norms without train.init_from: all other'),
     ],
 )
@@ -79,8 +83,11 @@ def test_every_option_that_is_counted_says_so():
         for name, d in declared.items()
         if int in d.types and {'steps', 'updates'} & set(f'{name} {d.option.words}'.split())
     }
-    assert counted == named == {'warmup', 'warmup_steps', 'removal_start', 'removal_gap'}
-    assert {name for name in counted if f'norm.{name}' in FIELDS} == counted - {'warmup_steps'}
+    of_schedules = {'warmup_steps', 'inverse_sqrt_steps'}
+    of_bases = {'conda_every', 'shampoo_every', 'soap_every'}
+    of_norms = {'warmup', 'removal_start', 'removal_gap'}
+    assert counted == named == of_norms | of_schedules | of_bases
+    assert {name for name in counted if f'norm.{name}' in FIELDS} == of_norms
 
 
 def test_the_study_of_norms_reaches_their_warm_ups():

@@ -1,0 +1,49 @@
+"""Which direction of the hidden matrices learns fastest, where all updates are equally large?
+
+Question: with one AdamW for embeddings, readout and vectors, and updates of hidden matrices of one
+          root mean square, 0.2 of the learning rate, how do optimizers compare in the best loss, in
+          its spread over learning rates, in memory and in time?
+Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
+          uv run python -m eval.report --workdir=runs/optimizers --figures=figures
+Cost:     COST
+Result:   RESULT
+
+0.2 is about the size of AdamW's own updates, so that its row changes little by it (the protocol of
+arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning
+rates move the hidden matrices alone: the rest has 1e-2 in all cells, at which AdamW is best here.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+OPTIMIZERS = (
+    'adamw',
+    'adafactor',
+    'adamp',
+    'lion',
+    'sgd',
+    'scale',
+    'muon',
+    'auon',
+    'soap',
+    'shampoo',
+    'conda',
+    'aro',
+    'galore',
+    'apollo',
+)
+LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.optim.others = 'adamw'
+    config.optim.others_lr = 1e-2
+    config.optim.match_rms = 0.2
+    config.sweep = {
+        'optim.name': OPTIMIZERS,
+        'optim.lr': LEARNING_RATES,
+        'train.seed': (0, 1, 2),
+    }
+    return config

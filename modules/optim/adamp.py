@@ -1,0 +1,120 @@
+"""AdamP and SGDP: directions without the part that only makes a scale-invariant weight longer."""
+
+import math
+import sys
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from modules.optim.adamw import ABOVE_0, B1, B2, Eps
+from modules.optim.base import of_family, per_parameter
+from modules.optim.sgd import Dampening, Momentum, Nesterov
+from modules.options import Option
+from modules.params import ParamSpec, as_matrices, from_matrices
+
+SGDP_EPS = 1e-8  # of the norms in the projection; SGDP has no other denominator
+
+Delta = Annotated[
+    float,
+    Option(
+        'cosine of gradient and weight, times the root of their size, below which is projected',
+        ABOVE_0,
+        sys.float_info.max,
+        traced=True,
+    ),
+]
+
+
+@of_family('adam')
+def adamp(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-8,
+    nesterov: Nesterov = False,
+    adamp_delta: Delta = 0.1,
+) -> optax.GradientTransformation:
+    """Adam's direction, `without_radial` for matrices (arXiv:2006.08217, algorithm 2).
+
+    As the PyPI package adamp does it: with `nesterov` the first moment is moved once more,
+    b1 m + (1 - b1) g, and is divided by 1 - b1^t all the same. That package also takes off only a
+    tenth of the weight decay (wd_ratio) where it projects; here the decay rule takes off all of it.
+    """
+
+    def init(spec, weight):
+        del spec
+        return {'momentum': jnp.zeros_like(weight), 'second': jnp.zeros_like(weight)}
+
+    def update(spec, grad, kept, weight, count):
+        m = b1 * kept['momentum'] + (1 - b1) * grad
+        v = b2 * kept['second'] + (1 - b2) * grad**2
+        moved = b1 * m + (1 - b1) * grad if nesterov else m
+        direction = moved / (1 - b1**count) / (jnp.sqrt(v / (1 - b2**count)) + eps)
+        direction = without_radial(spec, direction, grad, weight, adamp_delta, eps)
+        return direction, {'momentum': m, 'second': v}
+
+    return per_parameter(specs, init, update)
+
+
+@of_family('sgd')
+def sgdp(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.9,
+    dampening: Dampening = 0.0,
+    nesterov: Nesterov = False,
+    adamp_delta: Delta = 0.1,
+) -> optax.GradientTransformation:
+    """SGD's direction, `without_radial` for matrices (arXiv:2006.08217, algorithm 1).
+
+    The sum of gradients is kept as it is, as the paper has it: the PyPI package adamp projects it
+    in place and keeps that, but with `nesterov`. Its first sum is dampened as all are, so here too,
+    where torch.optim.SGD spares it. Momentum 0.9 is the paper's. Weight decay as in `adamp`.
+    """
+
+    def init(spec, weight):
+        del spec
+        return {'momentum': jnp.zeros_like(weight)}
+
+    def update(spec, grad, kept, weight, count):
+        del count
+        moved = momentum * kept['momentum'] + (1 - dampening) * grad
+        direction = grad + momentum * moved if nesterov else moved
+        direction = without_radial(spec, direction, grad, weight, adamp_delta, SGDP_EPS)
+        return direction, {'momentum': moved}
+
+    return per_parameter(specs, init, update)
+
+
+def without_radial(
+    spec: ParamSpec, direction: jax.Array, grad: jax.Array, weight: jax.Array, delta: Any, eps: Any
+) -> jax.Array:
+    """A direction less its part along the weight, where the gradient is almost orthogonal to it.
+
+    A weight whose length changes nothing has an orthogonal gradient, and a sum of gradients that
+    only lengthens it. Each matrix is taken by output unit, and an embedding by token: if the
+    largest |cos(grad, weight)| of all of them is below delta / sqrt(entries of one), each loses
+    p <- p - w <w, p> / |w|^2. Otherwise the whole matrix is taken so, as one. A vector is left.
+    """
+    if spec.role == 'vector':
+        return direction
+    p_IO, g_IO, w_IO = (as_matrices(spec, x) for x in (direction, grad, weight))
+    unit = (-1,) if spec.role == 'embedding' else (-2,)
+    found = p_IO
+    for axes in ((-2, -1), unit):
+        size = math.prod(w_IO.shape[axis] for axis in axes)
+        cosine = jnp.abs(jnp.sum(g_IO * w_IO, axes, keepdims=True))
+        for x_IO in (g_IO, w_IO):
+            cosine /= jnp.maximum(_norm(x_IO, axes), eps)
+        fires = jnp.max(cosine, (-2, -1), keepdims=True) < delta / math.sqrt(size)
+        along_IO = w_IO / (_norm(w_IO, axes) + eps)
+        radial_IO = along_IO * jnp.sum(along_IO * p_IO, axes, keepdims=True)
+        found = jnp.where(fires, p_IO - radial_IO, found)
+    return from_matrices(spec, found, weight.shape)
+
+
+def _norm(x, axes):
+    return jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True))

@@ -1,0 +1,73 @@
+"""What each optimizer costs: the time of a step beside AdamW's, and the bytes of its state.
+
+    uv run python -m tests.bench.optim [--rounds=1] [--shapes=medium,large]
+
+Steps of the second and third shape of `tests.bench.step`, each optimizer for the hidden matrices
+beside AdamW for the rest; compiled in one process and taken in turn. What an optimizer does every
+so many steps alone falls into few of these or none, and is named by its options.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from lm.run.process import has_accelerator
+from tests.bench.step import KEEPING, SHAPES, evenkeel_step
+
+STEPS, WARMUP_STEPS = 4, 2
+
+
+def state_bytes(state) -> tuple[int, int]:
+    """(of the optimizer's state, the number of parameters)."""
+    import jax
+
+    found = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+    return found, sum(leaf.size for leaf in jax.tree.leaves(state.params))
+
+
+def measure(name: str, rounds: int) -> None:
+    import jax
+
+    from modules.optim import OPTIMIZERS
+
+    made = {
+        row: evenkeel_step(SHAPES[name], {'optim.name': row, 'model.scan_layers': True})
+        for row in OPTIMIZERS
+    }
+    states = {row: state for row, (state, _, _) in made.items()}
+    milliseconds = {row: [] for row in made}
+    for _ in range(WARMUP_STEPS + STEPS * rounds):
+        for row, (_, step, _) in made.items():
+            start = time.perf_counter()
+            states[row], metrics = step(states[row])
+            jax.block_until_ready((states[row], metrics))
+            milliseconds[row].append(1e3 * (time.perf_counter() - start))
+    print(f'\n| {name} | step ms | against adamw | state bytes a parameter |\n|---|---|---|---|')
+    kept = {row: ms[WARMUP_STEPS:] for row, ms in milliseconds.items()}
+    for row, ms in kept.items():
+        each = [a / b for a, b in zip(ms, kept['adamw'], strict=True)]
+        held, parameters = state_bytes(states[row])
+        print(
+            f'| `{row}` | {statistics.median(ms):.0f} | {statistics.median(each):.2f} | '
+            f'{held / parameters:.2f} |',
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--rounds', type=int, default=1)
+    parser.add_argument('--shapes', default='medium,large')
+    flags = parser.parse_args()
+    for name in flags.shapes.split(','):
+        code = f'from tests.bench import optim; optim.measure({name!r}, {flags.rounds})'
+        subprocess.run([sys.executable, '-c', code], env=os.environ | KEEPING, check=True)
+
+
+if __name__ == '__main__':
+    if not has_accelerator():
+        os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    main()

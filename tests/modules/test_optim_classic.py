@@ -1,0 +1,200 @@
+"""AdamP, SGDP, SCALE and Adafactor. Reference: published code. Property: what each is named for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from modules.optim import state_specs, unboxed
+from modules.optim.adafactor import adafactor
+from modules.optim.adamp import adamp, sgdp, without_radial
+from modules.optim.adamw import adamw
+from modules.optim.scale import scale
+from modules.params import ParamSpec
+from tests.helpers import FAST
+from tests.modules.optim_trajectories import assert_follows, trajectory
+
+EMBEDDING = ParamSpec('embedding', ('vocab', 'embed'))
+READOUT = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+STACKED = ParamSpec('hidden', ('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'))
+
+
+def normal(*shape, seed=0):
+    return jnp.float32(np.random.default_rng(seed).normal(size=shape))
+
+
+def first_step(make, spec, grad, weight):
+    """The first direction for a parameter, and the state after it."""
+    tx = make({'w': spec})
+
+    def step(grad, weight):
+        return tx.update({'w': grad}, unboxed(tx.init({'w': weight})), {'w': weight})
+
+    direction, state = jax.jit(step, compiler_options=FAST)(grad, weight)
+    return direction['w'], state
+
+
+PROJECTING = {
+    'adamp/tall': (adamp, {}),
+    'adamp_projects/wide': (adamp, {'adamp_delta': 1.0}),
+    'adamp_projects/tall': (adamp, {'adamp_delta': 1.0}),
+    'adamp_projects/square': (adamp, {'adamp_delta': 1.0, 'nesterov': True, 'eps': 1e-2}),
+    'adamp_projects/vector': (adamp, {'adamp_delta': 1.0}),
+    'adamp_embedding/tall': (adamp, {'adamp_delta': 1.0}),
+    'sgdp_projects/wide': (sgdp, {'adamp_delta': 1.0, 'momentum': 0.9}),
+    'sgdp_projects/square': (
+        sgdp,
+        {'adamp_delta': 1.0, 'momentum': 0.8, 'dampening': 0.3, 'nesterov': True},
+    ),
+    'sgdp_embedding/tall': (sgdp, {'adamp_delta': 1.5, 'momentum': 0.9}),
+}
+
+
+@pytest.mark.parametrize('case', PROJECTING)
+def test_projections_are_those_of_the_package(case):
+    """Steps that project by unit, as a whole, and not at all. Catches the units of a transposed
+    matrix or of an embedding, a cosine of the momentum, and Nesterov's other bias correction.
+    """
+    make, given = PROJECTING[case]
+    shape = case.split('/')[1]
+    spec = EMBEDDING if 'embedding' in case else None
+    found = trajectory(functools.partial(make, **given), shape, lr=0.05, spec=spec)
+    assert_follows(found, 'make_adamp', case, shape)
+
+
+@pytest.mark.parametrize('make', [adamp, sgdp])
+def test_where_the_gradient_is_orthogonal_so_is_the_direction(make):
+    """By output unit, in both layers. Catches a projection on the gradient, or of the gradient."""
+    weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
+    axes = (1, 2)
+    radial = jnp.sum(grad * weight, axes, keepdims=True)
+    grad = grad - weight * radial / jnp.sum(weight**2, axes, keepdims=True)
+    direction, _ = first_step(make, STACKED, grad, weight)
+    along = jnp.sum(direction * weight, axes) / jnp.linalg.norm(weight.reshape(2, 6, 4), axis=1)
+    np.testing.assert_allclose(along, 0, atol=1e-5)
+    assert np.abs(direction).max() > 0.1
+
+
+def test_each_matrix_of_a_stack_decides_for_itself():
+    """One layer's gradient is orthogonal, the other's is along the weight: that one has Adam's.
+    Catches one test over the whole stack.
+    """
+    weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
+    radial = jnp.sum(grad * weight, (1, 2), keepdims=True)
+    orthogonal = grad - weight * radial / jnp.sum(weight**2, (1, 2), keepdims=True)
+    grad = jnp.stack([orthogonal[0], grad[1] + weight[1]])
+    direction, _ = first_step(adamp, STACKED, grad, weight)
+    adam, _ = first_step(adamw, STACKED, grad, weight)
+    np.testing.assert_allclose(direction[1], adam[1], rtol=1e-5)
+    assert np.abs(direction[0] - adam[0]).max() > 0.1
+
+
+def test_the_whole_matrix_where_the_units_do_not_fire():
+    """Two units with opposite radial parts. Catches a second view that is never tried."""
+    weight = jnp.float32([[1.0, 1.0], [0.0, 0.0]])
+    grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
+    spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
+    project = jax.jit(functools.partial(without_radial, spec), compiler_options=FAST)
+    found = project(grad + weight, grad, weight, 0.1, 1e-8)
+    np.testing.assert_allclose(found, grad, atol=1e-6)
+
+
+SCALED = {
+    'hidden/wide': None,
+    'hidden/tall': None,
+    'embedding/tall': EMBEDDING,
+    'readout/wide': READOUT,
+    'vector/vector': None,
+}
+
+
+@pytest.mark.parametrize('case', SCALED)
+def test_scale_is_that_of_its_authors(case):
+    """Catches rows for columns, momentum in another role, or a sum in place of a mean."""
+    shape = case.split('/')[1]
+    make = functools.partial(scale, scale_vector_factor=2.0)
+    found = trajectory(make, shape, lr=0.05, spec=SCALED[case])
+    assert_follows(found, 'make_scale', case, shape)
+
+
+@pytest.mark.parametrize(
+    ('spec', 'shape', 'axes'),
+    [(EMBEDDING, (5, 4), 0), (READOUT, (4, 5), 0), (STACKED, (2, 2, 3, 4), (1, 2))],
+)
+def test_columns_have_a_root_mean_square_of_1(spec, shape, axes):
+    """Of each layer, heads merged; a column without a gradient stays. Catches one norm a stack."""
+    sizes = np.float32([0, 0.01, 1, 100, 1000])[: shape[-1]]
+    grad = jnp.asarray(np.asarray(normal(*shape)) * sizes)
+    direction, state = first_step(scale, spec, grad, normal(*shape, seed=1))
+    rms = np.sqrt(np.mean(np.square(direction), axes))
+    np.testing.assert_allclose(rms[..., 1:], 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(rms[..., 0], 0.0)
+    assert bool(state.of) == (spec is READOUT)  # nothing is kept of the others
+
+
+def optax_adafactor(least, relative):
+    def make(specs):
+        del specs
+        stages = [
+            optax.scale_by_factored_rms(min_dim_size_to_factor=least),
+            optax.clip_by_block_rms(1.0),
+            *([optax.scale_by_param_block_rms()] if relative else []),
+        ]
+        return optax.with_extra_args_support(optax.chain(*stages))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ('shape', 'least', 'relative'),
+    [('wide', 4, True), ('tall', 5, False), ('square', 5, False), ('vector', 1, True)],
+)
+def test_adafactor_is_that_of_optax(shape, least, relative):
+    """One side under the least size: unfactored. Catches means over the wrong side, a share that
+    starts a step late, and a clipping or a scale that is left out.
+    """
+    own = functools.partial(adafactor, adafactor_min_size=least, adafactor_absolute=not relative)
+    found = trajectory(own, shape, lr=0.05)
+    for step, wanted in trajectory(optax_adafactor(least, relative), shape, lr=0.05).items():
+        np.testing.assert_allclose(found[step], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+LAYER_VECTOR = ParamSpec('vector', ('layer', 'embed'))
+
+
+@pytest.mark.parametrize(('spec', 'shape'), [(STACKED, (2, 2, 3, 4)), (LAYER_VECTOR, (2, 5))])
+def test_adafactor_of_a_stack_is_that_of_each_layer(spec, shape):
+    """Layers of other sizes, the second update of one clipped. Catches a root mean square over the
+    stack, heads left apart, and a layer axis that is factored.
+    """
+    size = np.reshape(np.float32([1, 30]), (2,) + (1,) * (len(shape) - 1))
+    weight, *grads = (normal(*shape, seed=seed) * size for seed in range(3))
+    grads[1] = grads[1] * size
+
+    def directions(spec, weight, *grads):
+        tx = adafactor({'w': spec}, adafactor_min_size=4)
+        state = unboxed(tx.init({'w': weight}))
+        for grad in grads:
+            direction, state = tx.update({'w': grad}, state, {'w': weight})
+        return direction['w']
+
+    def both(weight, *grads):
+        alone = [
+            directions(spec.without('layer'), weight[i], *(g[i] for g in grads)) for i in (0, 1)
+        ]
+        return directions(spec, weight, *grads), jnp.stack(alone)
+
+    together, alone = jax.jit(both, compiler_options=FAST)(weight, *grads)
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+def test_adafactor_keeps_two_vectors_of_a_large_matrix():
+    """With the parameter's own axes, heads apart. Catches memory as large as Adam's."""
+    params = {'w': jnp.zeros((2, 2, 3, 4))}
+    for least, wanted in [(4, [('layer', 'embed'), STACKED.axes[:3]]), (5, [STACKED.axes])]:
+        state = adafactor({'w': STACKED}, adafactor_min_size=least).init(params)
+        found = jax.tree.leaves(state_specs(state, params, {'w': STACKED}).of)
+        assert [spec.axes for spec in found] == wanted

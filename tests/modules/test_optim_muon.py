@@ -1,0 +1,184 @@
+"""Reference: muon, auon and hybrid_auon against published code, Newton-Schulz against an SVD.
+Property: singular values, the spectral bound, AuON's brake. Equivalence: stacked = per layer.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.optim import OPTIMIZERS, unboxed
+from modules.optim.auon import cosh_rms
+from modules.optim.muon import COEFFICIENTS, newton_schulz
+from modules.params import ParamSpec
+from tests.helpers import FAST
+from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
+
+LR = 0.1  # of the stored trajectories
+TORCH = {  # case of make_muon.py: (shape, options, weight decay)
+    'wide': ('wide', {}, 0.0),
+    'tall': ('tall', {}, 0.0),
+    'square': ('square', {'nesterov': False, 'momentum': 0.8}, 0.0),
+    'three_steps': ('wide', {'muon_steps': 3}, 0.0),
+    'rms': ('tall', {'muon_scale': 'rms'}, 0.1),
+}
+AUTHORS = {  # case of make_auon.py: (optimizer, shape, options)
+    'auon': ('auon', 'wide', {}),
+    'auon_gamma': ('auon', 'tall', {'auon_gamma': 4.0}),
+    'hybrid': ('hybrid_auon', 'tall', {}),
+    'hybrid_one': ('hybrid_auon', 'square', {'muon_steps': 1}),
+    'paper_wide': ('auon', 'wide', {'auon_form': 'paper', 'auon_gamma': 1.0}),
+    'paper_tall': ('auon', 'tall', {'auon_form': 'paper', 'auon_gamma': 1.0}),
+}
+
+
+@pytest.mark.parametrize('case', TORCH)
+def test_muon_is_that_of_torch(case):
+    """In float32, torch in float64 without its cast to bfloat16: 1e-5 of the largest weight.
+
+    Catches a factor of the transposed shape, a sum in the place of the average, Nesterov from the
+    average of before.
+    """
+    shape, options, decay = TORCH[case]
+    found = trajectory(functools.partial(OPTIMIZERS['muon'], **options), shape, LR, decay)
+    assert_follows(found, 'make_muon', case, shape)
+
+
+@pytest.mark.parametrize('case', AUTHORS)
+def test_auon_is_that_of_its_authors(case):
+    """1e-5 of the largest weight. Catches gamma outside of cosh, and a length that is divided by
+    where the code does not, or the other way round.
+    """
+    name, shape, options = AUTHORS[case]
+    found = trajectory(functools.partial(OPTIMIZERS[name], **options), shape, LR)
+    assert_follows(found, 'make_auon', case, shape)
+
+
+def polynomial(values, steps=5):
+    a, b, c = COEFFICIENTS
+    for _ in range(steps):
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
+@pytest.mark.parametrize('shape', [(4, 6), (6, 4)])
+def test_newton_schulz_maps_singular_values_alone(shape):
+    """U f(S / (|M| + eps)) V^T, of each matrix. Catches a norm over layers, a wrong transpose, and
+    eps as the least norm.
+    """
+    matrices = np.random.default_rng(0).normal(size=(2, 3, *shape)) * [[[[0.1]]], [[[10.0]]]]
+    left, values, right = np.linalg.svd(matrices, full_matrices=False)
+    lengths = np.sqrt(np.sum(values**2, -1, keepdims=True)) + 0.5
+    wanted = np.einsum('...ik,...k,...ko->...io', left, polynomial(values / lengths), right)
+    np.testing.assert_allclose(newton_schulz(jnp.float32(matrices), 5, 0.5), wanted, atol=1e-4)
+
+
+def gradients(shape, steps):
+    """That have a part in common."""
+    rng = np.random.default_rng(0)
+    return 0.3 * rng.normal(size=shape) + rng.normal(size=(steps, *shape))
+
+
+def directions(name, grads, spec=MATRIX, right=None, **options):
+    """After each of the gradients [step, ...]; from `right` as the vectors of muon_spectral."""
+    tx = OPTIMIZERS[name]({'w': spec}, **options)
+    params = {'w': jnp.zeros(grads.shape[1:])}
+
+    def step(state, grad):
+        direction, state = tx.update({'w': grad}, state, params)
+        return state, direction['w']
+
+    def run(grads):
+        state = unboxed(tx.init(params))
+        if right is not None:
+            state = state._replace(of=state.of | {'right': {'w': right}})
+        return jax.lax.scan(step, state, grads)[1]
+
+    found = jax.jit(run, compiler_options=FAST)(jnp.float32(grads))
+    return np.asarray(found, np.float64)
+
+
+@pytest.mark.parametrize('shape', [(16, 32), (64, 96), (128, 64), (16, 128)])
+def test_singular_values_of_rectangles_are_near_1(shape):
+    """Between 0.68 and 1.203, where a random matrix has its smallest above 0.0015 of its length.
+
+    Catches other coefficients, and fewer iterations.
+    """
+    found = directions('muon', gradients(shape, 4), muon_scale='none')
+    values = np.linalg.svd(found, compute_uv=False)
+    assert values.min() > 0.68 and values.max() < 1.203
+
+
+@pytest.mark.parametrize('width', [16, 64, 128])
+def test_singular_values_of_squares_have_a_small_tail(width):
+    """None above 1.203; at least 95% above 0.6: square Gaussians have some far below the others."""
+    found = directions('muon', gradients((width, width), 4), muon_scale='none')
+    values = np.linalg.svd(found, compute_uv=False)
+    assert values.max() < 1.203
+    assert np.mean(values > 0.6) > 0.95
+
+
+@pytest.mark.parametrize('shape', [(64, 64), (96, 32), (32, 96)])
+def test_muon_spectral_bounds_the_spectral_norm(shape):
+    """Of sqrt(fan_out / fan_in), also below 1: at most 1.1 times, where muon has up to 1.2 times.
+
+    Catches a factor of at least 1, and a bound that shrinks what is within it.
+    """
+    found = directions('muon_spectral', gradients(shape, 20)) / np.sqrt(shape[1] / shape[0])
+    norms = np.linalg.norm(found, 2, (-2, -1))
+    assert norms.min() > 0.999 and norms[3:].max() < 1.1
+
+
+def test_muon_spectral_divides_muon_by_its_spectral_norm():
+    """Of one gradient again and again, so that one power iteration a step finds it.
+
+    Catches a vector that is not kept, a bound of each row, and a factor of the wrong side.
+    """
+    grads = np.repeat(gradients((12, 5), 1), 40, 0)
+    free = directions('muon', grads, muon_scale='none')[-1]
+    found = directions('muon_spectral', grads, muon_power_steps=1)[-1]
+    wanted = np.sqrt(5 / 12) * free / max(1.0, np.linalg.norm(free, 2))
+    assert np.linalg.norm(free, 2) > 1.05
+    np.testing.assert_allclose(found, wanted, atol=1e-3)
+
+
+HEADS = {  # axes and fan_in of a stacked parameter of heads, its shape, and that of its matrix
+    'query': (('layer', 'embed', 'heads', 'head_dim'), ('embed',), (2, 6, 2, 4), (6, 8)),
+    'out': (('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'), (2, 2, 4, 6), (8, 6)),
+}
+
+
+@pytest.mark.parametrize('part', HEADS)
+@pytest.mark.parametrize('name', ['auon', 'hybrid_auon', 'muon', 'muon_spectral'])
+def test_a_stack_is_each_layer_with_its_heads_merged(name, part):
+    """Catches norms over layers, matrices of single heads, and the wrong side for the factor."""
+    axes, fan_in, shape, matrix = HEADS[part]
+    spec, grads = ParamSpec('hidden', axes, fan_in), gradients(shape, 3)
+    stacked, right = directions(name, grads, spec), [None, None]
+    if name == 'muon_spectral':  # each layer has a first vector of its own
+        state = unboxed(OPTIMIZERS[name]({'w': spec}).init({'w': jnp.zeros(shape)}))
+        right = state.of['right']['w'].reshape(2, -1)
+    for layer in range(2):
+        alone = directions(name, grads[:, layer].reshape(3, *matrix), right=right[layer])
+        np.testing.assert_allclose(stacked[:, layer].reshape(3, *matrix), alone, atol=1e-5)
+
+
+@pytest.mark.parametrize('gamma', [0.5, 1.5, 4.0])
+def test_brake_of_auon_is_near_1(gamma):
+    """1 <= R <= 1 + gamma^2 / numel for what has no single large entry, and at most
+    1 + sinh(gamma)^2 / (2 numel), which one entry alone comes close to.
+
+    Catches a cosh of the gradient as it is, and a mean over layers.
+    """
+    rng = np.random.default_rng(0)
+    random = 1e3 * rng.normal(size=(2, 16, 24))
+    spike = np.zeros((2, 16, 24))
+    spike[0, 3, 5] = 2.0
+    for matrices, most in ((random, gamma**2), (spike, np.sinh(gamma) ** 2 / 2)):
+        brake = np.asarray(cosh_rms(jnp.float32(matrices), gamma)[0])
+        assert brake.shape == (2, 1, 1)
+        assert brake.min() > 1 - 1e-6 and brake.max() < 1 + most / (16 * 24) + 1e-6
+    assert brake[0].item() > 1 + 0.95 * (np.sqrt(1 + np.sinh(gamma) ** 2 / 384) - 1)
+    assert brake[1].item() == pytest.approx(1.0, abs=1e-6)
