@@ -30,8 +30,8 @@ def shampoo(
         float, Option('share of the largest eigenvalue added to all', ABOVE_0, 1, traced=True)
     ] = 1e-6,
     shampoo_graft: Annotated[
-        str, Option('whose norm the direction is given', choices=('adamw', 'none'))
-    ] = 'adamw',
+        bool, Option("whether each matrix is given the norm of Adam's direction")
+    ] = True,
 ) -> optax.GradientTransformation:
     """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
 
@@ -49,7 +49,7 @@ def shampoo(
         matrices = at_least_float32(as_matrices(spec, weight))
         zeros = jnp.zeros_like(weight)
         kept = {'momentum': zeros}
-        if shampoo_graft == 'adamw':
+        if shampoo_graft:
             kept['second'] = zeros
         for side in SIDES:
             kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0))
@@ -74,7 +74,7 @@ def shampoo(
         later = {'momentum': moved}
         for side in SIDES:
             later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
-        if shampoo_graft == 'adamw':
+        if shampoo_graft:
             second = b2 * kept['second'] + (1 - b2) * jnp.square(grad)
             adam = m / (jnp.sqrt(as_matrices(spec, second) * correction) + eps)
             direction = jnp.where(count < shampoo_every, adam, _of_norm(direction, adam))

@@ -40,8 +40,8 @@ ARO_CASES = [
     ('sign', 'wide', {'aro_map': 'sign'}),
 ]
 SHAMPOO_CASES = [
-    ('none', 'square', {'shampoo_graft': 'none'}),
-    ('wide', 'wide', {'shampoo_graft': 'none'}),
+    ('none', 'square', {'shampoo_graft': False}),
+    ('wide', 'wide', {'shampoo_graft': False}),
     ('adam', 'square', {}),
     ('every 10', 'square', {'shampoo_every': 10}),
 ]
@@ -214,14 +214,14 @@ class TestShampoo:
     def test_its_first_direction_is_the_orthogonal_factor(self):
         """Closed form: (G G^T)^(-1/4) G (G^T G)^(-1/4). Catches exponents of 1/2."""
         grads = draw(1, 3, 5)
-        make = functools.partial(shampoo, shampoo_graft='none', shampoo_eps=1e-14)
+        make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=1e-14)
         found, _ = directions(make, grads)
         np.testing.assert_allclose(found[0], orthogonal_factor(grads[0]), atol=1e-5)
 
     def test_what_is_added_to_eigenvalues_is_a_share_of_the_largest(self):
         """Closed form of the first direction. Catches a share that is added as it is."""
         gradient = 1e-3 * draw(3, 3)
-        make = functools.partial(shampoo, shampoo_graft='none', shampoo_eps=0.1)
+        make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=0.1)
         found, _ = directions(make, gradient[None])
         left, values, right = np.linalg.svd(gradient)
         values = values / np.sqrt(values**2 + 0.1 * values[0] ** 2)
