@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from modules.optim.adamw import ABOVE_0, B1, B2, Eps
 from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import SIDES, boxed, of_side, outer, product, turned
+from modules.optim.rotations import SIDES, boxed, of_side, outer, product, turned, when
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
 from modules.statistics import at_least_float32
@@ -65,10 +64,10 @@ def shampoo(
         products = {
             side: b2 * kept[f'{side}_products'] + (1 - b2) * outer(g, side) for side in SIDES
         }
-        roots = jax.lax.cond(
+        roots = when(
             count % shampoo_every == 0,
             lambda: {side: _root(p * correction, shampoo_eps) for side, p in products.items()},
-            lambda: {side: kept[f'{side}_root'] for side in SIDES},
+            {side: kept[f'{side}_root'] for side in SIDES},
         )
         direction = turned(m, roots)  # the roots are symmetric
         later = {'momentum': moved}

@@ -17,6 +17,7 @@ from modules.optim.rotations import (
     smaller_side,
     turned,
     turned_back,
+    when,
 )
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
@@ -110,10 +111,9 @@ def _refresh(count, every, second, products, bases):
             found[side], _ = jnp.linalg.qr(product('...ij,...jk->...ik', square, basis))
         return ordered, found
 
-    refresh = jnp.where((count - 1) % every == 0, 2, 0)
-    return jax.lax.switch(
-        jnp.where(count == 1, 1, refresh), (lambda: (second, bases), first, iterated)
-    )
+    due = (count > 1) & ((count - 1) % every == 0)
+    later = when(due, iterated, (second, bases))
+    return when(count == 1, first, later)
 
 
 def _eigenvectors(square: jax.Array) -> jax.Array:
