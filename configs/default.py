@@ -170,7 +170,7 @@ def get_config() -> ConfigDict:
     config.optim.scale_vector_factor = placeholder(float)
     config.optim.shampoo_eps = placeholder(float)
     config.optim.shampoo_every = placeholder(int)
-    config.optim.shampoo_graft = placeholder(str)
+    config.optim.shampoo_graft = placeholder(bool)
     config.optim.soap_every = placeholder(int)
     config.optim.soap_max_dim = placeholder(int)
     config.optim.soap_sides = placeholder(str)

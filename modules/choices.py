@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 # What others call a row, letters and digits alone. Hints: such a name is refused too.
 USUAL_NAMES = {
     'adam': 'adamw',
+    'adaptivelyrotatedoptimization': 'aro',
     'albert': 'shared',
     'apollomini': 'apollo',
     'attentionwithlinearbiases': 'alibi',
@@ -17,6 +18,7 @@ USUAL_NAMES = {
     'cosine': 'warmup_cosine',
     'cosinerestarts': 'cyclic',
     'cosinewithrestarts': 'cyclic',
+    'distributedshampoo': 'shampoo',
     'dynamictanh': 'dyt',
     'exactgelu': 'gelu_exact',
     'firaadamw': 'fira',

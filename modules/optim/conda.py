@@ -1,6 +1,5 @@
 """Conda: Adam in the singular vectors of the first moment."""
 
-import math
 import sys
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import optax
 
 from modules.optim.adamw import B1, B2, Eps
 from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import boxed, of_side, smaller_side, turned, turned_back
+from modules.optim.rotations import boxed, of_side, smaller_side, turned, turned_back, when
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
 from modules.statistics import at_least_float32
@@ -24,7 +23,7 @@ def conda(
     b2: B2 = 0.99,
     eps: Eps = 1e-8,
     conda_every: Annotated[
-        int, Option('updates from one decomposition to the next', 1, math.inf)
+        int, Option('steps from one decomposition to the next', 1, counted_in='steps')
     ] = 2000,
     conda_scale: Annotated[
         float, Option('factor of the direction', 0, sys.float_info.max, traced=True)
@@ -50,11 +49,8 @@ def conda(
         m = b1 * kept['momentum'] + (1 - b1) * grad
         matrices = at_least_float32(as_matrices(spec, m))
         side = smaller_side(matrices)
-        basis = jax.lax.cond(
-            (count - 1) % conda_every == 0,
-            lambda: _singular_vectors(matrices, side),
-            lambda: kept['basis'],
-        )
+        due = (count - 1) % conda_every == 0
+        basis = when(due, lambda: _singular_vectors(matrices, side), kept['basis'])
         g_turned = turned(at_least_float32(as_matrices(spec, grad)), {side: basis})
         second = b2 * as_matrices(spec, kept['second']) + (1 - b2) * jnp.square(g_turned)
         adam = turned(matrices, {side: basis}) / (jnp.sqrt(second) + eps)

@@ -4,7 +4,8 @@ A basis holds its vectors in columns. Every product is of full precision: a basi
 products of bfloat16, the default of some devices, is no longer orthogonal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,31 @@ SIDES = {'left': -2, 'right': -1}  # the axes of rows, the summed side, and of c
 _TURN = {'left': '...ij,...io->...jo', 'right': '...io,...op->...ip'}
 _TURN_BACK = {'left': '...ji,...io->...jo', 'right': '...io,...po->...ip'}
 _SQUARE = {'left': '...io,...jo->...ij', 'right': '...io,...ip->...op'}
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(due: jax.Array) -> jax.Array:
+    return due
+
+
+@_anywhere.def_vmap
+def _anywhere_of_runs(size, is_mapped, due):
+    del size, is_mapped
+    return jnp.any(due), False
+
+
+def when(due: jax.Array, found: Callable[[], Any], kept: Any) -> Any:
+    """found() where `due`, and `kept` otherwise, a tree like it.
+
+    Of runs that are mapped over, found is computed for all where one is due, and for none where
+    none is: `lax.cond` alone would compute it every time, as each run has a count of its own.
+    """
+
+    def chosen():
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), found(), kept)
+
+    return jax.lax.cond(_anywhere(due), chosen, lambda: kept)
+
 
 Bases = Mapping[str, jax.Array]  # of some sides, each [..., n, n]; the others are left as they are
 

@@ -2,18 +2,17 @@
 
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from modules.optim.adamw import ABOVE_0, B1, B2, Eps
 from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import SIDES, boxed, of_side, outer, product, turned
+from modules.optim.rotations import SIDES, boxed, of_side, outer, product, turned, when
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
 from modules.statistics import at_least_float32
 
-LEAST_EIGENVALUE = 1e-16  # of the largest ones, where gradients are zero
+LEAST_EIGENVALUE = 1e-32  # where all gradients were zero
 
 
 @of_family('adam', roles=('hidden',))
@@ -23,13 +22,15 @@ def shampoo(
     b1: B1 = 0.9,
     b2: B2 = 0.999,
     eps: Eps = 1e-8,
-    shampoo_every: Annotated[int, Option('updates from one pair of roots to the next', 1)] = 1,
+    shampoo_every: Annotated[
+        int, Option('steps from one pair of roots to the next', 1, counted_in='steps')
+    ] = 1,
     shampoo_eps: Annotated[
         float, Option('share of the largest eigenvalue added to all', ABOVE_0, 1, traced=True)
     ] = 1e-6,
     shampoo_graft: Annotated[
-        str, Option('whose norm the direction is given', choices=('adam', 'none'))
-    ] = 'adam',
+        bool, Option("whether each matrix is given the norm of Adam's direction")
+    ] = True,
 ) -> optax.GradientTransformation:
     """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
 
@@ -47,7 +48,7 @@ def shampoo(
         matrices = at_least_float32(as_matrices(spec, weight))
         zeros = jnp.zeros_like(weight)
         kept = {'momentum': zeros}
-        if shampoo_graft == 'adam':
+        if shampoo_graft:
             kept['second'] = zeros
         for side in SIDES:
             kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0))
@@ -63,16 +64,16 @@ def shampoo(
         products = {
             side: b2 * kept[f'{side}_products'] + (1 - b2) * outer(g, side) for side in SIDES
         }
-        roots = jax.lax.cond(
+        roots = when(
             count % shampoo_every == 0,
             lambda: {side: _root(p * correction, shampoo_eps) for side, p in products.items()},
-            lambda: {side: kept[f'{side}_root'] for side in SIDES},
+            {side: kept[f'{side}_root'] for side in SIDES},
         )
         direction = turned(m, roots)  # the roots are symmetric
         later = {'momentum': moved}
         for side in SIDES:
             later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
-        if shampoo_graft == 'adam':
+        if shampoo_graft:
             second = b2 * kept['second'] + (1 - b2) * jnp.square(grad)
             adam = m / (jnp.sqrt(as_matrices(spec, second) * correction) + eps)
             direction = jnp.where(count < shampoo_every, adam, _of_norm(direction, adam))
@@ -85,7 +86,8 @@ def shampoo(
 def _root(square, eps):
     """(P + eps |P| I)^(-1/4) of P [..., n, n], its eigenvalues below 0 taken as 0."""
     values, vectors = jnp.linalg.eigh(square)
-    values = jnp.maximum(values, 0.0) + eps * jnp.maximum(values[..., -1:], LEAST_EIGENVALUE)
+    values = jnp.maximum(values, 0.0) + eps * values[..., -1:]
+    values = jnp.maximum(values, LEAST_EIGENVALUE)
     scaled = vectors / jnp.sqrt(jnp.sqrt(values))[..., None, :]
     return product('...ik,...jk->...ij', scaled, vectors)
 

@@ -17,6 +17,7 @@ from modules.optim.rotations import (
     smaller_side,
     turned,
     turned_back,
+    when,
 )
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
@@ -30,7 +31,9 @@ def soap(
     b1: B1 = 0.95,
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
-    soap_every: Annotated[int, Option('updates from one refresh of the bases to the next', 1)] = 10,
+    soap_every: Annotated[
+        int, Option('steps from one refresh of the bases to the next', 1, counted_in='steps')
+    ] = 10,
     soap_max_dim: Annotated[int, Option('largest side that is rotated', 0)] = 10000,
     soap_sides: Annotated[
         str, Option('which sides of a matrix are rotated', choices=('both', 'smaller'))
@@ -108,10 +111,9 @@ def _refresh(count, every, second, products, bases):
             found[side], _ = jnp.linalg.qr(product('...ij,...jk->...ik', square, basis))
         return ordered, found
 
-    refresh = jnp.where((count - 1) % every == 0, 2, 0)
-    return jax.lax.switch(
-        jnp.where(count == 1, 1, refresh), (lambda: (second, bases), first, iterated)
-    )
+    due = (count > 1) & ((count - 1) % every == 0)
+    later = when(due, iterated, (second, bases))
+    return when(count == 1, first, later)
 
 
 def _eigenvectors(square: jax.Array) -> jax.Array:

@@ -303,10 +303,6 @@ READERS = (
 )
 
 
-# Choices whose default, which the base has, is one that other fields have too.
-SPELT_OUT = ('optim.shampoo_graft',)
-
-
 def reads(changes, path):
     return path in lm.config.readers_of(checked_config(changes))
 
@@ -322,7 +318,7 @@ def other_values(path):
         declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
         return [not declared[0].default] if path.startswith('norm.') else [True, False]
     if field.option and field.option.choices:
-        return [name for name in field.option.choices if path in SPELT_OUT or name not in USUAL]
+        return [name for name in field.option.choices if name not in USUAL]
     return [f'{path}x' if kind is str else kind(17)]
 
 

@@ -12,6 +12,7 @@ import pytest
 from modules.optim import unboxed
 from modules.optim.aro import aro
 from modules.optim.conda import conda
+from modules.optim.rotations import when
 from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 from modules.params import ParamSpec
@@ -40,8 +41,8 @@ ARO_CASES = [
     ('sign', 'wide', {'aro_map': 'sign'}),
 ]
 SHAMPOO_CASES = [
-    ('none', 'square', {'shampoo_graft': 'none'}),
-    ('wide', 'wide', {'shampoo_graft': 'none'}),
+    ('none', 'square', {'shampoo_graft': False}),
+    ('wide', 'wide', {'shampoo_graft': False}),
     ('adam', 'square', {}),
     ('every 10', 'square', {'shampoo_every': 10}),
 ]
@@ -87,6 +88,30 @@ def test_stacked_layers_and_heads_are_matrices_of_their_own(name):
     found, _ = directions(make, grads, spec)
     alone, _ = directions(make, grads[:, 1].reshape(4, 3, 4))
     np.testing.assert_allclose(found[:, 1].reshape(4, 3, 4), alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('name', ['conda', 'shampoo', 'soap'])
+def test_mapped_runs_decompose_when_one_is_due_alone(name):
+    """Property of the program: as one run, they branch. Catches a `cond` on a mapped count, which
+    computes both of its branches in every step.
+    """
+    tx = ROWS[name]({'w': MATRIX})
+    weights = {'w': jnp.zeros((2, 3, 5))}
+    states = jax.vmap(lambda weight: unboxed(tx.init(weight)))(weights)
+
+    def counted(update, *given):
+        names = [equation.primitive.name for equation in jax.make_jaxpr(update)(*given).eqns]
+        return names.count('cond')
+
+    one = jax.tree.map(lambda leaf: leaf[0], (weights, states, weights))
+    assert counted(jax.vmap(tx.update), weights, states, weights) == counted(tx.update, *one) > 0
+
+
+def test_mapped_runs_that_are_due_at_other_times_do_as_each_alone():
+    """Equivalence. Catches a decomposition that all runs take over when one is due."""
+    old, due = jnp.zeros((3, 2)), jnp.array([True, False, True])
+    found = jax.vmap(lambda due, old: when(due, lambda: old + 1, old))(due, old)
+    np.testing.assert_array_equal(found, [[1, 1], [0, 0], [1, 1]])
 
 
 class TestSoap:
@@ -214,14 +239,14 @@ class TestShampoo:
     def test_its_first_direction_is_the_orthogonal_factor(self):
         """Closed form: (G G^T)^(-1/4) G (G^T G)^(-1/4). Catches exponents of 1/2."""
         grads = draw(1, 3, 5)
-        make = functools.partial(shampoo, shampoo_graft='none', shampoo_eps=1e-14)
+        make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=1e-14)
         found, _ = directions(make, grads)
         np.testing.assert_allclose(found[0], orthogonal_factor(grads[0]), atol=1e-5)
 
     def test_what_is_added_to_eigenvalues_is_a_share_of_the_largest(self):
         """Closed form of the first direction. Catches a share that is added as it is."""
         gradient = 1e-3 * draw(3, 3)
-        make = functools.partial(shampoo, shampoo_graft='none', shampoo_eps=0.1)
+        make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=0.1)
         found, _ = directions(make, gradient[None])
         left, values, right = np.linalg.svd(gradient)
         values = values / np.sqrt(values**2 + 0.1 * values[0] ** 2)
