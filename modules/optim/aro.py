@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import boxed, of_side, outer, product, turned, turned_back
+from modules.optim.rotations import boxed, of_side, outer, product, turned, turned_back, when
 from modules.optim.sgd import Momentum
 from modules.options import Option
 from modules.params import as_matrices, from_matrices, matrix_axes
@@ -95,6 +95,4 @@ def _orthogonal(square):
     lower = jnp.linalg.cholesky(gram)
     found = jax.lax.linalg.triangular_solve(lower, square, lower=True, transpose_a=True)
     failed = ~jnp.all(jnp.isfinite(found), (-2, -1), keepdims=True)
-    return jax.lax.cond(
-        jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], found), lambda: found
-    )
+    return when(jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], found), found)

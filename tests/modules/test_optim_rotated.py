@@ -90,7 +90,7 @@ def test_stacked_layers_and_heads_are_matrices_of_their_own(name):
     np.testing.assert_allclose(found[:, 1].reshape(4, 3, 4), alone, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize('name', ['conda', 'shampoo', 'soap'])
+@pytest.mark.parametrize('name', ROWS)
 def test_mapped_runs_decompose_when_one_is_due_alone(name):
     """Property of the program: as one run, they branch. Catches a `cond` on a mapped count, which
     computes both of its branches in every step.
