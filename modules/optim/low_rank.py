@@ -20,7 +20,7 @@ Rank = Annotated[
     int, Option('of the projected gradient; the shorter side of a matrix at most', 1, math.inf)
 ]
 ProjectionEvery = Annotated[
-    int, Option('updates that a projection is kept for', 1, math.inf, counted_in='steps')
+    int, Option('steps that a projection is kept for', 1, math.inf, counted_in='steps')
 ]
 GrowthLimit = Annotated[
     float,

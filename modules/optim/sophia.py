@@ -30,7 +30,7 @@ def sophia(
         float, Option('least denominator', ABOVE_0, sys.float_info.max, traced=True)
     ] = 1e-12,
     sophia_every: Annotated[
-        int, Option('updates from one look at the curvature to the next', 1, math.inf)
+        int, Option('steps from one look at the curvature to the next', 1, counted_in='steps')
     ] = 10,
 ) -> optax.GradientTransformationExtraArgs:
     """clip(m / max(sophia_gamma h, sophia_eps), -1, 1), Sophia-H (arXiv:2305.14342, algorithm 3).

@@ -84,7 +84,7 @@ def test_every_option_that_is_counted_says_so():
         if int in d.types and {'steps', 'updates'} & set(f'{name} {d.option.words}'.split())
     }
     of_schedules = {'warmup_steps', 'inverse_sqrt_steps'}
-    of_bases = {'conda_every', 'shampoo_every', 'soap_every'}
+    of_bases = {'conda_every', 'projection_every', 'shampoo_every', 'soap_every', 'sophia_every'}
     of_norms = {'warmup', 'removal_start', 'removal_gap'}
     assert counted == named == of_norms | of_schedules | of_bases
     assert {name for name in counted if f'norm.{name}' in FIELDS} == of_norms
