@@ -5,8 +5,8 @@ Question: with one AdamW for embeddings, readout and vectors, and updates of hid
           its spread over learning rates, in memory and in time?
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
-Cost:     COST
-Result:   RESULT
+Cost:     168 runs of 0.26 million parameters in fourteen programs; not run yet.
+Result:   none yet.
 
 0.2 is about the size of AdamW's own updates, so that its row changes little by it (the protocol of
 arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning

@@ -171,7 +171,7 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(('name', 'given', 'wanted'), PUBLISHED, ids=str)
+@pytest.mark.parametrize(('name', 'given', 'wanted'), PUBLISHED)
 def test_published_equations(name, given, wanted):
     """In float64, `ce` too."""
     with jax.enable_x64(True):
