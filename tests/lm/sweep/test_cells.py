@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from configs import default
-from lm.config import RUN_PATHS, digest
+from lm.config import CHOICES, FIELDS, RUN_PATHS, digest, flatten, readers_of
 from lm.sweep.cells import cells, groups, split_sweep
-from tests.helpers import tiny_config, tiny_raw
+from tests.helpers import another, tiny_config, tiny_raw
 
 
 def changes(sweep) -> list[dict]:
@@ -212,13 +212,36 @@ BETWEEN = {
 
 def test_a_group_is_what_one_program_trains():
     """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
-    assert WITHIN.keys() == {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
+    assert WITHIN.keys() <= {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
     listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
     together, *single = groups(cells(tiny_raw(SCHEDULE), listed))
     assert [cell.changes for cell in together] == listed[: 1 + len(WITHIN)]
     assert [[cell.changes for cell in group] for group in single] == [
         [one] for one in listed[1 + len(WITHIN) :]
     ]
+
+
+def test_numbers_of_every_loss_optimizer_and_schedule_vary_within_a_group():
+    """Each in a config that reads it. Catches a number that is compiled into programs."""
+    seen = {*WITHIN}
+    for field in ('loss.name', 'optim.name', 'optim.schedule'):
+        for name in CHOICES[field].table:
+            changes = {field: name, 'train.steps': 50}
+            if name == 'exponential':
+                changes['optim.final_lr_fraction'] = 0.5
+            config = tiny_config(changes)
+            for path in sorted({*readers_of(config)} & {*RUN_PATHS} - seen):
+                seen.add(path)
+                value = 0.5 if flatten(config)[path] is None else flatten(config)[path]
+                listed = [{path: float(value)}, {path: another(FIELDS[path].option, value)}]
+                listed = [{p: FIELDS[p].types[0](x) for p, x in one.items()} for one in listed]
+                (group,) = groups(cells(tiny_raw(changes), listed))
+                assert len(group) == 2, path
+    for path in ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink'):
+        seen.add(f'optim.{path}')
+        listed = [{}, {f'optim.{path}': 0.1}, {f'optim.{path}': 0.2}]
+        assert [len(group) for group in groups(cells(tiny_raw(), listed))] == [1, 2]
+    assert seen == {*RUN_PATHS}
 
 
 def test_groups_keep_the_order_of_cells_and_collect_those_apart():
