@@ -15,11 +15,11 @@ from lm.step import (
     activations,
     loss_sums,
     microbatched,
-    optimizer_step,
     target_weights,
     token_sums,
     trained_alone,
 )
+from lm.updates import optimizer_step
 from modules.params import LAYER, NORM, ParamSpec, as_matrices, matrix_axes, named_leaves
 from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
@@ -81,8 +81,8 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
                 sums = token_sums(learner, variables, half, hyper)
                 return sums['objective'] / jnp.maximum(tokens, 1.0)
 
-            (of_half,) = to_stored(jax.grad(of_half)(used))
-            found |= gradient_noise(stored_grads, of_half, total, tokens)
+            (half_grads,) = to_stored(jax.grad(of_half)(used))
+            found |= gradient_noise(stored_grads, half_grads, total, tokens)
         return found
 
     return diagnose

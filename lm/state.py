@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -79,23 +80,32 @@ def optimizer_of(spec: ParamSpec) -> str:
     return 'optim.name' if spec.role == 'hidden' else 'optim.others'
 
 
+def peaks_of(rates: Mapping[str, Any]) -> dict[str, Any]:
+    """The peak learning rate of each optimizer, by the field that names it, from what `rates` (a
+    Hyper, or a flattened config) has as optim.lr and, where it is given, as optim.others_lr.
+    """
+    others = rates.get('optim.others_lr')
+    lr = rates['optim.lr']
+    return {'optim.name': lr, 'optim.others': lr if others is None else others}
+
+
 def optimizer(
     config: Config, described: 'Description', hyper: Hyper
 ) -> optax.GradientTransformationExtraArgs:
-    """Clipped gradients to a direction, in the same units for all; `lm.step` scales it.
+    """Clipped gradients to a direction, in the same units for all; `lm.updates` scales it.
 
     An epsilon f times as large for a parameter is a gradient 1 / f times as large: a direction in
     which epsilon is compared with the gradient does not change otherwise.
     """
-    rows = {
-        path: functools.partial(part.row, **numbers(config, part, hyper))
-        for path in ('optim.name', 'optim.others')
-        for part in [part_at(config, path)]
-    }
+
+    def row(path):
+        part = part_at(config, path)
+        return functools.partial(part.row, **numbers(config, part, hyper))
+
     if config.optim.name == config.optim.others:
-        chosen = rows['optim.name'](described.specs)
+        chosen = row('optim.name')(described.specs)
     else:
-        chosen = by_role(described.specs, rows['optim.others'], hidden=rows['optim.name'])
+        chosen = by_role(described.specs, row('optim.others'), hidden=row('optim.name'))
     factors = jax.tree.map(lambda scaling: scaling.eps_factor, described.scalings)
     stages = [optax.clip_by_global_norm(hyper['optim.clip_norm'])]
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):

@@ -1,26 +1,17 @@
 """One training step and one evaluation step: pure functions (`lm.shardings` jits them)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from lm.config import part_at, parts_of
-from lm.state import (
-    Hyper,
-    Learner,
-    State,
-    Weights,
-    numbers,
-    optimizer,
-    optimizer_of,
-    schedule_fraction,
-)
+from lm.state import Hyper, Learner, State, Weights, numbers
+from lm.updates import optimizer_step
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
-from modules.params import LAYER, ParamSpec, matrix_axes, named_leaves
-from modules.scaling import Decay
+from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = dict[str, jax.Array]
@@ -166,117 +157,6 @@ def trained_alone(learner: Learner, params: Any) -> Any:
         params,
         learner.described.trainable,
     )
-
-
-class OptimizerStep(NamedTuple):
-    """state: the next one; updates: what was added to each stored weight, before any map after it
-    (`modules.reparam`); lr: the learning rate now.
-    """
-
-    state: State
-    updates: Any
-    lr: jax.Array
-
-
-def optimizer_step(
-    learner: Learner,
-    state: State,
-    hyper: Hyper,
-    grads: Any,
-    value: jax.Array,
-    value_fn: Callable[[Any], jax.Array],
-) -> OptimizerStep:
-    """From the gradient of the stored weights to the next state, whose `stats` are those of `state`
-    as its `reparam` is, but for a map after the update.
-
-    value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
-    """
-    config, described = learner.config, learner.described
-    grads = shrunk(described.specs, grads, hyper)
-    direction, opt_state = optimizer(config, described, hyper).update(
-        grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
-    )
-    lr, updates = _updates(learner, direction, state, hyper)
-    params = optax.apply_updates(state.params, updates)
-    mapped, reparam = described.reparam.after_update(params, state.reparam)
-    params = jax.tree.map(
-        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
-    )
-    new = State(state.step + 1, params, reparam, state.stats, opt_state)
-    return OptimizerStep(new, updates, lr)
-
-
-def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
-    """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
-    config, described = learner.config, learner.described
-    rule = part_at(config, 'optim.decay_rule')
-    steps, peak = hyper['train.steps'], hyper['optim.lr']
-    fraction = schedule_fraction(config, state.step, hyper)
-    peaks = {'optim.name': peak, 'optim.others': hyper.get('optim.others_lr', peak)}
-    options = numbers(config, rule, hyper)
-
-    def update(direction, weight, spec, scaling, growth, trained):
-        if not trained:
-            return jnp.zeros_like(weight)
-        direction = of_rms(spec, direction, hyper)
-        own_peak = peaks[optimizer_of(spec)]
-        change = -own_peak * fraction * scaling.lr_factor * direction
-        if scaling.decay_factor:
-            decay = Decay(hyper['optim.weight_decay'], own_peak, fraction, steps, growth)
-            change = change - rule.row(decay, **options) * scaling.decay_factor * weight
-        return change
-
-    updates = jax.tree.map(
-        update,
-        direction,
-        state.params,
-        described.specs,
-        described.scalings,
-        described.growths,
-        described.trainable,
-    )
-    return peak * fraction, updates
-
-
-def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
-    """The gradients, that of the word embedding times `optim.embedding_gradient_shrink` where it is
-    given: before clipping, so that Adam, whose direction has no size of its own, sees it through
-    the clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
-    """
-    factor = hyper.get('optim.embedding_gradient_shrink')
-    if factor is None:
-        return grads
-    return jax.tree.map(
-        lambda spec, g: factor * g if spec.role == 'embedding' and 'vocab' in spec.axes else g,
-        specs,
-        grads,
-    )
-
-
-def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
-    """The direction scaled to the root mean square `optim.match_rms`, of hidden matrices, and to
-    `optim.update_clip` at most, each where it is given; of each matrix or vector of a parameter
-    that has several.
-
-    Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
-    arXiv:1804.04235, section 6.
-    """
-    most = hyper.get('optim.update_clip')
-    wanted = hyper.get('optim.match_rms') if spec.role == 'hidden' else None
-    if wanted is None and most is None:
-        return direction
-    if spec.role == 'vector':
-        batch = tuple(i for i, axis in enumerate(spec.axes) if axis == LAYER)
-    else:
-        batch, *_ = matrix_axes(spec)
-    axes = tuple(i for i in range(direction.ndim) if i not in batch)
-    rms = jnp.sqrt(jnp.mean(jnp.square(direction), axes, keepdims=True))
-    factor = jnp.ones_like(rms)
-    if wanted is not None:
-        factor = jnp.where(rms > 0, wanted / jnp.where(rms > 0, rms, 1.0), 0.0)
-    if most is not None:
-        factor = factor / jnp.maximum(1.0, factor * rms / most)
-    return jnp.broadcast_to(factor, direction.shape) * direction
 
 
 def _sum_over_parts(loss, used, stats, parts):

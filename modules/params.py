@@ -135,6 +135,19 @@ def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tupl
     return batch, summed, others[len(batch) :]
 
 
+def batch_axes(spec: ParamSpec) -> tuple[int, ...]:
+    """The dimensions along which matrices, or vectors, lie that are each one of its own."""
+    if spec.role == 'vector':
+        return tuple(i for i, axis in enumerate(spec.axes) if axis == LAYER)
+    return matrix_axes(spec)[0]
+
+
+def root_mean_square(spec: ParamSpec, x: jax.Array) -> jax.Array:
+    """sqrt(mean(x^2)) of each matrix or vector of a parameter, of size 1 along their own axes."""
+    axes = tuple(i for i in range(x.ndim) if i not in batch_axes(spec))
+    return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
+
+
 def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
     """[..., I, O]: the matrices of a parameter, one for each index of its batch axes.
 

@@ -368,15 +368,15 @@ BUGS = {
         'tests/modules/test_losses.py -k comp_sum',
     ),
     'one learning rate for two optimizers': Bug(
-        'lm/step.py',
-        "hyper.get('optim.others_lr', peak)",
-        "hyper.get('optim.lr', peak)",
+        'lm/state.py',
+        'lr if others is None else others',
+        'lr',
         'tests/lm/test_optimizers.py -k rate_of_their_own',
     ),
     'one size for the updates of all layers': Bug(
-        'lm/step.py',
-        'batch, *_ = matrix_axes(spec)',
-        'batch = ()',
+        'modules/params.py',
+        'if i not in batch_axes(spec)',
+        'if True',
         'tests/lm/test_optimizers.py -k size_of_updates',
     ),
     'programs that hold what is not given': Bug(

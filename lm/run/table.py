@@ -10,7 +10,7 @@ from rich.table import Table
 from lm.check import option_of
 from lm.config import Config, flatten, parts_of
 from lm.mesh import param_sharding
-from lm.state import Learner, State, optimizer_of
+from lm.state import Learner, State, optimizer_of, peaks_of
 from modules.params import LAYER, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
@@ -21,10 +21,8 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable = named_leaves(described.trainable)
     used = named_leaves(described.used_specs)
-    rows, flat, others_lr = [], flatten(config), config.optim.others_lr
-    peaks = {'optim.name': config.optim.lr, 'optim.others': config.optim.lr}
-    if others_lr is not None:
-        peaks['optim.others'] = others_lr
+    rows, flat = [], flatten(config)
+    peaks = peaks_of(flat)
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'

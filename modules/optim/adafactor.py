@@ -11,7 +11,7 @@ import optax
 from modules.optim.adamw import ABOVE_0
 from modules.optim.base import of_family, per_parameter
 from modules.options import Option
-from modules.params import LAYER, Described, ParamSpec, matrix_axes
+from modules.params import Described, ParamSpec, matrix_axes, root_mean_square
 
 SMALLEST_SCALE = 1e-3  # the root mean square that a weight has at least when an update is scaled
 
@@ -72,9 +72,9 @@ def adafactor(
                 v[name] = jnp.expand_dims(later[name], others)
             relative = v['rows'] / jnp.mean(v['rows'], rows, keepdims=True)
             direction = grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(v['columns'])
-        direction /= jnp.maximum(1.0, _rms(spec, direction) / adafactor_clip)
+        direction /= jnp.maximum(1.0, root_mean_square(spec, direction) / adafactor_clip)
         if not adafactor_absolute:
-            direction *= jnp.maximum(SMALLEST_SCALE, _rms(spec, weight))
+            direction *= jnp.maximum(SMALLEST_SCALE, root_mean_square(spec, weight))
         return direction, later
 
     return per_parameter(specs, init, update)
@@ -92,13 +92,3 @@ def _mean(spec, weight, axes):
     """Over some axes, described by the others."""
     names = tuple(name for i, name in enumerate(spec.axes) if i not in axes)
     return Described(jnp.mean(weight, axes), ParamSpec('vector', names))
-
-
-def _rms(spec, x):
-    """Of each matrix, or of each layer's vector: of the size 1 along the others' axes."""
-    if spec.role == 'vector':
-        batch = tuple(i for i, axis in enumerate(spec.axes) if axis == LAYER)
-    else:
-        batch, *_ = matrix_axes(spec)
-    axes = tuple(i for i in range(x.ndim) if i not in batch)
-    return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))

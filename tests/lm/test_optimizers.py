@@ -7,8 +7,8 @@ import pytest
 
 from lm.config import replaced
 from lm.state import hyper_from
-from lm.step import of_rms
 from lm.sweep.cells import cells, groups
+from lm.updates import of_rms
 from modules.params import ParamSpec, named_leaves
 from tests.helpers import (
     initial_state,

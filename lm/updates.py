@@ -1,0 +1,127 @@
+"""From a gradient to the next state: the optimizer's direction, its size, the decay."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lm.config import part_at
+from lm.state import (
+    Hyper,
+    Learner,
+    State,
+    numbers,
+    optimizer,
+    optimizer_of,
+    peaks_of,
+    schedule_fraction,
+)
+from modules.params import ParamSpec, root_mean_square
+from modules.scaling import Decay
+
+
+class OptimizerStep(NamedTuple):
+    """state: the next one; updates: what was added to each stored weight, before any map after it
+    (`modules.reparam`); lr: the learning rate now.
+    """
+
+    state: State
+    updates: Any
+    lr: jax.Array
+
+
+def optimizer_step(
+    learner: Learner,
+    state: State,
+    hyper: Hyper,
+    grads: Any,
+    value: jax.Array,
+    value_fn: Callable[[Any], jax.Array],
+) -> OptimizerStep:
+    """From the gradient of the stored weights to the next state, whose `stats` are those of `state`
+    as its `reparam` is, but for a map after the update.
+
+    value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
+    """
+    config, described = learner.config, learner.described
+    grads = shrunk(described.specs, grads, hyper)
+    direction, opt_state = optimizer(config, described, hyper).update(
+        grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
+    )
+    lr, updates = _updates(learner, direction, state, hyper)
+    params = optax.apply_updates(state.params, updates)
+    mapped, reparam = described.reparam.after_update(params, state.reparam)
+    params = jax.tree.map(
+        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
+    )
+    new = State(state.step + 1, params, reparam, state.stats, opt_state)
+    return OptimizerStep(new, updates, lr)
+
+
+def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
+    """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
+    config, described = learner.config, learner.described
+    rule = part_at(config, 'optim.decay_rule')
+    steps, peaks = hyper['train.steps'], peaks_of(hyper)
+    fraction = schedule_fraction(config, state.step, hyper)
+    options = numbers(config, rule, hyper)
+
+    def update(direction, weight, spec, scaling, growth, trained):
+        if not trained:
+            return jnp.zeros_like(weight)
+        direction = of_rms(spec, direction, hyper)
+        own_peak = peaks[optimizer_of(spec)]
+        change = -own_peak * fraction * scaling.lr_factor * direction
+        if scaling.decay_factor:
+            decay = Decay(hyper['optim.weight_decay'], own_peak, fraction, steps, growth)
+            change = change - rule.row(decay, **options) * scaling.decay_factor * weight
+        return change
+
+    updates = jax.tree.map(
+        update,
+        direction,
+        state.params,
+        described.specs,
+        described.scalings,
+        described.growths,
+        described.trainable,
+    )
+    return peaks['optim.name'] * fraction, updates
+
+
+def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
+    """The gradients, that of the word embedding times `optim.embedding_gradient_shrink` where it is
+    given: before clipping, so that Adam, whose direction has no size of its own, sees it through
+    the clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
+    """
+    factor = hyper.get('optim.embedding_gradient_shrink')
+    if factor is None:
+        return grads
+    return jax.tree.map(
+        lambda spec, g: factor * g if spec.role == 'embedding' and 'vocab' in spec.axes else g,
+        specs,
+        grads,
+    )
+
+
+def of_rms(spec: ParamSpec, direction: jax.Array, hyper: Hyper) -> jax.Array:
+    """The direction scaled to the root mean square `optim.match_rms`, of hidden matrices, and to
+    `optim.update_clip` at most, each where it is given; of each matrix or vector of a parameter
+    that has several.
+
+    Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
+    arXiv:1804.04235, section 6.
+    """
+    most = hyper.get('optim.update_clip')
+    wanted = hyper.get('optim.match_rms') if spec.role == 'hidden' else None
+    if wanted is None and most is None:
+        return direction
+    rms = root_mean_square(spec, direction)
+    factor = jnp.ones_like(rms)
+    if wanted is not None:
+        factor = jnp.where(rms > 0, wanted / jnp.where(rms > 0, rms, 1.0), 0.0)
+    if most is not None:
+        factor = factor / jnp.maximum(1.0, factor * rms / most)
+    return jnp.broadcast_to(factor, direction.shape) * direction
