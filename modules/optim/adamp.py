@@ -108,13 +108,9 @@ def without_radial(
         size = math.prod(w_IO.shape[axis] for axis in axes)
         cosine = jnp.abs(jnp.sum(g_IO * w_IO, axes, keepdims=True))
         for x_IO in (g_IO, w_IO):
-            cosine /= jnp.maximum(_norm(x_IO, axes), eps)
+            cosine /= jnp.maximum(jnp.linalg.norm(x_IO, axis=axes, keepdims=True), eps)
         fires = jnp.max(cosine, (-2, -1), keepdims=True) < delta / math.sqrt(size)
-        along_IO = w_IO / (_norm(w_IO, axes) + eps)
+        along_IO = w_IO / (jnp.linalg.norm(w_IO, axis=axes, keepdims=True) + eps)
         radial_IO = along_IO * jnp.sum(along_IO * p_IO, axes, keepdims=True)
         found = jnp.where(fires, p_IO - radial_IO, found)
     return from_matrices(spec, found, weight.shape)
-
-
-def _norm(x, axes):
-    return jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True))

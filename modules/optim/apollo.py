@@ -20,10 +20,10 @@ from modules.optim.low_rank import (
     empty_norm,
     limited,
     norm_ratio,
-    projected,
     short_side_first,
     uncorrected_adam,
 )
+from modules.optim.rotations import turned
 from modules.options import Option
 from modules.params import ParamSpec
 
@@ -67,7 +67,8 @@ def apollo(
         spec, g = numbered.spec, short_side_first(numbered.spec, grad)
         shape = (*g.shape[:-1], kept['momentum'].shape[-2])
         period = (count - 1) // projection_every
-        low = projected(random_projection(numbered.number, period, shape, g.dtype), g)
+        basis = random_projection(numbered.number, period, shape, g.dtype)
+        low = turned(g, {'left': basis})
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
         factors = norm_ratio(adam, low, OVER[apollo_factors])
         found, norm = limited(factors * g, kept['norm'], growth_limit)

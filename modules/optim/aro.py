@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import boxed, of_side, outer, product, turned, turned_back, when
+from modules.optim.base import boxed, of_family, per_parameter, when
+from modules.optim.rotations import of_side, outer, product, turned, turned_back
 from modules.optim.sgd import Momentum
 from modules.options import Option
 from modules.params import as_matrices, from_matrices, matrix_axes
@@ -52,7 +52,7 @@ def aro(
 
     def init(spec, weight):
         matrices = _stream_in_rows(spec, at_least_float32(as_matrices(spec, weight)))
-        rotation = boxed(spec, of_side(matrices, 'left', 1.0))
+        rotation = boxed(spec, of_side(matrices, 'left', 1.0), 'basis', 'basis')
         return {'momentum': jnp.zeros_like(weight), 'rotation': rotation}
 
     def update(spec, grad, kept, weight, count):

@@ -9,7 +9,7 @@ import optax
 
 from modules.optim.adamw import Eps
 from modules.optim.base import of_family
-from modules.optim.muon import MuonSteps, frobenius, newton_schulz, on_average
+from modules.optim.muon import MuonSteps, newton_schulz, on_average
 from modules.optim.sgd import Momentum, Nesterov
 from modules.options import Option
 
@@ -24,7 +24,7 @@ def cosh_rms(matrices: jax.Array, gamma: Any) -> tuple[jax.Array, jax.Array]:
     1 <= R <= 1 + sinh(gamma)^2 / (2 I O), which a matrix of a single entry comes close to; others
     are near 1 + gamma^2 / (2 I O): 1.004 for 16 x 16 and 1.00002 for 256 x 256 at gamma 1.5.
     """
-    x = matrices / (frobenius(matrices) + LEAST)
+    x = matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + LEAST)
     squares = jnp.square(jnp.cosh(gamma * x))
     return jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True)), x
 

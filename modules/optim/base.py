@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.params import ROLES, Described, ParamSpec, named_leaves, path_name
+from modules.params import (
+    ROLES,
+    Described,
+    ParamSpec,
+    batch_axes,
+    named_leaves,
+    path_name,
+)
 
 FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from the gradient's
 
@@ -76,6 +83,36 @@ def per_parameter(
         return tree.unflatten(directions), joined(count, each)
 
     return optax.GradientTransformationExtraArgs(init_all, update_all)
+
+
+def boxed(spec: ParamSpec, value: jax.Array, *axes: str) -> Described:
+    """An array [batch axes of the parameter, *axes] in the box that says so."""
+    batch = tuple(spec.axes[i] for i in batch_axes(spec))
+    return Described(value, ParamSpec('vector', (*batch, *axes)))
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(due: jax.Array) -> jax.Array:
+    return due
+
+
+@_anywhere.def_vmap
+def _anywhere_of_runs(size, is_mapped, due):
+    del size, is_mapped
+    return jnp.any(due), False
+
+
+def when(due: jax.Array, found: Callable[[], Any], kept: Any) -> Any:
+    """found() where `due`, and `kept` otherwise, a tree like it.
+
+    Of runs that are mapped over, found is computed for all where one is due, and for none where
+    none is: `lax.cond` alone would compute it every time, as each run has a count of its own.
+    """
+
+    def chosen():
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), found(), kept)
+
+    return jax.lax.cond(_anywhere(due), chosen, lambda: kept)
 
 
 Make = Callable[[Any], optax.GradientTransformation]  # from specs

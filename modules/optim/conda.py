@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from modules.optim.adamw import B1, B2, Eps
-from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import boxed, of_side, smaller_side, turned, turned_back, when
+from modules.optim.base import boxed, of_family, per_parameter, when
+from modules.optim.rotations import of_side, smaller_side, turned, turned_back
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
 from modules.statistics import at_least_float32
@@ -42,7 +42,7 @@ def conda(
         matrices = at_least_float32(as_matrices(spec, weight))
         zeros = jnp.zeros_like(weight)
         basis = of_side(matrices, smaller_side(matrices), 1.0)
-        return {'momentum': zeros, 'second': zeros, 'basis': boxed(spec, basis)}
+        return {'momentum': zeros, 'second': zeros, 'basis': boxed(spec, basis, 'basis', 'basis')}
 
     def update(spec, grad, kept, weight, count):
         del weight

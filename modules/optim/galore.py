@@ -3,11 +3,10 @@
 import math
 from typing import Annotated, Any
 
-import jax
 import optax
 
 from modules.optim.adamw import B1, B2, Eps
-from modules.optim.base import of_family, per_parameter
+from modules.optim.base import of_family, per_parameter, when
 from modules.optim.low_rank import (
     GrowthLimit,
     ProjectionEvery,
@@ -19,12 +18,11 @@ from modules.optim.low_rank import (
     empty_norm,
     limited,
     norm_ratio,
-    projected,
-    projected_back,
     short_side_first,
     singular_basis,
     uncorrected_adam,
 )
+from modules.optim.rotations import turned, turned_back
 from modules.options import Option
 
 GaloreScale = Annotated[
@@ -47,7 +45,7 @@ def galore(
 
     P [K, r] belongs to the shorter side of the matrix and is computed again from the gradient of
     every `projection_every`-th update, the first one included; the moments [r, N] are not turned
-    with it. Within a run mapped over others the decomposition runs in every update.
+    with it.
     As jiaweizzhao/GaLore, whose bias correction leaves eps out; rank and scale are those of its
     60M-parameter model of width 512. With model.reparam=weight_norm, projection_every=250 and
     optim.others=adamw this is GradNormLoRP (arXiv:2412.19616), projected on one side as in its
@@ -64,7 +62,11 @@ def galore(
             short_side_first(spec, grad), kept['basis'], count, projection_every
         )
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
-        found = galore_scale * bias_factor(b1, b2, count, grad.dtype) * projected_back(basis, adam)
+        found = (
+            galore_scale
+            * bias_factor(b1, b2, count, grad.dtype)
+            * turned_back(adam, {'left': basis})
+        )
         return as_parameter(spec, found, grad), moments | {'basis': basis}
 
     return per_parameter(specs, init, update)
@@ -101,10 +103,10 @@ def fira(
         g = short_side_first(spec, grad)
         basis, low = _into_subspace(g, kept['basis'], count, projection_every)
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
-        rest = g - galore_scale * projected_back(basis, low)
+        rest = g - galore_scale * turned_back(low, {'left': basis})
         rest, norm = limited(norm_ratio(adam, low, -2) * rest, kept['norm'], growth_limit)
         found = bias_factor(b1, b2, count, grad.dtype) * (
-            galore_scale * projected_back(basis, adam) + rest
+            galore_scale * turned_back(adam, {'left': basis}) + rest
         )
         return as_parameter(spec, found, grad), moments | {'basis': basis, 'norm': norm}
 
@@ -113,8 +115,6 @@ def fira(
 
 def _into_subspace(g, basis, count, every):
     """(basis [..., K, r], the gradient g [..., K, N] in it)."""
-    rank = basis.shape[-1]
-    basis = jax.lax.cond(
-        (count - 1) % every == 0, lambda g, _: singular_basis(g, rank), lambda _, old: old, g, basis
-    )
-    return basis, projected(basis, g)
+    rank, due = basis.shape[-1], (count - 1) % every == 0
+    basis = when(due, lambda: singular_basis(g, rank), basis)
+    return basis, turned(g, {'left': basis})

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from modules.optim.adamw import ABOVE_0
-from modules.optim.base import Kept
+from modules.optim.base import Kept, boxed
 from modules.options import Option
-from modules.params import Described, ParamSpec, as_matrices, from_matrices, matrix_axes
+from modules.params import Described, ParamSpec, as_matrices, from_matrices
 
 Rank = Annotated[
     int, Option('of the projected gradient; the shorter side of a matrix at most', 1, math.inf)
@@ -33,7 +33,6 @@ GrowthLimit = Annotated[
 ]
 
 EPS = 1e-8  # added to the norms that are divided by, in the code of Fira and APOLLO
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def short_side_first(spec: ParamSpec, x: jax.Array) -> jax.Array:
@@ -54,19 +53,19 @@ def empty_moments(spec: ParamSpec, weight: jax.Array, rank: int) -> Kept:
     """Adam's two moments of the projected gradient, [..., r, N] each, in their boxes."""
     *batch, short, long = _shape(spec, weight)
     zeros = jnp.zeros((*batch, min(rank, short), long), weight.dtype)
-    return {name: _boxed(spec, zeros, 'rank', 'long_side') for name in ('momentum', 'second')}
+    return {name: boxed(spec, zeros, 'rank', 'long_side') for name in ('momentum', 'second')}
 
 
 def empty_basis(spec: ParamSpec, weight: jax.Array, rank: int) -> Described:
     """The place of a projection [..., K, r], in its box."""
     *batch, short, _ = _shape(spec, weight)
     zeros = jnp.zeros((*batch, short, min(rank, short)), weight.dtype)
-    return _boxed(spec, zeros, 'short_side', 'rank')
+    return boxed(spec, zeros, 'short_side', 'rank')
 
 
 def empty_norm(spec: ParamSpec, weight: jax.Array) -> Described:
     """The place of one norm [...] for each matrix, in its box."""
-    return _boxed(spec, jnp.zeros(_shape(spec, weight)[:-2], weight.dtype))
+    return boxed(spec, jnp.zeros(_shape(spec, weight)[:-2], weight.dtype))
 
 
 def singular_basis(x: jax.Array, rank: int) -> jax.Array:
@@ -79,16 +78,6 @@ def singular_basis(x: jax.Array, rank: int) -> jax.Array:
     largest = jnp.argmax(jnp.abs(vectors), -2, keepdims=True)
     sign = jnp.where(jnp.take_along_axis(vectors, largest, -2) < 0, -1.0, 1.0)
     return vectors * sign.astype(vectors.dtype)
-
-
-def projected(basis: jax.Array, x: jax.Array) -> jax.Array:
-    """P^T x: [..., r, N] of x [..., K, N]."""
-    return jnp.einsum('...kr,...kn->...rn', basis, x, precision=HIGHEST)
-
-
-def projected_back(basis: jax.Array, low: jax.Array) -> jax.Array:
-    """P low: [..., K, N] of low [..., r, N]."""
-    return jnp.einsum('...kr,...rn->...kn', basis, low, precision=HIGHEST)
 
 
 def uncorrected_adam(
@@ -112,7 +101,8 @@ def bias_factor(b1: Any, b2: Any, count: jax.Array, dtype: Any) -> jax.Array:
 
 def norm_ratio(adam: jax.Array, low: jax.Array, axes: int | tuple[int, int]) -> jax.Array:
     """|adam| / (|low| + EPS) over `axes`, which keep size 1: how Adam scales a gradient."""
-    return _norm(adam, axes) / (_norm(low, axes) + EPS)
+    adam, low = (jnp.linalg.norm(x, axis=axes, keepdims=True) for x in (adam, low))
+    return adam / (low + EPS)
 
 
 def limited(update: jax.Array, before: jax.Array, most: Any) -> tuple[jax.Array, jax.Array]:
@@ -121,20 +111,11 @@ def limited(update: jax.Array, before: jax.Array, most: Any) -> tuple[jax.Array,
     Nothing is scaled after an update of 0, `before` the first one and where gradients were zero:
     in the published code such a matrix could then hardly move any more.
     """
-    norm = _norm(update, (-2, -1))[..., 0, 0]
+    norm = jnp.linalg.norm(update, axis=(-2, -1))
     ratio = norm / (before + EPS)
     divisor = jnp.where(before > 0, jnp.maximum(ratio, most) / most, 1.0)
     return update / divisor[..., None, None], norm / divisor
 
 
-def _norm(x: jax.Array, axes: int | tuple[int, int]) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True))
-
-
 def _shape(spec: ParamSpec, weight: jax.Array) -> tuple[int, ...]:
     return jax.eval_shape(lambda x: short_side_first(spec, x), weight).shape
-
-
-def _boxed(spec: ParamSpec, value: jax.Array, *axes: str) -> Described:
-    batch = tuple(spec.axes[i] for i in matrix_axes(spec)[0])
-    return Described(value, ParamSpec('vector', (*batch, *axes)))

@@ -39,7 +39,7 @@ def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
     x = at_least_float32(matrices)
     tall = x.shape[-2] > x.shape[-1]
     x = jnp.matrix_transpose(x) if tall else x  # the smaller of the two products with itself
-    x = x / (frobenius(x) + eps)
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
 
     def iterate(_, x):
         gram = x @ jnp.matrix_transpose(x)
@@ -47,11 +47,6 @@ def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
 
     x = jax.lax.fori_loop(0, steps, iterate, x)
     return jnp.matrix_transpose(x) if tall else x
-
-
-def frobenius(matrices: jax.Array) -> jax.Array:
-    """[..., 1, 1]: the root of the sum of squares of each matrix."""
-    return jnp.sqrt(jnp.sum(jnp.square(matrices), (-2, -1), keepdims=True))
 
 
 def averaged(

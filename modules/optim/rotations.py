@@ -4,42 +4,15 @@ A basis holds its vectors in columns. Every product is of full precision: a basi
 products of bfloat16, the default of some devices, is no longer orthogonal.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-
-from modules.params import Described, ParamSpec, matrix_axes
 
 SIDES = {'left': -2, 'right': -1}  # the axes of rows, the summed side, and of columns
 _TURN = {'left': '...ij,...io->...jo', 'right': '...io,...op->...ip'}
 _TURN_BACK = {'left': '...ji,...io->...jo', 'right': '...io,...po->...ip'}
 _SQUARE = {'left': '...io,...jo->...ij', 'right': '...io,...ip->...op'}
-
-
-@jax.custom_batching.custom_vmap
-def _anywhere(due: jax.Array) -> jax.Array:
-    return due
-
-
-@_anywhere.def_vmap
-def _anywhere_of_runs(size, is_mapped, due):
-    del size, is_mapped
-    return jnp.any(due), False
-
-
-def when(due: jax.Array, found: Callable[[], Any], kept: Any) -> Any:
-    """found() where `due`, and `kept` otherwise, a tree like it.
-
-    Of runs that are mapped over, found is computed for all where one is due, and for none where
-    none is: `lax.cond` alone would compute it every time, as each run has a count of its own.
-    """
-
-    def chosen():
-        return jax.tree.map(lambda new, old: jnp.where(due, new, old), found(), kept)
-
-    return jax.lax.cond(_anywhere(due), chosen, lambda: kept)
 
 
 Bases = Mapping[str, jax.Array]  # of some sides, each [..., n, n]; the others are left as they are
@@ -74,14 +47,6 @@ def smaller_side(matrices: jax.Array) -> str:
     """The left one of a square."""
     rows, columns = matrices.shape[-2:]
     return 'left' if rows <= columns else 'right'
-
-
-def boxed(spec: ParamSpec, square: jax.Array) -> Described:
-    """A square matrix [..., n, n] for each matrix of a parameter, as optimizers keep it."""
-    batch, *_ = matrix_axes(spec)
-    return Described(
-        square, ParamSpec('vector', (*(spec.axes[i] for i in batch), 'basis', 'basis'))
-    )
 
 
 def of_side(matrices: jax.Array, side: str, diagonal: float) -> jax.Array:

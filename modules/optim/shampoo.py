@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import optax
 
 from modules.optim.adamw import ABOVE_0, B1, B2, Eps
-from modules.optim.base import of_family, per_parameter
-from modules.optim.rotations import SIDES, boxed, of_side, outer, product, turned, when
+from modules.optim.base import boxed, of_family, per_parameter, when
+from modules.optim.rotations import SIDES, of_side, outer, product, turned
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
 from modules.statistics import at_least_float32
@@ -51,8 +51,8 @@ def shampoo(
         if shampoo_graft:
             kept['second'] = zeros
         for side in SIDES:
-            kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0))
-            kept[f'{side}_root'] = boxed(spec, of_side(matrices, side, 1.0))
+            kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0), 'basis', 'basis')
+            kept[f'{side}_root'] = boxed(spec, of_side(matrices, side, 1.0), 'basis', 'basis')
         return kept
 
     def update(spec, grad, kept, weight, count):

@@ -7,17 +7,15 @@ import jax.numpy as jnp
 import optax
 
 from modules.optim.adamw import B1, B2, Eps
-from modules.optim.base import of_family, per_parameter
+from modules.optim.base import boxed, of_family, per_parameter, when
 from modules.optim.rotations import (
     SIDES,
-    boxed,
     of_side,
     outer,
     product,
     smaller_side,
     turned,
     turned_back,
-    when,
 )
 from modules.options import Option
 from modules.params import as_matrices, from_matrices
@@ -62,8 +60,8 @@ def soap(
         zeros = jnp.zeros_like(weight)
         kept = {'momentum': zeros, 'second': zeros}
         for side in sides_of(matrices):
-            kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0))
-            kept[f'{side}_basis'] = boxed(spec, of_side(matrices, side, 1.0))
+            kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0), 'basis', 'basis')
+            kept[f'{side}_basis'] = boxed(spec, of_side(matrices, side, 1.0), 'basis', 'basis')
         return kept
 
     def update(spec, grad, kept, weight, count):

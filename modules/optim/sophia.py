@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from modules.optim.adamw import ABOVE_0, B1, B2
-from modules.optim.base import PerParameter, of_family
+from modules.optim.base import PerParameter, of_family, when
 from modules.options import Option
 
 
@@ -39,7 +39,7 @@ def sophia(
     first on, u normal and H the Hessian of the loss of the batch, of all of it where the paper
     takes a part. A coordinate of negative curvature moves by the learning rate itself.
     H u is the derivative of `value_fn`'s gradient along u, in forward mode: kernels.attention must
-    be reference or blocked. Within a run mapped over others it is computed in every update.
+    be reference or blocked.
     The authors' code has the other form, Sophia-G, whose curvature is the squared gradient at
     sampled labels. ValueError where the extra argument value_fn is missing, or has no such
     derivative.
@@ -60,11 +60,11 @@ def sophia(
         count, h = state.count + 1, state.of['curvature']
         m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.of['momentum'], grads)
 
-        def look(h):
+        def look():
             found = curvature_estimate(value_fn, params, random_like(params, count))
             return jax.tree.map(lambda h, e: b2 * h + (1 - b2) * e, h, found)
 
-        h = jax.lax.cond((count - 1) % sophia_every == 0, look, lambda h: h, h)
+        h = when((count - 1) % sophia_every == 0, look, h)
         directions = jax.tree.map(
             lambda m, h: jnp.clip(m / jnp.maximum(sophia_gamma * h, sophia_eps), -1, 1), m, h
         )

@@ -11,8 +11,8 @@ import pytest
 
 from modules.optim import unboxed
 from modules.optim.aro import aro
+from modules.optim.base import when
 from modules.optim.conda import conda
-from modules.optim.rotations import when
 from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 from modules.params import ParamSpec
