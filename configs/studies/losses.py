@@ -1,0 +1,50 @@
+"""What do the options of the loss change: z-loss at high learning rates, smoothing, comp-sum's tau?
+
+Question: without z-loss and weight decay log Z drifts at high learning rates and the loss suffers;
+          does a z-loss of 1e-4 hold it, and is more better (arXiv:2309.14322, section 3.1.2)?
+          :forms asks at equal tokens what label smoothing and tau, which weighs tokens by
+          p^(tau - 1), do to cross-entropy (arXiv:2304.07288 finds tau = 1 best on clean labels).
+Command:  uv run train.py --config=configs/studies/losses.py --workdir=runs/z_loss
+          uv run train.py --config=configs/studies/losses.py:forms --workdir=runs/losses
+          uv run python -m eval.report --workdir=runs/z_loss --figures=figures
+Cost:     60 runs of 400 steps and 81 of 200, 0.26 million parameters each; not run yet.
+Result:   none yet.
+
+Models are compared on `ce`, which every loss records, and not on what they minimise.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+FORMS = (
+    {'loss.name': 'cross_entropy', 'loss.label_smoothing': 0.0},
+    {'loss.name': 'cross_entropy', 'loss.label_smoothing': 0.01},
+    {'loss.name': 'cross_entropy', 'loss.label_smoothing': 0.1},
+    {'loss.name': 'comp_sum', 'loss.tau': 0.0},
+    {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+    {'loss.name': 'comp_sum', 'loss.tau': 1.0},
+    {'loss.name': 'comp_sum', 'loss.tau': 1.25},
+    {'loss.name': 'comp_sum', 'loss.tau': 1.5},
+    {'loss.name': 'comp_sum', 'loss.tau': 2.0},
+)
+
+
+def get_config(which: str = 'z_loss') -> ConfigDict:
+    """which: 'z_loss', its weight against the learning rate, or 'forms' of the loss."""
+    config = small.get_config()
+    sweeps = {
+        'z_loss': {
+            'loss.z_loss': (0.0, 1e-5, 1e-4, 1e-2),
+            'optim.lr': (1e-2, 3e-2, 1e-1, 3e-1, 1.0),
+        },
+        'forms': {'list': FORMS, 'optim.lr': (3e-3, 1e-2, 3e-2)},
+    }
+    if which == 'z_loss':
+        config.model.qk_norm = 'rmsnorm'  # so that attention does not fail first
+        config.optim.weight_decay = 0.0
+        config.train.steps = 400
+        config.train.eval_every = 400
+        config.train.diagnose_every = 20
+    config.sweep = sweeps[which] | {'train.seed': (0, 1, 2)}
+    return config
