@@ -133,6 +133,7 @@ def get_config() -> ConfigDict:
     config.optim.clip_norm = 1.0  # float('inf') turns clipping off
     # Of schedules, then of optimizers.
     config.optim.warmup_steps = 100
+    config.optim.decay_timescale = placeholder(float)  # of decay_rule=timescale, in runs
     config.optim.cycles = placeholder(int)  # of cyclic
     config.optim.decay_fraction = placeholder(float)  # of the steps; of warmup_stable_decay
     config.optim.decay_power = placeholder(float)  # of power
@@ -180,7 +181,14 @@ def get_config() -> ConfigDict:
 
     config.scaling = ConfigDict()
     config.scaling.name = 'standard'
+    config.scaling.base_width = placeholder(int)  # of the model whose rates these are to be
+    config.scaling.base_depth = placeholder(int)
+    config.scaling.base_heads = placeholder(int)
+    config.scaling.depth_alpha = placeholder(float)  # of complete_p
+    config.scaling.init = 'fan_in'
     config.scaling.init_scale = 1.0
+    config.scaling.embedding_std = placeholder(float)  # None: that of scaling.init
+    config.scaling.zero_init = 'none'  # or query, readout, query+readout
 
     config.data = ConfigDict()
     config.data.source = 'python'  # or text:GLOB, tfds:NAME, synthetic:NAME

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lm.base_model import base_head_dim, check_base
 from lm.config import (
     AUTO,
     FIELDS,
@@ -21,6 +22,8 @@ from modules.options import options
 from modules.params import ROLES
 from modules.positions import rotated_features
 from modules.reparam.matrices import parse_roles
+from modules.scaling import PARAMETRIZATIONS
+from modules.scaling.parametrization import DEPTH
 
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
@@ -41,6 +44,7 @@ def check(config: Config) -> None:
     _check_placement(config)
     _check_experts(config)
     _check_init_scale(config)
+    _check_parametrization(config)
     _check_roles(config)
     _check_optimizers(config)
     _check_loss(config)
@@ -172,6 +176,7 @@ def scores_of(config: Config) -> Scores | None:
         **given(config, layer),
         head_dim=model.d_model // model.n_heads,
         slopes=part_at(config, 'model.position').row.slopes,
+        base_head_dim=base_head_dim(config),
     ).scores()
 
 
@@ -267,6 +272,44 @@ def _check_init_scale(config: Config) -> None:
                 f'{part.path}={part.name} divides by the norms of the initial matrices, so that '
                 f'scaling.init_scale must be at least {least}; got {config.scaling.init_scale}'
             )
+
+
+def _check_parametrization(config: Config) -> None:
+    """ValueError where the parametrisation, its base model and the rest do not go together."""
+    check_base(config)
+    part = part_at(config, 'scaling.name')
+    for path in ('optim.name', 'optim.others'):
+        chosen = part_at(config, path)
+        if chosen.row.family not in part.row.families:
+            able = [n for n, row in PARAMETRIZATIONS.items() if chosen.row.family in row.families]
+            raise ValueError(
+                f'scaling.name={part.name} has no table for {path}={chosen.name}, a '
+                f'{chosen.row.family}-like optimizer, only for those like '
+                f'{" and ".join(part.row.families)}. Choose scaling.name={"|".join(able)}, or '
+                'another optimizer.'
+            )
+    name = part_at(config, 'optim.name')
+    by_size = config.optim.match_rms is not None or config.optim.muon_scale == 'rms'
+    if name.row.family == 'spectral' and part.row.grows and by_size:
+        raise ValueError(
+            f'scaling.name={part.name} is for updates whose singular values do not grow with '
+            'width, and optim.match_rms and optim.muon_scale=rms scale them by their size. '
+            'Leave these out.'
+        )
+    if DEPTH not in part.row.grows:
+        return
+    placement = part_at(config, 'model.placement')
+    if placement.row.norms_updates:
+        raise ValueError(
+            f'scaling.name={part.name} multiplies what blocks add to the stream, which '
+            f'model.placement={placement.name} normalizes behind it. Choose another placement, '
+            'such as pre.'
+        )
+    if 'shared' in config.model.reparam.split('+'):
+        raise ValueError(
+            f'scaling.name={part.name} has rates for each block, and model.reparam='
+            f'{config.model.reparam} has one matrix for all. Leave one of them out.'
+        )
 
 
 def _check_roles(config: Config) -> None:

@@ -36,7 +36,7 @@ from modules.options import Option, options, section, typed, types_of
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
 from modules.reparam import REPARAMS
-from modules.scaling import DECAY_RULES, PARAMETRIZATIONS
+from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS
 
 FINITE = sys.float_info.max
 
@@ -138,6 +138,25 @@ class OptimConfig:
 class ScalingConfig:
     name: Annotated[str, Choice(PARAMETRIZATIONS, 'scaling')]
     init_scale: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    base_width: Annotated[
+        int | None, Option('of the model that a parametrisation scales against', 1)
+    ] = None
+    base_depth: Annotated[int | None, Option('blocks of that model', 1)] = None
+    base_heads: Annotated[
+        int | None, Option('heads of that model; None: as many as are as wide as here', 1)
+    ] = None
+    init: Annotated[str, Choice(INITS)] = 'fan_in'
+    embedding_std: Annotated[
+        float | None,
+        Option('deviation of embeddings; None: that of scaling.init', 0, FINITE, traced=True),
+    ] = None
+    zero_init: Annotated[
+        str,
+        Option(
+            'matrices that start at 0, besides those of the parametrisation',
+            choices=('none', 'query', 'readout', 'query+readout'),
+        ),
+    ] = 'none'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from lm.base_model import base_head_dim, width_growth
 from lm.check import stream_width
 from lm.config import Config, given, part_at
 from modules.attention.cache import CACHE
 from modules.kernels import Kernels, kernels_for
 from modules.numerics import DTYPES, REMAT_POLICIES
 from modules.options import build
-from modules.params import LAYER, declare
+from modules.params import LAYER, ParamSpec, declare
 from modules.placements import Blocks, Depth
 from modules.products import Readout, matrix
+from modules.scaling import Growth
 from modules.sequence import Sequence, documents, part_of_rows, whole_rows
 from modules.statistics import AUXILIARY, BACKWARD_STATS, DIAGNOSTICS, STATS, is_recording
 from modules.stream import moments, sink
@@ -139,6 +141,7 @@ class Block(nn.Module):
             qk_norm=qk_norm,
             rotate=functools.partial(position.row.rotate, **given(config, position)),
             slopes=position.row.slopes,
+            base_head_dim=base_head_dim(config),
             block=block,
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
@@ -252,7 +255,7 @@ class Transformer(nn.Module):
     def readout_of(self, table_VD) -> Readout:
         model, bias_V = self.config.model, None
         if model.tie_embeddings:
-            weight_DV = table_VD.T
+            weight_DV = tied_factor(self.config) * table_VD.T
         else:
             shape, axes = table_VD.shape[::-1], ('embed', 'vocab')
             weight_DV = matrix(self, 'readout', shape, axes, ('embed',), role='readout')
@@ -276,6 +279,16 @@ class Transformer(nn.Module):
             unroll=1 if model.scan_layers else length,
             metadata_params={nn.meta.PARTITION_NAME: LAYER},
         )
+
+
+def tied_factor(config: Config) -> float:
+    """What the parametrisation multiplies a readout by that is the table of embeddings: where it is
+    looked up in, it is an input, and a reparametrisation cannot tell.
+    """
+    readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+    part, growth = part_at(config, 'scaling.name'), Growth(fan_in=width_growth(config))
+    family = part_at(config, 'optim.others').row.family
+    return part.row(readout, growth, family, **given(config, part)).forward
 
 
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:

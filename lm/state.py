@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from lm.base_model import base_of, depth_growth, width_growth
 from lm.config import FIELDS, Config, Part, flatten, given, part_at, parts_of, readers_of
 from lm.model import Transformer, build_model
 from modules.optim import by_role, unboxed
 from modules.options import options
 from modules.params import NORM, ParamSpec, named_leaves, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
-from modules.scaling import growth_of
+from modules.scaling import INITS, growth_of, scaling_of
+from modules.scaling.init import with_equal_singular_values
 from modules.statistics import BACKWARD_STATS, STATS
 
 
@@ -147,25 +149,21 @@ def describe_params(config: Config, model: Transformer) -> Description:
     """From the model's own records (`modules.params`). ValueError where nothing is trainable."""
     initial = jax.eval_shape(lambda: _initial(config, model, jax.random.key(0))[0])
     used, used_specs = split(initial)
-    parametrization = part_at(config, 'scaling.name').row
-
-    def scale(shapes, specs):
-        # No parametrisation has a base model yet: a parameter has grown from itself.
-        growths = jax.tree.map(lambda s, spec: growth_of(spec, s.shape, s.shape), shapes, specs)
-        scalings = jax.tree.map(
-            lambda s, spec, growth: parametrization(
-                spec, s.shape, growth, part_at(config, optimizer_of(spec)).row.family
-            ),
-            shapes,
-            specs,
-            growths,
-        )
-        return growths, scalings
-
-    _, used_scalings = scale(used, used_specs)
+    base = used
+    if config.scaling.base_width is not None:
+        small = Transformer(base_of(config), model.vocab_size, model.kernels)
+        initial = jax.eval_shape(lambda: _initial(small.config, small, jax.random.key(0))[0])
+        base, _ = split(initial)
     rows = [part for part in parts_of(config) if part.path == 'model.reparam']
     chosen = {part.name: given(config, part) for part in rows}
-    reparam = reparametrise(list(chosen), used_specs, used, chosen)
+
+    def mapped(shapes):
+        reparam = reparametrise(list(chosen), used_specs, shapes, chosen)
+        return reparam, jax.eval_shape(lambda params: reparam.init(params)[0], shapes)
+
+    _, used_scalings = scaled(config, used_specs, used, base)
+    reparam, shapes = mapped(used)
+    _, base_shapes = mapped(base)
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         reparam = chain(multiplied(used_specs, factors), reparam)
@@ -175,8 +173,7 @@ def describe_params(config: Config, model: Transformer) -> Description:
             f'train.trainable={config.train.trainable} leaves nothing to train: the norms of this '
             f'model (model.norm={config.model.norm}) have no parameters'
         )
-    shapes = jax.eval_shape(lambda params: reparam.init(params)[0], used)
-    growths, scalings = scale(shapes, reparam.specs)
+    growths, scalings = scaled(config, reparam.specs, shapes, base_shapes)
     return Description(
         used_shapes=used,
         used_specs=used_specs,
@@ -187,12 +184,61 @@ def describe_params(config: Config, model: Transformer) -> Description:
         trainable=trainable,
         reparam=reparam,
         init_stds=jax.tree.map(
-            lambda scaling: (
-                None if scaling.init_std is None else scaling.init_std * scaling.forward_factor
+            lambda spec, scaling: (
+                None
+                if scaling.init_std is None
+                else scaling.init_std * scaling.forward_factor * (not starts_at_0(config, spec))
             ),
+            used_specs,
             used_scalings,
         ),
     )
+
+
+def scaled(config: Config, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
+    """(growths, scalings): what the parametrisation makes of each parameter.
+
+    ValueError for a matrix that it has no rule for, with the optimizer it is given to.
+    """
+    part, init = part_at(config, 'scaling.name'), INITS[config.scaling.init]
+    options, blocks = given(config, part), config.model.n_layers
+    growths = jax.tree.map(
+        lambda s, base, spec: growth_of(
+            spec, s.shape, base.shape, depth_growth(config), width_growth(config)
+        ),
+        shapes,
+        base_shapes,
+        specs,
+    )
+
+    def scale(path, spec, shape, base, growth):
+        chosen = part_at(config, optimizer_of(spec))
+        if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
+            raise ValueError(
+                f'scaling.name={part.name} has no rule for {path_name(path)}, of which one side '
+                f'alone grows, with {chosen.path}={chosen.name}, whose updates have singular '
+                'values of one size. Choose another optimizer, or a model without such matrices.'
+            )
+        return scaling_of(
+            part.row,
+            init,
+            spec,
+            (shape.shape, base.shape),
+            (blocks, config.scaling.base_depth or blocks),
+            growth,
+            chosen.row.family,
+            **options,
+        )
+
+    scalings = jax.tree_util.tree_map_with_path(scale, specs, shapes, base_shapes, growths)
+    return growths, scalings
+
+
+def starts_at_0(config: Config, spec: ParamSpec) -> bool:
+    """Whether scaling.zero_init, or the parametrisation, has this matrix begin at 0."""
+    asked = {*config.scaling.zero_init.split('+'), *part_at(config, 'scaling.name').row.zero}
+    is_query = spec.role == 'hidden' and spec.fan_in == ('embed',) and 'heads' in spec.axes
+    return ('query' in asked and is_query) or ('readout' in asked and spec.role == 'readout')
 
 
 def _initial(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
@@ -229,11 +275,18 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     described = learner.described
     boxes, stats = _initial(learner.config, learner.model, key)
     unit, _ = split(boxes)
-    stds = named_leaves(described.init_stds)
+    stds, specs = named_leaves(described.init_stds), named_leaves(described.used_specs)
 
     def scale(path, weight):
-        std = stds.get(path_name(path))  # a tree holds no None
-        return weight if std is None else weight * (hyper['scaling.init_scale'] * std)
+        name = path_name(path)
+        std = stds.get(name)  # a tree holds no None
+        if std is None:
+            return weight
+        if specs[name].role == 'embedding':
+            std = hyper.get('scaling.embedding_std', std)
+        if learner.config.scaling.init == 'orthogonal' and specs[name].role == 'hidden':
+            weight = with_equal_singular_values(specs[name], weight)
+        return weight * (hyper['scaling.init_scale'] * std)
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
     opt_state = unboxed(optimizer(learner.config, described, hyper).init(params))

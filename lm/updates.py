@@ -1,6 +1,6 @@
 """From a gradient to the next state: the optimizer's direction, its size, the decay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from lm.state import (
 )
 from modules.params import ParamSpec, root_mean_square
 from modules.scaling import Decay
+from modules.scaling.decay import in_gradient
 
 
 class OptimizerStep(NamedTuple):
@@ -47,6 +48,10 @@ def optimizer_step(
     """
     config, described = learner.config, learner.described
     grads = shrunk(described.specs, grads, hyper)
+    if in_gradient(part_at(config, 'optim.decay_rule').row):
+        fraction = schedule_fraction(config, state.step, hyper)
+        shares = decay_shares(learner, hyper, fraction)
+        grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
@@ -62,22 +67,16 @@ def optimizer_step(
 
 def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
     """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
-    config, described = learner.config, learner.described
-    rule = part_at(config, 'optim.decay_rule')
-    steps, peaks = hyper['train.steps'], peaks_of(hyper)
+    config, described, peaks = learner.config, learner.described, peaks_of(hyper)
+    decoupled = not in_gradient(part_at(config, 'optim.decay_rule').row)
     fraction = schedule_fraction(config, state.step, hyper)
-    options = numbers(config, rule, hyper)
 
-    def update(direction, weight, spec, scaling, growth, trained):
+    def update(direction, weight, spec, scaling, share, trained):
         if not trained:
             return jnp.zeros_like(weight)
         direction = of_rms(spec, direction, hyper)
-        own_peak = peaks[optimizer_of(spec)]
-        change = -own_peak * fraction * scaling.lr_factor * direction
-        if scaling.decay_factor:
-            decay = Decay(hyper['optim.weight_decay'], own_peak, fraction, steps, growth)
-            change = change - rule.row(decay, **options) * scaling.decay_factor * weight
-        return change
+        change = -peaks[optimizer_of(spec)] * fraction * scaling.lr_factor * direction
+        return change - share * weight if decoupled and scaling.decay_factor else change
 
     updates = jax.tree.map(
         update,
@@ -85,10 +84,37 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
         state.params,
         described.specs,
         described.scalings,
-        described.growths,
+        decay_shares(learner, hyper, fraction),
         described.trainable,
     )
     return peaks['optim.name'] * fraction, updates
+
+
+def decay_shares(learner: Learner, hyper: Mapping[str, Any], fraction: Any) -> Any:
+    """For each weight the number that `optim.decay_rule` multiplies it by in one step, to be taken
+    off it, or added to its gradient; `fraction` is what the schedule makes of learning rates.
+    """
+    config, described = learner.config, learner.described
+    rule, peaks = part_at(config, 'optim.decay_rule'), peaks_of(hyper)
+    options = numbers(config, rule, hyper)
+
+    def share(spec, scaling, growth, trained):
+        if not (trained and scaling.decay_factor):
+            return 0.0
+        decay = Decay(
+            weight_decay=hyper['optim.weight_decay'],
+            lr=peaks[optimizer_of(spec)] * scaling.lr_factor,
+            fraction=fraction,
+            steps=hyper['train.steps'],
+            growth=growth,
+            factor=scaling.decay_factor,
+            hidden=spec.role == 'hidden',
+        )
+        return rule.row(decay, **options)
+
+    return jax.tree.map(
+        share, described.specs, described.scalings, described.growths, described.trainable
+    )
 
 
 def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:

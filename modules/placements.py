@@ -140,6 +140,7 @@ class Placement:
     final_norm: whether the stream is normalized before the readout; post-norm already has.
     split, join: from the embeddings to what the blocks carry, and, with the final norm, from there
       to what is read out.
+    norms_updates: whether what a sublayer adds is normalized first, so that factors do nothing.
     init_gain: of L blocks, on the deviation of the matrices that `deepnorm_gain` names.
     needs: other choices that are a part of the method, by the name of their option or table.
     """
@@ -147,6 +148,7 @@ class Placement:
     summary: str
     blocks: Callable[..., list[Blocks]]
     final_norm: bool = True
+    norms_updates: bool = False
     split: Callable[[jax.Array], Any] = lambda x: x
     join: Callable[[Any, Layer], jax.Array] = lambda x, final_norm: final_norm(x)
     init_gain: Callable[[int], float] = lambda blocks: 1.0
@@ -180,10 +182,13 @@ PLACEMENTS = {
     'mix': Placement(
         'post-norm in the first blocks, pre-norm above: Mix-LN (arXiv:2412.13795)', post_then_pre
     ),
-    'output': Placement('x + N(F(x)): OLMo 2 (arXiv:2501.00656)', all_alike(output, output)),
+    'output': Placement(
+        'x + N(F(x)): OLMo 2 (arXiv:2501.00656)', all_alike(output, output), norms_updates=True
+    ),
     'peri': Placement(
         'x + N(F(N(x))): Peri-LN (arXiv:2502.02732), as an equation Sandwich-LN (arXiv:2105.13290)',
         all_alike(peri, peri),
+        norms_updates=True,
     ),
     'post': Placement(
         'N(x + F(x)): the original Transformer (arXiv:1706.03762)',

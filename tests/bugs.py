@@ -131,8 +131,8 @@ BUGS = {
     ),
     'vectors decay': Bug(
         'modules/scaling/parametrization.py',
-        'decay_factor=float(spec.decayed)',
-        'decay_factor=1.0',
+        'decays = spec.decayed',
+        'decays = True',
         'tests/modules/test_scaling.py tests/lm/test_step.py -k "decay or standard or asks"',
     ),
     # The language model.

@@ -10,7 +10,7 @@ import numpy as np
 
 from lm import data
 from lm.check import check
-from lm.config import Config
+from lm.config import Config, part_at
 from lm.data.tokenizers import Tokenizer
 from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
 from lm.record.load import Checkpoint, find, load
@@ -105,8 +105,18 @@ def same_reparam(learner: Learner, source: Checkpoint) -> bool:
     weights = source.weights.params, source.weights.reparam
     return (
         reparam_of(here) == reparam_of(there)
-        and here.scaling.name == there.scaling.name
+        and forward_of(here) == forward_of(there)
         and tree_record(shapes) == tree_record(weights)
+    )
+
+
+def forward_of(config: Config) -> tuple[Any, ...]:
+    """What the factors of the forward pass follow from."""
+    scaling = config.scaling
+    return (
+        part_at(config, 'optim.name').row.family,
+        part_at(config, 'optim.others').row.family,
+        *(scaling.name, scaling.base_width, scaling.base_depth, scaling.depth_alpha),
     )
 
 

@@ -11,6 +11,7 @@ from lm.check import option_of
 from lm.config import Config, flatten, parts_of
 from lm.mesh import param_sharding
 from lm.state import Learner, State, optimizer_of, peaks_of
+from lm.updates import decay_shares
 from modules.params import LAYER, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
@@ -22,13 +23,13 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     trainable = named_leaves(described.trainable)
     used = named_leaves(described.used_specs)
     rows, flat = [], flatten(config)
+    shares = {path: float(x) for path, x in named_leaves(decay_shares(learner, flat, 1.0)).items()}
     peaks = peaks_of(flat)
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'
         if scaling.init_std is not None:
             std = f'{config.scaling.init_scale * scaling.init_std:.4g}'
-        decay = config.optim.weight_decay * scaling.decay_factor
         axes = [axis or '-' for axis in param_sharding(mesh, spec).spec]
         sharding = ', '.join(axes) if set(axes) - {'-'} else 'replicated'
         rows.append(
@@ -39,7 +40,8 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'optimizer': flat[optimizer_of(spec)] if trainable[path] else 'frozen',
                 'init std': std,
                 'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
-                'weight decay': f'{trainable[path] * decay:.4g}',
+                'decay a step': f'{shares[path]:.3g}',
+                'averaged over': f'{1 / shares[path]:,.0f} steps' if shares[path] else '-',
                 'reparam': reparam_of(config, used_of(path, used), spec),
                 'sharding': sharding,
             }

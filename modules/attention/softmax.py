@@ -1,6 +1,7 @@
 """Causal softmax attention and what may be changed in its scores."""
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -35,6 +36,7 @@ class SoftmaxAttention(MultiHead):
     """
 
     slopes: Callable[[int], jax.Array] | None = None
+    base_head_dim: int | None = None  # the H at which q k / H is q k / sqrt(H); None: no such
     block: jax.Array | float = 1.0
     softcap: Annotated[
         float, Option('c of c tanh(s / c) on the logits; 0: none', 0, sys.float_info.max)
@@ -73,12 +75,20 @@ class SoftmaxAttention(MultiHead):
     def scores(self) -> Scores:
         """What the kernel has to serve."""
         return Scores(
-            scale=1 / self.head_dim if self.logit_scale == 'mup' else None,
+            scale=self.scale(),
             softcap=self.softcap,
             window=self.window,
             sinks=self.sinks != 'none',
             slopes=self.slopes is not None,
         )
+
+    def scale(self) -> float | None:
+        """Of q k; None: 1 / sqrt(H)."""
+        if self.logit_scale == 'mup':
+            return 1 / self.head_dim
+        if self.base_head_dim in (None, self.head_dim):
+            return None
+        return math.sqrt(self.base_head_dim) / self.head_dim
 
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
         q_BNTH, k_BKTH = (self.rotate(y, sequence.positions_BT) for y in (q_BNTH, k_BKTH))

@@ -1,13 +1,24 @@
 """How initial scale, learning rate and weight decay follow from what a parameter is.
 
-A parametrisation maps (ParamSpec, shape, Growth, family of the optimizer) to a Scaling; a decay
-rule maps a Decay to the share of a weight that is taken off in one step.
+An initialisation maps (ParamSpec, shape, blocks) to a standard deviation; a parametrisation maps
+(ParamSpec, Growth, family of the optimizer) to Factors of that, of the weight where it is used, and
+of its learning rate; a decay rule maps a Decay to the share of a weight that is taken off in one
+step.
 """
 
-from modules.scaling.decay import Decay, decoupled, independent
-from modules.scaling.parametrization import Growth, Scaling, growth_of, standard
+from modules.scaling.decay import DECAY_RULES, Decay
+from modules.scaling.growth import Factors, Growth, Scaling, growth_of
+from modules.scaling.init import INITS
+from modules.scaling.parametrization import PARAMETRIZATIONS, scaling_of
 
-__all__ = ['DECAY_RULES', 'PARAMETRIZATIONS', 'Decay', 'Growth', 'Scaling', 'growth_of']
-
-PARAMETRIZATIONS = {'standard': standard}
-DECAY_RULES = {'decoupled': decoupled, 'independent': independent}
+__all__ = [
+    'DECAY_RULES',
+    'INITS',
+    'PARAMETRIZATIONS',
+    'Decay',
+    'Factors',
+    'Growth',
+    'Scaling',
+    'growth_of',
+    'scaling_of',
+]

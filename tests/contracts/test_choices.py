@@ -45,6 +45,7 @@ CHANGED = {  # of what belongs to no part; the options of parts are changed by t
     'optim.update_clip': 0.15,
     'optim.embedding_gradient_shrink': 0.5,
     'scaling.init_scale': 0.5,
+    'scaling.embedding_std': 0.1,
     'train.steps': 30.0,
 }
 # The same layers at other sites: some norms without state and some with.
@@ -62,6 +63,7 @@ ELSEWHERE = (
     'optim.schedule',
     'optim.decay_rule',
     'scaling.name',
+    'scaling.init',
     'kernels.attention',
     'kernels.implementation',
     'kernels.linear_attention',

@@ -19,7 +19,7 @@ from lm.step import make_eval_step, make_train_step, microbatched, target_weight
 from modules.optim import OPTIMIZERS
 from modules.params import named_leaves
 from modules.scaling import PARAMETRIZATIONS, Growth
-from modules.scaling.parametrization import standard
+from modules.scaling.parametrization import parametrization, standard
 from tests.helpers import (
     BOS,
     FAST,
@@ -315,10 +315,11 @@ def test_masked_documents_reach_the_model():
 def test_the_factors_of_a_parametrisation(monkeypatch):
     """Of hidden matrices: used twice as large, rate times 3, decay times 4, Adam's eps times 5."""
 
-    def scaled(spec, shape, growth, family):
+    @parametrization(('adam',), grows=())
+    def scaled(spec, growth, family):
         assert (growth, family) == (Growth(), 'adam')
-        factors = {'forward_factor': 2.0, 'lr_factor': 3.0, 'decay_factor': 4.0, 'eps_factor': 5.0}
-        found = standard(spec, shape, growth, family)
+        factors = {'forward': 2.0, 'lr': 3.0, 'decay': 4.0, 'eps': 5.0}
+        found = standard(spec, growth, family)
         return dataclasses.replace(found, **factors) if spec.role == 'hidden' else found
 
     monkeypatch.setitem(PARAMETRIZATIONS, 'standard', scaled)
@@ -343,7 +344,7 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
     np.testing.assert_allclose(old, named_leaves(STATE().params)[hidden], rtol=1e-6)
     np.testing.assert_allclose(used, 2 * old, rtol=1e-6)
     grad = 2 * grads
-    wanted = -0.3 * grad / (np.abs(grad) + 5 * CONFIG.optim.eps) - 0.1 * 0.5 * 4 * old
+    wanted = -0.3 * grad / (np.abs(grad) + 5 * CONFIG.optim.eps) - 0.3 * 0.5 * 4 * old
     np.testing.assert_allclose(named_leaves(new.params)[hidden] - old, wanted, atol=1e-5)
 
 

@@ -1,18 +1,35 @@
 """Reference: initial scale, learning rate and weight decay of each role."""
 
 import dataclasses
+import json
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from modules.params import ROLES, ParamSpec
-from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Decay, Growth, growth_of
+from modules.params import NORM, ROLES, ParamSpec, as_matrices
+from modules.scaling import (
+    DECAY_RULES,
+    INITS,
+    PARAMETRIZATIONS,
+    Decay,
+    Growth,
+    Scaling,
+    growth_of,
+    scaling_of,
+)
+from modules.scaling.init import with_equal_singular_values
+
+FIXTURES = Path(__file__).parent.parent / 'fixtures' / 'scaling'
 
 CASES = {  # spec, shape
     'embedding': (ParamSpec('embedding', ('vocab', 'embed')), (50, 16)),
     'readout': (ParamSpec('readout', ('embed', 'vocab'), ('embed',)), (16, 50)),
-    'vector': (ParamSpec('vector', ('layer', 'embed')), (3, 16)),
+    'vector': (ParamSpec('vector', ('layer', 'embed'), part=NORM), (3, 16)),
+    'bias': (ParamSpec('vector', ('layer', 'embed')), (3, 16)),  # of the last matrix
     'up': (ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)), (3, 16, 64)),
     'query': (
         ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',)),
@@ -26,7 +43,15 @@ CASES = {  # spec, shape
 
 
 def standard(spec, shape):
-    return PARAMETRIZATIONS['standard'](spec, shape, Growth(), 'adam')
+    return scaling_of(
+        PARAMETRIZATIONS['standard'],
+        INITS['fan_in'],
+        spec,
+        (shape, shape),
+        (3, 3),
+        Growth(),
+        'adam',
+    )
 
 
 def test_what_a_description_asks_for():
@@ -45,6 +70,7 @@ def test_standard():
         'embedding': (1 / 4, 1, 1),
         'readout': (1 / 4, 1, 1),
         'vector': (None, 1, 0),
+        'bias': (None, 1, 0),
         'up': (1 / 4, 1, 1),
         'query': (1 / 4, 1, 1),
         'out': (18**-0.5, 1, 1),
@@ -70,20 +96,274 @@ def test_roles_are_all_there():
     assert {spec.role for spec, _ in CASES.values()} == set(ROLES)
 
 
-@pytest.mark.parametrize(
-    ('name', 'share'),
-    [('decoupled', 0.1 * 0.02), ('independent', 0.1 * 0.5)],
+# Powers of width, and of depth, by kind of parameter; what is not here is 0. `up` and `query` stand
+# for hidden matrices, `out` for those that write to the stream.
+HIDDEN, LAST, TABLE, READOUT = 'up', 'out', 'embedding', 'readout'
+GAIN, BIAS = 'vector', 'bias'
+MUP = {
+    HIDDEN: {'init': -0.5, 'lr': -1, 'decay': 1},
+    LAST: {'init': -0.5, 'lr': -1, 'decay': 1},
+    READOUT: {'forward': -1},
+}
+MUP_SIMPLE = {name: {'init': -0.5, 'lr': -1} for name in (HIDDEN, LAST, READOUT)} | {
+    TABLE: {'init': -0.5}
+}
+NTK = {of: {'forward': -0.5, 'lr': -0.5, 'decay': 0.5} for of in (HIDDEN, LAST, READOUT)}
+WIDTH_POWERS = {
+    ('standard', 'adam'): {of: {'init': -0.5} for of in (HIDDEN, LAST, READOUT, TABLE)},
+    ('mup', 'adam'): MUP,
+    ('mup', 'sgd'): {
+        HIDDEN: {'init': -0.5},
+        LAST: {'init': -0.5},
+        READOUT: {'forward': -1, 'lr': 1, 'decay': -1},
+        TABLE: {'lr': 1, 'decay': -1},
+        GAIN: {'lr': 1, 'decay': -1},
+    },
+    ('spectral', 'adam'): MUP | {READOUT: {'init': -1, 'lr': -1, 'decay': 1}},
+    ('mup_simple', 'adam'): MUP_SIMPLE,
+    ('mup_intermediate', 'adam'): MUP_SIMPLE | {READOUT: {'init': -1, 'lr': -1}},
+    ('mup_full', 'adam'): MUP_SIMPLE | {READOUT: {'init': -1, 'lr': -1}},
+    ('ntk', 'sgd'): {of: {'forward': -0.5} for of in (HIDDEN, LAST, READOUT)},
+    ('ntk', 'adam'): NTK,
+    ('mean_field', 'adam'): NTK | {READOUT: {'forward': -1}},
+    ('mean_field', 'sgd'): {
+        HIDDEN: {'forward': -0.5, 'lr': 1, 'decay': -1},
+        LAST: {'forward': -0.5, 'lr': 1, 'decay': -1},
+        READOUT: {'forward': -1, 'lr': 1, 'decay': -1},
+        TABLE: {'lr': 1, 'decay': -1},
+        GAIN: {'lr': 1, 'decay': -1},
+    },
+    ('complete_p', 'adam'): {name: MUP.get(name, {}) | {'eps': -1} for name in CASES},
+    ('depth_mup', 'adam'): {name: MUP.get(name, {}) | {'eps': -1} for name in CASES},
+}
+DEPTH_POWERS = {
+    'complete_p': {of: {'eps': -1} for of in CASES}
+    | {of: {'forward': -1, 'eps': -1} for of in (LAST, BIAS)},
+    'depth_mup': {name: {'eps': -0.5} for name in CASES}
+    | {of: {'lr': -0.5, 'eps': -0.5} for of in (HIDDEN, 'query', GAIN)}
+    | {of: {'forward': -0.5, 'lr': -0.5, 'eps': -0.5} for of in (LAST, BIAS)},
+}
+GROWING = {'embed', 'mlp', 'heads'}
+
+
+def wider(spec, shape, times):
+    return tuple(n * times if a in GROWING else n for n, a in zip(shape, spec.axes, strict=True))
+
+
+def scaling_at(name, family, case, width, depth):
+    spec, base = case
+    shape = wider(spec, base, width)
+    return scaling_of(
+        PARAMETRIZATIONS[name],
+        INITS['fan_in'],
+        spec,
+        (shape, base),
+        (3 * depth, 3),
+        growth_of(spec, shape, base, depth, width),
+        family,
+    )
+
+
+@pytest.mark.parametrize(('name', 'family'), WIDTH_POWERS)
+def test_what_changes_with_width_and_depth(name, family):
+    """Twice the width, and twice the depth, change the factors that the table names, and no
+    others; at the base sizes all is as in `standard`. Catches a rule of a wrong power, or for a
+    wrong kind of parameter.
+    """
+    fields = {
+        'forward': 'forward_factor',
+        'init': 'init_std',
+        'lr': 'lr_factor',
+        'decay': 'decay_factor',
+        'eps': 'eps_factor',
+    }
+    for which, case in CASES.items():
+        at_base = scaling_at(name, family, case, 1, 1)
+        assert at_base == standard(*case), which
+        like = {'query': HIDDEN, BIAS: GAIN}.get(which, which)
+        changed = {
+            (2, 1): WIDTH_POWERS[name, family].get(like, {}),
+            (1, 2): DEPTH_POWERS.get(name, {}).get(which, {}),
+        }
+        for (width, depth), powers in changed.items():
+            found = scaling_at(name, family, case, width, depth)
+            for power, field in fields.items():
+                before, after = getattr(at_base, field), getattr(found, field)
+                if before:  # None where nothing is drawn, 0 where nothing decays
+                    wanted = before * 2.0 ** powers.get(power, 0)
+                    assert after == pytest.approx(wanted), (which, width, depth, field)
+
+
+def test_every_parametrisation_is_in_the_table():
+    """But for spectral optimizers, for which all factors of hidden matrices but the deviation are
+    1 in each row.
+    """
+    rows = {(n, f) for n, row in PARAMETRIZATIONS.items() for f in row.families if f != 'spectral'}
+    assert rows - {('standard', 'sgd'), ('spectral', 'sgd')} == set(WIDTH_POWERS)
+    for name, row in PARAMETRIZATIONS.items():
+        if 'spectral' in row.families:
+            found = scaling_at(name, 'spectral', CASES['up'], 4, 1)
+            assert found == Scaling(standard(*CASES['up']).init_std / 2), name
+
+
+def test_mup_is_that_of_the_authors_package():
+    """Learning rates, decays and the readout's multiplier at four times the width; fixture by
+    tests/fixtures/scaling/make_mup.py.
+    """
+    package = json.loads((FIXTURES / 'make_mup.json').read_text())
+    ours = {'embedding': TABLE, 'gain': GAIN, 'bias': GAIN, 'readout': READOUT}
+    for family in ('adam', 'sgd'):
+        for name, wanted in package[family].items():
+            spec, shape = CASES[ours.get(name, HIDDEN)]
+            spec = dataclasses.replace(spec, decayed=True)
+            found = scaling_at('mup', family, (spec, shape), 4, 1)
+            assert (found.lr_factor, found.decay_factor) == (wanted['lr'], wanted['decay']), name
+    readout = scaling_at('mup', 'adam', CASES[READOUT], 4, 1)
+    assert readout.forward_factor == package['readout_forward']
+    base = standard(*CASES[READOUT]).init_std
+    assert readout.init_std / base == pytest.approx(package['readout_std_of_base'])
+
+
+LAYERS = (  # of an MLP whose width grows
+    ParamSpec('embedding', ('vocab', 'embed')),
+    ParamSpec('hidden', ('embed', 'mlp'), ('embed',)),
+    ParamSpec('hidden', ('mlp', 'embed'), ('mlp',)),
+    ParamSpec('readout', ('embed', 'vocab'), ('embed',)),
 )
-def test_decay_rule(name, share):
-    """A decay of 0.1, a peak of 0.04, half way down the schedule; a peak of 0 is no 0 / 0."""
-    rule = DECAY_RULES[name]
+VOCAB, BASE = 8, 32
 
-    def share_of(*numbers):
-        return rule(Decay(*map(jnp.float32, numbers), steps=100))
 
-    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5), share, rtol=1e-6)
+def mlp_run(name, family, width, steps, lr):
+    """(features and outputs at each step [steps + 1, ...]) of a tanh MLP on four tokens."""
+    row, weights, scalings = PARAMETRIZATIONS[name], [], []
+    for i, spec in enumerate(LAYERS):
+        shape, base = (
+            tuple(VOCAB if a == 'vocab' else n for a in spec.axes) for n in (width, BASE)
+        )
+        growth = growth_of(spec, shape, base)
+        found = scaling_of(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
+        draw = np.random.default_rng(i).standard_normal(shape)
+        weights.append(jnp.asarray(found.init_std * draw))
+        scalings.append(found)
+    tx = {'sgd': optax.identity(), 'adam': optax.scale_by_adam(eps=1e-40)}[family]
+
+    def outputs(weights):
+        used = [s.forward_factor * w for s, w in zip(scalings, weights, strict=True)]
+        first, second, third, last = used
+        x = first[: VOCAB // 2]
+        x = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True))
+        features = jnp.tanh(x @ second) @ third
+        return features, jnp.tanh(features) @ last
+
+    def loss(weights):
+        _, logits = outputs(weights)
+        labels = jnp.arange(VOCAB // 2) + VOCAB // 2
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+    @jax.jit
+    def step(weights, state):
+        direction, state = tx.update(jax.grad(loss)(weights), state, weights)
+        moved = [
+            w - lr * s.lr_factor * d for w, s, d in zip(weights, scalings, direction, strict=True)
+        ]
+        return moved, state
+
+    state, found = tx.init(weights), [jax.device_get(outputs(weights))]
+    for _ in range(steps):
+        weights, state = step(weights, state)
+        found.append(jax.device_get(outputs(weights)))
+    return found
+
+
+@pytest.mark.parametrize('family', ['sgd', 'adam'])
+def test_equal_classes_are_equal_functions(family):
+    """`mup` and `spectral` differ by the symmetry of (a, b, c): a factor in the forward pass, in
+    the deviation and in the rate. Over 20 steps in float64 they are one function. Catches a rate or
+    factor that belongs to the other form, whatever its size.
+    """
+    with jax.enable_x64(True):
+        runs = [mlp_run(name, family, 4 * BASE, 20, 0.02) for name in ('mup', 'spectral')]
+    for one, other in zip(*runs, strict=True):
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-10, atol=1e-10)
+    assert not np.allclose(runs[0][0][1], runs[0][-1][1], atol=1e-2)  # something was learned
+
+
+# Slopes of log rms against log width after three steps: of the change of features, and of outputs.
+SLOPES = {
+    ('standard', 'sgd'): (0.1, 2.0, 0.3, 5.0),
+    ('ntk', 'sgd'): (-0.7, -0.35, -0.3, 0.2),
+    ('mean_field', 'sgd'): (-0.05, 0.05, -0.05, 0.05),
+    ('mup', 'sgd'): (-0.05, 0.05, -0.05, 0.05),
+    ('mup', 'adam'): (-0.05, 0.05, -0.05, 0.05),
+    ('standard', 'adam'): (0.1, 2.0, 0.3, 5.0),
+}
+
+
+@pytest.mark.parametrize(('name', 'family'), SLOPES)
+def test_slopes_against_width(name, family):
+    """`standard` blows up, with `ntk` features stop moving, `mup` is flat (arXiv:2011.14522)."""
+    widths = (128, 256, 512, 1024)
+    changes = []
+    for width in widths:
+        first, *_, last = mlp_run(name, family, width, 3, {'sgd': 0.5, 'adam': 0.02}[family])
+        changes.append([np.sqrt(np.mean((b - a) ** 2)) for a, b in zip(first, last, strict=True)])
+    slopes = [np.polyfit(np.log(widths), np.log(each), 1)[0] for each in zip(*changes, strict=True)]
+    least_f, most_f, least_o, most_o = SLOPES[name, family]
+    assert least_f <= slopes[0] <= most_f and least_o <= slopes[1] <= most_o, slopes
+
+
+def test_initialisations():
+    """Of a 16 x 64 matrix, of heads merged, of embeddings; the last matrices of two blocks."""
+    up, out, table = (CASES[name] for name in ('up', 'out', 'embedding'))
+    wanted = {
+        'fan_in': (1 / 4, 18**-0.5, 1 / 4),
+        'xavier': ((2 / 80) ** 0.5, (2 / 34) ** 0.5, 1 / 4),
+        'small': (0.02, 0.02, 0.02),
+        'depth_scaled': (0.02, 0.01, 0.02),
+        'orthogonal': (1 / 8, 18**-0.5, 1 / 4),
+    }
+    for name, stds in wanted.items():
+        found = tuple(INITS[name](*case, 2) for case in (up, out, table))
+        assert found == pytest.approx(stds), name
+    assert INITS.keys() == wanted.keys()
+    experts = ParamSpec('hidden', ('layer', 'expert', 'embed', 'mlp'), ('embed',))
+    for name in ('xavier', 'orthogonal'):
+        assert INITS[name](experts, (3, 5, 16, 64), 2) == pytest.approx(wanted[name][0])
+
+
+@pytest.mark.parametrize('name', ['up', 'out'])
+def test_orthogonal_matrices(name):
+    """All singular values are 1 after the deviation, of each layer: of wide and of tall ones."""
+    spec, shape = CASES[name]
+    unit = jax.random.normal(jax.random.key(0), shape)
+    drawn = INITS['orthogonal'](spec, shape, 2) * with_equal_singular_values(spec, unit)
+    values = np.linalg.svd(as_matrices(spec, drawn), compute_uv=False)
+    np.testing.assert_allclose(values, 1.0, rtol=1e-5)
+
+
+SHARES = {  # a decay of 0.1, a rate of 0.04, half way down the schedule of 100 steps
+    'decoupled': 0.1 * 0.02 * 3,
+    'adamc': 0.1 * 0.01 * 3,
+    'constant': 0.1 * 0.02,
+    'independent': 0.1 * 0.5,
+    'l2': 0.1,
+    'linear_width': 0.1 * 0.02 * 4,
+    'sqrt_width': 0.1 * 0.02 * 2,
+    'timescale': 0.5 / 100,
+}
+
+
+@pytest.mark.parametrize('name', DECAY_RULES)
+def test_decay_rule(name):
+    """At four times the fan-in, a parametrisation's factor of 3; a peak of 0 is no 0 / 0."""
+
+    def share_of(*numbers, hidden=True):
+        growth = Growth(fan_in=4.0)
+        return DECAY_RULES[name](
+            Decay(*map(jnp.float32, numbers), 100, growth, factor=3.0, hidden=hidden)
+        )
+
+    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5), SHARES[name], rtol=1e-6)
     assert jnp.isfinite(share_of(0.1, 0.0, 0.5))
-
-
-def test_every_decay_rule_is_tested():
-    assert DECAY_RULES.keys() == {'decoupled', 'independent'}
+    others = SHARES['decoupled' if name == 'adamc' else name]
+    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5, hidden=False), others, rtol=1e-6)

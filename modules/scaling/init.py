@@ -1,0 +1,76 @@
+"""Standard deviations that matrices and embeddings are drawn with, before a parametrisation."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from modules.params import ParamSpec, as_matrices, from_matrices
+from modules.scaling.growth import sizes, writes_to_stream
+
+SMALL = 0.02
+
+
+def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
+    """1 / sqrt(fan_in), and 1 / sqrt(D) for embeddings (as the baseline of arXiv:2309.14322)."""
+    del blocks
+    terms = shape[-1] if spec.role == 'embedding' else spec.fan_in_size(shape)
+    return 1 / math.sqrt(terms)
+
+
+def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
+    """sqrt(2 / (fan_in + fan_out)) for hidden matrices, the heads of one merged (Glorot and
+    Bengio 2010, equation 12), which DeepNet starts from; embeddings and readout as `fan_in`.
+    """
+    if spec.role != 'hidden':
+        return fan_in(spec, shape, blocks)
+    batch = math.prod(n for n, axis in zip(shape, spec.axes, strict=True) if axis == 'expert')
+    terms, outputs = sizes(spec, shape)
+    return math.sqrt(2 / (terms + outputs // batch))
+
+
+def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
+    """0.02 for all, as BERT and GPT-2 have it."""
+    del spec, shape, blocks
+    return SMALL
+
+
+def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
+    """0.02, and 0.02 / sqrt(2 L) for the last matrix of attention and of the MLP in each of the L
+    blocks: GPT-2's, and Megatron's (arXiv:1909.08053, section 3).
+    """
+    del shape
+    return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
+
+
+def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
+    """Hidden matrices with all singular values 1 (arXiv:1312.6120), entries of root mean square
+    1 / sqrt(max(fan_in, fan_out)); embeddings and readout as `fan_in`.
+    """
+    if spec.role != 'hidden':
+        return fan_in(spec, shape, blocks)
+    batch = math.prod(n for n, axis in zip(shape, spec.axes, strict=True) if axis == 'expert')
+    terms, outputs = sizes(spec, shape)
+    return 1 / math.sqrt(max(terms, outputs // batch))
+
+
+def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
+    """Of matrices of normal entries the orthogonal factors, uniformly distributed, times
+    sqrt(max(I, O)): entries of root mean square 1 as before.
+    """
+    matrices = as_matrices(spec, unit)
+    rows, columns = matrices.shape[-2:]
+    tall = matrices if rows >= columns else jnp.swapaxes(matrices, -2, -1)
+    q, r = jnp.linalg.qr(tall)
+    q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
+    found = q if rows >= columns else jnp.swapaxes(q, -2, -1)
+    return from_matrices(spec, math.sqrt(max(rows, columns)) * found, unit.shape)
+
+
+INITS = {
+    'fan_in': fan_in,
+    'depth_scaled': depth_scaled,
+    'orthogonal': orthogonal,
+    'small': small,
+    'xavier': xavier,
+}
