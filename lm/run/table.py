@@ -10,14 +10,18 @@ from rich.table import Table
 from lm.check import option_of
 from lm.config import Config, flatten, parts_of
 from lm.mesh import param_sharding
-from lm.state import Learner, State, optimizer_of, peaks_of
+from lm.state import Learner, State, optimizer_of, peaks_of, starts_at_0
 from lm.updates import decay_shares
 from modules.params import LAYER, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
 
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
-    """One row a parameter, with what each consumer of its spec makes of it."""
+    """One row a parameter, with what each consumer of its spec makes of it.
+
+    `decay` is the share that a step takes off at the peak of the schedule, `over steps` the number
+    of steps whose updates the weight is then an average of.
+    """
     config, described = learner.config, learner.described
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable = named_leaves(described.trainable)
@@ -29,7 +33,7 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
         scaling = scalings[path]
         std = 'declared'
         if scaling.init_std is not None:
-            std = f'{config.scaling.init_scale * scaling.init_std:.4g}'
+            std = f'{config.scaling.init_scale * drawn_with(config, spec, scaling.init_std):.4g}'
         axes = [axis or '-' for axis in param_sharding(mesh, spec).spec]
         sharding = ', '.join(axes) if set(axes) - {'-'} else 'replicated'
         rows.append(
@@ -40,13 +44,20 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'optimizer': flat[optimizer_of(spec)] if trainable[path] else 'frozen',
                 'init std': std,
                 'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
-                'decay a step': f'{shares[path]:.3g}',
-                'averaged over': f'{1 / shares[path]:,.0f} steps' if shares[path] else '-',
+                'decay': f'{shares[path]:.4g}',
+                'over steps': f'{1 / shares[path]:,.0f}' if shares[path] else '-',
                 'reparam': reparam_of(config, used_of(path, used), spec),
                 'sharding': sharding,
             }
         )
     return rows
+
+
+def drawn_with(config: Config, spec: ParamSpec, std: float) -> float:
+    if starts_at_0(config, spec):
+        return 0.0
+    asked = config.scaling.embedding_std
+    return std if asked is None or spec.role != 'embedding' else asked
 
 
 def used_of(path: str, used: Mapping[str, ParamSpec]) -> ParamSpec:

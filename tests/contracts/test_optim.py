@@ -194,7 +194,9 @@ def test_every_parametrisation_covers_every_role(name, family):
         return  # refused: tests/lm/test_parametrization.py
     for path, spec in named_leaves(SPECS).items():
         shape = named_leaves(SHAPES)[path].shape
-        growth = growth_of(spec, (*shape[:-1], 2 * shape[-1]), shape, depth=3.0, width=2.0)
-        scaling = scaling_of(row, INITS['fan_in'], spec, (shape, shape), (6, 2), growth, family)
+        grows = ('embed', 'heads', 'mlp')
+        wider = tuple(2 * SIZES[axis] if axis in grows else SIZES[axis] for axis in spec.axes)
+        growth = growth_of(spec, wider, shape, depth=3.0, width=2.0)
+        scaling = scaling_of(row, INITS['fan_in'], spec, (wider, shape), (6, 2), growth, family)
         assert (scaling.init_std is None) == (spec.role == 'vector')
         assert scaling.lr_factor > 0 and scaling.forward_factor > 0 and scaling.eps_factor > 0

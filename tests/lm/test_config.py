@@ -288,9 +288,11 @@ READERS = (
     {'model.placement': 'wide'},
     *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),
+    {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1},
     *(
         {path: name}
         for path in (
+            'optim.decay_rule',
             'model.attention',
             'model.activation',
             'loss.name',

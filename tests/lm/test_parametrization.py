@@ -170,8 +170,8 @@ def test_every_parameter_has_a_rate_and_a_decay_in_the_table():
         rows = {row['parameter']: row for row in listed}
         assert rows.keys() == shares.keys()
         for path, row in rows.items():
-            assert float(row['decay a step']) == pytest.approx(shares[path], rel=1e-2)
-            steps = row['averaged over'].split()[0].replace(',', '')
+            assert float(row['decay']) == pytest.approx(shares[path], rel=1e-2)
+            steps = row['over steps'].replace(',', '')
             assert (steps == '-') == (shares[path] == 0)
             if steps != '-':
                 assert float(steps) == pytest.approx(1 / shares[path], abs=0.5)

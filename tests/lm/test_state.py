@@ -131,16 +131,21 @@ def test_table_tells_of_every_parameter(reparam):
         'embedding',
         'replicated',
     )
-    assert (table['init std'], table['lr'], table['weight decay']) == ('0.5', '0.5', '0.1')
+    assert (table['init std'], table['lr'], table['decay'], table['over steps']) == (
+        '0.5',
+        '0.5',
+        '0.05',
+        '20',
+    )
     norm = rows['final_norm/scale']
-    assert (norm['init std'], norm['weight decay']) == ('declared', '0')
+    assert (norm['init std'], norm['decay'], norm['over steps']) == ('declared', '0', '-')
 
 
 def test_table_says_what_is_frozen():
     config = tiny_config({'train.trainable': 'norms'})
     rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
     for row in rows:
-        told = (row['optimizer'], row['lr'], row['weight decay'])
+        told = (row['optimizer'], row['lr'], row['decay'])
         is_norm = row['parameter'].endswith('scale')
         assert told == (('adamw', '0.003', '0') if is_norm else ('frozen', '0', '0'))
     assert {row['optimizer'] for row in rows} == {'adamw', 'frozen'}
