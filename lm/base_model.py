@@ -5,44 +5,45 @@ from modules.scaling.parametrization import DEPTH, WIDTH
 
 
 def base_of(config: Config) -> Config:
-    """The config at scaling.base_width: heads, key and value heads and MLPs grow alike.
+    """The config at scaling.base_width, with scaling.base_heads or with heads as wide as here."""
+    width = config.scaling.base_width
+    return config if width is None else resized(config, width, config.scaling.base_heads)
 
-    The number of heads is scaling.base_heads, or that with which heads are as wide as here. Depth
-    is left: blocks do not differ in their shapes. ValueError where a size of the base model is no
-    whole number.
+
+def resized(config: Config, width: int, n_heads: int | None) -> Config:
+    """The config at another width: MLPs, heads, and key and value heads grow alike.
+
+    n_heads: None: as many as are as wide as here. Depth is left: blocks do not differ in their
+    shapes. ValueError where a size is then no whole number.
     """
-    model, base = config.model, config.scaling.base_width
-    if base is None:
-        return config
-    if config.scaling.base_heads is None:
-        heads = _scaled(config, 'n_heads', base, model.d_model)
-    else:
-        heads = config.scaling.base_heads
-    if base % heads:
+    model = config.model
+
+    def scaled(name: str, by: int, over: int) -> int:
+        found, rest = divmod(getattr(model, name) * by, over)
+        if rest or not found:
+            raise ValueError(
+                f'at a width of {width} this model would have {getattr(model, name) * by / over:g} '
+                f'for model.{name}={getattr(model, name)}, which must be whole. Choose a width '
+                'that divides evenly, or the number of heads of the base model '
+                '(scaling.base_heads).'
+            )
+        return found
+
+    heads = scaled('n_heads', width, model.d_model) if n_heads is None else n_heads
+    if width % heads:
         raise ValueError(
-            f'scaling.base_heads must divide scaling.base_width; got {heads} heads for {base}'
+            'the number of heads (scaling.base_heads) must divide the width; got '
+            f'{heads} heads for a width of {width}'
         )
     return replaced(
         config,
         {
-            'model.d_model': base,
-            'model.d_ff': _scaled(config, 'd_ff', base, model.d_model),
+            'model.d_model': width,
+            'model.d_ff': scaled('d_ff', width, model.d_model),
             'model.n_heads': heads,
-            'model.n_kv_heads': _scaled(config, 'n_kv_heads', heads, model.n_heads),
+            'model.n_kv_heads': scaled('n_kv_heads', heads, model.n_heads),
         },
     )
-
-
-def _scaled(config: Config, name: str, by: int, over: int) -> int:
-    found, rest = divmod(getattr(config.model, name) * by, over)
-    if rest or not found:
-        raise ValueError(
-            f'scaling.base_width={config.scaling.base_width}: a base model of that width would '
-            f'have {getattr(config.model, name) * by / over:g} for model.{name}='
-            f'{getattr(config.model, name)}, which must be whole. Choose a base_width that divides '
-            'evenly, or the number of heads of the base model (scaling.base_heads).'
-        )
-    return found
 
 
 def base_head_dim(config: Config) -> int | None:

@@ -190,11 +190,11 @@ REFUSED = (
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_heads': 1, 'model.n_kv_heads': 1},
-        'base_width=8: a base model .* 0.5 for model.n_heads=1, which must be whole',
+        'at a width of 8 this model would have 0.5 for model.n_heads=1, which must be whole',
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'scaling.base_heads': 3},
-        'base_heads must divide scaling.base_width; got 3 heads for 8',
+        'must divide the width; got 3 heads for a width of 8',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sgd'},

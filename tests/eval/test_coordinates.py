@@ -1,0 +1,98 @@
+"""`eval.coordinates`: slopes of known sizes, verdicts, and the parametrisations themselves."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from eval import coordinates
+from eval.coordinates import CHANGE, SIZE, Slope, figure, rows_of, sized, slopes, write
+from tests.helpers import tiny_config
+
+SMALL = {
+    'model.d_model': 32,
+    'model.n_heads': 4,
+    'model.n_kv_heads': 4,
+    'model.d_ff': 64,
+    'model.n_layers': 1,
+    'data.batch_size': 4,
+    'optim.lr': 0.02,
+    'optim.eps': 1e-8,
+}
+WIDTHS = (32, 64, 128, 256)
+
+
+def slope(value, spread=0.0, activation='final', of=SIZE):
+    return Slope(activation, of, value, spread, np.ones((1, 2)))
+
+
+def test_a_power_of_the_width_is_found(monkeypatch):
+    """Sizes of c m^a have slope a, over seeds with their spread. Catches logs of one side alone."""
+
+    def sizes_of(config, seeds, steps):
+        rng = np.random.default_rng(config.model.d_model)
+        noise = 1 + 1e-3 * rng.standard_normal(seeds)
+        return {('final', SIZE): 3 * config.model.d_model**0.5 * noise}
+
+    monkeypatch.setattr(coordinates, 'sizes_of', sizes_of)
+    (found,) = slopes(tiny_config(), 'width', WIDTHS, 3, 1)
+    assert found.value == pytest.approx(0.5, abs=1e-2) and 0 < found.spread < 1e-2
+    assert found.verdict(0.05) == 'grows' and found.fails(0.05)
+
+
+def test_verdicts():
+    """The whole interval must be outside of the tolerance; logits alone may shrink."""
+    assert slope(0.04).verdict(0.05) == 'flat'
+    assert slope(0.2, 0.16).verdict(0.05) == 'flat' and slope(0.2, 0.1).verdict(0.05) == 'grows'
+    assert slope(-0.2, 0.1).fails(0.05) and not slope(-0.2, 0.16).fails(0.05)
+    assert not slope(-0.5, of=CHANGE, activation='logits').fails(0.05)
+    assert slope(0.5, of=CHANGE, activation='logits').fails(0.05)
+
+
+@pytest.mark.parametrize('name', ['mup', 'complete_p'])
+def test_stays_flat_in_width(name):
+    """Every activation of the model and its change, with attention, norms and gated MLPs."""
+    base = {'scaling.name': name, 'scaling.base_width': 32, 'model.activation': 'swiglu'}
+    base |= {'scaling.base_depth': 1} if name == 'complete_p' else {}
+    found = slopes(tiny_config(SMALL | base), 'width', WIDTHS, 2, 3)
+    assert len(found) == 10
+    assert not [one for one in found if one.fails(0.1)]
+
+
+def test_standard_fails():
+    """What a layer adds grows with width at one learning rate."""
+    found = slopes(tiny_config(SMALL), 'width', WIDTHS, 2, 3)
+    grown = {one.activation for one in found if one.of == CHANGE and one.verdict(0.1) == 'grows'}
+    assert 'after_mlp 1' in grown or 'after_attention 1' in grown
+
+
+def test_heads_grow_in_number_or_in_width():
+    more = sized(tiny_config(), 'width', 32)
+    assert (more.model.n_heads, more.model.d_ff) == (4, 64)
+    asked = {'scaling.name': 'mup', 'scaling.base_width': 8, 'scaling.base_heads': 2}
+    assert sized(tiny_config(asked), 'width', 32).model.n_heads == 2
+    assert sized(tiny_config(), 'depth', 5).model.n_layers == 5
+
+
+@pytest.mark.parametrize('ending', ['html', 'svg'])
+def test_a_page_or_a_figure(tmp_path, ending):
+    found = [slope(0.5), slope(-0.1, of=CHANGE)]
+    path = tmp_path / f'page.{ending}'
+    write(path, 'title', figure(found, 'width', (8, 16)), rows_of(found, 0.05))
+    text = path.read_text()
+    assert ('grows (fails)' in text) == (ending == 'html') and len(text) > 1000
+
+
+def test_sizes_that_cannot_be():
+    with pytest.raises(ValueError, match=r'two widths and better four; got \[64, 64\]'):
+        slopes(tiny_config(), 'width', (64, 64), 2, 1)
+    with pytest.raises(ValueError, match=r'at a width of 20 .* 2.5 for model.n_heads=2'):
+        slopes(tiny_config(), 'width', (20, 40), 2, 1)
+
+
+def test_bad_input_ends_with_a_line():
+    command = [sys.executable, '-m', 'eval.coordinates', '--config=configs/default.py']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == ''
+    assert done.stderr.startswith('error: give --widths=64,128,256,512 or --depths=2,4,8')
