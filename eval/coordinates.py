@@ -170,7 +170,7 @@ def rows_of(found: Sequence[Slope], tolerance: float) -> list[dict[str, str]]:
 
 def figure(found: Sequence[Slope], along: str, values: Sequence[int]) -> Figure:
     """Sizes and changes against width or depth, both axes logarithmic, a line an activation."""
-    drawn = Figure(figsize=(9, 4), layout='constrained')
+    drawn = Figure(figsize=(12, 4), layout='constrained')
     for axes, of in zip(drawn.subplots(1, 2), (SIZE, CHANGE), strict=True):
         for slope in (one for one in found if one.of == of):
             means = slope.sizes.mean(axis=0)
@@ -179,7 +179,7 @@ def figure(found: Sequence[Slope], along: str, values: Sequence[int]) -> Figure:
         axes.set_title('mean |x| after the steps' if of == SIZE else 'mean |change of x|')
         axes.set_xticks(values, map(str, values))
         axes.minorticks_off()
-        axes.legend(fontsize=6, frameon=False)
+        axes.legend(fontsize=6, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     return drawn
 
 
@@ -199,7 +199,7 @@ def write(path: Path, title: str, drawn: Figure, rows: Sequence[Mapping[str, str
     data = base64.b64encode(image.getvalue()).decode()
     path.write_text(
         f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f'<h1>{title}</h1><img width="900" src="data:image/png;base64,{data}">'
+        f'<h1>{title}</h1><img width="1100" src="data:image/png;base64,{data}">'
         f'<table><tr>{head}</tr>{body}</table>'
     )
 
