@@ -131,6 +131,11 @@ def get_config() -> ConfigDict:
     config.optim.weight_decay = 0.1
     config.optim.decay_rule = 'decoupled'
     config.optim.clip_norm = 1.0  # float('inf') turns clipping off
+    config.optim.average = 'none'  # of the weights, for evaluation: or ema, schedule_free
+    config.optim.average_decay = placeholder(float)  # of ema
+    config.optim.schedule_free_beta = placeholder(float)
+    config.optim.schedule_free_power = placeholder(float)
+    config.optim.schedule_free_lr_power = placeholder(float)
     # Of schedules, then of optimizers.
     config.optim.warmup_steps = 100
     config.optim.cycles = placeholder(int)  # of cyclic

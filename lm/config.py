@@ -31,7 +31,7 @@ from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
 from modules.norms import NORMS
 from modules.numerics import REMAT_POLICIES
-from modules.optim import OPTIMIZERS, SCHEDULES
+from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
 from modules.options import Option, options, section, typed, types_of
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
@@ -132,6 +132,7 @@ class OptimConfig:
     weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]
     decay_rule: Annotated[str, Choice(DECAY_RULES, 'optim')]
     clip_norm: Annotated[float, Option(least=0, traced=True)]
+    average: Annotated[str, Choice(AVERAGES, 'optim')] = 'none'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ AttentionConfig = section(AttentionConfig, ATTENTIONS, POSITIONS)
 MLPConfig = section(MLPConfig, MLPS, ACTIVATIONS)
 ReparamConfig = section(ReparamConfig, REPARAMS)
 LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
-OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES)
+OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
 ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
 
 

@@ -12,6 +12,7 @@ from lm.state import (
     Hyper,
     Learner,
     State,
+    average_of,
     numbers,
     optimizer,
     optimizer_of,
@@ -50,22 +51,24 @@ def optimizer_step(
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
-    lr, updates = _updates(learner, direction, state, hyper)
+    fraction = schedule_fraction(config, state.step, hyper)
+    updates = _updates(learner, direction, state, hyper, fraction)
+    average = average_of(config, hyper)
+    updates, kept = average.steer(updates, state.params, state.average, fraction)
     params = optax.apply_updates(state.params, updates)
-    mapped, reparam = described.reparam.after_update(params, state.reparam)
-    params = jax.tree.map(
-        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
-    )
-    new = State(state.step + 1, params, reparam, state.stats, opt_state)
-    return OptimizerStep(new, updates, lr)
+    params, reparam = described.after_update(params, state.reparam)
+    kept = average.follow(params, kept)
+    new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
+    return OptimizerStep(new, updates, peaks_of(hyper)['optim.name'] * fraction)
 
 
-def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
-    """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
+def _updates(
+    learner: Learner, direction: Any, state: State, hyper: Hyper, fraction: jax.Array
+) -> Any:
+    """The step of each weight: the direction and the decay, scaled; fraction: of the peak."""
     config, described = learner.config, learner.described
     rule = part_at(config, 'optim.decay_rule')
     steps, peaks = hyper['train.steps'], peaks_of(hyper)
-    fraction = schedule_fraction(config, state.step, hyper)
     options = numbers(config, rule, hyper)
 
     def update(direction, weight, spec, scaling, growth, trained):
@@ -79,7 +82,7 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
             change = change - rule.row(decay, **options) * scaling.decay_factor * weight
         return change
 
-    updates = jax.tree.map(
+    return jax.tree.map(
         update,
         direction,
         state.params,
@@ -88,7 +91,6 @@ def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tu
         described.growths,
         described.trainable,
     )
-    return peaks['optim.name'] * fraction, updates
 
 
 def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:

@@ -1,4 +1,4 @@
-"""Optimizers and schedules.
+"""Optimizers, schedules and averages of the weights.
 
 An optimizer is an optax GradientTransformation that turns gradients into a direction; the step then
 multiplies it by the learning rate and takes off weight decay, each as the parametrisation says.
@@ -10,6 +10,7 @@ blocked does), which for an optimizer of some roles is a function of their param
 state that is not shaped like its parameter is described by a box
 (`modules.optim.base.state_specs`).
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
+A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
 
 from modules.optim.adafactor import adafactor
@@ -18,6 +19,7 @@ from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo
 from modules.optim.aro import aro
 from modules.optim.auon import auon, hybrid_auon
+from modules.optim.averages import AVERAGES, Average
 from modules.optim.base import by_role, state_specs, unboxed
 from modules.optim.conda import conda
 from modules.optim.galore import fira, galore
@@ -39,7 +41,15 @@ from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 from modules.optim.sophia import sophia
 
-__all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
+__all__ = [
+    'AVERAGES',
+    'OPTIMIZERS',
+    'SCHEDULES',
+    'Average',
+    'by_role',
+    'state_specs',
+    'unboxed',
+]
 
 OPTIMIZERS = {
     'adamw': adamw,
