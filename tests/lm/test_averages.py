@@ -1,0 +1,192 @@
+"""Weights that evaluation uses. Equivalence: resumed = uninterrupted, mapped = alone, eight devices
+= one. Property: what is recorded is what is read back. Contract: what is refused.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from eval.convert.converted import write
+from eval.suites.perplexity import perplexity
+from lm.mesh import make_mesh
+from lm.record.checkpoint import TreeMismatch
+from lm.record.load import load
+from lm.record.metrics import read_rows
+from lm.record.workdir import read_json
+from lm.run.experiment import Experiment
+from lm.run.start import initial_state
+from lm.run.table import optimizer_state_bytes
+from lm.shardings import state_shardings, state_shapes
+from lm.state import hyper_from
+from modules.params import named_leaves
+from tests import helpers
+from tests.helpers import checked_config, packed_batch, stack, tiny_learner, train_step
+from tests.sweep_helpers import base, cell_folders, changed, write_corpus
+from train import DONE, train, train_sweep
+
+FREE = {'optim.average': 'schedule_free', 'optim.b1': 0.0}
+EMA = {'optim.average': 'ema', 'optim.average_decay': 0.5}
+DECAYS = (0.5, 0.9)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def quickly_compiled():
+    """No time is spent on making programs fast."""
+    jax.config.update('jax_disable_most_optimizations', True)
+    yield
+    jax.config.update('jax_disable_most_optimizations', False)
+
+
+@pytest.fixture(scope='module')
+def tree(tmp_path_factory):
+    corpus = write_corpus(tmp_path_factory.mktemp('corpus'))
+    return base(corpus, optim_schedule='constant', model_n_layers=1, train_checkpoint_every=0)
+
+
+@pytest.fixture(scope='module')
+def free(tree, tmp_path_factory):
+    """The workdir of a run with schedule_free. Not to be written to."""
+    workdir = tmp_path_factory.mktemp('free') / 'run'
+    assert train(changed(tree, FREE), workdir) == DONE
+    return workdir
+
+
+@pytest.fixture(scope='module')
+def swept(tree, tmp_path_factory):
+    """The folders of two runs of one program, by the decay of their ema."""
+    workdir = tmp_path_factory.mktemp('swept') / 'sweep'
+    tree = {**tree, 'optim': {**tree['optim'], 'average': 'ema'}}
+    assert train_sweep(tree, {'optim.average_decay': DECAYS}, workdir) == DONE
+    return list(cell_folders(workdir).values())
+
+
+def losses(workdir, name):
+    return [row[name] for row in read_rows(workdir / 'metrics.jsonl') if name in row]
+
+
+def assert_same(actual, wanted):
+    actual, wanted = named_leaves(actual), named_leaves(wanted)
+    assert actual.keys() == wanted.keys()
+    for path, leaf in wanted.items():
+        np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
+
+
+def two_steps(changes):
+    """(learner, hyper, the state at the start, after two steps)."""
+    config = checked_config({'model.n_layers': 1} | changes)
+    start, hyper = initial_state_of(config), hyper_from(config)
+    state = start
+    for seed in (0, 1):
+        state, _ = train_step(config)(state, packed_batch(seed), hyper)
+    return tiny_learner(config), hyper, start, jax.device_get(state)
+
+
+def initial_state_of(config):
+    return helpers.initial_state(config)
+
+
+def evaluated(learner, hyper, state):
+    return learner.evaluated(state.weights, state.average, hyper).params
+
+
+def test_what_a_run_records_is_what_is_read_back(free, swept):
+    """Of an average that needs a number to be made, and of one that does not. Catches an evaluation
+    of the weights that are trained, in the run or of its checkpoint.
+    """
+    for workdir in (free, *swept):
+        recorded = losses(workdir, 'validation_ce')[-1]
+        np.testing.assert_allclose(perplexity(load(workdir))['validation_ce'], recorded, rtol=1e-6)
+        assert read_json(workdir / 'summary.json')['best_validation_ce'] <= recorded
+
+
+def test_a_sweep_over_its_decay_is_each_run_alone(tree, swept, tmp_path):
+    """One program: the same training, other evaluations. Catches a number left at its default."""
+    one, other = (losses(folder, 'loss') for folder in swept)
+    assert one == other
+    assert losses(swept[0], 'validation_ce') != losses(swept[1], 'validation_ce')
+    assert train(changed(tree, EMA), tmp_path / 'alone') == DONE
+    assert losses(tmp_path / 'alone', 'validation_ce') == losses(swept[0], 'validation_ce')
+    assert_same(load(tmp_path / 'alone').weights, load(swept[0]).weights)
+
+
+def test_resumed_is_uninterrupted(tree, free, tmp_path):
+    """To the bit, where gradients are taken and where it is evaluated."""
+    cut = tmp_path / 'cut'
+    assert train(changed(tree, FREE | {'train.steps': 4}), cut) == DONE
+    assert train(changed(tree, FREE), cut, continue_changed=True) == DONE
+    for name in ('loss', 'validation_ce'):
+        assert losses(cut, name) == losses(free, name)
+    assert_same(load(cut).weights, load(free).weights)
+
+
+@pytest.mark.parametrize('name', ['none', 'ema'])
+def test_a_run_with_another_average_does_not_go_on(tree, free, name):
+    other = {'optim.average': name, 'optim.b1': 0.0}
+    with pytest.raises(TreeMismatch, match=rf"optim.average: 'schedule_free' -> '{name}'(.|\n)*/z"):
+        train(changed(tree, other), free, continue_changed=True)
+
+
+def test_a_run_starts_from_the_average_of_another(tree, free):
+    """And its own average starts there, as that of a converted checkpoint does."""
+    config = changed(tree, EMA | {'train.init_from': str(free)})
+    state = initial_state(config, Experiment(config, lambda text: None))
+    assert_same(state.params, load(free).weights.params)
+    assert_same(state.average['average'], state.params)
+    assert int(state.average['updates']) == 0
+
+
+def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
+    source = load(free)
+    write(
+        tmp_path / 'out', source.config, source.weights, source.tokenizer, source.step, source.meta
+    )
+    assert_same(load(tmp_path / 'out').weights, source.weights)
+
+
+@pytest.mark.parametrize('changes', [EMA, FREE], ids=['ema', 'schedule_free'])
+class TestEachAverage:
+    def test_eight_devices_are_one(self, changes):
+        learner, hyper, _, wanted = two_steps(changes)
+        batches = stack([packed_batch(0), packed_batch(1)])
+        found = helpers.trained_on_all_devices(learner, batches, hyper)
+        helpers.assert_trees_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+    def test_it_lies_where_its_weights_do_and_counts(self, changes):
+        """As large as the weights, and scalars."""
+        config = checked_config(changes)
+        learner = tiny_learner(config)
+        shardings = state_shardings(learner, make_mesh(config.mesh))
+        shapes = state_shapes(learner)
+        assert shardings.params in shardings.average.values()
+        plain = checked_config({path: None for path in changes} | {'optim.average': 'none'})
+        more = optimizer_state_bytes(shapes) - optimizer_state_bytes(
+            state_shapes(tiny_learner(plain))
+        )
+        params = sum(4 * leaf.size for leaf in jax.tree.leaves(shapes.params))
+        assert params < more < params + 20
+
+    def test_what_is_not_trained_stays(self, changes):
+        """To the bit, in the average too."""
+        learner, hyper, start, state = two_steps(
+            changes | {'train.trainable': 'norms', 'model.norm': 'layernorm'}
+        )
+        trained = named_leaves(learner.described.trainable)
+        for params in (state.params, evaluated(learner, hyper, state)):
+            before = named_leaves(start.params)
+            for path, leaf in named_leaves(params).items():
+                assert np.array_equal(leaf, before[path]) != trained[path], path
+
+
+def test_a_projection_holds_for_the_average():
+    """Norms of matrices are those of the start, and the average is not the weights."""
+    learner, hyper, start, state = two_steps(
+        EMA | {'model.reparam': 'normalize_and_project', 'optim.lr': 0.1}
+    )
+    found = named_leaves(evaluated(learner, hyper, state))
+    for path, spec in named_leaves(learner.described.specs).items():
+        before, trained = (named_leaves(tree)[path] for tree in (start.params, state.params))
+        assert not np.array_equal(found[path], trained), path
+        if spec.role == 'hidden':
+            norm, wanted = np.linalg.norm(found[path]), np.linalg.norm(before)
+            np.testing.assert_allclose(norm, wanted, rtol=1e-5, err_msg=path)
+            assert np.linalg.norm(named_leaves(state.average)[f'average/{path}']) < 0.999 * wanted
