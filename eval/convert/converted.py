@@ -140,8 +140,8 @@ def fresh_state(config: Config, vocab: int) -> State:
 def write(
     out: Path, config: Config, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
 ) -> None:
-    """A workdir with one checkpoint, whose optimizer, and average of weights, are new. `meta` is that of another checkpoint,
-    or its like (`lm.run.journal`).
+    """A workdir with one checkpoint, whose optimizer and average of the weights are new. `meta` is
+    that of another checkpoint, or its like (`lm.run.journal`).
 
     ValueError where `out` holds something.
     """

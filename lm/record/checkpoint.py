@@ -1,9 +1,9 @@
 """One checkpoint: self-describing, with digests of all it holds, strict when read.
 
 It holds three items: `weights` (parameters, what their reparametrisation carries, and what is kept
-of their average), `training` (step and optimizer), and `meta`, a JSON record with the config, the tree of parameter shapes, the
-digests of all arrays, and the counters that are not arrays. The run's series of them is
-`lm.record.series`.
+of their average), `training` (step and optimizer), and `meta`, a JSON record with the config, the
+tree of parameter shapes, the digests of all arrays, and the counters that are not arrays. The run's
+series of them is `lm.record.series`.
 """
 
 import contextlib

@@ -79,13 +79,13 @@ def schedule_free(
     *,
     schedule_free_beta: Annotated[
         float,
-        Option('share of the average in the weights that are trained', 0.01, BELOW_1, traced=True),
+        Option('share of the mean where gradients are taken', 0.01, BELOW_1, traced=True),
     ] = 0.9,
     schedule_free_power: Annotated[
-        float, Option('of the step, in the weight that it has', 0, 100, traced=True)
+        float, Option('power of the step in its weight in the mean', 0, 6, traced=True)
     ] = 0.0,
     schedule_free_lr_power: Annotated[
-        float, Option('of the learning rate so far, in the weight of a step', 0, 100, traced=True)
+        float, Option('power of the learning rate in that weight', 0, 6, traced=True)
     ] = 2.0,
 ) -> Average:
     """Schedule-Free: gradients at y = (1 - b) z + b x, steps of z, evaluation at their mean x.
@@ -93,12 +93,12 @@ def schedule_free(
         z <- z + u        x <- (1 - c) x + c z        c = weight_t / sum of weights up to t
         weight_t = t^r * (largest learning rate up to t)^p
 
-    u is the step of the optimizer, with weight decay of y. b = 0.9, p = 2 and r = 0 are
-    schedule_free_beta, _lr_power and _power. Params are y, and z is kept: x = y + (1 - 1/b) (z - y).
-    Learning rates count in c as shares of their peak, which divides out. It takes the place of
-    momentum: the authors' AdamW is optim.b1=0, their SGD optim.momentum=0, and the schedule a
-    warm-up, then constant. A map of what is stored after updates would part y from x and z, and is
-    refused. Source: arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, 1.4.
+    u is the step of the optimizer, with weight decay of y; b, p and r are schedule_free_beta,
+    _lr_power and _power. Params are y, and z is kept: x = y + (1 - 1/b) (z - y). Learning rates
+    count in c as shares of their peak, which divides out. It takes the place of momentum: the
+    authors' AdamW is optim.b1=0, their SGD optim.momentum=0, and the schedule a warm-up, then
+    constant. A map of what is stored after updates would part y from x and z, and is refused.
+    Source: arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, version 1.4.1.
     """
 
     def init(params):

@@ -16,7 +16,7 @@ from lm.record.workdir import read_json
 from lm.run.experiment import Experiment
 from lm.run.start import initial_state
 from lm.run.table import optimizer_state_bytes
-from lm.shardings import state_shardings, state_shapes
+from lm.shardings import state_shapes, state_shardings
 from lm.state import hyper_from
 from modules.params import named_leaves
 from tests import helpers

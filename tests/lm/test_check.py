@@ -333,6 +333,19 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             r'Give it to .*optim.name=muon',
         ),
         ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
+        (
+            {'optim.average': 'schedule_free', 'model.reparam': 'normalize_and_project'},
+            r'average=schedule_free steers .* model.reparam=normalize_and_project maps them .*'
+            r'Choose optim.average=ema',
+        ),
+        (
+            {'optim.average': 'schedule_free', 'optim.schedule_free_beta': 1.0},
+            'optim.schedule_free_beta must be between 0.01 and .*got 1.0',
+        ),
+        (
+            {'optim.average': 'ema', 'optim.average_decay': 1.0},
+            'optim.average_decay must be between 0 and .*got 1.0',
+        ),
     ],
 )
 def test_fields_that_do_not_fit_each_other(changes, said):

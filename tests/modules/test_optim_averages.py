@@ -45,9 +45,7 @@ def points(average, make, shape, decay, warmup, lr=0.05):
         grad, t = given
         direction, state = tx.update({'w': grad}, state, params)
         fraction = constant(t, problem.STEPS, warmup_steps=warmup)
-        updates = jax.tree.map(
-            lambda d, w: -lr * fraction * (d + decay * w), direction, params
-        )
+        updates = jax.tree.map(lambda d, w: -lr * fraction * (d + decay * w), direction, params)
         updates, kept = average.steer(updates, params, kept, fraction)
         params = jax.tree.map(jnp.add, params, updates)
         kept = average.follow(params, kept)
