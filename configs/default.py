@@ -149,7 +149,8 @@ def get_config() -> ConfigDict:
     config.optim.adafactor_decay = placeholder(float)
     config.optim.adafactor_eps = placeholder(float)
     config.optim.adafactor_min_size = placeholder(int)
-    config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
+    config.optim.adamp_decay_ratio = placeholder(float)  # of adamp, sgdp
+    config.optim.adamp_delta = placeholder(float)
     config.optim.apollo_factors = placeholder(str)  # one a channel, or one a tensor
     config.optim.apollo_scale = placeholder(float)
     config.optim.aro_map = placeholder(str)

@@ -19,6 +19,7 @@ from lm.state import (
     peaks_of,
     schedule_fraction,
 )
+from modules.optim import with_share
 from modules.params import ParamSpec, root_mean_square
 from modules.scaling import Decay
 
@@ -71,22 +72,24 @@ def _updates(
     steps, peaks = hyper['train.steps'], peaks_of(hyper)
     options = numbers(config, rule, hyper)
 
-    def update(direction, weight, spec, scaling, growth, trained):
+    def update(spec, direction, weight, scaling, growth, trained):
         if not trained:
             return jnp.zeros_like(weight)
+        direction, share = with_share(direction)
         direction = of_rms(spec, direction, hyper)
         own_peak = peaks[optimizer_of(spec)]
         change = -own_peak * fraction * scaling.lr_factor * direction
         if scaling.decay_factor:
             decay = Decay(hyper['optim.weight_decay'], own_peak, fraction, steps, growth)
-            change = change - rule.row(decay, **options) * scaling.decay_factor * weight
+            taken = rule.row(decay, **options) * scaling.decay_factor
+            change = change - taken * share * weight
         return change
 
     return jax.tree.map(
         update,
+        described.specs,
         direction,
         state.params,
-        described.specs,
         described.scalings,
         described.growths,
         described.trainable,

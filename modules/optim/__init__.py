@@ -1,7 +1,8 @@
 """Optimizers, schedules and averages of the weights.
 
 An optimizer is an optax GradientTransformation that turns gradients into a direction; the step then
-multiplies it by the learning rate and takes off weight decay, each as the parametrisation says.
+multiplies it by the learning rate and takes off weight decay, each as the parametrisation says. One
+that has a part in its weight decay gives a Direction in place of an array (`modules.optim.base`).
 A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
 one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
 `grad`, the gradient before clipping; and `value_fn(params)`, the loss of the batch, to be
@@ -20,7 +21,7 @@ from modules.optim.apollo import apollo
 from modules.optim.aro import aro
 from modules.optim.auon import auon, hybrid_auon
 from modules.optim.averages import AVERAGES, Average
-from modules.optim.base import by_role, state_specs, unboxed
+from modules.optim.base import Direction, by_role, state_specs, unboxed, with_share
 from modules.optim.conda import conda
 from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
@@ -46,9 +47,11 @@ __all__ = [
     'OPTIMIZERS',
     'SCHEDULES',
     'Average',
+    'Direction',
     'by_role',
     'state_specs',
     'unboxed',
+    'with_share',
 ]
 
 OPTIMIZERS = {
