@@ -68,9 +68,9 @@ def per_parameter(
     """An optimizer of each parameter on its own.
 
     `init(spec, weight)` gives what is kept of it; `update(spec, grad, kept, weight, count)` the
-    direction (or a Direction) and what is kept next, `count` being that of this update, from 1. What is not shaped
-    like the parameter is in a box at first, Described(value, ParamSpec(role, axes)), and without it
-    in updates.
+    direction (or a Direction) and what is kept next, `count` being that of this update, from 1.
+    What is not shaped like the parameter is in a box at first, Described(value, ParamSpec(role,
+    axes)), and without it in updates.
     """
     leaves, tree = jax.tree.flatten(specs)
 

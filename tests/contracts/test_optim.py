@@ -55,9 +55,7 @@ def loss(params):
 def numbers(name: str) -> dict[str, jax.Array]:
     """The published numbers of an optimizer that programs take as data."""
     declared = options(OPTIMIZERS[name])
-    return {
-        n: jnp.float32(USUAL.get(n, d.default)) for n, d in declared.items() if d.option.traced
-    }
+    return {n: jnp.float32(USUAL.get(n, d.default)) for n, d in declared.items() if d.option.traced}
 
 
 def optimizer(name: str, given=None, specs=SPECS):

@@ -26,7 +26,8 @@ from train import DONE, train, train_sweep
 
 FREE = {'optim.average': 'schedule_free', 'optim.b1': 0.0}
 EMA = {'optim.average': 'ema', 'optim.average_decay': 0.5}
-DECAYS = (0.5, 0.9)
+AVERAGED = {'ema': EMA, 'schedule_free': FREE}
+BETAS = (0.9, 0.5)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -44,19 +45,25 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def free(tree, tmp_path_factory):
-    """The workdir of a run with schedule_free. Not to be written to."""
-    workdir = tmp_path_factory.mktemp('free') / 'run'
-    assert train(changed(tree, FREE), workdir) == DONE
-    return workdir
+def runs(tree, tmp_path_factory):
+    """{average: the workdir of a run}. Not to be written to."""
+    folder = tmp_path_factory.mktemp('runs')
+    for name, changes in AVERAGED.items():
+        assert train(changed(tree, changes), folder / name) == DONE
+    return {name: folder / name for name in AVERAGED}
+
+
+@pytest.fixture
+def free(runs):
+    return runs['schedule_free']
 
 
 @pytest.fixture(scope='module')
 def swept(tree, tmp_path_factory):
-    """The folders of two runs of one program, by the decay of their ema."""
+    """The folders of two runs of one program, with the BETAS of Schedule-Free."""
     workdir = tmp_path_factory.mktemp('swept') / 'sweep'
-    tree = {**tree, 'optim': {**tree['optim'], 'average': 'ema'}}
-    assert train_sweep(tree, {'optim.average_decay': DECAYS}, workdir) == DONE
+    tree = {**tree, 'optim': {**tree['optim'], 'average': 'schedule_free', 'b1': 0.0}}
+    assert train_sweep(tree, {'optim.schedule_free_beta': BETAS}, workdir) == DONE
     return list(cell_folders(workdir).values())
 
 
@@ -89,34 +96,36 @@ def evaluated(learner, hyper, state):
     return learner.evaluated(state.weights, state.average, hyper).params
 
 
-def test_what_a_run_records_is_what_is_read_back(free, swept):
-    """Of an average that needs a number to be made, and of one that does not. Catches an evaluation
-    of the weights that are trained, in the run or of its checkpoint.
-    """
-    for workdir in (free, *swept):
+def test_what_a_run_records_is_what_is_read_back(runs, swept):
+    """Catches an evaluation of the weights that are trained, in the run or of its checkpoint."""
+    for workdir in (*runs.values(), *swept):
         recorded = losses(workdir, 'validation_ce')[-1]
         np.testing.assert_allclose(perplexity(load(workdir))['validation_ce'], recorded, rtol=1e-6)
         assert read_json(workdir / 'summary.json')['best_validation_ce'] <= recorded
 
 
-def test_a_sweep_over_its_decay_is_each_run_alone(tree, swept, tmp_path):
-    """One program: the same training, other evaluations. Catches a number left at its default."""
-    one, other = (losses(folder, 'loss') for folder in swept)
-    assert one == other
-    assert losses(swept[0], 'validation_ce') != losses(swept[1], 'validation_ce')
-    assert train(changed(tree, EMA), tmp_path / 'alone') == DONE
-    assert losses(tmp_path / 'alone', 'validation_ce') == losses(swept[0], 'validation_ce')
-    assert_same(load(tmp_path / 'alone').weights, load(swept[0]).weights)
+def test_a_sweep_over_its_numbers_is_each_run_alone(tree, free, swept, tmp_path):
+    """To the bit; the second's are not those of the program. Catches a number that is not the
+    run's own, in the step or in evaluation.
+    """
+    alone = tmp_path / 'alone'
+    assert train(changed(tree, FREE | {'optim.schedule_free_beta': BETAS[1]}), alone) == DONE
+    for found, wanted in zip(swept, (free, alone), strict=True):
+        for name in ('loss', 'validation_ce'):
+            assert losses(found, name) == losses(wanted, name)
+        assert_same(load(found).weights, load(wanted).weights)
+    assert losses(free, 'validation_ce') != losses(alone, 'validation_ce')
 
 
-def test_resumed_is_uninterrupted(tree, free, tmp_path):
+@pytest.mark.parametrize('name', AVERAGED)
+def test_resumed_is_uninterrupted(tree, runs, name, tmp_path):
     """To the bit, where gradients are taken and where it is evaluated."""
-    cut = tmp_path / 'cut'
-    assert train(changed(tree, FREE | {'train.steps': 4}), cut) == DONE
-    assert train(changed(tree, FREE), cut, continue_changed=True) == DONE
-    for name in ('loss', 'validation_ce'):
-        assert losses(cut, name) == losses(free, name)
-    assert_same(load(cut).weights, load(free).weights)
+    cut, changes = tmp_path / 'cut', AVERAGED[name]
+    assert train(changed(tree, changes | {'train.steps': 4}), cut) == DONE
+    assert train(changed(tree, changes), cut, continue_changed=True) == DONE
+    for recorded in ('loss', 'validation_ce'):
+        assert losses(cut, recorded) == losses(runs[name], recorded)
+    assert_same(load(cut).weights, load(runs[name]).weights)
 
 
 @pytest.mark.parametrize('name', ['none', 'ema'])
@@ -143,7 +152,7 @@ def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
     assert_same(load(tmp_path / 'out').weights, source.weights)
 
 
-@pytest.mark.parametrize('changes', [EMA, FREE], ids=['ema', 'schedule_free'])
+@pytest.mark.parametrize('changes', AVERAGED.values(), ids=AVERAGED)
 class TestEachAverage:
     def test_eight_devices_are_one(self, changes):
         learner, hyper, _, wanted = two_steps(changes)
