@@ -106,7 +106,10 @@ def get_config() -> ConfigDict:
     config.loss.chunk = placeholder(int)  # tokens whose logits are made at a time; 0: all
     config.loss.z_loss = placeholder(float)
     config.loss.label_smoothing = placeholder(float)
-    config.loss.tau = placeholder(float)
+    config.loss.tau = placeholder(float)  # of comp_sum, adversarial_comp_sum
+    config.loss.comp_sum_rho = placeholder(float)
+    config.loss.adversarial_weight = placeholder(float)
+    config.loss.adversarial_steps = placeholder(int)
     config.loss.gamma = placeholder(float)
     config.loss.dice_alpha = placeholder(float)
     config.loss.dice_smooth = placeholder(float)

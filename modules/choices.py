@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 USUAL_NAMES = {
     'adam': 'adamw',
     'adaptivelyrotatedoptimization': 'aro',
+    'advcompsum': 'adversarial_comp_sum',
     'albert': 'shared',
     'apollomini': 'apollo',
     'attentionwithlinearbiases': 'alibi',
@@ -56,6 +57,7 @@ USUAL_NAMES = {
     'sgdr': 'cyclic',
     'sigmareparam': 'sigma',
     'sn': 'spectral_norm',
+    'smoothadversarialcompsum': 'adversarial_comp_sum',
     'sophiag': 'sophia',
     'sophiah': 'sophia',
     'spectralclip': 'spectral_cap',

@@ -326,6 +326,10 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             {'loss.name': 'spherical_z', 'model.logit_softcap': 30.0},
             r'loss.name=spherical_z .* needs model.logit_softcap=0, got 30.0',
         ),
+        (
+            {'loss.name': 'adversarial_comp_sum', 'model.logit_softcap': 30.0},
+            r'loss.name=adversarial_comp_sum .* needs model.logit_softcap=0, got 30.0',
+        ),
         ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
         (
             {'optim.others': 'muon'},
