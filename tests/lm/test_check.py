@@ -89,7 +89,7 @@ def test_every_choice_is_looked_up():
 
 def test_a_name_of_another_field_is_answered_with_that_field():
     """As Schedule-Free, which others have among optimizers."""
-    with pytest.raises(ValueError, match="'schedule_free' is one of optim.average"):
+    with pytest.raises(ValueError, match=r"'schedule_free' is one of optim.average"):
         tiny_config({'optim.name': 'schedule_free'})
     with pytest.raises(ValueError, match=r"'layernorm' is one of model.norm\.$"):
         tiny_config({'model.placement': 'layernorm'})
