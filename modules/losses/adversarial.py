@@ -43,7 +43,8 @@ def adversarial_comp_sum(
     label's is from it. Gradient ascent from u, projected to the ball, is power iteration here;
     sigma is approached from below, with `adversarial_steps` of them (D^2 operations each and token,
     where the logits take D V). `adversarial` is sigma. Logits must not be softcapped
-    (`linear_readout`). Source, but for the numbers: arXiv:2304.07288, section 5.
+    (`linear_readout`). The numbers are ours. Source: arXiv:2304.07288, whose formula for the second
+    term we could not see.
     """
     logits_MV = at_least_float32(readout(x).reshape(-1, readout.weight_DV.shape[-1]))
     labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
