@@ -81,15 +81,11 @@ def assert_same(actual, wanted):
 def two_steps(changes):
     """(learner, hyper, the state at the start, after two steps)."""
     config = checked_config({'model.n_layers': 1} | changes)
-    start, hyper = initial_state_of(config), hyper_from(config)
-    state = start
+    states, hyper = [helpers.initial_state(config)], hyper_from(config)
     for seed in (0, 1):
-        state, _ = train_step(config)(state, packed_batch(seed), hyper)
-    return tiny_learner(config), hyper, start, jax.device_get(state)
-
-
-def initial_state_of(config):
-    return helpers.initial_state(config)
+        state, _ = train_step(config)(states[-1], packed_batch(seed), hyper)
+        states.append(jax.device_get(state))
+    return tiny_learner(config), hyper, states[0], states[-1]
 
 
 def evaluated(learner, hyper, state):
@@ -184,6 +180,16 @@ class TestEachAverage:
             before = named_leaves(start.params)
             for path, leaf in named_leaves(params).items():
                 assert np.array_equal(leaf, before[path]) != trained[path], path
+
+
+def test_a_step_averages_the_weights_that_it_makes():
+    """Two steps of an ema, by hand. Catches an average of the weights before the step."""
+    config = checked_config({'model.n_layers': 1} | EMA)
+    learner, hyper, start, second = two_steps(EMA)
+    first, _ = train_step(config)(start, packed_batch(0), hyper)
+    wanted = jax.tree.map(lambda a, b: (0.5 * a + b) / 1.5, first.params, second.params)
+    found = evaluated(learner, hyper, second)
+    helpers.assert_trees_close(found, wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_a_projection_holds_for_the_average():
