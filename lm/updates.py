@@ -12,12 +12,14 @@ from lm.state import (
     Hyper,
     Learner,
     State,
+    average_of,
     numbers,
     optimizer,
     optimizer_of,
     peaks_of,
     schedule_fraction,
 )
+from modules.optim import with_share
 from modules.params import ParamSpec, root_mean_square
 from modules.scaling import Decay
 
@@ -50,45 +52,48 @@ def optimizer_step(
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
-    lr, updates = _updates(learner, direction, state, hyper)
+    fraction = schedule_fraction(config, state.step, hyper)
+    updates = _updates(learner, direction, state, hyper, fraction)
+    average = average_of(config, hyper)
+    updates, kept = average.steer(updates, state.params, state.average, fraction)
     params = optax.apply_updates(state.params, updates)
-    mapped, reparam = described.reparam.after_update(params, state.reparam)
-    params = jax.tree.map(
-        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
-    )
-    new = State(state.step + 1, params, reparam, state.stats, opt_state)
-    return OptimizerStep(new, updates, lr)
+    params, reparam = described.after_update(params, state.reparam)
+    kept = average.follow(params, kept)
+    new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
+    return OptimizerStep(new, updates, peaks_of(hyper)['optim.name'] * fraction)
 
 
-def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
-    """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
+def _updates(
+    learner: Learner, direction: Any, state: State, hyper: Hyper, fraction: jax.Array
+) -> Any:
+    """The step of each weight: the direction and the decay, scaled; fraction: of the peak."""
     config, described = learner.config, learner.described
     rule = part_at(config, 'optim.decay_rule')
     steps, peaks = hyper['train.steps'], peaks_of(hyper)
-    fraction = schedule_fraction(config, state.step, hyper)
     options = numbers(config, rule, hyper)
 
-    def update(direction, weight, spec, scaling, growth, trained):
+    def update(spec, direction, weight, scaling, growth, trained):
         if not trained:
             return jnp.zeros_like(weight)
+        direction, share = with_share(direction)
         direction = of_rms(spec, direction, hyper)
         own_peak = peaks[optimizer_of(spec)]
         change = -own_peak * fraction * scaling.lr_factor * direction
         if scaling.decay_factor:
             decay = Decay(hyper['optim.weight_decay'], own_peak, fraction, steps, growth)
-            change = change - rule.row(decay, **options) * scaling.decay_factor * weight
+            taken = rule.row(decay, **options) * scaling.decay_factor
+            change = change - taken * share * weight
         return change
 
-    updates = jax.tree.map(
+    return jax.tree.map(
         update,
+        described.specs,
         direction,
         state.params,
-        described.specs,
         described.scalings,
         described.growths,
         described.trainable,
     )
-    return peaks['optim.name'] * fraction, updates
 
 
 def shrunk(specs: Any, grads: Any, hyper: Hyper) -> Any:
