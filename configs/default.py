@@ -106,7 +106,10 @@ def get_config() -> ConfigDict:
     config.loss.chunk = placeholder(int)  # tokens whose logits are made at a time; 0: all
     config.loss.z_loss = placeholder(float)
     config.loss.label_smoothing = placeholder(float)
-    config.loss.tau = placeholder(float)
+    config.loss.tau = placeholder(float)  # of comp_sum, adversarial_comp_sum
+    config.loss.comp_sum_rho = placeholder(float)
+    config.loss.adversarial_weight = placeholder(float)
+    config.loss.adversarial_steps = placeholder(int)
     config.loss.gamma = placeholder(float)
     config.loss.dice_alpha = placeholder(float)
     config.loss.dice_smooth = placeholder(float)
@@ -131,6 +134,11 @@ def get_config() -> ConfigDict:
     config.optim.weight_decay = 0.1
     config.optim.decay_rule = 'decoupled'
     config.optim.clip_norm = 1.0  # float('inf') turns clipping off
+    config.optim.average = 'none'  # of the weights, for evaluation: or ema, schedule_free
+    config.optim.average_decay = placeholder(float)  # of ema
+    config.optim.schedule_free_beta = placeholder(float)
+    config.optim.schedule_free_power = placeholder(float)
+    config.optim.schedule_free_lr_power = placeholder(float)
     # Of schedules, then of optimizers.
     config.optim.warmup_steps = 100
     config.optim.decay_timescale = placeholder(float)  # of decay_rule=timescale, in runs
@@ -145,7 +153,8 @@ def get_config() -> ConfigDict:
     config.optim.adafactor_decay = placeholder(float)
     config.optim.adafactor_eps = placeholder(float)
     config.optim.adafactor_min_size = placeholder(int)
-    config.optim.adamp_delta = placeholder(float)  # of adamp, sgdp
+    config.optim.adamp_decay_ratio = placeholder(float)  # of adamp, sgdp
+    config.optim.adamp_delta = placeholder(float)
     config.optim.apollo_factors = placeholder(str)  # one a channel, or one a tensor
     config.optim.apollo_scale = placeholder(float)
     config.optim.aro_map = placeholder(str)

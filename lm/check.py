@@ -47,6 +47,7 @@ def check(config: Config) -> None:
     _check_parametrization(config)
     _check_roles(config)
     _check_optimizers(config)
+    _check_average(config)
     _check_loss(config)
     _check_schedule(config)
     _check_batch(config)
@@ -332,6 +333,18 @@ def _check_optimizers(config: Config) -> None:
             f'only {", ".join(others.row.roles)}. Give it to the hidden matrices, '
             f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
         )
+
+
+def _check_average(config: Config) -> None:
+    """ValueError where weights would be mapped away from the points that an average is made of."""
+    average = part_at(config, 'optim.average')
+    for part in parts_of(config):
+        if getattr(average.row, 'moves_weights', False) and hasattr(part.row, 'maps_after_update'):
+            raise ValueError(
+                f'optim.average={average.name} steers the weights between two points that it keeps '
+                f'and {part.path}={part.name} maps them after each update: they would part. Choose '
+                'optim.average=ema, which is mapped where it is used, or another reparametrisation.'
+            )
 
 
 def _check_loss(config: Config) -> None:

@@ -31,7 +31,7 @@ from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
 from modules.norms import NORMS
 from modules.numerics import REMAT_POLICIES
-from modules.optim import OPTIMIZERS, SCHEDULES
+from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
 from modules.options import Option, options, section, typed, types_of
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
@@ -132,6 +132,7 @@ class OptimConfig:
     weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]
     decay_rule: Annotated[str, Choice(DECAY_RULES, 'optim')]
     clip_norm: Annotated[float, Option(least=0, traced=True)]
+    average: Annotated[str, Choice(AVERAGES, 'optim')] = 'none'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +218,7 @@ AttentionConfig = section(AttentionConfig, ATTENTIONS, POSITIONS)
 MLPConfig = section(MLPConfig, MLPS, ACTIVATIONS)
 ReparamConfig = section(ReparamConfig, REPARAMS)
 LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
-OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES)
+OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
 ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
 
 
@@ -296,7 +297,7 @@ def parts_of(config: Config) -> list[Part]:
     """
     flat, found = flatten(config), []
     for path, choice in CHOICES.items():
-        for name, row, inline in choice.parts(path, flat[path]):
+        for name, row, inline in rows_at(path, flat[path]):
             if row is None:
                 continue
             found.append(Part(path, name, row, choice.section, inline))
@@ -305,9 +306,20 @@ def parts_of(config: Config) -> list[Part]:
     return found
 
 
+def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    """`Choice.parts` of what a field names; a ValueError says which other field has such a row."""
+    try:
+        return CHOICES[path].parts(path, value)
+    except ValueError as error:
+        tables = {id(choice.table): field for field, choice in reversed(CHOICES.items())}
+        fields = [field for field in tables.values() if value in CHOICES[field].table]
+        elsewhere = f' {value!r} is one of {" and of ".join(fields)}.' if fields else ''
+        raise ValueError(f'{error}{elsewhere}') from None
+
+
 def part_at(config: Config, path: str) -> Part:
     """The one row that the field `path` names."""
-    ((name, row, inline),) = CHOICES[path].parts(path, flatten(config)[path])
+    ((name, row, inline),) = rows_at(path, flatten(config)[path])
     return Part(path, name, row, CHOICES[path].section, inline)
 
 

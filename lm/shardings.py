@@ -31,7 +31,7 @@ def state_shapes(learner: Learner) -> State:
 
 
 def state_shardings(learner: Learner, mesh: Mesh) -> State:
-    """Parameters and the optimizer's state by their specs; all else everywhere."""
+    """Parameters, their average and the optimizer's state by their specs; all else everywhere."""
     described, shapes = learner.described, state_shapes(learner)
 
     def by_spec(specs):
@@ -40,7 +40,8 @@ def state_shardings(learner: Learner, mesh: Mesh) -> State:
     everywhere = replicated(mesh)
     reparam, stats = jax.tree.map(lambda _: everywhere, (shapes.reparam, shapes.stats))
     opt_state = by_spec(optimizer_specs(learner))
-    return State(everywhere, by_spec(described.specs), reparam, stats, opt_state)
+    average = by_spec(state_specs(shapes.average, described.shapes, described.specs))
+    return State(everywhere, by_spec(described.specs), reparam, stats, opt_state, average)
 
 
 def optimizer_specs(learner: Learner) -> Any:

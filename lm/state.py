@@ -13,7 +13,7 @@ from flax import struct
 from lm.base_model import base_of, depth_growth, width_growth
 from lm.config import FIELDS, Config, Part, flatten, given, part_at, parts_of, readers_of
 from lm.model import Transformer, build_model
-from modules.optim import by_role, unboxed
+from modules.optim import Average, by_role, unboxed
 from modules.options import options
 from modules.params import NORM, ParamSpec, named_leaves, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
@@ -33,13 +33,16 @@ class Weights(struct.PyTreeNode):
 
 
 class State(struct.PyTreeNode):
-    """step: updates done; the rest as in Weights."""
+    """step: updates done; average: what is kept of earlier weights (`modules.optim.averages`); the
+    rest as in Weights. Gradients are taken at `weights`; what evaluation uses, `evaluated` says.
+    """
 
     step: jax.Array
     params: Any
     reparam: Any
     stats: Any
     opt_state: Any
+    average: Any = struct.field(default_factory=dict)
 
     @property
     def weights(self) -> Weights:
@@ -118,6 +121,12 @@ def optimizer(
     return optax.with_extra_args_support(optax.chain(*stages, chosen))
 
 
+def average_of(config: Config, hyper: Hyper) -> Average:
+    """What is averaged of the stored weights, with its numbers."""
+    part = part_at(config, 'optim.average')
+    return part.row(**numbers(config, part, hyper))
+
+
 # What train.trainable can be: which parameters training changes.
 TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
 
@@ -143,6 +152,14 @@ class Description:
         """What `model.apply` takes, in evaluation."""
         used, _ = self.reparam.apply(weights.params, weights.reparam, False)
         return {'params': used, **weights.stats}
+
+    def after_update(self, params: Any, reparam: Any) -> tuple[Any, Any]:
+        """The map of the reparametrisation after an update, but for what is not trained."""
+        mapped, reparam = self.reparam.after_update(params, reparam)
+        params = jax.tree.map(
+            lambda new, old, trained: new if trained else old, mapped, params, self.trainable
+        )
+        return params, reparam
 
 
 def describe_params(config: Config, model: Transformer) -> Description:
@@ -263,6 +280,21 @@ class Learner:
         """What `model.apply` takes, in evaluation."""
         return self.described.variables(weights)
 
+    def evaluated(self, weights: Weights, average: Any, hyper: Hyper) -> Weights:
+        """The weights that stand for a model that has trained to `weights`: those of its average
+        (optim.average), where there is one.
+
+        All that evaluates goes through here: validation, and whatever reads a checkpoint
+        (`lm.record.load`), so also the best one, generation, folding and train.init_from. The
+        diagnostics of training, its loss among them, are of `weights`, where its gradients are
+        taken. What layers and reparametrisations carry is that of `weights` too: statistics of
+        activations are those seen on the way, not those that the average would see.
+        """
+        if not average:
+            return weights
+        params = average_of(self.config, hyper).averaged(weights.params, average)
+        return weights.replace(params=self.described.after_update(params, weights.reparam)[0])
+
 
 def build_learner(config: Config, vocab_size: int, bos_id: int, platform: str) -> Learner:
     """For devices of `platform`. `lm.check` has checked the config's names."""
@@ -290,4 +322,5 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
     opt_state = unboxed(optimizer(learner.config, described, hyper).init(params))
-    return State(jnp.int32(0), params, reparam, stats, opt_state)
+    average = average_of(learner.config, hyper).init(params)
+    return State(jnp.int32(0), params, reparam, stats, opt_state, average)

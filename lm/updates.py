@@ -12,12 +12,14 @@ from lm.state import (
     Hyper,
     Learner,
     State,
+    average_of,
     numbers,
     optimizer,
     optimizer_of,
     peaks_of,
     schedule_fraction,
 )
+from modules.optim import with_share
 from modules.params import ParamSpec, root_mean_square
 from modules.scaling import Decay
 from modules.scaling.decay import in_gradient
@@ -48,46 +50,47 @@ def optimizer_step(
     """
     config, described = learner.config, learner.described
     grads = shrunk(described.specs, grads, hyper)
+    fraction = schedule_fraction(config, state.step, hyper)
     if in_gradient(part_at(config, 'optim.decay_rule').row):
-        fraction = schedule_fraction(config, state.step, hyper)
         shares = decay_shares(learner, hyper, fraction)
         grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
     direction, opt_state = optimizer(config, described, hyper).update(
         grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
-    lr, updates = _updates(learner, direction, state, hyper)
+    updates = _updates(learner, direction, state, hyper, fraction)
+    average = average_of(config, hyper)
+    updates, kept = average.steer(updates, state.params, state.average, fraction)
     params = optax.apply_updates(state.params, updates)
-    mapped, reparam = described.reparam.after_update(params, state.reparam)
-    params = jax.tree.map(
-        lambda new, old, trained: new if trained else old, mapped, params, described.trainable
-    )
-    new = State(state.step + 1, params, reparam, state.stats, opt_state)
-    return OptimizerStep(new, updates, lr)
+    params, reparam = described.after_update(params, state.reparam)
+    kept = average.follow(params, kept)
+    new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
+    return OptimizerStep(new, updates, peaks_of(hyper)['optim.name'] * fraction)
 
 
-def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper) -> tuple[jax.Array, Any]:
-    """(learning rate now, what is added to each weight): the direction and the decay, scaled."""
-    config, described, peaks = learner.config, learner.described, peaks_of(hyper)
-    decoupled = not in_gradient(part_at(config, 'optim.decay_rule').row)
-    fraction = schedule_fraction(config, state.step, hyper)
+def _updates(
+    learner: Learner, direction: Any, state: State, hyper: Hyper, fraction: jax.Array
+) -> Any:
+    """The step of each weight: the direction and the decay, scaled; fraction: of the peak."""
+    described, peaks = learner.described, peaks_of(hyper)
+    taken_off = not in_gradient(part_at(learner.config, 'optim.decay_rule').row)
 
-    def update(direction, weight, spec, scaling, share, trained):
+    def update(spec, direction, weight, scaling, decay, trained):
         if not trained:
             return jnp.zeros_like(weight)
+        direction, share = with_share(direction)
         direction = of_rms(spec, direction, hyper)
         change = -peaks[optimizer_of(spec)] * fraction * scaling.lr_factor * direction
-        return change - share * weight if decoupled and scaling.decay_factor else change
+        return change - decay * share * weight if taken_off and scaling.decay_factor else change
 
-    updates = jax.tree.map(
+    return jax.tree.map(
         update,
+        described.specs,
         direction,
         state.params,
-        described.specs,
         described.scalings,
         decay_shares(learner, hyper, fraction),
         described.trainable,
     )
-    return peaks['optim.name'] * fraction, updates
 
 
 def decay_shares(learner: Learner, hyper: Mapping[str, Any], fraction: Any) -> Any:

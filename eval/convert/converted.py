@@ -17,7 +17,16 @@ from lm.record.checkpoint import check_tree, state_record
 from lm.record.host import versions
 from lm.record.series import Checkpoints
 from lm.record.workdir import write_config
-from lm.state import Learner, State, Weights, build_learner, hyper_from, init_state, optimizer
+from lm.state import (
+    Learner,
+    State,
+    Weights,
+    average_of,
+    build_learner,
+    hyper_from,
+    init_state,
+    optimizer,
+)
 
 TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
 ROWS = 2  # sequences of random tokens that logits are compared on
@@ -93,7 +102,7 @@ def folded(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> F
     stored = cast(after, np.float32)
     weights = Weights(stored.pop('params'), (), stored)
     fresh = jax.eval_shape(lambda: fresh_state(config, checkpoint.meta['vocab_size']))
-    check_tree(state_record(weights), state_record(fresh), checkpoint.path)
+    check_tree(state_record(weights), state_record(fresh.weights), checkpoint.path)
     return Folded(config, weights, compare(checkpoint, config, before, after))
 
 
@@ -131,17 +140,18 @@ def fresh_state(config: Config, vocab: int) -> State:
 def write(
     out: Path, config: Config, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
 ) -> None:
-    """A workdir with one checkpoint, whose optimizer is new. `meta` is that of another checkpoint,
-    or its like (`lm.run.journal`).
+    """A workdir with one checkpoint, whose optimizer and average of the weights are new. `meta` is
+    that of another checkpoint, or its like (`lm.run.journal`).
 
     ValueError where `out` holds something.
     """
     if out.exists() and any(out.iterdir()):
         raise ValueError(f'--out={out} is not empty; give a new folder')
     weights = jax.tree.map(jnp.asarray, weights)
-    described = learner_on_cpu(config, meta['vocab_size']).described
-    moments = optimizer(config, described, hyper_from(config)).init(weights.params)
-    state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments)
+    described, hyper = learner_on_cpu(config, meta['vocab_size']).described, hyper_from(config)
+    moments = optimizer(config, described, hyper).init(weights.params)
+    average = average_of(config, hyper).init(weights.params)
+    state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
     tokenizer.save(out / 'tokenizer')
     write_config(out, config)
     checkpoints = Checkpoints(out, keep_last=1, keep_best=0)

@@ -1,9 +1,9 @@
 """One checkpoint: self-describing, with digests of all it holds, strict when read.
 
-It holds three items: `weights` (parameters and what their reparametrisation carries), `training`
-(step and optimizer), and `meta`, a JSON record with the config, the tree of parameter shapes, the
-digests of all arrays, and the counters that are not arrays. The run's series of them is
-`lm.record.series`.
+It holds three items: `weights` (parameters, what their reparametrisation carries, and what is kept
+of their average), `training` (step and optimizer), and `meta`, a JSON record with the config, the
+tree of parameter shapes, the digests of all arrays, and the counters that are not arrays. The run's
+series of them is `lm.record.series`.
 """
 
 import contextlib
@@ -89,8 +89,9 @@ def tree_record(tree: Any) -> dict[str, str]:
 
 
 def state_record(state: State | Weights) -> dict[str, str]:
-    """Of all that a model is run with."""
-    return tree_record(state.params) | tree_record({'stats': state.stats})
+    """Of all that a model is run with, and of what is kept of its average."""
+    average = state.average if isinstance(state, State) else {}
+    return tree_record(state.params) | tree_record({'stats': state.stats, 'average': average})
 
 
 def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> None:
@@ -162,13 +163,16 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
     return State(**_complete(items['weights'], shapes), **items['training']), meta
 
 
-def read_weights(folder: Path, step: int, shapes: State) -> Weights:
-    """Those of one checkpoint, without its optimizer, laid out as `shapes`.
+def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
+    """Those of one checkpoint, without its optimizer, laid out as `shapes`; and what is kept of
+    their average.
 
     Raises as `read_state` does.
     """
     items, _ = _read_items(folder, step, shapes)
-    return Weights(**_complete(items['weights'], shapes))
+    found = _complete(items['weights'], shapes)
+    average = found.pop('average')
+    return Weights(**found), average
 
 
 def _read_items(folder: Path, step: int, shapes: State, **more: Any) -> tuple[Any, dict[str, Any]]:
@@ -183,10 +187,13 @@ def _read_items(folder: Path, step: int, shapes: State, **more: Any) -> tuple[An
     return items, meta
 
 
-def _weights(state: State | Weights) -> dict[str, Any]:
-    """As a dict; without `stats` where layers carry nothing, as before there were any."""
+def _weights(state: State) -> dict[str, Any]:
+    """As a dict; without `stats` where layers carry nothing, as before there were any, and without
+    `average` where there is none.
+    """
     weights = {'params': state.params, 'reparam': state.reparam}
-    return weights | ({'stats': state.stats} if state.stats else {})
+    more = {'stats': state.stats, 'average': state.average}
+    return weights | {name: tree for name, tree in more.items() if tree}
 
 
 def _restore_weights(shapes: State) -> ocp.args.CheckpointArgs:
@@ -203,7 +210,7 @@ def _restore_weights(shapes: State) -> ocp.args.CheckpointArgs:
 
 def _complete(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
     """With what `_weights` and `_restore_weights` leave out."""
-    return {'stats': {}, 'reparam': shapes.reparam} | weights
+    return {'stats': {}, 'average': {}, 'reparam': shapes.reparam} | weights
 
 
 def _training(state: State) -> dict[str, Any]:

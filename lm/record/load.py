@@ -30,7 +30,8 @@ to_stderr = functools.partial(print, file=sys.stderr)
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """`weights` as stored; `variables` as the model takes them.
+    """`weights` as stored, but those of their average where the run has one (optim.average), as in
+    its validation; `variables` as the model takes them.
 
     What it computes it computes as in evaluation, each row of tokens [B, T] read as one document,
     in a program compiled once for each shape (`lm.activations`).
@@ -157,11 +158,11 @@ def _load(folder: Path, step: int, say: Callable[[str], None]) -> Checkpoint:
     mesh = make_mesh(dataclasses.replace(config.mesh, data=1))
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
     learner = build_learner(config, meta['vocab_size'], tokenizer.bos_id, platform)
-    weights = read_weights(folder, step, abstract_state(learner, mesh))
+    stored, average = read_weights(folder, step, abstract_state(learner, mesh))
+    hyper = hyper_from(config)
+    weights = learner.evaluated(stored, average, hyper)
     path = folder / str(step)
-    return Checkpoint(
-        path, config, step, meta, learner, mesh, hyper_from(config), weights, tokenizer
-    )
+    return Checkpoint(path, config, step, meta, learner, mesh, hyper, weights, tokenizer)
 
 
 def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -> Config:

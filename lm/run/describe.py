@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from lm import data
 from lm.check import option_of
-from lm.config import Config, parts_of
+from lm.config import Config, part_at, parts_of
 from lm.run.journal import Journal
 from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from modules.options import options
@@ -48,7 +48,12 @@ def notes(journal: Journal) -> list[str]:
 
 def notes_of(config: Config) -> list[str]:
     """What a config allows and yet may not be meant, whatever the text."""
-    return [*_leaks(config), *_never_reached(config), *_never_trained(config)]
+    return [
+        *_leaks(config),
+        *_never_reached(config),
+        *_never_trained(config),
+        *_averaged_twice(config),
+    ]
 
 
 def notes_of_all(configs: Sequence[Config]) -> list[str]:
@@ -94,6 +99,26 @@ def _never_reached(config: Config) -> Iterator[str]:
             text = f'{part.name} needs more than {wanted} {unit} and the run has {length}: {why}'
             found.setdefault(text, f'{part.path}={text}')
     yield from found.values()
+
+
+def _averaged_twice(config: Config) -> Iterator[str]:
+    """Of schedule_free, what it is published without: a decay of the learning rate, momentum."""
+    if config.optim.average != 'schedule_free':
+        return
+    if config.optim.schedule != 'constant':
+        yield (
+            f'optim.average=schedule_free takes the place of a decay: optim.schedule='
+            f'{config.optim.schedule} decays all the same; published with constant'
+        )
+    for path in ('optim.name', 'optim.others'):
+        part = part_at(config, path)
+        momentum = {name: option_of(config, part, name) for name in ('b1', 'momentum')}
+        for name, value in momentum.items():
+            if value:
+                yield (
+                    f'optim.average=schedule_free takes the place of momentum, and {path}='
+                    f'{part.name} has its own, optim.{name}={value}; published with 0'
+                )
 
 
 def _never_trained(config: Config) -> Iterator[str]:

@@ -46,7 +46,9 @@ class Program:
         )
         evaluate = make_eval_step(learner)
         self._evaluate = self._on_one_batch(
-            lambda state, batch, hyper: evaluate(state.weights, batch, hyper)
+            lambda state, batch, hyper: evaluate(
+                learner.evaluated(state.weights, state.average, hyper), batch, hyper
+            )
         )
         self._diagnose = self._on_one_batch(make_diagnose(learner))
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick

@@ -15,7 +15,7 @@ from lm.data.tokenizers import Tokenizer
 from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
-from lm.state import Learner, State, Weights, hyper_from
+from lm.state import Learner, State, Weights, average_of, hyper_from
 from modules.params import named_leaves
 
 HELD = 1e-5  # of its largest element: how far rounding may move a weight that is stored anew
@@ -44,11 +44,12 @@ def check_init_from(config: Config) -> None:
 def initial_state(config: Config, experiment: Experiment) -> State:
     """Step 0, laid out on the mesh.
 
-    With train.init_from, the weights the model uses are those that the checkpoint's model used,
-    stored as the present model.reparam has them: as they are there, with what it carries, where it
-    is the same. What layers carry is taken over where all of it fits and fresh otherwise; the
-    optimizer starts anew. Raises ValueError where there is no checkpoint, a parameter has no
-    counterpart of its shape, model.reparam cannot hold the weights, or the tokenizers differ.
+    With train.init_from, the weights the model uses are those that the checkpoint's model used in
+    evaluation, stored as the present model.reparam has them: as they are there, with what it
+    carries, where it is the same. What layers carry is taken over where all of it fits and fresh
+    otherwise; the optimizer, and an average of the weights, start anew. Raises ValueError where
+    there is no checkpoint, a parameter has no counterpart of its shape, model.reparam cannot hold
+    the weights, or the tokenizers differ.
     """
     source = fitting_source(config, experiment) if config.train.init_from else None
     state = experiment.init(jax.random.key(config.train.seed), hyper_from(config))
@@ -64,7 +65,8 @@ def initial_state(config: Config, experiment: Experiment) -> State:
         (stored, reparam, stats),
         (state.params, state.reparam, state.stats),
     )
-    return state.replace(params=params, reparam=reparam, stats=stats)
+    average = average_of(config, hyper_from(config)).init(params)
+    return state.replace(params=params, reparam=reparam, stats=stats, average=average)
 
 
 def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:

@@ -85,8 +85,10 @@ def parameter_count(learner: Learner) -> int:
 
 
 def optimizer_state_bytes(state_shapes: State) -> int:
-    """What the optimizer keeps beside the parameters, of one run, from the shapes alone."""
-    leaves = jax.tree.leaves(state_shapes.opt_state)
+    """What the optimizer, and the average of the weights, keep beside the parameters, of one run,
+    from the shapes alone.
+    """
+    leaves = jax.tree.leaves((state_shapes.opt_state, state_shapes.average))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 

@@ -6,6 +6,7 @@ compared on; and any other term, which is recorded. `logits_loss` makes one of a
 A row of `AUXILIARIES` weighs what layers sow under its name.
 """
 
+from modules.losses.adversarial import adversarial_comp_sum
 from modules.losses.auxiliary import balance_loss
 from modules.losses.base import logits_loss
 from modules.losses.chunked import by_chunks, tokens_at_a_time
@@ -20,6 +21,7 @@ __all__ = ['AUXILIARIES', 'LOSSES', 'by_chunks', 'logits_loss', 'tokens_at_a_tim
 LOSSES = {
     'cross_entropy': cross_entropy,
     'comp_sum': comp_sum,
+    'adversarial_comp_sum': adversarial_comp_sum,
     'focal': focal,
     'dice': dice,
     'dco': dco,

@@ -1,6 +1,6 @@
 """Losses of single probabilities: the comp-sum family, the focal loss, the dice loss."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +9,19 @@ from modules.losses.base import cross_entropies, logits_loss
 from modules.options import Option
 from modules.statistics import at_least_float32
 
+Tau = Annotated[
+    float,
+    Option(
+        '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more',
+        0,
+        10,
+        traced=True,
+    ),
+]
+
 
 @logits_loss
-def comp_sum(
-    logits_MV: jax.Array,
-    labels_M: jax.Array,
-    *,
-    tau: Annotated[
-        float,
-        Option(
-            '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more',
-            0,
-            10,
-            traced=True,
-        ),
-    ] = 1.0,
-) -> dict[str, jax.Array]:
+def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> dict[str, jax.Array]:
     """objective = (1 - p^(tau - 1)) / (tau - 1), ce where tau = 1; p is the label's probability.
 
     Its gradient is p^(tau - 1) times that of the cross-entropy. tau = 0 is 1 / p - 1 (the sum of
@@ -33,10 +30,15 @@ def comp_sum(
     1 / V. Source: arXiv:2304.07288, equation 2.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
+    return {'objective': of_cross_entropy(ce_M, tau), 'ce': ce_M}
+
+
+def of_cross_entropy(ce_M: jax.Array, tau: Any) -> jax.Array:
+    """(1 - p^(tau - 1)) / (tau - 1) of ce = -log p, exact near tau = 1 too."""
     power_M = (1 - tau) * ce_M  # of e: p^(tau - 1)
     some_M = power_M != 0
     safe_M = jnp.where(some_M, power_M, 1.0)
-    return {'objective': ce_M * jnp.where(some_M, jnp.expm1(safe_M) / safe_M, 1.0), 'ce': ce_M}
+    return ce_M * jnp.where(some_M, jnp.expm1(safe_M) / safe_M, 1.0)
 
 
 @logits_loss

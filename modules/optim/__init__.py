@@ -1,7 +1,8 @@
-"""Optimizers and schedules.
+"""Optimizers, schedules and averages of the weights.
 
 An optimizer is an optax GradientTransformation that turns gradients into a direction; the step then
-multiplies it by the learning rate and takes off weight decay, each as the parametrisation says.
+multiplies it by the learning rate and takes off weight decay, each as the parametrisation says. One
+that has a part in its weight decay gives a Direction in place of an array (`modules.optim.base`).
 A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
 one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
 `grad`, the gradient before clipping; and `value_fn(params)`, the loss of the batch, to be
@@ -10,6 +11,7 @@ blocked does), which for an optimizer of some roles is a function of their param
 state that is not shaped like its parameter is described by a box
 (`modules.optim.base.state_specs`).
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
+A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
 
 from modules.optim.adafactor import adafactor
@@ -18,7 +20,8 @@ from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo
 from modules.optim.aro import aro
 from modules.optim.auon import auon, hybrid_auon
-from modules.optim.base import by_role, state_specs, unboxed
+from modules.optim.averages import AVERAGES, Average
+from modules.optim.base import Direction, by_role, state_specs, unboxed, with_share
 from modules.optim.conda import conda
 from modules.optim.galore import fira, galore
 from modules.optim.lion import lion
@@ -39,7 +42,17 @@ from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 from modules.optim.sophia import sophia
 
-__all__ = ['OPTIMIZERS', 'SCHEDULES', 'by_role', 'state_specs', 'unboxed']
+__all__ = [
+    'AVERAGES',
+    'OPTIMIZERS',
+    'SCHEDULES',
+    'Average',
+    'Direction',
+    'by_role',
+    'state_specs',
+    'unboxed',
+    'with_share',
+]
 
 OPTIMIZERS = {
     'adamw': adamw,

@@ -43,20 +43,34 @@ class PerParameter(NamedTuple):
     of: dict[str, Any]
 
 
+class Direction(NamedTuple):
+    """What an update may give of a parameter in place of an array: its direction, and the share of
+    the weight decay that its weights get, with dimensions of size 1 to be multiplied with them.
+    """
+
+    of: jax.Array
+    decayed: Any
+
+
+def with_share(direction: jax.Array | Direction) -> Direction:
+    """Of an array, all of the weight decay."""
+    return direction if isinstance(direction, Direction) else Direction(direction, 1.0)
+
+
 Kept = dict[str, Any]  # of one parameter, by name: an array like it, or another in a box
 
 
 def per_parameter(
     specs: Any,
     init: Callable[[ParamSpec, jax.Array], Kept],
-    update: Callable[..., tuple[jax.Array, Kept]],
+    update: Callable[..., tuple[jax.Array | Direction, Kept]],
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer of each parameter on its own.
 
     `init(spec, weight)` gives what is kept of it; `update(spec, grad, kept, weight, count)` the
-    direction and what is kept next, `count` being that of this update, from 1. What is not shaped
-    like the parameter is in a box at first, Described(value, ParamSpec(role, axes)), and without it
-    in updates.
+    direction (or a Direction) and what is kept next, `count` being that of this update, from 1.
+    What is not shaped like the parameter is in a box at first, Described(value, ParamSpec(role,
+    axes)), and without it in updates.
     """
     leaves, tree = jax.tree.flatten(specs)
 

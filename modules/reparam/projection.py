@@ -35,3 +35,6 @@ def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -
     return on_matrices(
         roles, specs, init, lambda spec, weight, start: (weight, start), after_update=after_update
     )
+
+
+normalize_and_project.maps_after_update = True

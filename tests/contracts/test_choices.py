@@ -139,6 +139,7 @@ COMPARED = [
     {'train.on_divergence': 'skip_step'},
     TWO_OPTIMIZERS,
     {'loss.chunk': 20},
+    {'optim.average': 'schedule_free'},
 ]
 # Of the loss, relative. Batched products add up in another order than single ones.
 RTOL = {'float32': 1e-6, 'bfloat16': 1e-3}

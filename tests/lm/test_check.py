@@ -87,6 +87,14 @@ def test_every_choice_is_looked_up():
     assert ours - {'train.init_from', 'reparam.roles'} == NAMES.keys()
 
 
+def test_a_name_of_another_field_is_answered_with_that_field():
+    """As Schedule-Free, which others have among optimizers."""
+    with pytest.raises(ValueError, match=r"'schedule_free' is one of optim.average"):
+        tiny_config({'optim.name': 'schedule_free'})
+    with pytest.raises(ValueError, match=r"'layernorm' is one of model.norm\.$"):
+        tiny_config({'model.placement': 'layernorm'})
+
+
 def test_unlike_name_suggests_nothing():
     with pytest.raises(ValueError, match=r'must be one of .*got') as error:
         choose({'rmsnorm': 1}, 'qqq', 'model.norm')
@@ -326,6 +334,10 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             {'loss.name': 'spherical_z', 'model.logit_softcap': 30.0},
             r'loss.name=spherical_z .* needs model.logit_softcap=0, got 30.0',
         ),
+        (
+            {'loss.name': 'adversarial_comp_sum', 'model.logit_softcap': 30.0},
+            r'loss.name=adversarial_comp_sum .* needs model.logit_softcap=0, got 30.0',
+        ),
         ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
         (
             {'optim.others': 'muon'},
@@ -333,6 +345,19 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
             r'Give it to .*optim.name=muon',
         ),
         ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
+        (
+            {'optim.average': 'schedule_free', 'model.reparam': 'normalize_and_project'},
+            r'average=schedule_free steers .* model.reparam=normalize_and_project maps them .*'
+            r'Choose optim.average=ema',
+        ),
+        (
+            {'optim.average': 'schedule_free', 'optim.schedule_free_beta': 1.0},
+            'optim.schedule_free_beta must be between 0.01 and .*got 1.0',
+        ),
+        (
+            {'optim.average': 'ema', 'optim.average_decay': 1.0},
+            'optim.average_decay must be between 0 and .*got 1.0',
+        ),
     ],
 )
 def test_fields_that_do_not_fit_each_other(changes, said):

@@ -298,6 +298,7 @@ READERS = (
             'loss.name',
             'optim.name',
             'optim.schedule',
+            'optim.average',
             'kernels.implementation',
         )
         for name in CHOICES[path].table

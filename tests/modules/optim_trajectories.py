@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modules.optim import unboxed
+from modules.optim import unboxed, with_share
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
 from tests.helpers import FAST
@@ -14,7 +14,9 @@ VECTOR = ParamSpec('vector', ('embed',))
 
 
 def trajectory(make, shape: str, lr: float, decay: float = 0.0, spec=None, dtype=jnp.float32):
-    """{step: weight}: w -= lr * direction + lr * decay * w, with `make(specs)` the optimizer."""
+    """{step: weight}: w -= lr * direction + lr * decay * w, with `make(specs)` the optimizer, which
+    may take off a share of that decay.
+    """
     spec = spec or (VECTOR if shape == 'vector' else MATRIX)
     tx = make({'w': spec})
     grads = jnp.stack(
@@ -25,7 +27,8 @@ def trajectory(make, shape: str, lr: float, decay: float = 0.0, spec=None, dtype
         params, state = carry
         given = {'value': 0.0, 'grad': {'w': grad}, 'value_fn': None}
         direction, state = tx.update({'w': grad}, state, params, **given)
-        params = jax.tree.map(lambda w, d: w - lr * d - lr * decay * w, params, direction)
+        direction, share = with_share(direction['w'])
+        params = {'w': params['w'] - lr * direction - lr * decay * share * params['w']}
         return (params, state), params['w']
 
     start = {'w': jnp.asarray(problem.start(shape), dtype)}

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import state_specs, unboxed
+from modules.optim import state_specs, unboxed, with_share
 from modules.optim.adafactor import adafactor
 from modules.optim.adamp import adamp, sgdp, without_radial
 from modules.optim.adamw import adamw
@@ -34,7 +34,7 @@ def first_step(make, spec, grad, weight):
         return tx.update({'w': grad}, unboxed(tx.init({'w': weight})), {'w': weight})
 
     direction, state = jax.jit(step, compiler_options=FAST)(grad, weight)
-    return direction['w'], state
+    return with_share(direction['w']).of, state
 
 
 PROJECTING = {
@@ -50,18 +50,26 @@ PROJECTING = {
         {'adamp_delta': 1.0, 'momentum': 0.8, 'dampening': 0.3, 'nesterov': True},
     ),
     'sgdp_embedding/tall': (sgdp, {'adamp_delta': 1.5, 'momentum': 0.9}),
+    'adamp_decays/tall': (adamp, {'adamp_delta': 1.0}),
+    'sgdp_decays/wide': (
+        sgdp,
+        {'adamp_delta': 1.0, 'momentum': 0.5, 'adamp_decay_ratio': 0.3},
+    ),
 }
+DECAY = {'adamp_decays/tall': 0.5, 'sgdp_decays/wide': 0.5}
 
 
 @pytest.mark.parametrize('case', PROJECTING)
 def test_projections_are_those_of_the_package(case):
     """Steps that project by unit, as a whole, and not at all. Catches the units of a transposed
-    matrix or of an embedding, a cosine of the momentum, and Nesterov's other bias correction.
+    matrix or of an embedding, a cosine of the momentum, Nesterov's other bias correction, and a
+    decay that is whole where it projects.
     """
     make, given = PROJECTING[case]
     shape = case.split('/')[1]
     spec = EMBEDDING if 'embedding' in case else None
-    found = trajectory(functools.partial(make, **given), shape, lr=0.05, spec=spec)
+    decay = DECAY.get(case, 0.0)
+    found = trajectory(functools.partial(make, **given), shape, lr=0.05, decay=decay, spec=spec)
     assert_follows(found, 'make_adamp', case, shape)
 
 
@@ -98,8 +106,9 @@ def test_the_whole_matrix_where_the_units_do_not_fire():
     grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
     project = jax.jit(functools.partial(without_radial, spec), compiler_options=FAST)
-    found = project(grad + weight, grad, weight, 0.1, 1e-8)
-    np.testing.assert_allclose(found, grad, atol=1e-6)
+    found = project(grad + weight, grad, weight, 0.1, 1e-8, 0.25)
+    np.testing.assert_allclose(found.of, grad, atol=1e-6)
+    np.testing.assert_array_equal(found.decayed, 0.25)
 
 
 SCALED = {

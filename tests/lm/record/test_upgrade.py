@@ -51,7 +51,8 @@ def test_all_that_is_not_mentioned_here_stays():
                 added[path]
             }
             del added[path]
-    assert added == {'optim.others': OLD['optim']['name']}  # one optimizer had them all
+    # One optimizer had them all, and evaluation the weights it trained.
+    assert added == {'optim.others': OLD['optim']['name'], 'optim.average': 'none'}
 
 
 @pytest.mark.parametrize(

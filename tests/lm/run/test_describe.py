@@ -44,6 +44,14 @@ def notes(changes):
             'optim.schedule=inverse_sqrt needs more than 10000 steps and the run has 20: ',
         ),
         ({'train.trainable': 'norms'}, 'train.trainable=norms without train.init_from: all other'),
+        (
+            {'optim.average': 'schedule_free', 'optim.schedule': 'linear', 'optim.b1': 0.0},
+            'optim.average=schedule_free takes the place of a decay: optim.schedule=linear',
+        ),
+        (
+            {'optim.average': 'schedule_free', 'optim.name': 'muon', 'optim.b1': 0.0},
+            'and optim.name=muon has its own, optim.momentum=0.95; published with 0',
+        ),
     ],
 )
 def test_what_a_run_never_reaches_is_said_once(changes, said):

@@ -221,10 +221,10 @@ def test_a_group_is_what_one_program_trains():
     ]
 
 
-def test_numbers_of_every_loss_optimizer_and_schedule_vary_within_a_group():
+def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_group():
     """Each in a config that reads it. Catches a number that is compiled into programs."""
     seen = {*WITHIN}
-    for field in ('loss.name', 'optim.name', 'optim.schedule'):
+    for field in ('loss.name', 'optim.name', 'optim.schedule', 'optim.average'):
         for name in CHOICES[field].table:
             changes = {field: name, 'train.steps': 50}
             if name == 'exponential':

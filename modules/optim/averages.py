@@ -1,0 +1,130 @@
+"""Averages of the weights, that evaluation uses in place of those that gradients are taken at.
+
+A row maps its numbers, which may be tracers, to an Average, which goes around any optimizer. What
+is averaged is what is stored (`modules.reparam`): with weight_norm, directions and gains apart.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from modules.optim.adamw import BELOW_1
+from modules.options import Option
+
+Kept = dict[str, Any]  # by name: a tree like the parameters, or a scalar
+
+
+def updates_as_they_are(updates: Any, params: Any, kept: Kept, fraction: Any) -> tuple[Any, Kept]:
+    """The optimizer's own updates move the weights."""
+    del params, fraction
+    return updates, kept
+
+
+def nothing_followed(params: Any, kept: Kept) -> Kept:
+    """What is kept does not depend on where the weights have gone."""
+    del params
+    return kept
+
+
+class Average(NamedTuple):
+    """init(params) -> kept: what is carried beside the weights; {} where that is nothing.
+
+    averaged(params, kept) -> the weights that evaluation uses. In a step, steer(updates, params,
+    kept, fraction) -> (updates, kept) makes what is added to the weights of what the optimizer,
+    with its weight decay, would add; fraction: of the learning rate's peak. Then follow(params,
+    kept) -> kept sees where the weights are, after any map behind the update.
+    """
+
+    init: Callable[[Any], Kept]
+    averaged: Callable[[Any, Kept], Any]
+    steer: Callable[[Any, Any, Kept, Any], tuple[Any, Kept]] = updates_as_they_are
+    follow: Callable[[Any, Kept], Kept] = nothing_followed
+
+
+def none() -> Average:
+    """Evaluation uses the weights that are trained."""
+    return Average(lambda params: {}, lambda params, kept: params)
+
+
+def ema(
+    *,
+    average_decay: Annotated[
+        float, Option('share of the average that is kept', 0, BELOW_1, traced=True)
+    ] = 0.999,
+) -> Average:
+    """Exponential moving average, x_t = (1 - d) sum_i d^(t - i) w_i / (1 - d^t), i from 1 to t.
+
+    Corrected for its start, so that the initial weights have no part in it: x moves by (1 - d) /
+    (1 - d^t) of the way to w. Training is as without it. Where a reparametrisation maps what is
+    stored after each update, as normalize_and_project does, evaluation uses the average so mapped.
+    Source, also of 0.999: arXiv:1412.6980, section 7.2.
+    """
+
+    def init(params):
+        return {'updates': jnp.int32(0), 'average': jax.tree.map(jnp.copy, params)}
+
+    def follow(params, kept):
+        updates = kept['updates'] + 1
+        left = 1 - jnp.asarray(average_decay)
+        share = left / -jnp.expm1(updates * jnp.log1p(-left))
+        average = jax.tree.map(lambda x, w: x + share * (w - x), kept['average'], params)
+        return {'updates': updates, 'average': average}
+
+    return Average(init, lambda params, kept: kept['average'], follow=follow)
+
+
+def schedule_free(
+    *,
+    schedule_free_beta: Annotated[
+        float,
+        Option('share of the mean where gradients are taken', 0.01, BELOW_1, traced=True),
+    ] = 0.9,
+    schedule_free_power: Annotated[
+        float, Option('power of the step in its weight in the mean', 0, 6, traced=True)
+    ] = 0.0,
+    schedule_free_lr_power: Annotated[
+        float, Option('power of the learning rate in that weight', 0, 6, traced=True)
+    ] = 2.0,
+) -> Average:
+    """Schedule-Free: gradients at y = (1 - b) z + b x, steps of z, evaluation at their mean x.
+
+        z <- z + u        x <- (1 - c) x + c z        c = weight_t / sum of weights up to t
+        weight_t = t^r * (largest learning rate up to t)^p
+
+    u is the step of the optimizer, with weight decay of y; b, p and r are schedule_free_beta,
+    _lr_power and _power. Params are y, and z is kept: x = y + (1 - 1/b) (z - y). Learning rates
+    count in c as shares of their peak, which divides out. It takes the place of momentum: the
+    authors' AdamW is optim.b1=0, their SGD optim.momentum=0, and the schedule a warm-up, then
+    constant. A map of what is stored after updates would part y from x and z, and is refused.
+    Source: arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, version 1.4.1.
+    """
+
+    def init(params):
+        z = jax.tree.map(jnp.copy, params)
+        zero = jnp.float32(0)
+        return {'updates': jnp.int32(0), 'largest': zero, 'total': zero, 'z': z}
+
+    def steer(updates, params, kept, fraction):
+        b, count = schedule_free_beta, kept['updates'] + 1
+        largest = jnp.maximum(kept['largest'], fraction)
+        weight = count**schedule_free_power * largest**schedule_free_lr_power
+        total = kept['total'] + weight
+        c = jnp.where(total > 0, weight / jnp.where(total > 0, total, 1.0), 0.0)
+        moves = jax.tree.map(
+            lambda u, y, z: c * (z - y) + (1 - b * (1 - c)) * u, updates, params, kept['z']
+        )
+        z = jax.tree.map(jnp.add, kept['z'], updates)
+        return moves, {'updates': count, 'largest': largest, 'total': total, 'z': z}
+
+    def averaged(params, kept):
+        beyond = 1 - 1 / schedule_free_beta
+        return jax.tree.map(lambda y, z: y + beyond * (z - y), params, kept['z'])
+
+    return Average(init, averaged, steer=steer)
+
+
+# It cannot be where what is stored is mapped after updates (`modules.reparam`).
+schedule_free.moves_weights = True
+AVERAGES = {'none': none, 'ema': ema, 'schedule_free': schedule_free}

@@ -1,0 +1,100 @@
+"""The adversarial comp-sum loss. Reference: numpy float64, with a whole decomposition. Property:
+no shift moves the margins further.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.kernels.matmul import direct
+from modules.losses.adversarial import adversarial_comp_sum, worst_shift
+from modules.losses.comp_sum import comp_sum
+from modules.products import Readout
+
+RNG = np.random.default_rng(0)
+M, D, V = 6, 5, 9
+X, LABELS = RNG.normal(size=(M, D)), RNG.integers(0, V, M)
+WEIGHT, BIAS = RNG.normal(size=(D, V)) * np.linspace(0.2, 2, V), RNG.normal(size=V)
+
+
+def readout(weight, bias=None, dtype=jnp.float64):
+    return Readout(weight, bias, softcap=0.0, matmul=direct, dtype=dtype)
+
+
+def differences(label):
+    return (WEIGHT[:, [label]] - WEIGHT).T
+
+
+def test_the_worst_shift_is_the_largest_singular_value_of_the_differences():
+    """And its gradient that of the singular value. Catches a mean that is left in, and a rank-one
+    part without V.
+    """
+    with jax.enable_x64(True):
+
+        def total(weight):
+            return jnp.sum(worst_shift(readout(weight), jnp.asarray(LABELS), 300))
+
+        def wanted(weight):
+            rows = weight[:, LABELS].T[:, None] - weight.T[None]
+            return jnp.sum(jnp.linalg.svd(rows, compute_uv=False)[:, 0])
+
+        weight = jnp.asarray(WEIGHT)
+        (found, grad), (value, exact) = (jax.value_and_grad(f)(weight) for f in (total, wanted))
+    np.testing.assert_allclose(found, value, rtol=1e-12)
+    np.testing.assert_allclose(grad, exact, atol=1e-8)
+    np.testing.assert_allclose(
+        value, sum(np.linalg.norm(differences(label), 2) for label in LABELS), rtol=1e-12
+    )
+
+
+def test_ascent_comes_close_from_below():
+    """With the steps that are the default, on a readout whose columns have no order."""
+    weight = RNG.normal(size=(32, 200)).astype(np.float32)
+    labels = np.arange(40)
+    found = worst_shift(readout(weight, dtype=jnp.float32), labels, 10)
+    rows = weight[:, labels].T[:, None] - weight.T[None]
+    exact = np.linalg.norm(np.float64(rows), 2, axis=(1, 2))
+    assert np.all(found <= exact * (1 + 1e-5)) and np.all(found > 0.98 * exact)
+
+
+@pytest.mark.parametrize('tau', [0.5, 1.0, 1.7])
+def test_the_smooth_part_is_phi_of_the_sum_over_the_other_words(tau):
+    """As the paper writes it, with rho. Catches a label in the sum, and a ce that has rho."""
+    rho = 0.7
+    logits = X @ WEIGHT + BIAS
+    others = np.arange(V)[None] != LABELS[:, None]
+    margins = logits - logits[np.arange(M), LABELS][:, None]
+    u = np.sum(np.exp(margins / rho) * others, -1)
+    phi = np.log1p(u) if tau == 1 else ((1 + u) ** (1 - tau) - 1) / (1 - tau)
+    worst = np.array([np.linalg.norm(differences(label), 2) for label in LABELS])
+    weights = np.float64([1, 1, 0, 1, 0.5, 1])
+    with jax.enable_x64(True):
+        found = adversarial_comp_sum(
+            jnp.asarray(X),
+            readout(jnp.asarray(WEIGHT), jnp.asarray(BIAS)),
+            jnp.asarray(LABELS),
+            jnp.asarray(weights),
+            tau=tau,
+            comp_sum_rho=rho,
+            adversarial_weight=0.3,
+            adversarial_steps=300,
+        )
+    np.testing.assert_allclose(found['objective'], weights @ (phi + 0.3 * worst), rtol=1e-10)
+    ce = np.log(np.sum(np.exp(logits), -1)) - logits[np.arange(M), LABELS]
+    np.testing.assert_allclose(found['ce'], weights @ ce, rtol=1e-10)
+
+
+def test_no_shift_of_the_activations_moves_the_margins_further():
+    """Of many of one length, none; and without the term it is comp_sum."""
+    arrays = jnp.float32(X), readout(jnp.float32(WEIGHT), dtype=jnp.float32), LABELS, np.ones(M)
+    sigma = np.asarray(worst_shift(arrays[1], LABELS, 100))
+    shifts = RNG.normal(size=(2000, M, D))
+    shifts *= 0.1 / np.linalg.norm(shifts, axis=-1, keepdims=True)
+    for i, label in enumerate(LABELS):
+        moved = np.linalg.norm(shifts[:, i] @ differences(label).T, axis=-1)
+        assert 0.9 * 0.1 * sigma[i] < moved.max() <= 0.1 * sigma[i] * (1 + 1e-5)
+    found = adversarial_comp_sum(*arrays, tau=1.5, adversarial_weight=0.0)
+    np.testing.assert_allclose(
+        found['objective'], comp_sum(*arrays, tau=1.5)['objective'], rtol=1e-6
+    )
