@@ -94,18 +94,20 @@ def state_record(state: State | Weights) -> dict[str, str]:
     return tree_record(state.params) | tree_record({'stats': state.stats, 'average': average})
 
 
-def check_tree(stored: dict[str, str], wanted: dict[str, str], where: Path) -> None:
-    """TreeMismatch that lists every missing, extra and reshaped parameter."""
+def check_tree(
+    stored: dict[str, str], wanted: dict[str, str], where: Path, of: str = 'model'
+) -> None:
+    """TreeMismatch that lists every missing, extra and reshaped array; of: what is configured."""
     lines = [f'missing  {path} {wanted[path]}' for path in wanted.keys() - stored.keys()]
     lines += [f'extra    {path} {stored[path]}' for path in stored.keys() - wanted.keys()]
     lines += [
-        f'differs  {path}: checkpoint {stored[path]}, model {wanted[path]}'
+        f'differs  {path}: checkpoint {stored[path]}, {of} {wanted[path]}'
         for path in stored.keys() & wanted.keys()
         if stored[path] != wanted[path]
     ]
     if lines:
         listing = '\n  '.join(sorted(lines))
-        raise TreeMismatch(f'checkpoint {where} does not fit the configured model:\n  {listing}')
+        raise TreeMismatch(f'checkpoint {where} does not fit the configured {of}:\n  {listing}')
 
 
 def fields_that_differ(there: Config, here: Config) -> str:
@@ -130,7 +132,8 @@ def items_of(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite:
     """What is written of a run: its state, and `meta` with the digests of everything."""
     weights, training = _weights(state), _training(state)
     arrays = {'weights': digests.of_arrays(weights), 'training': digests.of_arrays(training)}
-    record = {**meta, 'tree': state_record(state), 'digests': arrays}
+    trees = {'tree': state_record(state), 'training_tree': tree_record(training)}
+    record = {**meta, **trees, 'digests': arrays}
     return ocp.args.Composite(
         weights=ocp.args.StandardSave(weights),
         training=ocp.args.StandardSave(training),
@@ -155,11 +158,14 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
 def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
     """The state of one checkpoint, laid out as `shapes`, and its meta.
 
-    Raises TreeMismatch where the parameters do not fit, Damaged where anything is not what was
-    written.
+    Raises TreeMismatch where the parameters or the optimizer's state do not fit, Damaged where
+    anything is not what was written.
     """
-    training = ocp.args.StandardRestore(_training(shapes))
-    items, meta = _read_items(folder, step, shapes, training=training)
+    training, path = _training(shapes), folder / str(step)
+    if stored := read_meta(folder, step).get('training_tree'):  # older records lack it
+        check_tree(stored, tree_record(training), path, 'optimizer')
+    restore = ocp.args.StandardRestore(training)
+    items, meta = _read_items(folder, step, shapes, training=restore)
     return State(**_complete(items['weights'], shapes), **items['training']), meta
 
 

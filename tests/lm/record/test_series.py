@@ -20,7 +20,9 @@ META = {'config': {}, 'counters': {'best': {}}}
 def state(step: int) -> State:
     """Small, and different in each step."""
     params = {'mlp': {'up': jnp.arange(12.0).reshape(3, 4) + step, 'down': jnp.ones((4, 3)) * step}}
-    return State(jnp.int32(step), params, (), {}, (jax.tree.map(lambda x: x / 3, params), step))
+    return State(
+        jnp.int32(step), params, (), {}, (jax.tree.map(lambda x: x / 3, params), jnp.int32(step))
+    )
 
 
 def shapes() -> State:
@@ -73,6 +75,19 @@ def test_what_another_model_wrote_is_no_damage(tmp_path):
     with pytest.raises(TreeMismatch):
         checkpoints.restore(other)
     assert checkpoints.steps() == [1]
+
+
+def test_the_state_of_another_optimizer_is_no_damage(tmp_path):
+    """Nor is one of other shapes. Catches a checkpoint that is set aside for a changed config."""
+    checkpoints = write(tmp_path, {1: None})
+    for opt_state in ({'other': shapes().step}, jax.tree.map(wider, shapes().opt_state)):
+        with pytest.raises(TreeMismatch, match='does not fit the configured optimizer'):
+            checkpoints.restore(shapes().replace(opt_state=opt_state))
+    assert checkpoints.steps() == [1] and checkpoints.restore(shapes()) is not None
+
+
+def wider(leaf):
+    return jax.ShapeDtypeStruct((*leaf.shape, 2), leaf.dtype)
 
 
 def test_a_damaged_one_is_set_aside_and_the_one_before_taken(tmp_path):
