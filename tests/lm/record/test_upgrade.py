@@ -52,7 +52,12 @@ def test_all_that_is_not_mentioned_here_stays():
             }
             del added[path]
     # One optimizer had them all, and evaluation the weights it trained.
-    assert added == {'optim.others': OLD['optim']['name'], 'optim.average': 'none'}
+    assert added == {
+        'optim.others': OLD['optim']['name'],
+        'optim.average': 'none',
+        'scaling.init': 'fan_in',
+        'scaling.zero_init': 'none',
+    }
 
 
 @pytest.mark.parametrize(
