@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from lm.choice import shares_of
-from lm.config import Config, Part, given, option_of, parts_of
+from lm.config import Config, Part, given, part_at, parts_of
+from modules.attention import ATTENTIONS
 from modules.objectives import MARKS, Document, Marks
 from modules.options import options
 
+LEAST_WITH_MARKS = 8  # of data.seq_len: one hole's four marks, a token in it, and some around it
 TRAINED, EVALUATED = 'data.objective', 'train.eval_objectives'
 CAUSAL = 'causal'
-EVALUATION = 1  # of the numbers that rows are drawn by, the last; those of training have none
+EVALUATION = 1  # the last of four numbers that a row is drawn by; in training that is 0
 
 Row = dict[str, np.ndarray]
 
@@ -23,13 +25,76 @@ def objectives_of(config: Config, path: str) -> list[Part]:
     return [part for part in parts_of(config) if part.path == path]
 
 
+def all_objectives(config: Config) -> list[Part]:
+    """Those of training, then those of evaluation."""
+    return objectives_of(config, TRAINED) + objectives_of(config, EVALUATED)
+
+
+def has_prefix(config: Config) -> bool:
+    """Whether attention has to show tokens later ones."""
+    return any(part.row.has_prefix for part in all_objectives(config))
+
+
+def check_objectives(config: Config) -> None:
+    """ValueError for bounds in the wrong order, rows too short for marks, attention that cannot see
+    a whole prefix, and an option of the loss that nothing trained reads.
+    """
+    data = config.data
+    for name in ('mask_ratio', 'span'):
+        least, most = (getattr(data, f'{name}_{end}') for end in ('least', 'most'))
+        if least is not None and least > most:
+            raise ValueError(
+                f'data.{name}_least must be at most data.{name}_most; got {least} and {most}'
+            )
+    if n_marks(config) and data.seq_len < LEAST_WITH_MARKS:
+        raise ValueError(
+            f'data.objective={data.objective} and train.eval_objectives='
+            f'{config.train.eval_objectives} put marks into rows, for which data.seq_len must be '
+            f'at least {LEAST_WITH_MARKS}; got {data.seq_len}'
+        )
+    for part in all_objectives(config):
+        if part.row.has_prefix:
+            _check_attention(config, part)
+    _check_loss_on(config)
+
+
+def _check_attention(config: Config, objective: Part) -> None:
+    layer, what = part_at(config, 'model.attention'), f'{objective.path}={objective.name}'
+    if not hasattr(layer.row, 'scores'):
+        able = [name for name, row in ATTENTIONS.items() if hasattr(row, 'scores')]
+        raise ValueError(
+            f'{what} lets the tokens of a prefix see each other, and model.attention={layer.name} '
+            f'shows no later ones. Choose model.attention={"|".join(able)}, or another objective.'
+        )
+    if config.attention.affine_scaled:
+        raise ValueError(
+            f'{what} lets the tokens of a prefix see each other, and the mean that '
+            'attention.affine_scaled=True adds is of earlier ones. Leave one of them out.'
+        )
+
+
+def _check_loss_on(config: Config) -> None:
+    """ValueError where evaluation alone has holes, since it always counts what fills them."""
+    loss_on = config.data.loss_on
+    defaults = {
+        part.path: options(part.row)['loss_on'].default
+        for part in all_objectives(config)
+        if 'loss_on' in options(part.row)
+    }
+    if loss_on not in (None, *defaults.values()) and TRAINED not in defaults:
+        raise ValueError(
+            f'data.loss_on={loss_on} is of training, and data.objective={config.data.objective} '
+            'has no holes; evaluation counts what fills them, always. Leave it out, or None.'
+        )
+
+
 def n_marks(config: Config) -> int:
     """How many ids the vocabulary has behind those of the tokenizer: MARKS and the holes that can
     be numbered, where an objective needs them, in training or evaluation; or 0.
     """
-    parts = [part for part in parts_of(config) if part.path in (TRAINED, EVALUATED)]
-    masks = [option_of(config, part, 'masks') or 0 for part in parts]
-    return MARKS + max(masks) if any(part.row.has_marks for part in parts) else 0
+    if not any(part.row.has_marks for part in all_objectives(config)):
+        return 0
+    return MARKS + (config.data.masks or 0)
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:
@@ -120,4 +185,4 @@ class Mapped:
         return len(self.rows)
 
     def __getitem__(self, i: int) -> Row:
-        return self.mixture(self.rows[i], np.random.default_rng((i, EVALUATION)))
+        return self.mixture(self.rows[i], np.random.default_rng((0, 0, i, EVALUATION)))

@@ -51,9 +51,18 @@ def validation_losses(sums: list[dict[str, Any]], rows: Rows) -> dict[str, float
     bits_per_byte = ce / ln 2 * (target tokens / bytes of text they stand for) of the whole split:
     exact where the batches cover it, and then comparable between tokenizers.
     """
-    ce = sum(float(s['ce']) for s in sums) / sum(float(s['tokens']) for s in sums)
+    ce = mean_ce(sums)
     return {
         'validation_ce': ce,
         'bits_per_byte': ce / math.log(2) * rows.n_tokens / rows.n_bytes,
         'perplexity': math.exp(min(ce, 700.0)),  # beyond that exp overflows
     }
+
+
+def objective_loss(name: str, sums: list[dict[str, Any]]) -> dict[str, float]:
+    """validation_NAME_ce: nats a target token of the objective of that name (`lm.objectives`)."""
+    return {f'validation_{name}_ce': mean_ce(sums)}
+
+
+def mean_ce(sums: list[dict[str, Any]]) -> float:
+    return sum(float(s['ce']) for s in sums) / sum(float(s['tokens']) for s in sums)

@@ -60,9 +60,9 @@ def blocked(
 ) -> jax.Array:
     """As `reference`, tile by tile of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
 
-    Tiles of keys after the queries, or before their window, are left out; with prefixes none is, for
-    a program does not know where they are. Softmax over the tiles of a row has a running maximum
-    and sum. Kept for the backward pass are the output and the
+    Tiles of keys after the queries, or before their window, are left out; with prefixes none is,
+    for a program does not know where they are. Softmax over the tiles of a row has a running
+    maximum and sum. Kept for the backward pass are the output and the
     log-sum-exp of each row, as in FlashAttention; the probabilities are computed again. The custom
     backward pass rules out forward-mode differentiation; `reference` has that.
     """
@@ -169,7 +169,7 @@ def _along(x_G: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def _back(static: Static, places: Places, i: Any, j: Any, like: jax.Array) -> jax.Array:
-    """[G, T, S]: how many tokens keys of tile j are before queries of tile i; in one prefix, apart."""
+    """[G, T, S]: how many tokens keys of tile j are before queries of tile i, or apart."""
     place = jnp.arange(static.side, dtype=jnp.int32)
     back_TS = (i - j) * static.side + place[:, None] - place[None]
     back = jnp.broadcast_to(back_TS[None], like.shape)

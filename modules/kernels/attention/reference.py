@@ -23,10 +23,10 @@ def reference(
         p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    the last where there are sinks
 
     t sees s where s <= t, both are in one segment, and t - s < window. Tokens of one prefix (of one
-    number in prefix_BT that is not 0) see each other, and t - s is |t - s| throughout. A sink takes
-    probability and gives no value. Sources: arXiv:1706.03762, equation 1; softcap arXiv:2408.00118, section 2;
-    window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the code beside it (gpt-oss);
-    slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
+    number in prefix_BT that is not 0) see each other, and |t - s| stands for t - s throughout. A
+    sink takes probability and gives no value. Sources: arXiv:1706.03762, equation 1; softcap
+    arXiv:2408.00118, section 2; window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the
+    code beside it (gpt-oss); slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
     """
     position_1T = jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)[None]
     same_BTS = None

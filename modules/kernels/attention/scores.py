@@ -44,8 +44,8 @@ class Scores:
         return {name: value for name, value in given.items() if value != getattr(Scores, name)}
 
     def check_arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Those of `arrays` (sinks_N, slopes_N, key_bias_BKS, prefix_BT) that are not None; ValueError where
-        one comes without its field, or does not come with it.
+        """Those of `arrays` (sinks_N, slopes_N, key_bias_BKS, prefix_BT) that are not None;
+        ValueError where one comes without its field, or does not come with it.
         """
         for argument, array in arrays.items():
             announced = getattr(self, argument.rpartition('_')[0])
