@@ -205,7 +205,7 @@ def get_config() -> ConfigDict:
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches made ahead
     config.data.objective = 'causal'  # or a mixture: 'causal:0.5+span_corruption:0.5'
-    config.data.loss_on = placeholder(str)  # of span_corruption and infill: all or infill
+    config.data.loss_on = placeholder(str)  # of span_corruption and infill: document or holes
     config.data.mask_ratio_least = placeholder(float)  # of span_corruption: share of text in holes
     config.data.mask_ratio_most = placeholder(float)
     config.data.span_least = placeholder(int)

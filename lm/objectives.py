@@ -162,7 +162,7 @@ def evaluated(config: Config, tokenizer: Any, rows: Any) -> dict[str, Any]:
             continue
         own = given(config, part)
         if 'loss_on' in options(part.row):
-            own['loss_on'] = 'infill'
+            own['loss_on'] = 'holes'
         fields = ('tokens', 'segments', 'targets', *(['prefix'] if part.row.has_prefix else []))
         mixture = Mixture((function_of(part, own, tokenizer),), (1.0,), fields)
         found[part.name] = Mapped(rows, mixture)

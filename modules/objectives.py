@@ -64,7 +64,7 @@ class Document(NamedTuple):
 
 LossOn = Annotated[
     str,
-    Option('what is predicted: all text, or what fills the holes', choices=('all', 'infill')),
+    Option('what is predicted: all text, or what fills the holes', choices=('document', 'holes')),
 ]
 
 
@@ -96,7 +96,7 @@ def span_corruption(
     span_least: Annotated[int, Option('tokens of the shortest hole', 1)] = 3,
     span_most: Annotated[int, Option('tokens of the longest hole', 1)] = 64,
     masks: Annotated[int, Option('most holes of a document; each is a token', 1, 1024)] = 32,
-    loss_on: LossOn = 'infill',
+    loss_on: LossOn = 'holes',
 ) -> Document:
     """Holes in the text, and behind it what fills them (CodeGen2, arXiv:2305.02309).
 
@@ -111,25 +111,25 @@ def span_corruption(
     UL2's denoisers (arXiv:2205.05131, table 1), and the loss on holes alone, as in T5, are ours.
     """
     begins, ends, room = _ends(tokens, marks)
+    is_text = loss_on == 'document'
     share = rng.uniform(mask_ratio_least, mask_ratio_most)
     lengths = _spans(rng.integers(span_least, span_most + 1, size=masks), share, room)
     if lengths is None:
-        return _unchanged(tokens, loss_on == 'all')
+        return _unchanged(tokens, is_text)
     kept = _kept(tokens, begins, ends, room - _cost(len(lengths)))
     starts = _places(rng, len(kept) - lengths.sum(), len(lengths)) + np.cumsum(lengths) - lengths
-    pieces = [(tokens[:begins], False)]
-    at, holes = 0, []
+    pieces, holes, at = [(tokens[:begins], False)], [], 0
     for i, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         mask = ([marks.mask(i)], False)
-        pieces += [(kept[at:start], loss_on == 'all'), mask]
+        pieces += [(kept[at:start], is_text), mask]
         at = start + length
         holes += [mask, (kept[start:at], True), ([marks.eom], True)]
-    pieces += [(kept[at:], loss_on == 'all'), (tokens[len(tokens) - ends :], loss_on == 'all')]
+    pieces += [(kept[at:], is_text), (tokens[len(tokens) - ends :], is_text)]
     return _joined([*pieces, ([marks.sep], False), *holes])
 
 
 def infill(
-    tokens: np.ndarray, marks: Marks, rng: np.random.Generator, *, loss_on: LossOn = 'all'
+    tokens: np.ndarray, marks: Marks, rng: np.random.Generator, *, loss_on: LossOn = 'document'
 ) -> Document:
     """The middle behind prefix and suffix: PSM of fill-in-the-middle (arXiv:2207.14255).
 
@@ -141,12 +141,11 @@ def infill(
     document is cut, since a mixture says how many are.
     """
     begins, ends, room = _ends(tokens, marks)
-    room -= MARKS - 1
+    is_text, room = loss_on == 'document', room - 4  # of which so many are marks
     if room < 1:
-        return _unchanged(tokens, loss_on == 'all')
+        return _unchanged(tokens, is_text)
     kept = _kept(tokens, begins, ends, room)
     first, last = sorted(rng.integers(0, room + 1, size=2).tolist())
-    is_text = loss_on == 'all'
     return _joined(
         [
             (tokens[:begins], False),

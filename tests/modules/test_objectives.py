@@ -49,12 +49,12 @@ def test_reference_two_holes_by_hand():
     infills = [3, 4, 5, 6, EOM, 9, 10, 11, EOM]
     made = span_corruption(text(21, begins=True), **given)
     assert_is(made, begins + holes, infills)
-    made = span_corruption(text(21, begins=True), loss_on='all', **given)
+    made = span_corruption(text(21, begins=True), loss_on='document', **given)
     assert_is(made, begins + holes, [1, 2, 7, 8, 12, 13, 14, *infills])
     # One that goes on from an earlier row loses its first seven tokens, and keeps its end.
     later = [t + 7 if 1 <= t <= 14 else t for t in begins[1:]] + [EOS]
     holes = [t + 7 if 1 <= t <= 14 else t for t in holes]
-    made = span_corruption(text(21, ends=True), loss_on='all', **given)
+    made = span_corruption(text(21, ends=True), loss_on='document', **given)
     infills = [t + 7 if t <= 14 else t for t in infills]
     assert_is(made, later + holes, [8, 9, 14, 15, 19, 20, 21, EOS, *infills])
 
@@ -65,7 +65,7 @@ def test_reference_infill_by_hand():
     wanted = [BOS, PREFIX, 1, 2, SUFFIX, 6, MIDDLE, 3, 4, 5, EOM]
     made = infill(text(10, begins=True, ends=False), **given)
     assert_is(made, wanted, [1, 2, 6, 3, 4, 5, EOM])
-    made = infill(text(10, begins=True), loss_on='infill', **given)
+    made = infill(text(10, begins=True), loss_on='holes', **given)
     assert_is(made, wanted, [3, 4, 5, EOM])
     made = infill(text(10, ends=True), **given)
     wanted = [PREFIX, 5, 6, SUFFIX, 10, EOS, MIDDLE, 7, 8, 9, EOM]
@@ -106,7 +106,7 @@ def restored(tokens):
 CASES = [(begins, ends) for begins in (False, True) for ends in (False, True)]
 
 
-@pytest.mark.parametrize('loss_on', ['all', 'infill'])
+@pytest.mark.parametrize('loss_on', ['document', 'holes'])
 @pytest.mark.parametrize('objective', [span_corruption, infill], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(('begins', 'ends'), CASES)
 def test_property_the_text_can_be_put_together_again(begins, ends, objective, loss_on):
@@ -132,7 +132,7 @@ def test_property_the_text_can_be_put_together_again(begins, ends, objective, lo
         assert found == stays.tolist()
         is_mark = made.tokens >= VOCAB
         if not is_mark.any():
-            assert made.targets.all() if loss_on == 'all' else not made.targets.any()
+            assert made.targets.all() if loss_on == 'document' else not made.targets.any()
             continue
         corrupted += 1
         assert made.targets[made.tokens == EOM].all()
@@ -140,7 +140,7 @@ def test_property_the_text_can_be_put_together_again(begins, ends, objective, lo
         last = made.tokens.tolist().index(SEP if objective is span_corruption else MIDDLE)
         is_text = ~is_mark & (made.tokens != BOS)
         assert made.targets[last:][is_text[last:]].all()
-        assert (made.targets[:last][is_text[:last]] == (loss_on == 'all')).all()
+        assert (made.targets[:last][is_text[:last]] == (loss_on == 'document')).all()
     assert corrupted > 70
 
 
