@@ -60,8 +60,12 @@ def validation_losses(sums: list[dict[str, Any]], rows: Rows) -> dict[str, float
 
 
 def objective_loss(name: str, sums: list[dict[str, Any]]) -> dict[str, float]:
-    """validation_NAME_ce: nats a target token of the objective of that name (`lm.objectives`)."""
-    return {f'validation_{name}_ce': mean_ce(sums)}
+    """{validation_NAME_ce: ...}: nats a target token of the objective of that name (`lm.objectives`)."""
+    return {objective_loss_name(name): mean_ce(sums)}
+
+
+def objective_loss_name(name: str) -> str:
+    return f'validation_{name}_ce'
 
 
 def mean_ce(sums: list[dict[str, Any]]) -> float:
