@@ -60,7 +60,7 @@ def validation_losses(sums: list[dict[str, Any]], rows: Rows) -> dict[str, float
 
 
 def objective_loss(name: str, sums: list[dict[str, Any]]) -> dict[str, float]:
-    """{validation_NAME_ce: ...}: nats a target token of the objective of that name (`lm.objectives`)."""
+    """Nats a target token of an objective (`lm.objectives`), by the name it is recorded under."""
     return {objective_loss_name(name): mean_ce(sums)}
 
 
