@@ -8,7 +8,7 @@ Command:  uv run train.py --config=configs/studies/objectives.py --workdir=runs/
           uv run python -m eval.runs --workdir=runs/objectives "select data_objective,
           count(*) n, avg(ce) ce, avg(infill_ce) infill, avg(span_corruption_ce) spans,
           avg(prefix_ce) prefix, avg(tokens) targets from runs group by 1 order by 1"
-Cost:     27 runs of 0.27 million parameters in nine programs; not run yet.
+Cost:     27 runs of 0.26 million parameters in nine programs; not run yet.
 Result:   none yet.
 
 `ce` is of the unchanged text for all. The other losses are of the same validation rows with holes,
