@@ -5,6 +5,7 @@ microbatches, mapped runs, a run gone on with. Contract: what cannot be is refus
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,13 @@ from lm.objectives import (
     training_mixture,
 )
 from lm.state import hyper_from
-from lm.step import make_train_step, target_weights
+from lm.step import activations, make_train_step, target_weights
 from lm.sweep.cells import cells, groups
 from modules.objectives import MARKS
 from tests.helpers import (
     BOS,
     FAST,
+    VOCAB,
     assert_trees_close,
     checked_config,
     initial_state,
@@ -76,6 +78,7 @@ def test_reference_places_of_documents():
     assert list(documents(segments)) == [slice(0, 3), slice(3, 4), slice(4, 6)]
     assert list(documents(np.zeros(3, int))) == []
     assert list(documents(np.ones(3, int))) == [slice(0, 3)]
+    assert list(documents(np.array([0, 1, 1, 0, 2]))) == [slice(1, 3), slice(4, 5)]
 
 
 @pytest.mark.parametrize('objective', ['span_corruption', 'infill', 'prefix'])
@@ -243,6 +246,25 @@ def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
     mutual = (number[:, None] == number) & (number > 0)
     same = segment[:, None] == segment
     np.testing.assert_array_equal(moved, (later | mutual) & same)
+
+
+def test_property_a_batch_says_how_far_the_prefix_reaches():
+    """The first position moves with the second token, the last of the prefix, and not with the
+    third, which is the first target. Catches a prefix shifted as targets are.
+    """
+    config = checked_config(PREFIXED | {'data.seq_len': 12})
+    learner, batch = tiny_learner(config), prefixed_batch()
+    weights = initial_state(config).weights
+
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def first_position(weights, batch):
+        return activations(learner, learner.variables(weights), batch, ())[0][0][:, 0]
+
+    plain = first_position(weights, batch)
+    for place, moves in ((1, True), (2, False)):
+        tokens = batch['tokens'].copy()
+        tokens[:, place] = tokens[:, place] % (VOCAB - 1) + 1
+        assert np.any(first_position(weights, batch | {'tokens': tokens}) != plain) == moves
 
 
 def test_property_what_a_prefix_holds_is_no_target():

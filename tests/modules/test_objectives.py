@@ -94,6 +94,7 @@ def restored(tokens):
     while rest:
         end = rest.index(EOM)
         holes[rest[0]] = rest[1:end]
+        assert end > 1, 'an empty hole'
         rest = rest[end + 1 :]
     assert list(holes) == [MASK_1 + i for i in range(len(holes))]
     found = []
