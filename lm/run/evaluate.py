@@ -69,4 +69,6 @@ def objective_loss_name(name: str) -> str:
 
 
 def mean_ce(sums: list[dict[str, Any]]) -> float:
-    return sum(float(s['ce']) for s in sums) / sum(float(s['tokens']) for s in sums)
+    """NaN where nothing was a target, as where all documents are too short for their marks."""
+    tokens = sum(float(s['tokens']) for s in sums)
+    return sum(float(s['ce']) for s in sums) / tokens if tokens else math.nan

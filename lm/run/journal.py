@@ -160,7 +160,8 @@ class Journal:
     def record(self, step: int, row: dict[str, float]) -> None:
         """The metrics of one step, fetched. Raises Diverged."""
         tokens = row.pop('batch_tokens')
-        self.throughput.tokens += tokens
+        share = row.get('target_share', 1.0)  # tokens that are no target are work all the same
+        self.throughput.tokens += tokens / share if share else 0.0
         self.throughput.steps += 1
         self.counters.tokens += tokens
         self._watch(step, row)
