@@ -106,9 +106,10 @@ def span_corruption(
     cut to make up the share; then they are placed, all ways alike. <mask_i> and <sep> are never
     predicted. With more holes needed than `masks` the share is smaller.
 
-    The order of marks for one hole is that of the released models' card. Its training code is not
-    released: that holes are numbered in order, the bounds, which are the smallest and largest of
-    UL2's denoisers (arXiv:2205.05131, table 1), and the loss on holes alone, as in T5, are ours.
+    Checked: the order of marks for one hole, in the card of the released models. Their training
+    code is not released. Ours: that several holes follow in order, the bounds, which are the smallest
+    and largest of UL2's denoisers (arXiv:2205.05131, as Levanter's code quotes its table 1), and
+    the loss on holes alone, as in T5.
     """
     begins, ends, room = _ends(tokens, marks)
     is_text = loss_on == 'document'
@@ -135,10 +136,11 @@ def infill(
 
         <prefix> text <suffix> text EOS <middle> text <eom>
 
-    The two cuts are uniform over all places, and the loss is on all three parts, as there. Ours:
-    <eom> ends the middle, where the paper has the token that ends documents, so that a document cut
-    by its row does not seem to end; <prefix>, <suffix> and <middle> are never predicted; every
-    document is cut, since a mixture says how many are.
+    The two cuts are uniform over all places, checked in code that follows the paper; the loss is on
+    all three parts, as the paper is remembered to have it. Ours: <eom> ends the middle, where the
+    paper has the token that ends documents, so that a document cut by its row does not seem to end;
+    <prefix>, <suffix> and <middle> are never predicted; every document is cut, since a mixture says
+    how many are.
     """
     begins, ends, room = _ends(tokens, marks)
     is_text, room = loss_on == 'document', room - 4  # of which so many are marks
