@@ -107,9 +107,9 @@ def span_corruption(
     predicted. With more holes needed than `masks` the share is smaller.
 
     Checked: the order of marks for one hole, in the card of the released models. Their training
-    code is not released. Ours: that several holes follow in order, the bounds, which are the smallest
-    and largest of UL2's denoisers (arXiv:2205.05131, as Levanter's code quotes its table 1), and
-    the loss on holes alone, as in T5.
+    code is not released. Ours: that several holes follow in order; the bounds, which are the
+    smallest and largest of UL2's denoisers (arXiv:2205.05131, as Levanter's code quotes its first
+    table); and the loss on holes alone, as in T5.
     """
     begins, ends, room = _ends(tokens, marks)
     is_text = loss_on == 'document'
