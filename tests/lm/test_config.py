@@ -291,6 +291,7 @@ READERS = (
     *(
         {path: name}
         for path in (
+            'data.objective',
             'model.attention',
             'model.activation',
             'loss.name',
