@@ -212,6 +212,13 @@ def get_config() -> ConfigDict:
     config.data.invalid_utf8 = 'replace'  # and count, or stop
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches made ahead
+    config.data.objective = 'causal'  # or a mixture: 'causal:0.5+span_corruption:0.5'
+    config.data.loss_on = placeholder(str)  # of span_corruption and infill: document or holes
+    config.data.mask_ratio_least = placeholder(float)  # of span_corruption: share of text in holes
+    config.data.mask_ratio_most = placeholder(float)
+    config.data.span_least = placeholder(int)
+    config.data.span_most = placeholder(int)
+    config.data.masks = placeholder(int)
     config.data.cache_dir = ''  # empty: $XDG_CACHE_HOME/evenkeel, or ~/.cache/evenkeel
 
     config.train = ConfigDict()
@@ -219,6 +226,7 @@ def get_config() -> ConfigDict:
     config.train.microbatches = 1
     config.train.eval_every = 250
     config.train.eval_batches = 0  # 0: the whole validation split
+    config.train.eval_objectives = 'causal'  # or several: 'causal+infill'
     config.train.diagnose_every = 0  # what each layer does, from step 0 on; 0: not compiled in
     config.train.init_from = ''  # a workdir or checkpoint whose weights to start from
     config.train.trainable = 'all'  # or norms

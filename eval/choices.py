@@ -119,7 +119,7 @@ def form(choice: Choice) -> str:
     if choice.inline:
         forms.append('NAME:OPTION=VALUE,...')
     if choice.several:
-        forms.append('NAME+NAME')
+        forms.append('NAME:SHARE+NAME:SHARE' if choice.shares else 'NAME+NAME')
     if choice.auto:
         forms.append(AUTO)
     return ' or '.join(forms)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from lm.config import FIELDS
+from modules.objectives import OBJECTIVES
 
 IDENTITY = {
     'cell': str,  # the folder's name
@@ -30,6 +31,9 @@ RESULTS = {  # column: (name in summary.json, type)
     'bits_per_byte': ('bits_per_byte', float),
     'best_bits_per_byte': ('best_bits_per_byte', float),
     'perplexity': ('perplexity', float),
+    **{  # of what train.eval_objectives adds
+        f'{name}_ce': (f'validation_{name}_ce', float) for name in OBJECTIVES if name != 'causal'
+    },
     'diverged_step': ('diverged_step', int),
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),

@@ -1,5 +1,6 @@
 """Everything that can be wrong with a config, found before anything is traced or read."""
 
+import dataclasses
 from typing import Any
 
 from lm.base_model import base_head_dim, check_base
@@ -14,6 +15,7 @@ from lm.config import (
     parts_of,
     readers_of,
 )
+from lm.objectives import check_objectives, has_prefix
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
 from modules.kernels import IMPLEMENTATIONS
@@ -40,6 +42,7 @@ def check(config: Config) -> None:
     _check_heads(config)
     _check_rope(config)
     _check_attention(config)
+    check_objectives(config)
     _check_norms(config)
     _check_placement(config)
     _check_experts(config)
@@ -148,6 +151,8 @@ def _check_attention(config: Config) -> None:
             'rmsnorm as in OLMo 2'
         )
     scores, head_dim = scores_of(config), config.model.d_model // config.model.n_heads
+    if scores is not None and has_prefix(config):
+        scores = dataclasses.replace(scores, prefix=True)
     unused = 'attention' if scores is None else 'linear_attention'
     if getattr(config.kernels, unused) != AUTO:
         raise ValueError(

@@ -1,6 +1,7 @@
 """Fields of the config that name a row of a table."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,13 +17,15 @@ class Choice:
     """A field that names a row of `table`, whose options are in `section`.
 
     inline: options of this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
-    rows joined by '+'. auto: 'auto' may stand for one.
+    rows joined by '+'. shares: each of these with its share of the whole, 'causal:0.5+infill:0.5'.
+    auto: 'auto' may stand for one.
     """
 
     table: Mapping[str, Any]
     section: str = ''
     inline: bool = False
     several: bool = False
+    shares: bool = False
     auto: bool = False
 
     def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -31,6 +34,8 @@ class Choice:
         Raises ValueError for an unknown name or option.
         """
         found = []
+        if self.shares:
+            value = '+'.join(shares_of(path, value))
         for text in value.split('+') if self.several else [value]:
             name, given = parse(path, text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
@@ -50,6 +55,35 @@ class Choice:
         if len(names) > 1 and {'none', AUTO} & set(names):
             raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
         return found
+
+
+def shares_of(path: str, value: str) -> dict[str, float]:
+    """{'causal': 0.5, 'infill': 0.5} for 'causal:0.5+infill:0.5', and {'causal': 1.0} for 'causal'.
+
+    Raises ValueError where shares are missing, no numbers, not above 0, or do not sum to 1.
+    """
+    if '+' not in value and ':' not in value:
+        return {value: 1.0}
+    how = f'Such as {path}=causal:0.5+infill:0.5.'
+    found: dict[str, float] = {}
+    for text in value.split('+'):
+        name, _, share = text.partition(':')
+        if name in found:
+            raise ValueError(f'{path}={value} names a row twice. {how}')
+        try:
+            found[name] = float(share)
+        except ValueError:
+            raise ValueError(
+                f'{path}: each name of a mixture has its share behind it, a number; got {text!r} '
+                f'in {value!r}. {how}'
+            ) from None
+    total = sum(found.values())
+    if not all(share > 0 for share in found.values()) or not math.isclose(total, 1, abs_tol=1e-6):
+        raise ValueError(
+            f'the shares of {path} must be above 0 and sum to 1; got {value!r}, which sums to '
+            f'{total:g}. {how}'
+        )
+    return found
 
 
 def joined_by_plus(path: str, names: Sequence[Any]) -> str:

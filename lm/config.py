@@ -31,6 +31,7 @@ from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
 from modules.norms import NORMS
 from modules.numerics import REMAT_POLICIES
+from modules.objectives import OBJECTIVES
 from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
 from modules.options import Option, options, section, typed, types_of
 from modules.placements import PLACEMENTS
@@ -175,6 +176,7 @@ class DataConfig:
     seed: int
     prefetch: int
     cache_dir: str
+    objective: Annotated[str, Choice(OBJECTIVES, 'data', several=True, shares=True)] = 'causal'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,6 +194,7 @@ class TrainConfig:
     diagnose_every: Count = 0
     init_from: str = ''
     trainable: Annotated[str, Option(choices=('all', 'norms'))] = 'all'
+    eval_objectives: Annotated[str, Choice(OBJECTIVES, 'data', several=True)] = 'causal'
 
 
 Devices = Annotated[int, Option(least=-1)]
@@ -220,6 +223,7 @@ ReparamConfig = section(ReparamConfig, REPARAMS)
 LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
 OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
 ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
+DataConfig = section(DataConfig, OBJECTIVES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -201,15 +201,17 @@ class Transformer(nn.Module):
         tokens_BT: jax.Array,
         segments_BT: jax.Array | None = None,
         valid_BT: jax.Array | None = None,
+        prefix_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, Readout]:
         """(the last activations [B, T, D], what makes logits of them).
 
-        For losses that never hold all logits: `model.apply(..., method='activations')`.
+        For losses that never hold all logits: `model.apply(..., method='activations')`. prefix_BT
+        numbers the prefixes whose tokens see each other (`modules.sequence`).
         """
         if valid_BT is not None:
             valid_BT = valid_BT.astype(jnp.float32)
         sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
-        return self.read(tokens_BT, sequence.replace(valid_BT=valid_BT))
+        return self.read(tokens_BT, sequence.replace(valid_BT=valid_BT, prefix_BT=prefix_BT))
 
     def part(
         self, tokens_BT: jax.Array, start_B: jax.Array, count_B: jax.Array, capacity: int

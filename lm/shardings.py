@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from lm.config import Config
 from lm.mesh import batch_sharding, param_sharding, replicated, traced_on
+from lm.objectives import batch_fields
 from lm.state import Learner, State, hyper_from, init_state, optimizer
 from lm.step import make_eval_step, make_train_step
 from modules.optim import state_specs
@@ -21,7 +22,7 @@ def batch_shapes(config: Config, *leading: int) -> dict[str, jax.ShapeDtypeStruc
     """What the step takes, stacked along `leading`."""
     shape = (*leading, config.data.batch_size, config.data.seq_len + 1)
     rows = jax.ShapeDtypeStruct(shape, jax.numpy.int32)
-    return {'tokens': rows, 'segments': rows}
+    return dict.fromkeys(batch_fields(config), rows)
 
 
 def state_shapes(learner: Learner) -> State:

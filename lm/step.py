@@ -19,7 +19,17 @@ MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has 
 
 
 def target_weights(batch: Batch, bos_id: int) -> jax.Array:
-    """[B, T] float32: 1 where the next token is one to predict: not padding, not a beginning."""
+    """[B, T] float32: 1 where the next token is one to predict: not padding, not a beginning, and
+    a target of the objective where the batch says which are (`lm.objectives`).
+    """
+    weights_BT = text_weights(batch, bos_id)
+    if 'targets' in batch:
+        weights_BT = weights_BT * batch['targets'][:, 1:]
+    return weights_BT
+
+
+def text_weights(batch: Batch, bos_id: int) -> jax.Array:
+    """[B, T] float32: `target_weights` of a causal model."""
     targets_BT = batch['tokens'][:, 1:]
     return ((batch['segments'][:, 1:] > 0) & (targets_BT != bos_id)).astype(jnp.float32)
 
@@ -49,8 +59,15 @@ def activations(
     """((the last activations [B, T, D], the readout), the collections named in `mutable`)."""
     tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
     segments_BT = read_BT if learner.config.data.mask_documents else None
+    prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
     return learner.model.apply(
-        variables, tokens_BT, segments_BT, read_BT > 0, method='activations', mutable=mutable
+        variables,
+        tokens_BT,
+        segments_BT,
+        read_BT > 0,
+        prefix_BT,
+        method='activations',
+        mutable=mutable,
     )
 
 
@@ -140,6 +157,9 @@ def make_train_step(
             'update_norm': optax.tree.norm(made.updates),
             'batch_tokens': sums['tokens'],
         }
+        if 'targets' in batch:
+            of_text = jnp.sum(text_weights(batch, learner.bos_id))
+            metrics['target_share'] = sums['tokens'] / jnp.maximum(of_text, 1.0)
         new = made.state
         if config.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)

@@ -8,7 +8,8 @@ from flax import struct
 class Sequence(struct.PyTreeNode):
     """positions_BT: int32, [1, T] where all rows agree. segments_BT: int32 document number of each
     token, attended within; None: the whole row is one document. valid_BT: 0 for padding, which
-    statistics leave out; None: there is none.
+    statistics leave out; None: there is none. prefix_BT: int32, tokens of one number that is not 0
+    see each other, later ones too; None: all see those before them alone.
 
     capacity: how many tokens of each row a cache has room for, where the row is read in parts
     (`modules.attention.cache`): these ones come behind those it holds. None: they are the whole.
@@ -17,6 +18,7 @@ class Sequence(struct.PyTreeNode):
     positions_BT: jax.Array
     segments_BT: jax.Array | None = None
     valid_BT: jax.Array | None = None
+    prefix_BT: jax.Array | None = None
     capacity: int | None = struct.field(pytree_node=False, default=None)
 
     @property
@@ -51,4 +53,4 @@ def part_of_rows(start_B: jax.Array, count_B: jax.Array, length: int, capacity: 
     column_1T = jnp.arange(length, dtype=jnp.int32)[None]
     positions_BT = start_B[:, None] + column_1T
     valid_BT = (column_1T < count_B[:, None]).astype(jnp.float32)
-    return Sequence(positions_BT, None, valid_BT, capacity)
+    return Sequence(positions_BT, valid_BT=valid_BT, capacity=capacity)

@@ -385,6 +385,55 @@ BUGS = {
         'if path not in RUN_PATHS',
         'tests/lm/test_optimizers.py -k in_no_program',
     ),
+    # Objectives.
+    'the share of holes with their marks': Bug(
+        'modules/objectives.py',
+        'share * text)',
+        'share * room)',
+        'tests/modules/test_objectives.py -k uniform',
+    ),
+    'a hole filled with the suffix': Bug(
+        'modules/objectives.py',
+        '(kept[last:], is_text)',
+        '(kept[first:], is_text)',
+        'tests/modules/test_objectives.py -k together',
+    ),
+    'a document that keeps its wrong end': Bug(
+        'modules/objectives.py',
+        'return tokens[1 : 1 + count]',
+        'return tokens[-count:]',
+        'tests/modules/test_objectives.py -k together',
+    ),
+    'prefixes of two documents in one': Bug(
+        'lm/objectives.py',
+        "made.prefix * row['segments'][place]",
+        'made.prefix',
+        'tests/lm/test_objectives.py -k apart',
+    ),
+    'rows corrupted by their place on a host': Bug(
+        'lm/data/loader.py',
+        'default_rng((seed, step, i)) for i in mine',
+        'default_rng((seed, step, i)) for i in range(len(mine))',
+        'tests/lm/test_objectives.py -k hosts',
+    ),
+    'targets counted one too early': Bug(
+        'lm/step.py',
+        "batch['targets'][:, 1:]",
+        "batch['targets'][:, :-1]",
+        'tests/lm/test_objectives.py -k "weights or no_target"',
+    ),
+    'a prefix that reaches one token less': Bug(
+        'lm/step.py',
+        "batch['prefix'][:, :-1] if",
+        "batch['prefix'][:, 1:] if",
+        'tests/lm/test_objectives.py -k reaches',
+    ),
+    'tiles behind the queries left out': Bug(
+        'modules/kernels/attention/blocked.py',
+        '_over(i + 1, static.tiles,',
+        '_over(i + 1, i + 1,',
+        'tests/modules/test_kernels.py -k several_tiles',
+    ),
 }
 
 

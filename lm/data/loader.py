@@ -5,7 +5,7 @@ but its number.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from lm.config import DataConfig
 from lm.data.rows import Rows
 
 Batch = dict[str, np.ndarray]
+Mixture = Callable[[Batch, np.random.Generator], Batch]  # of one row
 READERS = 2  # threads; a batch of 16 rows of 257 tokens takes one of them about a millisecond
 THREADS = 'batches'  # the beginning of their names
 
@@ -25,16 +26,23 @@ def batch_at(
     *,
     batch_size: int,
     seed: int,
+    mixture: Mixture | None = None,
     process_index: int = 0,
     process_count: int = 1,
 ) -> Batch:
     """The batch of `step`, [batch_size / process_count, T+1]: this process's slice of it.
 
-    Rows are shuffled anew for each epoch; batch s is rows order[s * B : (s + 1) * B].
+    Rows are shuffled anew for each epoch; batch s is rows order[s * B : (s + 1) * B]. mixture(row,
+    rng) makes of each what its objective has, of numbers that (seed, step, i) alone decide; None:
+    rows stay as they are.
     """
     order = _order(len(rows), seed)
     mine = _slice(batch_size, process_index, process_count)
-    return _stack([rows[order[step * batch_size + i]] for i in mine])
+    found = [rows[order[step * batch_size + i]] for i in mine]
+    if mixture is not None:
+        rngs = [np.random.default_rng((seed, step, i)) for i in mine]
+        found = [mixture(row, rng) for row, rng in zip(found, rngs, strict=True)]
+    return _stack(found)
 
 
 @functools.lru_cache(16)
@@ -83,6 +91,7 @@ class Feed:
         *,
         batch_size: int,
         prefetch: int,
+        mixture: Mixture | None = None,
         process_index: int = 0,
         process_count: int = 1,
     ):
@@ -91,6 +100,7 @@ class Feed:
             batch_at,
             rows,
             batch_size=batch_size,
+            mixture=mixture,
             process_index=process_index,
             process_count=process_count,
         )

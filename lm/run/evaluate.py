@@ -51,9 +51,24 @@ def validation_losses(sums: list[dict[str, Any]], rows: Rows) -> dict[str, float
     bits_per_byte = ce / ln 2 * (target tokens / bytes of text they stand for) of the whole split:
     exact where the batches cover it, and then comparable between tokenizers.
     """
-    ce = sum(float(s['ce']) for s in sums) / sum(float(s['tokens']) for s in sums)
+    ce = mean_ce(sums)
     return {
         'validation_ce': ce,
         'bits_per_byte': ce / math.log(2) * rows.n_tokens / rows.n_bytes,
         'perplexity': math.exp(min(ce, 700.0)),  # beyond that exp overflows
     }
+
+
+def objective_loss(name: str, sums: list[dict[str, Any]]) -> dict[str, float]:
+    """Nats a target token of an objective (`lm.objectives`), by the name it is recorded under."""
+    return {objective_loss_name(name): mean_ce(sums)}
+
+
+def objective_loss_name(name: str) -> str:
+    return f'validation_{name}_ce'
+
+
+def mean_ce(sums: list[dict[str, Any]]) -> float:
+    """NaN where nothing was a target, as where all documents are too short for their marks."""
+    tokens = sum(float(s['tokens']) for s in sums)
+    return sum(float(s['ce']) for s in sums) / tokens if tokens else math.nan

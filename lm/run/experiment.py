@@ -6,6 +6,7 @@ from lm import data
 from lm.config import Config
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
+from lm.objectives import evaluated, n_marks, training_mixture
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
 
@@ -13,6 +14,8 @@ from lm.state import build_learner
 class Experiment:
     """Opening it prepares the text where that is not done; `runs` is how many will share it.
 
+    vocab_size: the tokenizer's tokens and the marks of objectives. mixture: what training makes of
+    rows; evaluated: the validation split as other objectives have it, by name (`lm.objectives`).
     state_shapes: shapes, types and shardings of one run's state; init: (key, hyper) -> that state
     at step 0.
     """
@@ -22,10 +25,12 @@ class Experiment:
         self.mesh = make_mesh(config.mesh, runs=runs)
         self.dataset = data.open_dataset(config.data, say=say)
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
-        self.vocab_size = self.dataset.tokenizer.vocab_size
+        tokenizer = self.dataset.tokenizer
+        self.vocab_size = tokenizer.vocab_size + n_marks(config)
+        self.mixture = training_mixture(config, tokenizer)
+        self.evaluated = evaluated(config, tokenizer, self.dataset.validation)
         self.platform = self.mesh.devices.flat[0].platform
-        bos_id = self.dataset.tokenizer.bos_id
-        self.learner = build_learner(config, self.vocab_size, bos_id, self.platform)
+        self.learner = build_learner(config, self.vocab_size, tokenizer.bos_id, self.platform)
         self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.state_shapes = abstract_state(self.learner, self.mesh)

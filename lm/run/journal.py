@@ -20,6 +20,7 @@ from lm.record.series import DAMAGED, LOSS, Checkpoints
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SUMMARY, status_of, write_config
 from lm.run.counters import Counters, newest_values
+from lm.run.evaluate import objective_loss_name
 from lm.run.experiment import Experiment
 from lm.run.table import optimizer_state_bytes, parameter_count
 from lm.run.terminal import Terminal
@@ -159,7 +160,8 @@ class Journal:
     def record(self, step: int, row: dict[str, float]) -> None:
         """The metrics of one step, fetched. Raises Diverged."""
         tokens = row.pop('batch_tokens')
-        self.throughput.tokens += tokens
+        share = row.get('target_share', 1.0)  # tokens that are no target are work all the same
+        self.throughput.tokens += tokens / share if share else 0.0
         self.throughput.steps += 1
         self.counters.tokens += tokens
         self._watch(step, row)
@@ -198,6 +200,7 @@ class Journal:
         self.terminal.say(
             f'step {self.step:>6}  validation loss {losses["validation_ce"]:.4f}  '
             f'bits per byte {losses["bits_per_byte"]:.4f}  perplexity {losses["perplexity"]:.2f}'
+            + ''.join(f'  {name} {losses[key]:.4f}' for name, key in self._of_objectives())
         )
         self.last |= losses | {'validated_step': self.step}
         if losses['validation_ce'] < self.counters.best.get('best_validation_ce', math.inf):
@@ -206,6 +209,9 @@ class Journal:
                 'best_bits_per_byte': losses['bits_per_byte'],
                 'best_step': self.step,
             }
+
+    def _of_objectives(self) -> list[tuple[str, str]]:
+        return [(name, objective_loss_name(name)) for name in self.experiment.evaluated]
 
     def diagnosed(self, found: dict[str, Any]) -> None:
         """Records what `lm.diagnostics` found: a number, one a layer, or one a head, by name."""

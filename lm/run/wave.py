@@ -14,7 +14,12 @@ import jax
 import numpy as np
 
 from lm import data
-from lm.run.evaluate import first_batch, validation_batches, validation_losses
+from lm.run.evaluate import (
+    first_batch,
+    objective_loss,
+    validation_batches,
+    validation_losses,
+)
 from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
 from lm.run.slot import RunSpec, Slot, Status, raise_error
@@ -46,6 +51,7 @@ class Wave:
             self.experiment.dataset.train,
             batch_size=config.batch_size,
             prefetch=config.prefetch,
+            mixture=self.experiment.mixture,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
@@ -203,17 +209,30 @@ class Wave:
         """The validation losses of the runs in `slots`, recorded."""
         if not slots:
             return
-        rows, mask = self.experiment.dataset.validation, self._mask(slots)
+        rows = self.experiment.dataset.validation
         with self._clocks_stopped():
-            sums = jax.device_get(
-                [
-                    self.program.evaluate(batch, mask, self.states, self.hypers)
-                    for batch in validation_batches(self.experiment.config, rows)
-                ]
-            )
+            sums = self._sums(slots, rows)
+            others = {
+                name: self._sums(slots, own) for name, own in self.experiment.evaluated.items()
+            }
             for i in slots:
-                own = [self.program.pick(of_batch, i) for of_batch in sums]
-                self._act(i, Journal.evaluated, validation_losses(own, rows))
+                losses = validation_losses(self._of_run(sums, i), rows)
+                for name, of_batches in others.items():
+                    losses |= objective_loss(name, self._of_run(of_batches, i))
+                self._act(i, Journal.evaluated, losses)
+
+    def _sums(self, slots: list[int], rows: Any) -> list[dict]:
+        """What evaluation gives of each batch of `rows`."""
+        mask = self._mask(slots)
+        return jax.device_get(
+            [
+                self.program.evaluate(batch, mask, self.states, self.hypers)
+                for batch in validation_batches(self.experiment.config, rows)
+            ]
+        )
+
+    def _of_run(self, sums: list[dict], i: int) -> list[dict]:
+        return [self.program.pick(of_batch, i) for of_batch in sums]
 
     def diagnose(self, slots: list[int]) -> None:
         """What each layer of the runs in `slots` does on a fixed batch, recorded."""

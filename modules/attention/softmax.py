@@ -114,6 +114,9 @@ class SoftmaxAttention(MultiHead):
         scores, is_full = self.scores(), self.is_full()
         if sequence.capacity is None:
             self.record(q_BNTH, k_BKSH, sequence, arrays)
+            if sequence.prefix_BT is not None:
+                scores = dataclasses.replace(scores, prefix=True)
+                arrays = arrays | {'prefix_BT': sequence.prefix_BT}
             return self.kernels.attention(
                 q_BNTH, k_BKSH, v_BKSH, scores, sequence.segments_BT, is_full=is_full, **arrays
             )

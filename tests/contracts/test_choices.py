@@ -56,6 +56,7 @@ SAME_LAYERS = {
 }
 # Tried at their own interfaces; here once, together.
 ELSEWHERE = (
+    'data.objective',
     'loss.name',
     'model.activation',
     'optim.name',
@@ -68,6 +69,7 @@ ELSEWHERE = (
     'kernels.implementation',
     'kernels.linear_attention',
     'kernels.matmul',
+    'train.eval_objectives',
 )
 # Every option of attention, in as few rows as there can be: one layer has one gate.
 ATTENTION_OPTIONS = (

@@ -17,8 +17,10 @@ ROWS = [(field, row) for field in CHOICES for row in rows_of(field)]
 LONGEST_LINE = 100
 # What everybody knows, and what is a way to compute and no idea.
 WITHOUT_SOURCE = {
+    ('data.objective', 'causal'),
     ('model.activation', 'relu'),
     ('optim.schedule', 'constant'),
+    ('train.eval_objectives', 'causal'),
     *((field, 'none') for field in CHOICES),
     *((field, row.name) for field, row in ROWS if field == 'model.remat'),
     *((field, row.name) for field, row in ROWS if field.startswith('kernels.')),

@@ -83,7 +83,8 @@ def test_every_name_in_every_table_passes(path):
 def test_every_choice_is_looked_up():
     """A string field of the config is a name, a path, or one that `lm.data` checks or reads."""
     strings = {path for path, field in FIELDS.items() if str in field.types}
-    ours = {path for path in strings if not path.startswith('data.')}
+    ours = {path for path in strings if not path.startswith('data.')} | {'data.objective'}
+    ours |= {'data.loss_on'}
     assert ours - {'train.init_from', 'reparam.roles'} == NAMES.keys()
 
 
@@ -112,6 +113,8 @@ def test_nothing_beyond_the_bounds_passes(path):
         'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
         'model.n_heads': {'model.n_kv_heads': 1},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
+        'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},
+        'data.span_most': {'data.span_least': 1},
         'attention.rope_original_length': LLAMA3,
         'attention.rope_low_frequency_factor': LLAMA3,
         'attention.rope_high_frequency_factor': LLAMA3

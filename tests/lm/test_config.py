@@ -293,6 +293,7 @@ READERS = (
         {path: name}
         for path in (
             'optim.decay_rule',
+            'data.objective',
             'model.attention',
             'model.activation',
             'loss.name',

@@ -46,11 +46,20 @@ def forward_and_gradients(name, q, k, v, grad, segments=None, scores=PLAIN, more
 
     out, pull = jax.vjp(run, q, k, v, more or {})
     *slopes, of_more = pull(grad)
-    return out, *slopes, *(of_more[name] for name in sorted(of_more))
+    return out, *slopes, *(of_more[name] for name in sorted(of_more) if name != 'prefix_BT')
 
 
 def numpy_attention(
-    q, k, v, grad, segments=None, scores=PLAIN, sinks_N=None, slopes_N=None, key_bias_BKS=None
+    q,
+    k,
+    v,
+    grad,
+    segments=None,
+    scores=PLAIN,
+    sinks_N=None,
+    slopes_N=None,
+    key_bias_BKS=None,
+    prefix_BT=None,
 ):
     """Output and gradients, one row and head at a time."""
     q, k, v, grad = (np.asarray(a, np.float64) for a in (q, k, v, grad))
@@ -68,6 +77,10 @@ def numpy_attention(
             bent = np.tanh(logits / scores.softcap)
             logits, slope = scores.softcap * bent, 1 - bent**2
         back = np.arange(length)[:, None] - np.arange(length)
+        if prefix_BT is not None:
+            number = np.asarray(prefix_BT)[b]
+            mutual = (number[:, None] == number) & (number > 0)
+            back = np.where(mutual, np.abs(back), back)
         if slopes_N is not None:
             logits = logits - np.float64(slopes_N)[n] * back
         seen = (back >= 0) & (back < (scores.window or length))
@@ -124,6 +137,8 @@ FIELDS = [
     {'sinks': True},
     {'slopes': True},
     {'key_bias': True},
+    {'prefix': True},
+    {'prefix': True, 'window': 3},
     {
         'scale': 2.0,
         'softcap': 1.5,
@@ -131,6 +146,7 @@ FIELDS = [
         'sinks': True,
         'slopes': True,
         'key_bias': True,
+        'prefix': True,
     },
 ]
 SERVED = [(n, f) for n in ANYWHERE for f in FIELDS if ATTENTION_KERNELS[n].serves >= f.keys()]
@@ -145,6 +161,9 @@ def arrays_of(scores, length, n_heads=4, n_kv_heads=2, batch=2):
         more['slopes_N'] = jnp.float32(rng.uniform(0.1, 1.0, n_heads))
     if scores.key_bias:
         more['key_bias_BKS'] = jnp.float32(rng.normal(size=(batch, n_kv_heads, length)))
+    if scores.prefix:  # over the edges of documents and tiles too
+        prefix = np.repeat([0, 2, 1, 0, 3], length)[rng.integers(0, 5) :: 5][:length]
+        more['prefix_BT'] = jnp.asarray(np.stack([np.roll(prefix, b) for b in range(batch)]), int)
     return more
 
 
@@ -165,7 +184,13 @@ def test_scores_are_their_equations(name, fields):
 
 @pytest.mark.parametrize(
     ('length', 'fields'),
-    [(15, {}), (15, {'window': 2}), (15, FIELDS[-1]), (7, FIELDS[-1])],
+    [
+        (15, {}),
+        (15, {'window': 2}),
+        (15, {'prefix': True}),
+        (15, FIELDS[-1]),
+        (7, FIELDS[-1]),
+    ],
     ids=str,
 )
 def test_fields_over_several_tiles(length, fields, monkeypatch):

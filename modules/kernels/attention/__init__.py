@@ -25,8 +25,8 @@ ALL = frozenset(field.name for field in dataclasses.fields(Scores))
 
 @dataclasses.dataclass(frozen=True)
 class AttentionKernel:
-    """compute(q, k, v, scores, segments_BT), with sinks_N, slopes_N and key_bias_BKS by name where
-    it serves them.
+    """compute(q, k, v, scores, segments_BT), with sinks_N, slopes_N, key_bias_BKS and prefix_BT by
+    name where it serves them.
 
     serves: the fields of `Scores` that `compute` reads. platform: the only one it runs on; None:
     all. dtypes: those of q, k and v that it takes; None: all. head_dims: the widths of a head that
@@ -122,6 +122,7 @@ def attend(
     slopes_N: jax.Array | None = None,
     key_bias_BKS: jax.Array | None = None,
     is_full: jax.Array | None = None,
+    prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
     """The kernel of that name. ValueError for what it does not serve, and for an array that comes
     without its field of `scores`, or does not come with it.
@@ -130,7 +131,12 @@ def attend(
     a scan differ in it.
     """
     refuse_unserved(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
-    arrays = {'sinks_N': sinks_N, 'slopes_N': slopes_N, 'key_bias_BKS': key_bias_BKS}
+    arrays = {
+        'sinks_N': sinks_N,
+        'slopes_N': slopes_N,
+        'key_bias_BKS': key_bias_BKS,
+        'prefix_BT': prefix_BT,
+    }
     given = scores.check_arrays(arrays)
     kernel, length = ATTENTION_KERNELS[name], q_BNTH.shape[2]
     missing = -length % kernel.length_multiple

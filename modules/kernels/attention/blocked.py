@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.attention.reference import sees
+from modules.kernels.attention.reference import of_one_prefix, sees
 from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
 from modules.statistics import at_least_float32
 
@@ -40,6 +40,13 @@ class Rows(NamedTuple):
     key_bias_GS: jax.Array | None
 
 
+class Places(NamedTuple):
+    """Which document and which prefix the tokens of G rows are in; None where unused."""
+
+    segments_GT: jax.Array | None
+    prefix_GT: jax.Array | None
+
+
 def blocked(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
@@ -49,11 +56,13 @@ def blocked(
     sinks_N: jax.Array | None = None,
     slopes_N: jax.Array | None = None,
     key_bias_BKS: jax.Array | None = None,
+    prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
     """As `reference`, tile by tile of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
 
-    Tiles of keys after the queries, or before their window, are left out. Softmax over the tiles of
-    a row has a running maximum and sum. Kept for the backward pass are the output and the
+    Tiles of keys after the queries, or before their window, are left out; with prefixes none is,
+    for a program does not know where they are. Softmax over the tiles of a row has a running
+    maximum and sum. Kept for the backward pass are the output and the
     log-sum-exp of each row, as in FlashAttention; the probabilities are computed again. The custom
     backward pass rules out forward-mode differentiation; `reference` has that.
     """
@@ -73,14 +82,19 @@ def blocked(
 
     q_GTH = flat(q_BNTH * scores.scale_of(head_dim))
     k_GSH, v_GSH = (flat(share_heads(x, n_heads)) for x in (k_BKSH, v_BKSH))
-    key_bias_GS, segments_GT = None, None
+    key_bias_GS = None
     if key_bias_BKS is not None:
         key_bias_GS = flat(share_heads(key_bias_BKS, n_heads).astype(exact(q_BNTH)))
-    if segments_BT is not None:
-        segments_BT = jnp.pad(segments_BT, ((0, 0), (0, extra)), constant_values=-1)
-        segments_GT = jnp.repeat(segments_BT, n_heads, axis=0)
+
+    def numbered(number_BT):
+        if number_BT is None:
+            return None
+        number_BT = jnp.pad(number_BT, ((0, 0), (0, extra)), constant_values=-1)
+        return jnp.repeat(number_BT, n_heads, axis=0)
+
+    places = Places(numbered(segments_BT), numbered(prefix_BT))
     rows = Rows(of_rows(sinks_N), of_rows(slopes_N), key_bias_GS)
-    out_GTH = _tiled(static, q_GTH, k_GSH, v_GSH, rows, segments_GT)
+    out_GTH = _tiled(static, q_GTH, k_GSH, v_GSH, rows, places)
     return out_GTH[:, :length].reshape(q_BNTH.shape)
 
 
@@ -116,6 +130,10 @@ def _over_keys(static: Static, has_segments: bool, i: Any, body: Callable, carry
     so that the running maximum of each row is one of tokens that it sees.
     """
     first, window = 0, static.scores.window
+    if static.scores.prefix:
+        carry = _over(0, i, lambda j, carry: body(j, carry, True), carry)
+        carry = _over(i + 1, static.tiles, lambda j, carry: body(j, carry, True), carry)
+        return body(i, carry, True)
     if window is not None:
         first = (i * static.side - window + 1) // static.side
         first = max(first, 0) if isinstance(i, int) else jnp.maximum(first, 0)
@@ -150,14 +168,18 @@ def _along(x_G: jax.Array, logits: jax.Array) -> jax.Array:
     return jnp.broadcast_to(x_G[:, None, None], logits.shape)
 
 
-def _back(static: Static, i: Any, j: Any, like: jax.Array) -> jax.Array:
-    """[G, T, S]: how many tokens keys of tile j are before queries of tile i."""
+def _back(static: Static, places: Places, i: Any, j: Any, like: jax.Array) -> jax.Array:
+    """[G, T, S]: how many tokens keys of tile j are before queries of tile i, or apart."""
     place = jnp.arange(static.side, dtype=jnp.int32)
     back_TS = (i - j) * static.side + place[:, None] - place[None]
-    return jnp.broadcast_to(back_TS[None], like.shape)
+    back = jnp.broadcast_to(back_TS[None], like.shape)
+    if places.prefix_GT is not None:
+        own, other = (_cut(static, places.prefix_GT, tile) for tile in (i, j))
+        back = jnp.where(of_one_prefix(own, other), jnp.abs(back), back)
+    return back
 
 
-def _logits(static, rows, segments_GT, q, k, i, j, is_masked):
+def _logits(static, rows, places, q, k, i, j, is_masked):
     """(logits of a tile, float32 at least; their slope in q k, None where that is 1)."""
     logits, slope, softcap = _dot(q, k, 2, 2, exact(q)), None, static.scores.softcap
     if rows.key_bias_GS is not None:
@@ -166,24 +188,24 @@ def _logits(static, rows, segments_GT, q, k, i, j, is_masked):
     if softcap:
         bent = jnp.tanh(logits / softcap)
         logits, slope = softcap * bent, 1 - jnp.square(bent)
-    back = _back(static, i, j, logits)
+    back = _back(static, places, i, j, logits)
     if rows.slopes_G is not None:
         logits = logits - _along(rows.slopes_G, logits) * back
     if is_masked:
         seen = sees(back, static.scores.window)
-        if segments_GT is not None:
-            own, other = (_cut(static, segments_GT, tile) for tile in (i, j))
+        if places.segments_GT is not None:
+            own, other = (_cut(static, places.segments_GT, tile) for tile in (i, j))
             seen = seen & (own[:, :, None] == other[:, None])
         logits = jnp.where(seen, logits, MASKED)
     return logits, slope
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tiled(static, q_GTH, k_GSH, v_GSH, rows, segments_GT):
-    return _forward(static, q_GTH, k_GSH, v_GSH, rows, segments_GT)[0]
+def _tiled(static, q_GTH, k_GSH, v_GSH, rows, places):
+    return _forward(static, q_GTH, k_GSH, v_GSH, rows, places)[0]
 
 
-def _forward(static, q_GTH, k_GSH, v_GSH, rows, segments_GT):
+def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
     count, dtype = len(q_GTH), exact(q_GTH)
     shape = (count, static.side, q_GTH.shape[2])
 
@@ -193,7 +215,7 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, segments_GT):
         def of_keys(j, carry, is_masked):
             largest, total, mixed = carry
             k, v = _cut(static, k_GSH, j), _cut(static, v_GSH, j)
-            logits, _ = _logits(static, rows, segments_GT, q, k, i, j, is_masked)
+            logits, _ = _logits(static, rows, places, q, k, i, j, is_masked)
             new = jnp.maximum(largest, logits.max(-1, keepdims=True))
             weights, kept = jnp.exp(logits - new), jnp.exp(largest - new)
             total = total * kept + weights.sum(-1, keepdims=True)
@@ -206,7 +228,7 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, segments_GT):
             largest = _along(sinks, largest)
         start = largest, jnp.full(largest.shape, float(sinks is not None), dtype)
         start = (*start, jnp.zeros(shape, dtype))
-        has_segments = segments_GT is not None
+        has_segments = places.segments_GT is not None
         largest, total, mixed = _over_keys(static, has_segments, i, of_keys, start)
         out, log_sum = results
         return _put(static, out, mixed / total, i), _put(
@@ -215,7 +237,7 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, segments_GT):
 
     results = jnp.zeros(q_GTH.shape, v_GSH.dtype), jnp.zeros((*q_GTH.shape[:2], 1), dtype)
     out_GTH, log_sum_GT1 = _over_tiles(static, of_queries, results)
-    return out_GTH, (q_GTH, k_GSH, v_GSH, rows, segments_GT, out_GTH, log_sum_GT1)
+    return out_GTH, (q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1)
 
 
 def _backward(static, residuals, grad_GTH):
@@ -224,8 +246,8 @@ def _backward(static, residuals, grad_GTH):
     The sums over queries are rows of a product, [H, T] by [T, S]: XLA:CPU multiplies by a
     transposed left side at half its rate, and those on the left are small.
     """
-    q_GTH, k_GSH, v_GSH, rows, segments_GT, out_GTH, log_sum_GT1 = residuals
-    dtype, has_segments = exact(q_GTH), segments_GT is not None
+    q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1 = residuals
+    dtype, has_segments = exact(q_GTH), places.segments_GT is not None
     correction_GT1 = jnp.sum(at_least_float32(grad_GTH * out_GTH), -1, keepdims=True)
     q_GHT, grad_GHT = jnp.swapaxes(q_GTH, 1, 2), jnp.swapaxes(grad_GTH, 1, 2)
 
@@ -238,11 +260,11 @@ def _backward(static, residuals, grad_GTH):
         def of_keys(j, carry, is_masked):
             grad_q, grad_k, grad_v, grad_rows = carry
             k, v = _cut(static, k_GSH, j), _cut(static, v_GSH, j)
-            logits, slope = _logits(static, rows, segments_GT, q, k, i, j, is_masked)
+            logits, slope = _logits(static, rows, places, q, k, i, j, is_masked)
             probs = jnp.exp(logits - log_sum)
             grad_logits = probs * (_dot(grad, v, 2, 2, dtype) - correction)
             grad_scores = grad_logits if slope is None else slope * grad_logits
-            grad_rows = _of_rows(static, grad_rows, grad_logits, grad_scores, i, j)
+            grad_rows = _of_rows(static, places, grad_rows, grad_logits, grad_scores, i, j)
             grad_scores, probs = grad_scores.astype(q.dtype), probs.astype(grad.dtype)
             grad_q = grad_q + _dot(grad_scores, k, 2, 1, dtype)
             grad_k = _add(static, grad_k, _dot(q_HT, grad_scores, 2, 1, dtype), j, 2)
@@ -265,10 +287,10 @@ def _backward(static, residuals, grad_GTH):
     return grad_q, grad_k.astype(k_GSH.dtype), grad_v.astype(v_GSH.dtype), grad_rows, None
 
 
-def _of_rows(static, grad_rows, grad_logits, grad_scores, i, j):
+def _of_rows(static, places, grad_rows, grad_logits, grad_scores, i, j):
     """What a tile adds to the gradients of slopes and of the keys' biases."""
     if grad_rows.slopes_G is not None:
-        back = _back(static, i, j, grad_logits)
+        back = _back(static, places, i, j, grad_logits)
         slopes_G = grad_rows.slopes_G - jnp.sum(grad_logits * back, (1, 2))
         grad_rows = grad_rows._replace(slopes_G=slopes_G)
     if grad_rows.key_bias_GS is not None:

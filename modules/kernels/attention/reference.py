@@ -12,6 +12,7 @@ def reference(
     v_BKSH: jax.Array,
     scores: Scores,
     segments_BT: jax.Array | None = None,
+    prefix_BT: jax.Array | None = None,
     **arrays: jax.Array,
 ) -> jax.Array:
     """out_t = sum_s p_ts v_s over the tokens that t sees; float32 at least up to the probabilities.
@@ -21,16 +22,22 @@ def reference(
         s_ts = s_ts - slope_n (t - s)
         p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    the last where there are sinks
 
-    t sees s where s <= t, both are in one segment, and t - s < window. A sink takes probability and
-    gives no value. Sources: arXiv:1706.03762, equation 1; softcap arXiv:2408.00118, section 2;
-    window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the code beside it (gpt-oss);
-    slopes arXiv:2108.12409, section 3.
+    t sees s where s <= t, both are in one segment, and t - s < window. Tokens of one prefix (of one
+    number in prefix_BT that is not 0) see each other, and |t - s| stands for t - s throughout. A
+    sink takes probability and gives no value. Sources: arXiv:1706.03762, equation 1; softcap
+    arXiv:2408.00118, section 2; window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the
+    code beside it (gpt-oss); slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
     """
     position_1T = jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)[None]
     same_BTS = None
     if segments_BT is not None:
         same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
-    return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **arrays)
+    mutual_BTS = None
+    if prefix_BT is not None:
+        mutual_BTS = of_one_prefix(prefix_BT, prefix_BT)
+    return attend_from(
+        q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, mutual_BTS=mutual_BTS, **arrays
+    )
 
 
 def attend_from(
@@ -44,11 +51,13 @@ def attend_from(
     slopes_N: jax.Array | None = None,
     key_bias_BKS: jax.Array | None = None,
     is_full: jax.Array | None = None,
+    mutual_BTS: jax.Array | None = None,
 ) -> jax.Array:
     """`reference` for queries at `positions_BT` among the keys 0 to S - 1.
 
     positions_BT may have a batch of 1. same_BTS: whether both are in one segment; None: all are.
-    is_full: where it is true, the window does not hold; it may be traced.
+    is_full: where it is true, the window does not hold; it may be traced. mutual_BTS: whether both
+    are in one prefix; None: there is none.
     """
     n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
     k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
@@ -64,6 +73,9 @@ def attend_from(
         scores_BNTS = scores_BNTS + jnp.broadcast_to(bias_BN1S, scores_BNTS.shape)
     if scores.softcap:
         scores_BNTS = scores.softcap * jnp.tanh(scores_BNTS / scores.softcap)
+    if mutual_BTS is not None:
+        back_BTS = jnp.broadcast_to(back_BTS, mutual_BTS.shape)
+        back_BTS = jnp.where(mutual_BTS, jnp.abs(back_BTS), back_BTS)
     if slopes_N is not None:
         fall = jnp.einsum('n,bts->bnts', slopes_N, back_BTS.astype(scores_BNTS.dtype))
         scores_BNTS = scores_BNTS - jnp.broadcast_to(fall, scores_BNTS.shape)
@@ -81,6 +93,12 @@ def attend_from(
         with_sinks = jnp.concatenate([scores_BNTS, sinks_BNT1], axis=-1)
         probs_BNTS = jax.nn.softmax(with_sinks, axis=-1)[..., :-1]
     return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
+
+
+def of_one_prefix(own_BT: jax.Array, other_BS: jax.Array) -> jax.Array:
+    """[B, T, S]: whether both have the same number, and it is not 0."""
+    own_BT1 = own_BT[:, :, None]
+    return (own_BT1 == other_BS[:, None]) & (own_BT1 > 0)
 
 
 def sees(back: jax.Array, window: int | None, is_full: jax.Array | None = None) -> jax.Array:

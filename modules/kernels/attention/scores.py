@@ -19,6 +19,8 @@ class Scores:
     sinks: whether sinks_N is passed, a logit of each head that stands for no token.
     slopes: whether slopes_N is passed, by which the logits of a head fall with each token back.
     key_bias: whether key_bias_BKS is passed, which is added to all logits of a key.
+    prefix: whether prefix_BT is passed: tokens of one number that is not 0 see each other, later
+    ones too.
     """
 
     scale: float | None = None
@@ -27,6 +29,7 @@ class Scores:
     sinks: bool = False
     slopes: bool = False
     key_bias: bool = False
+    prefix: bool = False
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -41,8 +44,8 @@ class Scores:
         return {name: value for name, value in given.items() if value != getattr(Scores, name)}
 
     def check_arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Those of `arrays` (sinks_N, slopes_N, key_bias_BKS) that are not None; ValueError where
-        one comes without its field, or does not come with it.
+        """Those of `arrays` (sinks_N, slopes_N, key_bias_BKS, prefix_BT) that are not None;
+        ValueError where one comes without its field, or does not come with it.
         """
         for argument, array in arrays.items():
             announced = getattr(self, argument.rpartition('_')[0])

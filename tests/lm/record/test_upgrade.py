@@ -51,12 +51,14 @@ def test_all_that_is_not_mentioned_here_stays():
                 added[path]
             }
             del added[path]
-    # One optimizer had them all, and evaluation the weights it trained.
+    # One optimizer had them all, evaluation the weights it trained, and rows were read causally.
     assert added == {
         'optim.others': OLD['optim']['name'],
         'optim.average': 'none',
         'scaling.init': 'fan_in',
         'scaling.zero_init': 'none',
+        'data.objective': 'causal',
+        'train.eval_objectives': 'causal',
     }
 
 

@@ -1,0 +1,51 @@
+"""What does filling holes cost a causal model, and how much of it is enough (CodeGen2's mixture)?
+
+Question: at equal tokens read, with a share p of causal rows and the rest with holes, how do the
+          causal loss and the loss of what fills holes move as p goes from 1 to 0; is a mixture
+          free, as arXiv:2207.14255 has it for prefix-suffix-middle, or does it cost a little, as
+          arXiv:2305.02309 found; and what does a prefix that is read both ways do?
+Command:  uv run train.py --config=configs/studies/objectives.py --workdir=runs/objectives
+          uv run python -m eval.runs --workdir=runs/objectives "select data_objective,
+          count(*) n, avg(ce) ce, avg(infill_ce) infill, avg(span_corruption_ce) spans,
+          avg(prefix_ce) prefix, avg(tokens) targets from runs group by 1 order by 1"
+Cost:     27 runs of 0.26 million parameters in nine programs; not run yet.
+Result:   none yet.
+
+`ce` is of the unchanged text for all. The other losses are of the same validation rows with holes,
+or with a prefix: of what fills holes, or stands behind the prefix. A model that was trained on
+causal rows alone has never met a mark, so its losses there say how much of the task is the format.
+Marks are in every vocabulary, used or not, and the seeds draw other initial parameters: every cell
+reads the same rows in the same order. `targets` counts the tokens that the loss was of: by
+step * 8 * 128 it is their share, and small where the loss is of holes alone.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+OBJECTIVES = (
+    'causal',
+    'causal:0.75+span_corruption:0.25',
+    'causal:0.5+span_corruption:0.5',
+    'causal:0.25+span_corruption:0.75',
+    'span_corruption',
+    'causal:0.5+infill:0.5',
+    'infill',
+    'causal:0.5+prefix:0.5',
+    'prefix',
+)
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.data.masks = 8
+    config.optim.lr = 1e-2
+    config.train.eval_objectives = 'causal+span_corruption+infill+prefix'
+    config.train.steps = 1000
+    config.train.eval_every = 250
+    config.train.log_every = 50
+    config.sweep = {
+        'data.objective': OBJECTIVES,
+        'train.seed': (0, 1, 2),
+    }
+    return config
