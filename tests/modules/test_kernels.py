@@ -12,7 +12,7 @@ import pytest
 
 from modules.kernels import IMPLEMENTATIONS, kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
-from modules.kernels.matmul import MATMUL_KERNELS, direct, narrow_first
+from modules.kernels.matmul import MATMUL_KERNELS, WTACRS, direct, narrow_first
 from tests.helpers import FAST
 
 ANYWHERE = [name for name, row in ATTENTION_KERNELS.items() if row.platform is None]
@@ -327,7 +327,7 @@ def test_every_implementation_names_kernels_for_all_operations():
     for name, choices in IMPLEMENTATIONS.items():
         assert choices.keys() == {'attention', 'linear_attention', 'matmul'}
         kernels_for(ATTENTION_KERNELS[choices['attention']].platform or 'cpu', name, **choices)
-    assert {direct, narrow_first} == set(MATMUL_KERNELS.values())
+    assert {direct, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())
 
 
 @pytest.mark.parametrize('dtype', ROUNDING)
@@ -348,8 +348,10 @@ def test_narrow_first_product(shape, dtype):
     x64, w64, g64 = (np.asarray(a, np.float64) for a in (x, w, g))
     tangent = np.asarray(dx, np.float64) @ w64 + x64 @ np.asarray(dw, np.float64)
     wanted = (x64 @ w64, g64 @ w64.T, x64.T @ g64, tangent)
-    for fn in MATMUL_KERNELS.values():
-        for ours, right in zip(everything(fn), wanted, strict=True):
+    for name in MATMUL_KERNELS:
+        for ours, right in zip(
+            everything(kernels_for('cpu', matmul=name).matmul), wanted, strict=True
+        ):
             assert ours.dtype == jnp.dtype(dtype)
             atol = 4 * ROUNDING[dtype] * np.abs(right).max()
             np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=0, atol=atol)
@@ -365,6 +367,6 @@ def test_narrow_first_under_vmap():
 def test_a_product_can_be_summed_in_another_type(name, o):
     """bfloat16 in and float32 out: not the rounded sum. Catches a kernel that drops out_dtype."""
     x, w = (jnp.bfloat16(np.random.default_rng(0).normal(size=s)) for s in ((6, 64), (64, o)))
-    y = MATMUL_KERNELS[name](x, w, jnp.float32)
+    y = kernels_for('cpu', matmul=name).matmul(x, w, jnp.float32)
     assert y.dtype == jnp.float32
     np.testing.assert_allclose(y, np.float64(x) @ np.float64(w), rtol=1e-5, atol=1e-4)
