@@ -25,7 +25,7 @@ from modules.kernels.matmul.wta_crs import (
 from modules.mlp import MLP
 from modules.params import split
 from modules.products import product, shared_input
-from modules.statistics import STATS
+from modules.statistics import STATS, as_int
 from tests.helpers import FAST
 
 TOKENS, KEPT, WIDE, NARROW = 64, 20, 8, 5
@@ -187,6 +187,36 @@ def test_keys_move_on_and_are_of_training_alone():
     exact = jax.grad(lambda p: jnp.sum(Two().apply({'params': p}, x) ** 2))(params)
     plain = jax.grad(trained_loss(Two(options=(('wta_crs_ratio', 1.0),)), stats, x), has_aux=True)
     np.testing.assert_allclose(exact['a'], plain(params)[0]['a'], rtol=1e-5, atol=1e-5)
+
+
+class Experts(nn.Module):
+    """A product of each expert's own rows."""
+
+    @nn.compact
+    def __call__(self, x_ECD):
+        options = {'wta_crs_ratio': 0.4, 'wta_crs_least': 1}
+        matmul = kernels_for('cpu', matmul='wta_crs', matmul_options=options).matmul
+        axes = ('expert', 'embed', 'mlp')
+        how = {'matmul': matmul, 'dtype': jnp.float32}
+        return product(self, 'up', x_ECD, axes, ('embed',), 3, **how)
+
+
+def test_experts_draw_their_own_rows():
+    """Unbiased for each, and 0 for one that no token goes to. Catches one draw for all experts."""
+    x = X.reshape(4, 16, WIDE).at[2].set(0)
+    params, stats = made(Experts(), x)
+
+    def gradient(key):
+        carried = jax.tree.map(lambda _: as_int(key), stats)
+        return jax.grad(lambda p: trained_loss(Experts(), carried, x)(p)[0])(params)['up']
+
+    keys = jax.random.split(jax.random.key(0), 10_000)
+    draws = np.float64(jax.jit(jax.vmap(gradient), compiler_options=FAST)(keys))
+    exact = jax.grad(lambda p: jnp.sum(Experts().apply({'params': p}, x) ** 2))(params)['up']
+    assert not draws[:, 2].any()
+    used = [0, 1, 3]
+    assert_unbiased(draws[:, used], np.float64(exact)[np.array(used)])
+    assert abs(np.corrcoef(draws[:, 0, 0, 0], draws[:, 1, 0, 0])[0, 1]) < 0.05
 
 
 def kept_shapes(run, params):

@@ -87,8 +87,8 @@ def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Ar
     """
     total = jnp.sum(sizes_M)
     p_M = sizes_M / jnp.where(total > 0, total, 1.0)
-    top_K, places_K = jax.lax.top_k(p_M, n_kept)
-    n_top = winners(top_K)
+    places_K = jnp.argsort(-p_M)[:n_kept]  # XLA does not cut top_k over devices, but sorts it does
+    n_top = winners(p_M[places_K])
     is_top_K = jnp.arange(n_kept) < n_top
     rest_M = p_M.at[places_K].multiply(1 - is_top_K)
     ends_M = jnp.cumsum(rest_M)
