@@ -15,6 +15,7 @@ USUAL_NAMES = {
     'attentionwithlinearbiases': 'alibi',
     'bf16': 'bfloat16',
     'bn': 'batchnorm',
+    'columnrowsampling': 'wta_crs',
     'compander': 'weight_compander',
     'cosine': 'warmup_cosine',
     'cosinerestarts': 'cyclic',
@@ -72,6 +73,7 @@ USUAL_NAMES = {
     'wn': 'weight_norm',
     'ws': 'weight_standardization',
     'wsd': 'warmup_stable_decay',
+    'wtacrs': 'wta_crs',
 }
 
 
