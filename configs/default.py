@@ -245,7 +245,9 @@ def get_config() -> ConfigDict:
     config.kernels.implementation = 'auto'  # xla_cpu, xla; or reference, cudnn (GPU), splash (TPU)
     config.kernels.attention = 'auto'  # of the implementation; or a kernel by name
     config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
-    config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first
+    config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first, wta_crs
+    config.kernels.wta_crs_ratio = placeholder(float)  # of the tokens, in gradients of weights
+    config.kernels.wta_crs_least = placeholder(int)  # tokens
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 
     # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep).

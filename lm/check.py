@@ -51,6 +51,7 @@ def check(config: Config) -> None:
     _check_roles(config)
     _check_optimizers(config)
     _check_average(config)
+    _check_products(config)
     _check_loss(config)
     _check_schedule(config)
     _check_batch(config)
@@ -349,6 +350,26 @@ def _check_average(config: Config) -> None:
                 f'optim.average={average.name} steers the weights between two points that it keeps '
                 f'and {part.path}={part.name} maps them after each update: they would part. Choose '
                 'optim.average=ema, which is mapped where it is used, or another reparametrisation.'
+            )
+
+
+def _check_products(config: Config) -> None:
+    """ValueError where gradients of weights are estimated, and are not asked for or asked for more
+    than an estimate has.
+    """
+    if config.kernels.matmul != 'wta_crs':
+        return
+    if config.train.trainable != 'all':
+        raise ValueError(
+            f'kernels.matmul=wta_crs estimates the gradients of matrices, and train.trainable='
+            f'{config.train.trainable} trains none: it would change nothing. Leave one of them out.'
+        )
+    for path in ('optim.name', 'optim.others'):
+        if part_at(config, path).name == 'sophia':
+            raise ValueError(
+                f'{path}=sophia differentiates the gradient, and kernels.matmul=wta_crs makes it '
+                'of a few tokens as if these were constants: the curvature would be another. Leave '
+                'kernels.matmul=auto, or choose another optimizer.'
             )
 
 

@@ -211,7 +211,7 @@ class KernelsConfig:
     implementation: Annotated[str, Choice(IMPLEMENTATIONS, auto=True)]
     attention: Annotated[str, Choice(ATTENTION_KERNELS, auto=True)] = AUTO
     linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
-    matmul: Annotated[str, Choice(MATMUL_KERNELS, auto=True)] = AUTO
+    matmul: Annotated[str, Choice(MATMUL_KERNELS, 'kernels', auto=True)] = AUTO
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 
@@ -224,6 +224,7 @@ LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
 OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
 ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
 DataConfig = section(DataConfig, OBJECTIVES)
+KernelsConfig = section(KernelsConfig, MATMUL_KERNELS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

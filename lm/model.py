@@ -302,5 +302,6 @@ def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
         attention=kernels.attention,
         linear_attention=kernels.linear_attention,
         matmul=kernels.matmul,
+        matmul_options=given(config, part_at(config, 'kernels.matmul')),
     )
     return Transformer(config, vocab_size, chosen)

@@ -18,6 +18,7 @@ USUAL_NAMES = {
     'bn': 'batchnorm',
     'causallm': 'causal',
     'clm': 'causal',
+    'columnrowsampling': 'wta_crs',
     'compander': 'weight_compander',
     'cosine': 'warmup_cosine',
     'cosinerestarts': 'cyclic',
@@ -83,6 +84,7 @@ USUAL_NAMES = {
     'wn': 'weight_norm',
     'ws': 'weight_standardization',
     'wsd': 'warmup_stable_decay',
+    'wtacrs': 'wta_crs',
 }
 
 

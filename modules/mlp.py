@@ -14,8 +14,8 @@ from flax import linen as nn
 from modules.activations import Activation, Dropout
 from modules.kernels import Kernels
 from modules.options import Option
-from modules.products import product
-from modules.statistics import AUXILIARY, STATS, is_training
+from modules.products import product, shared_input
+from modules.statistics import AUXILIARY, is_training, next_key
 
 
 class MLP(nn.Module):
@@ -36,6 +36,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, valid_BT1=None):
         del valid_BT1
+        d_model = x_BTD.shape[-1]
+        x_BTD = shared_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
         up_BTF = self.project('up', x_BTD, ('embed', 'mlp'), self.d_ff)
         if self.activation.gated:
             gate_BTF = self.project('gate', x_BTD, ('embed', 'mlp'), self.d_ff)
@@ -43,7 +45,7 @@ class MLP(nn.Module):
         else:
             hidden_BTF = self.activation.fn(up_BTF)
         hidden_BTF = dropped(self, self.dropout, hidden_BTF)
-        return self.project('down', hidden_BTF, ('mlp', 'embed'), x_BTD.shape[-1])
+        return self.project('down', hidden_BTF, ('mlp', 'embed'), d_model)
 
     def project(self, name, x_BTI, axes, features):
         return product(
@@ -105,11 +107,9 @@ class MoE(nn.Module):
             matmul=self.kernels.matmul,
             dtype=jnp.float32,
         )
-        key = self.variable(STATS, 'key', lambda: as_int(self.make_rng('params')))
+        key = next_key(self)
         if training:
-            now, later = jax.random.split(as_key(key.value))
-            logits_ME += jax.random.normal(now, logits_ME.shape) / self.n_experts
-            key.value = as_int(later)
+            logits_ME += jax.random.normal(key, logits_ME.shape) / self.n_experts
         probs_ME = jax.nn.softmax(logits_ME)
         gates_MK, chosen_MK = jax.lax.top_k(probs_ME, self.experts_per_token)
         mask_ME = jnp.sum(jax.nn.one_hot(chosen_MK, self.n_experts), 1)
@@ -142,6 +142,8 @@ class MoE(nn.Module):
         return self.n_experts * jnp.sum(proxy_E * share_E)
 
     def experts(self, x_ECD):
+        d_model, options = x_ECD.shape[-1], {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+        x_ECD = shared_input(self, 'input', x_ECD, n_batch=1, **options)
         up_ECF = self.project('up', x_ECD, ('expert', 'embed', 'mlp'), self.d_ff)
         if self.activation.gated:
             gate_ECF = self.project('gate', x_ECD, ('expert', 'embed', 'mlp'), self.d_ff)
@@ -149,7 +151,7 @@ class MoE(nn.Module):
         else:
             hidden_ECF = self.activation.fn(up_ECF)
         hidden_ECF = dropped(self, self.dropout, hidden_ECF)
-        return self.project('down', hidden_ECF, ('expert', 'mlp', 'embed'), x_ECD.shape[-1])
+        return self.project('down', hidden_ECF, ('expert', 'mlp', 'embed'), d_model)
 
     def project(self, name, x_ECI, axes, features):
         return product(
@@ -172,21 +174,8 @@ def dropped(module: nn.Module, dropout: Dropout | None, hidden: jax.Array) -> ja
     """
     if dropout is None:
         return hidden
-    key = module.variable(STATS, 'dropout_key', lambda: as_int(module.make_rng('params')))
-    if not is_training(module):
-        return hidden
-    now, later = jax.random.split(as_key(key.value))
-    key.value = as_int(later)
-    return dropout(hidden, now)
-
-
-def as_int(key: jax.Array) -> jax.Array:
-    """A random key as int32 [2], to be stored with the other statistics."""
-    return jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
-
-
-def as_key(data: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(jax.lax.bitcast_convert_type(data, jnp.uint32))
+    key = next_key(module, 'dropout_key')
+    return hidden if key is None else dropout(hidden, key)
 
 
 MLPS = {'dense': MLP, 'moe': MoE}

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from modules.kernels.matmul.wta_crs import WTACRS, Rows, product_by_rows
 from modules.params import declare
+from modules.statistics import is_training, next_key
 
 
 def matrix(
@@ -30,10 +32,65 @@ def matrix(
     return module.param(name, declare(normal, role, axes, fan_in, init_gain=init_gain), shape)
 
 
-def product(
+class Input(struct.PyTreeNode):
+    """x [..., D] in the type of products, and the rows that stand for it in the gradients of their
+    weights; None: all do.
+    """
+
+    x: jax.Array
+    rows: Rows | None
+
+
+class Draws(nn.Module):
+    """Draws the rows of an input, by a key that it carries: another for each layer and update. A
+    module of its own, so that parameters are drawn as they are without it.
+    """
+
+    matmul: WTACRS
+
+    @nn.compact
+    def __call__(self, flat_x):
+        """Of [..., M, I], each [M, I] by itself; None in evaluation, and where all are kept."""
+        if not (is_training(self) or self.is_initializing()):
+            return None  # without a key: there may be none
+        key = next_key(self)
+        if key is None:
+            return None
+        rows_of = self.matmul.rows
+        if flat_x.ndim == 3:
+            key, rows_of = jax.random.split(key, len(flat_x)), jax.vmap(rows_of)
+        return rows_of(key, flat_x)
+
+
+def shared_input(
     module: nn.Module,
     name: str,
     x: jax.Array,
+    *,
+    matmul: Callable[..., jax.Array],
+    dtype: jnp.dtype,
+    n_batch: int = 0,
+    n_summed: int = 1,
+) -> jax.Array | Input:
+    """x, of `n_batch` batch axes and `n_summed` summed ones, for several products of `module`.
+
+    Where `matmul` keeps some rows of x for the gradients of weights, one set serves them all.
+    """
+    if not isinstance(matmul, WTACRS):
+        return x
+    rows = Draws(matmul, name=f'{name}_rows')(flattened(x.astype(dtype), n_batch, n_summed))
+    return Input(x.astype(dtype), rows)
+
+
+def flattened(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
+    """[batch axes, M, I]."""
+    return x.reshape(*x.shape[:n_batch], -1, math.prod(x.shape[x.ndim - n_summed :]))
+
+
+def product(
+    module: nn.Module,
+    name: str,
+    x: jax.Array | Input,
     axes: tuple[str, ...],
     fan_in: tuple[str, ...],
     features: int | tuple[int, ...],
@@ -53,7 +110,8 @@ def product(
         [B, T, N, H]  ('heads', 'head_dim', 'embed')     over ('heads', 'head_dim')   [B, T, D]
         [E, C, D]     ('expert', 'embed', 'mlp')         over ('embed',)              [E, C, F]
 
-    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes.
+    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes. What
+    several products take comes from `shared_input`.
     """
     features = (features,) if isinstance(features, int) else tuple(features)
     n_batch = axes.index(fan_in[0])
@@ -63,14 +121,22 @@ def product(
             f'axes must be batch axes, then fan_in, then one for each of the features; got {axes} '
             f'with fan_in={fan_in} and features={features}'
         )
+    if isinstance(x, jax.Array):
+        sizes = {'n_batch': n_batch, 'n_summed': len(fan_in)}
+        x = shared_input(module, name, x, matmul=matmul, dtype=dtype, **sizes)
+    rows = ()
+    if isinstance(x, Input):
+        if x.rows is not None:
+            matmul, rows = product_by_rows, (x.rows,)
+        x = x.x
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     options = {'init_gain': init_gain, 'role': role}
     w = matrix(module, name, (*batch, *summed, *features), axes, fan_in, **options)
-    flat_x = x.astype(dtype).reshape(*batch, -1, math.prod(summed))
+    flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
     flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
     for _ in batch:
         matmul = jax.vmap(matmul)
-    y = matmul(flat_x, flat_w)
+    y = matmul(flat_x, flat_w, *rows)
     if bias:
         zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
         b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)

@@ -43,3 +43,24 @@ def token_mean(x: jax.Array, valid: jax.Array | None) -> jax.Array:
         return jnp.mean(x, axes)
     weights = jnp.broadcast_to(valid, (*x.shape[:-1], 1))
     return jnp.sum(x * weights, axes) / jnp.maximum(jnp.sum(weights), 1.0)
+
+
+def next_key(module: nn.Module, name: str = 'key') -> jax.Array | None:
+    """The key that `module` draws by now and then no more, of those it carries as `name`; None in
+    evaluation.
+    """
+    carried = module.variable(STATS, name, lambda: as_int(module.make_rng('params')))
+    if not is_training(module):
+        return None
+    now, later = jax.random.split(as_key(carried.value))
+    carried.value = as_int(later)
+    return now
+
+
+def as_int(key: jax.Array) -> jax.Array:
+    """A random key as int32 [2], to be stored with the other statistics."""
+    return jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
+
+
+def as_key(data: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(jax.lax.bitcast_convert_type(data, jnp.uint32))

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from lm.config import Config, resolve
 from lm.record.metrics import read_rows
 from tests import sweep_helpers
 from tests.sweep_helpers import curves, settings
@@ -18,6 +19,11 @@ TWELVE = {
     'data_prefetch': 2,
     'data_validation_fraction': 0.2,
 }
+
+
+def tiny(corpus: dict, **changes) -> Config:
+    """A run of `TWELVE` steps; changes are given as train_steps=12."""
+    return resolve(sweep_helpers.base(corpus, **TWELVE | changes))
 
 
 def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:

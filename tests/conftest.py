@@ -46,6 +46,40 @@ def is_long(request) -> bool:
     return request.config.getoption('long')
 
 
+@pytest.fixture(scope='session')
+def corpus(tmp_path_factory) -> dict[str, str]:
+    """A folder of small documents, and a cache of its own."""
+    from tests.sweep_helpers import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
+
+
+@pytest.fixture(scope='session')
+def whole(corpus, tmp_path_factory) -> Path:
+    """The workdir of an uninterrupted run of `tests.commands.tiny`, to be left as it is."""
+    from tests.commands import tiny
+    from train import DONE, train
+
+    workdir = tmp_path_factory.mktemp('whole') / 'run'
+    assert train(tiny(corpus), workdir) == DONE
+    return workdir
+
+
+@pytest.fixture
+def nothing_is_traced():
+    """Fails the test where JAX traces or compiles anything."""
+    seen = []
+
+    def listen(event, duration, **_):
+        del duration
+        seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in seen if 'compile' in event or 'trace' in event]
+
+
 def pytest_configure(config):
     is_worker = hasattr(config, 'workerinput')
     kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()

@@ -74,8 +74,11 @@ def logits_of(config: Config, vocab: int, variables: Any, dtype: str) -> np.ndar
 
 
 def by_reference(config: Config) -> Config:
-    """`config` with the reference kernels, which run anywhere: its own may not run on a CPU."""
-    return dataclasses.replace(config, kernels=KernelsConfig(implementation='reference'))
+    """`config` with the reference kernels, which run anywhere: its own may not run on a CPU. Its
+    product does, and may carry something.
+    """
+    kernels = KernelsConfig(implementation='reference', matmul=config.kernels.matmul)
+    return dataclasses.replace(config, kernels=kernels)
 
 
 def learner_on_cpu(config: Config, vocab: int) -> Learner:

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from modules.kernels import Kernels
 from modules.options import Option
-from modules.products import product
+from modules.products import product, shared_input
 from modules.sequence import Sequence
 
 
@@ -50,6 +50,8 @@ class MultiHead(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD, sequence: Sequence):
+        d_model = x_BTD.shape[-1]
+        x_BTD = shared_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
         q_BNTH = self.normed('query_norm', self.heads('query', x_BTD, self.n_heads))
         k_BKTH = self.normed('key_norm', self.heads('key', x_BTD, self.n_kv_heads))
         v_BTKH = self.heads('value', x_BTD, self.n_kv_heads, self.init_gain)
@@ -60,7 +62,7 @@ class MultiHead(nn.Module):
             self.gated(x_BTD, mixed_BTNH),
             ('heads', 'head_dim', 'embed'),
             ('heads', 'head_dim'),
-            x_BTD.shape[-1],
+            d_model,
             self.init_gain,
         )
 

@@ -1,12 +1,13 @@
 """Equal ways to compute the same thing: a folder for each operation, a choice for each of them.
 
 Choices agree to rounding (tests/modules/test_kernels.py); they differ in speed, memory, in what can
-be differentiated twice and in what they serve. Nothing falls back from one to another.
+be differentiated twice and in what they serve. Nothing falls back from one to another. The product
+`wta_crs` is no equal of the others, so that no implementation has it: its gradients are estimates.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -35,12 +36,13 @@ IMPLEMENTATIONS = {
 class Kernels:
     """The chosen kernels by name, and as functions: `attention` is `attend` without its first
     argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
-    `MATMUL_KERNELS`. str() gives the names, for a log.
+    `MATMUL_KERNELS`, with `matmul_options`. str() gives the names, for a log.
     """
 
     attention_name: str
     linear_attention_name: str
     matmul_name: str
+    matmul_options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def attention(self) -> Callable[..., jax.Array]:
@@ -52,10 +54,12 @@ class Kernels:
 
     @property
     def matmul(self) -> Callable[..., jax.Array]:
-        return MATMUL_KERNELS[self.matmul_name]
+        row = MATMUL_KERNELS[self.matmul_name]
+        return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
     def __str__(self) -> str:
         names = {name.removesuffix('_name'): value for name, value in vars(self).items()}
+        del names['matmul_options']
         return ' '.join(f'{operation}={name}' for operation, name in names.items())
 
 
@@ -66,9 +70,12 @@ def kernels_for(
     attention: str = 'auto',
     linear_attention: str = 'auto',
     matmul: str = 'auto',
+    matmul_options: Mapping[str, Any] | None = None,
 ) -> Kernels:
     """The one place that reads 'auto': an operation's is what the implementation has, and the
     implementation's is what suits devices of `platform` ('cpu', 'gpu', 'tpu').
+
+    matmul_options: those of the row `matmul`, where it has some.
 
     ValueError for a name that no table has, and for a kernel that does not run there.
     """
@@ -85,4 +92,5 @@ def kernels_for(
             choose(table, name, f'kernels.{operation}')
             names[operation] = name
     refuse_platform(names['attention'], platform)
-    return Kernels(**{f'{operation}_name': name for operation, name in names.items()})
+    chosen = {f'{operation}_name': name for operation, name in names.items()}
+    return Kernels(**chosen, matmul_options=tuple((matmul_options or {}).items()))

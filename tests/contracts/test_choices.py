@@ -116,6 +116,7 @@ ROWS = [
     {'model.position': 'rope', 'attention.rope_scaling': 'llama3', 'attention.rope_factor': 8.0}
     | {'attention.rope_fraction': 0.5, 'attention.rope_base': 100.0},
     {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
+    {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1},
     {'train.on_divergence': 'skip_step'},
     TWO_OPTIMIZERS,
     {'loss.chunk': 20},
@@ -138,6 +139,7 @@ COMPARED = [
     {'kernels.implementation': 'xla_cpu'},
     {'model.attention': 'linear', 'kernels.linear_attention': 'chunked'},
     {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
+    {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1},
     {'train.on_divergence': 'skip_step'},
     TWO_OPTIMIZERS,
     {'loss.chunk': 20},

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from lm.mesh import RULES
 from modules.optim import (
     AVERAGES,
     OPTIMIZERS,
@@ -151,6 +152,17 @@ class TestEveryOptimizer:
         specs = named_leaves(state_specs(state, SHAPES, SPECS))
         for path, leaf in named_leaves(unboxed(state)).items():
             assert len(specs[path].axes) == len(leaf.shape), path
+
+    def test_every_axis_of_its_state_has_a_sharding_rule(self, name):
+        """By lm.mesh, whatever it chooses. Catches a row with an axis of a name of its own, which
+        trains here and is refused in every run, as its state cannot be laid on devices.
+        """
+        declared = options(OPTIMIZERS[name])
+        choices = [(n, value) for n, d in declared.items() for value in d.option.choices]
+        for given in ({}, *(dict([choice]) for choice in choices)):
+            state = jax.eval_shape(optimizer(name, given).init, SHAPES)
+            for path, spec in named_leaves(state_specs(state, SHAPES, SPECS)).items():
+                assert RULES.keys() >= set(spec.axes), (given, path)
 
     def test_says_its_family(self, name):
         assert OPTIMIZERS[name].family in FAMILIES

@@ -13,8 +13,8 @@ from eval import ngram, perplexity
 from eval.generate import generate, sample
 from eval.load import load
 from lm.record.metrics import read_rows
+from tests.commands import ROOT, tiny
 from tests.sweep_helpers import TINY
-from tests.test_train import ROOT, tiny
 from train import DONE, train
 
 

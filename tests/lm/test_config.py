@@ -301,6 +301,7 @@ READERS = (
             'optim.schedule',
             'optim.average',
             'kernels.implementation',
+            'kernels.matmul',
         )
         for name in CHOICES[path].table
     ),

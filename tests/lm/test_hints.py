@@ -10,7 +10,7 @@ from lm.hints import SYNONYMS, check_flags, field_hint, flag_refusal, sweep_hint
 from lm.sweep.cells import cells
 from modules.choices import USUAL_NAMES
 from tests.helpers import tiny_config, tiny_raw
-from tests.lm.test_check import NAMES
+from tests.lm.test_check_fields import NAMES
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from lm.mesh import make_mesh, put_batch
 from lm.shardings import jit_train_step, state_shardings
 from lm.state import hyper_from
-from modules.mlp import as_int, as_key
-from modules.statistics import STATS
+from modules.statistics import STATS, as_int, as_key
 from tests.helpers import (
     FAST,
     assert_trees_close,

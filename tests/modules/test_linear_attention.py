@@ -1,5 +1,5 @@
-"""Linear attention. Reference: op and layers against numpy float64, token by token. Equivalence:
-chunked = quadratic, a row read in parts = read whole. Property: memory grows with T, weights.
+"""Layers of linear attention. Reference: against numpy float64, token by token. Equivalence: both
+kernels, and a row read in parts. Property: weights.
 """
 
 import functools
@@ -19,9 +19,6 @@ from modules.attention.linear import (
     nala_query_features,
 )
 from modules.kernels import kernels_for
-from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
-from modules.kernels.linear_attention.chunked import chunked
-from modules.kernels.linear_attention.quadratic import State, quadratic
 from modules.norms import NORMS
 from modules.params import split
 from modules.positions import POSITIONS
@@ -32,137 +29,6 @@ from tests.helpers import FAST, assert_trees_close
 LINEAR = {'linear': LinearAttention, 'nala': NaLaAttention}
 LENGTH, D, HEADS, KV_HEADS, HEAD_DIM = 9, 16, 4, 2, 4
 SHOWING_EPS = 0.3
-# Documents that end within a chunk, at its end, and over several of them; padding last.
-SEGMENTS = np.repeat([1, 2, 3, 4, 0], [2, 6, 1, 9, 3])
-
-
-def draw(length, batch=2, features=3, seed=0):
-    """q_num, k_num, q_den, k_den, v and the cotangents of the output and of the state. Numerators
-    have signs, as they have where positions turn them.
-    """
-    rng = np.random.default_rng(seed)
-    heads = [(HEADS, features), (KV_HEADS, features)] * 2 + [(KV_HEADS, 5), (HEADS, 5)]
-    arrays = [rng.normal(size=(batch, n, length, f)) for n, f in heads]
-    arrays[2:4] = [np.abs(a) for a in arrays[2:4]]
-    grads = State(
-        jnp.float32(rng.normal(size=(batch, KV_HEADS, features, 5))),
-        jnp.float32(rng.normal(size=(batch, KV_HEADS, features))),
-    )
-    return *map(jnp.float32, arrays), grads
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=FAST)
-def forward_and_gradients(name, more, *arrays, segments=None, state=None):
-    """((the output, the state), gradients of q_num, k_num, q_den, k_den, v and the first state)."""
-    *inputs, grad, grad_of_state = arrays
-    kernel = functools.partial(LINEAR_ATTENTION_KERNELS[name], **dict(more))
-
-    def run(inputs, state):
-        return kernel(*inputs, EPS, segments, state)
-
-    out, pull = jax.vjp(run, inputs, state)
-    return out, pull((grad, grad_of_state))
-
-
-def one_after_another(q_num, k_num, q_den, k_den, v, segments=None, state=None):
-    """Output and last state of the recurrence, one row, head and token at a time."""
-    q_num, k_num, q_den, k_den, v = (np.float64(a) for a in (q_num, k_num, q_den, k_den, v))
-    out = np.zeros((*q_num.shape[:3], v.shape[-1]))
-    batch, heads, _, features = k_num.shape
-    last = np.zeros((batch, heads, features, v.shape[-1])), np.zeros((batch, heads, features))
-    for b, n in np.ndindex(q_num.shape[:2]):
-        kv = n * k_num.shape[1] // q_num.shape[1]
-        s, z = (0.0, 0.0) if state is None else (np.float64(a)[b, kv] for a in state)
-        for t in range(q_num.shape[2]):
-            if segments is not None and t and segments[t] != segments[t - 1]:
-                s, z = 0.0, 0.0
-            s = s + np.outer(k_num[b, kv, t], v[b, kv, t])
-            z = z + k_den[b, kv, t]
-            out[b, n, t] = q_num[b, n, t] @ s / (q_den[b, n, t] @ z + SHOWING_EPS)
-        last[0][b, kv], last[1][b, kv] = s, z
-    return out, last
-
-
-@pytest.mark.parametrize('name', LINEAR_ATTENTION_KERNELS)
-@pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
-def test_a_kernel_is_the_recurrence(name, given):
-    """Forward, with the state behind the last token. Catches heads that share the wrong key head, a
-    mask that leaves out the token itself, eps or state forgotten, a document that sees the last.
-    """
-    *inputs, _, grads = draw(LENGTH)
-    segments = np.repeat([1, 2, 3], [4, 3, 2]) if given == 'segments' else None
-    state = jax.tree.map(jnp.abs, grads) if given == 'state' else None
-    rows = None if segments is None else jnp.tile(jnp.int32(segments), (2, 1))
-    out, last = LINEAR_ATTENTION_KERNELS[name](*inputs, SHOWING_EPS, rows, state)
-    of_state = None if state is None else (state.products_BKFH, state.keys_BKF)
-    wanted, (products, keys) = one_after_another(*inputs, segments, of_state)
-    atol = 2e-5 * np.abs(wanted).max()
-    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=atol)
-    np.testing.assert_allclose(last.products_BKFH, products, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(last.keys_BKF, keys, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize('chunk', [1, 4, 6, 7, 128])
-@pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
-def test_chunks_change_nothing(chunk, given):
-    """Forward, state and gradients, of lengths that a chunk divides and of others. Catches a chunk
-    that reads the state of another document, a state from the tokens it is filled up with, and
-    documents that begin where a chunk does.
-    """
-    arrays = draw(len(SEGMENTS))
-    more = {}
-    if given == 'segments':
-        more = {'segments': jnp.int32(np.stack([SEGMENTS, SEGMENTS[::-1]]))}
-    if given == 'state':
-        more = {'state': jax.tree.map(jnp.abs, draw(1, seed=1)[-1])}
-    ours = forward_and_gradients('chunked', (('chunk', chunk),), *arrays, **more)
-    wanted = forward_and_gradients('quadratic', (), *arrays, **more)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted[0]))
-    assert_trees_close(ours[0], wanted[0], rtol=1e-4, atol=1e-6 * scale)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted[1]))
-    assert_trees_close(ours[1], wanted[1], rtol=1e-3, atol=3e-6 * scale)
-
-
-def test_a_kernel_keeps_the_type_of_the_values_and_sums_in_float32():
-    for kernel in LINEAR_ATTENTION_KERNELS.values():
-        *inputs, _, _ = (a for a in draw(LENGTH))
-        halves = [a.astype(jnp.bfloat16) for a in inputs]
-        out, state = kernel(*halves, EPS)
-        assert out.dtype == jnp.bfloat16
-        assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype('float32')}
-        exact, _ = kernel(*(a.astype(jnp.float32) for a in halves), EPS)
-        np.testing.assert_array_equal(out, exact.astype(jnp.bfloat16))
-
-
-def test_a_state_with_segments_is_refused():
-    *inputs, _, state = draw(LENGTH)
-    for kernel in LINEAR_ATTENTION_KERNELS.values():
-        with pytest.raises(
-            ValueError, match='a state is of one document, and segments tell several'
-        ):
-            kernel(*inputs, EPS, jnp.ones((2, LENGTH), jnp.int32), state)
-
-
-def bytes_of(kernel, length, features=32):
-    """What the program of output and gradients holds besides its inputs and results."""
-    shapes = [jax.ShapeDtypeStruct((1, 2, length, features), np.float32)] * 5
-
-    def total(*arrays):
-        return jnp.sum(jnp.square(kernel(*arrays, EPS)[0]))
-
-    program = jax.jit(jax.value_and_grad(total, argnums=range(5)), compiler_options=FAST)
-    return program.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
-
-
-def test_memory_of_chunks_grows_with_the_length_and_not_with_its_square():
-    """At T = 4,096, gradients too: 1.6 times the arrays themselves. Catches the pairs of all chunks
-    kept for the backward pass, by which it would be 4.2 times.
-    """
-    half, whole = bytes_of(chunked, 2048), bytes_of(chunked, 4096)
-    arrays, pairs = 5 * 2 * 4096 * 32 * 4, 2 * 4096**2 * 4
-    assert whole < 2.2 * half
-    assert whole < 2.5 * arrays
-    assert bytes_of(quadratic, 4096) > pairs
 
 
 def layer(name, qk_norm='none', position='rope', implementation='xla', **options):

@@ -9,9 +9,9 @@ import pytest
 
 from modules.activations import ACTIVATIONS
 from modules.kernels import kernels_for
-from modules.mlp import MLP, MLPS, MoE, as_int, as_key
+from modules.mlp import MLP, MLPS, MoE
 from modules.params import split
-from modules.statistics import AUXILIARY, STATS
+from modules.statistics import AUXILIARY, STATS, as_int, as_key
 from tests.helpers import assert_trees_close
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4

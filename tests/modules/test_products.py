@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from modules.kernels import kernels_for
 from modules.kernels.matmul import MATMUL_KERNELS, direct
 from modules.params import ParamSpec, split
 from modules.products import Readout, product
@@ -35,7 +36,8 @@ class One(nn.Module):
     @nn.compact
     def __call__(self, x):
         axes, fan_in, _, features, _ = KINDS[self.kind]
-        options = {'matmul': MATMUL_KERNELS[self.matmul], 'dtype': self.dtype, 'bias': self.bias}
+        matmul = kernels_for('cpu', matmul=self.matmul).matmul
+        options = {'matmul': matmul, 'dtype': self.dtype, 'bias': self.bias}
         return product(self, 'w', x, axes, fan_in, features, init_gain=0.5, **options)
 
 

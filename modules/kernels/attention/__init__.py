@@ -3,8 +3,8 @@
 A kernel takes q [B, N, T, H] and k, v [B, K, S, H] with S = T and K dividing N (grouped queries,
 arXiv:2305.13245), `Scores`, and optionally segments [B, T]: a token attends to itself and to
 earlier tokens of its own segment. It returns [B, N, T, H] in the type of v. `reference` is the
-specification; the others equal it to rounding (tests/modules/test_kernels.py) and refuse by name
-what they do not serve.
+specification; the others equal it to rounding (tests/modules/test_attention_kernels.py) and refuse
+by name what they do not serve.
 """
 
 import dataclasses

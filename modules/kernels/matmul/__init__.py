@@ -1,11 +1,14 @@
 """The product of activations and a weight matrix. A new kernel is a row in `MATMUL_KERNELS`.
 
 Each is (x [M, I], w [I, O], out_dtype) -> [M, O], of `out_dtype`, which is also what it sums in;
-None: the type of x and w.
+None: the type of x and w. A class has options, and its instances are that. All compute the same,
+but for `wta_crs`, whose gradients of weights are estimates in training (`modules.products`).
 """
 
 import jax
 import jax.numpy as jnp
+
+from modules.kernels.matmul.wta_crs import WTACRS
 
 
 def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
@@ -27,4 +30,4 @@ def narrow_first(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None =
     return jax.lax.dot_general(x_MI, w_OI, contract, preferred_element_type=out_dtype)
 
 
-MATMUL_KERNELS = {'direct': direct, 'narrow_first': narrow_first}
+MATMUL_KERNELS = {'direct': direct, 'narrow_first': narrow_first, 'wta_crs': WTACRS}

@@ -30,7 +30,8 @@ CASES = {
     'spectral_norm': {'model.norm': 'powernorm', 'reparam.roles': 'hidden+readout'},
     'weight_compander': {'model.tie_embeddings': True, 'reparam.roles': 'embedding+hidden'},
     'weight_norm': {'model.norm': 'batchnorm', 'model.final_norm': 'rmsnorm'},
-    'weight_standardization': {'model.embedding_norm': 'rmsnorm'},
+    # Its products carry keys.
+    'weight_standardization': {'model.embedding_norm': 'rmsnorm', 'kernels.matmul': 'wta_crs'},
 }
 
 

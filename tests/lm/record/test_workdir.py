@@ -1,5 +1,5 @@
-"""A run belongs to one process at a time. What folders hold and refuse: tests/test_train.py and
-tests/test_sweep.py.
+"""A run belongs to one process at a time. What folders hold and refuse: tests/test_train_resumed.py
+and tests/test_sweep.py.
 """
 
 import contextlib

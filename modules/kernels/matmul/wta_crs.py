@@ -1,0 +1,132 @@
+"""Weight gradients from some of the tokens: winner-take-all column-row sampling (WTA-CRS)."""
+
+import dataclasses
+import functools
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from modules.options import Option
+from modules.statistics import at_least_float32
+
+
+class Rows(struct.PyTreeNode):
+    """What a product keeps of its input x [M, I], in S shards of M / S tokens.
+
+    scaled_SKI: K rows of each shard, times what each stands for. places_SK: where they are in it.
+    """
+
+    scaled_SKI: jax.Array
+    places_SK: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class WTACRS:
+    """x w, whose gradient by w is, in training, an unbiased estimate from a share of the tokens.
+
+        dw = sum_i x_i^T g_i  ~  sum_{i in top} x_i^T g_i + sum_{j drawn} x_j^T g_j / (q_j (K - c))
+
+    p_i = |x_i| / sum |x|; top: the c tokens with the largest p, for c = argmin (1 - P_c) / (K - c)
+    over c < K, where P_c is the sum of their p; the other K - c are drawn from the rest with
+    replacement by q_j = p_j / (1 - P_c). The result and the gradient by x are exact. The backward
+    pass keeps these rows and where they were, not x. Of K = M tokens all is exact.
+
+    Source: arXiv:2305.15265, whose p is also weighed by the size of g_i when the same sample was
+    last seen; here each is seen once, so there is none. In the code of the paper the draws of a
+    first visit are not divided by q_j (K - c), which is biased; here they are.
+    """
+
+    wta_crs_ratio: Annotated[
+        float, Option('share of the tokens that the gradients of weights are made of', 1e-37, 1)
+    ] = 0.3
+    wta_crs_least: Annotated[int, Option('the fewest tokens that they are made of', 1)] = 10
+
+    def __call__(
+        self, x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None
+    ) -> jax.Array:
+        """x w with exact gradients."""
+        return jnp.matmul(x_MI, w_IO, preferred_element_type=out_dtype)
+
+    def rows(self, key: jax.Array, x_MI: jax.Array) -> Rows | None:
+        """Those that stand for x in the gradients of weights; None: all do.
+
+        Each shard of the batch draws its own, so that no token moves to another device; on another
+        number of devices others are drawn.
+        """
+        x_SMI = x_MI.reshape(_shards(len(x_MI)), -1, x_MI.shape[-1])
+        n_tokens = x_SMI.shape[1]
+        n_kept = max(self.wta_crs_least, int(self.wta_crs_ratio * n_tokens))
+        if n_kept >= n_tokens:
+            return None
+        x_SMI = jax.lax.stop_gradient(x_SMI)
+        keys_S = jax.random.split(key, len(x_SMI))
+        return jax.vmap(functools.partial(rows_of, n_kept=n_kept))(keys_S, x_SMI)
+
+
+def _shards(n_tokens: int) -> int:
+    """Over how many devices the tokens of a batch lie (`lm.mesh.traced_on`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    is_cut = 'data' in mesh.axis_names and 'data' not in mesh.manual_axes
+    n = mesh.shape['data'] if is_cut else 1
+    return n if n_tokens % n == 0 else 1
+
+
+def rows_of(key: jax.Array, x_MI: jax.Array, n_kept: int) -> Rows:
+    """`Rows` of one shard, without the axis S."""
+    norms_M = jnp.linalg.norm(at_least_float32(x_MI), axis=-1)
+    places_K, weights_K = choose_rows(key, norms_M, n_kept)
+    scaled_KI = (weights_K[:, None] * at_least_float32(x_MI[places_K])).astype(x_MI.dtype)
+    return Rows(scaled_KI, places_K)
+
+
+def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Array, jax.Array]:
+    """(places [K], weights [K]): sum_k weights_k f(places_k) is sum_m f(m) on average, for any f
+    that is 0 where the size is.
+    """
+    total = jnp.sum(sizes_M)
+    p_M = sizes_M / jnp.where(total > 0, total, 1.0)
+    places_K = jnp.argsort(-p_M)[:n_kept]  # XLA does not cut top_k over devices, but sorts it does
+    n_top = winners(p_M[places_K])
+    is_top_K = jnp.arange(n_kept) < n_top
+    rest_M = p_M.at[places_K].multiply(1 - is_top_K)
+    ends_M = jnp.cumsum(rest_M)
+    # Above 0, so that what cannot be drawn in front of all others is not.
+    points_K = ends_M[-1] * (1 - jax.random.uniform(key, (n_kept,), ends_M.dtype))
+    drawn_K = jnp.minimum(jnp.searchsorted(ends_M, points_K), len(p_M) - 1)
+    chance_K = rest_M[drawn_K] * (n_kept - n_top)
+    # Nothing is left to draw where fewer than K sizes are above 0.
+    weights_K = jnp.where(chance_K > 0, ends_M[-1] / jnp.where(chance_K > 0, chance_K, 1.0), 0.0)
+    return jnp.where(is_top_K, places_K, drawn_K), jnp.where(is_top_K, 1.0, weights_K)
+
+
+def winners(top_K: jax.Array) -> jax.Array:
+    """c = argmin (1 - P_c) / (K - c) over 0 <= c < K, for the K largest p in falling order."""
+    n_kept = len(top_K)
+    rest_K = 1 - jnp.cumsum(top_K) + top_K
+    return jnp.argmin(jnp.maximum(rest_K, 0.0) / (n_kept - jnp.arange(n_kept)))
+
+
+@jax.custom_vjp
+def product_by_rows(x_MI: jax.Array, w_IO: jax.Array, rows: Rows) -> jax.Array:
+    """x w, whose gradient by w is that of `rows`. Kept for the backward pass: w and `rows`."""
+    del rows
+    return jnp.matmul(x_MI, w_IO)
+
+
+def _forward(x_MI, w_IO, rows):
+    return product_by_rows(x_MI, w_IO, rows), (w_IO, rows)
+
+
+def _backward(kept, grad_MO):
+    w_IO, rows = kept
+    n_shards, n_kept, _ = rows.scaled_SKI.shape
+    grad_SMO = grad_MO.reshape(n_shards, -1, grad_MO.shape[-1])
+    grad_SKO = jnp.take_along_axis(grad_SMO, rows.places_SK[:, :, None], 1)
+    scaled_MI = rows.scaled_SKI.reshape(n_shards * n_kept, -1)
+    grad_w_IO = jnp.einsum('mi,mo->io', scaled_MI, grad_SKO.reshape(n_shards * n_kept, -1))
+    return jnp.einsum('mo,io->mi', grad_MO, w_IO), grad_w_IO, None
+
+
+product_by_rows.defvjp(_forward, _backward)
