@@ -90,8 +90,8 @@ BUGS = BUGS_IN_MODULES | {
     ),
     'one program for unlike models': Bug(
         'lm/sweep/cells.py',
-        'if p not in RUN_PATHS)',
-        "if p not in RUN_PATHS and p != 'model.d_ff')",
+        'if path not in RUN_PATHS or value is None\n',
+        "if (path not in RUN_PATHS or value is None) and path != 'model.d_ff'\n",
         'tests/lm/sweep/test_cells.py',
     ),
     'a column named after another field': Bug(
