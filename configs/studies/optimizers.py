@@ -18,20 +18,20 @@ from ml_collections import ConfigDict
 from configs.studies import small
 
 OPTIMIZERS = (
-    'adamw',
-    'adafactor',
-    'adamp',
-    'lion',
-    'sgd',
-    'scale',
-    'muon',
-    'auon',
-    'soap',
-    'shampoo',
-    'conda',
-    'aro',
-    'galore',
-    'apollo',
+    {'optim.name': 'adamw'},
+    {'optim.name': 'adafactor'},
+    {'optim.name': 'adamp'},
+    {'optim.name': 'lion'},
+    {'optim.name': 'sgd'},
+    {'optim.name': 'scale'},
+    {'optim.name': 'muon'},
+    {'optim.name': 'auon'},
+    {'optim.name': 'soap'},
+    {'optim.name': 'shampoo', 'optim.shampoo_every': 10},  # published with 1, ten times as long
+    {'optim.name': 'conda'},
+    {'optim.name': 'aro'},
+    {'optim.name': 'galore'},
+    {'optim.name': 'apollo'},
 )
 LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 
@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     config.optim.others_lr = 1e-2
     config.optim.match_rms = 0.2
     config.sweep = {
-        'optim.name': OPTIMIZERS,
+        'list': OPTIMIZERS,
         'optim.lr': LEARNING_RATES,
         'train.seed': (0, 1, 2),
     }
