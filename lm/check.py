@@ -297,6 +297,20 @@ def _check_optimizers(config: Config) -> None:
             f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
         )
 
+    for path in ('optim.name', 'optim.others'):
+        part = part_at(config, path)
+        if part.row.needs.cross_entropy and config.loss.name != 'cross_entropy':
+            raise ValueError(
+                f'{path}={part.name} needs a loss that is convex in the logits: '
+                f'loss.name=cross_entropy; got {config.loss.name}'
+            )
+        group, rows = option_of(config, part, 'sven_group'), config.data.batch_size
+        if group is not None and rows % group:
+            raise ValueError(
+                f'optim.sven_group must divide data.batch_size; got {group} for {rows} sequences. '
+                f'Nearest that works: {nearest_divisor(rows, group)}.'
+            )
+
 
 def _check_average(config: Config) -> None:
     """ValueError where weights would be mapped away from the points that an average is made of."""
