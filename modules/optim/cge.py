@@ -38,9 +38,8 @@ def cge(
     not read, so that XLA removes its computation (`Needs`), and clipping it does nothing. In
     float32 differences of the loss are good to about 1e-7 of it, over mu; keep model.dtype float32.
     The authors move by the learning rate itself where no mu is given; theirs of pruning is taken,
-    without the pruning. Source: arXiv:2310.02025, equation 2 and
-    https://github.com/OPTML-Group/DeepZero. ValueError where the extra argument value_fn is
-    missing.
+    without the pruning. Source: arXiv:2310.02025, and https://github.com/OPTML-Group/DeepZero.
+    ValueError where the extra argument value_fn is missing.
     """
     del specs
 

@@ -17,8 +17,8 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
     large learning rate it separates n points in as many steps as a perceptron, 1 / n of those of
     plain gradient descent. This is its analogue for language models. q comes from the logits that
     the loss has made, and is recorded as `error_probability`; the gradient is clipped before it is
-    divided, so that optim.clip_norm=inf is the published step. Source: arXiv:2412.08424, algorithm
-    1. ValueError where the extra argument `means` has no error_probability.
+    divided, so that optim.clip_norm=inf is the published step. Source: arXiv:2412.08424.
+    ValueError where the extra argument `means` has no error_probability.
     """
     del specs
 
