@@ -22,6 +22,7 @@ from tests.helpers import (
     assert_trees_close,
     initial_state,
     packed_batch,
+    program_of,
     stack,
     tiny_config,
     tiny_learner,
@@ -30,7 +31,8 @@ from tests.helpers import (
     trained_on_all_devices,
 )
 
-REFERENCE = {'model.n_layers': 1, 'kernels.implementation': 'reference'}
+REFERENCE = {'model.n_layers': 1, 'model.d_model': 8, 'model.d_ff': 16, 'model.position': 'none'}
+REFERENCE |= {'kernels.implementation': 'reference'}
 TIED = {'model.tie_embeddings': True, 'model.logit_softcap': 5.0, 'model.reparam': 'sigma'}
 PLAIN = {'optim.name': 'sgd', 'optim.others': 'sgd', 'optim.eps': None, 'optim.momentum': 0.0}
 PLAIN |= {'optim.weight_decay': 0.0, 'optim.clip_norm': math.inf, 'optim.lr': 0.1}
@@ -43,24 +45,23 @@ ROWS = {
 }
 
 
-def step(changes, batch=None):
+def step(changes):
+    """(what is added, the metrics); one program for all numbers."""
     config = tiny_config(REFERENCE | changes)
     state = initial_state(config)
-    new, metrics = train_step(config)(state, batch or packed_batch(), hyper_from(config))
+    new, metrics = train_step(program_of(config))(state, packed_batch(), hyper_from(config))
     return jax.tree.map(lambda a, b: np.asarray(a - b), new.params, state.params), metrics
 
 
-@pytest.mark.parametrize('changes', [{}, TIED], ids=['usual', 'tied'])
-def test_what_can_be_asked_of_a_batch(changes):
+def test_what_can_be_asked_of_a_batch():
     """The shares of two microbatches, of eight sequences and of logits each add up to the loss of
     the step, padding left out; all are functions of the stored weights. Catches shares that are
     divided by their own tokens, and logits before the softcap.
     """
-    config = tiny_config(REFERENCE | changes)
+    config = tiny_config(REFERENCE | TIED)
     learner, state, hyper = tiny_learner(config), initial_state(config), hyper_from(config)
     batch = packed_batch()
 
-    @jax.jit
     def sums(params):
         total = jnp.sum(target_weights(batch, BOS))
         asked = asked_of(learner, state, hyper, microbatched(batch, 2), total)
@@ -77,7 +78,7 @@ def test_what_can_be_asked_of_a_batch(changes):
             'tokens': jnp.sum(asked.weights) - total,
         }
 
-    found = sums(state.params)
+    found = jax.jit(sums, compiler_options=FAST)(state.params)
     _, metrics = train_step(config)(state, batch, hyper)
     for name in ('value', 'shares', 'sequences', 'logits'):
         np.testing.assert_allclose(found[name], metrics['loss'], rtol=1e-6, err_msg=name)
@@ -107,7 +108,7 @@ def test_mapped_runs_in_microbatches_are_runs_alone(name):
     assert_trees_close(found.params, stack(alone), rtol=rtol, atol=rtol / 10)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('name', ['sven', 'adamw'])
 def test_cut_over_devices_it_is_the_step_on_one(name):
     """Catches a largest, or a mean, of one device's rows."""
     config = tiny_config(REFERENCE | {'optim.name': name} | ROWS[name])
@@ -115,8 +116,7 @@ def test_cut_over_devices_it_is_the_step_on_one(name):
         tiny_learner(config), stack([packed_batch()]), hyper_from(config)
     )
     state, _ = train_step(config)(initial_state(config), packed_batch(), hyper_from(config))
-    rtol = {'cge': 1e-3, 'gauss_newton': 1e-3}.get(name, 1e-4)
-    assert_trees_close(found.params, state.params, rtol=rtol, atol=rtol / 10)
+    assert_trees_close(found.params, state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_descent_is_divided_by_the_probability_of_errors():
@@ -141,19 +141,12 @@ def test_descent_is_divided_by_the_probability_of_errors():
 
 def test_no_gradient_is_computed_of_what_reads_none():
     """Its norm is that of the others. Catches a backward pass that the metrics keep."""
-    some, both = ({'optim.name': 'cge', 'optim.others': others} for others in ('sgd', 'cge'))
-    few = {'optim.cge_coordinates': 2, 'optim.eps': None}
-    _, metrics = step(PLAIN | some | few)
-    config = tiny_config(REFERENCE | PLAIN)
-    learner, state = tiny_learner(config), initial_state(config)
-    total = np.sum(target_weights(packed_batch(), BOS))
-    asked = asked_of(learner, state, hyper_from(config), microbatched(packed_batch(), 1), total)
-    grads = named_leaves(jax.jit(jax.grad(asked.value_fn), compiler_options=FAST)(state.params))
-    roles = {path: spec.role for path, spec in named_leaves(learner.described.specs).items()}
-    others = [grad for path, grad in grads.items() if roles[path] != 'hidden']
+    plain, _ = step(PLAIN)
+    _, metrics = step(PLAIN | {'optim.name': 'cge', 'optim.cge_coordinates': 2})
+    specs = named_leaves(tiny_learner(tiny_config(REFERENCE | PLAIN)).described.specs)
+    moved = named_leaves(plain)
+    others = [moved[path] / 0.1 for path, spec in specs.items() if spec.role != 'hidden']
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(others), rtol=1e-5)
-    _, metrics = step(PLAIN | both | few | {'optim.momentum': None})
-    assert metrics['grad_norm'] == 0 and metrics['update_norm'] > 0
 
 
 def test_the_radius_of_a_linear_model():
@@ -195,10 +188,11 @@ def test_a_step_is_shortened_to_the_radius():
 
     _, a = jax.jvp(logits, (state.params,), (free,))
     spread = (np.max(a, -1) - np.min(a, -1)) * np.asarray(target_weights(batch, BOS))
-    wanted = spread.max() / np.pi
-    loose, loosely = step(changes | {'optim.ghost_radius': 2 * wanted})
-    half, halved = step(changes | {'optim.ghost_radius': wanted / 2, 'loss.chunk': 20})
-    twice, doubled = step(changes | {'optim.ghost_radius': wanted / 2, 'optim.lr': 0.006})
+    wanted = float(spread.max() / np.pi)
+    with_chunks = changes | {'loss.chunk': 20}
+    loose, loosely = step(with_chunks | {'optim.ghost_radius': 2 * wanted})
+    half, halved = step(with_chunks | {'optim.ghost_radius': wanted / 2})
+    twice, doubled = step(with_chunks | {'optim.ghost_radius': wanted / 2, 'optim.lr': 0.006})
     assert 'ghost_radius' not in plainly
     for metrics, factor in ((loosely, 1), (halved, 1), (doubled, 2)):
         np.testing.assert_allclose(metrics['ghost_radius'], factor * wanted, rtol=1e-4)
@@ -231,7 +225,7 @@ SERVED = r'kernels.attention=blocked has no such derivative; choose kernels.atte
         ({'optim.name': 'gauss_newton'}, 'optim.name=gauss_newton differentiates .*' + SERVED),
         ({'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}, None),
         ({'optim.ghost_radius': 1.0, 'model.attention': 'linear'}, None),
-        ({'optim.name': 'sven', 'optim.others': 'sven'}, None),
+        ({'optim.name': 'sven', 'optim.others': 'sven', 'optim.eps': None}, None),
     ],
 )
 def test_what_an_optimizer_cannot_serve(changes, said):
