@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lm.check import asks_forward_mode
 from lm.config import part_at
 from lm.ghost import ghost_radius
 from lm.state import (
@@ -37,7 +38,6 @@ def refuse_unserved(learner: Learner) -> None:
         sizes[optimizer_of(spec)] += math.prod(named_leaves(described.shapes)[path].shape)
     if config.optim.name == config.optim.others:
         sizes = {'optim.name': sum(sizes.values())}
-    askers = []
     for path, size in sizes.items():
         part = part_at(config, path)
         most = part.row.needs.most_parameters
@@ -47,16 +47,14 @@ def refuse_unserved(learner: Learner) -> None:
                 'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
                 'the rest), or choose another optimizer.'
             )
-        if part.row.needs.forward_mode:
-            askers.append(f'{path}={part.name}')
-    if config.optim.ghost_radius is not None:
-        askers.append('optim.ghost_radius')
+    if not hasattr(part_at(config, 'model.attention').row, 'scores'):
+        return
     kernel = learner.model.kernels.attention_name
-    if askers and hasattr(part_at(config, 'model.attention').row, 'scores'):
-        able = [name for name, one in ATTENTION_KERNELS.items() if one.forward_mode]
+    for asker, what in asks_forward_mode(config).items():
+        able = [name for name, one in ATTENTION_KERNELS.items() if what in one.forward_mode]
         if kernel not in able:
             raise ValueError(
-                f'{askers[0]} differentiates logits in forward mode, and kernels.attention='
+                f'{asker} differentiates the {what} in forward mode, and kernels.attention='
                 f'{kernel} has no such derivative; choose kernels.attention={"|".join(able)}'
             )
 

@@ -25,14 +25,15 @@ class Needs:
     """What an optimizer asks for, beyond a gradient, or does without.
 
     most_parameters: how many it serves at most; None: any number. gradient: whether it reads that
-    of its parameters. forward_mode: whether it differentiates the logits in forward mode.
+    of its parameters. forward_mode: what it differentiates in forward mode: 'logits', their
+    'gradient', or nothing.
     error_probability: whether it reads the mean of that name. cross_entropy: whether it is for that
     loss alone.
     """
 
     most_parameters: int | None = None
     gradient: bool = True
-    forward_mode: bool = False
+    forward_mode: str = ''
     error_probability: bool = False
     cross_entropy: bool = False
 
@@ -219,7 +220,8 @@ def along(function: Callable[[Any], Any], params: Any, direction: Any) -> tuple[
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
             'the logits of this model cannot be differentiated in forward mode, which is asked '
-            f'for; choose kernels.attention=reference. JAX says: {error}'
+            'for; choose kernels.attention=reference. JAX says: '
+            f'{error}'
         ) from error
 
 

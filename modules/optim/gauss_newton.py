@@ -21,7 +21,7 @@ class GaussNewtonState(NamedTuple):
     gamma: jax.Array
 
 
-@of_family('adam', forward_mode=True, cross_entropy=True)
+@of_family('adam', forward_mode='logits', cross_entropy=True)
 def gauss_newton(
     specs: Any,
     *,
