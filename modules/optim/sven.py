@@ -52,10 +52,9 @@ def sven(
         values_B, jacobian = sequence_jacobian(share_fn, params, rows)
         values_G, jacobian = grouped((values_B, jacobian), sven_group)
         sizes_G = jnp.abs(values_G)
-        some_G = sizes_G > 0  # all tokens of a sequence may be padding
-        safe_G = jnp.where(some_G, sizes_G, 1.0)
-        residuals_G = jnp.sign(values_G) * safe_G ** (sven_kappa / 2)
-        slopes_G = jnp.where(some_G, sven_kappa / 2 * safe_G ** (sven_kappa / 2 - 1), 0.0)
+        residuals_G = jnp.sign(values_G) * sizes_G ** (sven_kappa / 2)
+        slopes_G = sven_kappa / 2 * sizes_G ** (sven_kappa / 2 - 1)
+        slopes_G = jnp.where(sizes_G > 0, slopes_G, 0.0)  # all tokens may be padding
         jacobian = jax.tree.map(lambda j: _weighted(slopes_G, j), jacobian)
         return pseudo_inverse(jacobian, residuals_G, sven_k, sven_rtol), state
 
