@@ -340,8 +340,8 @@ def _check_products(config: Config) -> None:
     for asker, what in asks_forward_mode(config).items():
         raise ValueError(
             f'{asker} differentiates the {what}, and kernels.matmul=wta_crs makes gradients of a '
-            'few tokens as if these were constants: its derivative would be another, or none. Leave '
-            'kernels.matmul=auto, or leave the other out.'
+            'few tokens as if these were constants: its derivative would be another, or none. '
+            'Leave kernels.matmul=auto, or leave the other out.'
         )
 
 
