@@ -129,6 +129,7 @@ def get_config() -> ConfigDict:
     config.optim.others_lr = placeholder(float)
     config.optim.embedding_gradient_shrink = placeholder(float)
     config.optim.update_clip = placeholder(float)
+    config.optim.ghost_radius = placeholder(float)
     config.optim.match_rms = placeholder(float)
     config.optim.schedule = 'warmup_cosine'
     config.optim.weight_decay = 0.1
@@ -164,11 +165,17 @@ def get_config() -> ConfigDict:
     config.optim.auon_gamma = placeholder(float)
     config.optim.b1 = placeholder(float)
     config.optim.b2 = placeholder(float)
+    config.optim.cge_at_a_time = placeholder(int)
+    config.optim.cge_coordinates = placeholder(int)  # 0: all
+    config.optim.cge_step = placeholder(float)
     config.optim.conda_every = placeholder(int)
     config.optim.conda_scale = placeholder(float)
     config.optim.dampening = placeholder(float)
     config.optim.eps = placeholder(float)
     config.optim.galore_scale = placeholder(float)  # of fira too
+    config.optim.gauss_newton_gamma = placeholder(float)
+    config.optim.gauss_newton_products = placeholder(int)
+    config.optim.gauss_newton_tries = placeholder(int)
     config.optim.growth_limit = placeholder(float)  # of fira and apollo
     config.optim.momentum = placeholder(float)
     config.optim.muon_power_steps = placeholder(int)
@@ -187,6 +194,10 @@ def get_config() -> ConfigDict:
     config.optim.sophia_eps = placeholder(float)
     config.optim.sophia_every = placeholder(int)
     config.optim.sophia_gamma = placeholder(float)
+    config.optim.sven_group = placeholder(int)  # sequences
+    config.optim.sven_k = placeholder(int)  # 0: all
+    config.optim.sven_kappa = placeholder(float)
+    config.optim.sven_rtol = placeholder(float)
 
     config.scaling = ConfigDict()
     config.scaling.name = 'standard'

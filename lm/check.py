@@ -20,6 +20,7 @@ from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
 from modules.kernels import IMPLEMENTATIONS
 from modules.kernels.attention import Scores, refuse_unserved
+from modules.norms import NORMS
 from modules.options import options
 from modules.params import ROLES
 from modules.positions import rotated_features
@@ -340,6 +341,21 @@ def _check_optimizers(config: Config) -> None:
             f'optim.name={others.name}, and the others another, such as optim.others=adamw.'
         )
 
+    _check_forward_mode(config)
+    for path in ('optim.name', 'optim.others'):
+        part = part_at(config, path)
+        if part.row.needs.cross_entropy and config.loss.name != 'cross_entropy':
+            raise ValueError(
+                f'{path}={part.name} needs a loss that is convex in the logits: '
+                f'loss.name=cross_entropy; got {config.loss.name}'
+            )
+        group, rows = option_of(config, part, 'sven_group'), config.data.batch_size
+        if group is not None and rows % group:
+            raise ValueError(
+                f'optim.sven_group must divide data.batch_size; got {group} for {rows} sequences. '
+                f'Nearest that works: {nearest_divisor(rows, group)}.'
+            )
+
 
 def _check_average(config: Config) -> None:
     """ValueError where weights would be mapped away from the points that an average is made of."""
@@ -364,13 +380,34 @@ def _check_products(config: Config) -> None:
             f'kernels.matmul=wta_crs estimates the gradients of matrices, and train.trainable='
             f'{config.train.trainable} trains none: it would change nothing. Leave one of them out.'
         )
-    for path in ('optim.name', 'optim.others'):
-        if part_at(config, path).name == 'sophia':
-            raise ValueError(
-                f'{path}=sophia differentiates the gradient, and kernels.matmul=wta_crs makes it '
-                'of a few tokens as if these were constants: the curvature would be another. Leave '
-                'kernels.matmul=auto, or choose another optimizer.'
-            )
+    for asker, what in asks_forward_mode(config).items():
+        raise ValueError(
+            f'{asker} differentiates the {what}, and kernels.matmul=wta_crs makes gradients of a '
+            'few tokens as if these were constants: its derivative would be another, or none. '
+            'Leave kernels.matmul=auto, or leave the other out.'
+        )
+
+
+def asks_forward_mode(config: Config) -> dict[str, str]:
+    """{what was chosen: what it differentiates in forward mode, 'logits' or 'gradient'}."""
+    parts = [part_at(config, path) for path in ('optim.name', 'optim.others')]
+    asked = {f'{part.path}={part.name}': part.row.needs.forward_mode for part in parts}
+    if config.optim.ghost_radius is not None:
+        asked['optim.ghost_radius'] = 'logits'
+    return {asker: what for asker, what in asked.items() if what}
+
+
+def _check_forward_mode(config: Config) -> None:
+    """ValueError for norms without it; `lm.updates` knows the kernel of the devices."""
+    for asker, what in asks_forward_mode(config).items():
+        for path in NORM_SITES:
+            norm = part_at(config, path)
+            if not norm.row.forward_mode:
+                able = [name for name, row in NORMS.items() if row.forward_mode]
+                raise ValueError(
+                    f'{asker} differentiates the {what} in forward mode, and {path}={norm.name} '
+                    f'has a backward pass of its own; choose one of {", ".join(able)}'
+                )
 
 
 def _check_loss(config: Config) -> None:

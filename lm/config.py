@@ -123,6 +123,15 @@ class OptimConfig:
         float | None,
         Option('largest rms of the update of a matrix; None: any', 1e-6, FINITE, traced=True),
     ] = None
+    ghost_radius: Annotated[
+        float | None,
+        Option(
+            'largest spread of logits that a step moves, over pi; None: any',
+            1e-6,
+            FINITE,
+            traced=True,
+        ),
+    ] = None
     match_rms: Annotated[
         float | None,
         Option(

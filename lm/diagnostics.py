@@ -13,11 +13,12 @@ from lm.state import Hyper, Learner, State
 from lm.step import (
     Batch,
     activations,
+    asked_of,
+    differentiated,
     loss_sums,
     microbatched,
     target_weights,
     token_sums,
-    trained_alone,
 )
 from lm.updates import optimizer_step
 from modules.params import LAYER, NORM, ParamSpec, as_matrices, matrix_axes, named_leaves
@@ -54,17 +55,18 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
             (x_BTD, readout), filled = activations(learner, variables, batch, (DIAGNOSTICS,))
             sums = loss_sums(learner, x_BTD, readout, filled, batch, hyper)
             seen = of_readout(x_BTD, readout, target_weights(batch, learner.bos_id))
-            return sums['objective'] / total, (filled[DIAGNOSTICS], seen)
+            means = {name: value / total for name, value in sums.items()}
+            return means['objective'], (filled[DIAGNOSTICS], seen, means)
 
         def use(params):
-            return described.reparam.apply(trained_alone(learner, params), state.reparam, False)
+            return described.reparam.apply(differentiated(learner, params), state.reparam, False)
 
         used, to_stored, _ = jax.vjp(use, state.params, has_aux=True)
-        (value, (sown, seen)), grads = jax.value_and_grad(loss, has_aux=True)(used)
+        grads, (sown, seen, means) = jax.grad(loss, has_aux=True)(used)
         (stored_grads,) = to_stored(grads)
-        step = optimizer_step(
-            learner, state, hyper, stored_grads, value, lambda params: loss(use(params)[0])[0]
-        )
+        parts = microbatched(batch, learner.config.train.microbatches)
+        asked = asked_of(learner, state, hyper, parts, total)
+        step = optimizer_step(learner, state, hyper, stored_grads, means, asked)
         changes = jax.tree.map(jnp.subtract, step.state.params, state.params)
         found = {
             **of_layers(learner, sown, used, grads),

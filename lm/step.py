@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.config import part_at, parts_of
-from lm.state import Hyper, Learner, State, Weights, numbers
-from lm.updates import optimizer_step
-from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time
+from lm.config import Config, Part, part_at, parts_of
+from lm.state import Hyper, Learner, State, Weights, numbers, optimizer_of
+from lm.updates import Asked, optimizer_step
+from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time, with_error_probability
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = dict[str, jax.Array]
+TRAINING = (STATS, AUXILIARY)  # what layers fill in a training pass
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
@@ -77,10 +78,10 @@ def loss_sums(
     """`token_sums` of what `activations` gave."""
     config, labels_BT = learner.config, batch['tokens'][:, 1:]
     weights_BT, part = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
-    chunk = config.loss.chunk
-    if chunk is None:
-        chunk = tokens_at_a_time(labels_BT.size, readout.weight_DV.shape[-1])
-    loss = by_chunks(part.row, chunk)
+    row = part.row
+    if any(one.row.needs.error_probability for one in optimizers_of(config)):
+        row = with_error_probability(row)
+    loss = by_chunks(row, chunk_of(learner, labels_BT.size, readout.weight_DV.shape[-1]))
     sums = loss(x_BTD, readout, labels_BT, weights_BT, **numbers(config, part, hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
     for part in parts_of(config):
@@ -90,6 +91,12 @@ def loss_sums(
             sums[part.name] = total * sums['tokens']
             sums['objective'] += weighed * sums['tokens']
     return sums
+
+
+def chunk_of(learner: Learner, tokens: int, vocab_size: int) -> int:
+    """Of how many tokens logits are made at a time; 0: of all."""
+    chunk = learner.config.loss.chunk
+    return tokens_at_a_time(tokens, vocab_size) if chunk is None else chunk
 
 
 def total_sown(collection: Any, name: str) -> jax.Array:
@@ -128,30 +135,29 @@ def make_train_step(
 
         def loss(used, backward, carried, part):
             variables = {'params': used, **carried, **backward}
-            sums, filled = observed_sums(
-                learner, variables, part, hyper, mutable=(STATS, AUXILIARY)
-            )
+            sums, filled = observed_sums(learner, variables, part, hyper, mutable=TRAINING)
             carried = {name: filled[name] for name in carried}
             return sums['objective'] / total, (sums, carried)
 
         def use(params):
-            return described.reparam.apply(trained_alone(learner, params), state.reparam, True)
+            return described.reparam.apply(differentiated(learner, params), state.reparam, True)
 
         used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
         sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
+        means = {name: sums[name] / total for name in sums if name != 'tokens'}
         made = optimizer_step(
             learner,
             state.replace(reparam=reparam, stats=stats),
             hyper,
             grads,
-            sums['objective'] / total,
-            lambda params: _value_over_parts(loss, use(params)[0], state.stats, parts),
+            means,
+            asked_of(learner, state, hyper, parts, total),
         )
-        means = {name: sums[name] / total for name in sums if name != 'tokens'}
         metrics = {
-            'loss': means.pop('objective'),
-            **means,
+            'loss': means['objective'],
+            **{name: value for name, value in means.items() if name != 'objective'},
+            **made.seen,
             'lr': made.lr,
             'grad_norm': optax.tree.norm(grads),
             'update_norm': optax.tree.norm(made.updates),
@@ -166,6 +172,63 @@ def make_train_step(
         return new, metrics
 
     return train_step
+
+
+def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array) -> Asked:
+    """Functions of the stored parameters that run the training pass from the step's start: each
+    microbatch with what layers and reparametrisations carry there.
+
+    parts: the batch in microbatches; total: its target tokens.
+    """
+    config, loss = learner.config, part_at(learner.config, 'loss.name')
+
+    def variables(params):
+        stored = trained_alone(learner, params)
+        used, _ = learner.described.reparam.apply(stored, state.reparam, True)
+        return {'params': used, **state.stats}
+
+    def share(variables, rows):
+        sums, _ = observed_sums(learner, variables, rows, hyper, mutable=TRAINING)
+        return sums['objective'] / total
+
+    def value_fn(params):
+        once = variables(params)
+        return jnp.sum(jax.lax.map(lambda rows: share(once, rows), parts))
+
+    def activations_fn(params, rows):
+        return activations(learner, variables(params), rows, TRAINING)[0]
+
+    def of_logits(logits_BTV, rows):
+        weights_BT = target_weights(rows, learner.bos_id)
+        given = numbers(config, loss, hyper)
+        sums = loss.row(logits_BTV, lambda x: x, rows['tokens'][:, 1:], weights_BT, **given)
+        return sums['objective'] / total
+
+    weights = jax.vmap(lambda rows: target_weights(rows, learner.bos_id))(parts)
+    return Asked(
+        rows=parts,
+        weights=weights,
+        value_fn=value_fn,
+        share_fn=lambda params, rows: share(variables(params), rows),
+        activations_fn=activations_fn,
+        of_logits=of_logits,
+        tokens_at_a_time=chunk_of(learner, weights[0].size, learner.model.vocab_size),
+    )
+
+
+def optimizers_of(config: Config) -> list[Part]:
+    """That of hidden matrices, and that of the others."""
+    return [part_at(config, path) for path in ('optim.name', 'optim.others')]
+
+
+def differentiated(learner: Learner, params: Any) -> Any:
+    """`trained_alone`, without those whose optimizer reads no gradient."""
+
+    def own(w, spec):
+        needs = part_at(learner.config, optimizer_of(spec)).row.needs
+        return w if needs.gradient else jax.lax.stop_gradient(w)
+
+    return jax.tree.map(own, trained_alone(learner, params), learner.described.specs)
 
 
 def trained_alone(learner: Learner, params: Any) -> Any:
@@ -206,13 +269,6 @@ def _sum_over_parts(loss, used, stats, parts):
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     ((grads, sums), carried, backward), _ = jax.lax.scan(add, (zeros, carried, backward), parts)
     return sums, grads, carried | backward
-
-
-def _value_over_parts(loss, used, stats, parts):
-    """The objective of the whole batch, each microbatch with the statistics of the step's start."""
-    backward = {name: tree for name, tree in stats.items() if name == BACKWARD_STATS}
-    carried = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
-    return jnp.sum(jax.lax.map(lambda part: loss(used, backward, carried, part)[0], parts))
 
 
 def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):

@@ -1,5 +1,6 @@
 """From a gradient to the next state: the optimizer's direction, its size, the decay."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -7,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lm.check import asks_forward_mode
 from lm.config import part_at
+from lm.ghost import ghost_radius
 from lm.state import (
     Hyper,
     Learner,
@@ -19,20 +22,77 @@ from lm.state import (
     peaks_of,
     schedule_fraction,
 )
+from modules.kernels import ATTENTION_KERNELS
 from modules.optim import with_share
-from modules.params import ParamSpec, root_mean_square
+from modules.params import ParamSpec, named_leaves, root_mean_square
 from modules.scaling import Decay
 from modules.scaling.decay import in_gradient
 
 
+def refuse_unserved(learner: Learner) -> None:
+    """ValueError where an optimizer has more parameters than it serves, or the step needs what the
+    attention kernel of these devices does not have. Nothing is computed.
+    """
+    config, described = learner.config, learner.described
+    sizes = {'optim.name': 0, 'optim.others': 0}
+    for path, spec in named_leaves(described.specs).items():
+        sizes[optimizer_of(spec)] += math.prod(named_leaves(described.shapes)[path].shape)
+    if config.optim.name == config.optim.others:
+        sizes = {'optim.name': sum(sizes.values())}
+    for path, size in sizes.items():
+        part = part_at(config, path)
+        most = part.row.needs.most_parameters
+        if most is not None and size > most:
+            raise ValueError(
+                f'{path}={part.name} is for at most {most:,} parameters; got {size:,}. Make the '
+                'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
+                'the rest), or choose another optimizer.'
+            )
+    if not hasattr(part_at(config, 'model.attention').row, 'scores'):
+        return
+    kernel = learner.model.kernels.attention_name
+    for asker, what in asks_forward_mode(config).items():
+        able = [name for name, one in ATTENTION_KERNELS.items() if what in one.forward_mode]
+        if kernel not in able:
+            raise ValueError(
+                f'{asker} differentiates the {what} in forward mode, and kernels.attention='
+                f'{kernel} has no such derivative; choose kernels.attention={"|".join(able)}'
+            )
+
+
 class OptimizerStep(NamedTuple):
     """state: the next one; updates: what was added to each stored weight, before any map after it
-    (`modules.reparam`); lr: the learning rate now.
+    (`modules.reparam`); lr: the learning rate now; seen: what is recorded of the step, by name.
     """
 
     state: State
     updates: Any
     lr: jax.Array
+    seen: dict[str, jax.Array]
+
+
+class Asked(NamedTuple):
+    """What can be asked of a batch beside its gradient, of the stored parameters; what is not asked
+    for is not computed.
+
+    rows: the batch in its microbatches [n, B / n, ...], and weights [n, B / n, T] those of its
+    target tokens. value_fn(params): the objective; share_fn(params, rows): what some rows add to
+    it. activations_fn(params, rows): what logits are made of, (x [b, T, D], readout).
+    of_logits(logits [b, T, V], rows): the share again, but for what layers add to the loss.
+    tokens_at_a_time: of how many tokens logits shall be made at most; 0: all.
+    """
+
+    rows: Any
+    weights: jax.Array
+    value_fn: Callable[[Any], jax.Array]
+    share_fn: Callable[[Any, Any], jax.Array]
+    activations_fn: Callable[[Any, Any], tuple[jax.Array, Any]]
+    of_logits: Callable[[jax.Array, Any], jax.Array]
+    tokens_at_a_time: int
+
+    def logits_fn(self, params: Any, rows: Any) -> jax.Array:
+        x_BTD, readout = self.activations_fn(params, rows)
+        return readout(x_BTD)
 
 
 def optimizer_step(
@@ -40,13 +100,13 @@ def optimizer_step(
     state: State,
     hyper: Hyper,
     grads: Any,
-    value: jax.Array,
-    value_fn: Callable[[Any], jax.Array],
+    means: dict[str, jax.Array],
+    asked: Asked,
 ) -> OptimizerStep:
     """From the gradient of the stored weights to the next state, whose `stats` are those of `state`
     as its `reparam` is, but for a map after the update.
 
-    value: the objective; value_fn(params): the same at other weights, for optimizers that ask.
+    means: `objective` and the other terms of the loss, over the batch's target tokens.
     """
     config, described = learner.config, learner.described
     grads = shrunk(described.specs, grads, hyper)
@@ -55,16 +115,31 @@ def optimizer_step(
         shares = decay_shares(learner, hyper, fraction)
         grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
     direction, opt_state = optimizer(config, described, hyper).update(
-        grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
+        grads,
+        state.opt_state,
+        state.params,
+        value=means['objective'],
+        grad=grads,
+        means=means,
+        rows=asked.rows,
+        value_fn=asked.value_fn,
+        share_fn=asked.share_fn,
+        logits_fn=asked.logits_fn,
+        of_logits=asked.of_logits,
     )
     updates = _updates(learner, direction, state, hyper, fraction)
+    seen = {}
+    if (most := hyper.get('optim.ghost_radius')) is not None:
+        radius = ghost_radius(asked, state.params, updates, asked.tokens_at_a_time)
+        updates = jax.tree.map(lambda u: most / jnp.maximum(radius, most) * u, updates)
+        seen['ghost_radius'] = radius
     average = average_of(config, hyper)
     updates, kept = average.steer(updates, state.params, state.average, fraction)
     params = optax.apply_updates(state.params, updates)
     params, reparam = described.after_update(params, state.reparam)
     kept = average.follow(params, kept)
     new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
-    return OptimizerStep(new, updates, peaks_of(hyper)['optim.name'] * fraction)
+    return OptimizerStep(new, updates, peaks_of(hyper)['optim.name'] * fraction, seen)
 
 
 def _updates(

@@ -9,6 +9,7 @@ from lm.mesh import make_mesh
 from lm.objectives import evaluated, n_marks, training_mixture
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
+from lm.updates import refuse_unserved
 
 
 class Experiment:
@@ -31,6 +32,7 @@ class Experiment:
         self.evaluated = evaluated(config, tokenizer, self.dataset.validation)
         self.platform = self.mesh.devices.flat[0].platform
         self.learner = build_learner(config, self.vocab_size, tokenizer.bos_id, self.platform)
+        refuse_unserved(self.learner)
         self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.state_shapes = abstract_state(self.learner, self.mesh)

@@ -8,15 +8,24 @@ A row of `AUXILIARIES` weighs what layers sow under its name.
 
 from modules.losses.adversarial import adversarial_comp_sum
 from modules.losses.auxiliary import balance_loss
-from modules.losses.base import logits_loss
-from modules.losses.chunked import by_chunks, tokens_at_a_time
+from modules.losses.base import logits_loss, with_error_probability
+from modules.losses.chunked import by_chunks, chunks_of, cut, tokens_at_a_time
 from modules.losses.comp_sum import comp_sum, dice, focal
 from modules.losses.cross_entropy import cross_entropy
 from modules.losses.dco import dco
 from modules.losses.ldr import aldr_kl, ldr_kl
 from modules.losses.spherical import spherical_z, taylor_softmax
 
-__all__ = ['AUXILIARIES', 'LOSSES', 'by_chunks', 'logits_loss', 'tokens_at_a_time']
+__all__ = [
+    'AUXILIARIES',
+    'LOSSES',
+    'by_chunks',
+    'chunks_of',
+    'cut',
+    'logits_loss',
+    'tokens_at_a_time',
+    'with_error_probability',
+]
 
 LOSSES = {
     'cross_entropy': cross_entropy,

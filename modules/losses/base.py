@@ -29,6 +29,22 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
     return loss
 
 
+def with_error_probability(loss: Loss) -> Loss:
+    """The same sums, and `error_probability`: of 1 - p, p the label's probability, which has no
+    gradient. The logits are those that the loss makes: XLA computes equal products once.
+    """
+
+    @functools.wraps(loss)
+    def both(x, readout, labels, weights, **numbers) -> Sums:
+        fixed_x, fixed = jax.lax.stop_gradient((x, readout))
+        logits = fixed(fixed_x)
+        ce_M = cross_entropies(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+        sums = loss(x, readout, labels, weights, **numbers)
+        return sums | {'error_probability': -jnp.sum(weights.reshape(-1) * jnp.expm1(-ce_M))}
+
+    return both
+
+
 def label_logits(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
     """[M]: the logit of each label.
 

@@ -34,21 +34,29 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
     @functools.wraps(loss)
     def chunked(x, readout, labels, weights, **numbers) -> Sums:
         axis = 0 if getattr(loss, 'by_rows', False) else labels.ndim - 1
-        length = labels.shape[axis]
-        across = labels.size // length
-        count = math.ceil(length / max(1, min(length, chunk // across)))
-        size = math.ceil(length / count)
-
-        def cut(array, axis):
-            """[count, ..., size, ...]; what fills the last one up has weight 0."""
-            widths = [(0, count * size - length if i == axis else 0) for i in range(array.ndim)]
-            shape = (*array.shape[:axis], count, size, *array.shape[axis + 1 :])
-            return jnp.moveaxis(jnp.pad(array, widths).reshape(shape), axis, 0)
-
-        parts = (cut(labels, axis), cut(weights, axis))
-        return _sums(loss, cut(x, axis), readout, parts, numbers)
+        count = chunks_of(labels.shape, axis, chunk)
+        parts = (cut(labels, axis, count), cut(weights, axis, count))
+        return _sums(loss, cut(x, axis, count), readout, parts, numbers)
 
     return chunked
+
+
+def chunks_of(shape: tuple[int, ...], axis: int, chunk: int) -> int:
+    """How many parts tokens of such a shape are cut into along an axis, for about `chunk` of them
+    in each; one where it is 0.
+    """
+    length = shape[axis]
+    across = math.prod(shape) // length
+    return math.ceil(length / max(1, min(length, chunk // across))) if chunk else 1
+
+
+def cut(array: jax.Array, axis: int, count: int) -> jax.Array:
+    """[count, ..., size, ...] of [..., length, ...]; zeros fill the last one up."""
+    length = array.shape[axis]
+    size = math.ceil(length / count)
+    widths = [(0, count * size - length if i == axis else 0) for i in range(array.ndim)]
+    shape = (*array.shape[:axis], count, size, *array.shape[axis + 1 :])
+    return jnp.moveaxis(jnp.pad(array, widths).reshape(shape), axis, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

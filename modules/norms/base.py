@@ -35,6 +35,8 @@ class Norm(nn.Module):
     leaks: ClassVar[str] = ''
     # Coordinates of the stream that the norm does without.
     drops: ClassVar[int] = 0
+    # Whether it has a derivative in forward mode.
+    forward_mode: ClassVar[bool] = True
     # Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
     scales_embedding: ClassVar[bool] = False
 

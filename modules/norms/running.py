@@ -83,6 +83,7 @@ class PowerNorm(Norm):
     valid: jax.Array | None = None
 
     leaks = LEAKS
+    forward_mode = False
 
     @nn.compact
     def __call__(self, x):
@@ -185,6 +186,7 @@ class UnifiedNorm(Norm):
     valid: jax.Array | None = None
 
     leaks = LEAKS
+    forward_mode = False
 
     @nn.compact
     def __call__(self, x):

@@ -5,11 +5,19 @@ multiplies it by the learning rate and takes off weight decay, each as the param
 that has a part in its weight decay gives a Direction in place of an array (`modules.optim.base`).
 A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
 one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
-`grad`, the gradient before clipping; and `value_fn(params)`, the loss of the batch, to be
-differentiated in any direction (`jax.jvp` needs kernels.attention=reference; of its gradient, also
-blocked does), which for an optimizer of some roles is a function of their parameters. A leaf of its
-state that is not shaped like its parameter is described by a box
-(`modules.optim.base.state_specs`).
+`means`, that of each of its terms over the target tokens; `grad`, the gradient before clipping; and
+functions, each of which costs nothing where it is not called:
+
+    value_fn(params)           the loss of the batch, as `value`
+    share_fn(params, rows)     what some rows add to it; `rows` has all, in microbatches [n, b, ...]
+    logits_fn(params, rows)    their logits [b, T, V]
+    of_logits(logits, rows)    their share from these, without what layers add to the loss
+
+They can be differentiated in any direction: `jax.jvp` needs kernels.attention=reference; of a
+gradient, also blocked does. Those of parameters end with `_fn`; for an optimizer of some roles
+they are functions of its own (`by_role`). What an optimizer needs of a model, and what it does
+without, is in `of_family`. A leaf of its state that is not shaped like its parameter is described
+by a box (`modules.optim.base.state_specs`).
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
@@ -22,10 +30,13 @@ from modules.optim.aro import aro
 from modules.optim.auon import auon, hybrid_auon
 from modules.optim.averages import AVERAGES, Average
 from modules.optim.base import Direction, by_role, state_specs, unboxed, with_share
+from modules.optim.cge import cge
 from modules.optim.conda import conda
 from modules.optim.galore import fira, galore
+from modules.optim.gauss_newton import gauss_newton
 from modules.optim.lion import lion
 from modules.optim.muon import muon, muon_spectral
+from modules.optim.normalized_gd import normalized_gd
 from modules.optim.scale import scale
 from modules.optim.schedules import (
     constant,
@@ -41,6 +52,7 @@ from modules.optim.sgd import sgd
 from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 from modules.optim.sophia import sophia
+from modules.optim.sven import sven
 
 __all__ = [
     'AVERAGES',
@@ -61,19 +73,23 @@ OPTIMIZERS = {
     'apollo': apollo,
     'aro': aro,
     'auon': auon,
+    'cge': cge,
     'conda': conda,
     'fira': fira,
     'galore': galore,
+    'gauss_newton': gauss_newton,
     'hybrid_auon': hybrid_auon,
     'lion': lion,
     'muon': muon,
     'muon_spectral': muon_spectral,
+    'normalized_gd': normalized_gd,
     'scale': scale,
     'sgd': sgd,
     'sgdp': sgdp,
     'shampoo': shampoo,
     'soap': soap,
     'sophia': sophia,
+    'sven': sven,
 }
 SCHEDULES = {
     'constant': constant,

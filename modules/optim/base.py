@@ -1,5 +1,6 @@
 """What optimizers have in common: their family, their partition by role, their state's specs."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,16 +20,36 @@ from modules.params import (
 FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from the gradient's
 
 
-def of_family(family: str, roles: tuple[str, ...] = ROLES) -> Callable[[Callable], Callable]:
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What an optimizer asks for, beyond a gradient, or does without.
+
+    most_parameters: how many it serves at most; None: any number. gradient: whether it reads that
+    of its parameters. forward_mode: what it differentiates in forward mode: 'logits', their
+    'gradient', or nothing.
+    error_probability: whether it reads the mean of that name. cross_entropy: whether it is for that
+    loss alone.
+    """
+
+    most_parameters: int | None = None
+    gradient: bool = True
+    forward_mode: str = ''
+    error_probability: bool = False
+    cross_entropy: bool = False
+
+
+def of_family(
+    family: str, roles: tuple[str, ...] = ROLES, **needs: Any
+) -> Callable[[Callable], Callable]:
     """Marks an optimizer as adam-like (no matter how large the gradient), sgd-like (as large as
-    the gradient) or spectral (of given singular values): what a parametrisation scales it by; and
-    with the roles of the parameters that it is for.
+    the gradient) or spectral (of given singular values): what a parametrisation scales it by; with
+    the roles of the parameters that it is for; and with its `Needs`.
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
 
     def mark(make):
-        make.family, make.roles = family, roles
+        make.family, make.roles, make.needs = family, roles, Needs(**needs)
         return make
 
     return mark
@@ -138,8 +159,9 @@ def by_role(
     """One optimizer for each role, and `others` for the roles that are not named.
 
     Each is made from the specs of its own parameters, with optax.MaskedNode in the place of those
-    of others, as in the trees that it gets and in those that it gives `value_fn`. Raises ValueError
-    for a parameter that no optimizer covers, and for a role that no parameter has.
+    of others, as in the trees that it gets and in those that it gives to functions of parameters:
+    the extra arguments whose names end with `_fn`. Raises ValueError for a parameter that no
+    optimizer covers, and for a role that no parameter has.
     """
     found = named_leaves(specs)
     present = {spec.role for spec in found.values()}
@@ -160,25 +182,47 @@ def by_role(
     transforms = {label: make(own(label)) for label, make in makers.items()}
     partition = optax.partition(transforms, labels)
 
-    def update(grads, state, params=None, *, value_fn=None, **more):
-        def of_part(part):
-            return value_fn(filled(part, params))
+    def update(grads, state, params=None, **more):
+        def of_part(function):
+            return lambda part, *rest: function(filled(part, params), *rest)
 
-        given = more | {'value_fn': None if value_fn is None else of_part}
+        given = {name: of_part(one) if name.endswith('_fn') else one for name, one in more.items()}
         return partition.update(grads, state, params, **given)
 
     return optax.GradientTransformationExtraArgs(partition.init, update)
 
 
+def _is_masked(leaf: Any) -> bool:
+    return isinstance(leaf, optax.MaskedNode)
+
+
 def filled(part: Any, whole: Any) -> Any:
     """A tree with the leaves of `whole` where `part` has optax.MaskedNode."""
-
-    def is_masked(leaf):
-        return isinstance(leaf, optax.MaskedNode)
-
     return jax.tree.map(
-        lambda own, other: other if is_masked(own) else own, part, whole, is_leaf=is_masked
+        lambda own, other: other if _is_masked(own) else own, part, whole, is_leaf=_is_masked
     )
+
+
+def restricted(whole: Any, part: Any) -> Any:
+    """`whole`, such as the extra argument `grad`, with optax.MaskedNode where `part` has it."""
+    return jax.tree.map(
+        lambda own, other: own if _is_masked(own) else other, part, whole, is_leaf=_is_masked
+    )
+
+
+def along(function: Callable[[Any], Any], params: Any, direction: Any) -> tuple[Any, Any]:
+    """(function(params), its derivative along a direction), in forward mode.
+
+    ValueError where a part of the function has no such derivative.
+    """
+    try:
+        return jax.jvp(function, (params,), (direction,))
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(
+            'the logits of this model cannot be differentiated in forward mode, which is asked '
+            'for; choose kernels.attention=reference. JAX says: '
+            f'{error}'
+        ) from error
 
 
 def unboxed(opt_state: Any) -> Any:

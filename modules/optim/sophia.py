@@ -14,7 +14,7 @@ from modules.optim.base import PerParameter, of_family, when
 from modules.options import Option
 
 
-@of_family('adam')
+@of_family('adam', forward_mode='gradient')
 def sophia(
     specs: Any,
     *,

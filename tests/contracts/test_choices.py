@@ -41,6 +41,7 @@ CHANGED = {  # of what belongs to no part; the options of parts are changed by t
     'optim.weight_decay': 1.0,
     'optim.clip_norm': 0.5,
     'optim.others_lr': 0.02,
+    'optim.ghost_radius': 0.02,
     'optim.match_rms': 0.4,
     'optim.update_clip': 0.15,
     'optim.embedding_gradient_shrink': 0.5,
@@ -97,6 +98,7 @@ ATTENTION_OPTIONS = (
 TWO_OPTIMIZERS = {
     'optim.name': 'lion',
     'optim.others_lr': 0.005,
+    'optim.ghost_radius': 0.2,
     'optim.match_rms': 0.2,
     'optim.update_clip': 1.0,
     'optim.embedding_gradient_shrink': 0.1,

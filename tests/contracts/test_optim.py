@@ -53,13 +53,45 @@ def tree(seed: int):
 
 START, TARGET = tree(0), tree(1)
 # Values that show in this problem, where one near the published value does not.
-TELLING = {'adafactor_clip': 0.5, 'adamp_delta': 0.1}
+TELLING = {'adafactor_clip': 0.5, 'adamp_delta': 0.1, 'sven_rtol': 0.99}
 USUAL = {'adamp_delta': 2.0}  # in place of the published value, with which nothing is projected
 
 
 def loss(params):
     """A quadratic; its gradient is what is left of the way."""
     return 0.5 * optax.tree.norm(optax.tree.sub(params, TARGET), squared=True)
+
+
+# Relative, of what is more than rounded: differences of a loss of hundreds over 0.005, in float32.
+TOLERANCES = {'cge': 2e-3}
+
+
+def logits(params, row):
+    """Every fourth coordinate of what is left of the way, from `row` on."""
+    flat = jnp.concatenate(
+        [jnp.ravel(leaf) for leaf in jax.tree.leaves(optax.tree.sub(params, TARGET))]
+    )
+    return jnp.where(jnp.arange(flat.size) % 4 == row['tokens'][0], flat, 0.0)
+
+
+def half_square(logits, row):
+    del row
+    return 0.5 * jnp.sum(jnp.square(logits))
+
+
+def asked_of(params, grads):
+    """The quadratic as that of four rows, one at a time."""
+    value = loss(params)
+    return {
+        'value': value,
+        'grad': grads,
+        'means': {'objective': value, 'error_probability': jnp.float32(0.5)},
+        'rows': {'tokens': jnp.arange(4).reshape(4, 1)},
+        'value_fn': loss,
+        'share_fn': lambda params, row: half_square(logits(params, row), row),
+        'logits_fn': logits,
+        'of_logits': half_square,
+    }
 
 
 def numbers(name: str) -> dict[str, jax.Array]:
@@ -83,8 +115,7 @@ def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.0
     def one(carry, _):
         params, state = carry
         value, grads = jax.value_and_grad(loss)(params)
-        more = {'value': value, 'grad': grads, 'value_fn': loss}
-        direction, state = tx.update(grads, state, params, **more)
+        direction, state = tx.update(grads, state, params, **asked_of(params, grads))
         params = jax.tree.map(update, params, direction)
         return (params, state), value
 
@@ -113,12 +144,12 @@ def results():
         both = stack_jnp([numbers(name), *changed])
         tx = optimizer(name)
         zeros = jax.tree.map(jnp.zeros_like, START)
-        quiet, _ = tx.update(
-            zeros, unboxed(tx.init(START)), START, value=0.0, grad=zeros, value_fn=loss
-        )
+        quiet, _ = tx.update(zeros, unboxed(tx.init(START)), START, **asked_of(START, zeros))
         return {
             'alone': [descent(name, given, START) for given in [numbers(name), *changed]],
-            'mapped': jax.vmap(lambda given: descent(name, given, START))(both),
+            'mapped': jax.vmap(lambda given, _: descent(name, given, START))(
+                both, jnp.arange(1 + len(changed))
+            ),
             'quiet': quiet,
         }
 
@@ -133,7 +164,8 @@ def stack_jnp(trees):
 class TestEveryOptimizer:
     def test_mapped_is_alone_and_each_number_matters(self, results, name):
         alone = results[name]['alone']
-        assert_trees_close(results[name]['mapped'], stack(alone), rtol=1e-5, atol=1e-6)
+        rtol = TOLERANCES.get(name, 1e-5)
+        assert_trees_close(results[name]['mapped'], stack(alone), rtol=rtol, atol=0.1 * rtol)
         for (params, *_), number in zip(alone[1:], numbers(name), strict=True):
             moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, alone[0][0])
             assert max(jax.tree.leaves(moved)) > 1e-4, number

@@ -192,6 +192,23 @@ def test_tiny_config_passes():
             r'optim.others=muon is not for .* embedding, readout, vector, only hidden. '
             r'Give it to .*optim.name=muon',
         ),
+        (
+            {'optim.name': 'gauss_newton', 'loss.name': 'focal'},
+            r'optim.name=gauss_newton needs .*convex.*loss.name=cross_entropy; got focal',
+        ),
+        (
+            {'optim.name': 'sven', 'optim.sven_group': 3},
+            r'optim.sven_group must divide data.batch_size; got 3 for 8 .*works: [24]\.',
+        ),
+        (
+            {'optim.name': 'sophia', 'model.norm': 'powernorm'},
+            r'optim.name=sophia differentiates the gradient .*model.norm=powernorm has a backward',
+        ),
+        (
+            {'optim.ghost_radius': 1.0, 'model.embedding_norm': 'unified'},
+            r'optim.ghost_radius differentiates the logits .*model.embedding_norm=unified has a',
+        ),
+        ({'optim.ghost_radius': 0.0}, r'optim.ghost_radius must be between 1e-06 and .*got 0.0'),
         ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
         (
             {'optim.average': 'schedule_free', 'model.reparam': 'normalize_and_project'},

@@ -17,6 +17,7 @@ from lm.shardings import jit_eval_step, jit_init, jit_train_step, state_sharding
 from lm.state import build_learner, hyper_from, init_state, optimizer
 from lm.step import make_eval_step, make_train_step, microbatched, target_weights, token_sums
 from modules.optim import OPTIMIZERS
+from modules.optim.base import of_family
 from modules.params import named_leaves
 from modules.scaling import PARAMETRIZATIONS, Growth
 from modules.scaling.parametrization import parametrization, standard
@@ -351,15 +352,15 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
 def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
     """The loss of the whole batch, as a number and as a function, and the unclipped gradient."""
 
+    @of_family('adam')
     def differences(specs, **numbers):
-        def update(clipped, state, params, *, value, grad, value_fn):
+        def update(clipped, state, params, *, value, grad, value_fn, **more):
             again, found = jax.value_and_grad(value_fn)(params)
             wrong = jax.tree.map(lambda a, b: a - b, found, grad)
             return jax.tree.map(lambda leaf: leaf + (again - value), wrong), state
 
         return optax.GradientTransformationExtraArgs(lambda params: (), update)
 
-    differences.family = 'adam'
     monkeypatch.setitem(OPTIMIZERS, 'adamw', differences)
     config = replaced(CONFIG, {'train.microbatches': 2})
     learner = build_learner(config, VOCAB, BOS, 'cpu')

@@ -132,6 +132,7 @@ def test_no_token_moves_to_another_device():
         ),
         ({'optim.name': 'sophia'}, 'optim.name=sophia differentiates the gradient'),
         ({'optim.others': 'sophia'}, 'optim.others=sophia differentiates the gradient'),
+        ({'optim.ghost_radius': 1.0}, 'optim.ghost_radius differentiates the logits'),
     ],
 )
 def test_what_does_not_go_together(changes, said):

@@ -30,7 +30,8 @@ class AttentionKernel:
 
     serves: the fields of `Scores` that `compute` reads. platform: the only one it runs on; None:
     all. dtypes: those of q, k and v that it takes; None: all. head_dims: the widths of a head that
-    it takes; None: all. length_multiple: `attend` pads rows to a multiple of it.
+    it takes; None: all. length_multiple: `attend` pads rows to a multiple of it. forward_mode:
+    what can be differentiated in forward mode: the 'logits' of a model, or their 'gradient' alone.
     """
 
     compute: Callable[..., jax.Array]
@@ -39,6 +40,7 @@ class AttentionKernel:
     dtypes: tuple[str, ...] | None = None
     head_dims: range | None = None
     length_multiple: int = 1
+    forward_mode: frozenset[str] = frozenset()
 
     def takes(self, dtype: str | None, head_dim: int | None) -> bool:
         """Whether q, k and v may be so; None: not asked."""
@@ -48,8 +50,8 @@ class AttentionKernel:
 
 
 ATTENTION_KERNELS = {
-    'blocked': AttentionKernel(blocked, ALL),
-    'reference': AttentionKernel(reference, ALL),
+    'blocked': AttentionKernel(blocked, ALL, forward_mode=frozenset({'gradient'})),
+    'reference': AttentionKernel(reference, ALL, forward_mode=frozenset({'logits', 'gradient'})),
     # An even length: its gradient with a mask needs that. Wider heads than 128 need Hopper, which
     # JAX checks as it traces.
     'cudnn': AttentionKernel(

@@ -237,7 +237,8 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
                 listed = [{p: FIELDS[p].types[0](x) for p, x in one.items()} for one in listed]
                 (group,) = groups(cells(tiny_raw(changes), listed))
                 assert len(group) == 2, path
-    for path in ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink'):
+    optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
+    for path in (*optional, 'ghost_radius'):
         seen.add(f'optim.{path}')
         listed = [{}, {f'optim.{path}': 0.1}, {f'optim.{path}': 0.2}]
         assert [len(group) for group in groups(cells(tiny_raw(), listed))] == [1, 2]
