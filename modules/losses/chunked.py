@@ -36,7 +36,10 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
         axis = 0 if getattr(loss, 'by_rows', False) else labels.ndim - 1
         count = chunks_of(labels.shape, axis, chunk)
         parts = (cut(labels, axis, count), cut(weights, axis, count))
-        return _sums(loss, cut(x, axis, count), readout, parts, numbers)
+        traced = {name: value for name, value in numbers.items() if isinstance(value, jax.Array)}
+        static = {name: value for name, value in numbers.items() if name not in traced}
+        of_part = functools.partial(loss, **static)
+        return _sums(of_part, cut(x, axis, count), readout, parts, traced)
 
     return chunked
 

@@ -9,6 +9,7 @@ import pytest
 
 from modules.kernels.matmul import direct
 from modules.losses import LOSSES, by_chunks, tokens_at_a_time
+from modules.options import options
 from modules.products import Readout
 
 B, T, D, V = 3, 10, 8, 13
@@ -43,13 +44,18 @@ def sums_and_grads(loss, x, readout, labels, weights, of='objective', **numbers)
 @pytest.mark.parametrize('chunk', [1, 3, 6, 7, 12, 30, 1000])
 @pytest.mark.parametrize('name', sorted(LOSSES))
 def test_chunks_equal_all_at_once(name, chunk):
-    """float64: every term and the gradients, whatever the chunk does not divide. Catches filled-up
-    tokens that count, and a lost last chunk.
+    """float64: every term and the gradients, whatever the chunk does not divide, with all options
+    given as a step gives them. Catches filled-up tokens that count, a lost last chunk, and an
+    option that is no number.
     """
     with jax.enable_x64(True):
         given = problem(jnp.float64, softcap=3.0, bias=True)
-        wanted = sums_and_grads(LOSSES[name], *given)
-        found = sums_and_grads(by_chunks(LOSSES[name], chunk), *given)
+        numbers = {
+            option: jnp.asarray(declared.default) if declared.option.traced else declared.default
+            for option, declared in options(LOSSES[name]).items()
+        }
+        wanted = sums_and_grads(LOSSES[name], *given, **numbers)
+        found = sums_and_grads(by_chunks(LOSSES[name], chunk), *given, **numbers)
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
 
