@@ -29,7 +29,8 @@ from eval.progress import Progress, counts
 from eval.runs import gather, write_table
 from lm.check import check, check_devices
 from eval.choices import listing
-from lm.config import FIELDS, Config, digest, resolve, to_json
+from lm.config import digest, resolve, to_json
+from lm.sections import FIELDS, Config
 from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
 from lm.mesh import make_mesh

@@ -208,7 +208,7 @@ def get_config() -> ConfigDict:
     config.scaling.init = 'fan_in'
     config.scaling.init_scale = 1.0
     config.scaling.embedding_std = placeholder(float)  # None: that of scaling.init
-    config.scaling.zero_init = 'none'  # or query, readout, query+readout
+    config.scaling.zero_init = 'none'  # or query, readout, both
 
     config.data = ConfigDict()
     config.data.source = 'python'  # or text:GLOB, tfds:NAME, synthetic:NAME

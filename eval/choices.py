@@ -16,7 +16,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm.config import AUTO, CHOICES, Choice
+from lm.choice import AUTO, Choice
+from lm.sections import CHOICES
 from modules.choices import choose
 from modules.losses import AUXILIARIES
 from modules.numerics import REMAT_SUMMARIES

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lm.config import FIELDS
+from lm.sections import FIELDS
 from modules.objectives import OBJECTIVES
 
 IDENTITY = {

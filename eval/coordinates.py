@@ -35,8 +35,9 @@ from eval.program import run_main
 from lm.activations import observe
 from lm.base_model import resized
 from lm.check import check
-from lm.config import Config, replaced, resolve
+from lm.config import replaced, resolve
 from lm.run.table import as_table
+from lm.sections import Config
 from lm.state import build_learner, hyper_from, init_state
 from lm.step import make_train_step
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from eval.runs import UNREADABLE, Record, gather
 from eval.text import number
-from lm.config import RUN_PATHS
+from lm.sections import RUN_PATHS
 from lm.sweep.cells import Cell
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches

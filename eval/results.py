@@ -13,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from lm.config import FIELDS, flatten
+from lm.config import flatten
 from lm.files import read_json
 from lm.record.metrics import FILE, read_rows
 from lm.record.upgrade import present_paths, stored_config
 from lm.record.workdir import CONFIG, SUMMARY, SWEEP
+from lm.sections import FIELDS
 from lm.sweep import ledger
 
 Row = dict[str, Any]

@@ -25,9 +25,10 @@ from eval.columns import RESULTS, columns, kinds_of_columns, schema, typed
 from eval.program import run_main
 from eval.results import config_of, naming, naming_sweep, results_of, rows_of, sweep_of
 from eval.text import FORMATS, number, render
-from lm.config import FIELDS, flatten
+from lm.config import flatten
 from lm.files import replacing
 from lm.record.workdir import CONFIG, SWEEP
+from lm.sections import FIELDS
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which train.py need not wait

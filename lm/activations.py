@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lm.config import Config
 from lm.model import ACTIVATIONS, OF_BLOCKS, SHIFTS, groups_of_blocks
+from lm.sections import Config
 from lm.state import Learner, Weights
 
 Activations = dict[str, jax.Array]

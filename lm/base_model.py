@@ -1,6 +1,8 @@
 """The model that a parametrisation scales against: this one, at the width of the base."""
 
-from lm.config import Config, part_at, replaced
+from lm.config import part_at, replaced
+from lm.sections import Config
+from modules.scaling import PARAMETRIZATIONS
 from modules.scaling.parametrization import DEPTH, WIDTH
 
 
@@ -86,3 +88,41 @@ def check_base(config: Config) -> None:
             f'{part.name} does not have, so that it would change nothing. Leave it out, or None.'
         )
     base_of(config)
+
+
+def check_parametrization(config: Config) -> None:
+    """ValueError where the parametrisation, its base model and the rest do not go together."""
+    check_base(config)
+    part = part_at(config, 'scaling.name')
+    for path in ('optim.name', 'optim.others'):
+        chosen = part_at(config, path)
+        if chosen.row.family not in part.row.families:
+            able = [n for n, row in PARAMETRIZATIONS.items() if chosen.row.family in row.families]
+            raise ValueError(
+                f'scaling.name={part.name} has no table for {path}={chosen.name}, a '
+                f'{chosen.row.family}-like optimizer, only for those like '
+                f'{" and ".join(part.row.families)}. Choose scaling.name={"|".join(able)}, or '
+                'another optimizer.'
+            )
+    name = part_at(config, 'optim.name')
+    by_size = config.optim.match_rms is not None or config.optim.muon_scale == 'rms'
+    if name.row.family == 'spectral' and part.row.grows and by_size:
+        raise ValueError(
+            f'scaling.name={part.name} is for updates whose singular values do not grow with '
+            'width, and optim.match_rms and optim.muon_scale=rms scale them by their size. '
+            'Leave these out.'
+        )
+    if DEPTH not in part.row.grows:
+        return
+    placement = part_at(config, 'model.placement')
+    if placement.row.norms_updates:
+        raise ValueError(
+            f'scaling.name={part.name} multiplies what blocks add to the stream, which '
+            f'model.placement={placement.name} normalizes behind it. Choose another placement, '
+            'such as pre.'
+        )
+    if 'shared' in config.model.reparam.split('+'):
+        raise ValueError(
+            f'scaling.name={part.name} has rates for each block, and model.reparam='
+            f'{config.model.reparam} has one matrix for all. Leave one of them out.'
+        )

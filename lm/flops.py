@@ -6,7 +6,8 @@ import time
 import jax
 import jax.numpy as jnp
 
-from lm.config import Config, part_at
+from lm.config import part_at
+from lm.sections import Config
 from lm.state import Learner
 from modules.params import named_leaves
 

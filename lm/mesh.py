@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lm.config import MeshConfig
+from lm.sections import MeshConfig
 from modules.params import ParamSpec
 
 # Logical axis of a parameter -> mesh axis; None: every device holds all of it.

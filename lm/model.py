@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from lm.base_model import base_head_dim, width_growth
-from lm.check import stream_width
-from lm.config import Config, given, part_at
+from lm.check_model import stream_width
+from lm.config import given, part_at
+from lm.sections import Config
 from modules.attention.cache import CACHE
 from modules.kernels import Kernels, kernels_for
 from modules.numerics import DTYPES, REMAT_POLICIES

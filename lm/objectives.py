@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lm.choice import shares_of
-from lm.config import Config, Part, given, part_at, parts_of
+from lm.config import Part, given, part_at, parts_of
+from lm.sections import Config
 from modules.attention import ATTENTIONS
 from modules.objectives import MARKS, Document, Marks
 from modules.options import options

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from lm.config import Config
 from lm.mesh import batch_sharding, param_sharding, replicated, traced_on
 from lm.objectives import batch_fields
+from lm.sections import Config
 from lm.state import Learner, State, hyper_from, init_state, optimizer
 from lm.step import make_eval_step, make_train_step
 from modules.optim import state_specs

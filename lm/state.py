@@ -11,8 +11,9 @@ import optax
 from flax import struct
 
 from lm.base_model import base_of, depth_growth, width_growth
-from lm.config import FIELDS, Config, Part, flatten, given, part_at, parts_of, readers_of
+from lm.config import Part, flatten, given, part_at, parts_of, readers_of
 from lm.model import Transformer, build_model
+from lm.sections import FIELDS, Config
 from modules.optim import Average, by_role, unboxed
 from modules.options import options
 from modules.params import NORM, ParamSpec, named_leaves, path_name, split
@@ -253,9 +254,11 @@ def scaled(config: Config, specs: Any, shapes: Any, base_shapes: Any) -> tuple[A
 
 def starts_at_0(config: Config, spec: ParamSpec) -> bool:
     """Whether scaling.zero_init, or the parametrisation, has this matrix begin at 0."""
-    asked = {*config.scaling.zero_init.split('+'), *part_at(config, 'scaling.name').row.zero}
+    asked = {config.scaling.zero_init, *part_at(config, 'scaling.name').row.zero}
     is_query = spec.role == 'hidden' and spec.fan_in == ('embed',) and 'heads' in spec.axes
-    return ('query' in asked and is_query) or ('readout' in asked and spec.role == 'readout')
+    if is_query:
+        return bool(asked & {'query', 'both'})
+    return spec.role == 'readout' and bool(asked & {'readout', 'both'})
 
 
 def _initial(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.config import Config, Part, part_at, parts_of
+from lm.config import Part, part_at, parts_of
+from lm.sections import Config
 from lm.state import Hyper, Learner, State, Weights, numbers, optimizer_of
 from lm.updates import Asked, optimizer_step
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time, with_error_probability

@@ -173,8 +173,8 @@ BUGS_IN_MODULES = {
     ),
     'filled-up tokens that count': Bug(
         'modules/losses/chunked.py',
-        'parts = (cut(labels, axis), cut(weights, axis))',
-        'parts = (cut(labels, axis), cut(weights + 1, axis) - 1)',
+        'parts = (cut(labels, axis, count), cut(weights, axis, count))',
+        'parts = (cut(labels, axis, count), cut(weights + 1, axis, count) - 1)',
         'tests/modules/test_chunked_losses.py -k equal_all',
     ),
     "the objective's gradient for every term": Bug(

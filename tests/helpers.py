@@ -11,12 +11,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import default
 from lm.check import check
-from lm.config import CHOICES, RUN_PATHS, Config, flatten, replaced, resolve
+from lm.config import flatten, replaced, resolve
 from lm.mesh import make_mesh, replicated
 from lm.model import Transformer, build_model
+from lm.sections import CHOICES, RUN_PATHS, Config
 from lm.state import Hyper, Learner, State, build_learner, hyper_from, init_state
 from lm.step import make_train_step
 from modules.options import Option
+from modules.scaling import PARAMETRIZATIONS
 
 VOCAB, BOS = 16, 0
 FAST = {'xla_backend_optimization_level': 0}  # compiles in half the time; for `jax.jit` in tests
@@ -54,6 +56,12 @@ NEEDS = {
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},
     ('attention.full_every', 2): {'attention.window': 3},
+    **{
+        ('scaling.name', name): {
+            f'scaling.base_{size}': {'width': 8, 'depth': 1}[size] for size in row.grows
+        }
+        for name, row in PARAMETRIZATIONS.items()
+    },
 }
 
 

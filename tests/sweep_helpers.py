@@ -15,10 +15,11 @@ import pytest
 
 from configs import default
 from eval.runs import gather
-from lm.config import Config, build, flatten, resolve, to_dict
+from lm.config import build, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import read_json
 from lm.run.wave import Wave
+from lm.sections import Config
 
 TINY = {
     'model.d_model': 16,

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint
-from lm.config import FIELDS, Config, KernelsConfig, to_dict
+from lm.config import to_dict
 from lm.data.tokenizers import Tokenizer
 from lm.model import build_model
 from lm.record.checkpoint import check_tree, state_record
 from lm.record.host import versions
 from lm.record.series import Checkpoints
 from lm.record.workdir import write_config
+from lm.sections import FIELDS, Config, KernelsConfig
 from lm.state import (
     Learner,
     State,

@@ -19,9 +19,10 @@ from eval.convert.converted import (
     without_reparam,
 )
 from eval.load import Checkpoint
-from lm.check import check, option_of
-from lm.config import FIELDS, Config, part_at, readers_of, replaced, settle
+from lm.check import check
+from lm.config import option_of, part_at, readers_of, replaced, settle
 from lm.model import groups_of_blocks
+from lm.sections import FIELDS, Config
 from modules.choices import choose
 from modules.norms import fold
 from modules.norms.fold import Affine

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-from lm.config import DataConfig
 from lm.data import cache, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
@@ -20,6 +19,7 @@ from lm.data.sources import SOURCES, Source, open_source
 from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
 from lm.data.utf8 import INVALID_UTF8
+from lm.sections import DataConfig
 from modules.choices import choose
 
 __all__ = [

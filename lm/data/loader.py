@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.config import DataConfig
 from lm.data.rows import Rows
+from lm.sections import DataConfig
 
 Batch = dict[str, np.ndarray]
 Mixture = Callable[[Batch, np.random.Generator], Batch]  # of one row

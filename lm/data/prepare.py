@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from lm.config import DataConfig
 from lm.data import cache
 from lm.data.prepared import INDEX, RECORDS, REPORT, TOKENIZER, seal
 from lm.data.rows import CHUNK
@@ -22,6 +21,7 @@ from lm.data.split import SPLITS, Span, is_one_document, spans
 from lm.data.tokenizers import Plan, Tokenizer, cut
 from lm.data.utf8 import characters
 from lm.files import write_json
+from lm.sections import DataConfig
 
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from lm.config import Config, differences
+from lm.config import differences
 from lm.record import digests
 from lm.record.digests import Damaged
+from lm.sections import Config
 from lm.state import State, Weights
 from modules.params import named_leaves
 

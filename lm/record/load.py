@@ -14,13 +14,14 @@ from jax.sharding import Mesh
 from lm import data
 from lm.activations import Activations, gradients, next_token_loss, observe
 from lm.cached import Cache, extend, init_cache
-from lm.config import AUTO, Config
+from lm.config import AUTO
 from lm.mesh import make_mesh
 from lm.model import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
+from lm.sections import Config
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import kernels_for

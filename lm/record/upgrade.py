@@ -7,17 +7,8 @@ read them, and nothing was filled in for 'auto'. Records of that form lack some 
 from collections.abc import Mapping
 from typing import Any
 
-from lm.config import (
-    FIELDS,
-    Config,
-    build,
-    flatten,
-    readers_of,
-    replaced,
-    resolve,
-    settle,
-    without_auto,
-)
+from lm.config import build, flatten, readers_of, replaced, resolve, settle, without_auto
+from lm.sections import FIELDS, Config
 
 NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
 MOVED = {

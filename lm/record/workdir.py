@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 
-from lm.config import Config, differences, to_json
+from lm.config import differences, to_json
 from lm.files import InUse as InUse
 from lm.files import Unreadable, locked, read_json, write_json, write_text
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
+from lm.sections import Config
 
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'

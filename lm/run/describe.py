@@ -4,10 +4,10 @@ import collections
 from collections.abc import Iterator, Sequence
 
 from lm import data
-from lm.check import option_of
-from lm.config import Config, part_at, parts_of
+from lm.config import option_of, part_at, parts_of
 from lm.run.journal import Journal
 from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.sections import Config
 from modules.options import options
 
 

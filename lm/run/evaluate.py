@@ -8,9 +8,9 @@ import jax
 from jax.sharding import Mesh
 
 from lm import data
-from lm.config import Config
 from lm.data import Rows
 from lm.mesh import put_batch
+from lm.sections import Config
 from lm.state import Hyper, Weights
 
 

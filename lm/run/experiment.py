@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from lm import data
-from lm.config import Config
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
 from lm.objectives import evaluated, n_marks, training_mixture
+from lm.sections import Config
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
 from lm.updates import refuse_unserved

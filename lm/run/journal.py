@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm import data
-from lm.config import Config, to_dict
+from lm.config import to_dict
 from lm.files import is_full, write_json
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
@@ -25,6 +25,7 @@ from lm.run.experiment import Experiment
 from lm.run.table import optimizer_state_bytes, parameter_count
 from lm.run.terminal import Terminal
 from lm.run.warnings import Watch, told
+from lm.sections import Config
 from lm.state import State
 from lm.step import MUST_BE_FINITE
 

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from lm import data
-from lm.config import Config
 from lm.diagnostics import make_diagnose
 from lm.many import layout
 from lm.mesh import batch_sharding, put_batch, traced_on
 from lm.run.experiment import Experiment
 from lm.run.start import initial_state
+from lm.sections import Config
 from lm.shardings import batch_shapes, state_shardings
 from lm.state import Hyper, State, hyper_from
 from lm.step import make_eval_step, make_train_step

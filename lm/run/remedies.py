@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lm.check import check
-from lm.config import FIELDS, Config, flatten, replaced, settle
+from lm.config import flatten, replaced, settle
+from lm.sections import FIELDS, Config
 
 Flat = dict[str, Any]
 

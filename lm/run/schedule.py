@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.config import Config
+from lm.sections import Config
 from lm.state import hyper_from, schedule_fraction
 
 ROWS, BAR = 21, 40

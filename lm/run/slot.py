@@ -4,9 +4,9 @@ import dataclasses
 import enum
 from pathlib import Path
 
-from lm.config import Config
 from lm.run.journal import Journal
 from lm.run.terminal import Terminal
+from lm.sections import Config
 
 
 class Status(enum.StrEnum):

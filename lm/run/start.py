@@ -10,11 +10,12 @@ import numpy as np
 
 from lm import data
 from lm.check import check
-from lm.config import Config, part_at
+from lm.config import part_at
 from lm.data.tokenizers import Tokenizer
 from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
+from lm.sections import Config
 from lm.state import Learner, State, Weights, average_of, hyper_from
 from modules.params import named_leaves
 

@@ -7,9 +7,9 @@ import jax
 from jax.sharding import Mesh
 from rich.table import Table
 
-from lm.check import option_of
-from lm.config import Config, flatten, parts_of
+from lm.config import flatten, option_of, parts_of
 from lm.mesh import param_sharding
+from lm.sections import Config
 from lm.state import Learner, State, optimizer_of, peaks_of, starts_at_0
 from lm.updates import decay_shares
 from modules.params import LAYER, ParamSpec, named_leaves

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.config import Config
 from lm.run.remedies import help_with
+from lm.sections import Config
 
 # Of a head's entropy over the most it can be. arXiv:2303.06296 calls it collapsed near 0 and names
 # no number; a head at 0.05 reads 1.3 of 256 tokens.

@@ -18,19 +18,9 @@ from typing import Any
 
 import lm.data
 from lm.check import check
-from lm.config import (
-    FIELDS,
-    RUN_PATHS,
-    Config,
-    DataConfig,
-    Unread,
-    build,
-    digest,
-    flatten,
-    replaced,
-    settle,
-)
+from lm.config import Unread, build, digest, flatten, replaced, settle
 from lm.hints import EXAMPLE, field_hint, sweep_flag, sweep_hint
+from lm.sections import FIELDS, RUN_PATHS, Config, DataConfig
 from modules.choices import nearest
 from modules.options import typed
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jax
 
-from lm.config import RUN_PATHS, Config
 from lm.files import Unreadable
 from lm.many import run_axis
 from lm.record.host import device_memory_bytes
@@ -34,6 +33,7 @@ from lm.run.slot import RunSpec
 from lm.run.table import parameter_count
 from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave
+from lm.sections import RUN_PATHS, Config
 from lm.sweep.cells import Cell
 
 MOST_RUNS = 256  # in one wave: each holds a descriptor, the lock of its folder

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, differences, digest, to_dict
+from lm.config import differences, digest, to_dict
 from lm.files import Unreadable, read_json, write_json
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, writable
+from lm.sections import Config
 from lm.sweep.cells import Cell
 
 Record = dict[str, Any]

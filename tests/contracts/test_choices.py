@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config import CHOICES, FIELDS
+from lm.sections import CHOICES, FIELDS
 from lm.state import hyper_from
 from tests.helpers import (
     VOCAB,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.choices import WIDTH, bounds, first_sentence, kind, listing, rows_of, sources
-from lm.config import CHOICES, FIELDS
+from lm.sections import CHOICES, FIELDS
 from modules.numerics import DTYPES
 from modules.options import Declared, Option, typed
 

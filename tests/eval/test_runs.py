@@ -13,7 +13,8 @@ import pytest
 
 from eval import runs
 from eval.columns import IDENTITY, SHORT
-from lm.config import FIELDS, resolve
+from lm.config import resolve
+from lm.sections import FIELDS
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
 from tests.eval import sweep_fixture as fixture

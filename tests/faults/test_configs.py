@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from lm.check import check, check_devices
-from lm.config import FIELDS, Config, build, resolve
+from lm.config import build, resolve
 from lm.mesh import make_mesh
 from lm.run.start import check_run
+from lm.sections import FIELDS, Config
 from lm.state import hyper_from
 from lm.step import MUST_BE_FINITE
 from modules.options import options

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from lm.check import check
-from lm.config import CHOICES, FIELDS, readers_of
+from lm.config import readers_of
+from lm.sections import CHOICES, FIELDS
 from modules.choices import choose
 from modules.losses import AUXILIARIES
 from modules.optim import OPTIMIZERS
@@ -23,6 +24,7 @@ NAMES = {path: tuple(choice.table) for path, choice in CHOICES.items()} | {
 }
 NUMBERS = [path for path, field in FIELDS.items() if {int, float} & set(field.types)]
 BOUNDED = [path for path in NUMBERS if FIELDS[path].option]
+COMPLETE_P = {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1}
 LLAMA3 = {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
 
 
@@ -92,6 +94,10 @@ def test_nothing_beyond_the_bounds_passes(path):
     fitting = {
         'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
         'model.n_heads': {'model.n_kv_heads': 1},
+        'scaling.base_width': {'scaling.name': 'mup', 'scaling.base_heads': 1},
+        'scaling.base_depth': COMPLETE_P,
+        'scaling.base_heads': {'scaling.name': 'mup', 'scaling.base_width': 8},
+        'scaling.depth_alpha': COMPLETE_P,
         'mlp.n_experts': {'mlp.experts_per_token': 1},
         'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},
         'data.span_most': {'data.span_least': 1},
@@ -113,8 +119,8 @@ def test_nothing_beyond_the_bounds_passes(path):
     said = re.escape(f'{path} must be between {least} and {most}; got')
     for value in beyond:
         with pytest.raises(ValueError, match=said):
-            check(tiny_config({path: kind(value)} | changes))
-    check(tiny_config({path: kind(least)} | changes))
+            check(tiny_config(changes | {path: kind(value)}))
+    check(tiny_config(changes | {path: kind(least)}))
 
 
 def test_every_number_has_a_bound():

@@ -10,10 +10,9 @@ from typing import Annotated
 import pytest
 
 import lm.config
+import lm.sections
 from configs import default
 from lm.config import (
-    CHOICES,
-    FIELDS,
     Unread,
     differences,
     digest,
@@ -25,6 +24,7 @@ from lm.config import (
     to_dict,
     to_json,
 )
+from lm.sections import CHOICES, FIELDS
 from modules.norms import NORMS
 from modules.options import Option, options
 from modules.placements import PLACEMENTS
@@ -328,10 +328,13 @@ def other_values(path):
 
 
 def config_module(monkeypatch, old='', new=''):
-    """lm/config.py as it would be with a change."""
-    text = Path(lm.config.__file__).read_text()
-    assert old in text
-    module = types.ModuleType('config_of_later')
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(text.replace(old, new, 1) if old else text, module.__name__, 'exec'), vars(module))
-    return module
+    """lm/config.py as it would be with a change of lm/sections.py."""
+    for module in (lm.sections, lm.config):
+        text = Path(module.__file__).read_text()
+        if module is lm.sections:
+            assert old in text
+            text = text.replace(old, new, 1) if old else text
+        later = types.ModuleType(module.__name__)
+        monkeypatch.setitem(sys.modules, module.__name__, later)
+        exec(compile(text, module.__name__, 'exec'), vars(later))
+    return later

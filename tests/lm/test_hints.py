@@ -5,8 +5,9 @@ import ast
 import pytest
 
 from lm.check import check
-from lm.config import FIELDS, resolve
+from lm.config import resolve
 from lm.hints import SYNONYMS, check_flags, field_hint, flag_refusal, sweep_hint
+from lm.sections import FIELDS
 from lm.sweep.cells import cells
 from modules.choices import USUAL_NAMES
 from tests.helpers import tiny_config, tiny_raw

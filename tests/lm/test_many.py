@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config import FIELDS, MeshConfig
 from lm.many import RUN_AXES, SINGLE, layout, over_mesh, run_axis
 from lm.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
+from lm.sections import FIELDS, MeshConfig
 from modules.params import ParamSpec
 
 R = 8

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from lm.config import MeshConfig
 from lm.mesh import RULES, batch_sharding, make_mesh, param_sharding, put_batch, replicated
+from lm.sections import MeshConfig
 from modules.params import ParamSpec
 from tests.helpers import tiny_batch
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config import CHOICES
 from lm.mesh import make_mesh, param_sharding
 from lm.model import DIAGNOSTICS
+from lm.sections import CHOICES
 from modules.params import LAYER, named_leaves
 from tests.helpers import (
     FAST,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lm.base_model import base_head_dim, base_of
-from lm.check import check, scores_of
+from lm.check import check
+from lm.check_model import scores_of
 from lm.config import flatten, replaced
 from lm.mesh import make_mesh
 from lm.run.table import parameter_rows
@@ -123,7 +124,7 @@ def test_a_tied_readout_has_the_factor_of_a_readout():
 def test_what_starts_at_0():
     """As asked, and queries with mup_full as published; keys and values do not."""
     for config, zero in (
-        (tiny_config({'scaling.zero_init': 'query+readout'}), {'query', 'readout'}),
+        (tiny_config({'scaling.zero_init': 'both'}), {'query', 'readout'}),
         (grown('mup_full'), {'query'}),
         (grown('mup_full', **{'scaling.zero_init': 'readout'}), {'query', 'readout'}),
     ):

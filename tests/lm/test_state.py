@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config import RUN_PATHS
 from lm.mesh import make_mesh
 from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.sections import RUN_PATHS
 from lm.shardings import state_shapes
 from lm.state import hyper_from
 from modules.params import named_leaves

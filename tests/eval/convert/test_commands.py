@@ -19,8 +19,8 @@ from eval.convert.fold import fold_checkpoint, norm_name
 from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
-from lm.config import NormConfig
 from lm.record.workdir import read_config
+from lm.sections import NormConfig
 from lm.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves

@@ -12,7 +12,7 @@ from eval.convert import commands as convert
 from eval.convert.converted import cast
 from eval.convert.fold import fold_checkpoint
 from eval.load import Checkpoint
-from lm.config import ReparamConfig
+from lm.sections import ReparamConfig
 from lm.state import Weights
 from modules.params import named_leaves
 from modules.reparam import REPARAMS

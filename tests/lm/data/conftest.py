@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from configs import default
-from lm.config import DataConfig, resolve
+from lm.config import resolve
+from lm.sections import DataConfig
 
 WORDS = ['a', 'the', 'of', 'norm', 'scale', 'loss', '日本', 'é', '🙂', 'x=1', '\r\n', '\t', '']
 

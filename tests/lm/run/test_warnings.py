@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from lm.check import check
-from lm.config import FIELDS, flatten, resolve
+from lm.config import flatten, resolve
 from lm.run import remedies
 from lm.run.counters import Counters
 from lm.run.remedies import REMEDIES, help_with
 from lm.run.warnings import FEWEST_UPDATES, Watch, told
+from lm.sections import FIELDS
 from modules.options import typed
 from tests.helpers import tiny_config, tiny_raw
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from configs import default
-from lm.config import CHOICES, FIELDS, RUN_PATHS, digest, flatten, readers_of
+from lm.config import digest, flatten, readers_of
+from lm.sections import CHOICES, FIELDS, RUN_PATHS
 from lm.sweep.cells import cells, groups, split_sweep
 from tests.helpers import another, tiny_config, tiny_raw
 
