@@ -31,9 +31,9 @@ def cge(
     ] = 0,
     cge_at_a_time: Annotated[int, Option('coordinates looked at side by side', 1)] = 16,
 ) -> optax.GradientTransformationExtraArgs:
-    """(L(w + mu e_i) - L(w)) / mu for each coordinate i, mu = cge_step: an estimate of the gradient
-    that takes one forward pass a coordinate, and one more, of the same batch.
+    """(L(w + mu e_i) - L(w)) / mu for each coordinate i, mu = cge_step: the gradient, estimated.
 
+    That takes one forward pass a coordinate, and one more, of the same batch.
     With `cge_coordinates`, others are drawn in each update, and the rest have 0. The gradient is
     not read, so that XLA removes its computation (`Needs`), and clipping it does nothing. In
     float32 differences of the loss are good to about 1e-7 of it, over mu; keep model.dtype float32.

@@ -33,8 +33,9 @@ class Decay(NamedTuple):
 
 
 def decoupled(decay: Decay) -> jax.Array:
-    """lr * fraction * weight_decay, as PyTorch and optax have AdamW, and times the factor of the
-    parametrisation.
+    """lr * fraction * weight_decay * factor, as PyTorch and optax have AdamW where the factor is 1.
+
+    The factor is that of the parametrisation, against its factor of the learning rate.
 
     AdamW's paper (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
     """
@@ -51,7 +52,10 @@ def independent(decay: Decay) -> jax.Array:
 
 
 def constant(decay: Decay) -> jax.Array:
-    """lr * fraction * weight_decay, lr the parameter's own, whatever the parametrisation asks."""
+    """lr * fraction * weight_decay, whatever the parametrisation asks.
+
+    lr is the parameter's own: under muP the share falls with width (arXiv:2510.15262 compares it).
+    """
     return decay.lr * decay.fraction * decay.weight_decay
 
 
@@ -65,7 +69,10 @@ def sqrt_width(decay: Decay) -> jax.Array:
 
 
 def linear_width(decay: Decay) -> jax.Array:
-    """`constant` times m, the growth of fan_in: with rates of 1 / m the share does not change."""
+    """`constant` times m, the growth of fan_in (compared in arXiv:2510.15262).
+
+    With rates of 1 / m the share of a weight does not change with width.
+    """
     return constant(decay) * decay.growth.fan_in
 
 

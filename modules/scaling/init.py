@@ -19,8 +19,10 @@ def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
 
 
 def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """sqrt(2 / (fan_in + fan_out)) for hidden matrices, the heads of one merged (Glorot and
-    Bengio 2010, equation 12), which DeepNet starts from; embeddings and readout as `fan_in`.
+    """sqrt(2 / (fan_in + fan_out)) for hidden matrices: where DeepNet starts (arXiv:2203.00555).
+
+    The heads of a matrix are merged; embeddings and readout are as `fan_in`. Glorot and Bengio
+    (2010), equation 12, in the form of a normal distribution.
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)
@@ -30,22 +32,26 @@ def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
 
 
 def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """0.02 for all, as BERT and GPT-2 have it."""
+    """0.02 for all, as BERT has it (arXiv:1810.04805)."""
     del spec, shape, blocks
     return SMALL
 
 
 def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """0.02, and 0.02 / sqrt(2 L) for the last matrix of attention and of the MLP in each of the L
-    blocks: GPT-2's, and Megatron's (arXiv:1909.08053, section 3).
+    """0.02, and 0.02 / sqrt(2 L) for what writes to the stream: GPT-2's and Megatron's.
+
+    That is the last matrix of attention and of the MLP in each of the L blocks (arXiv:1909.08053,
+    section 3).
     """
     del shape
     return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
 
 
 def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """Hidden matrices with all singular values 1 (arXiv:1312.6120), entries of root mean square
-    1 / sqrt(max(fan_in, fan_out)); embeddings and readout as `fan_in`.
+    """Hidden matrices with all singular values 1 (arXiv:1312.6120).
+
+    Their entries have the root mean square 1 / sqrt(max(fan_in, fan_out)); embeddings and readout
+    are as `fan_in`.
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)

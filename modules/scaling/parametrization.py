@@ -184,11 +184,11 @@ def complete_p(
         float, Option('a: blocks add l^-a of what they compute, at l times the depth', 0.5, 1)
     ] = 1.0,
 ) -> Factors:
-    """`mup`, and with l times the depth of the base model: blocks add l^-a F(x), their rates are
-    times l^(a - 1), and epsilons times l^-a / m (CompleteP, arXiv:2505.01618, table 1).
+    """`mup`, and at l times the depth blocks add l^-a F(x) (CompleteP, arXiv:2505.01618, table 1).
 
-    l^-a multiplies the last matrix of each sublayer and its bias. As in the authors' minimal code
-    (EleutherAI/nanoGPT-mup, branch completep) every epsilon has the factor.
+    Their rates are times l^(a - 1), and epsilons times l^-a / m. l^-a multiplies the last matrix of
+    each sublayer and its bias. As in the authors' minimal code (EleutherAI/nanoGPT-mup, branch
+    completep) every epsilon has the factor.
     """
     del family
     return by_depth(spec, growth, depth_alpha)

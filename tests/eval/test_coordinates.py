@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from eval import coordinates
-from eval.coordinates import CHANGE, SIZE, Slope, figure, rows_of, sized, slopes, write
+from eval.coordinates import slopes as coordinates
+from eval.coordinates.slopes import CHANGE, SIZE, Slope, figure, rows_of, sized, slopes, write
 from tests.helpers import tiny_config
 
 SMALL = {

@@ -20,8 +20,9 @@ from lm.run.start import check_run
 from lm.sections import FIELDS, Config
 from lm.state import hyper_from
 from lm.step import MUST_BE_FINITE
+from lm.updates import refuse_unserved
 from modules.options import options
-from tests.helpers import initial_state, tiny_batch, tiny_raw, train_step
+from tests.helpers import initial_state, tiny_batch, tiny_learner, tiny_raw, train_step
 from train import DIVERGED, DONE, train
 
 FIXED = {  # what a draw leaves alone: text that is there, and what takes long
@@ -177,6 +178,7 @@ def test_what_is_taken_makes_steps(trial, tmp_path):
     """Two of them, on one device: finite, or with metrics that say otherwise."""
     changes, config = taken(random.Random(5000 + trial), str(tmp_path))
     with late_refusal(changes):
+        refuse_unserved(tiny_learner(config))
         state, hyper = initial_state(config), hyper_from(config)
         rows, length = config.data.batch_size, config.data.seq_len
         for seed in range(2):

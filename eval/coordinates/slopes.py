@@ -1,23 +1,8 @@
-"""Whether activations and their changes keep their size as a model grows.
-
-    python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
-        --config.scaling.base_width=64 --widths=64,128,256,512 [--depths=2,4,8] [--out=page.html]
-
-Trains a few steps on one random batch at each width, from several seeds, and fits the slope of log
-size against log width for each activation and for its change since the start. A parametrisation
-that keeps its learning rate has slopes near 0 (arXiv:2203.03466, appendix D.1). Exit status 1 where
-an activation or its change grows or shrinks, but for logits, which may shrink.
-"""
-
-from lm.run.process import prepare_process
-
-if __name__ == '__main__':
-    prepare_process()  # before JAX is imported
+"""How the sizes of activations, and of their changes, follow from the size of the model."""
 
 import base64
 import io
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,29 +10,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from ml_collections import config_flags
-from rich.console import Console
 
-from eval.program import run_main
 from lm.activations import observe
 from lm.base_model import resized
 from lm.check import check
-from lm.config import replaced, resolve
-from lm.run.table import as_table
+from lm.config import replaced
 from lm.sections import Config
 from lm.state import build_learner, hyper_from, init_state
 from lm.step import make_train_step
-
-CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
-WIDTHS = flags.DEFINE_list('widths', [], 'Values of model.d_model, smallest first.')
-DEPTHS = flags.DEFINE_list('depths', [], 'Values of model.n_layers, in place of widths.')
-SEEDS = flags.DEFINE_integer('seeds', 3, 'Initial weights at each size.', lower_bound=1)
-STEPS = flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
-TOLERANCE = flags.DEFINE_float('tolerance', 0.05, 'The slope that counts as none.')
-OUT = flags.DEFINE_string('out', None, 'Page (.html) or figure (.png, .svg) to write.')
 
 VOCAB, BOS = 32, 0
 SIZE, CHANGE = 'size', 'change'
@@ -203,26 +175,3 @@ def write(path: Path, title: str, drawn: Figure, rows: Sequence[Mapping[str, str
         f'<h1>{title}</h1><img width="1100" src="data:image/png;base64,{data}">'
         f'<table><tr>{head}</tr>{body}</table>'
     )
-
-
-def main(_) -> None:
-    config = resolve(CONFIG.value)
-    if bool(WIDTHS.value) == bool(DEPTHS.value):
-        raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
-    along = 'width' if WIDTHS.value else 'depth'
-    values = [int(value) for value in WIDTHS.value or DEPTHS.value]
-    console = Console(stderr=True, highlight=False)
-    found = slopes(config, along, values, SEEDS.value, STEPS.value, console.print)
-    rows = rows_of(found, TOLERANCE.value)
-    Console(highlight=False).print(as_table(rows))
-    title = f'scaling.name={config.scaling.name}, {along} {values[0]} to {values[-1]}'
-    if OUT.value:
-        write(Path(OUT.value), title, figure(found, along, values), rows)
-    failed = sum(slope.fails(TOLERANCE.value) for slope in found)
-    print(f'{title}: {failed} of {len(found)} fail')
-    sys.exit(1 if failed else 0)
-
-
-if __name__ == '__main__':
-    flags.mark_flags_as_required(['config'])
-    app.run(run_main(main))

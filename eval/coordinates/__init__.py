@@ -1,0 +1,1 @@
+"""Whether activations and their changes keep their size as a model grows."""
