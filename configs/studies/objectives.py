@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
     config.data.masks = 8
     config.optim.lr = 1e-2
     config.train.eval_objectives = 'causal+span_corruption+infill+prefix'
-    config.train.steps = 1000
+    config.train.steps = 500
     config.train.eval_every = 250
     config.train.log_every = 50
     config.sweep = {

@@ -5,7 +5,7 @@ Question: with one AdamW for embeddings, readout and vectors, and updates of hid
           its spread over learning rates, in memory and in time?
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
-Cost:     168 runs of 0.26 million parameters in fourteen programs; not run yet.
+Cost:     210 runs of 0.26 million parameters in fourteen programs; not run yet.
 Result:   none yet.
 
 0.2 is about the size of AdamW's own updates, so that its row changes little by it (the protocol of
@@ -33,7 +33,7 @@ OPTIMIZERS = (
     {'optim.name': 'galore'},
     {'optim.name': 'apollo'},
 )
-LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def get_config() -> ConfigDict:
