@@ -1,0 +1,207 @@
+"""Published rules for learning rate, batch size and the allocation of compute, as plain numbers.
+
+Batches count tokens, losses are in nats, compute is 6 N D FLOPs. N leaves embeddings out in Step
+Law and in Kaplan's rules, and counts all parameters in Chinchilla's.
+
+What a rule was fitted on, and where its constants were read, is its `Fit`. No power law of the
+critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) is here: of these only exponents, near
+0.47, could be confirmed, and not the factors before them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+FLOPS_OF_A_PF_DAY = 1e15 * 24 * 3600
+
+
+class Fit(NamedTuple):
+    """Where a rule is from, where its constants were read, and the range of the experiments.
+
+    on: {quantity: (least, most)} of parameters, tokens, batch_tokens, or batch_ratio, the batch
+    over the one that the learning rate was found with; empty where it is not known.
+    """
+
+    source: str
+    read_in: str
+    on: Mapping[str, tuple[float, float]] = {}
+
+
+class Allocation(NamedTuple):
+    """Of a compute budget."""
+
+    parameters: float
+    tokens: float
+
+
+class Overhead(NamedTuple):
+    """Of a batch, against the fewest steps and the fewest tokens to one loss."""
+
+    steps: float
+    tokens: float
+
+
+class LossSurface(NamedTuple):
+    """L = E + a / N^alpha + b / D^beta; E has no part in an allocation."""
+
+    a: float
+    alpha: float
+    b: float
+    beta: float
+
+
+HOFFMANN_SURFACE = LossSurface(a=406.4, alpha=0.33917, b=410.7, beta=0.28491)
+BESIROGLU_SURFACE = LossSurface(a=482.01, alpha=0.3478, b=2085.43, beta=0.3658)
+
+KAPLAN_RANGE = {'parameters': (768, 1.5e9), 'tokens': (22e6, 23e9)}
+CHINCHILLA_RANGE = {'parameters': (70e6, 16e9), 'tokens': (5e9, 500e9)}
+STEP_LAW = Fit(
+    'arXiv:2503.04715',
+    "the authors' 1000 bootstrap fits; range: their dense runs (github step-law/steplaw)",
+    {'parameters': (2.14e8, 1.08e9), 'tokens': (4e9, 1e11), 'batch_tokens': (2**15, 2**22)},
+)
+LINEAR_SGD = Fit(
+    'arXiv:1706.02677',
+    "quotes of the paper's rule and figure 1: 64 to 8192 images, SGD, rates for 256",
+    {'batch_ratio': (1 / 4, 32)},
+)
+SQRT_SGD = Fit(
+    'arXiv:1705.08741',
+    "the authors' code and commands: up to 4096 images, rates for 128 (github eladhoffer/bigBatch)",
+    {'batch_ratio': (1, 32)},
+)
+SQRT_ADAM = Fit('arXiv:2205.10287', "the paper's abstract, which has the power alone")
+NOISE_SCALE = Fit('arXiv:1812.06162', 'notes of others that quote its equation')
+KAPLAN = Fit(
+    'arXiv:2001.08361', 'the text of the paper, section 5.1 and tables 5 and 6', KAPLAN_RANGE
+)
+HOFFMANN = Fit(
+    'arXiv:2203.15556',
+    'the text of the paper (A, B); exponents unrounded, from github '
+    'epoch-research/analyzing-chinchilla',
+    CHINCHILLA_RANGE,
+)
+BESIROGLU = Fit(
+    'arXiv:2404.10102',
+    "the authors' notebook and data (github epoch-research/analyzing-chinchilla)",
+    {'parameters': (5.7e7, 1.62e10), 'tokens': (8.1e8, 3.2e11)},
+)
+TWENTY = Fit('arXiv:2203.15556', 'the text of the paper, table 3 (approach 1)', CHINCHILLA_RANGE)
+ONE_EPOCH = Fit('arXiv:1906.06669', 'others that cite it, not the paper: not checked')
+
+
+def step_law_rate(parameters: float, tokens: float) -> float:
+    """1.79 N^-0.713 D^0.307: the peak, for AdamW and a cosine down to 1e-5, at `step_law_batch`.
+
+    N without embeddings. ValueError unless both are positive.
+    """
+    check_positive(parameters=parameters, tokens=tokens)
+    return 1.79 * parameters**-0.713 * tokens**0.307
+
+
+def step_law_batch(tokens: float) -> float:
+    """0.58 D^0.571 tokens, whatever the size of the model. ValueError unless positive."""
+    check_positive(tokens=tokens)
+    return 0.58 * tokens**0.571
+
+
+def linear_rate(base_lr: float, base_batch: float, batch: float) -> float:
+    """base_lr B / B0, for SGD (arXiv:1706.02677). ValueError unless all are positive."""
+    check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch)
+    return base_lr * batch / base_batch
+
+
+def sqrt_rate(base_lr: float, base_batch: float, batch: float) -> float:
+    """base_lr sqrt(B / B0): for SGD arXiv:1705.08741, for Adam arXiv:2205.10287.
+
+    For Adam the paper scales betas and epsilon too. ValueError unless all are positive.
+    """
+    check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch)
+    return base_lr * math.sqrt(batch / base_batch)
+
+
+def saturating_rate(base_lr: float, base_batch: float, batch: float, critical: float) -> float:
+    """base_lr (1 + C / B0) / (1 + C / B): linear far below the critical batch C, flat far above.
+
+    The ratio of lr_max / (1 + C / B) at two batches, of SGD (arXiv:1812.06162).
+    ValueError unless all are positive.
+    """
+    check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch, critical=critical)
+    return base_lr * (1 + critical / base_batch) / (1 + critical / batch)
+
+
+def critical_batch(loss: float) -> float:
+    """2.1e8 / L^(1 / 0.21) tokens (arXiv:2001.08361, table 5). ValueError unless positive.
+
+    The loss is on WebText2, with a vocabulary of 50257: other data has another.
+    """
+    check_positive(loss=loss)
+    return 2.1e8 / loss ** (1 / 0.21)
+
+
+def overhead(batch: float, critical: float) -> Overhead:
+    """1 + C / B times the fewest steps, 1 + B / C times the fewest tokens, to one loss.
+
+    From (S / S_min - 1)(E / E_min - 1) = 1 with C = E_min / S_min (arXiv:1812.06162; for language
+    models arXiv:2001.08361, section 5.1). ValueError unless both are positive.
+    """
+    check_positive(batch=batch, critical=critical)
+    return Overhead(1 + critical / batch, 1 + batch / critical)
+
+
+def training_flops(parameters: float, tokens: float) -> float:
+    """6 N D. ValueError unless both are positive."""
+    check_positive(parameters=parameters, tokens=tokens)
+    return 6 * parameters * tokens
+
+
+def kaplan_allocation(flops: float) -> Allocation:
+    """1.3e9 C^0.73 parameters without embeddings, 2e10 C^0.27 tokens; C = flops in PF-days.
+
+    C is that of batches far below the critical one, and the tokens are those at the critical one,
+    2 C / (6 N) (arXiv:2001.08361, table 6; its equation 6.7 has 4e10 C^0.26). ValueError unless
+    positive.
+    """
+    check_positive(flops=flops)
+    days = flops / FLOPS_OF_A_PF_DAY
+    return Allocation(1.3e9 * days**0.73, 2e10 * days**0.27)
+
+
+def kaplan_batch(flops: float) -> float:
+    """2e6 C^0.24 tokens: the critical batch at the loss that `kaplan_allocation` ends with."""
+    check_positive(flops=flops)
+    return 2e6 * (flops / FLOPS_OF_A_PF_DAY) ** 0.24
+
+
+def chinchilla_allocation(flops: float, surface: LossSurface) -> Allocation:
+    """The least L = E + a / N^alpha + b / D^beta with 6 N D = flops, all parameters counted.
+
+    N = G (flops / 6)^(beta / (alpha + beta)), G = (alpha a / (beta b))^(1 / (alpha + beta))
+    (arXiv:2203.15556, equation 4). `HOFFMANN_SURFACE` has the paper's exponents unrounded: its
+    table A3 follows from these, and is missed by a fifth with the 0.34 and 0.28 of its text.
+    `BESIROGLU_SURFACE` is a fit to the same runs, as read off the paper's figure, that agrees with
+    the paper's approaches 1 and 2. ValueError unless positive.
+    """
+    check_positive(flops=flops)
+    a, alpha, b, beta = surface
+    scale = (alpha * a / (beta * b)) ** (1 / (alpha + beta))
+    parameters = scale * (flops / 6) ** (beta / (alpha + beta))
+    return Allocation(parameters, flops / 6 / parameters)
+
+
+def twenty_tokens(parameters: float) -> float:
+    """20 N: what approaches 1 and 2 of arXiv:2203.15556 come to. ValueError unless positive."""
+    check_positive(parameters=parameters)
+    return 20 * parameters
+
+
+def one_epoch_tokens(parameters: float) -> float:
+    """5 N, each seen once (arXiv:1906.06669). ValueError unless positive."""
+    check_positive(parameters=parameters)
+    return 5 * parameters
+
+
+def check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f'{name} must be a positive number, got {value:g}')

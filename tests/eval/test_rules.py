@@ -1,0 +1,229 @@
+"""`eval.rules`: published tables, exponents, ranges, and numbers that cannot be."""
+
+import json
+import math
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from eval.rules.published import BEYOND, UNKNOWN, WITHIN, Given, as_text, published, write
+from lm.config import resolve
+from modules.scaling import rules
+
+GOPHER_FLOPS = 5.76e23
+
+
+def found(**given):
+    """{(rule, first words of what): Rule}"""
+    return {(one.name, one.what): one for one in published(Given(**given))}
+
+
+# Table A3 of arXiv:2203.15556, approach 3: the rows with models of 0.4e9 to 67e9 parameters.
+@pytest.mark.parametrize(
+    ('flops', 'parameters', 'tokens'),
+    [
+        (2.21e19, 4e8, 9.2e9),
+        (1.62e20, 1e9, 27.1e9),
+        (2.46e22, 1e10, 410.1e9),
+        (1.71e24, 67e9, 4.1e12),
+    ],
+)
+def test_chinchilla_of_its_own_table(flops, parameters, tokens):
+    """Reference. Catches rounded exponents (off by a fifth), and alpha in the place of beta."""
+    best = rules.chinchilla_allocation(flops, rules.HOFFMANN_SURFACE)
+    assert best.parameters == pytest.approx(parameters, rel=0.06)
+    assert best.tokens == pytest.approx(tokens, rel=0.06)
+
+
+def test_chinchilla_refitted_is_chinchilla():
+    """Reference: 70e9 parameters on 1.4e12 tokens were trained with Gopher's compute."""
+    best = rules.chinchilla_allocation(GOPHER_FLOPS, rules.BESIROGLU_SURFACE)
+    assert best.parameters == pytest.approx(70e9, rel=0.06)
+    assert best.tokens == pytest.approx(1.4e12, rel=0.06)
+
+
+@pytest.mark.parametrize('surface', [rules.HOFFMANN_SURFACE, rules.BESIROGLU_SURFACE])
+def test_chinchilla_is_the_least_loss(surface):
+    """Property: no model a little smaller or larger, of the same compute, has less loss."""
+    best = rules.chinchilla_allocation(1e21, surface)
+    assert rules.training_flops(*best) == pytest.approx(1e21)
+
+    def loss(parameters):
+        tokens = 1e21 / 6 / parameters
+        return surface.a * parameters**-surface.alpha + surface.b * tokens**-surface.beta
+
+    assert loss(best.parameters) < min(loss(best.parameters * 1.01), loss(best.parameters / 1.01))
+
+
+# Table 3 of arXiv:2203.15556, approach 1.
+@pytest.mark.parametrize(
+    ('parameters', 'tokens'), [(4e8, 8e9), (1e9, 20.2e9), (1e10, 205.1e9), (67e9, 1.5e12)]
+)
+def test_twenty_tokens_of_the_table(parameters, tokens):
+    assert rules.twenty_tokens(parameters) == pytest.approx(tokens, rel=0.12)
+
+
+def test_step_law_by_logarithms_of_its_fits():
+    """Reference: the mean of the authors' bootstrap fits, exp(c + n ln N + d ln D)."""
+    n, d = math.log(1e9), math.log(1e11)
+    rate = math.exp(0.5863 - 0.7129 * n + 0.3075 * d)
+    assert rules.step_law_rate(1e9, 1e11) == pytest.approx(rate, rel=0.02)
+    assert rules.step_law_batch(1e11) == pytest.approx(math.exp(-0.5435 + 0.5709 * d), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ('parameters', 'tokens', 'rate', 'batch'),
+    [(2.15e8, 2e10, 3.91e-3, 5.24e5), (4.29e8, 2.27e10, 1.95e-3, 3.93e5)],
+)
+def test_step_law_near_the_best_runs(parameters, tokens, rate, batch):
+    """Reference: the best cells of the authors' table, two cells of sqrt(2) away at most.
+
+    Catches a batch in sequences, and the two powers exchanged.
+    """
+    assert 0.5 < rules.step_law_rate(parameters, tokens) / rate < 2
+    assert 0.5 < rules.step_law_batch(tokens) / batch < 2
+
+
+def test_kaplan_at_one_pf_day():
+    """Reference: the scales of tables 5 and 6, and D = 2 C / (6 N). Catches FLOPs taken as days."""
+    best = rules.kaplan_allocation(8.64e19)
+    assert best == pytest.approx((1.3e9, 2e10)) and rules.kaplan_batch(8.64e19) == 2e6
+    assert best.tokens == pytest.approx(2 * 8.64e19 / 6 / best.parameters, rel=0.12)
+    assert rules.critical_batch(1.0) == 2.1e8
+
+
+def test_the_critical_batch_doubles_for_13_percent_of_loss():
+    """Reference: the paper's words for figure 10 of arXiv:2001.08361."""
+    assert rules.critical_batch(0.87 * 3) / rules.critical_batch(3) == pytest.approx(2, rel=0.05)
+
+
+def test_exponents():
+    """Property: what doubling does to each rule."""
+
+    def power(of):
+        return math.log2(of(2e9) / of(1e9))
+
+    assert power(lambda x: rules.step_law_rate(x, 1e10)) == pytest.approx(-0.713)
+    assert power(lambda x: rules.step_law_rate(1e9, x)) == pytest.approx(0.307)
+    assert power(rules.step_law_batch) == pytest.approx(0.571)
+    assert power(lambda x: rules.linear_rate(0.1, 1e9, x)) == pytest.approx(1)
+    assert power(lambda x: rules.sqrt_rate(0.1, 1e9, x)) == pytest.approx(0.5)
+    assert power(lambda x: rules.kaplan_allocation(x).parameters) == pytest.approx(0.73)
+    assert power(lambda x: rules.kaplan_allocation(x).tokens) == pytest.approx(0.27)
+    assert power(rules.kaplan_batch) == pytest.approx(0.24)
+    assert power(rules.one_epoch_tokens) == pytest.approx(1)
+
+
+def test_around_the_critical_batch():
+    """Property: linear far below it, flat far above; twice the least steps and tokens at it."""
+    assert rules.saturating_rate(0.1, 1.0, 2.0, 1e9) == pytest.approx(0.2)
+    assert rules.saturating_rate(0.1, 1e9, 2e9, 1.0) == pytest.approx(0.1)
+    assert rules.overhead(3e5, 3e5) == (2, 2)
+    steps, tokens = rules.overhead(1e5, 3e5)
+    assert (steps - 1) * (tokens - 1) == pytest.approx(1) and steps > tokens
+
+
+def test_ranges():
+    """Contract: small models are beyond Step Law's, and the text says of what and by how much."""
+    small = found(parameters=124e6, tokens=2.5e9)
+    rate = small['step_law', 'learning rate, AdamW']
+    assert rate.holds == BEYOND and rate.value == pytest.approx(2.33e-3, rel=0.01)
+    assert rate.outside == 'parameters 1.24e8 (2.14e8 to 1.08e9), tokens 2.5e9 (4e9 to 1e11)'
+    assert small['one_epoch', 'data for these parameters'].holds == UNKNOWN
+    inside = found(parameters=4e8, tokens=2e10)
+    assert inside['step_law', 'learning rate, AdamW'].holds == WITHIN
+    text = as_text(list(small.values()))
+    assert f'beyond the range it was fitted on: {rate.outside}' in text
+    assert 'arXiv:1906.06669: constants from others that cite it, not the paper' in text
+    assert 'beyond' not in as_text([inside['step_law', 'learning rate, AdamW']])
+
+
+def test_an_allocation_is_judged_by_what_it_allocates():
+    """Not by the size that was given: its compute may ask for another."""
+    large = found(parameters=1e9, tokens=3e14)
+    assert large['chinchilla', 'model for this compute'].holds == BEYOND
+    assert 'parameters' in large['chinchilla', 'model for this compute'].outside
+
+
+def test_a_batch_and_a_rate_add_rows():
+    """The rate of 1e5 tokens at 64 times as many: beyond what the scaling rules were tried on."""
+    size = {'parameters': 4e8, 'tokens': 2e10}
+    bare, batch = found(**size), found(**size, batch_tokens=6.4e6)
+    rate = found(**size, batch_tokens=6.4e6, base_lr=1e-3, base_batch=1e5)
+    assert len(batch) == len(bare) + 2 and len(rate) == len(batch) + 4
+    assert rate['sqrt', 'learning rate, Adam'].value == pytest.approx(8e-3)
+    assert rate['linear', 'learning rate, SGD'].value == pytest.approx(64e-3)
+    assert rate['linear', 'learning rate, SGD'].outside == 'batch ratio 64 (0.25 to 32)'
+    assert rate['sqrt', 'learning rate, Adam'].holds == UNKNOWN
+    lower = found(**size, loss=2.5)['kaplan', 'critical batch at this loss']
+    assert lower.value == pytest.approx(2.1e8 / 2.5 ** (1 / 0.21))
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        ({}, '--parameters and --tokens missing'),
+        ({'parameters': 1e9}, '--tokens missing'),
+        ({'parameters': 0.0, 'tokens': 1e9}, 'parameters must be a positive number, got 0'),
+        ({'parameters': 1e9, 'tokens': math.nan}, 'tokens must be a positive number, got nan'),
+        ({'parameters': 1e9, 'tokens': math.inf}, 'tokens must be a positive number, got inf'),
+        ({'parameters': 1e9, 'tokens': 1e9, 'loss': -1.0}, 'loss must be a positive number'),
+        (
+            {'parameters': 1e9, 'tokens': 1e9, 'base_lr': 0.1},
+            'base_lr and --base_batch go together',
+        ),
+        (
+            {'parameters': 1e9, 'tokens': 1e9, 'base_lr': 0.1, 'base_batch': 1.0},
+            'needs --batch_tokens',
+        ),
+    ],
+)
+def test_numbers_that_cannot_be(given, words):
+    with pytest.raises(ValueError, match=words):
+        Given(**given)
+
+
+def test_functions_refuse_too():
+    for bad in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match='tokens must be a positive number'):
+            rules.step_law_rate(1e9, bad)
+        with pytest.raises(ValueError, match='flops must be a positive number'):
+            rules.kaplan_allocation(bad)
+
+
+def test_written_as_json(tmp_path):
+    """Every digit, and what was asked."""
+    given = Given(parameters=1e9, tokens=2e10)
+    write(tmp_path / 'rules.json', given, published(given))
+    read = json.loads((tmp_path / 'rules.json').read_text())
+    assert read['given']['tokens'] == 2e10 and read['rules'][0]['name'] == 'step_law'
+    assert read['rules'][0]['value'] == rules.step_law_rate(1e9, 2e10)
+    with pytest.raises(ValueError, match=r'must end with .json, got .*rules.txt'):
+        write(tmp_path / 'rules.txt', given, published(given))
+
+
+def test_a_config_file_may_call_them(tmp_path):
+    """Contract: what they return is a plain float that a field takes."""
+    path = tmp_path / 'mine.py'
+    path.write_text(
+        'from configs import default\n'
+        'from modules.scaling.rules import step_law_rate\n\n\n'
+        'def get_config():\n'
+        '    config = default.get_config()\n'
+        '    config.optim.lr = step_law_rate(4e8, 2e10)\n'
+        '    return config\n'
+    )
+    config = resolve(runpy.run_path(str(path))['get_config']())
+    assert config.optim.lr == rules.step_law_rate(4e8, 2e10)
+
+
+def test_bad_input_ends_with_a_line():
+    """One line, exit status 1."""
+    command = [sys.executable, '-m', 'eval.rules', '--parameters=124e6']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == ''
+    assert done.stderr.splitlines() == [
+        'error: --tokens missing: give both, as --parameters=124e6 --tokens=2.5e9'
+    ]
