@@ -12,6 +12,7 @@ STEP = 1e-30  # of the complex step: nothing is subtracted, so that it costs no 
 NO_VALUE = 1e30
 DESCENT_STEPS = 100  # enough to be in a minimum's basin
 POLISHED = 5  # best ends of L-BFGS from which the last digits are found
+RESAMPLED_TOLERANCE = 1e-8  # far below the spread between resamples
 MOST_TRIES = 20  # resamples for one that determines the constants
 CONFIDENCE = 0.95
 
@@ -133,7 +134,9 @@ def descend(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> tuple[flo
     return float(end.fun), end.x
 
 
-def polish(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> tuple[float, np.ndarray]:
+def polish(
+    law: Law, theta: np.ndarray, x: Columns, y: np.ndarray, tolerance: float = 1e-13
+) -> tuple[float, np.ndarray]:
     """SciPy's `huber` with f_scale 1 is twice the sum here, of the same residuals."""
     if objective(law, theta, x, y) == NO_VALUE or not np.isfinite(jacobian(law, theta, x)).all():
         return NO_VALUE, theta
@@ -143,9 +146,9 @@ def polish(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> tuple[floa
         jac=lambda theta: np.nan_to_num(jacobian(law, theta, x)) / law.delta,
         loss='huber',
         x_scale='jac',
-        ftol=1e-13,
-        xtol=1e-13,
-        gtol=1e-13,
+        ftol=tolerance,
+        xtol=tolerance,
+        gtol=tolerance,
         max_nfev=300,
     )
     return objective(law, end.x, x, y), end.x
@@ -171,5 +174,5 @@ def bootstrap(
             if len(np.unique(index)) > len(theta):
                 break
         at = {name: column[index] for name, column in x.items()}
-        found.append(polish(law, theta, at, y[index])[1])
+        found.append(polish(law, theta, at, y[index], RESAMPLED_TOLERANCE)[1])
     return np.array(found).reshape(boots, len(theta))

@@ -37,6 +37,7 @@ class Law:
     starts: Callable[[Columns, np.ndarray, Units], np.ndarray]
     constants_of: Callable[[Sequence[Any], Units], dict[str, Any]]
     units: Callable[[Columns], dict[str, float]]
+    distinct: int = 1  # different values of each column without which constants are not determined
     target: str = LOSS
     delta: float = 1e-3  # where Huber's loss turns linear: of log losses, arXiv:2203.15556
     curve: Callable[..., dict[str, np.ndarray]] | None = None

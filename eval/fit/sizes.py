@@ -23,7 +23,7 @@ N, D, U = 'parameters', 'tokens', 'unique_tokens'
 
 
 def chinchilla_value(theta, x: Columns) -> np.ndarray:
-    """log(E + A / N^alpha + B / D^beta), theta = log A and log B at the unit, log E, alpha, beta."""
+    """log(E + A / N^alpha + B / D^beta), theta = log A, log B at the unit, log E, alpha, beta."""
     a, b, e, alpha, beta = theta
     return log_sum_exp(a - alpha * x[N], b - beta * x[D], e)
 
@@ -62,6 +62,7 @@ CHINCHILLA = Law(
     starts=chinchilla_starts,
     constants_of=chinchilla_constants,
     units=geometric_means,
+    distinct=3,
 )
 
 
@@ -107,6 +108,7 @@ KAPLAN = Law(
     starts=kaplan_starts,
     constants_of=kaplan_constants,
     units=geometric_means,
+    distinct=2,
 )
 
 
@@ -167,6 +169,7 @@ DATA_CONSTRAINED = Law(
     starts=data_constrained_starts,
     constants_of=data_constrained_constants,
     units=geometric_means,
+    distinct=3,
 )
 
 
@@ -202,6 +205,7 @@ DOWNSTREAM = Law(
         'middle': theta[3],
     },
     units=lambda columns: {},
+    distinct=5,
     target=SCORE,
     delta=0.01,  # not published: a score of some hundred questions is not known better
 )
