@@ -6,14 +6,18 @@ begins at w; points before w are left out. Both laws are of one model and one wa
 that differs between the runs is the schedule. They predict schedules like those they were fitted
 to. A rate held at 0 still lowers the loss that `annealing` predicts, and no update is so large
 that either finds it harmful, so that neither may be minimised over schedules without a bound.
+
+The forms are those of the papers. What they say of warm-up was not checked against their text, nor
+whether their sum counts rates that rise; here it does.
 """
 
+import itertools
+
 import numpy as np
-from scipy.signal import lfilter
 
 from eval.fit.law import Columns, Law, Units, grid, log_positive
 
-MOMENTUM = 0.999  # lambda of arXiv:2408.11029, which fixes it
+MOMENTUM = 0.999  # lambda, usual for arXiv:2408.11029, where it is not fitted either
 SEGMENTS = 64  # of a falling schedule: more steps than that are joined
 
 
@@ -26,7 +30,8 @@ def annealing_curve(rates: np.ndarray, steps: np.ndarray, momentum: float) -> Co
     """S1 and S2 = sum_{i <= s} m_i with m_i = lambda m_{i-1} + (eta_{i-1} - eta_i), m_w = 0."""
     falls = np.zeros_like(rates)
     falls[peak_step(rates) :] = -np.diff(rates)[peak_step(rates) - 1 :]
-    annealed = np.cumsum(lfilter([1.0], [1.0, -momentum], falls))
+    m = itertools.accumulate(falls, lambda m, fall: momentum * m + fall)
+    annealed = np.cumsum(np.fromiter(m, float))
     return {'S1': np.cumsum(rates)[steps - 1], 'S2': annealed[steps - 1]}
 
 
@@ -82,22 +87,29 @@ ANNEALING = Law(
 
 
 def multi_power_curve(rates: np.ndarray, steps: np.ndarray, momentum: float) -> Columns:
-    """S1 [n]; of each fall of the rate [n, SEGMENTS] its size, 0 after s; the rate that it led to;
-    and the sum of rates from there to s.
+    """S1 [n]; of each fall of the rate up to s [n, SEGMENTS] its size, the rate that it led to, and
+    the sum of rates from there to s. A rate that rises is a fall below 0. Falls that are joined
+    count as one, at the mean of those up to s.
     """
     del momentum
-    total, first = np.cumsum(rates), peak_step(rates)
-    falls = -np.diff(rates)
-    (at,) = np.nonzero(falls * (np.arange(1, len(rates)) >= first))
-    parts = np.array_split(at, SEGMENTS) if len(at) > SEGMENTS else [[i] for i in at]
+    total, falls = np.cumsum(rates), -np.diff(rates)
+    falls[: peak_step(rates) - 1] = 0.0
+    (at,) = np.nonzero(falls)  # falls[i] led to the rate of step i + 2
+    ends = np.unique(np.linspace(0, len(at), SEGMENTS + 1).astype(int))
+    fallen, led_to, begun = (
+        np.append(0.0, np.cumsum(x)) for x in (falls[at], rates[at + 1], total[at])
+    )
+    happened = np.searchsorted(at, steps - 1)
     shape = (len(steps), SEGMENTS)
     fall, rate, since = np.zeros(shape), np.full(shape, rates.max()), np.zeros(shape)
-    for k, part in enumerate(parts):
-        middle = part[len(part) // 2] + 1  # rates[middle] is that of step middle + 1
-        seen = steps > part[-1] + 1 if len(part) > 1 else steps >= middle + 1
-        fall[:, k] = np.where(seen, np.sum(falls[part]), 0.0)
-        rate[:, k] = max(rates[middle], 1e-9 * rates.max())  # a power of 0 is none
-        since[:, k] = np.maximum(total[steps - 1] - total[middle - 1], 0.0)
+    for k, (start, end) in enumerate(itertools.pairwise(ends)):
+        (seen,) = np.nonzero(happened > start)
+        last = np.minimum(happened[seen], end)
+        count = last - start
+        fall[seen, k] = fallen[last] - fallen[start]
+        rate[seen, k] = (led_to[last] - led_to[start]) / count
+        since[seen, k] = total[steps[seen] - 1] - (begun[last] - begun[start]) / count
+    rate = np.maximum(rate, 1e-9 * rates.max())  # 0 has no such power
     return {'S1': total[steps - 1], 'fall': fall, 'rate': rate, 'since': since}
 
 

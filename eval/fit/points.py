@@ -21,9 +21,11 @@ from lm.files import read_json
 from lm.record.upgrade import stored_config
 from lm.record.workdir import CONFIG
 from lm.run.schedule import fractions_at
+from modules.choices import nearest
 
 Row = Mapping[str, Any]
 TABLE, RUN, STEP, RATE, HELD_OUT = 'runs', 'run', 'step', 'lr', 'is_held_out'
+MOST_LISTED = 20  # columns
 FEW_RUNS = 5  # below which the runs of a law of curves are resampled in blocks
 BLOCKS = 10  # of a run's points, each in one piece, since neighbours err alike
 
@@ -101,6 +103,7 @@ def from_table(law: Law, path: Path, options: 'Options') -> Points:
         curves.setdefault(str(row[RUN]), []).append(row)
     found = []
     for name, own in curves.items():
+        check_steps(name, own)
         known = sorted((row[STEP], row[RATE]) for row in own if is_number(row[RATE]))
         if not known:
             raise ValueError(f'{name} has no {RATE} in any row')
@@ -108,6 +111,12 @@ def from_table(law: Law, path: Path, options: 'Options') -> Points:
         every = np.interp(np.arange(1, max(row[STEP] for row in own) + 1), steps, rates)
         found.append((own[0] | {RUN: name}, every, own))
     return of_curves(law, found, options, [])
+
+
+def check_steps(name: str, rows: Sequence[Row]) -> None:
+    for row in rows:
+        if type(row[STEP]) is not int or row[STEP] < 1:
+            raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
 
 
 def from_workdir(law: Law, workdir: Path, options: Options) -> Points:
@@ -132,7 +141,8 @@ def need(law: Law, rows: Sequence[Row], names: Sequence[str]) -> None:
     there = dict.fromkeys(name for row in rows for name in row if name != HELD_OUT)
     for name in names:
         if rows and name not in there:
-            raise ValueError(f'{law.name} needs a column {name!r}; there are {", ".join(there)}')
+            listed = f'; there are {", ".join(there)}.' if len(there) < MOST_LISTED else '.'
+            raise ValueError(f'{law.name} needs a column {name!r}{listed}{nearest(name, there)}')
 
 
 def is_number(value: Any, least: float = -math.inf) -> bool:
@@ -180,6 +190,9 @@ def of_curves(
     left_out, parts = list(left_out), []
     for row, rates, recorded in curves:
         name, first = row[RUN], peak_step(rates)
+        if not rates.max() > 0:
+            left_out.append(f'{name}: its {RATE} is {rates.max()}')
+            continue
         losses = {r[STEP]: r[options.loss] for r in recorded if options.loss in r}
         seen = {s: v for s, v in losses.items() if is_number(v, 0.0) and first <= s <= len(rates)}
         if broken := [s for s, v in losses.items() if v is not None and not is_number(v, 0.0)]:

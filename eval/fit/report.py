@@ -104,7 +104,7 @@ def text(found: Fitted) -> str:
     if rows := held_rows(found):
         shown = [
             {key: number(value) for key, value in row.items() if not key.endswith('error')}
-            | {key: f'{row[key]:+.3%}' for key in row if key.endswith('error')}
+            | {key: f'{row[key]:.3%}' for key in row if key.endswith('error')}
             for row in rows
         ]
         lines += ['', 'held out:', render(shown, list(shown[0]), 'table')]

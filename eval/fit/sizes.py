@@ -3,6 +3,7 @@
 N parameters, D tokens, U tokens that differ, L loss in nats a token. The published constants, of
 which none is used here, hold for one tokenizer, one text and one way to count parameters: runs
 have `parameters` with the embeddings, as arXiv:2203.15556 counts; arXiv:2001.08361 leaves them out.
+The forms, and the grid and delta of arXiv:2203.15556, are as several later papers quote them.
 """
 
 import numpy as np
