@@ -81,6 +81,8 @@ def read_table(path: Path) -> list[Row]:
 
 def chosen(rows: Sequence[Row], where: str, held_out: str) -> list[Row]:
     """The rows for which `where` holds in SQL, with HELD_OUT: whether `held_out` does."""
+    if not rows:
+        raise ValueError('the table has no rows')
     table = pa.Table.from_pylist(list(rows))
     return asked(table, where, held_out)
 
@@ -151,16 +153,17 @@ def is_number(value: Any, least: float = -math.inf) -> bool:
 
 
 def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]) -> Points:
-    """One point a run. The size that the largest have most of is N D, or the negative loss."""
+    """One point a run. The size by which the largest are held out is N D, or else that of the
+    lowest loss.
+    """
     columns = {name: options.loss if name == LOSS else name for name in law.columns}
     target = options.loss if law.target == LOSS else options.score
     need(law, rows, (*columns.values(), target))
     left_out, kept = list(left_out), []
     for row in rows:
-        least = {name: 0.0 for name in columns.values()} | (
-            {target: 0.0} if law.target == LOSS else {target: -math.inf}
-        )
-        bad = [name for name, low in least.items() if not is_number(row[name], low)]
+        bad = [name for name in columns.values() if not is_number(row[name], 0.0)]
+        lowest = 0.0 if law.target == LOSS else -math.inf
+        bad += [] if is_number(row[target], lowest) else [target]
         left_out += [f'{row[RUN]}: its {name} is {row[name]}' for name in bad[:1]]
         kept += [] if bad else [row]
     values = {

@@ -300,6 +300,15 @@ def test_input_that_cannot_be_fitted(tmp_path, sweep):
     (tmp_path / 'x.parquet').write_text('no table')
     with pytest.raises(ValueError, match=r'is no table in CSV or Parquet'):
         from_table(law, tmp_path / 'x.parquet', options)
+    (tmp_path / 'e.csv').write_text('parameters,tokens,loss\n')
+    with pytest.raises(ValueError, match=r'the table has no rows'):
+        from_table(law, tmp_path / 'e.csv', options)
+    nulls = points(lambda i, row: row | {'loss': ''})
+    with pytest.raises(ValueError, match=r'got 0 \(left out: r0: its loss is None; .* and 27 more'):
+        split(nulls, law, 0.2, False)
+    (tmp_path / 's.csv').write_text('run,step,lr,loss\na,0,0.1,2.0\n')
+    with pytest.raises(ValueError, match=r'a has a row of step 0; they count from 1'):
+        from_table(LAWS['annealing'], tmp_path / 's.csv', options)
     curves = table_of_curves(tmp_path / 'c.csv')
     held = from_table(LAWS['annealing'], curves, Options('loss', held_out="run != 'constant'"))
     with pytest.raises(ValueError, match=r'needs a run whose learning rate falls'):
