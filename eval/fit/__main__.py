@@ -1,0 +1,84 @@
+"""Fits a scaling law, or a law of loss curves, and predicts the largest runs, which are held out.
+
+    python -m eval.fit --workdir=runs/sizes --law=chinchilla [--hold_out=0.25] [--figures=DIR]
+    python -m eval.fit --table=numbers.csv --law=annealing --hold_out_where="run = 'wsd'"
+
+chinchilla, kaplan and data_constrained are of the final loss of runs: columns parameters, tokens
+(and unique_tokens) and the loss. annealing and multi_power are of the loss along runs of one model,
+of which the config or, in a table of run, step, lr and loss, the rows have the learning rate.
+downstream is of a score in the loss. Intervals are of 95%, by a bootstrap over runs.
+"""
+
+from lm.run.process import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
+
+import json
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from eval.fit.curves import MOMENTUM as MOMENTUM_OF_PAPER
+from eval.fit.laws import LAWS
+from eval.fit.points import Options, from_table, from_workdir
+from eval.fit.report import fit_points, record, text
+from eval.program import run_main
+from lm.files import replacing
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Sweep, or folder of runs.')
+TABLE = flags.DEFINE_string('table', None, 'CSV or Parquet file, in place of a workdir.')
+LAW = flags.DEFINE_enum('law', 'chinchilla', sorted(LAWS), 'What to fit.')
+LOSS = flags.DEFINE_string(
+    'loss', None, 'Its column: loss in a table; ce of runs, and validation_ce along them.'
+)
+SCORE = flags.DEFINE_string('score', 'score', 'Column that downstream predicts.')
+WHERE = flags.DEFINE_string(
+    'where', '', 'Condition in SQL on the columns of runs, or of the table.'
+)
+HOLD_OUT = flags.DEFINE_float('hold_out', 0.25, 'Share of the runs, the largest.', 0, 0.9)
+HOLD_OUT_WHERE = flags.DEFINE_string('hold_out_where', '', 'Condition in SQL, in place of a share.')
+MOMENTUM = flags.DEFINE_float(
+    'annealing_momentum', MOMENTUM_OF_PAPER, 'lambda of annealing.', 0, 0.999999
+)
+STARTS = flags.DEFINE_integer('starts', 50, 'Starts of the grid to follow, best first.', 1)
+BOOTSTRAP = flags.DEFINE_integer('bootstrap', 200, 'Resamples of the runs.', 0)
+SEED = flags.DEFINE_integer('seed', 0, 'Of the bootstrap.')
+FIGURES = flags.DEFINE_string('figures', None, 'Folder for figures.')
+OUT = flags.DEFINE_string('out', None, 'JSON file to write.')
+
+
+def main(_) -> None:
+    if bool(WORKDIR.value) == bool(TABLE.value):
+        raise ValueError('give --workdir=SWEEP or --table=FILE, and not both')
+    law = LAWS[LAW.value]
+    column = LOSS.value or usual_loss(law.curve is not None)
+    options = Options(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
+    if TABLE.value:
+        points = from_table(law, Path(TABLE.value), options)
+    else:
+        points = from_workdir(law, Path(WORKDIR.value), options)
+    share = None if HOLD_OUT_WHERE.value else HOLD_OUT.value
+    found = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
+    for line in points.left_out:
+        print(f'left out {line}', file=sys.stderr)
+    print(text(found))
+    if OUT.value:
+        with replacing(Path(OUT.value)) as temporary:
+            temporary.write_text(json.dumps(record(found), indent=2) + '\n')
+    if FIGURES.value:
+        from eval.fit.figures import write_figures
+
+        for path in write_figures(Path(FIGURES.value), found.fit, found.fitted, found.held):
+            print(path, file=sys.stderr)
+
+
+def usual_loss(is_of_curves: bool) -> str:
+    if TABLE.value:
+        return 'loss'
+    return 'validation_ce' if is_of_curves else 'ce'
+
+
+if __name__ == '__main__':
+    app.run(run_main(main))

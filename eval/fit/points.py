@@ -1,0 +1,300 @@
+"""What a law is fitted to: the numbers of runs, from their folders or from a table."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from eval import sql
+from eval.fit.curves import MOMENTUM, peak_step
+from eval.fit.law import LOSS, Columns, Law
+from eval.fit.sizes import D, N
+from eval.results import rows_of
+from eval.runs import as_arrow, gather
+from lm.files import read_json
+from lm.record.upgrade import stored_config
+from lm.record.workdir import CONFIG
+from lm.run.schedule import fractions_at
+from modules.choices import nearest
+
+Row = Mapping[str, Any]
+TABLE, RUN, STEP, RATE, HELD_OUT = 'runs', 'run', 'step', 'lr', 'is_held_out'
+MOST_LISTED = 20  # columns
+FEW_RUNS = 5  # below which the runs of a law of curves are resampled in blocks
+BLOCKS = 10  # of a run's points, each in one piece, since neighbours err alike
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """runs [points]: the name of each one's run; at: columns that the figures are over."""
+
+    runs: np.ndarray
+    columns: Columns
+    target: np.ndarray
+    size: np.ndarray
+    at: Columns
+    is_named: np.ndarray  # [points]: held out by a condition
+    left_out: list[str]
+
+    def take(self, index: np.ndarray) -> 'Points':
+        def of(columns: Columns) -> Columns:
+            return {name: column[index] for name, column in columns.items()}
+
+        return dataclasses.replace(
+            self,
+            runs=self.runs[index],
+            columns=of(self.columns),
+            target=self.target[index],
+            size=self.size[index],
+            at=of(self.at),
+            is_named=self.is_named[index],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """loss and score: names of columns. where and held_out: conditions in SQL on runs."""
+
+    loss: str
+    score: str = 'score'
+    where: str = ''
+    held_out: str = ''
+    momentum: float = MOMENTUM
+
+
+def read_table(path: Path) -> list[Row]:
+    """The rows of a CSV or Parquet file. Raises ValueError where it is neither."""
+    try:
+        if path.suffix == '.parquet':
+            return pa.parquet.read_table(path).to_pylist()
+        return pa.csv.read_csv(path).to_pylist()
+    except pa.ArrowException as error:
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{path} is no table in CSV or Parquet ({reason})') from error
+
+
+def chosen(rows: Sequence[Row], where: str, held_out: str) -> list[Row]:
+    """The rows for which `where` holds in SQL, with HELD_OUT: whether `held_out` does."""
+    if not rows:
+        raise ValueError('the table has no rows')
+    table = pa.Table.from_pylist(list(rows))
+    return asked(table, where, held_out)
+
+
+def asked(table: pa.Table, where: str, held_out: str) -> list[Row]:
+    select = f'select *, coalesce(({held_out or "false"}), false) as {HELD_OUT} from {TABLE}'
+    if where:
+        select += f' where {where}'
+    return sql.answer(select, {TABLE: table}).to_pylist()
+
+
+def from_table(law: Law, path: Path, options: 'Options') -> Points:
+    rows = chosen(read_table(path), options.where, options.held_out)
+    if law.curve is None:
+        named = [row | {RUN: str(row.get(RUN, f'row {i + 1}'))} for i, row in enumerate(rows)]
+        return of_runs(law, named, options, [])
+    need(law, rows, (RUN, STEP, RATE, options.loss))
+    curves: dict[str, list[Row]] = {}
+    for row in rows:
+        curves.setdefault(str(row[RUN]), []).append(row)
+    found = []
+    for name, own in curves.items():
+        check_steps(name, own)
+        known = sorted((row[STEP], row[RATE]) for row in own if is_number(row[RATE]))
+        if not known:
+            raise ValueError(f'{name} has no {RATE} in any row')
+        steps, rates = np.array(known, float).T
+        every = np.interp(np.arange(1, max(row[STEP] for row in own) + 1), steps, rates)
+        found.append((own[0] | {RUN: name}, every, own))
+    return of_curves(law, found, options, [])
+
+
+def check_steps(name: str, rows: Sequence[Row]) -> None:
+    for row in rows:
+        if type(row[STEP]) is not int or row[STEP] < 1:
+            raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
+
+
+def from_workdir(law: Law, workdir: Path, options: Options) -> Points:
+    """Runs that have ended; of the others is said why they are left out."""
+    rows = asked(as_arrow(gather(workdir)), options.where, options.held_out)
+    rows = [row | {RUN: row['cell']} for row in rows]
+    left_out = [f'{row[RUN]}: {row["status"]}' for row in rows if row['status'] != 'done']
+    ended = [row for row in rows if row['status'] == 'done']
+    if law.curve is None:
+        return of_runs(law, ended, options, left_out)
+    found = []
+    for row in ended:
+        folder = Path(row['workdir'])
+        config = stored_config(read_json(folder / CONFIG))
+        every = config.optim.lr * fractions_at(config, np.arange(1, config.train.steps + 1))
+        found.append((row, every, rows_of(folder)))
+    return of_curves(law, found, options, left_out)
+
+
+def need(law: Law, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Raises ValueError for a column that no row has."""
+    there = dict.fromkeys(name for row in rows for name in row if name != HELD_OUT)
+    for name in names:
+        if rows and name not in there:
+            listed = f'; there are {", ".join(there)}.' if len(there) < MOST_LISTED else '.'
+            raise ValueError(f'{law.name} needs a column {name!r}{listed}{nearest(name, there)}')
+
+
+def is_number(value: Any, least: float = -math.inf) -> bool:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value) and value > least
+
+
+def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]) -> Points:
+    """One point a run. The size by which the largest are held out is N D, or else that of the
+    lowest loss.
+    """
+    columns = {name: options.loss if name == LOSS else name for name in law.columns}
+    target = options.loss if law.target == LOSS else options.score
+    need(law, rows, (*columns.values(), target))
+    left_out, kept = list(left_out), []
+    for row in rows:
+        bad = [name for name in columns.values() if not is_number(row[name], 0.0)]
+        lowest = 0.0 if law.target == LOSS else -math.inf
+        bad += [] if is_number(row[target], lowest) else [target]
+        left_out += [f'{row[RUN]}: its {name} is {row[name]}' for name in bad[:1]]
+        kept += [] if bad else [row]
+    values = {
+        name: np.array([row[column] for row in kept], float) for name, column in columns.items()
+    }
+    size = values[N] * values[D] if N in values else -values[LOSS]
+    return Points(
+        runs=np.array([row[RUN] for row in kept]),
+        columns=values,
+        target=np.array([row[target] for row in kept], float),
+        size=size,
+        at=values,
+        is_named=np.array([row[HELD_OUT] for row in kept], bool),
+        left_out=left_out,
+    )
+
+
+def of_curves(
+    law: Law,
+    curves: Sequence[tuple[Row, np.ndarray, Sequence[Row]]],
+    options: Options,
+    left_out: list[str],
+) -> Points:
+    """The losses along runs (row, rate at each step, rows with `step` and the loss). The size is
+    the number of steps.
+    """
+    left_out, parts = list(left_out), []
+    for row, rates, recorded in curves:
+        name, first = row[RUN], peak_step(rates)
+        if not rates.max() > 0:
+            left_out.append(f'{name}: its {RATE} is {rates.max()}')
+            continue
+        losses = {r[STEP]: r[options.loss] for r in recorded if options.loss in r}
+        seen = {s: v for s, v in losses.items() if is_number(v, 0.0) and first <= s <= len(rates)}
+        if broken := [s for s, v in losses.items() if v is not None and not is_number(v, 0.0)]:
+            left_out.append(f'{name}, {len(broken)} steps: its {options.loss} is no loss')
+        if not seen:
+            left_out.append(f'{name}: no {options.loss} behind the warm-up, of {first} steps')
+            continue
+        steps = np.array(sorted(seen))
+        is_named = any(r.get(HELD_OUT) for r in (row, *recorded))
+        parts.append(
+            Points(
+                runs=np.array([name] * len(steps)),
+                columns=law.curve(rates, steps, options.momentum),
+                target=np.array([seen[step] for step in steps], float),
+                size=np.full(len(steps), float(len(rates))),
+                at={STEP: steps.astype(float)},
+                is_named=np.full(len(steps), is_named),
+                left_out=[],
+            )
+        )
+    sizes = {row[N] for row, _, _ in curves if is_number(row.get(N))}
+    if len(sizes) > 1:
+        listed = ', '.join(f'{size:,}' for size in sorted(sizes))
+        raise ValueError(
+            f'{law.name} is of one model, and these have {listed} parameters. Choose runs, such as '
+            f'--where="parameters = {min(sizes)}"'
+        )
+    if not parts:
+        raise ValueError(f'{law.name}: no run has a {options.loss}' + because(left_out))
+    return joined(parts, left_out)
+
+
+def joined(parts: Sequence[Points], left_out: list[str]) -> Points:
+    def all_of(name: str) -> Columns:
+        each = [getattr(part, name) for part in parts]
+        return {key: np.concatenate([one[key] for one in each]) for key in each[0]}
+
+    plain = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ('runs', 'target', 'size', 'is_named')
+    }
+    return Points(columns=all_of('columns'), at=all_of('at'), left_out=left_out, **plain)
+
+
+def because(left_out: Sequence[str]) -> str:
+    more = f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''
+    return f' (left out: {"; ".join(left_out[:3])}{more})' if left_out else ''
+
+
+def resampled_together(points: Points, law: Law) -> tuple[np.ndarray, str]:
+    """A number for each point, shared by those that stay together, and what these are."""
+    names, run = np.unique(points.runs, return_inverse=True)
+    if law.curve is None or len(names) >= FEW_RUNS:
+        return run, 'runs'
+    place = np.empty(len(run), int)
+    for i in range(len(names)):
+        (own,) = np.nonzero(run == i)
+        place[own] = np.arange(len(own)) * BLOCKS // max(len(own), 1)
+    return run * BLOCKS + place, f'blocks of a run, {BLOCKS} each'
+
+
+def split(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points, Points]:
+    """Those to fit and those held out: the named ones, or else the largest `share` of the runs.
+
+    Runs of one size go together. Raises ValueError where too few are left to fit: laws need more
+    runs than constants, those of curves more points.
+    """
+    names, first = np.unique(points.runs, return_index=True)
+    held = points.is_named
+    if not by_name:
+        count = max(round(share * len(names)), 1) if share and len(names) else 0
+        largest = np.sort(points.size[first])[::-1]
+        held = points.size >= largest[count - 1] if count else np.zeros(len(points.runs), bool)
+    if held.all() and len(held):
+        raise ValueError(
+            f'all {len(names)} runs would be held out: none is larger than the others, or the '
+            'condition holds for all. Say which by --hold_out_where, or --hold_out=0'
+        )
+    fitted = points.take(np.flatnonzero(~held))
+    what = 'runs' if law.curve is None else 'points'
+    if len(fitted.target) <= len(law.constants):
+        raise ValueError(
+            f'{law.name} has {len(law.constants)} constants and needs more {what} than that to be '
+            f'fitted to, besides those held out: {len(law.constants) + 1} + {int(held.sum())}, got '
+            f'{len(held)}' + because(points.left_out)
+        )
+    check_determined(fitted, law)
+    return fitted, points.take(np.flatnonzero(held))
+
+
+def check_determined(fitted: Points, law: Law) -> None:
+    for name, column in fitted.columns.items():
+        if law.distinct > (different := len(np.unique(column))):
+            raise ValueError(
+                f'{law.name} needs {law.distinct} different {name}, or its constants are not '
+                f'determined; the {len(fitted.target)} runs to fit have {different}'
+            )
+    for name in ('S2', 'fall'):
+        if name in fitted.columns and not fitted.columns[name].any():
+            raise ValueError(
+                f'{law.name} needs a run whose learning rate falls; those to fit hold it constant'
+            )
