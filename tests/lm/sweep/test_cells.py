@@ -239,9 +239,10 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
                 (group,) = groups(cells(tiny_raw(changes), listed))
                 assert len(group) == 2, path
     optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
-    for path in (*optional, 'ghost_radius'):
-        seen.add(f'optim.{path}')
-        listed = [{}, {f'optim.{path}': 0.1}, {f'optim.{path}': 0.2}]
+    optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
+    for path in optional:
+        seen.add(path)
+        listed = [{}, {path: 0.1}, {path: 0.2}]
         assert [len(group) for group in groups(cells(tiny_raw(), listed))] == [1, 2]
     assert seen == {*RUN_PATHS}
 
