@@ -5,12 +5,14 @@ Question: with one AdamW for embeddings, readout and vectors, and updates of hid
           its spread over learning rates, in memory and in time?
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
-Cost:     210 runs of 0.26 million parameters in fourteen programs; not run yet.
-Result:   none yet.
+Cost:     168 runs of 0.26 million parameters in fourteen programs, under an hour on two CPU
+          cores that did other work too.
+Result:   Muon, ARO and SOAP are 0.2 to 0.3 nats ahead of AdamW, SCALE 0.14 at a quarter of its
+          state: configs/studies/results/optimizers.md
 
 0.2 is about the size of AdamW's own updates, so that its row changes little by it (the protocol of
 arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning
-rates move the hidden matrices alone: the rest has 1e-2 in all cells, at which AdamW is best here.
+rates move the hidden matrices alone: the rest has 1e-2 in all cells.
 """
 
 from ml_collections import ConfigDict
@@ -33,7 +35,7 @@ OPTIMIZERS = (
     {'optim.name': 'galore'},
     {'optim.name': 'apollo'},
 )
-LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def get_config() -> ConfigDict:
