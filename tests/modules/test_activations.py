@@ -11,8 +11,7 @@ from modules.kernels import kernels_for
 from modules.mlp import MLP
 from modules.options import options
 from modules.params import ParamSpec, split
-from modules.scaling import PARAMETRIZATIONS
-from modules.scaling.parametrization import Growth
+from modules.scaling import INITS
 
 
 def gelu(x):
@@ -86,11 +85,11 @@ def test_constants_of_selu_keep_a_standard_normal_as_it_is():
 def layers_of(fn, depth=32, width=256):
     """Mean and variance after a deep MLP of plain matrices, drawn as scaling.name=standard does."""
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
-    scaling = PARAMETRIZATIONS['standard'](spec, (width, width), Growth(), 'adamw')
+    std = INITS['fan_in'](spec, (width, width), 1)
     rng = np.random.default_rng(0)
     x = 1.5 * rng.normal(size=(64, width)) + 0.3
     for _ in range(depth):
-        x = fn(x @ (scaling.init_std * rng.normal(size=(width, width))))
+        x = fn(x @ (std * rng.normal(size=(width, width))))
     return np.mean(x), np.var(x)
 
 
