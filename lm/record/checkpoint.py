@@ -162,11 +162,7 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
     Raises TreeMismatch where the parameters or the optimizer's state do not fit, Damaged where
     anything is not what was written.
     """
-    training, path = _training(shapes), folder / str(step)
-    if stored := read_meta(folder, step).get('training_tree'):  # older records lack it
-        check_tree(stored, tree_record(training), path, 'optimizer')
-    restore = ocp.args.StandardRestore(training)
-    items, meta = _read_items(folder, step, shapes, training=restore)
+    items, meta = _read_items(folder, step, shapes, {'training': _training(shapes)})
     return State(**_complete(items['weights'], shapes), **items['training']), meta
 
 
@@ -176,22 +172,29 @@ def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
 
     Raises as `read_state` does.
     """
-    items, _ = _read_items(folder, step, shapes)
+    items, _ = _read_items(folder, step, shapes, {})
     found = _complete(items['weights'], shapes)
     average = found.pop('average')
     return Weights(**found), average
 
 
-def _read_items(folder: Path, step: int, shapes: State, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """The weights, and the items that `more` says how to read; with the meta."""
+def _read_items(
+    folder: Path, step: int, shapes: State, more: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights, and the items of `more` (shapes by name), with the meta. What does not fit is
+    said of the model first: another model has another state of its optimizer too.
+    """
     path, meta = folder / str(step), read_meta(folder, step)
     with _damage_named(path):
         check_tree(meta['tree'], state_record(shapes), path)
-        items = _read(path, weights=_restore_weights(shapes), **more)
+        if 'training' in more and 'training_tree' in meta:  # records of older versions lack it
+            check_tree(meta['training_tree'], tree_record(more['training']), path, 'optimizer')
+        restored = {name: ocp.args.StandardRestore(item) for name, item in more.items()}
+        items = _read(path, weights=_restore_weights(shapes), **restored)
         for name in ('weights', *more):
             if 'digests' in meta:
                 digests.check_arrays(meta['digests'][name], items[name], name)
-    return items, meta
+        return items, meta
 
 
 def _weights(state: State) -> dict[str, Any]:
