@@ -52,16 +52,24 @@ def base_head_dim(config: Config) -> int | None:
     """The head width at which q k / H is what q k / sqrt(H) is; None where logits are not per H."""
     if not part_at(config, 'scaling.name').row.logits_per_width:
         return None
+    if against_one(config):
+        return 1
     base = base_of(config).model
     return base.d_model // base.n_heads
 
 
-def depth_growth(config: Config) -> float:
-    return config.model.n_layers / (config.scaling.base_depth or config.model.n_layers)
+def against_one(config: Config) -> bool:
+    """Whether sizes count, and not growths from those of a base model."""
+    return part_at(config, 'scaling.name').row.against_one
+
+
+def base_blocks(config: Config) -> int:
+    return 1 if against_one(config) else config.scaling.base_depth or config.model.n_layers
 
 
 def width_growth(config: Config) -> float:
-    return config.model.d_model / (config.scaling.base_width or config.model.d_model)
+    base = 1 if against_one(config) else config.scaling.base_width or config.model.d_model
+    return config.model.d_model / base
 
 
 def check_base(config: Config) -> None:
@@ -70,22 +78,25 @@ def check_base(config: Config) -> None:
     grows = part.row.grows
     for name, wanted in (('base_width', WIDTH), ('base_depth', DEPTH)):
         value = getattr(scaling, name)
-        if wanted in grows and value is None:
+        reads = wanted in grows and not part.row.against_one
+        if reads and value is None:
             now = config.model.d_model if wanted == WIDTH else config.model.n_layers
             raise ValueError(
                 f'scaling.name={part.name} scales against a base model: set scaling.{name}, the '
                 f'{wanted} of the model whose learning rate this one is to have; at {now}, the '
                 f"model's own, it is scaling.name=standard"
             )
-        if value is not None and wanted not in grows:
+        if value is not None and not reads:
             raise ValueError(
                 f'scaling.{name}={value} is read by no part of this config (scaling.name='
                 f'{part.name}), so that it would change nothing. Leave it out, or None.'
             )
-    if scaling.base_heads is not None and not part.row.logits_per_width:
+    reads_heads = part.row.logits_per_width and not part.row.against_one
+    if scaling.base_heads is not None and not reads_heads:
         raise ValueError(
-            f'scaling.base_heads={scaling.base_heads} is for logits q k / H, which scaling.name='
-            f'{part.name} does not have, so that it would change nothing. Leave it out, or None.'
+            f'scaling.base_heads={scaling.base_heads} is for logits q k / H against a base model, '
+            f'which scaling.name={part.name} does not have, so that it would change nothing. Leave '
+            'it out, or None.'
         )
     base_of(config)
 

@@ -118,9 +118,7 @@ def of_layers(learner: Learner, sown: Any, used: Any, grads: Any) -> Found:
     names = short_names(learner)
     found = []
     for group in groups_of_blocks(learner.config):
-        own = {
-            path.split('/')[-2]: values for path, values in named_leaves(sown[group.name]).items()
-        }
+        own = sown_in(sown, group.name)
         own['layer_param_norm'] = norm_by_layer(used[group.name])
         own['layer_grad_norm'] = norm_by_layer(grads[group.name])
         specs = named_leaves(learner.described.used_specs[group.name])
@@ -130,6 +128,17 @@ def of_layers(learner: Learner, sown: Any, used: Any, grads: Any) -> Found:
                 own[f'singular_value_{names[path]}'] = jnp.max(values.reshape(len(values), -1), 1)
         found.append((group.count, own))
     return joined(found)
+
+
+def sown_in(sown: Any, group: str) -> Found:
+    """What the layers of one group of blocks have recorded, [L, ...] each, by name."""
+    return {path.split('/')[-2]: values for path, values in named_leaves(sown[group]).items()}
+
+
+def sown_by_layers(learner: Learner, sown: Any) -> Found:
+    """The same of all blocks."""
+    groups = groups_of_blocks(learner.config)
+    return joined([(group.count, sown_in(sown, group.name)) for group in groups])
 
 
 def short_names(learner: Learner) -> dict[str, str]:

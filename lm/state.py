@@ -1,4 +1,4 @@
-"""What training changes (State), its numbers (Hyper), and what it knows of each parameter."""
+"""What training changes (State), its numbers (Hyper), and what is decided about it (Learner)."""
 
 import dataclasses
 import functools
@@ -10,17 +10,14 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from lm.base_model import base_of, depth_growth, width_growth
-from lm.config import Part, flatten, given, part_at, parts_of, readers_of
+from lm.config import Part, flatten, given, part_at, readers_of
+from lm.described import Description, describe_params, initial_parameters
 from lm.model import Transformer, build_model
 from lm.sections import FIELDS, Config
 from modules.optim import Average, by_role, unboxed
 from modules.options import options
-from modules.params import NORM, ParamSpec, named_leaves, path_name, split
-from modules.reparam import Reparam, chain, multiplied, reparametrise
-from modules.scaling import INITS, growth_of, scaling_of
+from modules.params import named_leaves, path_name, split
 from modules.scaling.init import with_equal_singular_values
-from modules.statistics import BACKWARD_STATS, STATS
 
 
 class Weights(struct.PyTreeNode):
@@ -81,11 +78,6 @@ def schedule_fraction(config: Config, step: jax.Array, hyper: Hyper) -> jax.Arra
     return schedule.row(step, hyper['train.steps'], **numbers(config, schedule, hyper))
 
 
-def optimizer_of(spec: ParamSpec) -> str:
-    """The field that names the optimizer of a parameter."""
-    return 'optim.name' if spec.role == 'hidden' else 'optim.others'
-
-
 def peaks_of(rates: Mapping[str, Any]) -> dict[str, Any]:
     """The peak learning rate of each optimizer, by the field that names it, from what `rates` (a
     Hyper, or a flattened config) has as optim.lr and, where it is given, as optim.others_lr.
@@ -96,7 +88,7 @@ def peaks_of(rates: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizer(
-    config: Config, described: 'Description', hyper: Hyper
+    config: Config, described: Description, hyper: Hyper
 ) -> optax.GradientTransformationExtraArgs:
     """Clipped gradients to a direction, in the same units for all; `lm.updates` scales it.
 
@@ -128,145 +120,6 @@ def average_of(config: Config, hyper: Hyper) -> Average:
     return part.row(**numbers(config, part, hyper))
 
 
-# What train.trainable can be: which parameters training changes.
-TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """Every stored parameter, in parallel trees: nothing is computed. `reparam` maps them to the
-    weights that the model uses, which `used_shapes` and `used_specs` describe and whose standard
-    deviations at the start are `init_stds`. `trainable` says whether training changes it.
-    """
-
-    used_shapes: Any
-    used_specs: Any
-    shapes: Any
-    specs: Any
-    scalings: Any
-    growths: Any
-    trainable: Any
-    reparam: Reparam
-    init_stds: Any
-
-    def variables(self, weights: Weights) -> dict[str, Any]:
-        """What `model.apply` takes, in evaluation."""
-        used, _ = self.reparam.apply(weights.params, weights.reparam, False)
-        return {'params': used, **weights.stats}
-
-    def after_update(self, params: Any, reparam: Any) -> tuple[Any, Any]:
-        """The map of the reparametrisation after an update, but for what is not trained."""
-        mapped, reparam = self.reparam.after_update(params, reparam)
-        params = jax.tree.map(
-            lambda new, old, trained: new if trained else old, mapped, params, self.trainable
-        )
-        return params, reparam
-
-
-def describe_params(config: Config, model: Transformer) -> Description:
-    """From the model's own records (`modules.params`). ValueError where nothing is trainable."""
-    initial = jax.eval_shape(lambda: _initial(config, model, jax.random.key(0))[0])
-    used, used_specs = split(initial)
-    base = used
-    if config.scaling.base_width is not None:
-        small = Transformer(base_of(config), model.vocab_size, model.kernels)
-        initial = jax.eval_shape(lambda: _initial(small.config, small, jax.random.key(0))[0])
-        base, _ = split(initial)
-    rows = [part for part in parts_of(config) if part.path == 'model.reparam']
-    chosen = {part.name: given(config, part) for part in rows}
-
-    def mapped(shapes):
-        reparam = reparametrise(list(chosen), used_specs, shapes, chosen)
-        return reparam, jax.eval_shape(lambda params: reparam.init(params)[0], shapes)
-
-    _, used_scalings = scaled(config, used_specs, used, base)
-    reparam, shapes = mapped(used)
-    _, base_shapes = mapped(base)
-    factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
-    if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
-        reparam = chain(multiplied(used_specs, factors), reparam)
-    trainable = jax.tree.map(TRAINABLE[config.train.trainable], reparam.specs)
-    if not any(jax.tree.leaves(trainable)):
-        raise ValueError(
-            f'train.trainable={config.train.trainable} leaves nothing to train: the norms of this '
-            f'model (model.norm={config.model.norm}) have no parameters'
-        )
-    growths, scalings = scaled(config, reparam.specs, shapes, base_shapes)
-    return Description(
-        used_shapes=used,
-        used_specs=used_specs,
-        shapes=shapes,
-        specs=reparam.specs,
-        scalings=scalings,
-        growths=growths,
-        trainable=trainable,
-        reparam=reparam,
-        init_stds=jax.tree.map(
-            lambda spec, scaling: (
-                None
-                if scaling.init_std is None
-                else scaling.init_std * scaling.forward_factor * (not starts_at_0(config, spec))
-            ),
-            used_specs,
-            used_scalings,
-        ),
-    )
-
-
-def scaled(config: Config, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
-    """(growths, scalings): what the parametrisation makes of each parameter.
-
-    ValueError for a matrix that it has no rule for, with the optimizer it is given to.
-    """
-    part, init = part_at(config, 'scaling.name'), INITS[config.scaling.init]
-    options, blocks = given(config, part), config.model.n_layers
-    growths = jax.tree.map(
-        lambda s, base, spec: growth_of(
-            spec, s.shape, base.shape, depth_growth(config), width_growth(config)
-        ),
-        shapes,
-        base_shapes,
-        specs,
-    )
-
-    def scale(path, spec, shape, base, growth):
-        chosen = part_at(config, optimizer_of(spec))
-        if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
-            raise ValueError(
-                f'scaling.name={part.name} has no rule for {path_name(path)}, of which one side '
-                f'alone grows, with {chosen.path}={chosen.name}, whose updates have singular '
-                'values of one size. Choose another optimizer, or a model without such matrices.'
-            )
-        return scaling_of(
-            part.row,
-            init,
-            spec,
-            (shape.shape, base.shape),
-            (blocks, config.scaling.base_depth or blocks),
-            growth,
-            chosen.row.family,
-            **options,
-        )
-
-    scalings = jax.tree_util.tree_map_with_path(scale, specs, shapes, base_shapes, growths)
-    return growths, scalings
-
-
-def starts_at_0(config: Config, spec: ParamSpec) -> bool:
-    """Whether scaling.zero_init, or the parametrisation, has this matrix begin at 0."""
-    asked = {config.scaling.zero_init, *part_at(config, 'scaling.name').row.zero}
-    is_query = spec.role == 'hidden' and spec.fan_in == ('embed',) and 'heads' in spec.axes
-    if is_query:
-        return bool(asked & {'query', 'both'})
-    return spec.role == 'readout' and bool(asked & {'readout', 'both'})
-
-
-def _initial(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
-    """(parameters at unit scale, in their boxes; what layers carry)."""
-    found = model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))
-    return found['params'], {name: found[name] for name in (STATS, BACKWARD_STATS) if name in found}
-
-
 @dataclasses.dataclass(frozen=True)
 class Learner:
     """A model and all that is decided about training it; nothing here is an array.
@@ -281,7 +134,8 @@ class Learner:
 
     def variables(self, weights: Weights) -> dict[str, Any]:
         """What `model.apply` takes, in evaluation."""
-        return self.described.variables(weights)
+        used, _ = self.described.reparam.apply(weights.params, weights.reparam, False)
+        return {'params': used, **weights.stats}
 
     def evaluated(self, weights: Weights, average: Any, hyper: Hyper) -> Weights:
         """The weights that stand for a model that has trained to `weights`: those of its average
@@ -308,7 +162,7 @@ def build_learner(config: Config, vocab_size: int, bos_id: int, platform: str) -
 def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
     described = learner.described
-    boxes, stats = _initial(learner.config, learner.model, key)
+    boxes, stats = initial_parameters(learner.config, learner.model, key)
     unit, _ = split(boxes)
     stds, specs = named_leaves(described.init_stds), named_leaves(described.used_specs)
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from lm.config import Part, part_at, parts_of
+from lm.described import optimizer_of
 from lm.sections import Config
-from lm.state import Hyper, Learner, State, Weights, numbers, optimizer_of
+from lm.state import Hyper, Learner, State, Weights, numbers
 from lm.updates import Asked, optimizer_step
 from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time, with_error_probability
 from modules.params import named_leaves

@@ -10,6 +10,7 @@ import optax
 
 from lm.check import asks_forward_mode
 from lm.config import part_at
+from lm.described import optimizer_of
 from lm.ghost import ghost_radius
 from lm.state import (
     Hyper,
@@ -18,7 +19,6 @@ from lm.state import (
     average_of,
     numbers,
     optimizer,
-    optimizer_of,
     peaks_of,
     schedule_fraction,
 )

@@ -13,19 +13,24 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lm.activations import observe
+from lm.activations import by_name
 from lm.base_model import resized
 from lm.check import check
 from lm.config import replaced
+from lm.diagnostics import sown_by_layers
+from lm.model import ACTIVATIONS
 from lm.sections import Config
 from lm.state import build_learner, hyper_from, init_state
 from lm.step import make_train_step
+from modules.statistics import DIAGNOSTICS
 
 VOCAB, BOS = 32, 0
 SIZE, CHANGE = 'size', 'change'
 GROWS, SHRINKS, FLAT = 'grows', 'shrinks', 'flat'
-# The readout is drawn to vanish with width, and the noise of a few steps' updates does so too.
-MAY_SHRINK = {'logits'}
+ATTENTION_LOGITS = 'attention logits'
+# The readout is drawn to vanish with width, and the noise of a few steps' updates does so too; so
+# do products of queries and keys that are over H and have not learned to be alike.
+MAY_SHRINK = {'logits', ATTENTION_LOGITS}
 
 
 class Slope(NamedTuple):
@@ -44,8 +49,8 @@ class Slope(NamedTuple):
         return SHRINKS if self.value + self.spread < -tolerance else FLAT
 
     def fails(self, tolerance: float) -> bool:
-        found = self.verdict(tolerance)
-        return found == GROWS or (found == SHRINKS and self.activation not in MAY_SHRINK)
+        found, name = self.verdict(tolerance), self.activation.rstrip(' 0123456789')
+        return found == GROWS or (found == SHRINKS and name not in MAY_SHRINK)
 
 
 def sized(config: Config, along: str, value: int) -> Config:
@@ -74,28 +79,35 @@ def batch_of(config: Config) -> dict[str, jax.Array]:
 def sizes_of(config: Config, seeds: int, steps: int) -> dict[tuple[str, str], np.ndarray]:
     """{(activation, size or change): [seeds]}: mean |x| after the steps, or of what they changed.
 
-    The stream behind each sublayer is one activation a block, named from 1.
+    The stream behind each sublayer is one activation a block, named from 1; so are the logits of
+    attention, of which there is the size alone.
     """
     learner = build_learner(config, VOCAB, BOS, jax.default_backend())
     train_step, hyper, batch = make_train_step(learner), hyper_from(config), batch_of(config)
     inputs_BT = batch['tokens'][:, :-1]
 
     def activations(weights):
-        logits_BTV, found = observe(learner, weights, inputs_BT)
+        logits_BTV, filled = learner.model.apply(
+            learner.variables(weights), inputs_BT, mutable=(ACTIVATIONS, DIAGNOSTICS)
+        )
+        found = by_name(config, filled[ACTIVATIONS])
         named = {name: x for name, x in found.items() if x.ndim == 3}
         for name, x_LBTD in found.items():
             if x_LBTD.ndim == 4:
                 named |= {f'{name} {i + 1}': x_LBTD[i] for i in range(len(x_LBTD))}
-        return named | {'logits': logits_BTV}
+        sown = sown_by_layers(learner, filled[DIAGNOSTICS])
+        sizes = sown.get('attention_logit_size', ())
+        of_attention = {f'{ATTENTION_LOGITS} {i + 1}': size_N for i, size_N in enumerate(sizes)}
+        return named | {'logits': logits_BTV}, of_attention
 
     def run(key):
         state = init_state(learner, hyper, key)
-        first = activations(state.weights)
+        first, _ = activations(state.weights)
         state, _ = jax.lax.scan(
             lambda state, _: (train_step(state, batch, hyper)[0], None), state, length=steps
         )
-        last = activations(state.weights)
-        found = {(name, SIZE): jnp.mean(jnp.abs(x)) for name, x in last.items()}
+        last, of_attention = activations(state.weights)
+        found = {(name, SIZE): jnp.mean(jnp.abs(x)) for name, x in (last | of_attention).items()}
         return found | {
             (name, CHANGE): jnp.mean(jnp.abs(x - first[name])) for name, x in last.items()
         }

@@ -29,6 +29,7 @@ GROUPS = {  # name: how the quantities begin, the first group that fits
     'attention, by head': (
         'attention_entropy',
         'attention_largest',
+        'attention_logit',
         'attention_first',
     ),
     'residual stream': ('residual_',),

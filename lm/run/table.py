@@ -8,9 +8,10 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 from lm.config import flatten, option_of, parts_of
+from lm.described import optimizer_of, starts_at_0
 from lm.mesh import param_sharding
 from lm.sections import Config
-from lm.state import Learner, State, optimizer_of, peaks_of, starts_at_0
+from lm.state import Learner, State, peaks_of
 from lm.updates import decay_shares
 from modules.params import LAYER, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles

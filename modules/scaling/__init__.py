@@ -7,7 +7,7 @@ step.
 """
 
 from modules.scaling.decay import DECAY_RULES, Decay
-from modules.scaling.growth import Factors, Growth, Scaling, growth_of
+from modules.scaling.growth import Factors, Growth, Scaling, growth_of, of_one_channel
 from modules.scaling.init import INITS
 from modules.scaling.parametrization import PARAMETRIZATIONS, scaling_of
 
@@ -20,5 +20,6 @@ __all__ = [
     'Growth',
     'Scaling',
     'growth_of',
+    'of_one_channel',
     'scaling_of',
 ]

@@ -5,6 +5,8 @@ import math
 
 from modules.params import LAYER, NORM, ParamSpec
 
+OF_WIDTH = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
+
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
@@ -40,6 +42,14 @@ def sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
         return math.prod(n for n, a in named if a != LAYER and (a in spec.fan_in) == summed)
 
     return size(True), size(False)
+
+
+def of_one_channel(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a parameter has in a model of one channel: its sizes that go with the width
+    are 1.
+    """
+    named = zip(shape, spec.axes, strict=True)
+    return tuple(1 if axis in OF_WIDTH else n for n, axis in named)
 
 
 @dataclasses.dataclass(frozen=True)

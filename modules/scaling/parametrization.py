@@ -1,8 +1,8 @@
 """Parametrisations: what follows for a parameter from how it has grown against a base model.
 
 A row maps (ParamSpec, Growth, family of its optimizer) to `Factors`; at the sizes of the base model
-all of them are 1. What a parameter is follows from its growth: m is that of a sum's terms
-(fan_in), n that of the outputs (fan_out).
+all of them are 1. (`unit` has no base model.) What a parameter is follows from its growth: m is
+that of a sum's terms (fan_in), n that of the outputs (fan_out).
 
     hidden     both sides grow: m and n are beyond 1
     input      the outputs alone: embeddings, gains, biases, the second of two low-rank matrices
@@ -29,15 +29,19 @@ def parametrization(
     grows: tuple[str, ...] = (WIDTH,),
     logits_per_width: bool = False,
     zero: tuple[str, ...] = (),
+    against_one: bool = False,
 ) -> Callable[[Callable], Callable]:
-    """Marks a row with the families of optimizers that it has a table for, the sizes of the base
-    model that it reads, whether attention's logits are q k / H and not q k / sqrt(H), each equal to
+    """Marks a row with the families of optimizers that it has a table for, the sizes that its
+    factors follow, whether attention's logits are q k / H and not q k / sqrt(H), each equal to
     the other at the base model's head width, and the matrices that are 0 at the start.
+
+    against_one: there is no base model, or one of a single block and channel: growths are sizes.
     """
 
     def mark(row):
         row.families, row.grows = families, grows
         row.logits_per_width, row.zero = logits_per_width, zero
+        row.against_one = against_one
         return row
 
     return mark
@@ -201,6 +205,35 @@ def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     return by_depth(spec, growth, 0.5)
 
 
+@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, against_one=True)
+def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
+    """Weights drawn with deviation 1, whatever their size (u-muP, arXiv:2407.17465, table 2).
+
+              forward        Adam
+    input     1              1 for gains and biases, 1 / sqrt(n) for embeddings
+    hidden    1 / sqrt(m)    1 / sqrt(m)
+    output    1 / m          1
+
+    m and n are sizes, not growths: there is no base model. Each of L blocks adds
+    F(x) / sqrt(L), and rates in blocks are times 1 / sqrt(L): with an embedding, attention and MLPs
+    that contribute alike, the authors' residual rule is that (graphcore-research/unit-scaling,
+    transformer_residual_scaling_rule). Their constants for activations, the softmax's output and
+    backward passes in narrow types are not taken; gains do not depend on them, what a block adds
+    does, by a constant.
+    """
+    del family
+    of, m = kind(growth), growth.fan_in
+    forward = {'hidden': m**-0.5, 'output': 1 / m}.get(of, 1.0)
+    rate = m**-0.5 if of == 'hidden' else 1.0
+    if spec.role == 'embedding':
+        rate = growth.fan_out**-0.5
+    branch = growth.depth**-0.5
+    return at_one_rate(
+        forward=forward * (branch if writes_to_stream(spec) else 1.0),
+        lr=rate * (branch if in_blocks(spec) else 1.0),
+    )
+
+
 PARAMETRIZATIONS = {
     'standard': standard,
     'complete_p': complete_p,
@@ -212,6 +245,7 @@ PARAMETRIZATIONS = {
     'mup_simple': mup_simple,
     'ntk': ntk,
     'spectral': spectral,
+    'unit': unit,
 }
 
 

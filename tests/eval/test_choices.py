@@ -159,8 +159,8 @@ def test_the_default_config_has_one_line_for_each_field():
 
 
 def test_names_that_an_option_repeats_are_those_of_the_table():
+    from lm.described import TRAINABLE
     from lm.many import RUN_AXES
-    from lm.state import TRAINABLE
 
     def named(path):
         return set(FIELDS[path].option.choices)

@@ -48,16 +48,21 @@ def test_verdicts():
     assert slope(-0.2, 0.1).fails(0.05) and not slope(-0.2, 0.16).fails(0.05)
     assert not slope(-0.5, of=CHANGE, activation='logits').fails(0.05)
     assert slope(0.5, of=CHANGE, activation='logits').fails(0.05)
+    assert not slope(-0.5, activation='attention logits 12').fails(0.05)
 
 
-@pytest.mark.parametrize('name', ['mup', 'complete_p'])
+@pytest.mark.parametrize('name', ['mup', 'complete_p', 'unit'])
 def test_stays_flat_in_width(name):
-    """Every activation of the model and its change, with attention, norms and gated MLPs."""
-    base = {'scaling.name': name, 'scaling.base_width': 32, 'model.activation': 'swiglu'}
+    """Every activation of the model and its change, with attention, norms and gated MLPs; but for
+    the change of embeddings under `unit`, whose rate falls as 1 / sqrt(D).
+    """
+    base = {'scaling.name': name, 'model.activation': 'swiglu'}
+    base |= {'optim.lr': 0.5} if name == 'unit' else {'scaling.base_width': 32}
     base |= {'scaling.base_depth': 1} if name == 'complete_p' else {}
     found = slopes(tiny_config(SMALL | base), 'width', WIDTHS, 2, 3)
-    assert len(found) == 10
-    assert not [one for one in found if one.fails(0.1)]
+    assert len(found) == 11
+    failing = {(one.activation, one.of) for one in found if one.fails(0.1)}
+    assert failing == ({('embedding', CHANGE)} if name == 'unit' else set())
 
 
 def test_standard_fails():

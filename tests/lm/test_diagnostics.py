@@ -95,7 +95,7 @@ def test_names():
     outside = ('embedding', 'readout', 'vector_outside')
     scalars |= {f'{x}_{role}' for x in OF_ROLES for role in outside}
     by_head = {f'attention_{x}' for x in ('entropy', 'entropy_share', 'largest_logit')}
-    by_head |= {'attention_first_token'}
+    by_head |= {'attention_first_token', 'attention_logit_size'}
     wanted = dict.fromkeys(by_layer, (3,)) | dict.fromkeys(scalars, ())
     assert shapes == wanted | dict.fromkeys(by_head, (3, 2))
 

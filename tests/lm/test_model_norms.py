@@ -66,7 +66,7 @@ def test_scan_changes_neither_logits_nor_gradients_wherever_norms_sit(placement)
     config = tiny_config(changes)
     unrolled = tiny_config(changes | {'model.scan_layers': False})
     state = initial_state(config)
-    used = tiny_learner(config).described.variables(state.weights)['params']
+    used = tiny_learner(config).variables(state.weights)['params']
     assert_trees_close(initial_state(unrolled), state, rtol=0, atol=0)
     grads, logits = compiled_with(config)(used, state.stats, TOKENS)
     again, same = compiled_with(unrolled)(used, state.stats, TOKENS)

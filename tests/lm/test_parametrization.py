@@ -20,7 +20,7 @@ from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
 from tests.helpers import checked_config, initial_state, tiny_config, tiny_learner
 
 BASE = {'scaling.base_width': 8, 'scaling.base_depth': 1}
-GROWING = [name for name, row in PARAMETRIZATIONS.items() if row.grows]
+GROWING = [n for n, row in PARAMETRIZATIONS.items() if row.grows and not row.against_one]
 
 
 def grown(name, **changes):
@@ -185,9 +185,12 @@ REFUSED = (
         'set scaling.base_depth, the depth of the model',
     ),
     ({'scaling.base_width': 8}, 'base_width=8 is read by no part .*scaling.name=standard'),
+    ({'scaling.name': 'unit', 'scaling.base_width': 8}, 'base_width=8 is read by no part'),
+    ({'scaling.name': 'unit', 'scaling.base_heads': 2}, 'base_heads=2 is for logits q k / H'),
+    ({'scaling.name': 'unit', 'model.placement': 'peri'}, 'unit multiplies what blocks add'),
     (
         {'scaling.name': 'mup_simple', 'scaling.base_width': 8, 'scaling.base_heads': 2},
-        'base_heads=2 is for logits q k / H, which scaling.name=mup_simple',
+        'base_heads=2 is for logits q k / H against a base model, which scaling.name=mup_simple',
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_heads': 1, 'model.n_kv_heads': 1},

@@ -23,7 +23,7 @@ B, N, K, T, H = 2, 4, 2, 11, 8
 def dense(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=None):
     """Query by query, in float64."""
     batch, heads, length, _ = logits_BNTS.shape
-    entropy, share, first, largest = ([[] for _ in range(heads)] for _ in range(4))
+    entropy, share, first, largest, size = ([[] for _ in range(heads)] for _ in range(5))
     for b, n, t in itertools.product(range(batch), range(heads), range(length)):
         if valid_BT is not None and not valid_BT[b, t]:
             continue
@@ -32,6 +32,7 @@ def dense(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=Non
         seen = [s for s in document if window is None or t - s < window]
         outcomes = logits_BNTS[b, n, t, seen]
         largest[n].append(outcomes.max())
+        size[n].append(np.mean(np.abs(outcomes)))
         if sinks_N is not None:
             outcomes = np.append(outcomes, sinks_N[n])
         probs = np.exp(outcomes - outcomes.max())
@@ -45,6 +46,7 @@ def dense(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=Non
         'attention_entropy': [np.mean(of_head) for of_head in entropy],
         'attention_entropy_share': [np.mean(of_head) for of_head in share],
         'attention_largest_logit': [np.max(of_head) for of_head in largest],
+        'attention_logit_size': [np.mean(of_head) for of_head in size],
         'attention_first_token': [np.mean(of_head) for of_head in first],
     }
 

@@ -19,6 +19,7 @@ from modules.scaling import (
     Growth,
     Scaling,
     growth_of,
+    of_one_channel,
     scaling_of,
 )
 from modules.scaling.init import with_equal_singular_values
@@ -108,6 +109,10 @@ MUP = {
 MUP_SIMPLE = {name: {'init': -0.5, 'lr': -1} for name in (HIDDEN, LAST, READOUT)} | {
     TABLE: {'init': -0.5}
 }
+UNIT = {of: {'forward': -0.5, 'lr': -0.5, 'decay': 0.5} for of in (HIDDEN, LAST)} | {
+    READOUT: {'forward': -1},
+    TABLE: {'lr': -0.5, 'decay': 0.5},
+}
 NTK = {of: {'forward': -0.5, 'lr': -0.5, 'decay': 0.5} for of in (HIDDEN, LAST, READOUT)}
 WIDTH_POWERS = {
     ('standard', 'adam'): {of: {'init': -0.5} for of in (HIDDEN, LAST, READOUT, TABLE)},
@@ -135,6 +140,7 @@ WIDTH_POWERS = {
     },
     ('complete_p', 'adam'): {name: MUP.get(name, {}) | {'eps': -1} for name in CASES},
     ('depth_mup', 'adam'): {name: MUP.get(name, {}) | {'eps': -1} for name in CASES},
+    ('unit', 'adam'): UNIT,
 }
 DEPTH_POWERS = {
     'complete_p': {of: {'eps': -1} for of in CASES}
@@ -142,6 +148,8 @@ DEPTH_POWERS = {
     'depth_mup': {name: {'eps': -0.5} for name in CASES}
     | {of: {'lr': -0.5, 'eps': -0.5} for of in (HIDDEN, 'query', GAIN)}
     | {of: {'forward': -0.5, 'lr': -0.5, 'eps': -0.5} for of in (LAST, BIAS)},
+    'unit': {of: {'lr': -0.5, 'decay': 0.5} for of in (HIDDEN, 'query', GAIN)}
+    | {of: {'forward': -0.5, 'lr': -0.5, 'decay': 0.5} for of in (LAST, BIAS)},
 }
 GROWING = {'embed', 'mlp', 'heads'}
 
@@ -152,14 +160,16 @@ def wider(spec, shape, times):
 
 def scaling_at(name, family, case, width, depth):
     spec, base = case
-    shape = wider(spec, base, width)
+    shape, blocks, base_blocks = wider(spec, base, width), 3 * depth, 3
+    if PARAMETRIZATIONS[name].against_one:
+        base, base_blocks = of_one_channel(spec, base), 1
     return scaling_of(
         PARAMETRIZATIONS[name],
         INITS['fan_in'],
         spec,
         (shape, base),
-        (3 * depth, 3),
-        growth_of(spec, shape, base, depth, width),
+        (blocks, base_blocks),
+        growth_of(spec, shape, base, blocks / base_blocks, width),
         family,
     )
 
@@ -167,8 +177,8 @@ def scaling_at(name, family, case, width, depth):
 @pytest.mark.parametrize(('name', 'family'), WIDTH_POWERS)
 def test_what_changes_with_width_and_depth(name, family):
     """Twice the width, and twice the depth, change the factors that the table names, and no
-    others; at the base sizes all is as in `standard`. Catches a rule of a wrong power, or for a
-    wrong kind of parameter.
+    others; at the base sizes all is as in `standard`, but for `unit`, which draws unit weights.
+    Catches a rule of a wrong power, or for a wrong kind of parameter.
     """
     fields = {
         'forward': 'forward_factor',
@@ -179,7 +189,10 @@ def test_what_changes_with_width_and_depth(name, family):
     }
     for which, case in CASES.items():
         at_base = scaling_at(name, family, case, 1, 1)
-        assert at_base == standard(*case), which
+        if PARAMETRIZATIONS[name].against_one:
+            assert at_base.init_std in (1, None), which
+        else:
+            assert at_base == standard(*case), which
         like = {'query': HIDDEN, BIAS: GAIN}.get(which, which)
         changed = {
             (2, 1): WIDTH_POWERS[name, family].get(like, {}),
@@ -224,6 +237,51 @@ def test_mup_is_that_of_the_authors_package():
     assert readout.init_std / base == pytest.approx(package['readout_std_of_base'])
 
 
+@pytest.mark.parametrize('alpha', [1.0, 0.5])
+def test_complete_p_is_that_of_the_authors_code(alpha):
+    """Rates, decays, epsilons and multipliers at four times the width and twice the depth; fixture
+    by tests/fixtures/scaling/make_complete_p.py.
+    """
+    code = json.loads((FIXTURES / 'make_complete_p.json').read_text())[str(alpha)]
+    vector = ParamSpec('vector', ('embed',), part=NORM)  # of the norm behind the last block
+    ours = {'embedding': TABLE, 'gain': GAIN, 'up': HIDDEN, 'down': LAST, 'bias': BIAS}
+    name = {1.0: 'complete_p', 0.5: 'depth_mup'}[alpha]
+    for kind, wanted in code['kinds'].items():
+        case = (vector, (16,)) if kind == 'last_gain' else CASES[ours[kind]]
+        found = scaling_at(name, 'adam', case, 4, 2)
+        decay = wanted['decay'] or 0.0
+        got = (found.lr_factor, found.decay_factor, found.eps_factor)
+        assert got == pytest.approx((wanted['lr'], decay, wanted['eps'])), kind
+    up, down, readout = (scaling_at(name, 'adam', CASES[c], 4, 2) for c in (HIDDEN, LAST, READOUT))
+    assert up.init_std / standard(*CASES[HIDDEN]).init_std == pytest.approx(
+        code['std_of_base'], rel=0.01
+    )
+    assert (up.forward_factor, down.forward_factor) == pytest.approx((1.0, code['branch']))
+    assert readout.forward_factor == code['readout']
+
+
+def test_unit_is_that_of_the_authors_package():
+    """Deviations, rates and multipliers of three blocks of width 128, and what blocks add; fixture
+    by tests/fixtures/scaling/make_unit.py.
+    """
+    package = json.loads((FIXTURES / 'make_unit.json').read_text())
+    branch = package['branches'][0]
+    assert package['branches'] == pytest.approx([branch] * 6)
+    shapes = {
+        'embedding': (CASES[TABLE][0], (64, 128)),
+        'up': (CASES[HIDDEN][0], (3, 128, 512)),
+        'down': (ParamSpec('hidden', ('layer', 'mlp', 'embed'), ('mlp',)), (3, 512, 128)),
+        'readout': (CASES[READOUT][0], (128, 64)),
+    }
+    assert shapes.keys() == package['kinds'].keys()
+    for kind, wanted in package['kinds'].items():
+        found = scaling_at('unit', 'adam', shapes[kind], 1, 1)
+        times = branch if kind == 'down' else 1.0
+        assert found.init_std == pytest.approx(wanted['std'], rel=0.01)
+        assert found.lr_factor == pytest.approx(wanted['lr']), kind
+        assert found.forward_factor == pytest.approx(wanted.get('forward', 1.0) * times), kind
+
+
 LAYERS = (  # of an MLP whose width grows
     ParamSpec('embedding', ('vocab', 'embed')),
     ParamSpec('hidden', ('embed', 'mlp'), ('embed',)),
@@ -240,6 +298,8 @@ def mlp_run(name, family, width, steps, lr):
         shape, base = (
             tuple(VOCAB if a == 'vocab' else n for a in spec.axes) for n in (width, BASE)
         )
+        if row.against_one:
+            base = of_one_channel(spec, shape)
         growth = growth_of(spec, shape, base)
         found = scaling_of(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
         draw = np.random.default_rng(i).standard_normal(shape)
@@ -295,6 +355,7 @@ SLOPES = {
     ('mean_field', 'sgd'): (-0.05, 0.05, -0.05, 0.05),
     ('mup', 'sgd'): (-0.05, 0.05, -0.05, 0.05),
     ('mup', 'adam'): (-0.05, 0.05, -0.05, 0.05),
+    ('unit', 'adam'): (-0.05, 0.05, -0.05, 0.05),
     ('standard', 'adam'): (0.1, 2.0, 0.3, 5.0),
 }
 
@@ -305,7 +366,8 @@ def test_slopes_against_width(name, family):
     widths = (128, 256, 512, 1024)
     changes = []
     for width in widths:
-        first, *_, last = mlp_run(name, family, width, 3, {'sgd': 0.5, 'adam': 0.02}[family])
+        lr = 0.5 if family == 'sgd' or name == 'unit' else 0.02
+        first, *_, last = mlp_run(name, family, width, 3, lr)
         changes.append([np.sqrt(np.mean((b - a) ** 2)) for a, b in zip(first, last, strict=True)])
     slopes = [np.polyfit(np.log(widths), np.log(each), 1)[0] for each in zip(*changes, strict=True)]
     least_f, most_f, least_o, most_o = SLOPES[name, family]

@@ -70,7 +70,7 @@ def statistics_of(
     is_full: jax.Array | None = None,
     block: int = BLOCK,
 ) -> dict[str, jax.Array]:
-    """Four numbers of each head, [N] float32, of causal attention p_ts = w_ts / sum_s w_ts.
+    """Five numbers of each head, [N] float32, of causal attention p_ts = w_ts / sum_s w_ts.
 
     log_weights_of_block(rows_Q) gives log w [B, N, Q, T] of the queries at those positions to all
     keys; what a query does not see is left out here. A sink, of logit sinks_N, is one more outcome.
@@ -79,6 +79,8 @@ def statistics_of(
     attention_entropy_share: that over the log of how many outcomes the query has, which is the most
       it can be; mean over the queries that have two at least.
     attention_largest_logit: the largest log w of what is seen, sinks aside (arXiv:2309.14322).
+    attention_logit_size: |log w|, the mean over the keys that a query sees, but for those of weight
+      0, then over queries; what a coordinate check reads (arXiv:2203.03466, appendix D.1).
     attention_first_token: the probability of the first token of the document, mean over the queries
       behind it; 0 for a query whose window no longer holds it (arXiv:2505.06708).
 
@@ -118,17 +120,22 @@ def statistics_of(
             'attention_entropy': total['entropy'] / total['queries'],
             'attention_entropy_share': total['share'] / total['choosing'],
             'attention_largest_logit': jnp.max(sums['largest'], 0),
+            'attention_logit_size': total['size'] / total['queries'],
             'attention_first_token': total['first'] / total['behind'],
         }
 
 
 def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
-    """(entropy, entropy over its most, largest logit, share of the first token) [B, N, Q], and how
-    many outcomes there are [B, 1, Q]. Relative to the largest, so that nothing cancels.
+    """(entropy, entropy over its most, largest logit, mean of |logit|, share of the first token)
+    [B, N, Q], and how many outcomes there are [B, 1, Q]. Relative to the largest, so that nothing
+    cancels.
     """
     seen_BNQS = jnp.broadcast_to(seen_BQS[:, None], log_weights_BNQS.shape)
     logits_BNQS = jnp.where(seen_BNQS, log_weights_BNQS, MASKED)
     largest_BNQ = shift_BNQ = jnp.max(logits_BNQS, -1)
+    finite_BNQS = seen_BNQS & (log_weights_BNQS > -jnp.inf)
+    sizes_BNQS = jnp.where(finite_BNQS, jnp.abs(logits_BNQS), 0.0)
+    size_BNQ = jnp.sum(sizes_BNQS, -1) / jnp.maximum(jnp.sum(finite_BNQS, -1), 1)
     outcomes_B1Q = jnp.sum(seen_BQS, -1)[:, None]
     if sinks_N is not None:
         sinks_BNQ = jax.lax.stop_gradient(sinks_N).astype(shift_BNQ.dtype)[None, :, None]
@@ -146,10 +153,12 @@ def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
     entropy_BNQ = jnp.log(total_BNQ) - mean_BNQ / total_BNQ
     share_BNQ = entropy_BNQ / jnp.log(jnp.maximum(outcomes_B1Q, 2))
     of_first_BNQ = jnp.sum(jnp.where(is_first_BQS[:, None], weights_BNQS, 0.0), -1) / total_BNQ
-    return entropy_BNQ, share_BNQ, largest_BNQ, of_first_BNQ, outcomes_B1Q
+    return entropy_BNQ, share_BNQ, largest_BNQ, size_BNQ, of_first_BNQ, outcomes_B1Q
 
 
-def _sums(entropy_BNQ, share_BNQ, largest_BNQ, first_BNQ, outcomes_B1Q, counted_BQ, behind_BQ):
+def _sums(
+    entropy_BNQ, share_BNQ, largest_BNQ, size_BNQ, first_BNQ, outcomes_B1Q, counted_BQ, behind_BQ
+):
     """Over queries, [N] float32 each; counted_BQ and behind_BQ are 0 or 1."""
 
     def add(x_BNQ, weights_B1Q):
@@ -166,6 +175,7 @@ def _sums(entropy_BNQ, share_BNQ, largest_BNQ, first_BNQ, outcomes_B1Q, counted_
         'share': add(share_BNQ, choosing_B1Q),
         'choosing': add(ones_BNQ, choosing_B1Q),
         'largest': jnp.max(seen_BNQ, (0, 2)).astype(jnp.float32),
+        'size': add(size_BNQ, counted_B1Q),
         'first': add(first_BNQ, behind_B1Q),
         'behind': add(ones_BNQ, behind_B1Q),
     }
