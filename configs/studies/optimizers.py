@@ -3,7 +3,9 @@
 Question: with one AdamW for embeddings, readout and vectors, and updates of hidden matrices of one
           root mean square, 0.2 of the learning rate, how do optimizers compare in the best loss, in
           its spread over learning rates, in memory and in time?
+          :equal_time gives each, at its best rate, as many steps as AdamW's 200 take.
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
+          uv run train.py --config=configs/studies/optimizers.py:equal_time --workdir=runs/timed
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
 Cost:     168 runs of 0.26 million parameters in fourteen programs, under an hour on two CPU
           cores that did other work too.
@@ -35,7 +37,7 @@ OPTIMIZERS = (
     {'optim.name': 'galore'},
     {'optim.name': 'apollo'},
 )
-LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def get_config() -> ConfigDict:

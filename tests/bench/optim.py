@@ -2,10 +2,11 @@
 
     uv run python -m tests.bench.optim [--rounds=1] [--shapes=medium,large]
 
-Steps of the second and third shape of `tests.bench.step`, each optimizer for the hidden matrices
-beside AdamW for the rest; compiled in one process and taken in turn. What an optimizer does every
-so many steps alone falls into few of these or none, and is named by its options. Those for small
-models and those that need the reference kernel are left out.
+Steps of the second and third shape of `tests.bench.step`, or of the model of the study of
+optimizers (`--shapes=study --rounds=5`), each optimizer for the hidden matrices beside AdamW for
+the rest; compiled in one process and taken in turn. What an optimizer does every so many steps
+alone is in the mean where it falls into these, and not in the median. Those for small models and
+those that need the reference kernel are left out.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from lm.run.process import has_accelerator
 from tests.bench.step import KEEPING, SHAPES, evenkeel_step
 
 STEPS, WARMUP_STEPS = 4, 2
+STUDY = (64, 4, 4, 256, 128, 512, 8)
 
 
 def state_bytes(state) -> tuple[int, int]:
@@ -35,7 +37,9 @@ def measure(name: str, rounds: int) -> None:
     from modules.optim import OPTIMIZERS
 
     made = {
-        row: evenkeel_step(SHAPES[name], {'optim.name': row, 'model.scan_layers': True})
+        row: evenkeel_step(
+            (SHAPES | {'study': STUDY})[name], {'optim.name': row, 'model.scan_layers': True}
+        )
         for row, part in OPTIMIZERS.items()
         if part.needs.most_parameters is None and part.needs.forward_mode != 'logits'
     }
@@ -47,13 +51,17 @@ def measure(name: str, rounds: int) -> None:
             states[row], metrics = step(states[row])
             jax.block_until_ready((states[row], metrics))
             milliseconds[row].append(1e3 * (time.perf_counter() - start))
-    print(f'\n| {name} | step ms | against adamw | state bytes a parameter |\n|---|---|---|---|')
+    print(
+        f'\n| {name} | step ms, median | mean | against adamw, medians | state bytes a parameter |'
+    )
+    print('|---|---|---|---|---|')
     kept = {row: ms[WARMUP_STEPS:] for row, ms in milliseconds.items()}
     for row, ms in kept.items():
         each = [a / b for a, b in zip(ms, kept['adamw'], strict=True)]
         held, parameters = state_bytes(states[row])
         print(
-            f'| `{row}` | {statistics.median(ms):.0f} | {statistics.median(each):.2f} | '
+            f'| `{row}` | {statistics.median(ms):.1f} | {statistics.mean(ms):.1f} | '
+            f'{statistics.median(each):.2f} | '
             f'{held / parameters:.2f} |',
             flush=True,
         )

@@ -1,0 +1,50 @@
+"""What makes a model forgive a wrong learning rate, and does it hold as models grow?
+
+Question: the protocol of the small-scale proxies (arXiv:2309.14322) scaled down: over three decades
+          of learning rates, how do normalized queries and keys, a z-loss, warm-up and its three
+          muP variants change learning rate sensitivity, the mean over rates of how much worse the
+          loss is than at the best one, at two widths?
+Command:  uv run train.py --config=configs/studies/lr_sensitivity.py --workdir=runs/lr_sensitivity
+          uv run python -m eval.report --workdir=runs/lr_sensitivity --figures=figures
+Cost:     336 runs of two blocks in sixteen programs; not run yet.
+Result:   none yet.
+
+As published decay is independent of the rate, and the baseline of the muP variants has normalized
+queries and keys and the z-loss. The loss of a run that diverged is that of its start.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+from configs.studies.mup_transfer import at_width
+
+WIDTHS = (32, 128)
+LEARNING_RATES = tuple(10.0 ** (power / 2) for power in range(-6, 1))
+BOTH = {'model.qk_norm': 'rmsnorm', 'loss.z_loss': 1e-4}
+VARIANTS = (
+    BOTH,
+    {'model.qk_norm': 'none', 'loss.z_loss': 0.0},
+    {'model.qk_norm': 'rmsnorm', 'loss.z_loss': 0.0},
+    {'model.qk_norm': 'none', 'loss.z_loss': 1e-4},
+    BOTH | {'optim.warmup_steps': 2},
+    *(
+        BOTH | {'scaling.name': name, 'scaling.base_width': WIDTHS[0]}
+        for name in ('mup_simple', 'mup_intermediate', 'mup_full')
+    ),
+)
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.model.n_layers = 2
+    config.data.seq_len = 64
+    config.optim.decay_rule = 'independent'
+    config.optim.weight_decay = 1e-4
+    config.train.steps = 150
+    config.train.eval_every = 150
+    config.sweep = {
+        'list': tuple(at_width(width) | variant for width in WIDTHS for variant in VARIANTS),
+        'optim.lr': LEARNING_RATES,
+        'train.seed': (0, 1, 2),
+    }
+    return config

@@ -1,0 +1,34 @@
+"""How does the loss fall with parameters and tokens, and can it be predicted?
+
+Question: of sixteen runs, four widths times four lengths, do the constants of a law fitted to
+          twelve of them (arXiv:2203.15556, approach 3) predict the others, the largest?
+Command:  uv run train.py --config=configs/studies/scaling_law.py --workdir=runs/scaling_law
+          uv run python -m eval.fit --workdir=runs/scaling_law --law=chinchilla --hold_out=0.25
+Cost:     16 runs in four programs; not run yet.
+Result:   none yet.
+
+muP has the rate of the narrowest model hold for all; each length has a cosine of its own.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+from configs.studies.mup_transfer import at_width
+
+WIDTHS = (32, 64, 96, 128)
+LENGTHS = (200, 400, 800, 1600)
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.model.n_layers = 2
+    config.optim.lr = 2.0**-5
+    config.scaling.name = 'mup'
+    config.scaling.base_width = WIDTHS[0]
+    config.train.eval_every = 200
+    config.train.eval_batches = 64
+    config.sweep = {
+        'list': tuple(at_width(width) for width in WIDTHS),
+        'train.steps': LENGTHS,
+    }
+    return config
