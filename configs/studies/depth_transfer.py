@@ -23,8 +23,7 @@ LEARNING_RATES = tuple(2.0**power for power in range(-9, -3))
 
 def get_config() -> ConfigDict:
     config = small.get_config()
-    for name, value in at_width(32).items():
-        config[name] = value
+    config.update_from_flattened_dict(at_width(32))
     config.data.seq_len = 64
     config.train.steps = 150
     config.train.eval_every = 150

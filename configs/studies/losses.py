@@ -7,8 +7,10 @@ Question: without z-loss and weight decay log Z drifts at high learning rates an
 Command:  uv run train.py --config=configs/studies/losses.py --workdir=runs/z_loss
           uv run train.py --config=configs/studies/losses.py:forms --workdir=runs/losses
           uv run python -m eval.report --workdir=runs/z_loss --figures=figures
-Cost:     36 and 54 runs of 200 steps, 0.26 million parameters each; not run yet.
-Result:   none yet.
+Cost:     36 and 54 runs of 200 steps, 0.26 million parameters each: three and seven minutes on
+          two CPU cores.
+Result:   no drift to hold in runs as short as these; tau = 1 is best on both sides, smoothing
+          costs 0.06 nats at 0.1: configs/studies/results/losses.md
 
 Models are compared on `ce`, which every loss records, and not on what they minimise.
 """

@@ -38,16 +38,32 @@ OPTIMIZERS = (
     {'optim.name': 'apollo'},
 )
 LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+# Best rates of the sweep, and milliseconds a step: `tests.bench.optim --shapes=study --rounds=5`,
+# the lower mean of two times, since at this size a mean can be a third above another.
+BEST_LR_AND_MS = {
+    'adamw': (3e-3, 38.0),
+}
 
 
-def get_config() -> ConfigDict:
+def equal_time() -> tuple[dict, ...]:
+    """Each optimizer at its best rate, for the time of 200 steps of AdamW's."""
+    cells = []
+    for optimizer in OPTIMIZERS:
+        lr, ms = BEST_LR_AND_MS[optimizer['optim.name']]
+        steps = round(200 * BEST_LR_AND_MS['adamw'][1] / ms)
+        cells.append(optimizer | {'optim.lr': lr, 'train.steps': steps})
+    return tuple(cells)
+
+
+def get_config(which: str = 'rates') -> ConfigDict:
+    """which: 'rates', each optimizer at all of them, or 'equal_time'."""
     config = small.get_config()
     config.optim.others = 'adamw'
     config.optim.others_lr = 1e-2
     config.optim.match_rms = 0.2
-    config.sweep = {
-        'list': OPTIMIZERS,
-        'optim.lr': LEARNING_RATES,
-        'train.seed': (0, 1, 2),
+    sweeps = {
+        'rates': lambda: {'list': OPTIMIZERS, 'optim.lr': LEARNING_RATES},
+        'equal_time': lambda: {'list': equal_time()},
     }
+    config.sweep = sweeps[which]() | {'train.seed': (0, 1, 2)}
     return config

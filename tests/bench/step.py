@@ -1,6 +1,7 @@
 """Speed of a training step, beside a plain Linen decoder's, on this machine and in one run.
 
     uv run python -m tests.bench.step [--rounds=3]
+    uv run python -m tests.bench.step --field=loss.chunk=0,256,512   # Evenkeel's alone, by a field
 
 For each shape, several rounds, each in processes of their own so that memory is their own too:
 Evenkeel's step as train.py runs it; the plain decoder as anybody would run it; and the plain
@@ -10,6 +11,7 @@ and after. Medians over rounds are printed. Last, the program itself: how long i
 """
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -93,7 +95,7 @@ def bench_learner(shape, changes=None):
     return build_learner(resolve(config), shape[5], -1, jax.devices()[0].platform)
 
 
-def measure(case: str, name: str) -> dict[str, float]:
+def measure(case: str, name: str, changes: dict | None = None) -> dict[str, float]:
     """One case in this process."""
     import jax
 
@@ -101,8 +103,8 @@ def measure(case: str, name: str) -> dict[str, float]:
     from lm.record.host import peak_memory_bytes
 
     shape = SHAPES[name]
-    make = {'evenkeel': evenkeel_step, 'plain': plain_step}[case]
-    state, step, compile_sec = make(shape)
+    made = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)
+    state, step, compile_sec = made
     gemm = [gemm_flops()]
     seconds = []
     for _ in range(WARMUP_STEPS + STEPS):
@@ -124,11 +126,12 @@ def measure(case: str, name: str) -> dict[str, float]:
     }
 
 
-def in_process(case: str, name: str) -> dict[str, float]:
+def in_process(case: str, name: str, changes: dict | None = None) -> dict[str, float]:
     """`measure` in a process of its own."""
     kind, environment = CASES[case]
     child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | environment
     command = [sys.executable, '-m', 'tests.bench.step', f'--measure={kind},{name}']
+    command += [f'--changes={json.dumps(changes or {})}']
     done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -163,6 +166,20 @@ def compare(rounds: int) -> None:
     print("\nEvenkeel's tokens/s:", *faster, sep='\n')
 
 
+def by_field(field: str, values: list, rounds: int) -> None:
+    """Evenkeel's step with each value of a field, in turn, the first value's beside it."""
+    print(f'| shape | {field} | step ms | against the first | peak GB |')
+    print('|---|---|---|---|---|')
+    for name, shape in SHAPES.items():
+        runs = [[in_process('evenkeel', name, {field: v}) for v in values] for _ in range(rounds)]
+        for i, value in enumerate(values):
+            ms = statistics.median(run[i]['step_ms'] for run in runs)
+            ratios = [run[i]['step_ms'] / run[0]['step_ms'] for run in runs]
+            span = f'{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
+            peak = statistics.median(run[i]['peak_gb'] for run in runs)
+            print(f'| {shape} | {value} | {ms:.0f} | {span} | {peak:.2f} |', flush=True)
+
+
 def program() -> None:
     """Start to first step of the default run, and its waiting for data, over 40 steps."""
     with tempfile.TemporaryDirectory() as folder:
@@ -180,10 +197,16 @@ def program() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--field', help='PATH=VALUE,VALUE: values are Python literals')
     parser.add_argument('--measure', help=argparse.SUPPRESS)
+    parser.add_argument('--changes', default='{}', help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(*options.measure.split(','))))
+        print(json.dumps(measure(*options.measure.split(','), json.loads(options.changes))))
+        return
+    if options.field:
+        field, _, values = options.field.partition('=')
+        by_field(field, [ast.literal_eval(value) for value in values.split(',')], options.rounds)
         return
     compare(options.rounds)
     program()

@@ -1,0 +1,43 @@
+"""Every study's sweep, as it stands in configs/studies: its cells, and that each can be trained."""
+
+import importlib
+import inspect
+import itertools
+from pathlib import Path
+
+import pytest
+
+from lm.check import check
+from lm.sweep.cells import cells, split_sweep
+
+FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
+NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
+VARIANTS = {  # what stands behind the colon
+    'losses': ('z_loss', 'forms'),
+    'norm_placement_lr': ('fitted',),
+    'optimizers': ('rates', 'equal_time'),
+}
+
+
+def study(name):
+    return importlib.import_module(f'configs.studies.{name}')
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_cells_can_be_trained(name):
+    """Catches a study that an option, a name or a check has left behind."""
+    for given in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
+        base, sweep = split_sweep(study(name).get_config(*given))
+        found = cells(base, sweep) if sweep else []
+        assert len({cell.name for cell in found}) == len(found)
+        for cell in itertools.islice(found, 0, None, max(1, len(found) // 20)):
+            check(cell.config)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_says_what_it_asks_and_found(name):
+    text = inspect.getdoc(study(name))
+    for heading in ('Question:', 'Command:', 'Cost:', 'Result:'):
+        assert f'\n{heading}' in text
+    page = FOLDER / 'results' / f'{name}.md'
+    assert page.exists() == (f'configs/studies/results/{name}.md' in text)
