@@ -1,12 +1,13 @@
 """Everything that can be wrong with a config, found before anything is traced or read."""
 
-from lm.base_model import check_parametrization
 from lm.check_model import NORM_SITES, check_model
-from lm.config import flatten, option_of, part_at, parts_of
+from lm.check_scaling import check_parametrization
+from lm.config import Part, flatten, option_of, part_at, parts_of
 from lm.sections import FIELDS, Config
 from modules.choices import nearest_divisor
 from modules.norms import NORMS
 from modules.params import ROLES
+from modules.scaling.decay import in_gradient
 
 
 def check(config: Config) -> None:
@@ -53,7 +54,8 @@ def _check_init_scale(config: Config) -> None:
 
 
 def _check_optimizers(config: Config) -> None:
-    if config.optim.embedding_gradient_shrink is not None and config.model.tie_embeddings:
+    shrinks = config.optim.embedding_gradient_shrink is not None
+    if shrinks and config.model.tie_embeddings:
         raise ValueError(
             'optim.embedding_gradient_shrink is of the embedding that words are looked up in; with '
             'model.tie_embeddings=True its gradient is that of the readout too, which is not '
@@ -68,8 +70,16 @@ def _check_optimizers(config: Config) -> None:
         )
 
     _check_forward_mode(config)
+    penalised = in_gradient(part_at(config, 'optim.decay_rule').row) and config.optim.weight_decay
     for path in ('optim.name', 'optim.others'):
         part = part_at(config, path)
+        if penalised:
+            _check_decay_in_gradient(config, part)
+        if path == 'optim.others' and part.row.needs.own_loss and shrinks:
+            raise ValueError(
+                f'optim.embedding_gradient_shrink makes a gradient smaller, and {path}={part.name} '
+                'measures the loss itself, which stays as it is. Leave one of them out.'
+            )
         if part.row.needs.cross_entropy and config.loss.name != 'cross_entropy':
             raise ValueError(
                 f'{path}={part.name} needs a loss that is convex in the logits: '
@@ -83,9 +93,34 @@ def _check_optimizers(config: Config) -> None:
             )
 
 
+def _check_decay_in_gradient(config: Config, part: Part) -> None:
+    """ValueError for an optimizer that a penalty in the gradient does not reach as it should."""
+    if part.row.needs.own_loss:
+        raise ValueError(
+            f'optim.decay_rule=l2 adds weight decay to the gradient, and {part.path}={part.name} '
+            'measures the loss itself, without it. Choose optim.decay_rule=decoupled.'
+        )
+    if option_of(config, part, 'adamp_decay_ratio') not in (None, 1.0):
+        raise ValueError(
+            f'optim.decay_rule=l2 adds weight decay to the gradient, so that {part.path}='
+            f'{part.name} cannot take less of it off. Choose optim.decay_rule=decoupled, or '
+            'optim.adamp_decay_ratio=1.0.'
+        )
+
+
 def _check_average(config: Config) -> None:
-    """ValueError where weights would be mapped away from the points that an average is made of."""
+    """ValueError where weights would be mapped away from the points that an average is made of, or
+    moved by more than was measured.
+    """
     average = part_at(config, 'optim.average')
+    if config.optim.ghost_radius is not None:
+        after = [part for part in parts_of(config) if hasattr(part.row, 'maps_after_update')]
+        after += [average] if getattr(average.row, 'moves_weights', False) else []
+        for part in after:
+            raise ValueError(
+                f'optim.ghost_radius limits what an update does to the logits, and {part.path}='
+                f'{part.name} moves the weights after it. Leave one of them out.'
+            )
     for part in parts_of(config):
         if getattr(average.row, 'moves_weights', False) and hasattr(part.row, 'maps_after_update'):
             raise ValueError(

@@ -15,6 +15,8 @@ from modules.reparam import Reparam, chain, multiplied, reparametrise
 from modules.scaling import INITS, growth_of, of_one_channel, scaling_of
 from modules.statistics import BACKWARD_STATS, STATS
 
+QUERY = 'query'  # the name of its matrix in modules/attention/base.py
+
 # What train.trainable can be: which parameters training changes.
 TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
 
@@ -70,6 +72,13 @@ def describe_params(config: Config, model: Transformer) -> Description:
             f'model (model.norm={config.model.norm}) have no parameters'
         )
     growths, scalings = scaled(config, reparam.specs, shapes, base_shapes)
+
+    def initial_std(path, spec, scaling):
+        if scaling.init_std is None:
+            return None
+        std = scaling.init_std * scaling.forward_factor
+        return std * (not starts_at_0(config, path_name(path), spec))
+
     return Description(
         used_shapes=used,
         used_specs=used_specs,
@@ -79,15 +88,7 @@ def describe_params(config: Config, model: Transformer) -> Description:
         growths=growths,
         trainable=trainable,
         reparam=reparam,
-        init_stds=jax.tree.map(
-            lambda spec, scaling: (
-                None
-                if scaling.init_std is None
-                else scaling.init_std * scaling.forward_factor * (not starts_at_0(config, spec))
-            ),
-            used_specs,
-            used_scalings,
-        ),
+        init_stds=jax.tree_util.tree_map_with_path(initial_std, used_specs, used_scalings),
     )
 
 
@@ -144,11 +145,10 @@ def scaled(config: Config, specs: Any, shapes: Any, base_shapes: Any) -> tuple[A
     return growths, scalings
 
 
-def starts_at_0(config: Config, spec: ParamSpec) -> bool:
+def starts_at_0(config: Config, path: str, spec: ParamSpec) -> bool:
     """Whether scaling.zero_init, or the parametrisation, has this matrix begin at 0."""
     asked = {config.scaling.zero_init, *part_at(config, 'scaling.name').row.zero}
-    is_query = spec.role == 'hidden' and spec.fan_in == ('embed',) and 'heads' in spec.axes
-    if is_query:
+    if path.split('/')[-1] == QUERY:
         return bool(asked & {'query', 'both'})
     return spec.role == 'readout' and bool(asked & {'readout', 'both'})
 

@@ -195,7 +195,8 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
 
     def value_fn(params):
         once = variables(params)
-        return jnp.sum(jax.lax.map(lambda rows: share(once, rows), parts))
+        each = jax.checkpoint(lambda rows: share(once, rows))  # nothing of a microbatch is kept
+        return jnp.sum(jax.lax.map(each, parts))
 
     def activations_fn(params, rows):
         return activations(learner, variables(params), rows, TRAINING)[0]

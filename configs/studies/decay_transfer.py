@@ -9,9 +9,9 @@ Command:  uv run train.py --config=configs/studies/decay_transfer.py --workdir=r
 Cost:     84 runs of two blocks in four programs; not run yet.
 Result:   none yet.
 
-The three rules are one axis: for hidden matrices and the readout `linear_width` at a decay of x is
-`sqrt_width` at x sqrt(m) and `constant` at x m. So one rule is swept, and the others are read off;
-of embeddings, whose sums do not grow, the decay is x itself. The rate is constant after the warm-up
+The three rules are one axis: for hidden matrices `linear_width` at a decay of x is `sqrt_width` at
+x sqrt(m) and `constant` at x m. So one rule is swept, and the others are read off; of embeddings
+and readout the decay is x itself. The rate is constant after the warm-up
 and large, so that the steady state, some multiples of 1 / (rate decay) steps, is reached in 400.
 """
 

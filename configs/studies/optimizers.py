@@ -42,6 +42,19 @@ LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 # the lower mean of two times, since at this size a mean can be a third above another.
 BEST_LR_AND_MS = {
     'adamw': (3e-3, 38.0),
+    'adafactor': (1e-2, 36.9),
+    'adamp': (3e-3, 37.7),
+    'lion': (1e-3, 36.4),
+    'sgd': (1e-3, 36.3),
+    'scale': (1e-2, 36.4),
+    'muon': (3e-2, 40.1),
+    'auon': (1e-3, 36.8),
+    'soap': (1e-2, 45.8),
+    'shampoo': (1e-2, 49.5),
+    'conda': (3e-3, 37.7),
+    'aro': (3e-2, 44.9),
+    'galore': (3e-3, 38.4),
+    'apollo': (1e-2, 38.4),
 }
 
 

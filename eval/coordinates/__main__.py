@@ -3,10 +3,11 @@
     python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
         --config.scaling.base_width=64 --widths=64,128,256,512 [--depths=2,4,8] [--out=page.html]
 
-Trains a few steps on one random batch at each width, from several seeds, and fits the slope of log
-size against log width for each activation and for its change since the start. A parametrisation
-that keeps its learning rate has slopes near 0 (arXiv:2203.03466, appendix D.1). Exit status 1 where
-an activation or its change grows or shrinks, but for logits, which may shrink.
+Trains a few steps on one random batch at each width, from several seeds, at the peak of the
+learning rate, and fits the slope of log size against log width for each activation and for its
+change since the start. A parametrisation that keeps its learning rate has slopes near 0
+(arXiv:2203.03466, appendix D.1). Exit status 1 where an activation or its change grows, shrinks or
+is no number; logits may shrink as the noise in a mean does, and with depth so may sizes.
 """
 
 from lm.run.process import prepare_process
@@ -29,7 +30,7 @@ from lm.run.table import as_table
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
 WIDTHS = flags.DEFINE_list('widths', [], 'Values of model.d_model, smallest first.')
 DEPTHS = flags.DEFINE_list('depths', [], 'Values of model.n_layers, in place of widths.')
-SEEDS = flags.DEFINE_integer('seeds', 3, 'Initial weights at each size.', lower_bound=1)
+SEEDS = flags.DEFINE_integer('seeds', 4, 'Initial weights at each size.', lower_bound=1)
 STEPS = flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
 TOLERANCE = flags.DEFINE_float('tolerance', 0.05, 'The slope that counts as none.')
 OUT = flags.DEFINE_string('out', None, 'Page (.html) or figure (.png, .svg) to write.')

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy import stats
 
 from lm.activations import by_name
 from lm.base_model import resized
@@ -22,42 +23,61 @@ from lm.model import ACTIVATIONS
 from lm.sections import Config
 from lm.state import build_learner, hyper_from, init_state
 from lm.step import make_train_step
+from modules.optim import SCHEDULES
+from modules.options import options
 from modules.statistics import DIAGNOSTICS
 
 VOCAB, BOS = 32, 0
 SIZE, CHANGE = 'size', 'change'
-GROWS, SHRINKS, FLAT = 'grows', 'shrinks', 'flat'
-ATTENTION_LOGITS = 'attention logits'
-# The readout is drawn to vanish with width, and the noise of a few steps' updates does so too; so
-# do products of queries and keys that are over H and have not learned to be alike.
-MAY_SHRINK = {'logits', ATTENTION_LOGITS}
+GROWS, SHRINKS, FLAT, NOT_FINITE = 'grows', 'shrinks', 'flat', 'not finite'
+LOGITS, ATTENTION_LOGITS = 'logits', 'attention logits'
+LEAST_OF_NOISE = -0.5  # the slope of a sum of as many independent terms as the width, over it
 
 
 class Slope(NamedTuple):
-    """Of log size against log width (or depth): value, and half of its 95% interval over seeds."""
+    """Of log size against log width (or depth): value, and half of its 95% interval over seeds.
+
+    least: as far as it may shrink, where that is no sign of a rule that is wrong.
+    """
 
     activation: str
     of: str
     value: float
     spread: float
     sizes: np.ndarray  # [seeds, widths]
+    least: float = 0.0
 
     def verdict(self, tolerance: float) -> str:
         """Flat unless the whole interval is outside of +-tolerance."""
+        if not math.isfinite(self.value):
+            return NOT_FINITE
         if self.value - self.spread > tolerance:
             return GROWS
         return SHRINKS if self.value + self.spread < -tolerance else FLAT
 
     def fails(self, tolerance: float) -> bool:
-        found, name = self.verdict(tolerance), self.activation.rstrip(' 0123456789')
-        return found == GROWS or (found == SHRINKS and name not in MAY_SHRINK)
+        found = self.verdict(tolerance)
+        too_small = found == SHRINKS and self.value + self.spread < self.least - tolerance
+        return found in (GROWS, NOT_FINITE) or too_small
+
+
+def least_slope(along: str, activation: str, of: str) -> float:
+    """How far it may fall: logits, of the model and of attention, as sums of independent terms over
+    their number do; with depth all sizes, since what blocks add at the start is independent too.
+    """
+    is_logits = activation == LOGITS or activation.startswith(ATTENTION_LOGITS)
+    return LEAST_OF_NOISE if is_logits or (along == 'depth' and of == SIZE) else 0.0
 
 
 def sized(config: Config, along: str, value: int) -> Config:
-    """The config with another width or depth; ValueError where it cannot have that.
+    """The config with another width or depth, at the peak of its rates from the first step on;
+    ValueError where it cannot have that.
 
     Heads grow in number, or, where scaling.base_heads is given, in width.
     """
+    of_schedules = {f'optim.{name}': None for row in SCHEDULES.values() for name in options(row)}
+    at_peak = {'optim.schedule': 'constant', 'optim.warmup_steps': 0}
+    config = replaced(config, of_schedules | at_peak)
     if along == 'depth':
         found = replaced(config, {'model.n_layers': value})
     else:
@@ -76,15 +96,22 @@ def batch_of(config: Config) -> dict[str, jax.Array]:
     return {'tokens': tokens, 'segments': jnp.ones_like(tokens)}
 
 
-def sizes_of(config: Config, seeds: int, steps: int) -> dict[tuple[str, str], np.ndarray]:
+def sizes_of(
+    config: Config, seeds: int, steps: int, places: int
+) -> dict[tuple[str, str], np.ndarray]:
     """{(activation, size or change): [seeds]}: mean |x| after the steps, or of what they changed.
 
-    The stream behind each sublayer is one activation a block, named from 1; so are the logits of
-    attention, of which there is the size alone.
+    The stream behind each sublayer is one activation at each of `places` evenly spaced blocks, the
+    last of which is the last block; so are the logits of attention, of which there is the size
+    alone.
     """
     learner = build_learner(config, VOCAB, BOS, jax.default_backend())
     train_step, hyper, batch = make_train_step(learner), hyper_from(config), batch_of(config)
     inputs_BT = batch['tokens'][:, :-1]
+
+    def at_places(name, x_L):
+        blocks = [len(x_L) * (i + 1) // places - 1 for i in range(places)]
+        return {f'{name} {i + 1}/{places}': x_L[block] for i, block in enumerate(blocks)}
 
     def activations(weights):
         logits_BTV, filled = learner.model.apply(
@@ -94,11 +121,11 @@ def sizes_of(config: Config, seeds: int, steps: int) -> dict[tuple[str, str], np
         named = {name: x for name, x in found.items() if x.ndim == 3}
         for name, x_LBTD in found.items():
             if x_LBTD.ndim == 4:
-                named |= {f'{name} {i + 1}': x_LBTD[i] for i in range(len(x_LBTD))}
+                named |= at_places(name, x_LBTD)
         sown = sown_by_layers(learner, filled[DIAGNOSTICS])
-        sizes = sown.get('attention_logit_size', ())
-        of_attention = {f'{ATTENTION_LOGITS} {i + 1}': size_N for i, size_N in enumerate(sizes)}
-        return named | {'logits': logits_BTV}, of_attention
+        size_LN = sown.get('attention_logit_size')
+        of_attention = {} if size_LN is None else at_places(ATTENTION_LOGITS, size_LN)
+        return named | {LOGITS: logits_BTV}, of_attention
 
     def run(key):
         state = init_state(learner, hyper, key)
@@ -128,16 +155,20 @@ def slopes(
     if len(set(values)) < 2:
         raise ValueError(f'a slope needs two {along}s and better four; got {list(values)}')
     at = [sized(config, along, value) for value in values]
-    each = []
+    each, places = [], min(one.model.n_layers for one in at)
     for value, one in zip(values, at, strict=True):
-        each.append(sizes_of(one, seeds, steps))
+        each.append(sizes_of(one, seeds, steps, places))
         said(f'{along} {value}')
     found, logs = [], np.log(values)
     for name, of in sorted(set.intersection(*map(set, each))):
-        sizes = np.stack([one[name, of] for one in each], axis=1)
-        by_seed = np.polyfit(logs, np.log(np.maximum(sizes, 1e-30)).T, 1)[0]
-        error = by_seed.std(ddof=1) / math.sqrt(seeds) if seeds > 1 else 0.0
-        found.append(Slope(name, of, float(by_seed.mean()), float(2 * error), sizes))
+        sizes, value, spread = np.stack([one[name, of] for one in each], axis=1), math.nan, 0.0
+        if np.isfinite(sizes).all():
+            by_seed = np.polyfit(logs, np.log(np.maximum(sizes, 1e-30)).T, 1)[0]
+            value = float(by_seed.mean())
+            if seeds > 1:
+                error = by_seed.std(ddof=1) / math.sqrt(seeds)
+                spread = float(stats.t.ppf(0.975, seeds - 1) * error)
+        found.append(Slope(name, of, value, spread, sizes, least_slope(along, name, of)))
     return found
 
 

@@ -94,7 +94,8 @@ def fit(
     replacement, of `units_of_resampling`, one number a point (points that share one stay
     together, None: each its own); each is fitted from the best constants.
 
-    Raises ValueError where no start leads to finite constants.
+    Raises ValueError where no start leads to finite constants, or where one of them changes no
+    value.
     """
     units = law.units(columns)
     x, y = law.inputs(columns, units), law.observed(target)
@@ -105,8 +106,23 @@ def fit(
         value, theta = min(polished, key=lambda end: end[0])
         if not value < NO_VALUE or not np.isfinite(theta).all():
             raise ValueError(f'{law.name} fits no start to these {len(y)} points')
+        check_sensitive(law, theta, x, units)
         resampled = bootstrap(law, theta, x, y, boots, units_of_resampling, seed)
     return Fit(law, theta, units, resampled, y - law.value(theta, x), value * law.delta**2)
+
+
+def check_sensitive(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> None:
+    """ValueError for constants that no point depends on, such as those of repeated tokens where no
+    run has repeated any.
+    """
+    matters = (np.abs(jacobian(law, theta, x)) > 0).any(axis=0)
+    if not matters.all():
+        now, then = (law.constants_of(at, units) for at in (theta, theta + ~matters))
+        names = ', '.join(name for name in law.constants if now[name] != then[name])
+        raise ValueError(
+            f'{law.name}: no point depends on {names}, which would be as they were started. Add '
+            'runs that do, or choose a law without'
+        )
 
 
 def best_starts(law: Law, x: Columns, y: np.ndarray, units: Mapping, count: int) -> np.ndarray:
@@ -163,7 +179,10 @@ def bootstrap(
     groups: Sequence[int] | None,
     seed: int,
 ) -> np.ndarray:
-    """[boots, P]. A resample of fewer different points than constants is drawn again."""
+    """[at most boots, P]. A resample that does not determine the constants is drawn again: of no
+    more different points than constants, or of fewer different values of a column than the law
+    needs; one that no fit is found for is left out.
+    """
     groups = np.arange(len(y)) if groups is None else np.asarray(groups)
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     draw, found = np.random.default_rng(seed), []
@@ -171,8 +190,10 @@ def bootstrap(
         for _ in range(MOST_TRIES):
             drawn = draw.integers(len(members), size=len(members))
             index = np.concatenate([members[i] for i in drawn])
-            if len(np.unique(index)) > len(theta):
+            at = {name: column[index] for name, column in x.items()}
+            values = min(len(np.unique(column)) for column in at.values())
+            if len(np.unique(index)) > len(theta) and values >= law.distinct:
+                end, own = polish(law, theta, at, y[index], RESAMPLED_TOLERANCE)
+                found += [own] if end < NO_VALUE else []
                 break
-        at = {name: column[index] for name, column in x.items()}
-        found.append(polish(law, theta, at, y[index], RESAMPLED_TOLERANCE)[1])
-    return np.array(found).reshape(boots, len(theta))
+    return np.array(found).reshape(len(found), len(theta))

@@ -1,5 +1,6 @@
 """What a law is fitted to: the numbers of runs, from their folders or from a table."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -124,7 +125,8 @@ def check_steps(name: str, rows: Sequence[Row]) -> None:
 def from_workdir(law: Law, workdir: Path, options: Options) -> Points:
     """Runs that have ended; of the others is said why they are left out."""
     rows = asked(as_arrow(gather(workdir)), options.where, options.held_out)
-    rows = [row | {RUN: row['cell']} for row in rows]
+    often = collections.Counter(row['cell'] for row in rows)
+    rows = [row | {RUN: row['cell'] if often[row['cell']] == 1 else row['workdir']} for row in rows]
     left_out = [f'{row[RUN]}: {row["status"]}' for row in rows if row['status'] != 'done']
     ended = [row for row in rows if row['status'] == 'done']
     if law.curve is None:
@@ -265,6 +267,11 @@ def split(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points
     """
     names, first = np.unique(points.runs, return_index=True)
     held = points.is_named
+    if by_name and len(held) and not held.any():
+        listed = ', '.join(names[:5]) + (', ...' if len(names) > 5 else '')
+        raise ValueError(
+            f'--hold_out_where holds for none of the runs ({listed}). Correct it, or leave it out'
+        )
     if not by_name:
         count = max(round(share * len(names)), 1) if share and len(names) else 0
         largest = np.sort(points.size[first])[::-1]

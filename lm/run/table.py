@@ -1,7 +1,7 @@
 """The table printed at start: everything that is decided about each parameter."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import jax
 from jax.sharding import Mesh
@@ -34,7 +34,8 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
         scaling = scalings[path]
         std = 'declared'
         if scaling.init_std is not None:
-            std = f'{config.scaling.init_scale * drawn_with(config, spec, scaling.init_std):.4g}'
+            drawn = drawn_with(config, used_path(path, used), spec, scaling.init_std)
+            std = f'{config.scaling.init_scale * drawn:.4g}'
         axes = [axis or '-' for axis in param_sharding(mesh, spec).spec]
         sharding = ', '.join(axes) if set(axes) - {'-'} else 'replicated'
         rows.append(
@@ -47,25 +48,25 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
                 'decay': f'{shares[path]:.4g}',
                 'over steps': f'{1 / shares[path]:,.0f}' if shares[path] else '-',
-                'reparam': reparam_of(config, used_of(path, used), spec),
+                'reparam': reparam_of(config, used[used_path(path, used)], spec),
                 'sharding': sharding,
             }
         )
     return rows
 
 
-def drawn_with(config: Config, spec: ParamSpec, std: float) -> float:
-    if starts_at_0(config, spec):
+def drawn_with(config: Config, path: str, spec: ParamSpec, std: float) -> float:
+    if starts_at_0(config, path, spec):
         return 0.0
     asked = config.scaling.embedding_std
     return std if asked is None or spec.role != 'embedding' else asked
 
 
-def used_of(path: str, used: Mapping[str, ParamSpec]) -> ParamSpec:
-    """Of the weight that 'layers/mlp/up/gain' is stored for."""
+def used_path(path: str, used: Collection[str]) -> str:
+    """'layers/mlp/up' of 'layers/mlp/up/gain': the weight that it is stored for."""
     while path not in used:
         path = path.rpartition('/')[0]
-    return used[path]
+    return path
 
 
 def reparam_of(config: Config, used: ParamSpec, stored: ParamSpec) -> str:

@@ -27,7 +27,8 @@ def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> di
     Its gradient is p^(tau - 1) times that of the cross-entropy. tau = 0 is 1 / p - 1 (the sum of
     exponentials), 1 < tau < 2 the generalised cross-entropy of arXiv:1805.07836 with q = tau - 1,
     and tau = 2 half of the mean absolute error, 1 - p, which hardly trains from a start where p is
-    1 / V. Source: arXiv:2304.07288, equation 2.
+    1 / V. Below 1 a token of which (1 - tau) ce is beyond 88 nats is beyond float32, and its run
+    then diverges. Source: arXiv:2304.07288, equation 2.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
     return {'objective': of_cross_entropy(ce_M, tau), 'ce': ce_M}

@@ -20,10 +20,11 @@ def spherical(of_statistics: Callable[..., jax.Array]) -> Loss:
 
     With logits z = x W + b the sums are x w + sum b and x Q x + 2 x W b + |b|^2, where w = W 1 and
     Q = W W^T: once Q [D, D] is there, a token costs D^2 operations forward and backward, whatever
-    the vocabulary, and Q itself as much as the logits of D tokens. Its gradient in W is exact, for
-    any optimizer; the papers' update of a factored W, for plain SGD alone, is not made. `ce`, that
-    of the softmax of these logits, is computed beside it without a gradient. Logits must not be
-    softcapped (`linear_readout`). Source: arXiv:1412.7091, section 4.
+    the vocabulary, and Q itself as much as the logits of D tokens: once, and where tokens are taken
+    by chunks (loss.chunk) once a chunk. Its gradient in W is exact, for any optimizer; the papers'
+    update of a factored W, for plain SGD alone, is not made. `ce`, that of the softmax of these
+    logits, is computed beside it without a gradient. Logits must not be softcapped
+    (`linear_readout`). Source: arXiv:1412.7091, section 4.
     """
 
     @functools.wraps(of_statistics)

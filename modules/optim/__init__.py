@@ -13,8 +13,9 @@ functions, each of which costs nothing where it is not called:
     logits_fn(params, rows)    their logits [b, T, V]
     of_logits(logits, rows)    their share from these, without what layers add to the loss
 
-They can be differentiated in any direction: `jax.jvp` needs kernels.attention=reference; of a
-gradient, also blocked does. Those of parameters end with `_fn`; for an optimizer of some roles
+All have gradients. For `jax.jvp`, logits_fn and of_logits need kernels.attention=reference; the
+gradient of value_fn has it with blocked too, and value_fn itself has not where the loss is taken by
+chunks. Those of parameters end with `_fn`; for an optimizer of some roles
 they are functions of its own (`by_role`). What an optimizer needs of a model, and what it does
 without, is in `of_family`. A leaf of its state that is not shaped like its parameter is described
 by a box (`modules.optim.base.state_specs`).

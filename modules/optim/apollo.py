@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from typing import Annotated, Any
 
 import jax
@@ -44,7 +45,7 @@ def apollo(
         str, Option('one for each channel of the longer side, or one a tensor', choices=tuple(OVER))
     ] = 'channel',
     apollo_scale: Annotated[
-        float, Option('whose root multiplies the update', 0, math.inf, traced=True)
+        float, Option('whose root multiplies the update', 0, sys.float_info.max, traced=True)
     ] = 1.0,
     growth_limit: GrowthLimit = 1.01,
 ) -> optax.GradientTransformation:

@@ -28,7 +28,8 @@ class Needs:
     of its parameters. forward_mode: what it differentiates in forward mode: 'logits', their
     'gradient', or nothing.
     error_probability: whether it reads the mean of that name. cross_entropy: whether it is for that
-    loss alone.
+    loss alone. own_loss: whether it reads the loss itself, of which a penalty in the gradient, or
+    a factor of it, is no part.
     """
 
     most_parameters: int | None = None
@@ -36,6 +37,7 @@ class Needs:
     forward_mode: str = ''
     error_probability: bool = False
     cross_entropy: bool = False
+    own_loss: bool = False
 
 
 def of_family(

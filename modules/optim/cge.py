@@ -19,7 +19,7 @@ class CGEState(NamedTuple):
     count: jax.Array
 
 
-@of_family('sgd', most_parameters=100_000, gradient=False)
+@of_family('sgd', most_parameters=100_000, gradient=False, own_loss=True)
 def cge(
     specs: Any,
     *,

@@ -1,6 +1,6 @@
 """GaLore and Fira: Adam in the subspace of the gradient's largest singular vectors."""
 
-import math
+import sys
 from typing import Annotated, Any
 
 import optax
@@ -26,7 +26,7 @@ from modules.optim.rotations import turned, turned_back
 from modules.options import Option
 
 GaloreScale = Annotated[
-    float, Option('factor of the update within the subspace', 0, math.inf, traced=True)
+    float, Option('factor of the update within the subspace', 0, sys.float_info.max, traced=True)
 ]
 
 

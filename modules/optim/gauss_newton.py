@@ -1,6 +1,6 @@
 """Gauss-Newton steps, damped by the norm of the gradient."""
 
-import math
+import sys
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -21,12 +21,12 @@ class GaussNewtonState(NamedTuple):
     gamma: jax.Array
 
 
-@of_family('adam', forward_mode='logits', cross_entropy=True)
+@of_family('adam', forward_mode='logits', cross_entropy=True, own_loss=True)
 def gauss_newton(
     specs: Any,
     *,
     gauss_newton_gamma: Annotated[
-        float, Option('gamma at the start', ABOVE_0, math.inf, traced=True)
+        float, Option('gamma at the start', ABOVE_0, sys.float_info.max, traced=True)
     ] = 1.0,
     gauss_newton_tries: Annotated[int, Option('solutions tried at most in an update', 1)] = 8,
     gauss_newton_products: Annotated[

@@ -113,7 +113,7 @@ def limited(update: jax.Array, before: jax.Array, most: Any) -> tuple[jax.Array,
     """
     norm = jnp.linalg.norm(update, axis=(-2, -1))
     ratio = norm / (before + EPS)
-    divisor = jnp.where(before > 0, jnp.maximum(ratio, most) / most, 1.0)
+    divisor = jnp.where(before > 0, jnp.maximum(ratio / most, 1.0), 1.0)
     return update / divisor[..., None, None], norm / divisor
 
 

@@ -28,8 +28,8 @@ def _warmup(step, warmup_steps):
 
 
 def _progress(step, start, stop):
-    """0 up to `start`, 1 from `stop` on; the last step of the run is stop - 1."""
-    return jnp.clip((step + 1 - start) / jnp.maximum(stop - start, 1.0), 0.0, 1.0)
+    """0 up to `start`, 1 in the last step of the run, stop - 1, however little is between."""
+    return jnp.clip((step + 1 - start) / jnp.clip(stop - start, 1e-6, None), 0.0, 1.0)
 
 
 def _cosine(progress, final):

@@ -1,6 +1,5 @@
 """Sophia."""
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from modules.optim.base import PerParameter, of_family, when
 from modules.options import Option
 
 
-@of_family('adam', forward_mode='gradient')
+@of_family('adam', forward_mode='gradient', own_loss=True)
 def sophia(
     specs: Any,
     *,
@@ -23,7 +22,10 @@ def sophia(
     sophia_gamma: Annotated[
         float,
         Option(
-            'factor of the curvature; the larger, the fewer are clipped', 0, math.inf, traced=True
+            'factor of the curvature; the larger, the fewer are clipped',
+            0,
+            sys.float_info.max,
+            traced=True,
         ),
     ] = 0.01,
     sophia_eps: Annotated[

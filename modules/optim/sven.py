@@ -13,7 +13,7 @@ from modules.options import Option
 LEAST_SINGULAR_VALUE = 1e-10  # the authors' absolute bound
 
 
-@of_family('adam', most_parameters=5_000_000)
+@of_family('adam', most_parameters=5_000_000, own_loss=True)
 def sven(
     specs: Any,
     *,

@@ -60,20 +60,21 @@ def constant(decay: Decay) -> jax.Array:
 
 
 def sqrt_width(decay: Decay) -> jax.Array:
-    """`constant` times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
+    """`constant`, of hidden matrices times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
 
     With learning rates of 1 / m, as muP has them for hidden matrices, their largest singular value
-    then does not change with width; vectors do not decay.
+    then does not change with width; vectors do not decay. Embeddings and readout, whose rates do
+    not fall, are as in `constant`.
     """
-    return constant(decay) * decay.growth.fan_in**0.5
+    return constant(decay) * (decay.growth.fan_in**0.5 if decay.hidden else 1.0)
 
 
 def linear_width(decay: Decay) -> jax.Array:
-    """`constant` times m, the growth of fan_in (compared in arXiv:2510.15262).
+    """`constant`, of hidden matrices times m, the growth of fan_in (compared in arXiv:2510.15262).
 
     With rates of 1 / m the share of a weight does not change with width.
     """
-    return constant(decay) * decay.growth.fan_in
+    return constant(decay) * (decay.growth.fan_in if decay.hidden else 1.0)
 
 
 def timescale(

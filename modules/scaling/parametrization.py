@@ -192,7 +192,7 @@ def complete_p(
 
     Their rates are times l^(a - 1), and epsilons times l^-a / m. l^-a multiplies the last matrix of
     each sublayer and its bias. As in the authors' minimal code (EleutherAI/nanoGPT-mup, branch
-    completep) every epsilon has the factor.
+    completep) every epsilon has the factor, and the decay's is that of `mup`: m.
     """
     del family
     return by_depth(spec, growth, depth_alpha)

@@ -1,5 +1,6 @@
 """`eval.coordinates`: slopes of known sizes, verdicts, and the parametrisations themselves."""
 
+import math
 import subprocess
 import sys
 
@@ -7,7 +8,17 @@ import numpy as np
 import pytest
 
 from eval.coordinates import slopes as coordinates
-from eval.coordinates.slopes import CHANGE, SIZE, Slope, figure, rows_of, sized, slopes, write
+from eval.coordinates.slopes import (
+    CHANGE,
+    SIZE,
+    Slope,
+    figure,
+    least_slope,
+    rows_of,
+    sized,
+    slopes,
+    write,
+)
 from tests.helpers import tiny_config
 
 SMALL = {
@@ -23,14 +34,14 @@ SMALL = {
 WIDTHS = (32, 64, 128, 256)
 
 
-def slope(value, spread=0.0, activation='final', of=SIZE):
-    return Slope(activation, of, value, spread, np.ones((1, 2)))
+def slope(value, spread=0.0, of=SIZE, least=0.0):
+    return Slope('final', of, value, spread, np.ones((1, 2)), least)
 
 
 def test_a_power_of_the_width_is_found(monkeypatch):
     """Sizes of c m^a have slope a, over seeds with their spread. Catches logs of one side alone."""
 
-    def sizes_of(config, seeds, steps):
+    def sizes_of(config, seeds, steps, places):
         rng = np.random.default_rng(config.model.d_model)
         noise = 1 + 1e-3 * rng.standard_normal(seeds)
         return {('final', SIZE): 3 * config.model.d_model**0.5 * noise}
@@ -42,13 +53,18 @@ def test_a_power_of_the_width_is_found(monkeypatch):
 
 
 def test_verdicts():
-    """The whole interval must be outside of the tolerance; logits alone may shrink."""
+    """The whole interval must be outside of the tolerance; logits may shrink, as far as noise does,
+    and what is no number fails.
+    """
     assert slope(0.04).verdict(0.05) == 'flat'
     assert slope(0.2, 0.16).verdict(0.05) == 'flat' and slope(0.2, 0.1).verdict(0.05) == 'grows'
     assert slope(-0.2, 0.1).fails(0.05) and not slope(-0.2, 0.16).fails(0.05)
-    assert not slope(-0.5, of=CHANGE, activation='logits').fails(0.05)
-    assert slope(0.5, of=CHANGE, activation='logits').fails(0.05)
-    assert not slope(-0.5, activation='attention logits 12').fails(0.05)
+    logits = slope(-0.5, of=CHANGE, least=least_slope('width', 'logits', CHANGE))
+    assert not logits.fails(0.05) and logits._replace(value=-1.0).fails(0.05)
+    assert logits._replace(value=0.5).fails(0.05)
+    assert slope(math.nan).verdict(0.05) == 'not finite' and slope(math.nan).fails(0.05)
+    assert least_slope('width', 'attention logits 1/2', SIZE) == -0.5
+    assert (least_slope('depth', 'final', SIZE), least_slope('depth', 'final', CHANGE)) == (-0.5, 0)
 
 
 @pytest.mark.parametrize('name', ['mup', 'complete_p', 'unit'])
@@ -61,15 +77,31 @@ def test_stays_flat_in_width(name):
     base |= {'scaling.base_depth': 1} if name == 'complete_p' else {}
     found = slopes(tiny_config(SMALL | base), 'width', WIDTHS, 2, 3)
     assert len(found) == 11
-    failing = {(one.activation, one.of) for one in found if one.fails(0.1)}
-    assert failing == ({('embedding', CHANGE)} if name == 'unit' else set())
+    moving = {(one.activation, one.of) for one in found if not one.least - 0.1 < one.value < 0.1}
+    assert moving == ({('embedding', CHANGE)} if name == 'unit' else set())
 
 
 def test_standard_fails():
     """What a layer adds grows with width at one learning rate."""
     found = slopes(tiny_config(SMALL), 'width', WIDTHS, 2, 3)
     grown = {one.activation for one in found if one.of == CHANGE and one.verdict(0.1) == 'grows'}
-    assert 'after_mlp 1' in grown or 'after_attention 1' in grown
+    assert 'after_mlp 1/1' in grown or 'after_attention 1/1' in grown
+
+
+def test_depth():
+    """At the last block what training changes grows with depth under `standard`, and under
+    `complete_p` it does not. Catches blocks of a deep model that are not looked at.
+    """
+    deep = SMALL | {'optim.lr': 0.01, 'scaling.base_width': 32, 'scaling.base_depth': 2}
+    changes = {}
+    for name in ('standard', 'complete_p'):
+        own = SMALL | {'optim.lr': 0.01} if name == 'standard' else deep | {'scaling.name': name}
+        found = slopes(tiny_config(own), 'depth', (2, 4, 8), 2, 3)
+        assert {one.activation for one in found} >= {'after_mlp 1/2', 'after_mlp 2/2'}
+        (changes[name],) = [
+            one for one in found if one.activation == 'after_mlp 2/2' and one.of == CHANGE
+        ]
+    assert changes['standard'].value > 0.4 and changes['complete_p'].value < 0.1
 
 
 def test_heads_grow_in_number_or_in_width():

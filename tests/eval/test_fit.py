@@ -293,6 +293,8 @@ def test_input_that_cannot_be_fitted(tmp_path, sweep):
         split(points(lambda i, row: row | {'parameters': 1e6 * (1 + i % 2)}), law, 0.2, False)
     with pytest.raises(ValueError, match=r'all 30 runs would be held out'):
         split(points(lambda i, row: row | {'parameters': 1e6, 'tokens': 1e7}), law, 0.2, False)
+    with pytest.raises(ValueError, match=r'holds for none of the runs \(r0, r1, r10, .*\.\.\.\)'):
+        split(points(lambda i, row: row), law, 0.0, True)
     with pytest.raises(ValueError, match=r"needs a column 'loss'; there are run, parameters"):
         points(lambda i, row: {name: row[name] for name in row if name != 'loss'})
     with pytest.raises(ValueError, match=r'have .*, .* parameters'):
@@ -313,6 +315,14 @@ def test_input_that_cannot_be_fitted(tmp_path, sweep):
     held = from_table(LAWS['annealing'], curves, Options('loss', held_out="run != 'constant'"))
     with pytest.raises(ValueError, match=r'needs a run whose learning rate falls'):
         split(held, LAWS['annealing'], 0.0, True)
+
+
+def test_constants_that_no_run_depends_on():
+    """Without a repeated token R_D is not known. Catches an interval of no width."""
+    columns = sizes()
+    columns, loss, _ = repeated(columns | {'unique_tokens': columns['tokens']})
+    with pytest.raises(ValueError, match=r'data_constrained: no point depends on R_D'):
+        fit(LAWS['data_constrained'], columns, loss, 4)
 
 
 def test_bad_input_ends_with_a_line(tmp_path):

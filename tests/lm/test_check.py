@@ -220,6 +220,26 @@ def test_tiny_config_passes():
             'optim.schedule_free_beta must be between 0.01 and .*got 1.0',
         ),
         (
+            {'optim.average': 'schedule_free', 'optim.ghost_radius': 1.0},
+            r'optim.ghost_radius limits .* optim.average=schedule_free moves the weights after it',
+        ),
+        (
+            {'model.reparam': 'normalize_and_project', 'optim.ghost_radius': 1.0},
+            r'model.reparam=normalize_and_project moves the weights after it',
+        ),
+        (
+            {'optim.decay_rule': 'l2', 'optim.name': 'sven', 'optim.weight_decay': 0.1},
+            r'decay_rule=l2 adds .* optim.name=sven measures the loss itself',
+        ),
+        (
+            {'optim.decay_rule': 'l2', 'optim.name': 'adamp', 'optim.weight_decay': 0.1},
+            r'decay_rule=l2 adds .* optim.name=adamp cannot take less of it off',
+        ),
+        (
+            {'optim.embedding_gradient_shrink': 0.1, 'optim.others': 'sophia'},
+            r'optim.embedding_gradient_shrink .* optim.others=sophia measures the loss itself',
+        ),
+        (
             {'optim.average': 'ema', 'optim.average_decay': 1.0},
             'optim.average_decay must be between 0 and .*got 1.0',
         ),

@@ -122,8 +122,10 @@ def test_a_tied_readout_has_the_factor_of_a_readout():
 
 
 def test_what_starts_at_0():
-    """As asked, and queries with mup_full as published; keys and values do not."""
+    """As asked, and queries with mup_full as published; keys, values and gates do not."""
+    gates = {'attention.gate': 'elementwise', 'attention.affine_scaled': True}
     for config, zero in (
+        (tiny_config({'scaling.zero_init': 'query'} | gates), {'query'}),
         (tiny_config({'scaling.zero_init': 'both'}), {'query', 'readout'}),
         (grown('mup_full'), {'query'}),
         (grown('mup_full', **{'scaling.zero_init': 'readout'}), {'query', 'readout'}),
@@ -212,7 +214,41 @@ REFUSED = (
             'optim.name': 'muon',
             'optim.match_rms': 0.2,
         },
-        'mup is for updates whose singular values do not grow .*optim.match_rms',
+        'mup scales updates of optim.name=muon as .*spectral-like .*optim.match_rms gives',
+    ),
+    (
+        {
+            'scaling.name': 'mup',
+            'scaling.base_width': 8,
+            'optim.name': 'sgd',
+            'optim.match_rms': 0.2,
+        },
+        'mup scales updates of optim.name=sgd as .*sgd-like .*optim.match_rms gives',
+    ),
+    (
+        {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.others': 'adafactor'},
+        'with optim.adafactor_absolute=False they are as large as the weights',
+    ),
+    (
+        {
+            'scaling.name': 'mup',
+            'scaling.base_width': 8,
+            'optim.name': 'shampoo',
+            'optim.shampoo_graft': False,
+        },
+        'with optim.shampoo_graft=False they are of singular values of one size',
+    ),
+    (
+        {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sophia'},
+        'complete_p scales epsilons, and optim.name=sophia compares',
+    ),
+    (
+        {'scaling.name': 'spectral', 'scaling.base_width': 8, 'model.tie_embeddings': True},
+        'spectral has other deviations or rates for a readout .*Choose scaling.name=mup',
+    ),
+    (
+        {'scaling.name': 'unit', 'scaling.init': 'small'},
+        'unit draws weights with deviation 1 .*scaling.init=small has its own',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'model.placement': 'peri'},

@@ -94,7 +94,7 @@ def test_ema_is_its_closed_form(decay):
 
 @pytest.mark.parametrize('name', AVERAGES)
 def test_of_constant_weights_it_is_the_weights(name):
-    """To the bit, over many steps. Catches shares that do not add up to 1."""
+    """To the bit, over many steps. Catches an average that does not begin at the weights."""
     average = AVERAGES[name]()
     params = {'w': jnp.float32(np.random.default_rng(0).normal(size=(4, 6)))}
     nothing = jax.tree.map(jnp.zeros_like, params)

@@ -186,6 +186,8 @@ def test_growth_is_limited():
     found, norm = limited(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
     np.testing.assert_allclose(norm, [1.5, 2.0, 2.0], rtol=1e-6)
     np.testing.assert_allclose(found, x * np.array([0.75, 1, 1])[:, None, None], rtol=1e-6)
+    unlimited, _ = limited(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), np.inf)
+    np.testing.assert_array_equal(unlimited, x)
 
 
 def test_galore_of_a_normalized_weight_is_gradnormlorp():

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import unboxed
+from modules.optim import OPTIMIZERS, unboxed
 from modules.optim.aro import aro
 from modules.optim.base import when
 from modules.optim.conda import conda
@@ -90,12 +90,12 @@ def test_stacked_layers_and_heads_are_matrices_of_their_own(name):
     np.testing.assert_allclose(found[:, 1].reshape(4, 3, 4), alone, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('name', [*ROWS, 'fira', 'galore'])
 def test_mapped_runs_decompose_when_one_is_due_alone(name):
     """Property of the program: as one run, they branch. Catches a `cond` on a mapped count, which
     computes both of its branches in every step.
     """
-    tx = ROWS[name]({'w': MATRIX})
+    tx = OPTIMIZERS[name]({'w': MATRIX})
     weights = {'w': jnp.zeros((2, 3, 5))}
     states = jax.vmap(lambda weight: unboxed(tx.init(weight)))(weights)
 

@@ -1,0 +1,143 @@
+"""Whether a parametrisation, its base model, the optimizers and the model go together."""
+
+from lm.base_model import base_of
+from lm.config import Part, option_of, part_at
+from lm.sections import Config
+from modules.params import ParamSpec
+from modules.scaling import PARAMETRIZATIONS, Growth
+from modules.scaling.parametrization import DEPTH, WIDTH
+
+# Options of optimizers by which an update is of another size than its family's.
+OF_ANOTHER_SIZE = (
+    ('adafactor_absolute', False, 'as large as the weights themselves'),
+    ('auon_form', 'paper', 'of length 1'),
+    ('shampoo_graft', False, 'of singular values of one size'),
+)
+
+
+def check_base(config: Config) -> None:
+    """ValueError for sizes of a base model that are missing, or that nothing reads."""
+    scaling, part = config.scaling, part_at(config, 'scaling.name')
+    grows = part.row.grows
+    for name, wanted in (('base_width', WIDTH), ('base_depth', DEPTH)):
+        value = getattr(scaling, name)
+        reads = wanted in grows and not part.row.against_one
+        if reads and value is None:
+            now = config.model.d_model if wanted == WIDTH else config.model.n_layers
+            raise ValueError(
+                f'scaling.name={part.name} scales against a base model: set scaling.{name}, the '
+                f'{wanted} of the model whose learning rate this one is to have; at {now}, the '
+                f"model's own, it is scaling.name=standard"
+            )
+        if value is not None and not reads:
+            raise ValueError(
+                f'scaling.{name}={value} is read by no part of this config (scaling.name='
+                f'{part.name}), so that it would change nothing. Leave it out, or None.'
+            )
+    reads_heads = part.row.logits_per_width and not part.row.against_one
+    if scaling.base_heads is not None and not reads_heads:
+        raise ValueError(
+            f'scaling.base_heads={scaling.base_heads} is for logits q k / H against a base model, '
+            f'which scaling.name={part.name} does not have, so that it would change nothing. Leave '
+            'it out, or None.'
+        )
+    base_of(config)
+
+
+def check_parametrization(config: Config) -> None:
+    """ValueError where the parametrisation, its base model and the rest do not go together."""
+    check_base(config)
+    part = part_at(config, 'scaling.name')
+    for path in ('optim.name', 'optim.others'):
+        chosen = part_at(config, path)
+        if chosen.row.family not in part.row.families:
+            able = [n for n, row in PARAMETRIZATIONS.items() if chosen.row.family in row.families]
+            raise ValueError(
+                f'scaling.name={part.name} has no table for {path}={chosen.name}, a '
+                f'{chosen.row.family}-like optimizer, only for those like '
+                f'{" and ".join(part.row.families)}. Choose scaling.name={"|".join(able)}, or '
+                'another optimizer.'
+            )
+        _check_size_of_updates(config, part, chosen)
+        _check_epsilon(part, chosen)
+    _check_tied(config, part)
+    if part.row.against_one and config.scaling.init in ('small', 'depth_scaled'):
+        raise ValueError(
+            f'scaling.name={part.name} draws weights with deviation 1 and scales them where they '
+            f'are used, and scaling.init={config.scaling.init} has its own deviation. Leave '
+            'scaling.init=fan_in.'
+        )
+    _check_depth(config, part)
+
+
+def _check_size_of_updates(config: Config, part: Part, chosen: Part) -> None:
+    """ValueError where updates do not have the size that the row scales."""
+    if not part.row.grows:
+        return
+    for option, value, size in OF_ANOTHER_SIZE:
+        if option_of(config, chosen, option) == value:
+            raise ValueError(
+                f'scaling.name={part.name} scales updates of {chosen.path}={chosen.name} as those '
+                f'of an {chosen.row.family}-like optimizer, and with optim.{option}={value} they '
+                f'are {size}. Choose another value, or scaling.name=standard.'
+            )
+    if chosen.path != 'optim.name' or chosen.row.family == 'adam':
+        return
+    rms = 'optim.match_rms' if config.optim.match_rms is not None else ''
+    by_size = rms or ('optim.muon_scale=rms' if config.optim.muon_scale == 'rms' else '')
+    if by_size:
+        raise ValueError(
+            f'scaling.name={part.name} scales updates of {chosen.path}={chosen.name} as those of a '
+            f'{chosen.row.family}-like optimizer, and {by_size} gives them one root mean square, '
+            'as those of an adam-like one have. Leave it out.'
+        )
+
+
+def _check_epsilon(part: Part, chosen: Part) -> None:
+    """ValueError where a scaled gradient is not all that an epsilon is compared with."""
+    spec = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
+    scaled = part.row(spec, Growth(2.0, 2.0, 2.0, 2.0), chosen.row.family).eps != 1
+    if scaled and chosen.row.needs.own_loss:
+        raise ValueError(
+            f'scaling.name={part.name} scales epsilons, and {chosen.path}={chosen.name} compares '
+            'gradients with what it measures of the loss itself. Choose another optimizer, or '
+            'another parametrisation, such as mup.'
+        )
+
+
+def _check_tied(config: Config, part: Part) -> None:
+    """ValueError where a table of embeddings cannot be what the row makes of a readout.
+
+    Used as a readout, the table can have another factor in the forward pass (lm/model.py); its
+    deviation and its rate are those of an embedding.
+    """
+    if not (config.model.tie_embeddings and part.row.grows):
+        return
+    family = part_at(config, 'optim.others').row.family
+    readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+    embedding = ParamSpec('embedding', ('vocab', 'embed'))
+    as_readout = part.row(readout, Growth(2.0, 1.0, 2.0, 2.0), family)
+    as_input = part.row(embedding, Growth(1.0, 2.0, 2.0, 2.0), family)
+    if (as_readout.init, as_readout.lr) != (as_input.init, as_input.lr):
+        raise ValueError(
+            f'scaling.name={part.name} has other deviations or rates for a readout than for '
+            'embeddings, which are one with model.tie_embeddings=True. Choose scaling.name=mup, '
+            'which scales the readout where it is used, or leave the embeddings untied.'
+        )
+
+
+def _check_depth(config: Config, part: Part) -> None:
+    if DEPTH not in part.row.grows:
+        return
+    placement = part_at(config, 'model.placement')
+    if placement.row.norms_updates:
+        raise ValueError(
+            f'scaling.name={part.name} multiplies what blocks add to the stream, which '
+            f'model.placement={placement.name} normalizes behind it. Choose another placement, '
+            'such as pre.'
+        )
+    if 'shared' in config.model.reparam.split('+'):
+        raise ValueError(
+            f'scaling.name={part.name} has rates for each block, and model.reparam='
+            f'{config.model.reparam} has one matrix for all. Leave one of them out.'
+        )
