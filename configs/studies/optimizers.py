@@ -7,7 +7,7 @@ Question: with one AdamW for embeddings, readout and vectors, and updates of hid
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
           uv run train.py --config=configs/studies/optimizers.py:equal_time --workdir=runs/timed
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
-Cost:     168 runs of 0.26 million parameters in fourteen programs, under an hour on two CPU
+Cost:     210 runs of 0.26 million parameters in fourteen programs, an hour on two CPU
           cores that did other work too.
 Result:   Muon, ARO and SOAP are 0.2 to 0.3 nats ahead of AdamW, SCALE 0.14 at a quarter of its
           state: configs/studies/results/optimizers.md
