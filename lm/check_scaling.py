@@ -24,10 +24,11 @@ def check_base(config: Config) -> None:
         reads = wanted in grows and not part.row.against_one
         if reads and value is None:
             now = config.model.d_model if wanted == WIDTH else config.model.n_layers
+            but_zero = f', but that each {part.row.zero[0]} starts at 0' if part.row.zero else ''
             raise ValueError(
                 f'scaling.name={part.name} scales against a base model: set scaling.{name}, the '
                 f'{wanted} of the model whose learning rate this one is to have; at {now}, the '
-                f"model's own, it is scaling.name=standard"
+                f"model's own, it is scaling.name=standard{but_zero}"
             )
         if value is not None and not reads:
             raise ValueError(

@@ -77,8 +77,10 @@ class Asked(NamedTuple):
 
     rows: the batch in its microbatches [n, B / n, ...], and weights [n, B / n, T] those of its
     target tokens. value_fn(params): the objective; share_fn(params, rows): what some rows add to
-    it. activations_fn(params, rows): what logits are made of, (x [b, T, D], readout).
-    of_logits(logits [b, T, V], rows): the share again, but for what layers add to the loss.
+    it; every microbatch with what layers carried at the step's start, which in the gradient's own
+    pass goes from one to the next. activations_fn(params, rows): what logits are made of,
+    (x [b, T, D], readout). of_logits(logits [b, T, V], rows): the share again, but for what layers
+    add to the loss.
     tokens_at_a_time: of how many tokens logits shall be made at most; 0: all.
     """
 
