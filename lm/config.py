@@ -68,10 +68,17 @@ def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
         raise ValueError(f'{error}{elsewhere}') from None
 
 
+def parts_at(config: Config, path: str) -> list[Part]:
+    """The rows that the field `path` names, in order."""
+    section, field = path.split('.')
+    found = rows_at(path, getattr(getattr(config, section), field))
+    return [Part(path, name, row, CHOICES[path].section, inline) for name, row, inline in found]
+
+
 def part_at(config: Config, path: str) -> Part:
     """The one row that the field `path` names."""
-    ((name, row, inline),) = rows_at(path, flatten(config)[path])
-    return Part(path, name, row, CHOICES[path].section, inline)
+    (part,) = parts_at(config, path)
+    return part
 
 
 def given(config: Config, part: Part) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What somebody may have meant by a field, a value or a sweep that is none: for messages alone."""
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ def listed(text: str) -> tuple[Any, ...]:
     return tuple(_literal(word.strip()) for word in text.split(',') if word.strip())
 
 
+@functools.lru_cache(1024)  # each name of each cell of a sweep goes through here, many times
 def _literal(word: str) -> Any:
     try:
         return ast.literal_eval(word)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lm.choice import shares_of
-from lm.config import Part, given, part_at, parts_of
+from lm.config import Part, given, part_at, parts_at
 from lm.sections import Config
 from modules.attention import ATTENTIONS
 from modules.objectives import MARKS, Document, Marks
@@ -22,13 +22,9 @@ EVALUATION = 1  # the last of four numbers that a row is drawn by; in training t
 Row = dict[str, np.ndarray]
 
 
-def objectives_of(config: Config, path: str) -> list[Part]:
-    return [part for part in parts_of(config) if part.path == path]
-
-
 def all_objectives(config: Config) -> list[Part]:
     """Those of training, then those of evaluation."""
-    return objectives_of(config, TRAINED) + objectives_of(config, EVALUATED)
+    return parts_at(config, TRAINED) + parts_at(config, EVALUATED)
 
 
 def has_prefix(config: Config) -> bool:
@@ -106,7 +102,7 @@ def batch_fields(config: Config) -> tuple[str, ...]:
     """
     if config.data.objective == CAUSAL:
         return ('tokens', 'segments')
-    has_prefix = any(part.row.has_prefix for part in objectives_of(config, TRAINED))
+    has_prefix = any(part.row.has_prefix for part in parts_at(config, TRAINED))
     return ('tokens', 'segments', 'targets', *(['prefix'] if has_prefix else []))
 
 
@@ -146,7 +142,7 @@ def training_mixture(config: Config, tokenizer: Any) -> Mixture | None:
         return None
     shares = shares_of(TRAINED, config.data.objective)
     functions = [
-        function_of(part, given(config, part), tokenizer) for part in objectives_of(config, TRAINED)
+        function_of(part, given(config, part), tokenizer) for part in parts_at(config, TRAINED)
     ]
     return Mixture(tuple(functions), tuple(shares.values()), batch_fields(config))
 
@@ -158,7 +154,7 @@ def evaluated(config: Config, tokenizer: Any, rows: Any) -> dict[str, Any]:
     what fills them is the target, whatever data.loss_on is.
     """
     found = {}
-    for part in objectives_of(config, EVALUATED):
+    for part in parts_at(config, EVALUATED):
         if part.name == CAUSAL:
             continue
         own = given(config, part)

@@ -61,6 +61,7 @@ NEEDS = {
             f'scaling.base_{size}': {'width': 8, 'depth': 1}[size] for size in row.grows
         }
         for name, row in PARAMETRIZATIONS.items()
+        if not row.against_one
     },
 }
 
