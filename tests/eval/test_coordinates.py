@@ -67,17 +67,22 @@ def test_verdicts():
     assert (least_slope('depth', 'final', SIZE), least_slope('depth', 'final', CHANGE)) == (-0.5, 0)
 
 
-@pytest.mark.parametrize('name', ['mup', 'complete_p', 'unit'])
+FLAT_ROWS = {
+    'mup': {'scaling.base_width': 32},
+    'complete_p': {'scaling.base_width': 32, 'scaling.base_depth': 1},
+    'unit': {'optim.lr': 0.5, 'optim.weight_decay': 0.0},
+}
+
+
+@pytest.mark.parametrize('name', FLAT_ROWS)
 def test_stays_flat_in_width(name):
     """Every activation of the model and its change, with attention, norms and gated MLPs; but for
     the change of embeddings under `unit`, whose rate falls as 1 / sqrt(D).
     """
-    base = {'scaling.name': name, 'model.activation': 'swiglu'}
-    base |= {'optim.lr': 0.5} if name == 'unit' else {'scaling.base_width': 32}
-    base |= {'scaling.base_depth': 1} if name == 'complete_p' else {}
+    base = {'scaling.name': name, 'model.activation': 'swiglu', **FLAT_ROWS[name]}
     found = slopes(tiny_config(SMALL | base), 'width', WIDTHS, 2, 3)
     assert len(found) == 11
-    moving = {(one.activation, one.of) for one in found if not one.least - 0.1 < one.value < 0.1}
+    moving = {(one.activation, one.of) for one in found if not one.least - 0.15 < one.value < 0.15}
     assert moving == ({('embedding', CHANGE)} if name == 'unit' else set())
 
 
