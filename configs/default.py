@@ -207,7 +207,7 @@ def get_config() -> ConfigDict:
     config.scaling.depth_alpha = placeholder(float)  # of complete_p
     config.scaling.init = 'fan_in'
     config.scaling.init_scale = 1.0
-    config.scaling.embedding_std = placeholder(float)  # None: that of scaling.init
+    config.scaling.embedding_std = 1.0  # None: that of scaling.init
     config.scaling.zero_init = 'none'  # or query, readout, both
 
     config.data = ConfigDict()

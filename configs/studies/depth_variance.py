@@ -44,6 +44,7 @@ def get_config() -> ConfigDict:
     config.model.d_ff = 256
     config.model.embedding_norm = 'rmsnorm'
     config.model.scan_layers = True
+    config.scaling.embedding_std = None  # 1 / sqrt(d_model), as scaling.init has it
     config.data.tokenizer = 'bpe:1024'
     config.data.seq_len = 128
     config.data.batch_size = 8

@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
     config.model.n_layers = 4
     config.model.d_ff = 256
     config.model.qk_norm = 'none'
+    config.scaling.embedding_std = None  # 1 / sqrt(d_model), as scaling.init has it
     config.data.tokenizer = 'bpe:512'
     config.data.seq_len = 128
     config.data.batch_size = 8
