@@ -39,6 +39,7 @@ TINY = {
     'optim.lr': 0.003,
     'optim.warmup_steps': 0,
     'optim.schedule': 'constant',
+    'scaling.embedding_std': None,
     'optim.eps': 1e-3,  # Adam's direction is then smooth in the gradient, and comparable
     'train.steps': 20,
 }

@@ -36,6 +36,7 @@ TINY = {
     'data.batch_size': 8,
     'train.log_every': 1,
     'train.steps': 4,
+    'scaling.embedding_std': None,
 }
 SWEPT = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1), 'model.norm': ('rmsnorm', 'layernorm')}
 

@@ -28,6 +28,7 @@ def sweep(tmp_path):
         given = {name: value for name, value in base[section].items() if name in raw[section]}
         raw[section] |= {n: v for n, v in given.items() if n not in ('mlp', 'final_norm')}
     raw['model']['reparam'] = 'auto'
+    raw['scaling']['embedding_std'] = None
     return folder, raw
 
 
