@@ -3,7 +3,7 @@
 import dataclasses
 
 from lm.base_model import base_head_dim
-from lm.config import AUTO, Part, flatten, given, option_of, part_at, parts_of, readers_of
+from lm.config import AUTO, Part, flatten, given, option_of, part_at, parts_at, readers_of
 from lm.objectives import check_objectives, has_prefix
 from lm.sections import Config
 from modules.attention import ATTENTIONS
@@ -192,8 +192,8 @@ def _check_placement(config: Config) -> None:
     """A placement's other choices are a part of the method: ValueError where they are others."""
     placement = part_at(config, 'model.placement')
     chosen = {
-        'mlp': {part.name for part in parts_of(config) if part.path == 'model.mlp'},
-        'reparam': {part.name for part in parts_of(config) if part.path == 'model.reparam'},
+        'mlp': {part.name for part in parts_at(config, 'model.mlp')},
+        'reparam': {part.name for part in parts_at(config, 'model.reparam')},
         'norm_values': {config.attention.norm_values},
     }
     paths = {'mlp': 'model.mlp', 'reparam': 'model.reparam', 'norm_values': 'attention.norm_values'}
@@ -224,6 +224,6 @@ def _check_experts(config: Config) -> None:
 
 
 def _check_roles(config: Config) -> None:
-    for part in parts_of(config):
-        if part.path == 'model.reparam' and 'roles' in options(part.row):
+    for part in parts_at(config, 'model.reparam'):
+        if 'roles' in options(part.row):
             parse_roles(option_of(config, part, 'roles'))

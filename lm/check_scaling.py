@@ -4,15 +4,10 @@ from lm.base_model import base_of
 from lm.config import Part, option_of, part_at
 from lm.sections import Config
 from modules.params import ParamSpec
-from modules.scaling import PARAMETRIZATIONS, Growth
+from modules.scaling import INITS, PARAMETRIZATIONS, Growth
 from modules.scaling.parametrization import DEPTH, WIDTH
 
-# Options of optimizers by which an update is of another size than its family's.
-OF_ANOTHER_SIZE = (
-    ('adafactor_absolute', False, 'as large as the weights themselves'),
-    ('auon_form', 'paper', 'of length 1'),
-    ('shampoo_graft', False, 'of singular values of one size'),
-)
+MATRIX = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))  # what rows are asked of
 
 
 def check_base(config: Config) -> None:
@@ -62,7 +57,7 @@ def check_parametrization(config: Config) -> None:
         _check_size_of_updates(config, part, chosen)
         _check_epsilon(part, chosen)
     _check_tied(config, part)
-    if part.row.against_one and config.scaling.init in ('small', 'depth_scaled'):
+    if part.row.against_one and INITS[config.scaling.init](MATRIX, (1, 1, 1), 1) != 1:
         raise ValueError(
             f'scaling.name={part.name} draws weights with deviation 1 and scales them where they '
             f'are used, and scaling.init={config.scaling.init} has its own deviation. Leave '
@@ -75,29 +70,25 @@ def _check_size_of_updates(config: Config, part: Part, chosen: Part) -> None:
     """ValueError where updates do not have the size that the row scales."""
     if not part.row.grows:
         return
-    for option, value, size in OF_ANOTHER_SIZE:
+    for option, value in chosen.row.other_sizes.items():
         if option_of(config, chosen, option) == value:
             raise ValueError(
                 f'scaling.name={part.name} scales updates of {chosen.path}={chosen.name} as those '
-                f'of an {chosen.row.family}-like optimizer, and with optim.{option}={value} they '
-                f'are {size}. Choose another value, or scaling.name=standard.'
+                f'of a {chosen.row.family}-like optimizer, and with optim.{option}={value} they '
+                'are of another size. Choose another value, or scaling.name=standard.'
             )
-    if chosen.path != 'optim.name' or chosen.row.family == 'adam':
-        return
-    rms = 'optim.match_rms' if config.optim.match_rms is not None else ''
-    by_size = rms or ('optim.muon_scale=rms' if config.optim.muon_scale == 'rms' else '')
-    if by_size:
+    is_matched = chosen.path == 'optim.name' and config.optim.match_rms is not None
+    if is_matched and chosen.row.family != 'adam':
         raise ValueError(
             f'scaling.name={part.name} scales updates of {chosen.path}={chosen.name} as those of a '
-            f'{chosen.row.family}-like optimizer, and {by_size} gives them one root mean square, '
-            'as those of an adam-like one have. Leave it out.'
+            f'{chosen.row.family}-like optimizer, and optim.match_rms gives them one root mean '
+            'square, as those of an adam-like one have. Leave it out.'
         )
 
 
 def _check_epsilon(part: Part, chosen: Part) -> None:
     """ValueError where a scaled gradient is not all that an epsilon is compared with."""
-    spec = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
-    scaled = part.row(spec, Growth(2.0, 2.0, 2.0, 2.0), chosen.row.family).eps != 1
+    scaled = part.row(MATRIX, Growth(2.0, 2.0, 2.0, 2.0), chosen.row.family).eps != 1
     if scaled and chosen.row.needs.own_loss:
         raise ValueError(
             f'scaling.name={part.name} scales epsilons, and {chosen.path}={chosen.name} compares '

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.base_model import against_one, base_blocks, base_of, width_growth
-from lm.config import given, part_at, parts_of
+from lm.config import given, part_at, parts_at
 from lm.model import Transformer
 from lm.sections import Config
 from modules.params import NORM, ParamSpec, path_name, split
@@ -52,8 +52,7 @@ def describe_params(config: Config, model: Transformer) -> Description:
     initial = jax.eval_shape(lambda: initial_parameters(config, model, jax.random.key(0))[0])
     used, used_specs = split(initial)
     base = shapes_in_base(config, model, used, used_specs)
-    rows = [part for part in parts_of(config) if part.path == 'model.reparam']
-    chosen = {part.name: given(config, part) for part in rows}
+    chosen = {part.name: given(config, part) for part in parts_at(config, 'model.reparam')}
 
     def mapped(shapes):
         reparam = reparametrise(list(chosen), used_specs, shapes, chosen)

@@ -1,5 +1,6 @@
 """One training step and one evaluation step: pure functions (`lm.shardings` jits them)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -195,8 +196,10 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
 
     def value_fn(params):
         once = variables(params)
-        each = jax.checkpoint(lambda rows: share(once, rows))  # nothing of a microbatch is kept
-        return jnp.sum(jax.lax.map(each, parts))
+        own = functools.partial(share, once)
+        if learner.config.train.microbatches > 1:
+            own = jax.checkpoint(own)  # or the map keeps what all of them need to go backward
+        return jnp.sum(jax.lax.map(own, parts))
 
     def activations_fn(params, rows):
         return activations(learner, variables(params), rows, TRAINING)[0]

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from scipy import stats
 
+from eval.stats import t_interval
 from lm.activations import by_name
 from lm.base_model import resized
 from lm.check import check
@@ -161,14 +161,13 @@ def slopes(
         said(f'{along} {value}')
     found, logs = [], np.log(values)
     for name, of in sorted(set.intersection(*map(set, each))):
-        sizes, value, spread = np.stack([one[name, of] for one in each], axis=1), math.nan, 0.0
+        sizes = np.stack([one[name, of] for one in each], axis=1)
+        by_seed = np.full(seeds, math.nan)
         if np.isfinite(sizes).all():
             by_seed = np.polyfit(logs, np.log(np.maximum(sizes, 1e-30)).T, 1)[0]
-            value = float(by_seed.mean())
-            if seeds > 1:
-                error = by_seed.std(ddof=1) / math.sqrt(seeds)
-                spread = float(stats.t.ppf(0.975, seeds - 1) * error)
-        found.append(Slope(name, of, value, spread, sizes, least_slope(along, name, of)))
+        over = t_interval(by_seed)
+        spread = over.half if seeds > 1 else 0.0
+        found.append(Slope(name, of, over.mean, spread, sizes, least_slope(along, name, of)))
     return found
 
 

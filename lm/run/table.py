@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 from rich.table import Table
 
-from lm.config import flatten, option_of, parts_of
+from lm.config import flatten, option_of, parts_at
 from lm.described import optimizer_of, starts_at_0
 from lm.mesh import param_sharding
 from lm.sections import Config
@@ -78,7 +78,7 @@ def reparam_of(config: Config, used: ParamSpec, stored: ParamSpec) -> str:
             return LAYER in used.axes and LAYER not in stored.axes
         return used.role in parse_roles(roles)
 
-    parts = [part for part in parts_of(config) if part.path == 'model.reparam']
+    parts = parts_at(config, 'model.reparam')
     return '+'.join(part.name for part in parts if maps(part)) or 'none'
 
 

@@ -16,7 +16,7 @@ from modules.params import Described, ParamSpec, matrix_axes, root_mean_square
 SMALLEST_SCALE = 1e-3  # the root mean square that a weight has at least when an update is scaled
 
 
-@of_family('adam')
+@of_family('adam', other_sizes={'adafactor_absolute': False})
 def adafactor(
     specs: Any,
     *,

@@ -29,7 +29,7 @@ def cosh_rms(matrices: jax.Array, gamma: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True)), x
 
 
-@of_family('sgd', roles=('hidden',))
+@of_family('sgd', roles=('hidden',), other_sizes={'auon_form': 'paper'})
 def auon(
     specs: Any,
     *,

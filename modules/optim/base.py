@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -41,17 +42,22 @@ class Needs:
 
 
 def of_family(
-    family: str, roles: tuple[str, ...] = ROLES, **needs: Any
+    family: str,
+    roles: tuple[str, ...] = ROLES,
+    other_sizes: Mapping[str, Any] = MappingProxyType({}),
+    **needs: Any,
 ) -> Callable[[Callable], Callable]:
     """Marks an optimizer as adam-like (no matter how large the gradient), sgd-like (as large as
     the gradient) or spectral (of given singular values): what a parametrisation scales it by; with
-    the roles of the parameters that it is for; and with its `Needs`.
+    the roles of the parameters that it is for; with its `Needs`; and with the values of options by
+    which its updates are of another size than those of its family.
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
 
     def mark(make):
         make.family, make.roles, make.needs = family, roles, Needs(**needs)
+        make.other_sizes = other_sizes
         return make
 
     return mark

@@ -82,7 +82,7 @@ SCALES = {  # (fan_in, fan_out) -> factor
 }
 
 
-@of_family('spectral', roles=('hidden',))
+@of_family('spectral', roles=('hidden',), other_sizes={'muon_scale': 'rms'})
 def muon(
     specs: Any,
     *,

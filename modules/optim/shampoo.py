@@ -15,7 +15,7 @@ from modules.statistics import at_least_float32
 LEAST_EIGENVALUE = 1e-32  # where all gradients were zero
 
 
-@of_family('adam', roles=('hidden',))
+@of_family('adam', roles=('hidden',), other_sizes={'shampoo_graft': False})
 def shampoo(
     specs: Any,
     *,

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from eval.fit import fitting
 from eval.fit.curves import annealing_curve, multi_power_curve, peak_step
 from eval.fit.figures import write_figures
 from eval.fit.fitting import fit, huber, jacobian
@@ -229,6 +231,24 @@ def test_the_bootstrap_is_repeatable_by_seed():
     assert (each[0] == each[1]).all() and (each[0] != each[2]).any()
 
 
+def test_resamples_determine_the_constants(monkeypatch):
+    """Of three sizes by three lengths all are drawn, however often; what fits none is left out.
+    Catches intervals that are of resamples with two sizes.
+    """
+    law, (n, d) = LAWS['chinchilla'], np.meshgrid(*2 * [np.arange(3.0)])
+    theta, seen = np.zeros(5), []
+
+    def polish(law, theta, x, y, tolerance):
+        seen.append(x)
+        return (fitting.NO_VALUE if len(seen) == 7 else 0.0), theta
+
+    monkeypatch.setattr(fitting, 'polish', polish)
+    x = {'parameters': n.ravel(), 'tokens': d.ravel()}
+    found = fitting.bootstrap(law, theta, x, np.zeros(9), 40, None, 0)
+    assert found.shape == (39, 5) and len(seen) == 40
+    assert all(len(np.unique(column)) == 3 for drawn in seen for column in drawn.values())
+
+
 def test_a_schedule_is_predicted_from_the_others(tmp_path):
     """The learning rates stand in the table; blocks of runs are resampled where these are few."""
     options = Options('loss', held_out="run = 'wsd'")
@@ -255,6 +275,15 @@ def sweep(tmp_path_factory):
             changed = {'parameters': n, 'tokens': d, 'validation_ce': loss}
             path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     return folder
+
+
+def test_cells_of_one_name_in_two_sweeps_are_two_runs(sweep, tmp_path):
+    """Catches runs that are held out or resampled as one."""
+    for name in 'ab':
+        shutil.copytree(sweep, tmp_path / name)
+    once = from_workdir(LAWS['chinchilla'], sweep, Options('ce'))
+    twice = from_workdir(LAWS['chinchilla'], tmp_path, Options('ce'))
+    assert len(set(twice.runs)) == 2 * len(set(once.runs)) == len(twice.runs)
 
 
 def test_runs_of_a_sweep(sweep):

@@ -227,7 +227,7 @@ REFUSED = (
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.others': 'adafactor'},
-        'with optim.adafactor_absolute=False they are as large as the weights',
+        'with optim.adafactor_absolute=False they are of another size',
     ),
     (
         {
@@ -236,7 +236,7 @@ REFUSED = (
             'optim.name': 'shampoo',
             'optim.shampoo_graft': False,
         },
-        'with optim.shampoo_graft=False they are of singular values of one size',
+        'with optim.shampoo_graft=False they are of another size',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sophia'},

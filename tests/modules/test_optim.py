@@ -109,6 +109,12 @@ def test_a_decay_by_the_square_root(step, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+def test_a_decay_shorter_than_a_step_is_the_last_one():
+    """Catches a last step that is half way down."""
+    short = fraction('warmup_stable_decay', jnp.arange(STEPS), decay_fraction=0.5 / STEPS)
+    np.testing.assert_allclose(short[-2:], [1, FINAL], rtol=1e-5)
+
+
 @pytest.mark.parametrize('cycles', [1, 3, 5, 7])
 @pytest.mark.parametrize('steps', [STEPS, 1000])
 def test_cycles_of_any_number(cycles, steps):

@@ -4,25 +4,18 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
 
-from modules.params import NORM, ROLES, ParamSpec, as_matrices
+from modules.params import NORM, ROLES, ParamSpec
 from modules.scaling import (
-    DECAY_RULES,
     INITS,
     PARAMETRIZATIONS,
-    Decay,
     Growth,
     Scaling,
     growth_of,
     of_one_channel,
     scaling_of,
 )
-from modules.scaling.init import with_equal_singular_values
 
 FIXTURES = Path(__file__).parent.parent / 'fixtures' / 'scaling'
 
@@ -280,153 +273,3 @@ def test_unit_is_that_of_the_authors_package():
         assert found.init_std == pytest.approx(wanted['std'], rel=0.01)
         assert found.lr_factor == pytest.approx(wanted['lr']), kind
         assert found.forward_factor == pytest.approx(wanted.get('forward', 1.0) * times), kind
-
-
-LAYERS = (  # of an MLP whose width grows
-    ParamSpec('embedding', ('vocab', 'embed')),
-    ParamSpec('hidden', ('embed', 'mlp'), ('embed',)),
-    ParamSpec('hidden', ('mlp', 'embed'), ('mlp',)),
-    ParamSpec('readout', ('embed', 'vocab'), ('embed',)),
-)
-VOCAB, BASE = 8, 32
-
-
-def mlp_run(name, family, width, steps, lr):
-    """(features and outputs at each step [steps + 1, ...]) of a tanh MLP on four tokens."""
-    row, weights, scalings = PARAMETRIZATIONS[name], [], []
-    for i, spec in enumerate(LAYERS):
-        shape, base = (
-            tuple(VOCAB if a == 'vocab' else n for a in spec.axes) for n in (width, BASE)
-        )
-        if row.against_one:
-            base = of_one_channel(spec, shape)
-        growth = growth_of(spec, shape, base)
-        found = scaling_of(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
-        draw = np.random.default_rng(i).standard_normal(shape)
-        weights.append(jnp.asarray(found.init_std * draw))
-        scalings.append(found)
-    tx = {'sgd': optax.identity(), 'adam': optax.scale_by_adam(eps=1e-40)}[family]
-
-    def outputs(weights):
-        used = [s.forward_factor * w for s, w in zip(scalings, weights, strict=True)]
-        first, second, third, last = used
-        x = first[: VOCAB // 2]
-        x = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True))
-        features = jnp.tanh(x @ second) @ third
-        return features, jnp.tanh(features) @ last
-
-    def loss(weights):
-        _, logits = outputs(weights)
-        labels = jnp.arange(VOCAB // 2) + VOCAB // 2
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
-
-    @jax.jit
-    def step(weights, state):
-        direction, state = tx.update(jax.grad(loss)(weights), state, weights)
-        moved = [
-            w - lr * s.lr_factor * d for w, s, d in zip(weights, scalings, direction, strict=True)
-        ]
-        return moved, state
-
-    state, found = tx.init(weights), [jax.device_get(outputs(weights))]
-    for _ in range(steps):
-        weights, state = step(weights, state)
-        found.append(jax.device_get(outputs(weights)))
-    return found
-
-
-@pytest.mark.parametrize('family', ['sgd', 'adam'])
-def test_equal_classes_are_equal_functions(family):
-    """`mup` and `spectral` differ by the symmetry of (a, b, c): a factor in the forward pass, in
-    the deviation and in the rate. Over 20 steps in float64 they are one function. Catches a rate or
-    factor that belongs to the other form, whatever its size.
-    """
-    with jax.enable_x64(True):
-        runs = [mlp_run(name, family, 4 * BASE, 20, 0.02) for name in ('mup', 'spectral')]
-    for one, other in zip(*runs, strict=True):
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-10, atol=1e-10)
-    assert not np.allclose(runs[0][0][1], runs[0][-1][1], atol=1e-2)  # something was learned
-
-
-# Slopes of log rms against log width after three steps: of the change of features, and of outputs.
-SLOPES = {
-    ('standard', 'sgd'): (0.1, 2.0, 0.3, 5.0),
-    ('ntk', 'sgd'): (-0.7, -0.35, -0.3, 0.2),
-    ('mean_field', 'sgd'): (-0.05, 0.05, -0.05, 0.05),
-    ('mup', 'sgd'): (-0.05, 0.05, -0.05, 0.05),
-    ('mup', 'adam'): (-0.05, 0.05, -0.05, 0.05),
-    ('unit', 'adam'): (-0.05, 0.05, -0.05, 0.05),
-    ('standard', 'adam'): (0.1, 2.0, 0.3, 5.0),
-}
-
-
-@pytest.mark.parametrize(('name', 'family'), SLOPES)
-def test_slopes_against_width(name, family):
-    """`standard` blows up, with `ntk` features stop moving, `mup` is flat (arXiv:2011.14522)."""
-    widths = (128, 256, 512, 1024)
-    changes = []
-    for width in widths:
-        lr = 0.5 if family == 'sgd' or name == 'unit' else 0.02
-        first, *_, last = mlp_run(name, family, width, 3, lr)
-        changes.append([np.sqrt(np.mean((b - a) ** 2)) for a, b in zip(first, last, strict=True)])
-    slopes = [np.polyfit(np.log(widths), np.log(each), 1)[0] for each in zip(*changes, strict=True)]
-    least_f, most_f, least_o, most_o = SLOPES[name, family]
-    assert least_f <= slopes[0] <= most_f and least_o <= slopes[1] <= most_o, slopes
-
-
-def test_initialisations():
-    """Of a 16 x 64 matrix, of heads merged, of embeddings; the last matrices of two blocks."""
-    up, out, table = (CASES[name] for name in ('up', 'out', 'embedding'))
-    wanted = {
-        'fan_in': (1 / 4, 18**-0.5, 1 / 4),
-        'xavier': ((2 / 80) ** 0.5, (2 / 34) ** 0.5, 1 / 4),
-        'small': (0.02, 0.02, 0.02),
-        'depth_scaled': (0.02, 0.01, 0.02),
-        'orthogonal': (1 / 8, 18**-0.5, 1 / 4),
-    }
-    for name, stds in wanted.items():
-        found = tuple(INITS[name](*case, 2) for case in (up, out, table))
-        assert found == pytest.approx(stds), name
-    assert INITS.keys() == wanted.keys()
-    experts = ParamSpec('hidden', ('layer', 'expert', 'embed', 'mlp'), ('embed',))
-    for name in ('xavier', 'orthogonal'):
-        assert INITS[name](experts, (3, 5, 16, 64), 2) == pytest.approx(wanted[name][0])
-
-
-@pytest.mark.parametrize('name', ['up', 'out'])
-def test_orthogonal_matrices(name):
-    """All singular values are 1 after the deviation, of each layer: of wide and of tall ones."""
-    spec, shape = CASES[name]
-    unit = jax.random.normal(jax.random.key(0), shape)
-    drawn = INITS['orthogonal'](spec, shape, 2) * with_equal_singular_values(spec, unit)
-    values = np.linalg.svd(as_matrices(spec, drawn), compute_uv=False)
-    np.testing.assert_allclose(values, 1.0, rtol=1e-5)
-
-
-SHARES = {  # a decay of 0.1, a rate of 0.04, half way down the schedule of 100 steps
-    'decoupled': 0.1 * 0.02 * 3,
-    'adamc': 0.1 * 0.01 * 3,
-    'constant': 0.1 * 0.02,
-    'independent': 0.1 * 0.5,
-    'l2': 0.1,
-    'linear_width': 0.1 * 0.02 * 4,  # of hidden matrices, as sqrt_width
-    'sqrt_width': 0.1 * 0.02 * 2,
-    'timescale': 0.5 / 100,
-}
-
-
-@pytest.mark.parametrize('name', DECAY_RULES)
-def test_decay_rule(name):
-    """At four times the fan-in, a parametrisation's factor of 3; a peak of 0 is no 0 / 0."""
-
-    def share_of(*numbers, hidden=True):
-        growth = Growth(fan_in=4.0)
-        return DECAY_RULES[name](
-            Decay(*map(jnp.float32, numbers), 100, growth, factor=3.0, hidden=hidden)
-        )
-
-    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5), SHARES[name], rtol=1e-6)
-    assert jnp.isfinite(share_of(0.1, 0.0, 0.5))
-    like = {'adamc': 'decoupled', 'linear_width': 'constant', 'sqrt_width': 'constant'}
-    others = SHARES[like.get(name, name)]
-    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5, hidden=False), others, rtol=1e-6)
