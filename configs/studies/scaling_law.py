@@ -4,8 +4,8 @@ Question: of sixteen runs, four widths times four lengths, do the constants of a
           twelve of them (arXiv:2203.15556, approach 3) predict the others, the largest?
 Command:  uv run train.py --config=configs/studies/scaling_law.py --workdir=runs/scaling_law
           uv run python -m eval.fit --workdir=runs/scaling_law --law=chinchilla --hold_out=0.25
-Cost:     16 runs in four programs; not run yet.
-Result:   none yet.
+Cost:     seven minutes on two CPU cores: 16 runs in four programs.
+Result:   results/scaling_law.md: met to 0.3%, the held-out ones predicted 1.6 to 5% too high.
 
 muP has the rate of the narrowest model hold for all; each length has a cosine of its own.
 """

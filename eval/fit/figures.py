@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from eval.fit.fitting import Fit
 from eval.fit.law import LOSS
 from eval.fit.points import STEP, Points
 from eval.fit.sizes import D, N, U
 from eval.report.figures import COLOURS, STYLE
-from eval.text import number
 
 MOST_LINES = len(COLOURS)
 HELD_OUT = {'marker': 'D', 'markerfacecolor': 'none'}
@@ -51,7 +51,7 @@ def draw(figure: Figure, fit: Fit, fitted: Points, held: Points) -> None:
 def over(axes: Axes, fit: Fit, fitted: Points, held: Points, along: str, by: str) -> None:
     """Loss over one column, a colour for each value of the other (at most MOST_LINES, between)."""
     everything = np.concatenate([fitted.at[by], held.at[by]])
-    values = np.unique(everything)
+    values, in_thousands = np.unique(everything), EngFormatter(sep='')
     if len(values) > MOST_LINES:
         values = np.geomspace(values[0], values[-1], MOST_LINES)
     ends = np.concatenate([fitted.at[along], held.at[along]])
@@ -60,13 +60,17 @@ def over(axes: Axes, fit: Fit, fitted: Points, held: Points, along: str, by: str
         at = {along: line, by: np.full(100, value)}
         if U in fit.law.columns:  # without repetition
             at[U] = at[D]
-        axes.plot(line, fit.predict(at), color=colour, label=f'{by} {number(float(value), 3)}')
+        axes.plot(line, fit.predict(at), color=colour, label=f'{by} {in_thousands(value)}')
         for points, look in ((fitted, {'marker': 'o'}), (held, HELD_OUT)):
             near = np.argmin(np.abs(np.log(points.at[by][:, None] / values)), axis=1)
             own = values[near] == value
             shown = {'color': colour, 'ls': '', 'ms': 4} | look
             axes.plot(points.at[along][own], points.target[own], **shown)
     axes.set(xscale='log', yscale='log', xlabel=along, ylabel='loss, nats a token')
+    for axis, between in ((axes.xaxis, (2, 5)), (axes.yaxis, (1.5, 2, 2.5, 3, 4, 5, 7))):
+        axis.set_minor_locator(LogLocator(subs=between))
+        axis.set_major_formatter(in_thousands)
+        axis.set_minor_formatter(in_thousands)
     axes.legend(fontsize=6)
 
 
