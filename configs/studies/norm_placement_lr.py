@@ -18,6 +18,8 @@ still is not reached: the authors' code begins it after 1,000 updates. Peri-LN n
 embeddings too; `peri` stands here with that and without.
 
 norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
+norm_placement_lr.py:longer asks ten variants again with embeddings that start at a deviation of 1,
+where no first update drowns them, and for three times as many steps: 90 runs.
 """
 
 from ml_collections import ConfigDict
@@ -46,6 +48,19 @@ NORMS = (  # all there were, but those that remove the norms of a trained model
     'none',
 )
 
+LONGER = (  # norm, placement
+    ('rmsnorm', 'pre'),
+    ('layernorm', 'pre'),
+    ('seednorm', 'pre'),
+    ('dyt', 'pre'),
+    ('none', 'pre'),
+    ('rmsnorm', 'post'),
+    ('rmsnorm', 'peri'),
+    ('rmsnorm', 'mix'),
+    ('rmsnorm', 'deepnorm'),
+    ('rmsnorm', 'layernorm_scaling'),
+)
+
 
 def variants() -> tuple[dict[str, str], ...]:
     found = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
@@ -65,13 +80,17 @@ def is_fitted(variant: dict[str, str]) -> bool:
 
 
 def get_config(which: str = 'all') -> ConfigDict:
-    """which: 'all' variants, or those that are 'fitted'."""
-    chosen = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
+    """which: 'all' variants, those that are 'fitted', or LONGER ones ('longer')."""
     config = small.get_config()
     config.train.diagnose_every = 100
-    config.sweep = {
-        'list': chosen,
-        'optim.lr': tuple(10**exponent for exponent in DECADES),
-        'train.seed': (0, 1, 2),
-    }
+    rates = tuple(10**exponent for exponent in DECADES)
+    if which == 'longer':
+        chosen = tuple({'model.norm': norm, 'model.placement': place} for norm, place in LONGER)
+        rates = rates[3:6]
+        config.scaling.embedding_std = 1.0
+        config.train.steps = config.train.eval_every = 600
+        config.train.diagnose_every = 200
+    else:
+        chosen = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
+    config.sweep = {'list': chosen, 'optim.lr': rates, 'train.seed': (0, 1, 2)}
     return config

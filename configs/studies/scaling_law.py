@@ -5,7 +5,8 @@ Question: of sixteen runs, four widths times four lengths, do the constants of a
 Command:  uv run train.py --config=configs/studies/scaling_law.py --workdir=runs/scaling_law
           uv run python -m eval.fit --workdir=runs/scaling_law --law=chinchilla --hold_out=0.25
 Cost:     seven minutes on two CPU cores: 16 runs in four programs.
-Result:   results/scaling_law.md: met to 0.3%, the held-out ones predicted 1.6 to 5% too high.
+Result:   met to 0.3%, held-out runs predicted 1.6 to 5% too high:
+          configs/studies/results/scaling_law.md
 
 muP has the rate of the narrowest model hold for all; each length has a cosine of its own.
 """
