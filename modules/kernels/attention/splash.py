@@ -3,9 +3,9 @@
 import functools
 
 import jax
-from jax.sharding import PartitionSpec
 
 from modules.kernels.attention.scores import Scores
+from modules.kernels.devices import over_devices
 
 BLOCKS = (512, 256, 128)  # of queries and keys: the largest that divides the length
 
@@ -28,20 +28,8 @@ def splash(
     """
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     compute = functools.partial(_of_rows, scores=scores, interpret=interpret)
-    mesh = jax.sharding.get_abstract_mesh()
-    free = [name for name in mesh.axis_names if name not in mesh.manual_axes]
-    if all(mesh.shape[name] == 1 for name in free):
-        return compute(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
-    # A batch that does not divide (one row, to make parameters) is computed on every device.
-    cut = 'data' in free and len(q_BNTH) % mesh.shape['data'] == 0
-    rows, whole = PartitionSpec('data' if cut else None), PartitionSpec()
-    return jax.shard_map(
-        compute,
-        in_specs=(rows, rows, rows, rows, whole),
-        out_specs=rows,
-        axis_names=set(free),
-        check_vma=False,  # Pallas calls do not say over which axes their results vary
-    )(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
+    arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
+    return over_devices(compute, arrays, (True, True, True, True, False), True)
 
 
 def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):

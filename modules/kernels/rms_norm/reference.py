@@ -1,0 +1,22 @@
+"""RMSNorm in plain operations: what the kernels are held against."""
+
+import jax
+import jax.numpy as jnp
+
+from modules.statistics import at_least_float32
+
+
+def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
+    """[..., 1]: 1 / sqrt(mean(x^2) + eps) over the last axis."""
+    return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)
+
+
+def reference(
+    x: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) * scale, left to the compiler."""
+    x32 = at_least_float32(x)
+    y = x32 * inverse_rms(x32, eps)
+    if scale_D is not None:
+        y = y * jnp.broadcast_to(scale_D, y.shape)
+    return y.astype(out_dtype or x.dtype)

@@ -1,0 +1,163 @@
+"""RMSNorm on TPUs: one kernel forward, one backward, each of which reads every row once.
+
+Least bytes for N rows of D entries, of b bytes each: 2NDb forward, 3NDb backward, and 3NDb and 4NDb
+where a residual is added. The inverse root is computed again in the backward pass, where the row is
+in fast memory anyway.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from modules.kernels.devices import over_devices
+from modules.kernels.tpu_rows import call_on_tpu, flat, itemsize, memory_limit, rows_at_once
+
+# Parts of the rows with a sum of gradients each: as many as a chip has cores at most.
+PARTS = 2
+PARTIAL_ROWS = 8  # the sum of a part is over every eighth row: whole registers are added
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def rms_norm(
+    x: jax.Array,
+    residual: jax.Array | None,
+    scale_D: jax.Array | None,
+    eps: float,
+    out_dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array | None]:
+    """(y, x + residual) with y = rms_norm(x + residual) * scale; (y, None) without a residual."""
+    return _forward(x, residual, scale_D, eps, out_dtype)
+
+
+def _forward(x, residual, scale_D, eps, out_dtype):
+    def on_device(x, residual, scale_D):
+        x_ND, residual_ND = (flat(a) for a in (x, residual))
+        y_ND, sum_ND = _forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype)
+        return y_ND.reshape(x.shape), None if sum_ND is None else sum_ND.reshape(x.shape)
+
+    arrays, of_rows = (x, residual, scale_D), (True, True, False)
+    return over_devices(on_device, arrays, of_rows, (True, True))
+
+
+def _saved(x, residual, scale_D, eps, out_dtype):
+    y, total = _forward(x, residual, scale_D, eps, out_dtype)
+    return (y, total), (x if total is None else total, scale_D, residual is not None)
+
+
+def _backward(eps, out_dtype, saved, cotangents):
+    del out_dtype
+    (x, scale_D, has_residual), (g, g_total) = saved, cotangents
+
+    def on_device(x, g, g_total, scale_D):
+        x_ND, g_ND, total_ND = (flat(a) for a in (x, g, g_total))
+        dx_ND, dscale_PD = _backward_rows(x_ND, g_ND, total_ND, scale_D, eps)
+        return dx_ND.reshape(x.shape), dscale_PD
+
+    arrays, of_rows = (x, g, g_total, scale_D), (True, True, True, False)
+    dx, dscale_PD = over_devices(on_device, arrays, of_rows, (True, True))
+    dscale_D = None if scale_D is None else jnp.sum(dscale_PD, 0).astype(scale_D.dtype)
+    return dx, dx if has_residual else None, dscale_D
+
+
+rms_norm.defvjp(_saved, _backward)
+
+
+def _forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
+    rows, width = x_ND.shape
+    moved = itemsize(x_ND, residual_ND) + jnp.dtype(out_dtype).itemsize
+    moved += itemsize(x_ND) if residual_ND is not None else 0
+    size = rows_at_once(rows, width, 2 * moved + 8, 'kernels.rms_norm=pallas')
+    block = pl.BlockSpec((size, width), lambda i: (i, 0))
+    whole = pl.BlockSpec((1, width), lambda i: (0, 0))
+    given = {'x': (x_ND, block), 'residual': (residual_ND, block)}
+    given['scale'] = (None if scale_D is None else scale_D.reshape(1, -1), whole)
+    made = {'y': jax.ShapeDtypeStruct(x_ND.shape, out_dtype)}
+    if residual_ND is not None:
+        made['total'] = jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype)
+    found = call_on_tpu(
+        functools.partial(_forward_block, eps=eps),
+        given,
+        {name: (shape, block) for name, shape in made.items()},
+        grid=(math.ceil(rows / size),),
+        semantics=('parallel',),
+        limit=memory_limit(size, width, 2 * moved + 8),
+        cost=pl.CostEstimate(
+            flops=4 * rows * width,
+            transcendentals=rows,
+            bytes_accessed=moved * rows * width + 4 * width,
+        ),
+        name='rms_norm',
+    )
+    return found['y'], found.get('total')
+
+
+def _forward_block(refs, eps):
+    x = refs['x'][...].astype(jnp.float32)
+    if 'residual' in refs:
+        total = x + refs['residual'][...].astype(jnp.float32)
+        refs['total'][...] = total.astype(refs['total'].dtype)
+        x = refs['total'][...].astype(jnp.float32)  # rounded, as whoever reads it next has it
+    y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+    if 'scale' in refs:
+        y = y * refs['scale'][...]
+    refs['y'][...] = y.astype(refs['y'].dtype)
+
+
+def _backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
+    rows, width = x_ND.shape
+    moved = itemsize(x_ND, g_ND, g_total_ND, x_ND)
+    size = rows_at_once(rows, width, 2 * moved + 12, 'kernels.rms_norm=pallas')
+    blocks = math.ceil(rows / size)
+    parts = min(PARTS, blocks)
+    each = math.ceil(blocks / parts)
+    block = pl.BlockSpec((size, width), lambda p, i: (jnp.minimum(p * each + i, blocks - 1), 0))
+    whole = pl.BlockSpec((1, width), lambda p, i: (0, 0))
+    given = {'x': (x_ND, block), 'g': (g_ND, block), 'g_total': (g_total_ND, block)}
+    made = {'dx': (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)}
+    if scale_D is not None:
+        given['scale'] = (scale_D.reshape(1, -1), whole)
+        made['dscale'] = (
+            jax.ShapeDtypeStruct((parts * PARTIAL_ROWS, width), jnp.float32),
+            pl.BlockSpec((PARTIAL_ROWS, width), lambda p, i: (p, 0)),
+        )
+    found = call_on_tpu(
+        functools.partial(_backward_block, eps=eps, rows=rows, each=each),
+        given,
+        made,
+        grid=(parts, each),
+        semantics=('parallel', 'arbitrary'),
+        limit=memory_limit(size, width, 2 * moved + 12),
+        cost=pl.CostEstimate(
+            flops=11 * rows * width,
+            transcendentals=rows,
+            bytes_accessed=moved * rows * width + 4 * (1 + parts * PARTIAL_ROWS) * width,
+        ),
+        name='rms_norm_backward',
+    )
+    return found['dx'], found.get('dscale')
+
+
+def _backward_block(refs, eps, rows, each):
+    """dx = r (g' - n mean(g' n)) with g' = g scale, n = x r; dscale = sum over rows of g n."""
+    x, g = (refs[name][...].astype(jnp.float32) for name in ('x', 'g'))
+    inverse = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+    normal = x * inverse
+    if 'scale' in refs:
+        part, step = pl.program_id(0), pl.program_id(1)
+        first = (part * each + step) * len(x)
+        row = first + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        terms = jnp.where(row < rows, g * normal, 0.0)
+
+        @pl.when(step == 0)
+        def _():
+            refs['dscale'][...] = jnp.zeros_like(refs['dscale'])
+
+        refs['dscale'][...] += jnp.sum(terms.reshape(-1, PARTIAL_ROWS, x.shape[1]), 0)
+        g = g * refs['scale'][...]
+    dx = inverse * (g - normal * jnp.mean(g * normal, -1, keepdims=True))
+    if 'g_total' in refs:
+        dx = dx + refs['g_total'][...].astype(jnp.float32)
+    refs['dx'][...] = dx.astype(refs['dx'].dtype)
