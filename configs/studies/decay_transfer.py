@@ -6,7 +6,7 @@ Question: with muP's rates of 1 / m at m times the width, is the best decay cons
 Command:  uv run train.py --config=configs/studies/decay_transfer.py --workdir=runs/decay_transfer
           uv run python -m eval.runs --workdir=runs/decay_transfer "select d_model, weight_decay,
           avg(ce), count(*) from runs group by all order by all"
-Cost:     84 runs of two blocks in four programs; not run yet.
+Cost:     108 runs of two blocks in four programs; not run yet.
 Result:   none yet.
 
 The three rules are one axis: for hidden matrices `linear_width` at a decay of x is `sqrt_width` at
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from configs.studies import small
 from configs.studies.mup_transfer import WIDTHS, at_width
 
-WEIGHT_DECAYS = tuple(2.0**power for power in range(-3, 4))
+WEIGHT_DECAYS = tuple(2.0**power for power in range(-7, 2))
 
 
 def get_config() -> ConfigDict:
