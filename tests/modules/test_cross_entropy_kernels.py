@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from lm.mesh import batch_sharding, traced_on
+from modules.kernels import tpu_rows
 from modules.kernels.cross_entropy import lanes, reference, tpu
 from modules.losses.cross_entropy import cross_entropy as loss_of_house
 from tests.helpers import FAST
@@ -29,7 +30,8 @@ def interpreted(monkeypatch):
     Not in place, as the interpreter cannot where blocks do not divide an array.
     """
     monkeypatch.setattr(tpu, 'IN_PLACE', {})
-    monkeypatch.setattr(lanes, 'MOST_COLUMNS', 384)
+    for module in (lanes, tpu_rows):
+        monkeypatch.setattr(module, 'USUAL_BYTES', 2**19)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(random_seed=3)):
         yield
 
@@ -86,10 +88,11 @@ def jitted(function, *static):
         (3, 1, 'float32', 'auto', 'kernel'),
         (20, 42, 'bfloat16', 'two_pass', 'kernel'),
         (5, 1000, 'float32', 'online', 'kernel'),
-        (150, 1000, 'bfloat16', 'online', 'plain'),
+        (70, 1000, 'bfloat16', 'online', 'plain'),
         (300, 42, 'float32', 'row', 'kernel'),
+        (150, 1000, 'float32', 'row', 'kernel'),
         (6, 4097, 'float32', 'two_pass', 'kernel'),
-        (38, 4097, 'bfloat16', 'row', 'kernel'),
+        (6, 4097, 'bfloat16', 'online', 'kernel'),
         (5, 50257, 'bfloat16', 'auto', 'kernel'),
     ],
     ids=str,
@@ -133,7 +136,7 @@ def test_in_place(form, monkeypatch):
     Catches one that reads a logit after it is overwritten.
     """
     monkeypatch.setattr(tpu, 'IN_PLACE', {'logits': 'gradient'})
-    arrays = draw(32, 768)
+    arrays = draw(128, 768)
     found = jitted(statistics_and_gradient, form, 'kernel')(*arrays)
     plain = jitted(statistics_and_gradient, form, 'plain')(*arrays)
     np.testing.assert_allclose(found[3], plain[3], rtol=0, atol=1e-6)
@@ -150,7 +153,7 @@ def objective(per_token, logits, labels, numbers):
 def nested(run):
     """Over runs of runs of all three: logits along their last axis, labels of the inner runs."""
     inner = jax.vmap(run, in_axes=(2, 0, 0))
-    return jax.vmap(inner, in_axes=(2, None, 0))
+    return jax.vmap(inner, in_axes=(3, None, 0))
 
 
 def scanned(run):
@@ -160,26 +163,20 @@ def scanned(run):
     return over
 
 
-@pytest.mark.parametrize(
-    ('way', 'rows'),
-    [('once', 5), ('nested', 5), ('nested', 16), ('scanned', 16), ('checkpointed', 5)],
-    ids=str,
-)
-def test_the_loss_is_that_of_the_house(way, rows):
+@pytest.mark.parametrize('way', ['once', 'nested', 'scanned'])
+def test_the_loss_is_that_of_the_house(way):
     """Values and gradient with both weights traced. Catches a weight that is another's, runs that
     are mixed, a gradient of one term alone.
     """
     rng = np.random.default_rng(0)
     lead = {'nested': (2, 3), 'scanned': (2,)}.get(way, ())
-    logits = rng.normal(size=(*lead, rows, 42)).astype('float32')
-    labels = rng.integers(0, 42, (*(lead[1:] if way == 'nested' else lead), rows), dtype='int32')
+    logits = rng.normal(size=(*lead, 5, 42)).astype('float32')
+    labels = rng.integers(0, 42, (*(lead[1:] if way == 'nested' else lead), 5), dtype='int32')
     numbers = rng.uniform(size=(*lead, 2)).astype('float32')
     if way == 'nested':
         logits = np.moveaxis(logits, (0, 1), (3, 2))
 
     def gradient(per_token):
-        if way == 'checkpointed':
-            per_token = jax.checkpoint(per_token)
         run = jax.value_and_grad(functools.partial(objective, per_token), has_aux=True)
         return jitted({'nested': nested, 'scanned': scanned}.get(way, lambda f: f)(run))
 
@@ -192,9 +189,25 @@ def test_the_loss_is_that_of_the_house(way, rows):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, right)
 
 
+def test_a_checkpoint_computes_the_statistics_again():
+    """Lowered for TPUs, as the interpreter has no effects in one."""
+    logits, labels, cotangents = draw(16, 128)
+
+    @jax.checkpoint
+    def loss(logits):
+        found = tpu.statistics(jnp.sin(logits), labels)
+        return sum(jnp.vdot(*pair) for pair in zip(found, cotangents, strict=True))
+
+    with pltpu.force_tpu_interpret_mode(None):
+        lowered = jax.jit(jax.value_and_grad(loss)).trace(logits).lower(lowering_platforms=('tpu',))
+    text = lowered.as_text()
+    assert text.count('kernel_name = "cross_entropy"') == 2
+    assert text.count('kernel_name = "cross_entropy_backward"') == 1
+
+
 @pytest.mark.parametrize(
     ('devices', 'form', 'gradient', 'checked'),
-    [(4, 'online', 'kernel', False), (8, 'two_pass', 'plain', False), (4, 'row', 'plain', True)],
+    [(4, 'online', 'kernel', False), (8, 'two_pass', 'plain', False), (4, 'row', 'kernel', True)],
     ids=str,
 )
 def test_columns_are_cut_over_devices(devices, form, gradient, checked):
@@ -230,9 +243,7 @@ def test_rows_are_cut_over_devices():
     run = functools.partial(statistics_and_gradient, 'auto', 'kernel')
     rows = batch_sharding(mesh)
     over = jax.sharding.NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(
-        traced_on(mesh, run), in_shardings=(rows, rows, over), compiler_options=FAST
-    )
+    cut = jax.jit(traced_on(mesh, run), in_shardings=(rows, rows, over), compiler_options=FAST)
     for ours, right in zip(cut(*arrays), jitted(run)(*arrays), strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-6)
     assert 'tensor<2x42xf32>' in cut.lower(*arrays).as_text()
@@ -260,12 +271,12 @@ def test_what_the_kernels_do_not_take_is_refused():
     def logits(dtype, width):
         return jax.ShapeDtypeStruct((16, width), dtype)
 
-    with pytest.raises(ValueError, match='bfloat16 or float32; got float16. Choose reference'):
+    with pytest.raises(ValueError, match=r'bfloat16 or float32; got float16. Choose reference'):
         of('float16', 8)
-    with pytest.raises(ValueError, match='form of .* is one of auto, row, .*; got .rows.'):
+    with pytest.raises(ValueError, match=r'form of .* is one of auto, row, .*; got .rows.'):
         of('float32', 8, form='rows')
-    with pytest.raises(ValueError, match='gradient of .* is one of kernel, plain; got .fused.'):
+    with pytest.raises(ValueError, match=r'gradient of .* is one of kernel, plain; got .fused.'):
         of('float32', 8, gradient='fused')
-    with pytest.raises(ValueError, match='whole rows .* at most .* got 300,000. .*online'):
+    with pytest.raises(ValueError, match=r'whole rows .* at most .* got 300,000. Choose ref'):
         of('float32', 300_000, form='row')
     assert of('float32', 300_000)[0].shape == (16,)

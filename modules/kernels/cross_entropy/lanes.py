@@ -12,11 +12,12 @@ from jax.experimental import pallas as pl
 
 from modules.kernels.tpu_rows import LANES, SUBLANES, USUAL_BYTES, rows_at_once
 
-MOST_COLUMNS = 16384  # of a block of rows that are cut
-
 
 def by_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of arrays whose first axis is rows; those of mapped runs are more rows."""
+    """The same function of arrays whose first axis is rows; those of mapped runs are more rows.
+
+    So blocks are as large as for one run, and an axis of runs is never within a block.
+    """
 
     @jax.custom_batching.custom_vmap
     def call(*arrays):
@@ -28,11 +29,8 @@ def by_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
             array if is_mapped else jnp.broadcast_to(array, (runs, *array.shape))
             for array, is_mapped in zip(arrays, mapped, strict=True)
         ]
-        if arrays[0].shape[1] % SUBLANES:  # runs as rows would be a copy: a run ends in a register
-            found = jax.vmap(compute)(*arrays)
-        else:
-            found = call(*(array.reshape(-1, *array.shape[2:]) for array in arrays))
-            found = jax.tree.map(lambda a: a.reshape(runs, -1, *a.shape[1:]), found)
+        found = call(*(array.reshape(-1, *array.shape[2:]) for array in arrays))
+        found = jax.tree.map(lambda array: array.reshape(runs, -1, *array.shape[1:]), found)
         return found, jax.tree.map(lambda _: True, found)
 
     return call
@@ -74,7 +72,7 @@ def blocks_of(
     if not whole_rows:
         fewest = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
         fitting = int(USUAL_BYTES / bytes_an_entry / fewest) // LANES * LANES
-        columns = min(width, fitting, MOST_COLUMNS)
+        columns = min(width, fitting)
     size = rows_at_once(rows, columns, bytes_an_entry, name)
     size = size // LANES * LANES if size >= LANES else 2 ** int(math.log2(size))
     there_are, together = math.ceil(rows / size), max(size, LANES)

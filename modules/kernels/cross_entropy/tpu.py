@@ -131,7 +131,7 @@ def _saved(logits_MV, labels_M, form, gradient, axis_name):
 def _backward(form, gradient, axis_name, saved, cotangents):
     del form
     logits_MV, labels_M, high_M, low_M, count_M = saved
-    if axis_name is not None and axis_name not in jax.typeof(logits_MV).vma:
+    if axis_name is not None and axis_name not in jax.typeof(logits_MV).manual_axis_type.varying:
         cotangents = jax.lax.psum(cotangents, axis_name)
     of_log_z_M, of_label_M, of_mean_M = cotangents
     numbers = (labels_M, of_log_z_M, of_label_M, of_mean_M / count_M, high_M, low_M)
@@ -182,13 +182,21 @@ def _forward_bytes(logits_MV, form):
     return 2 * itemsize(logits_MV) + (16 if form == 'two_pass' else 8)
 
 
+def _like(logits_MV, shape, dtype):
+    """An array that differs over the devices that the logits differ over."""
+    manual = jax.typeof(logits_MV).manual_axis_type
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=manual)
+
+
 def _forward_rows(logits_MV, labels_M, form):
     """The state of each row, a tuple of [M]."""
     rows, width = logits_MV.shape
     bytes_an_entry = _forward_bytes(logits_MV, form)
-    blocks = blocks_of(rows, width, bytes_an_entry, whole_rows=form == 'row', name=NAME)
+    blocks = blocks_of(
+        rows, width, bytes_an_entry, whole_rows=form == 'row', name=f'form={form} of {NAME}'
+    )
     labels_1M = along_lanes(labels_M)
-    state = jax.ShapeDtypeStruct((STATE, labels_1M.shape[1]), jnp.float32)
+    state = _like(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
     found = call_on_tpu(
         functools.partial(_forward_block, form=form, width=width),
         {'logits': (logits_MV, blocks.matrix), 'labels': (labels_1M, blocks.beside(1))},
@@ -270,7 +278,7 @@ def _backward_rows(logits_MV, *numbers):
     rows, width = logits_MV.shape
     bytes_an_entry = 4 * itemsize(logits_MV) + 8
     blocks = blocks_of(rows, width, bytes_an_entry, whole_rows=False, name=NAME)
-    gradient = jax.ShapeDtypeStruct(logits_MV.shape, logits_MV.dtype)
+    gradient = _like(logits_MV, logits_MV.shape, logits_MV.dtype)
     found = call_on_tpu(
         _backward_block,
         {
