@@ -35,8 +35,9 @@ Gradient = Literal['kernel', 'plain']
 NAME = 'kernels.cross_entropy=pallas'
 STATE = 5  # numbers a row
 COEFFICIENTS = 6  # numbers a row that the backward kernel is given
-# The gradient takes the logits' memory. XLA copies them before where they are used afterwards. The
-# interpreter of kernels cannot do this where blocks do not divide an array.
+# The gradient takes the logits' memory: a chunk of a loss that fits never leaves a chip. XLA copies
+# them before where they are used afterwards. The interpreter of kernels cannot do this where blocks
+# do not divide an array.
 IN_PLACE: dict[str, str] = {'logits': 'gradient'}
 LEAST = float(jnp.finfo(jnp.float32).min)
 # ln 2 = LN2_HIGH + LN2_LOW. The first has 9 bits: times an integer below 2^15 it is exact.
@@ -56,8 +57,8 @@ def statistics(
     is 'row' where that takes no more memory than usual, else 'online'. All read the logits once.
 
     gradient: 'kernel' reads them once more and writes their gradient once; 'plain' operations leave
-    it to the compiler, which makes it inside of the products that a readout's backward pass has,
-    and then writes it nowhere.
+    it to the compiler, which may make it inside of the two products that a readout's backward pass
+    has, and then writes it nowhere. It may also want them in another layout, and copies them.
 
     ValueError for logits of other types than bfloat16 and float32, and rows too long for 'row'.
     """
