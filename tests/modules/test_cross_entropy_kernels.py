@@ -86,9 +86,9 @@ def jitted(function, *static):
     ('rows', 'width', 'dtype', 'form', 'gradient'),
     [
         (3, 1, 'float32', 'auto', 'kernel'),
-        (20, 42, 'bfloat16', 'two_pass', 'kernel'),
+        (20, 42, 'bfloat16', 'two_pass', 'plain'),
         (5, 1000, 'float32', 'online', 'kernel'),
-        (70, 1000, 'bfloat16', 'online', 'plain'),
+        (70, 1000, 'bfloat16', 'online', 'kernel'),
         (300, 42, 'float32', 'row', 'kernel'),
         (150, 1000, 'float32', 'row', 'kernel'),
         (6, 4097, 'float32', 'two_pass', 'kernel'),

@@ -228,7 +228,7 @@ def _forward_block(refs, form, width):
         jnp.where(present, x, 0.0),
         jnp.where(present, 1.0, 0.0),
     )
-    exponent, exponentials = (_two_pass if form == 'two_pass' else _below_maximum)(x, present)
+    exponent, exponentials = (_two_pass if form == 'two_pass' else _below_maximum)(x)
     sums = (jnp.sum(one, -1, keepdims=True) for one in (exponentials, *sums))
     new = [as_lanes(one, first) for one in (exponent, *sums)]
     lane = jax.lax.broadcasted_iota(jnp.int32, new[0].shape, 1)
@@ -259,20 +259,19 @@ def _power_of_two(n):
     return jax.lax.bitcast_convert_type(bits << 23, jnp.float32)
 
 
-def _below_maximum(x, present):
+def _below_maximum(x):
     """The maximum of each row, and exponentials of what the entries are below it."""
-    del present
     most = jnp.maximum(jnp.max(x, -1, keepdims=True), LEAST)
     return most, jnp.exp(x - most)
 
 
-def _two_pass(x, present):
+def _two_pass(x):
     """The largest n of each row, and 2^(n_v - n) exp(t_v) of x_v = n_v ln 2 + t_v."""
-    x = jnp.maximum(x, LEAST_OF_TWO_PASS)
+    x = jnp.maximum(x, LEAST_OF_TWO_PASS)  # of -inf t is NaN
     n = jnp.round(x * (1 / math.log(2)))
     t = x - n * LN2_HIGH - n * LN2_LOW
     most = jnp.max(n, -1, keepdims=True)
-    return most, jnp.where(present, jnp.exp(t) * _power_of_two(n - most), 0.0)
+    return most, jnp.exp(t) * _power_of_two(n - most)
 
 
 def _backward_rows(logits_MV, *numbers):
