@@ -22,9 +22,8 @@ def statistics(logits_MV: jax.Array, labels_M: jax.Array) -> Statistics:
     some_M = jnp.any(present_MV, -1)
     most_M = jnp.max(logits_MV, -1, initial=jnp.finfo(logits_MV.dtype).min)
     most_M = jax.lax.stop_gradient(most_M)
-    shifted_MV = jnp.where(present_MV, logits_MV - most_M[:, None], 0.0)
-    sum_M = jnp.sum(jnp.where(present_MV, jnp.exp(shifted_MV), 0.0), -1)
-    log_z_M = most_M + jnp.log(jnp.where(some_M, sum_M, 1.0))
+    sum_M = jnp.sum(jnp.exp(logits_MV - most_M[:, None]), -1)
+    log_z_M = most_M + jnp.log(jnp.where(some_M, sum_M, 1.0))  # the gradient of log(0) is NaN
     is_label_MV = jnp.arange(logits_MV.shape[-1])[None] == labels_M[:, None]
     picked_MV = jnp.where(is_label_MV, jnp.where(present_MV, logits_MV, -jnp.inf), 0.0)
     label_logit_M = jnp.sum(picked_MV, -1)
