@@ -1,0 +1,282 @@
+"""Reference: the kernels of cross-entropy are numpy's float64, to rounding that grows by the square
+root of the row. Equivalence: they are the loss in plain operations, mapped, in loops and cut over
+devices. In the interpreter of TPU kernels, whose memory is NaN before it is written.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
+
+from lm.mesh import batch_sharding, traced_on
+from modules.kernels import tpu_rows
+from modules.kernels.cross_entropy import lanes, reference, tpu
+from modules.losses.cross_entropy import cross_entropy as loss_of_house
+from tests.helpers import FAST
+
+ROUNDING = {'float32': 2**-24, 'bfloat16': 2**-8}  # of half a unit of the last place
+FORMS = ('row', 'online', 'two_pass')
+CONSTANT = 4  # of the tolerances: CONSTANT * rounding * sqrt(width), relative to what is summed
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """Grids in another order where they may be; small blocks, so that rows are cut.
+
+    Not in place, as the interpreter cannot where blocks do not divide an array.
+    """
+    monkeypatch.setattr(tpu, 'IN_PLACE', {})
+    for module in (lanes, tpu_rows):
+        monkeypatch.setattr(module, 'USUAL_BYTES', 2**19)
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(random_seed=3)):
+        yield
+
+
+def draw(rows, width, dtype='float32'):
+    """Logits, labels at both ends and between, and cotangents of the three statistics.
+
+    Of every five rows one has logits of 10^4 and one of -10^4, one some of -inf, one nothing else.
+    """
+    rng = np.random.default_rng(rows + width)
+    logits = 3 * rng.normal(size=(rows, width))
+    logits[0::5] += 1e4
+    logits[1::5] -= 1e4
+    logits[2::5, : 2 * width // 3] = logits[2::5, width - width // 4 :] = -np.inf
+    logits[3::5] = -np.inf
+    labels = rng.integers(0, width, rows)
+    labels[0::3], labels[1::3] = width - 1, 0
+    cotangents = jnp.asarray(rng.normal(size=(3, rows)), 'float32')
+    return jnp.asarray(logits, dtype), jnp.asarray(labels, 'int32'), cotangents
+
+
+def in_float64(logits, labels, cotangents):
+    """[the statistics and the gradient], and the size of what each is made of, for its rounding."""
+    x, labels = np.asarray(logits, np.float64), np.asarray(labels)
+    a, b, c = np.asarray(cotangents, np.float64)[..., None]
+    present, rows = x != -np.inf, np.arange(len(x))
+    count = np.maximum(present.sum(-1), 1)
+    some = present.any(-1)
+    most = np.where(some, x.max(-1), 0.0)
+    log_z = np.where(some, most + np.log(np.exp(x - most[:, None]).sum(-1) + ~some), 0.0)
+    label = np.where(some, x[rows, labels], 0.0)
+    mean = np.where(present, x, 0.0).sum(-1) / count
+    p = np.exp(x - log_z[:, None])
+    is_label = np.arange(x.shape[1]) == labels[:, None]
+    parts = [a * p, b * is_label, c / count[:, None]]
+    gradient = np.where(present, sum(parts), 0.0)
+    size = np.abs(np.where(present, x, 0.0)).max(-1) + 1
+    return [log_z, label, mean, gradient], [size, size, size, sum(map(np.abs, parts))]
+
+
+def statistics_and_gradient(form, gradient, logits, labels, cotangents):
+    found, pull = jax.vjp(lambda x: tpu.statistics(x, labels, form, gradient), logits)
+    return *found, *pull(tuple(cotangents))
+
+
+def jitted(function, *static):
+    """Compiled anew for each test, as the interpreter and the sizes of blocks are."""
+    return jax.jit(functools.partial(function, *static), compiler_options=FAST)
+
+
+@pytest.mark.parametrize(
+    ('rows', 'width', 'dtype', 'form', 'gradient'),
+    [
+        (3, 1, 'float32', 'auto', 'kernel'),
+        (20, 42, 'bfloat16', 'two_pass', 'plain'),
+        (5, 1000, 'float32', 'online', 'kernel'),
+        (70, 1000, 'bfloat16', 'online', 'kernel'),
+        (300, 42, 'float32', 'row', 'kernel'),
+        (150, 1000, 'float32', 'row', 'kernel'),
+        (6, 4097, 'float32', 'two_pass', 'kernel'),
+        (6, 4097, 'bfloat16', 'online', 'kernel'),
+        (5, 50257, 'bfloat16', 'auto', 'kernel'),
+    ],
+    ids=str,
+)
+def test_statistics_and_gradient_are_those_of_float64(rows, width, dtype, form, gradient):
+    """Catches the empty end of a block that counts, a block's maximum taken for the row's, labels
+    that are one off or of another block, rows that get another row's numbers, a NaN of -inf.
+    """
+    arrays = draw(rows, width, dtype)
+    found = jitted(statistics_and_gradient, form, gradient)(*arrays)
+    assert [one.dtype for one in found] == ['float32'] * 3 + [dtype]
+    for ours, right, size in zip(found, *in_float64(*arrays), strict=True):
+        ours, right = (np.asarray(one, np.float64) for one in (ours, right))
+        assert not np.isnan(ours).any()
+        np.testing.assert_array_equal(np.isinf(ours), np.isinf(right))
+        of_sum = CONSTANT * ROUNDING['float32'] * np.sqrt(width) * size
+        stored = ROUNDING[dtype] * np.abs(right) if ours.ndim == 2 else 0.0
+        finite = np.isfinite(right)
+        difference = np.abs(ours[finite] - right[finite])
+        assert np.all(difference <= (of_sum + stored)[finite])
+
+
+def test_the_reference_is_float64_too():
+    """Catches a gradient through -inf, which automatic differentiation makes a NaN."""
+    logits, labels, cotangents = draw(10, 42)
+    found, pull = jax.vjp(lambda x: reference.statistics(x, labels), logits)
+    right, sizes = in_float64(logits, labels, cotangents)
+    gradient = pull(tuple(cotangents))[0]
+    for ours, wanted, size in zip(found, right[:3], sizes[:3], strict=True):
+        np.testing.assert_array_less(
+            np.abs(np.where(np.isinf(wanted), 0.0, ours - wanted)), 1e-5 * size
+        )
+    ordinary = np.abs(right[0]) < 1e3  # one number for log_z is 10^-3 off at 10^4
+    np.testing.assert_allclose(gradient[ordinary], right[3][ordinary], rtol=0, atol=1e-6)
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_in_place(form, monkeypatch):
+    """The gradient in the logits' memory, which the interpreter shares where blocks divide them.
+    Catches one that reads a logit after it is overwritten.
+    """
+    monkeypatch.setattr(tpu, 'IN_PLACE', {'logits': 'gradient'})
+    arrays = draw(128, 768)
+    found = jitted(statistics_and_gradient, form, 'kernel')(*arrays)
+    plain = jitted(statistics_and_gradient, form, 'plain')(*arrays)
+    np.testing.assert_allclose(found[3], plain[3], rtol=0, atol=1e-6)
+    right, sizes = in_float64(*arrays)
+    assert np.all(np.abs(found[3] - right[3]) <= 1e-5 * sizes[3])
+
+
+def objective(per_token, logits, labels, numbers):
+    found = per_token(logits, labels, numbers[0], numbers[1])
+    weights = jnp.arange(1.0, 1 + len(labels))
+    return jnp.sum(weights * found['objective']) + jnp.sum(found['z_loss'] - 2 * found['ce']), found
+
+
+def nested(run):
+    """Over runs of runs of all three: logits along their last axis, labels of the inner runs."""
+    inner = jax.vmap(run, in_axes=(2, 0, 0))
+    return jax.vmap(inner, in_axes=(3, None, 0))
+
+
+def scanned(run):
+    def over(logits, labels, numbers):
+        return jax.lax.scan(lambda _, each: (None, run(*each)), None, (logits, labels, numbers))[1]
+
+    return over
+
+
+@pytest.mark.parametrize('way', ['once', 'nested', 'scanned'])
+def test_the_loss_is_that_of_the_house(way):
+    """Values and gradient with both weights traced. Catches a weight that is another's, runs that
+    are mixed, a gradient of one term alone.
+    """
+    rng = np.random.default_rng(0)
+    lead = {'nested': (2, 3), 'scanned': (2,)}.get(way, ())
+    logits = rng.normal(size=(*lead, 5, 42)).astype('float32')
+    labels = rng.integers(0, 42, (*(lead[1:] if way == 'nested' else lead), 5), dtype='int32')
+    numbers = rng.uniform(size=(*lead, 2)).astype('float32')
+    if way == 'nested':
+        logits = np.moveaxis(logits, (0, 1), (3, 2))
+
+    def gradient(per_token):
+        run = jax.value_and_grad(functools.partial(objective, per_token), has_aux=True)
+        return jitted({'nested': nested, 'scanned': scanned}.get(way, lambda f: f)(run))
+
+    def of_house(logits, labels, z_loss, label_smoothing):
+        per_token = loss_of_house.__wrapped__
+        return per_token(logits, labels, z_loss=z_loss, label_smoothing=label_smoothing)
+
+    ours, right = (gradient(one)(logits, labels, numbers) for one in (tpu.cross_entropy, of_house))
+    assert jax.tree.structure(ours) == jax.tree.structure(right)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, right)
+
+
+def test_a_checkpoint_computes_the_statistics_again():
+    """Lowered for TPUs, as the interpreter has no effects in one."""
+    logits, labels, cotangents = draw(16, 128)
+
+    @jax.checkpoint
+    def loss(logits):
+        found = tpu.statistics(jnp.sin(logits), labels)
+        return sum(jnp.vdot(*pair) for pair in zip(found, cotangents, strict=True))
+
+    with pltpu.force_tpu_interpret_mode(None):
+        lowered = jax.jit(jax.value_and_grad(loss)).trace(logits).lower(lowering_platforms=('tpu',))
+    text = lowered.as_text()
+    assert text.count('kernel_name = "cross_entropy"') == 2
+    assert text.count('kernel_name = "cross_entropy_backward"') == 1
+
+
+@pytest.mark.parametrize(
+    ('devices', 'form', 'gradient', 'checked'),
+    [(4, 'online', 'kernel', False), (8, 'two_pass', 'plain', False), (4, 'row', 'kernel', True)],
+    ids=str,
+)
+def test_columns_are_cut_over_devices(devices, form, gradient, checked):
+    """As if one device had all. Catches a device's own maximum, a label that several devices have
+    or its column counted from another device's first, a gradient of one device's share.
+    """
+    logits, labels, cotangents = draw(10, 8 * 53)
+    mesh = jax.make_mesh((devices,), ('vocab',), axis_types=(jax.sharding.AxisType.Auto,))
+    columns, whole = PartitionSpec(None, 'vocab'), PartitionSpec()
+
+    def on_device(x, labels):
+        first = jax.lax.axis_index('vocab') * x.shape[1]
+        return tpu.statistics_of_part(x, labels, first, 'vocab', form, gradient)
+
+    cut = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(columns, whole), out_specs=whole, check_vma=checked
+    )
+
+    def run(logits, labels, cotangents):
+        found, pull = jax.vjp(lambda x: cut(x, labels), logits)
+        return *found, *pull(tuple(cotangents))
+
+    found = jitted(run)(logits, labels, cotangents)
+    for ours, right, size in zip(found, *in_float64(logits, labels, cotangents), strict=True):
+        difference = np.where(np.isinf(right), ours != right, np.abs(ours - right))
+        assert np.all(difference <= CONSTANT * 2**-24 * np.sqrt(424) * size)
+
+
+def test_rows_are_cut_over_devices():
+    """Over the axis `data`, as on one device: catches rows that are gathered or mixed."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
+    arrays = draw(8, 42)
+    run = functools.partial(statistics_and_gradient, 'auto', 'kernel')
+    rows = batch_sharding(mesh)
+    over = jax.sharding.NamedSharding(mesh, PartitionSpec(None, 'data'))
+    cut = jax.jit(traced_on(mesh, run), in_shardings=(rows, rows, over), compiler_options=FAST)
+    for ours, right in zip(cut(*arrays), jitted(run)(*arrays), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-6)
+    assert 'tensor<2x42xf32>' in cut.lower(*arrays).as_text()
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_a_diverged_row_is_nan_and_a_label_of_no_column_picks_nothing(form):
+    """Catches a NaN taken for a masked logit, and a label in the empty end of the last block."""
+    logits = np.zeros((4, 2100), 'float32')
+    logits[1, -1] = np.nan
+    labels = jnp.array([-1, 0, 2100, 2099])
+    found = jitted(lambda x: tpu.statistics(x + 1, labels, form))(logits)
+    log_z, label_logit, _ = found
+    np.testing.assert_array_equal(np.isnan(log_z), [False, True, False, False])
+    np.testing.assert_array_equal(label_logit, [0.0, 1.0, 0.0, 1.0])
+
+
+def test_what_the_kernels_do_not_take_is_refused():
+    """Before anything is compiled, with what to do."""
+    labels = jnp.zeros(16, 'int32')
+
+    def of(dtype, width, **more):
+        return jax.eval_shape(lambda x: tpu.statistics(x, labels, **more), logits(dtype, width))
+
+    def logits(dtype, width):
+        return jax.ShapeDtypeStruct((16, width), dtype)
+
+    with pytest.raises(ValueError, match=r'bfloat16 or float32; got float16. Choose reference'):
+        of('float16', 8)
+    with pytest.raises(ValueError, match=r'form of .* is one of auto, row, .*; got .rows.'):
+        of('float32', 8, form='rows')
+    with pytest.raises(ValueError, match=r'gradient of .* is one of kernel, plain; got .fused.'):
+        of('float32', 8, gradient='fused')
+    with pytest.raises(ValueError, match=r'whole rows .* at most .* got 300,000. Choose ref'):
+        of('float32', 300_000, form='row')
+    assert of('float32', 300_000)[0].shape == (16,)
