@@ -2,9 +2,10 @@
 
 from lm.check_model import NORM_SITES, check_model
 from lm.check_scaling import check_parametrization
-from lm.config import Part, flatten, option_of, part_at, parts_of
+from lm.config import AUTO, Part, flatten, option_of, part_at, parts_of
 from lm.sections import FIELDS, Config
 from modules.choices import nearest_divisor
+from modules.losses import LOSSES
 from modules.norms import NORMS
 from modules.params import ROLES
 from modules.scaling.decay import in_gradient
@@ -177,6 +178,12 @@ def _check_loss(config: Config) -> None:
         raise ValueError(
             f'loss.name={loss.name} is computed from sums of logits, which a softcap bends; it '
             f'needs model.logit_softcap=0, got {config.model.logit_softcap}'
+        )
+    kernel = config.kernels.cross_entropy
+    if kernel != AUTO and loss.row is not LOSSES['cross_entropy']:
+        raise ValueError(
+            f'kernels.cross_entropy={kernel} would change nothing: loss.name={loss.name} is '
+            'another loss. Leave it out.'
         )
 
 

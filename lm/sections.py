@@ -16,6 +16,7 @@ from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.kernels import (
     ATTENTION_KERNELS,
+    CROSS_ENTROPY_KERNELS,
     IMPLEMENTATIONS,
     LINEAR_ATTENTION_KERNELS,
     MATMUL_KERNELS,
@@ -212,6 +213,7 @@ class KernelsConfig:
     linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
     matmul: Annotated[str, Choice(MATMUL_KERNELS, 'kernels', auto=True)] = AUTO
     rms_norm: Annotated[str, Choice(RMS_NORM_KERNELS, auto=True)] = AUTO
+    cross_entropy: Annotated[str, Choice(CROSS_ENTROPY_KERNELS, auto=True)] = AUTO
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 

@@ -13,7 +13,14 @@ from lm.described import optimizer_of
 from lm.sections import Config
 from lm.state import Hyper, Learner, State, Weights, numbers
 from lm.updates import Asked, optimizer_step
-from modules.losses import AUXILIARIES, by_chunks, tokens_at_a_time, with_error_probability
+from modules.losses import (
+    AUXILIARIES,
+    LOSSES,
+    by_chunks,
+    logits_loss,
+    tokens_at_a_time,
+    with_error_probability,
+)
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
@@ -82,6 +89,8 @@ def loss_sums(
     config, labels_BT = learner.config, batch['tokens'][:, 1:]
     weights_BT, part = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
     row = part.row
+    if learner.model.kernels.cross_entropy_name != 'reference' and row is LOSSES['cross_entropy']:
+        row = logits_loss(learner.model.kernels.cross_entropy)
     if any(one.row.needs.error_probability for one in optimizers_of(config)):
         row = with_error_probability(row)
     loss = by_chunks(row, chunk_of(learner, labels_BT.size, readout.weight_DV.shape[-1]))

@@ -22,7 +22,7 @@ from lm.state import (
     peaks_of,
     schedule_fraction,
 )
-from modules.kernels import ATTENTION_KERNELS, RMS_NORM_KERNELS
+from modules.kernels import ATTENTION_KERNELS, OPERATIONS
 from modules.optim import with_share
 from modules.params import ParamSpec, named_leaves, root_mean_square
 from modules.scaling import Decay
@@ -50,11 +50,13 @@ def refuse_unserved(learner: Learner) -> None:
             )
     kernels = learner.model.kernels
     for asker, what in asks_forward_mode(config).items():
-        if not RMS_NORM_KERNELS[kernels.rms_norm_name].is_forward_mode:
-            raise ValueError(
-                f'{asker} differentiates the {what} in forward mode, and kernels.rms_norm='
-                f'{kernels.rms_norm_name} has no such derivative; choose kernels.rms_norm=reference'
-            )
+        for operation in ('rms_norm', 'cross_entropy'):
+            name = getattr(kernels, f'{operation}_name')
+            if not OPERATIONS[operation][name].is_forward_mode:
+                raise ValueError(
+                    f'{asker} differentiates the {what} in forward mode, and kernels.{operation}='
+                    f'{name} has no such derivative; choose kernels.{operation}=reference'
+                )
     if not hasattr(part_at(config, 'model.attention').row, 'scores'):
         return
     kernel = kernels.attention_name

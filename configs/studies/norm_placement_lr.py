@@ -18,8 +18,8 @@ still is not reached: the authors' code begins it after 1,000 updates. Peri-LN n
 embeddings too; `peri` stands here with that and without.
 
 norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
-norm_placement_lr.py:longer asks eight variants again with embeddings that start at a deviation of 1,
-where no first update drowns them, and for twice as many steps: 72 runs.
+norm_placement_lr.py:longer asks eight variants again, for twice as many steps and with embeddings
+that start at a deviation of 1, where no first update drowns them: 72 runs.
 """
 
 from ml_collections import ConfigDict

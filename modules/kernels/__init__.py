@@ -14,6 +14,7 @@ import jax
 
 from modules.choices import choose
 from modules.kernels.attention import ATTENTION_KERNELS, attend
+from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
 from modules.kernels.platforms import refuse_platform
@@ -24,15 +25,17 @@ OPERATIONS = {
     'linear_attention': LINEAR_ATTENTION_KERNELS,
     'matmul': MATMUL_KERNELS,
     'rms_norm': RMS_NORM_KERNELS,
+    'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
 # Their rows say on which platforms they run.
-PLATFORM_BOUND = ('attention', 'rms_norm')
+PLATFORM_BOUND = ('attention', 'rms_norm', 'cross_entropy')
 
 XLA = {
     'attention': 'blocked',
     'linear_attention': 'chunked',
     'matmul': 'direct',
     'rms_norm': 'reference',
+    'cross_entropy': 'reference',
 }
 # A choice for each operation, by the name of its kernel.
 IMPLEMENTATIONS = {
@@ -41,13 +44,14 @@ IMPLEMENTATIONS = {
         'linear_attention': 'quadratic',
         'matmul': 'direct',
         'rms_norm': 'reference',
+        'cross_entropy': 'reference',
     },
     'xla': XLA,
     'xla_cpu': XLA | {'matmul': 'narrow_first'},
     # On GPUs alone, and on TPUs alone.
     'cudnn': XLA | {'attention': 'cudnn'},
     'splash': XLA | {'attention': 'splash'},
-    'pallas': XLA | {'rms_norm': 'pallas'},
+    'pallas': XLA | {'rms_norm': 'pallas', 'cross_entropy': 'pallas'},
 }
 
 
@@ -55,14 +59,15 @@ IMPLEMENTATIONS = {
 class Kernels:
     """The chosen kernels by name, and as functions: `attention` is `attend` without its first
     argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
-    `MATMUL_KERNELS`, with `matmul_options`, `rms_norm` one of `RMS_NORM_KERNELS`. str() gives the
-    names, for a log.
+    `MATMUL_KERNELS`, with `matmul_options`, `rms_norm` and `cross_entropy` of the tables of that
+    name. str() gives the names, for a log.
     """
 
     attention_name: str
     linear_attention_name: str
     matmul_name: str
     rms_norm_name: str
+    cross_entropy_name: str
     matmul_options: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -81,6 +86,10 @@ class Kernels:
     @property
     def rms_norm(self) -> Callable[..., jax.Array]:
         return RMS_NORM_KERNELS[self.rms_norm_name].compute
+
+    @property
+    def cross_entropy(self) -> Callable[..., dict[str, jax.Array]]:
+        return CROSS_ENTROPY_KERNELS[self.cross_entropy_name].compute
 
     def __str__(self) -> str:
         names = {name.removesuffix('_name'): value for name, value in vars(self).items()}

@@ -20,6 +20,7 @@ from tests.tpu_programs import CHIPS
 CHANGES = {
     'kernels.implementation': 'splash',
     'kernels.rms_norm': 'pallas',
+    'kernels.cross_entropy': 'pallas',
     'model.qk_norm': 'rmsnorm',
     'model.dtype': 'bfloat16',
     'model.d_model': 32,
@@ -70,7 +71,7 @@ def main():
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
         jit_init(experiment.learner, experiment.mesh).lower(key, hyper)
         queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
-        rows = r'%\w*?(rms_norm(?:_backward)?)_*[.\d]* = .*tpu_custom_call'
+        rows = r'%\w*?((?:rms_norm|cross_entropy)(?:_backward)?)_*[.\d]* = .*tpu_custom_call'
         found = {
             'program': name,
             'mesh': dict(experiment.mesh.shape),

@@ -13,6 +13,7 @@ from lm.check import check
 from lm.record.load import with_kernels_of
 from lm.state import build_learner, hyper_from
 from lm.updates import refuse_unserved
+from modules.kernels.cross_entropy import tpu
 from tests.helpers import BOS, VOCAB, checked_config, packed_batch, stack, tiny_config, trained
 
 STEPS = 50
@@ -21,31 +22,47 @@ STEPS = 50
 def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
     """Norms of the stream, of its end, of queries and keys; documents are packed."""
     monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
+    monkeypatch.setattr(tpu, 'IN_PLACE', {})  # the interpreter cannot, where blocks are cut
     batches = stack([packed_batch(seed) for seed in range(STEPS)])
     losses = {}
     for name in ('reference', 'pallas'):
         changes = {'model.norm': 'gated_rmsnorm', 'model.qk_norm': 'rmsnorm', 'optim.lr': 0.02}
-        config = checked_config(changes | {'kernels.rms_norm': name})
+        kernels = {'kernels.rms_norm': name, 'kernels.cross_entropy': name}
+        config = checked_config(changes | kernels | {'loss.label_smoothing': 0.1, 'loss.chunk': 32})
         learner = build_learner(config, VOCAB, BOS, 'tpu')
         losses[name] = trained(learner)(jax.random.key(0), hyper_from(config), batches)[0]
     assert losses['reference'][-1] < losses['reference'][0] - 0.05
     np.testing.assert_allclose(losses['pallas'], losses['reference'], rtol=1e-5)
 
 
-def test_a_kernel_that_no_norm_reads_is_refused():
-    changes = {'model.norm': 'layernorm', 'model.final_norm': 'layernorm'}
-    config = tiny_config(changes | {'kernels.rms_norm': 'pallas'})
-    message = (
-        r'kernels.rms_norm=pallas would change nothing: .* that do are .*, rmsnorm, .* Leave it'
-    )
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (
+            {
+                'model.norm': 'layernorm',
+                'model.final_norm': 'layernorm',
+                'kernels.rms_norm': 'pallas',
+            },
+            r'kernels.rms_norm=pallas would change nothing: .* do are .*, rmsnorm, .* Leave it',
+        ),
+        (
+            {'loss.name': 'focal', 'kernels.cross_entropy': 'pallas'},
+            r'kernels.cross_entropy=pallas would change nothing: loss.name=focal is another loss',
+        ),
+    ],
+    ids=str,
+)
+def test_a_kernel_that_nothing_reads_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check(config)
+        check(tiny_config(changes))
 
 
-def test_a_kernel_without_a_derivative_in_forward_mode_is_refused():
+@pytest.mark.parametrize('operation', ['rms_norm', 'cross_entropy'])
+def test_a_kernel_without_a_derivative_in_forward_mode_is_refused(operation):
     asked = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
-    config = tiny_config(asked | {'kernels.rms_norm': 'pallas'})
-    with pytest.raises(ValueError, match=r'ghost_radius .* choose kernels.rms_norm=reference'):
+    config = tiny_config(asked | {f'kernels.{operation}': 'pallas'})
+    with pytest.raises(ValueError, match=f'ghost_radius .* choose kernels.{operation}=reference'):
         refuse_unserved(build_learner(config, VOCAB, BOS, 'tpu'))
 
 

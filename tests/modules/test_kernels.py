@@ -14,7 +14,8 @@ from tests.modules.test_attention_kernels import ROUNDING
 
 def test_kernels_suit_the_platform():
     """auto is resolved once; a name is taken as it is, for both operations or for one alone."""
-    chunked, rest = 'attention=blocked linear_attention=chunked', 'rms_norm=reference'
+    chunked = 'attention=blocked linear_attention=chunked'
+    rest = 'rms_norm=reference cross_entropy=reference'
     assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {rest}'
     assert kernels_for('cpu') == kernels_for('tpu', 'xla_cpu')
     assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
@@ -42,7 +43,10 @@ def test_every_implementation_names_kernels_for_all_operations():
         kernels_for(bound.pop() if bound else 'cpu', name, **choices)
 
 
-@pytest.mark.parametrize('operation, name', [('attention', 'splash'), ('rms_norm', 'pallas')])
+@pytest.mark.parametrize(
+    'operation, name',
+    [('attention', 'splash'), ('rms_norm', 'pallas'), ('cross_entropy', 'pallas')],
+)
 def test_a_kernel_of_another_platform_is_refused_by_name(operation, name):
     with pytest.raises(ValueError, match=f'kernels.{operation}={name} runs on tpu alone, and the'):
         kernels_for('gpu', **{operation: name})

@@ -1,1 +1,30 @@
-"""Softmax cross-entropy over logits: in plain operations, and as kernels."""
+"""Softmax cross-entropy over logits. A new kernel is a row in `CROSS_ENTROPY_KERNELS`.
+
+Each is (logits [M, V], labels [M], z_loss, label_smoothing) -> {'objective', 'ce', 'z_loss'}, [M]
+each, as `modules.losses.cross_entropy` has them, which `reference` stands for in a model.
+"""
+
+from typing import Any
+
+import jax
+
+from modules.kernels.cross_entropy.reference import cross_entropy as reference
+from modules.kernels.platforms import Kernel
+
+
+def pallas(
+    logits_MV: jax.Array, labels_M: jax.Array, z_loss: Any, label_smoothing: Any
+) -> dict[str, jax.Array]:
+    """`reference`, which reads the logits once forward, and once backward to write their gradient
+    over them; on TPUs.
+    """
+    # Here, as Pallas takes time to import.
+    from modules.kernels.cross_entropy.tpu import cross_entropy
+
+    return cross_entropy(logits_MV, labels_M, z_loss, label_smoothing)
+
+
+CROSS_ENTROPY_KERNELS = {
+    'reference': Kernel(reference),
+    'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
+}
