@@ -49,7 +49,7 @@ def softmax(
     TYPES, shapes that do not broadcast, rows too long for `row`.
     """
     moved = itemsize(x, x, x) + (mask is not None)
-    form = _form_for(x, form, bytes_an_entry(moved, softcap))
+    form = _form_for(x, form, bytes_an_entry(moved, 'row', softcap))
     of_queries = causal or segments is not None
     shape = (1,) * max(0, 2 + of_queries - x.ndim) + x.shape
     if of_queries and x.ndim < 2:
@@ -70,12 +70,12 @@ def softmax(
 
 def logsumexp(x: jax.Array, *, form: str | None = None) -> jax.Array:
     """float32: log sum exp(x) over the last axis; x is read once, whatever the form."""
-    form = _form_for(x, form, bytes_an_entry(itemsize(x)))
+    form = _form_for(x, form, bytes_an_entry(itemsize(x), 'row'))
     return log_of_rows(x[None] if x.ndim == 1 else x, form).reshape(x.shape[:-1])
 
 
 def _form_for(x, form, needed):
-    """needed: bytes an entry, of the direction that needs more."""
+    """needed: by `row`, bytes an entry in the direction that needs more."""
     if x.dtype not in TYPES:
         names = ', '.join(jnp.dtype(dtype).name for dtype in TYPES)
         raise ValueError(f'softmax on TPUs takes {names}; got {x.dtype}. Choose reference.')

@@ -27,7 +27,7 @@ def _logsumexp_saved(x, form):
 def _logsumexp_rows(x, form):
     shape = merged(x.shape)
     columns = shape[-1] if form == 'row' else COLUMNS
-    blocks = Blocks.of(shape, columns, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x)))
+    blocks = Blocks.of(shape, columns, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x), form))
     of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
     found = call_in_blocks(
         functools.partial(_logsumexp_block, blocks=blocks, form=form),
@@ -61,12 +61,14 @@ def _logsumexp_backward(form, saved, g):
     return (over_devices(compute, (x, sums, g), (True, True, True), True),)
 
 
-_logsumexp.defvjp(_logsumexp_saved, _logsumexp_backward)
+log_of_rows.defvjp(_logsumexp_saved, _logsumexp_backward)
 
 
 def _logsumexp_backward_rows(x, sums, g, form):
     shape = merged(x.shape)
-    blocks = Blocks.of(shape, COLUMNS, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x, x)))
+    blocks = Blocks.of(
+        shape, COLUMNS, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x, x), form)
+    )
     given = {'x': blocks.matrix(x.reshape(shape))}
     rows = dict(zip((*SUMS, 'g'), (*sums, g), strict=True))
     given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in rows.items()}
