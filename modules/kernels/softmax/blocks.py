@@ -93,10 +93,26 @@ class Blocks:
     def limit(self) -> int | None:
         return memory_limit(self.size, self.columns, self.bytes_an_entry)
 
-    def block_of_rows(self, group: Any, i: Any) -> Any:
-        """Its number; behind the last one that again, which changes nothing."""
-        last = math.ceil(self.rows / self.size) - 1
-        return jnp.minimum(group * (self.group // self.size) + i, last)
+    @property
+    def blocks_of_rows(self) -> int:
+        return math.ceil(self.rows / self.size)
+
+    def is_there(self, group: Any, i: Any) -> Any:
+        """Whether the rows have this block: the last group may have fewer."""
+        return group * (self.group // self.size) + i < self.blocks_of_rows
+
+    def block(self, group: Any, i: Any, phase: Any, chunk: Any) -> tuple:
+        """(block of rows, phase, block of columns); where there is none the last, which stays."""
+        row = jnp.minimum(group * (self.group // self.size) + i, self.blocks_of_rows - 1)
+        if self.every_is_there:
+            return row, phase, chunk
+        there = self.is_there(group, i)
+        phase = jnp.where(there, phase, self.phases - 1)
+        return row, phase, jnp.where(there, chunk, self.chunks - 1)
+
+    @property
+    def every_is_there(self) -> bool:
+        return self.grid[1] * self.grid[2] == self.blocks_of_rows
 
     def matrix(self, array: jax.Array, written: bool = False) -> tuple[jax.Array, pl.BlockSpec]:
         """[..., T or 1, S or 1] as the kernel has it, and its blocks.
@@ -106,10 +122,11 @@ class Blocks:
         *own, rows, columns = array.shape
 
         def index(lead, group, i, phase, chunk):
+            row, phase, chunk = self.block(group, i, phase, chunk)
             if written and self.phases == 2:
                 chunk = chunk * phase
-            row = self.block_of_rows(group, i) if rows > 1 else 0
-            return 0, self._leading(lead, own), row, chunk if columns > 1 else 0
+            at = (row if rows > 1 else 0, chunk if columns > 1 else 0)
+            return 0, self._leading(lead, own), *at
 
         block = (self.size if rows > 1 else 1, self.columns if columns > 1 else 1)
         return _reshaped(array, (1, math.prod(own), rows, columns)), _spec(block, index)
@@ -168,7 +185,7 @@ class Here:
     @classmethod
     def of(cls, blocks: Blocks) -> 'Here':
         group, i, phase, chunk = (pl.program_id(axis) for axis in range(1, 5))
-        row = blocks.block_of_rows(group, i) * blocks.size
+        row = blocks.block(group, i, phase, chunk)[0] * blocks.size
         return cls(blocks, row, row - group * blocks.group, phase, chunk)
 
     @property
@@ -250,13 +267,29 @@ class Here:
         pl.when(is_last)(lambda: use(load()))
 
 
-def call_in_blocks(body, blocks, given, made, name, totals=0):
+def call_in_blocks(
+    body: Callable[[dict[str, Any], Here], None],
+    blocks: Blocks,
+    given: dict[str, tuple[jax.Array, pl.BlockSpec]],
+    made: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    name: str,
+    totals: int = 0,
+) -> dict[str, jax.Array]:
     """`call_on_tpu` over all of the blocks, with as many totals of the blocks of a row."""
+
+    def where_there(refs):
+        here = Here.of(blocks)
+        if blocks.every_is_there:
+            body(refs, here)
+        else:
+            group, i = pl.program_id(1), pl.program_id(2)
+            pl.when(blocks.is_there(group, i))(lambda: body(refs, here))
+
     entries = math.prod(blocks.lead) * blocks.rows * blocks.width
     reads = sum(math.prod(a.shape) * itemsize(a) for a, _ in given.values())
     writes = sum(math.prod(a.shape) * itemsize(a) for a, _ in made.values())
     return call_on_tpu(
-        body,
+        where_there,
         given,
         made,
         grid=blocks.grid,

@@ -38,9 +38,9 @@ def softmax(
 ) -> jax.Array:
     """`reference` with one kernel forward and one backward.
 
-    form: `row` has whole rows in fast memory, 367,000 entries of bfloat16 and 229,000 of float32;
-    `online` and `two_pass` have blocks of them, and differ in their sums (`sums`). None: `row`
-    where it can, else `online`.
+    form: `row` has whole rows in fast memory, up to 367,000 entries of bfloat16 and 229,000 of
+    float32; `online` and `two_pass` have blocks of them, and differ in their sums (`sums`). None:
+    each pass is `row` where it can be, else `online`.
 
     The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
     p, and computes p again from the sums that the forward pass saves. Under
@@ -49,7 +49,7 @@ def softmax(
     TYPES, shapes that do not broadcast, rows too long for `row`.
     """
     moved = itemsize(x, x, x) + (mask is not None)
-    form = _form_for(x, form, bytes_an_entry(moved, 'row', softcap))
+    _check(x, form, bytes_an_entry(moved, 'row', softcap))
     of_queries = causal or segments is not None
     shape = (1,) * max(0, 2 + of_queries - x.ndim) + x.shape
     if of_queries and x.ndim < 2:
@@ -70,24 +70,23 @@ def softmax(
 
 def logsumexp(x: jax.Array, *, form: str | None = None) -> jax.Array:
     """float32: log sum exp(x) over the last axis; x is read once, whatever the form."""
-    form = _form_for(x, form, bytes_an_entry(itemsize(x), 'row'))
+    _check(x, form, bytes_an_entry(itemsize(x), 'row'))
     return log_of_rows(x[None] if x.ndim == 1 else x, form).reshape(x.shape[:-1])
 
 
-def _form_for(x, form, needed):
+def _check(x, form, needed):
     """needed: by `row`, bytes an entry in the direction that needs more."""
     if x.dtype not in TYPES:
         names = ', '.join(jnp.dtype(dtype).name for dtype in TYPES)
         raise ValueError(f'softmax on TPUs takes {names}; got {x.dtype}. Choose reference.')
     if form is not None:
-        choose(FORMS, form, 'form')
+        choose({name: sums for name, sums in FORMS.items() if name}, form, 'form')
     longest = most_columns(needed)
     if form == 'row' and x.shape[-1] > longest:
         raise ValueError(
             f'form=row has whole rows in vector memory, at most {longest:,} entries of '
             f'{x.dtype.name} here; got {x.shape[-1]:,}. Choose online.'
         )
-    return form or ('row' if x.shape[-1] <= longest else 'online')
 
 
 def _of_rank(array, shape, name):

@@ -6,8 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.devices import over_devices
-from modules.kernels.softmax.blocks import COLUMNS, Blocks, Here, call_in_blocks, merged
-from modules.kernels.softmax.tpu_passes import FORMS, SUMS, Softmax, bytes_an_entry, logits
+from modules.kernels.softmax.blocks import COLUMNS, Blocks, call_in_blocks, merged
+from modules.kernels.softmax.tpu_passes import (
+    FORMS,
+    SUMS,
+    Softmax,
+    bytes_an_entry,
+    columns_at_once,
+    logits,
+)
 from modules.kernels.tpu_rows import itemsize
 
 
@@ -26,11 +33,12 @@ def _logsumexp_saved(x, form):
 
 def _logsumexp_rows(x, form):
     shape = merged(x.shape)
-    columns = shape[-1] if form == 'row' else COLUMNS
-    blocks = Blocks.of(shape, columns, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x), form))
+    needed = bytes_an_entry(itemsize(x), form)
+    columns = columns_at_once(form, shape[-1], needed)
+    blocks = Blocks.of(shape, columns, phases=1, bytes_an_entry=needed)
     of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
     found = call_in_blocks(
-        functools.partial(_logsumexp_block, blocks=blocks, form=form),
+        functools.partial(_logsumexp_block, form=form),
         blocks,
         {'x': blocks.matrix(x.reshape(shape))},
         dict.fromkeys(('log', *SUMS), of_rows),
@@ -41,8 +49,8 @@ def _logsumexp_rows(x, form):
     return log, tuple(sums)
 
 
-def _logsumexp_block(refs, blocks, form):
-    here, sums = Here.of(blocks), FORMS[form]
+def _logsumexp_block(refs, here, form):
+    sums = FORMS[form]
     z, _ = logits(refs, here, Softmax(causal=False, softcap=0.0, form=form))
 
     def write(total):
@@ -52,7 +60,7 @@ def _logsumexp_block(refs, blocks, form):
     def add(total):
         return sums.add(total, z)
 
-    here.reduce_row(refs, lambda: sums.nothing(blocks.size), add, write)
+    here.reduce_row(refs, lambda: sums.nothing(here.blocks.size), add, write)
 
 
 def _logsumexp_backward(form, saved, g):
@@ -73,14 +81,13 @@ def _logsumexp_backward_rows(x, sums, g, form):
     rows = dict(zip((*SUMS, 'g'), (*sums, g), strict=True))
     given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in rows.items()}
     made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype))}
-    body = functools.partial(_logsumexp_backward_block, blocks=blocks, form=form)
+    body = functools.partial(_logsumexp_backward_block, form=form)
     found = call_in_blocks(body, blocks, given, made, 'logsumexp_backward')
     return found['dx'].reshape(x.shape)
 
 
-def _logsumexp_backward_block(refs, blocks, form):
+def _logsumexp_backward_block(refs, here, form):
     """dx = g p."""
-    here = Here.of(blocks)
     total = tuple(here.read_rows(refs[name]) for name in SUMS)
     p = FORMS[form].probabilities(refs['x'][...].astype(jnp.float32), total)
     refs['dx'][...] = (here.read_rows(refs['g']) * p).astype(refs['dx'].dtype)

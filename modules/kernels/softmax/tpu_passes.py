@@ -6,12 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.softmax.blocks import COLUMNS, Blocks, Here, call_in_blocks, merged
+from modules.kernels.softmax.blocks import COLUMNS, Blocks, call_in_blocks, merged, most_columns
 from modules.kernels.softmax.sums import ONLINE, TWO_PASS
 from modules.kernels.tpu_rows import itemsize
 
-# row: all of a row in fast memory. The others have a block of its columns there.
-FORMS = {'row': ONLINE, 'online': ONLINE, 'two_pass': TWO_PASS}
+# row: all of a row in fast memory. The others have a block of its columns there. None: `row` where
+# a pass can, else `online`; they save the same.
+FORMS = {'row': ONLINE, 'online': ONLINE, 'two_pass': TWO_PASS, None: ONLINE}
 BESIDE = ('mask', 'queries', 'keys', 'sink')  # arrays that may come with x
 SUMS = ('first_sum', 'second_sum')  # of rows, that the forward pass saves
 
@@ -22,12 +23,19 @@ class Softmax:
 
     causal: bool
     softcap: float
-    form: str
+    form: str | None
 
 
-def bytes_an_entry(moved: int, form: str, softcap: float = 0.0) -> int:
+def bytes_an_entry(moved: int, form: str | None, softcap: float = 0.0) -> int:
     """Of a block: what is moved, twice, and what is computed from it, as the compiler says."""
     return 2 * moved + (18 if form == 'two_pass' else 8) + (4 if softcap else 0)
+
+
+def columns_at_once(form: str | None, width: int, needed: int) -> int:
+    """Of a block, of which an entry needs so many bytes."""
+    if form == 'row' or (form is None and width <= most_columns(needed)):
+        return width
+    return COLUMNS
 
 
 def _shape(x, others, how):
@@ -48,30 +56,33 @@ def _given(blocks, others, names):
     return {name: as_blocks[name](there[name]) for name in names if there[name] is not None}
 
 
+def _blocks(shape, moved, how):
+    needed = bytes_an_entry(moved, how.form, how.softcap)
+    columns = columns_at_once(how.form, shape[-1], needed)
+    return Blocks.of(shape, columns, phases=2, bytes_an_entry=needed)
+
+
 def forward_rows(x, others, how, saves):
     shape = _shape(x, others, how)
-    columns = x.shape[-1] if how.form == 'row' else COLUMNS
     moved = 2 * itemsize(x) + (others[0] is not None)
-    blocks = Blocks.of(
-        shape, columns, phases=2, bytes_an_entry=bytes_an_entry(moved, how.form, how.softcap)
-    )
+    blocks = _blocks(shape, moved, how)
     given = {'x': blocks.matrix(x.reshape(shape)), **_given(blocks, others, BESIDE)}
     made = {'p': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype), written=True)}
     if saves:
         of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
         made |= dict.fromkeys(SUMS, of_rows)
-    body = functools.partial(_forward_block, blocks=blocks, how=how)
+    body = functools.partial(_forward_block, how=how)
     found = call_in_blocks(body, blocks, given, made, 'softmax', totals=2)
     sums = tuple(found[name].reshape(x.shape[:-1]) for name in SUMS) if saves else None
     return found['p'].reshape(x.shape), sums
 
 
-def _forward_block(refs, blocks, how):
-    here, sums = Here.of(blocks), FORMS[how.form]
+def _forward_block(refs, here, how):
+    sums = FORMS[how.form]
     z, _ = logits(refs, here, how)
 
     def start():
-        nothing = sums.nothing(blocks.size)
+        nothing = sums.nothing(here.blocks.size)
         if 'sink' not in refs:
             return nothing
         return sums.add(nothing, _sink(refs, here))
@@ -117,12 +128,9 @@ def _seen(refs, here, how):
 
 def backward_rows(x_or_p, g, sums, others, how):
     shape = _shape(g, others, how)
-    columns = shape[-1] if how.form == 'row' else COLUMNS
     has_mask, has_sink = others[0] is not None, others[-1] is not None
     moved = itemsize(x_or_p, g, x_or_p) + bool(has_mask and how.softcap)
-    blocks = Blocks.of(
-        shape, columns, phases=2, bytes_an_entry=bytes_an_entry(moved, how.form, how.softcap)
-    )
+    blocks = _blocks(shape, moved, how)
     arrays = {'x' if how.softcap else 'p': x_or_p, 'g': g}
     given = {name: blocks.matrix(array.reshape(shape)) for name, array in arrays.items()}
     given |= _given(blocks, others, BESIDE if how.softcap else ('sink',))
@@ -132,15 +140,15 @@ def backward_rows(x_or_p, g, sums, others, how):
     made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x_or_p.dtype), written=True)}
     if has_sink:
         made['dsink'] = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
-    body = functools.partial(_backward_block, blocks=blocks, how=how)
+    body = functools.partial(_backward_block, how=how)
     found = call_in_blocks(body, blocks, given, made, 'softmax_backward', totals=1)
     dsink = found['dsink'].reshape(g.shape[:-1]) if has_sink else None
     return found['dx'].reshape(g.shape), dsink
 
 
-def _backward_block(refs, blocks, how):
+def _backward_block(refs, here, how):
     """dx = p (g - sum p g) dz/dx; dsink = - p_sink sum p g, with what the sink takes of 1."""
-    here, sums, slope = Here.of(blocks), FORMS[how.form], None
+    sums, slope = FORMS[how.form], None
     g = refs['g'][...].astype(jnp.float32)
     total = tuple(here.read_rows(refs[name]) for name in SUMS if name in refs)
     if how.softcap:
@@ -150,7 +158,7 @@ def _backward_block(refs, blocks, how):
         p = refs['p'][...].astype(jnp.float32)
 
     def start():
-        return (jnp.zeros((blocks.size, 1), jnp.float32),)
+        return (jnp.zeros((here.blocks.size, 1), jnp.float32),)
 
     def add(mean):
         terms = p * g if here.inside() is None else jnp.where(here.inside(), p * g, 0.0)
