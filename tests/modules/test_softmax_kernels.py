@@ -224,8 +224,9 @@ def test_sums_of_blocks_are_those_of_rows(sums):
     or all. Catches a sum that is not scaled when its exponent grows, or an exponent of -inf.
     """
     z = np.random.default_rng(0).normal(size=(10, 64)).astype(np.float32)
-    z[1:4] = z[1:4] * 2000 + [[0], [1e4], [-1e4]]
+    z[1:4] = z[1:4] * [[2000], [1], [1]] + [[0], [1e4], [-1e4]]
     z[4], z[5] = -1e30, np.finfo(np.float32).min
+    z[6:8] -= 1e4
     z[6, :32], z[7, 32:], z[8], z[9] = -np.inf, -np.inf, -np.inf, np.sort(z[1])
     pair = sums.nothing(10)
     for block in np.split(z, 4, axis=1):
@@ -262,7 +263,7 @@ def test_a_pass_is_one_kernel():
         assert [str(kernel.params['name']) for kernel in kernels] == [name, f'{name}_backward']
         others = [equation for equation in jaxpr.eqns if equation not in kernels]
         large = {str(e.primitive) for e in others for v in e.outvars if v.aval.size == x.size}
-        assert large <= {'reshape', 'convert_element_type', 'broadcast_in_dim'}, large
+        assert large <= {'reshape'}, large
 
 
 @pytest.mark.usefixtures('interpreted')
