@@ -206,6 +206,16 @@ def test_what_queries_see_cap_and_lose_to_sinks(form, dtype):
         assert_is_softmax(run(compute, hidden_x, g, **more), x, g, **more)
 
 
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize('name', ['mask', 'causal', 'segments', 'sink', 'softcap'])
+def test_what_queries_see_cap_and_lose_alone(name):
+    """Catches leading axes that are taken for rows where one of these counts queries."""
+    shape = (2, 2, 16, 40)
+    (x, g), more = draw(shape, 'float32'), everything(shape)
+    alone = {name: more[name]}
+    assert_is_softmax(run(tpu.softmax, x, g, **alone), x, g, **alone)
+
+
 @pytest.mark.usefixtures('interpreted', 'small_blocks')
 def test_a_sink_of_every_row(monkeypatch):
     """More rows than lanes of one register, in one block and in several. Catches numbers of rows
@@ -312,7 +322,7 @@ def test_softmax_is_computed_again():
 @pytest.mark.parametrize('batch', [4, 3])
 def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
     """On 2 x 4 devices as on one, the sink's gradient too; three rows do not divide. Catches a
-    sink's gradient of one device's rows, or of those of `run` twice.
+    sink's gradient of one device's rows, or of those of `run` twice, and rows that are not cut.
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     shape = (batch, 2, 5, 40)
@@ -324,6 +334,8 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
     shardings = (rows, rows, replicated(mesh))
     cut = jax.jit(compute, in_shardings=shardings, compiler_options=FAST)
     assert_is_softmax(cut(x, g, more['sink']), x, g, **more)
+    rows_each = 1 if batch == 4 else 3
+    assert f'f32[1,{2 * rows_each},5,40]' in str(jax.make_jaxpr(compute)(x, g, more['sink']))
 
 
 @pytest.mark.parametrize(
