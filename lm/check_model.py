@@ -10,6 +10,8 @@ from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
 from modules.kernels import IMPLEMENTATIONS
 from modules.kernels.attention import Scores, refuse_unserved
+from modules.norms import NORMS
+from modules.norms.rmsnorm import OverRMS
 from modules.options import options
 from modules.positions import rotated_features
 from modules.reparam.matrices import parse_roles
@@ -24,6 +26,7 @@ def check_model(config: Config) -> None:
     _check_attention(config)
     check_objectives(config)
     _check_norms(config)
+    _check_rms_norm(config)
     _check_placement(config)
     _check_experts(config)
     _check_roles(config)
@@ -172,6 +175,18 @@ def _check_norms(config: Config) -> None:
                     f'norm.groups={width} leaves {path}={site.name} groups of one feature each, '
                     'which have no spread; give fewer'
                 )
+
+
+def _check_rms_norm(config: Config) -> None:
+    named = config.kernels.rms_norm
+    norms = {path: part_at(config, path) for path in NORM_SITES}
+    if named != AUTO and not any(issubclass(norm.row, OverRMS) for norm in norms.values()):
+        chosen = ', '.join(f'{path}={norm.name}' for path, norm in norms.items())
+        able = ', '.join(name for name, row in NORMS.items() if issubclass(row, OverRMS))
+        raise ValueError(
+            f'kernels.rms_norm={named} would change nothing: of {chosen} none divides by the root '
+            f'mean square; those that do are {able}. Leave it out.'
+        )
 
 
 def sequences_of_a_microbatch(config: Config) -> int:

@@ -14,7 +14,7 @@ from lm.check_model import stream_width
 from lm.config import given, part_at
 from lm.sections import Config
 from modules.attention.cache import CACHE
-from modules.kernels import Kernels, kernels_for
+from modules.kernels import OPERATIONS, Kernels, kernels_for
 from modules.numerics import DTYPES, REMAT_POLICIES
 from modules.options import build
 from modules.params import LAYER, ParamSpec, declare
@@ -46,6 +46,7 @@ OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 
 def norm_maker(
     config: Config,
+    kernels: Kernels,
     path: str,
     axis: str,
     site: str,
@@ -57,6 +58,7 @@ def norm_maker(
     """
     part = part_at(config, path)
     options, wiring = given(config, part), {'site': site, 'valid': valid, 'order': order}
+    wiring['rms_norm'] = kernels.rms_norm
     return lambda name: build(part.row, options, axis=axis, name=name, **wiring)
 
 
@@ -131,7 +133,7 @@ class Block(nn.Module):
 
         def qk_norm(name, over_what):
             axis, valid = over[over_what]
-            return norm_maker(config, 'model.qk_norm', axis, 'qk', valid)(name)
+            return norm_maker(config, self.kernels, 'model.qk_norm', axis, 'qk', valid)(name)
 
         return build(
             layer.row,
@@ -172,7 +174,7 @@ class Block(nn.Module):
         return placement.init_gain(self.config.model.n_layers)
 
     def norms(self, sublayer: str, valid, order):
-        make = norm_maker(self.config, 'model.norm', 'embed', sublayer, valid, order)
+        make = norm_maker(self.config, self.kernels, 'model.norm', 'embed', sublayer, valid, order)
         return lambda name: make(f'{sublayer}_{name}')
 
 
@@ -228,17 +230,18 @@ class Transformer(nn.Module):
         config, model = self.config, self.config.model
         placement = part_at(config, 'model.placement').row
         table_VD, x_BTD = self.embed(tokens_BT, sequence)
-        norm = norm_maker(config, 'model.embedding_norm', 'embed', 'embedding', sequence.valid_BT1)
-        streams = placement.split(norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype])))
+        norm = functools.partial(norm_maker, config, self.kernels)
+        valid_BT1 = sequence.valid_BT1
+        first_norm = norm('model.embedding_norm', 'embed', 'embedding', valid_BT1)('embedding_norm')
+        streams = placement.split(first_norm(x_BTD.astype(DTYPES[model.dtype])))
         streams, first = observed(self, EMBEDDING, streams), 1
         for group in groups_of_blocks(config):
             blocks = self.scanned(group.count)(config, self.kernels, group, name=group.name)
             numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
             streams, _ = blocks(streams, numbers_L, sequence)
             first += group.count
-        order = 2 * model.n_layers
-        norm = norm_maker(config, 'model.final_norm', 'embed', 'final', sequence.valid_BT1, order)
-        x_BTD = observed(self, FINAL, placement.join(streams, norm('final_norm')))
+        final_norm = norm('model.final_norm', 'embed', 'final', valid_BT1, 2 * model.n_layers)
+        x_BTD = observed(self, FINAL, placement.join(streams, final_norm('final_norm')))
         return x_BTD, self.readout_of(table_VD)
 
     def embed(self, tokens_BT, sequence):
@@ -296,13 +299,11 @@ def tied_factor(config: Config) -> float:
 
 def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
     """The configured model for devices of `platform`. `lm.check` has checked its names."""
-    kernels = config.kernels
-    chosen = kernels_for(
-        platform,
-        kernels.implementation,
-        attention=kernels.attention,
-        linear_attention=kernels.linear_attention,
-        matmul=kernels.matmul,
-        matmul_options=given(config, part_at(config, 'kernels.matmul')),
-    )
-    return Transformer(config, vocab_size, chosen)
+    return Transformer(config, vocab_size, chosen_kernels(config, platform))
+
+
+def chosen_kernels(config: Config, platform: str) -> Kernels:
+    """ValueError for one that does not run there."""
+    named = {operation: getattr(config.kernels, operation) for operation in OPERATIONS}
+    options = given(config, part_at(config, 'kernels.matmul'))
+    return kernels_for(platform, config.kernels.implementation, matmul_options=options, **named)

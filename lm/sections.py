@@ -19,6 +19,7 @@ from modules.kernels import (
     IMPLEMENTATIONS,
     LINEAR_ATTENTION_KERNELS,
     MATMUL_KERNELS,
+    RMS_NORM_KERNELS,
 )
 from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
@@ -210,6 +211,7 @@ class KernelsConfig:
     attention: Annotated[str, Choice(ATTENTION_KERNELS, auto=True)] = AUTO
     linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
     matmul: Annotated[str, Choice(MATMUL_KERNELS, 'kernels', auto=True)] = AUTO
+    rms_norm: Annotated[str, Choice(RMS_NORM_KERNELS, auto=True)] = AUTO
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 

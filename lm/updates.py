@@ -22,7 +22,7 @@ from lm.state import (
     peaks_of,
     schedule_fraction,
 )
-from modules.kernels import ATTENTION_KERNELS
+from modules.kernels import ATTENTION_KERNELS, RMS_NORM_KERNELS
 from modules.optim import with_share
 from modules.params import ParamSpec, named_leaves, root_mean_square
 from modules.scaling import Decay
@@ -48,9 +48,16 @@ def refuse_unserved(learner: Learner) -> None:
                 'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
                 'the rest), or choose another optimizer.'
             )
+    kernels = learner.model.kernels
+    for asker, what in asks_forward_mode(config).items():
+        if not RMS_NORM_KERNELS[kernels.rms_norm_name].is_forward_mode:
+            raise ValueError(
+                f'{asker} differentiates the {what} in forward mode, and kernels.rms_norm='
+                f'{kernels.rms_norm_name} has no such derivative; choose kernels.rms_norm=reference'
+            )
     if not hasattr(part_at(config, 'model.attention').row, 'scores'):
         return
-    kernel = learner.model.kernels.attention_name
+    kernel = kernels.attention_name
     for asker, what in asks_forward_mode(config).items():
         able = [name for name, one in ATTENTION_KERNELS.items() if what in one.forward_mode]
         if kernel not in able:

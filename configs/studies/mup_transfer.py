@@ -5,8 +5,9 @@ Question: where is the best rate at each of four widths, under `standard`, muP's
           more than a step of the grid?
 Command:  uv run train.py --config=configs/studies/mup_transfer.py --workdir=runs/mup_transfer
           uv run python -m eval.report --workdir=runs/mup_transfer --figures=figures
-Cost:     336 runs of two blocks in sixteen programs; not run yet.
-Result:   none yet.
+Cost:     336 runs of two blocks in sixteen programs, half an hour on two CPU cores.
+Result:   standard's falls as 1 / width, by three steps; the others' hold within one:
+          configs/studies/results/mup_transfer.md
 
 Heads are 16 wide at every width, so that there are more of them; the base model is the narrowest.
 Steps of the grid are a factor of two, so that an optimum that goes as 1 / width moves by three.

@@ -24,6 +24,7 @@ from eval.report.over_steps import drawable, over_steps
 from eval.report.quantities import drawn as drawn_quantities
 from eval.report.rates import finished
 from eval.report.series import HeatMap, Series, mean_map
+from eval.report.sizes import by_size, rates_by_size
 from eval.report.tables import UNITS
 from eval.text import number
 from eval.variants import SEEDS, has_diverged
@@ -88,6 +89,8 @@ def write_figures(
         drawn['loss_curves'] = lambda figure: loss_curves(figure, comparisons, series)
     if any(len(c.losses) > 1 for c in by_variant):
         drawn['learning_rates'] = lambda figure: learning_rates(figure, by_variant, metric)
+        if panels := by_size(by_variant):
+            drawn['rates_by_size'] = lambda figure: rates_by_size(figure, panels, metric)
     if differences.compared(comparisons):
         unit = UNITS[metric].removeprefix('loss, ')
         drawn['differences'] = lambda figure: differences.draw(figure, comparisons, unit)

@@ -16,7 +16,7 @@ from lm.activations import Activations, gradients, next_token_loss, observe
 from lm.cached import Cache, extend, init_cache
 from lm.config import AUTO
 from lm.mesh import make_mesh
-from lm.model import Transformer
+from lm.model import Transformer, chosen_kernels
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
@@ -24,7 +24,7 @@ from lm.record.workdir import SWEEP
 from lm.sections import Config
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
-from modules.kernels import kernels_for
+from modules.kernels import PLATFORM_BOUND
 
 to_stderr = functools.partial(print, file=sys.stderr)
 
@@ -168,11 +168,11 @@ def _load(folder: Path, step: int, say: Callable[[str], None]) -> Checkpoint:
 
 def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -> Config:
     """`config`, with kernels that run on `platform` where it names others; `say` is told."""
-    named = config.kernels
     try:
-        kernels_for(platform, named.implementation, attention=named.attention)
+        chosen_kernels(config, platform)
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
-        kernels = dataclasses.replace(named, implementation=AUTO, attention=AUTO)
+        unbound = dict.fromkeys(('implementation', *PLATFORM_BOUND), AUTO)
+        kernels = dataclasses.replace(config.kernels, **unbound)
         return dataclasses.replace(config, kernels=kernels)
     return config

@@ -13,22 +13,41 @@ from typing import Any
 import jax
 
 from modules.choices import choose
-from modules.kernels.attention import ATTENTION_KERNELS, attend, refuse_platform
+from modules.kernels.attention import ATTENTION_KERNELS, attend
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
+from modules.kernels.platforms import refuse_platform
+from modules.kernels.rms_norm import RMS_NORM_KERNELS
 
+OPERATIONS = {
+    'attention': ATTENTION_KERNELS,
+    'linear_attention': LINEAR_ATTENTION_KERNELS,
+    'matmul': MATMUL_KERNELS,
+    'rms_norm': RMS_NORM_KERNELS,
+}
+# Their rows say on which platforms they run.
+PLATFORM_BOUND = ('attention', 'rms_norm')
+
+XLA = {
+    'attention': 'blocked',
+    'linear_attention': 'chunked',
+    'matmul': 'direct',
+    'rms_norm': 'reference',
+}
 # A choice for each operation, by the name of its kernel.
 IMPLEMENTATIONS = {
-    'reference': {'attention': 'reference', 'linear_attention': 'quadratic', 'matmul': 'direct'},
-    'xla': {'attention': 'blocked', 'linear_attention': 'chunked', 'matmul': 'direct'},
-    'xla_cpu': {
-        'attention': 'blocked',
-        'linear_attention': 'chunked',
-        'matmul': 'narrow_first',
+    'reference': {
+        'attention': 'reference',
+        'linear_attention': 'quadratic',
+        'matmul': 'direct',
+        'rms_norm': 'reference',
     },
+    'xla': XLA,
+    'xla_cpu': XLA | {'matmul': 'narrow_first'},
     # On GPUs alone, and on TPUs alone.
-    'cudnn': {'attention': 'cudnn', 'linear_attention': 'chunked', 'matmul': 'direct'},
-    'splash': {'attention': 'splash', 'linear_attention': 'chunked', 'matmul': 'direct'},
+    'cudnn': XLA | {'attention': 'cudnn'},
+    'splash': XLA | {'attention': 'splash'},
+    'pallas': XLA | {'rms_norm': 'pallas'},
 }
 
 
@@ -36,12 +55,14 @@ IMPLEMENTATIONS = {
 class Kernels:
     """The chosen kernels by name, and as functions: `attention` is `attend` without its first
     argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
-    `MATMUL_KERNELS`, with `matmul_options`. str() gives the names, for a log.
+    `MATMUL_KERNELS`, with `matmul_options`, `rms_norm` one of `RMS_NORM_KERNELS`. str() gives the
+    names, for a log.
     """
 
     attention_name: str
     linear_attention_name: str
     matmul_name: str
+    rms_norm_name: str
     matmul_options: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -57,6 +78,10 @@ class Kernels:
         row = MATMUL_KERNELS[self.matmul_name]
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
+    @property
+    def rms_norm(self) -> Callable[..., jax.Array]:
+        return RMS_NORM_KERNELS[self.rms_norm_name].compute
+
     def __str__(self) -> str:
         names = {name.removesuffix('_name'): value for name, value in vars(self).items()}
         del names['matmul_options']
@@ -67,30 +92,25 @@ def kernels_for(
     platform: str,
     implementation: str = 'auto',
     *,
-    attention: str = 'auto',
-    linear_attention: str = 'auto',
-    matmul: str = 'auto',
     matmul_options: Mapping[str, Any] | None = None,
+    **named: str,
 ) -> Kernels:
     """The one place that reads 'auto': an operation's is what the implementation has, and the
     implementation's is what suits devices of `platform` ('cpu', 'gpu', 'tpu').
 
-    matmul_options: those of the row `matmul`, where it has some.
+    named: kernels of `OPERATIONS` by name; those left out are 'auto'. matmul_options: those of the
+    row `matmul`, where it has some.
 
     ValueError for a name that no table has, and for a kernel that does not run there.
     """
     if implementation == 'auto':
         implementation = 'xla_cpu' if platform == 'cpu' else 'xla'
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
-    given = (
-        ('attention', attention, ATTENTION_KERNELS),
-        ('linear_attention', linear_attention, LINEAR_ATTENTION_KERNELS),
-        ('matmul', matmul, MATMUL_KERNELS),
-    )
-    for operation, name, table in given:
+    for operation, name in named.items():
         if name != 'auto':
-            choose(table, name, f'kernels.{operation}')
+            choose(OPERATIONS[operation], name, f'kernels.{operation}')
             names[operation] = name
-    refuse_platform(names['attention'], platform)
+    for operation in PLATFORM_BOUND:
+        refuse_platform(operation, OPERATIONS[operation], names[operation], platform)
     chosen = {f'{operation}_name': name for operation, name in names.items()}
     return Kernels(**chosen, matmul_options=tuple((matmul_options or {}).items()))

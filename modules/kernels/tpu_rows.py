@@ -20,6 +20,7 @@ USUAL_BYTES = (
 )  # of vector memory a block may take, of the 16 MiB a program has by default
 MOST_BYTES = 56 * 2**20  # of the 64 MiB a core has, where rows ask for them
 MOST_ROWS = 1024
+TYPES = ('bfloat16', 'float32')
 
 
 def rows_at_once(rows: int, width: int, bytes_an_entry: float, name: str) -> int:
@@ -39,6 +40,15 @@ def rows_at_once(rows: int, width: int, bytes_an_entry: float, name: str) -> int
     fitting = int(USUAL_BYTES / row_bytes) // SUBLANES * SUBLANES
     there_are = math.ceil(rows / SUBLANES) * SUBLANES
     return max(SUBLANES, min(fitting, MOST_ROWS, there_are))
+
+
+def refuse_types(name: str, *arrays: jax.Array | None) -> None:
+    """ValueError for arrays of a type that these kernels do not take; None has none."""
+    for array in arrays:
+        if array is not None and array.dtype.name not in TYPES:
+            raise ValueError(
+                f'{name} takes {" and ".join(TYPES)}; got {array.dtype.name}. Choose reference.'
+            )
 
 
 def memory_limit(rows: int, width: int, bytes_an_entry: float) -> int | None:

@@ -1,37 +1,46 @@
 """Root-mean-square normalization (arXiv:1910.07467) and what others made of it."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Eps, HasScale, Norm, affine, along, in_groups
+from modules.kernels.rms_norm import inverse_rms, reference
+from modules.norms.base import Eps, HasScale, Norm, along, in_groups
 from modules.options import Option
 from modules.params import NORM, declare
 from modules.statistics import at_least_float32
 
 
-def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
-    """[..., 1]: 1 / sqrt(mean(x^2) + eps) over the last axis."""
-    return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)
-
-
 def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
     """x / sqrt(mean(x^2) + eps) over the last axis, in float32 (arXiv:1910.07467, equation 4)."""
-    x = at_least_float32(x)
-    return x * inverse_rms(x, eps)
+    return reference(at_least_float32(x), None, eps)
 
 
-class RMSNorm(Norm):
-    """y = rms_normalize(x) * scale, which can be left out (arXiv:1910.07467)."""
+class OverRMS(Norm):
+    """A norm that divides by the root mean square, by a kernel that the model fills in."""
 
     eps: Eps = 1e-6
+    rms_norm: Callable[..., jax.Array] = reference
+
+    def normalized(self, x: jax.Array, scale_D: jax.Array | None = None) -> jax.Array:
+        """rms_normalize(x) * scale, in float32 at least."""
+        return self.rms_norm(x, scale_D, self.eps, at_least_float32(x).dtype)
+
+    def scale_of(self, x: jax.Array) -> jax.Array:
+        return self.vector('scale', x.shape[-1], 1.0)
+
+
+class RMSNorm(OverRMS):
+    """y = rms_normalize(x) * scale, which can be left out (arXiv:1910.07467)."""
+
     scale: HasScale = True
 
     @nn.compact
     def __call__(self, x):
-        return affine(self, rms_normalize(x, self.eps), self.scale, False).astype(x.dtype)
+        return self.rms_norm(x, self.scale_of(x) if self.scale else None, self.eps)
 
 
 def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
@@ -61,22 +70,20 @@ class CRMSNorm(Norm):
         return crms_normalize(x, self.eps).astype(x.dtype)
 
 
-class PreAffineRMSNorm(Norm):
+class PreAffineRMSNorm(OverRMS):
     """y = rms_normalize(x * pre_scale) * scale, both 1 at the start.
 
     Source: arXiv:2601.22966; pre_scale starts at 1 in the re-implementations
     known to us, the paper does not say.
     """
 
-    eps: Eps = 1e-6
-
     @nn.compact
     def __call__(self, x):
         scaled = at_least_float32(x) * along(self.vector('pre_scale', x.shape[-1], 1.0), x)
-        return affine(self, rms_normalize(scaled, self.eps), True, False).astype(x.dtype)
+        return self.rms_norm(scaled, self.scale_of(x), self.eps, x.dtype)
 
 
-class GatedRMSNorm(Norm):
+class GatedRMSNorm(OverRMS):
     """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale; rank r inside.
 
     W_down [D, r] and W_up [r, D] are matrices like others: drawn, scaled and decayed as the
@@ -84,12 +91,11 @@ class GatedRMSNorm(Norm):
     start. Computed in float32. Source: arXiv:2601.22966 (GatedNorm).
     """
 
-    eps: Eps = 1e-6
     rank: Annotated[int, Option('inner width of the gate', 1)] = 16
 
     @nn.compact
     def __call__(self, x):
-        y = affine(self, rms_normalize(x, self.eps), True, False)
+        y = self.normalized(x, self.scale_of(x))
         hidden = nn.swish(y @ self.matrix('down', (self.axis, 'rank'), (x.shape[-1], self.rank)))
         gate = hidden @ self.matrix('up', ('rank', self.axis), (self.rank, x.shape[-1]))
         return (y * nn.sigmoid(gate)).astype(x.dtype)
@@ -99,7 +105,7 @@ class GatedRMSNorm(Norm):
         return self.param(name, declare(normal, 'hidden', axes, fan_in=axes[:1], part=NORM), shape)
 
 
-class SeeDNorm(Norm):
+class SeeDNorm(OverRMS):
     """y = rms_normalize(x) * (scale + alpha * tanh(<x, beta>)): a gain that depends on x itself.
 
     x is cut into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
@@ -107,7 +113,6 @@ class SeeDNorm(Norm):
     by two independent readings of it; which norms of a model it replaces is left to the config.
     """
 
-    eps: Eps = 1e-6
     heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
 
     @nn.compact
@@ -118,22 +123,20 @@ class SeeDNorm(Norm):
         alpha = self.vector('alpha', features, 1.0, decayed=True)
         inner = jnp.sum(in_groups(x32 * along(beta, x), self.heads), -1, keepdims=True)
         dynamic = (in_groups(along(alpha, x), self.heads) * jnp.tanh(inner)).reshape(x.shape)
-        gain = along(self.vector('scale', features, 1.0), x) + dynamic
-        return (rms_normalize(x32, self.eps) * gain).astype(x.dtype)
+        gain = along(self.scale_of(x), x) + dynamic
+        return (self.normalized(x32) * gain).astype(x.dtype)
 
 
-class AdaRMSNorm(Norm):
+class AdaRMSNorm(OverRMS):
     """y = rms_normalize(x) * rms(alpha * x + beta): one number a token carries its size over.
 
     alpha = 0 and beta = 1 at the start: RMSNorm without a gain; alpha = 1 and beta = 0 would be the
     identity. eps stands in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.
     """
 
-    eps: Eps = 1e-6
-
     @nn.compact
     def __call__(self, x):
         alpha, beta = (self.vector(n, x.shape[-1], v) for n, v in (('alpha', 0.0), ('beta', 1.0)))
         x32 = at_least_float32(x)
         mapped = x32 * along(alpha, x) + along(beta, x)
-        return (rms_normalize(x32, self.eps) / inverse_rms(mapped, self.eps)).astype(x.dtype)
+        return (self.normalized(x32) / inverse_rms(mapped, self.eps)).astype(x.dtype)

@@ -115,7 +115,7 @@ def kernel() -> None:
     for rows, length in ((16, 256), (4, 1024), (2, 2048), (1, 4096)):
         keys = jax.random.split(jax.random.key(0), 4)
         q, k, v, grad = (jax.random.normal(key, (rows, 4, length, 64)) for key in keys)
-        for name in sorted(n for n, row in ATTENTION_KERNELS.items() if not row.platform):
+        for name in sorted(n for n, row in ATTENTION_KERNELS.items() if not row.platforms):
 
             def run(q, k, v, grad, name=name):
                 out, pull = jax.vjp(lambda *a: attend(name, *a, Scores()), q, k, v)

@@ -15,18 +15,23 @@ from lm.run.program import Program
 from lm.shardings import jit_init, state_shapes
 from lm.state import build_learner, hyper_from
 from tests.helpers import BOS, VOCAB, tiny_config
+from tests.tpu_programs import CHIPS
 
 CHANGES = {
     'kernels.implementation': 'splash',
+    'kernels.rms_norm': 'pallas',
+    'model.qk_norm': 'rmsnorm',
     'model.dtype': 'bfloat16',
     'model.d_model': 32,
     'model.n_kv_heads': 1,
     'data.seq_len': 128,
     'data.mask_documents': True,
 }
+# name: chip, how many, how runs lie in the program, how many they are, changes.
 PROGRAMS = {
-    'one chip': (1, SINGLE, 1, {}),
+    'one chip': ('v5e', 1, SINGLE, 1, {}),
     'four chips': (
+        'v6e',
         4,
         SINGLE,
         1,
@@ -35,9 +40,11 @@ PROGRAMS = {
             'attention.full_every': 2,
             'attention.sinks': 'learned',
             'attention.softcap': 30.0,
+            'model.norm': 'seednorm',
         },
     ),
-    'four runs on four chips': (4, 'vmap', 4, {'mesh.data': 2}),
+    'four runs on four chips': ('v5p', 4, 'vmap', 4, {'mesh.data': 2}),
+    'two halves of a chip': ('tpu7x', 2, SINGLE, 1, {'model.norm': 'gated_rmsnorm'}),
 }
 
 
@@ -53,19 +60,22 @@ class Experiment:
 
 
 def main():
-    topology = topologies.get_topology_desc(topology_name='v5e:2x2', platform='tpu')
-    for name, (chips, how, runs, changes) in PROGRAMS.items():
+    for name, (chip, chips, how, runs, changes) in PROGRAMS.items():
+        where = CHIPS[chip].topology
+        topology = topologies.get_topology_desc(topology_name=where, platform='tpu')
         config = tiny_config(CHANGES | changes)
         check(config)
         experiment = Experiment(list(topology.devices[:chips]), runs, config)
         text = Program(experiment, how).compiled(runs).as_text()
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
         jit_init(experiment.learner, experiment.mesh).lower(key, hyper)
-        queries = r'\(?bf16\[([\d,]+)\][^\n]*custom_call_target="tpu_custom_call"'
+        queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
+        rows = r'%\w*?(rms_norm(?:_backward)?)_*[.\d]* = .*tpu_custom_call'
         found = {
             'program': name,
             'mesh': dict(experiment.mesh.shape),
             'kernels': sorted(set(re.findall(r'splash_mha_\w+', text))),
+            'of rows': sorted(set(re.findall(rows, text))),
             'of queries': sorted(set(re.findall(queries, text)))[-1],
             'all-gathers': text.count(' all-gather('),
         }

@@ -13,7 +13,7 @@ import pytest
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
 from tests.helpers import FAST
 
-ANYWHERE = [name for name, row in ATTENTION_KERNELS.items() if row.platform is None]
+ANYWHERE = [name for name, row in ATTENTION_KERNELS.items() if row.platforms is None]
 FAST_ATTENTIONS = sorted({*ANYWHERE} - {'reference'})  # test_fused_attention.py has the others
 PLAIN = Scores()
 ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}

@@ -7,30 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.kernels import IMPLEMENTATIONS, kernels_for
-from modules.kernels.attention import ATTENTION_KERNELS
+from modules.kernels import IMPLEMENTATIONS, OPERATIONS, PLATFORM_BOUND, kernels_for
 from modules.kernels.matmul import MATMUL_KERNELS, WTACRS, direct, narrow_first
 from tests.modules.test_attention_kernels import ROUNDING
 
 
 def test_kernels_suit_the_platform():
     """auto is resolved once; a name is taken as it is, for both operations or for one alone."""
-    assert (
-        str(kernels_for('cpu')) == 'attention=blocked linear_attention=chunked matmul=narrow_first'
-    )
+    chunked, rest = 'attention=blocked linear_attention=chunked', 'rms_norm=reference'
+    assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {rest}'
     assert kernels_for('cpu') == kernels_for('tpu', 'xla_cpu')
-    accelerated = 'attention=blocked linear_attention=chunked matmul=direct'
-    assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == accelerated
-    slow = 'attention=reference linear_attention=quadratic matmul=direct'
+    assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
+    slow = f'attention=reference linear_attention=quadratic matmul=direct {rest}'
     assert str(kernels_for('cpu', 'reference')) == slow
     alone = kernels_for('cpu', 'auto', attention='reference')
-    assert str(alone) == 'attention=reference linear_attention=chunked matmul=narrow_first'
+    expected = f'attention=reference linear_attention=chunked matmul=narrow_first {rest}'
+    assert str(alone) == expected
     both = kernels_for('cpu', 'reference', linear_attention='chunked', matmul='narrow_first')
     assert both == alone
     assert alone.matmul is narrow_first
 
 
-@pytest.mark.parametrize('operation', ['implementation', 'attention', 'linear_attention', 'matmul'])
+@pytest.mark.parametrize('operation', ['implementation', *OPERATIONS])
 def test_unknown_kernels_are_refused(operation):
     with pytest.raises(ValueError, match=f'kernels.{operation} must be one of .*direkt'):
         kernels_for('cpu', **{operation: 'direkt'})
@@ -38,8 +36,16 @@ def test_unknown_kernels_are_refused(operation):
 
 def test_every_implementation_names_kernels_for_all_operations():
     for name, choices in IMPLEMENTATIONS.items():
-        assert choices.keys() == {'attention', 'linear_attention', 'matmul'}
-        kernels_for(ATTENTION_KERNELS[choices['attention']].platform or 'cpu', name, **choices)
+        assert choices.keys() == OPERATIONS.keys()
+        rows = (OPERATIONS[operation][choices[operation]] for operation in PLATFORM_BOUND)
+        bound = {platform for row in rows for platform in row.platforms or ()}
+        kernels_for(bound.pop() if bound else 'cpu', name, **choices)
+
+
+@pytest.mark.parametrize('operation, name', [('attention', 'splash'), ('rms_norm', 'pallas')])
+def test_a_kernel_of_another_platform_is_refused_by_name(operation, name):
+    with pytest.raises(ValueError, match=f'kernels.{operation}={name} runs on tpu alone, and the'):
+        kernels_for('gpu', **{operation: name})
     assert {direct, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())
 
 

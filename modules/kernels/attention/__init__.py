@@ -28,15 +28,15 @@ class AttentionKernel:
     """compute(q, k, v, scores, segments_BT), with sinks_N, slopes_N, key_bias_BKS and prefix_BT by
     name where it serves them.
 
-    serves: the fields of `Scores` that `compute` reads. platform: the only one it runs on; None:
-    all. dtypes: those of q, k and v that it takes; None: all. head_dims: the widths of a head that
-    it takes; None: all. length_multiple: `attend` pads rows to a multiple of it. forward_mode:
-    what can be differentiated in forward mode: the 'logits' of a model, or their 'gradient' alone.
+    serves: the fields of `Scores` that `compute` reads. platforms: those it runs on; None: all.
+    dtypes: those of q, k and v that it takes; None: all. head_dims: the widths of a head that it
+    takes; None: all. length_multiple: `attend` pads rows to a multiple of it. forward_mode: what
+    can be differentiated in forward mode: the 'logits' of a model, or their 'gradient' alone.
     """
 
     compute: Callable[..., jax.Array]
     serves: frozenset[str]
-    platform: str | None = None
+    platforms: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
     head_dims: range | None = None
     length_multiple: int = 1
@@ -57,7 +57,7 @@ ATTENTION_KERNELS = {
     'cudnn': AttentionKernel(
         cudnn,
         frozenset({'scale', 'window'}),
-        platform='gpu',
+        platforms=('gpu',),
         dtypes=('bfloat16', 'float16'),
         head_dims=range(8, 257, 8),
         length_multiple=2,
@@ -65,7 +65,7 @@ ATTENTION_KERNELS = {
     'splash': AttentionKernel(
         splash,
         frozenset({'scale', 'softcap', 'window', 'sinks'}),
-        platform='tpu',
+        platforms=('tpu',),
         dtypes=('bfloat16', 'float32'),
         head_dims=range(1, 257),  # at 512, float32 blocks are too large for a v4's vector memory
         length_multiple=128,  # the lanes of a vector register, which a block of keys fills
@@ -90,26 +90,13 @@ def refuse_unserved(
         )
     if lacking:
         able = [
-            other + (f' (on {row.platform})' if row.platform else '')
+            other + (f' (on {", ".join(row.platforms)})' if row.platforms else '')
             for other, row in ATTENTION_KERNELS.items()
             if row.serves >= asked.keys() and row.takes(dtype, head_dim)
         ]
         raise ValueError(
             f'kernels.attention={name} does not serve {", ".join(lacking)}; those that do: '
             f'{", ".join(able)}'
-        )
-
-
-def refuse_platform(name: str, platform: str) -> None:
-    """ValueError where the kernel of that name does not run on devices of `platform`."""
-    needed = ATTENTION_KERNELS[name].platform
-    if needed not in (None, platform):
-        able = [
-            other for other, row in ATTENTION_KERNELS.items() if row.platform in (None, platform)
-        ]
-        raise ValueError(
-            f'kernels.attention={name} runs on {needed} alone, and these devices are {platform}; '
-            f'choose auto, or {", ".join(able)}'
         )
 
 

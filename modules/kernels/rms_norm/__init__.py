@@ -1,0 +1,44 @@
+"""RMSNorm over the last axis. A new kernel is a row in `RMS_NORM_KERNELS`.
+
+Each is (x [..., D], scale [D] or None, eps, out_dtype) -> [..., D] of `out_dtype`; None: x's type.
+`reference` is the specification; the others equal it to rounding
+(tests/modules/test_rms_norm_kernels.py).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.platforms import Kernel
+from modules.kernels.rms_norm.reference import add_reference, inverse_rms, reference
+
+__all__ = ['ADD_RMS_NORM_KERNELS', 'RMS_NORM_KERNELS', 'inverse_rms', 'reference']
+
+
+def pallas(
+    x: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """`reference` in one pass over memory forward and one backward; on TPUs.
+
+    ValueError for numbers of another type than bfloat16 and float32, and for rows that do not fit
+    a core's vector memory.
+    """
+    from modules.kernels.rms_norm.tpu import rms_norm  # here, as Pallas takes time to import
+
+    return rms_norm(x, None, scale_D, eps, jnp.dtype(out_dtype or x.dtype))[0]
+
+
+def add_pallas(
+    x: jax.Array, residual: jax.Array, scale_D: jax.Array | None, eps: float
+) -> tuple[jax.Array, jax.Array]:
+    """`add_reference`, which reads and writes each array once; on TPUs."""
+    from modules.kernels.rms_norm.tpu import rms_norm
+
+    return rms_norm(x, residual, scale_D, eps, x.dtype)
+
+
+RMS_NORM_KERNELS = {
+    'reference': Kernel(reference),
+    'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
+}
+# The same kernels with a sum before them: (x, residual, scale, eps) -> (norm of the sum, the sum).
+ADD_RMS_NORM_KERNELS = {'reference': add_reference, 'pallas': add_pallas}

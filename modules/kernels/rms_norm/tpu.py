@@ -13,10 +13,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from modules.kernels.devices import over_devices
-from modules.kernels.tpu_rows import call_on_tpu, flat, itemsize, memory_limit, rows_at_once
+from modules.kernels.tpu_rows import (
+    call_on_tpu,
+    flat,
+    itemsize,
+    memory_limit,
+    refuse_types,
+    rows_at_once,
+)
 
 # Parts of the rows with a sum of gradients each: as many as a chip has cores at most.
 PARTS = 2
+NAME = 'kernels.rms_norm=pallas'
 PARTIAL_ROWS = 8  # the sum of a part is over every eighth row: whole registers are added
 
 
@@ -29,6 +37,7 @@ def rms_norm(
     out_dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array | None]:
     """(y, x + residual) with y = rms_norm(x + residual) * scale; (y, None) without a residual."""
+    refuse_types(NAME, x, residual, scale_D)
     return _forward(x, residual, scale_D, eps, out_dtype)
 
 
@@ -69,7 +78,7 @@ def _forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
     rows, width = x_ND.shape
     moved = itemsize(x_ND, residual_ND) + jnp.dtype(out_dtype).itemsize
     moved += itemsize(x_ND) if residual_ND is not None else 0
-    size = rows_at_once(rows, width, 2 * moved + 8, 'kernels.rms_norm=pallas')
+    size = rows_at_once(rows, width, 2 * moved + 8, NAME)
     block = pl.BlockSpec((size, width), lambda i: (i, 0))
     whole = pl.BlockSpec((1, width), lambda i: (0, 0))
     given = {'x': (x_ND, block), 'residual': (residual_ND, block)}
@@ -109,7 +118,7 @@ def _forward_block(refs, eps):
 def _backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
     rows, width = x_ND.shape
     moved = itemsize(x_ND, g_ND, g_total_ND, x_ND)
-    size = rows_at_once(rows, width, 2 * moved + 12, 'kernels.rms_norm=pallas')
+    size = rows_at_once(rows, width, 2 * moved + 12, NAME)
     blocks = math.ceil(rows / size)
     parts = min(PARTS, blocks)
     each = math.ceil(blocks / parts)

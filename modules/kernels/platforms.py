@@ -1,0 +1,33 @@
+"""Which kernels run where."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from modules.choices import choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """compute: the kernel. platforms: those it runs on; None: all. is_forward_mode: whether it has
+    a derivative in forward mode.
+    """
+
+    compute: Callable[..., Any]
+    platforms: tuple[str, ...] | None = None
+    is_forward_mode: bool = True
+
+
+def refuse_platform(operation: str, table: Mapping[str, Any], name: str, platform: str) -> None:
+    """ValueError where the row `name` of a table of kernels does not run on `platform`."""
+
+    def runs(row):
+        return row.platforms is None or platform in row.platforms
+
+    row = choose(table, name, f'kernels.{operation}')
+    if not runs(row):
+        able = [other for other, one in table.items() if runs(one)]
+        raise ValueError(
+            f'kernels.{operation}={name} runs on {", ".join(row.platforms)} alone, and these '
+            f'devices are {platform}; choose auto, or {", ".join(able)}'
+        )

@@ -1,0 +1,37 @@
+"""Reference: the figure of learning rates by size."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from eval.compare import compare
+from eval.report.sizes import by_size, rates_by_size
+from eval.runs import gather, read_sweep
+from tests.eval import sweep_fixture as fixture
+
+
+def comparisons_of(folder, axes):
+    fixture.write_sweep(folder, fixture.AXES | axes, {})
+    return compare(gather(folder), read_sweep(folder))
+
+
+def test_a_panel_for_each_choice_and_a_line_for_each_size(tmp_path):
+    """What comes with a width is no choice. Catches sizes sorted as text, panels for each width,
+    and a ring that is not at the lowest mean.
+    """
+    axes = {'model.d_model': (256, 32, 64), 'model.d_ff': (128,), 'scaling.base_width': (32,)}
+    panels = by_size(comparisons_of(tmp_path / 'sweep', axes))
+    assert list(panels) == [f'norm {norm}' for norm in fixture.NORMS]
+    for lines in panels.values():
+        assert [label for label, _ in lines] == ['d_model 32', 'd_model 64', 'd_model 256']
+    figure = Figure()
+    rates_by_size(figure, panels, 'ce')
+    assert [axes.get_title() for axes in figure.axes] == list(panels)
+    for axes in figure.axes:
+        for curve, ring in zip(axes.lines[::2], axes.lines[1::2], strict=True):
+            assert len(ring.get_xdata()) == 1
+            lowest = np.argmin(curve.get_ydata())
+            assert ring.get_xydata()[0].tolist() == curve.get_xydata()[lowest].tolist()
+
+
+def test_one_size_has_no_such_figure(tmp_path):
+    assert by_size(comparisons_of(tmp_path / 'sweep', {'model.activation': ('gelu', 'relu')})) == {}

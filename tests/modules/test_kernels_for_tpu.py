@@ -1,0 +1,36 @@
+"""Contract: kernels compile for each TPU, and move the least bytes there are to move."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_layering import ROOT
+from tests.tpu_programs import CHIPS, ENVIRONMENT
+
+pytest.importorskip('libtpu', reason='the extra `tpu` has the compiler')
+
+# Arrays of rows read and written.
+PASSES = {'rms_norm': 2, 'rms_norm backward': 3, 'add_rms_norm': 4}
+
+
+def test_kernels_read_and_write_once():
+    """By libtpu's own compiler. Catches a kernel that a chip's memory does not hold, one that reads
+    rows twice, and a layout that has the arrays of an odd width copied before it.
+    """
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.modules.kernels_for_tpu'],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT | {'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(one['chip'], one['name']) for one in found} == {(c, n) for c in CHIPS for n in PASSES}
+    for one in found:
+        assert one['operations'] == ['custom-call'], one
+        assert one['passes'] == PASSES[one['name']], one
