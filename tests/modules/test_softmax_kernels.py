@@ -341,7 +341,7 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
 @pytest.mark.parametrize(
     ('compute', 'words'),
     [
-        (lambda x: tpu.softmax(x.astype(jnp.float16)), 'float32, bfloat16; got float16'),
+        (lambda x: tpu.softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
         (
             lambda x: tpu.softmax(x, form='rows'),
             "form must be one of online, row, two_pass; got 'rows'",

@@ -21,9 +21,9 @@ from modules.kernels.softmax.tpu_passes import (
     bytes_an_entry,
     forward_rows,
 )
-from modules.kernels.tpu_rows import itemsize
+from modules.kernels.tpu_rows import itemsize, refuse_types
 
-TYPES = (jnp.float32, jnp.bfloat16)
+NAME = 'kernels.softmax=pallas'
 
 
 def softmax(
@@ -45,8 +45,8 @@ def softmax(
     The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
     p, and computes p again from the sums that the forward pass saves. Under
     `jax.sharding.use_abstract_mesh` the first axis of x is cut over the mesh axis `data`; arrays
-    whose first axis has another length are whole on each device. ValueError: a type that is not in
-    TYPES, shapes that do not broadcast, rows too long for `row`.
+    whose first axis has another length are whole on each device. ValueError: a type that kernels do
+    not take, shapes that do not broadcast, rows too long for `row`.
     """
     moved = itemsize(x, x, x) + (mask is not None)
     _check(x, form, bytes_an_entry(moved, 'row', softcap))
@@ -76,9 +76,7 @@ def logsumexp(x: jax.Array, *, form: str | None = None) -> jax.Array:
 
 def _check(x, form, needed):
     """needed: by `row`, bytes an entry in the direction that needs more."""
-    if x.dtype not in TYPES:
-        names = ', '.join(jnp.dtype(dtype).name for dtype in TYPES)
-        raise ValueError(f'softmax on TPUs takes {names}; got {x.dtype}. Choose reference.')
+    refuse_types(NAME, x)
     if form is not None:
         choose({name: sums for name, sums in FORMS.items() if name}, form, 'form')
     longest = most_columns(needed)
