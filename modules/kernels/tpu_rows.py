@@ -78,21 +78,23 @@ def call_on_tpu(
     cost: pl.CostEstimate,
     name: str,
     aliases: dict[str, str] | None = None,
+    scratch: dict[str, Any] | None = None,
 ) -> dict[str, jax.Array]:
     """{name: array} of what a TPU kernel makes of the arrays that are `given`, each with its block.
 
     body gets {name: ref} of both; arrays that are None are left out. semantics: of each axis of the
     grid, 'parallel' where no block depends on another one's. aliases: {given: made} that share
-    memory.
+    memory. scratch: {name: memory} that the body gets too, kept from block to block.
     """
     given = {name: pair for name, pair in given.items() if pair[0] is not None}
-    names = [*given, *made]
+    names = [*given, *made, *(scratch or {})]
     results = pl.pallas_call(
         lambda *refs: body(dict(zip(names, refs, strict=True))),
         grid=grid,
         in_specs=[spec for _, spec in given.values()],
         out_specs=[spec for _, spec in made.values()],
         out_shape=[shape for shape, _ in made.values()],
+        scratch_shapes=list((scratch or {}).values()),
         input_output_aliases={
             list(given).index(one): list(made).index(other)
             for one, other in (aliases or {}).items()

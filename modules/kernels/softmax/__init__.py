@@ -1,0 +1,1 @@
+"""Softmax and log of a sum of exponentials over the last axis."""

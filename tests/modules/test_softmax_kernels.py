@@ -1,0 +1,368 @@
+"""Reference: softmax and logsumexp, in plain operations and as TPU kernels (interpreted), and their
+gradients are those of closed forms in float64. Equivalence: the forms of the kernels, mapped,
+scanned, computed again, and cut over devices. Contract: one kernel forward, one backward; bad input
+is refused.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from lm.mesh import batch_sharding, replicated, traced_on
+from modules.kernels.softmax import blocks, reference, tpu, tpu_logsumexp, tpu_passes
+from modules.kernels.softmax.sums import ONLINE, TWO_PASS
+from modules.kernels.tpu_rows import call_on_tpu
+from tests.helpers import FAST
+
+ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
+
+
+@pytest.fixture
+def interpreted():
+    with pltpu.force_tpu_interpret_mode():
+        yield
+
+
+def seen_exactly(shape, mask=None, causal=False, segments=None):
+    """Entry by entry, from the words of `seen_of`."""
+    seen = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape).copy()
+    if causal:
+        for t in range(shape[-2]):
+            seen[..., t, t + shape[-1] - shape[-2] + 1 :] = False
+    if segments is not None:
+        queries, keys = (np.asarray(ids) for ids in segments)
+        seen &= queries[..., :, None] == keys[..., None, :]
+    return seen
+
+
+def softmax_exactly(x, g, sink=None, softcap=0.0, **seeing):
+    """(p, dx, dsink in the shape of the rows) in float64."""
+    x, g = (np.asarray(a, np.float64) for a in (x, g))
+    seen = seen_exactly(x.shape, **seeing)
+    bounded = np.tanh(x / softcap) if softcap else np.zeros_like(x)
+    z = np.where(seen, softcap * bounded if softcap else x, -np.inf)
+    lanes = z if sink is None else np.concatenate([z, sink_column(sink, x)], -1)
+    top = np.max(lanes, -1, keepdims=True)
+    top[top == -np.inf] = 0
+    terms = np.exp(lanes - top)
+    total = np.sum(terms, -1, keepdims=True)
+    p = terms / np.where(total == 0, 1, total)
+    p, taken = p[..., : x.shape[-1]], p[..., -1]
+    mean = np.sum(p * g, -1, keepdims=True)
+    return p, p * (g - mean) * (1 - bounded**2), -taken * mean[..., 0]
+
+
+def sink_column(sink, x):
+    return np.broadcast_to(np.asarray(sink, np.float64), x.shape[:-1])[..., None]
+
+
+def log_exactly(x, g):
+    """(log of the sum, dx) in float64."""
+    x = np.asarray(x, np.float64)
+    with np.errstate(divide='ignore'):
+        top = np.max(x, -1, keepdims=True)
+        top[top == -np.inf] = 0
+        log = np.log(np.sum(np.exp(x - top), -1, keepdims=True)) + top
+    p = np.exp(x - np.where(log == -np.inf, 0, log))
+    return log[..., 0], np.asarray(g, np.float64)[..., None] * p
+
+
+def draw(shape, dtype, spread='usual'):
+    """x and a cotangent; with spread `wild`, rows at 1e4 and -1e4, scaled by 2000, with entries and
+    all of -inf, in turns.
+    """
+    rng = np.random.default_rng(shape[-1])
+    x, g = rng.normal(size=(2, *shape))
+    if spread == 'wild':
+        rows = x.reshape(-1, shape[-1])
+        rows[0::5] += 1e4
+        rows[1::5] -= 1e4
+        rows[2::5] *= 2000
+        rows[3::5, ::3] = -np.inf
+        rows[4::5] = -np.inf
+    return jnp.asarray(x, dtype), jnp.asarray(g, dtype)
+
+
+def everything(shape, seed=0):
+    """All of what queries may be given: each head has its sink, all heads the mask and segments; a
+    query sees nothing.
+    """
+    rng = np.random.default_rng(seed)
+    batch, heads, queries, keys = shape
+    mask = rng.random((batch, 1, queries, keys)) < 0.7
+    mask[:, :, queries // 2] = False
+    ids = [np.sort(rng.integers(0, 3, (batch, 1, n)), -1) for n in (queries, keys)]
+    sink = jnp.asarray(rng.normal(size=(heads, 1)), jnp.float32)
+    seeing = {'mask': jnp.asarray(mask), 'causal': True, 'segments': tuple(map(jnp.asarray, ids))}
+    return {**seeing, 'sink': sink, 'softcap': 2.0}
+
+
+def with_gradients(compute, x, g, sink=None, **more):
+    """The output, dx, and dsink where there is a sink."""
+    if sink is None:
+        out, pull = jax.vjp(lambda x: compute(x, **more), x)
+    else:
+        out, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **more), x, sink)
+    return out, *pull(g)
+
+
+def run(compute, x, g, **more):
+    return jax.jit(lambda x, g: with_gradients(compute, x, g, **more), compiler_options=FAST)(x, g)
+
+
+def assert_close(actual, wanted, dtype, width, least=1e-2):
+    """To 4 roundings of the type, and sqrt(width) / 4 of float32, of the largest number, or of
+    `least` where that is more.
+    """
+    error = 4 * ROUNDING[dtype] + np.sqrt(width) / 4 * ROUNDING['float32']
+    actual, wanted = (np.asarray(a, np.float64) for a in (actual, wanted))
+    assert actual.shape == wanted.shape
+    atol = error * max(np.abs(wanted).max(), least)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=atol)
+
+
+def assert_is_softmax(ours, x, g, **more):
+    """ours: what `run` returns, of x where it is seen."""
+    p, dx, rows_dsink = softmax_exactly(x, g, **more)
+    assert [a.dtype for a in ours[:2]] == [x.dtype] * 2
+    assert_close(ours[0], p, x.dtype.name, x.shape[-1])
+    assert_close(ours[1], dx, x.dtype.name, x.shape[-1])
+    if 'sink' in more:
+        sink = more['sink']
+        own = (1,) * (x.ndim - 1 - sink.ndim) + sink.shape
+        shared = tuple(axis for axis, length in enumerate(own) if length == 1)
+        dsink = rows_dsink.sum(shared, keepdims=True).reshape(sink.shape)
+        least = np.sqrt(rows_dsink.size / sink.size) * np.abs(rows_dsink).max()
+        assert_close(ours[2], dsink, x.dtype.name, x.shape[-1], least)
+
+
+PLAIN = [
+    ((7, 1), 'float32', 'row'),
+    ((2, 5, 42), 'bfloat16', 'row'),
+    ((10, 1000), 'float32', 'row'),
+    ((5, 4097), 'bfloat16', 'online'),
+    ((5, 4097), 'float32', 'two_pass'),
+    ((1, 50257), 'float32', 'online'),
+]
+
+
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
+def test_softmax_is_exact(shape, dtype, form):
+    """Rows at 1e4 and -1e4, scaled by 2000, with -inf and of it alone. Catches no or a wrong
+    shift, NaN of -inf less itself, a tail of columns that counts, a sum in bfloat16.
+    """
+    x, g = draw(shape, dtype, 'wild')
+    for compute in (reference.reference, functools.partial(tpu.softmax, form=form)):
+        assert_is_softmax(run(compute, x, g), x, g)
+
+
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
+def test_logsumexp_is_exact(shape, dtype, form):
+    """As softmax is. Catches a gradient from the rounded log, which is off by 5e-4 at 1e4."""
+    x, _ = draw(shape, dtype, 'wild')
+    g = jnp.asarray(np.random.default_rng(0).normal(size=shape[:-1]), jnp.float32)
+    log, dx = log_exactly(x, g)
+    for compute in (reference.logsumexp, functools.partial(tpu.logsumexp, form=form)):
+        ours, ours_dx = run(compute, x, g)
+        assert ours.dtype == jnp.float32
+        assert ours_dx.dtype == x.dtype
+        np.testing.assert_allclose(ours, log, rtol=4 * 2**-23, atol=4 * 2**-23)
+        assert_close(ours_dx, dx, dtype, shape[-1])
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """So that a small array has several blocks: 64 rows of 128 columns."""
+    for module in (tpu_passes, tpu_logsumexp):
+        monkeypatch.setattr(module, 'COLUMNS', 128)
+    monkeypatch.setattr(blocks, 'MOST_ROWS', 64)
+
+
+@pytest.mark.usefixtures('interpreted', 'small_blocks')
+@pytest.mark.parametrize(
+    ('form', 'dtype'), [('row', 'float32'), ('online', 'bfloat16'), ('two_pass', 'float32')]
+)
+def test_what_queries_see_cap_and_lose_to_sinks(form, dtype):
+    """All at once, in blocks that end in the middle of rows, of columns and of a register's lanes;
+    what is hidden is NaN. Catches a diagonal from the wrong corner, ids or sinks of other rows or
+    heads, a mask of another block, a softcap without its derivative, a sink without its gradient,
+    NaN of a row that sees nothing.
+    """
+    shape = (1, 2, 150, 200)
+    (x, g), more = draw(shape, dtype), everything(shape)
+    seeing = {name: more[name] for name in ('mask', 'causal', 'segments')}
+    hidden_x = jnp.where(seen_exactly(shape, **seeing), x, jnp.nan)
+    computes = [functools.partial(tpu.softmax, form=form)]
+    if form == 'row':
+        computes.append(reference.reference)
+    for compute in computes:
+        assert_is_softmax(run(compute, hidden_x, g, **more), x, g, **more)
+
+
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize('name', ['mask', 'causal', 'segments', 'sink', 'softcap'])
+def test_what_queries_see_cap_and_lose_alone(name):
+    """Catches leading axes that are taken for rows where one of these counts queries."""
+    shape = (2, 2, 16, 40)
+    (x, g), more = draw(shape, 'float32'), everything(shape)
+    alone = {name: more[name]}
+    assert_is_softmax(run(tpu.softmax, x, g, **alone), x, g, **alone)
+
+
+@pytest.mark.usefixtures('interpreted', 'small_blocks')
+def test_a_sink_of_every_row(monkeypatch):
+    """More rows than lanes of one register, in one block and in several. Catches numbers of rows
+    that are put into others' lanes, or that a later block of the same lanes wipes out.
+    """
+    x, g = draw((150, 40), 'float32')
+    sink = jnp.asarray(np.random.default_rng(1).normal(size=150), jnp.float32)
+    assert_is_softmax(run(tpu.softmax, x, g, sink=sink), x, g, sink=sink)
+    monkeypatch.setattr(blocks, 'MOST_ROWS', 1024)
+    assert_is_softmax(run(tpu.softmax, x, g, sink=sink), x, g, sink=sink)
+
+
+@pytest.mark.parametrize('sums', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
+def test_sums_of_blocks_are_those_of_rows(sums):
+    """Logits at 1e4 and -1e4, scaled by 2000, at -1e30 and the least float32, with -inf first, last
+    or all. Catches a sum that is not scaled when its exponent grows, or an exponent of -inf.
+    """
+    z = np.random.default_rng(0).normal(size=(10, 64)).astype(np.float32)
+    z[1:4] = z[1:4] * [[2000], [1], [1]] + [[0], [1e4], [-1e4]]
+    z[4], z[5] = -1e30, np.finfo(np.float32).min
+    z[6:8] -= 1e4
+    z[6, :32], z[7, 32:], z[8], z[9] = -np.inf, -np.inf, -np.inf, np.sort(z[1])
+    pair = sums.nothing(10)
+    for block in np.split(z, 4, axis=1):
+        pair = sums.add(pair, jnp.asarray(block))
+    p, log = sums.probabilities(jnp.asarray(z), pair), sums.log(pair)
+    exact, *_ = softmax_exactly(z, np.ones_like(z))
+    np.testing.assert_allclose(p, exact, rtol=0, atol=8 * 2**-23)
+    exact_log, _ = log_exactly(z, np.ones(10))
+    finite = np.arange(10) != 5  # a finite number for two_pass, though a larger one
+    rounding = 4 * 2**-23
+    np.testing.assert_allclose(log[finite, 0], exact_log[finite], rtol=rounding, atol=rounding)
+
+
+def test_a_pass_is_one_kernel():
+    """Forward and backward, whatever is asked. Catches operations beside the kernels on arrays of
+    x's size.
+    """
+    shape = (2, 2, 16, 256)
+    (x, g), more = draw(shape, 'float32'), everything(shape)
+
+    def softmax_and_gradient(x, sink):
+        out, pull = jax.vjp(lambda x, sink: tpu.softmax(x, **{**more, 'sink': sink}), x, sink)
+        return out, pull(g)
+
+    def log_and_gradient(x):
+        out, pull = jax.vjp(tpu.logsumexp, x)
+        return out, pull(g[..., 0])
+
+    for jaxpr, name in (
+        (jax.make_jaxpr(softmax_and_gradient)(x, more['sink']), 'softmax'),
+        (jax.make_jaxpr(log_and_gradient)(x), 'logsumexp'),
+    ):
+        kernels = [equation for equation in jaxpr.eqns if 'pallas_call' in str(equation.primitive)]
+        assert [str(kernel.params['name']) for kernel in kernels] == [name, f'{name}_backward']
+        others = [equation for equation in jaxpr.eqns if equation not in kernels]
+        large = {str(e.primitive) for e in others for v in e.outvars if v.aval.size == x.size}
+        assert large <= {'reshape'}, large
+
+
+@pytest.mark.usefixtures('interpreted')
+def test_softmax_maps_and_scans(monkeypatch):
+    """Under vmap in vmap, of which one is not of the first axis, in a scan. Catches a rule that
+    takes a mapped axis for rows, or a mask for one of each of the mapped.
+    """
+
+    # JAX's interpreter, other than its compiler, wants semantics of mapped axes too.
+    def without_semantics(*arguments, **options):
+        return call_on_tpu(*arguments, **{**options, 'semantics': None})
+
+    monkeypatch.setattr(blocks, 'call_on_tpu', without_semantics)
+    x, g = draw((2, 2, 6, 3, 40), 'float32')  # [scanned, mapped, T, mapped, S]
+    seeing = {'mask': everything((1, 1, 6, 40))['mask'][0, 0], 'causal': True}
+
+    def total(compute, x):
+        def layer(carry, x):
+            each = functools.partial(compute, sink=jnp.float32(0.3), softcap=3.0, **seeing)
+            p = jax.vmap(jax.vmap(each, in_axes=1, out_axes=1))(x)
+            return carry + jnp.sum(p * g[0]), None
+
+        return jax.lax.scan(layer, 0.0, x)[0]
+
+    results = [
+        jax.jit(jax.value_and_grad(functools.partial(total, compute)), compiler_options=FAST)(x)
+        for compute in (tpu.softmax, reference.reference)
+    ]
+    for ours, right in zip(*results, strict=True):
+        assert_close(ours, right, 'float32', 40)
+
+
+def test_softmax_is_computed_again():
+    """Under `jax.checkpoint`, which the interpreter lacks. Catches a pass that cannot be, or what
+    it saves kept all the same.
+    """
+    x, g = draw((4, 40), 'float32')
+    gradient = jax.grad(lambda x: jnp.sum(g * jax.checkpoint(tpu.softmax)(jnp.sin(x))))
+    text = str(jax.make_jaxpr(gradient)(x))
+    names = re.findall(r'name=(softmax\w*)', text)
+    assert sorted(set(names)) == ['softmax', 'softmax_backward']
+    assert text.count('pallas_call[') == 3, names
+
+
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize('batch', [4, 3])
+def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
+    """On 2 x 4 devices as on one, the sink's gradient too; three rows do not divide. Catches a
+    sink's gradient of one device's rows, or of those of `run` twice, and rows that are not cut.
+    """
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
+    shape = (batch, 2, 5, 40)
+    (x, g), more = draw(shape, 'float32'), everything(shape)
+    compute = traced_on(
+        mesh, lambda x, g, sink: with_gradients(tpu.softmax, x, g, **{**more, 'sink': sink})
+    )
+    rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
+    shardings = (rows, rows, replicated(mesh))
+    cut = jax.jit(compute, in_shardings=shardings, compiler_options=FAST)
+    assert_is_softmax(cut(x, g, more['sink']), x, g, **more)
+    rows_each = 1 if batch == 4 else 3
+    assert f'f32[1,{2 * rows_each},5,40]' in str(jax.make_jaxpr(compute)(x, g, more['sink']))
+
+
+@pytest.mark.parametrize(
+    ('compute', 'words'),
+    [
+        (lambda x: tpu.softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
+        (
+            lambda x: tpu.softmax(x, form='rows'),
+            "form must be one of online, row, two_pass; got 'rows'",
+        ),
+        (lambda x: tpu.softmax(x, jnp.ones((3, 8), bool)), r'mask must broadcast to \(4, 8\)'),
+        (lambda x: tpu.softmax(x, jnp.ones(8)), 'a mask is boolean.*got float32'),
+        (lambda x: tpu.softmax(x, sink=jnp.ones(8)), r'sink must broadcast to \(1?,? ?4,?\)'),
+        (lambda x: tpu.softmax(x[0], causal=True), 'last two axes'),
+        (
+            lambda x: tpu.softmax(x, segments=(jnp.ones(4), jnp.ones(1))),
+            r'segments of keys must be 8 ids',
+        ),
+        (
+            lambda x: jax.eval_shape(
+                functools.partial(tpu.softmax, form='row'), jnp.zeros((1, 300_000))
+            ),
+            'at most 229,376 entries of float32 here; got 300,000. Choose online',
+        ),
+    ],
+)
+def test_bad_input_is_refused(compute, words):
+    """In words, before anything is compiled. Catches an error out of the kernel's tracing."""
+    with pytest.raises(ValueError, match=words):
+        compute(jnp.zeros((4, 8)))
