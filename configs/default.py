@@ -258,6 +258,7 @@ def get_config() -> ConfigDict:
     config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
     config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first, wta_crs
     config.kernels.rms_norm = 'auto'  # of the implementation; or reference, pallas (TPU)
+    config.kernels.softmax = 'auto'  # of dense attention and routers; or reference, pallas (TPU)
     config.kernels.cross_entropy = 'auto'  # of the implementation; or reference, pallas (TPU)
     config.kernels.wta_crs_ratio = placeholder(float)  # of the tokens, in gradients of weights
     config.kernels.wta_crs_least = placeholder(int)  # tokens

@@ -27,6 +27,7 @@ def check_model(config: Config) -> None:
     check_objectives(config)
     _check_norms(config)
     _check_rms_norm(config)
+    _check_softmax(config)
     _check_placement(config)
     _check_experts(config)
     _check_roles(config)
@@ -125,6 +126,18 @@ def _check_attention(config: Config) -> None:
     for name in (config.kernels.attention, implied_kernel(config)):
         if scores is not None and name != AUTO:
             refuse_unserved(name, scores, config.model.dtype, head_dim)
+
+
+def _check_softmax(config: Config) -> None:
+    named = config.kernels.softmax
+    is_dense = 'reference' in (config.kernels.attention, implied_kernel(config))
+    is_dense = is_dense and scores_of(config) is not None
+    if named != AUTO and not is_dense and 'mlp.n_experts' not in readers_of(config):
+        raise ValueError(
+            f'kernels.softmax={named} would change nothing: it is of attention that has all of its '
+            'scores at once, kernels.attention=reference, and of routers, model.mlp=moe. Leave it '
+            'out.'
+        )
 
 
 def implied_kernel(config: Config) -> str:

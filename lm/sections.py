@@ -21,6 +21,7 @@ from modules.kernels import (
     LINEAR_ATTENTION_KERNELS,
     MATMUL_KERNELS,
     RMS_NORM_KERNELS,
+    SOFTMAX_KERNELS,
 )
 from modules.losses import AUXILIARIES, LOSSES
 from modules.mlp import MLPS
@@ -213,6 +214,7 @@ class KernelsConfig:
     linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
     matmul: Annotated[str, Choice(MATMUL_KERNELS, 'kernels', auto=True)] = AUTO
     rms_norm: Annotated[str, Choice(RMS_NORM_KERNELS, auto=True)] = AUTO
+    softmax: Annotated[str, Choice(SOFTMAX_KERNELS, auto=True)] = AUTO
     cross_entropy: Annotated[str, Choice(CROSS_ENTROPY_KERNELS, auto=True)] = AUTO
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 

@@ -50,7 +50,7 @@ def refuse_unserved(learner: Learner) -> None:
             )
     kernels = learner.model.kernels
     for asker, what in asks_forward_mode(config).items():
-        for operation in ('rms_norm', 'cross_entropy'):
+        for operation in ('rms_norm', 'softmax', 'cross_entropy'):
             name = getattr(kernels, f'{operation}_name')
             if not OPERATIONS[operation][name].is_forward_mode:
                 raise ValueError(

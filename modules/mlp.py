@@ -110,7 +110,7 @@ class MoE(nn.Module):
         key = next_key(self)
         if training:
             logits_ME += jax.random.normal(key, logits_ME.shape) / self.n_experts
-        probs_ME = jax.nn.softmax(logits_ME)
+        probs_ME = self.kernels.softmax(logits_ME)
         gates_MK, chosen_MK = jax.lax.top_k(probs_ME, self.experts_per_token)
         mask_ME = jnp.sum(jax.nn.one_hot(chosen_MK, self.n_experts), 1)
         if valid_M1 is not None:

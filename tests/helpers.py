@@ -53,6 +53,8 @@ NEEDS = {
     ('kernels.implementation', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('kernels.linear_attention', 'chunked'): {'model.attention': 'linear'},
     ('kernels.linear_attention', 'quadratic'): {'model.attention': 'linear'},
+    ('kernels.softmax', 'pallas'): {'kernels.attention': 'reference'},
+    ('kernels.softmax', 'reference'): {'kernels.attention': 'reference'},
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},

@@ -49,10 +49,14 @@ class Move(NamedTuple):
 
 
 def compiled(
-    function: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]], chip: str
+    function: Callable[..., Any],
+    shapes: Sequence[tuple[tuple[int, ...], Any]],
+    chip: str,
+    donated: tuple[int, ...] = (),
 ) -> jax.stages.Compiled:
     """`function` for one device of `chip`, of arrays of these shapes and types; matrices and what
-    has more axes come and go by rows, as they lie inside a model.
+    has more axes come and go by rows, as they lie inside a model. donated: arguments whose memory
+    the program may write to.
     """
     device = topologies.get_topology_desc(CHIPS[chip].topology, platform='tpu').devices[0]
     mesh = Mesh(np.array([device]), ('data',))
@@ -64,7 +68,8 @@ def compiled(
     given = [jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=placed(s)) for s, t in shapes]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         made = jax.tree.map(lambda one: placed(one.shape), jax.eval_shape(function, *given))
-        return jax.jit(function, out_shardings=made).lower(*given).compile()
+        program = jax.jit(function, out_shardings=made, donate_argnums=donated)
+        return program.lower(*given).compile()
 
 
 def moves(program: jax.stages.Compiled) -> list[Move]:

@@ -19,22 +19,25 @@ from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
 from modules.kernels.platforms import refuse_platform
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
+from modules.kernels.softmax import SOFTMAX_KERNELS
 
 OPERATIONS = {
     'attention': ATTENTION_KERNELS,
     'linear_attention': LINEAR_ATTENTION_KERNELS,
     'matmul': MATMUL_KERNELS,
     'rms_norm': RMS_NORM_KERNELS,
+    'softmax': SOFTMAX_KERNELS,
     'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
 # Their rows say on which platforms they run.
-PLATFORM_BOUND = ('attention', 'rms_norm', 'cross_entropy')
+PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 
 XLA = {
     'attention': 'blocked',
     'linear_attention': 'chunked',
     'matmul': 'direct',
     'rms_norm': 'reference',
+    'softmax': 'reference',
     'cross_entropy': 'reference',
 }
 # A choice for each operation, by the name of its kernel.
@@ -44,6 +47,7 @@ IMPLEMENTATIONS = {
         'linear_attention': 'quadratic',
         'matmul': 'direct',
         'rms_norm': 'reference',
+        'softmax': 'reference',
         'cross_entropy': 'reference',
     },
     'xla': XLA,
@@ -51,7 +55,7 @@ IMPLEMENTATIONS = {
     # On GPUs alone, and on TPUs alone.
     'cudnn': XLA | {'attention': 'cudnn'},
     'splash': XLA | {'attention': 'splash'},
-    'pallas': XLA | {'rms_norm': 'pallas', 'cross_entropy': 'pallas'},
+    'pallas': XLA | dict.fromkeys(('rms_norm', 'softmax', 'cross_entropy'), 'pallas'),
 }
 
 
@@ -59,20 +63,24 @@ IMPLEMENTATIONS = {
 class Kernels:
     """The chosen kernels by name, and as functions: `attention` is `attend` without its first
     argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
-    `MATMUL_KERNELS`, with `matmul_options`, `rms_norm` and `cross_entropy` of the tables of that
-    name. str() gives the names, for a log.
+    `MATMUL_KERNELS`, with `matmul_options`, `rms_norm`, `softmax` and `cross_entropy` of the
+    tables of that name. str() gives the names, for a log.
     """
 
     attention_name: str
     linear_attention_name: str
     matmul_name: str
     rms_norm_name: str
+    softmax_name: str
     cross_entropy_name: str
     matmul_options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def attention(self) -> Callable[..., jax.Array]:
-        return functools.partial(attend, self.attention_name)
+        kernel = functools.partial(attend, self.attention_name)
+        if self.attention_name != 'reference' or self.softmax_name == 'reference':
+            return kernel
+        return functools.partial(kernel, softmax=self.softmax)
 
     @property
     def linear_attention(self) -> Callable[..., tuple[jax.Array, Any]]:
@@ -86,6 +94,10 @@ class Kernels:
     @property
     def rms_norm(self) -> Callable[..., jax.Array]:
         return RMS_NORM_KERNELS[self.rms_norm_name].compute
+
+    @property
+    def softmax(self) -> Callable[..., jax.Array]:
+        return SOFTMAX_KERNELS[self.softmax_name].compute
 
     @property
     def cross_entropy(self) -> Callable[..., dict[str, jax.Array]]:

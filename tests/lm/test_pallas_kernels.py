@@ -17,18 +17,31 @@ from modules.kernels.cross_entropy import tpu
 from tests.helpers import BOS, VOCAB, checked_config, packed_batch, stack, tiny_config, trained
 
 STEPS = 50
+KERNELS = ('kernels.rms_norm', 'kernels.softmax', 'kernels.cross_entropy')
+CHANGES = {
+    'model.norm': 'gated_rmsnorm',
+    'model.qk_norm': 'rmsnorm',
+    'model.mlp': 'moe',
+    'kernels.attention': 'reference',
+    'attention.softcap': 5.0,
+    'attention.sinks': 'learned',
+    'attention.window': 5,
+    'attention.full_every': 2,
+    'data.mask_documents': True,
+    'loss.label_smoothing': 0.1,
+    'loss.chunk': 32,
+    'optim.lr': 0.02,
+}
 
 
 def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
-    """Norms of the stream, of its end, of queries and keys; documents are packed."""
+    """Norms of the stream, of queries and keys, attention and routers, the loss in chunks."""
     monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
     monkeypatch.setattr(tpu, 'IN_PLACE', {})  # the interpreter cannot, where blocks are cut
     batches = stack([packed_batch(seed) for seed in range(STEPS)])
     losses = {}
     for name in ('reference', 'pallas'):
-        changes = {'model.norm': 'gated_rmsnorm', 'model.qk_norm': 'rmsnorm', 'optim.lr': 0.02}
-        kernels = {'kernels.rms_norm': name, 'kernels.cross_entropy': name}
-        config = checked_config(changes | kernels | {'loss.label_smoothing': 0.1, 'loss.chunk': 32})
+        config = checked_config(CHANGES | dict.fromkeys(KERNELS, name))
         learner = build_learner(config, VOCAB, BOS, 'tpu')
         losses[name] = trained(learner)(jax.random.key(0), hyper_from(config), batches)[0]
     assert losses['reference'][-1] < losses['reference'][0] - 0.05
@@ -50,6 +63,10 @@ def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
             {'loss.name': 'focal', 'kernels.cross_entropy': 'pallas'},
             r'kernels.cross_entropy=pallas would change nothing: loss.name=focal is another loss',
         ),
+        (
+            {'kernels.softmax': 'pallas'},
+            r'kernels.softmax=pallas would change nothing: ',
+        ),
     ],
     ids=str,
 )
@@ -58,7 +75,7 @@ def test_a_kernel_that_nothing_reads_is_refused(changes, message):
         check(tiny_config(changes))
 
 
-@pytest.mark.parametrize('operation', ['rms_norm', 'cross_entropy'])
+@pytest.mark.parametrize('operation', ['rms_norm', 'softmax', 'cross_entropy'])
 def test_a_kernel_without_a_derivative_in_forward_mode_is_refused(operation):
     asked = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
     config = tiny_config(asked | {f'kernels.{operation}': 'pallas'})

@@ -5,17 +5,23 @@ program passes over its rows and what it copies. A process of its own.
 import json
 
 import jax
+import jax.numpy as jnp
 
+from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
+from modules.kernels.softmax import SOFTMAX_KERNELS
 from tests.tpu_programs import CHIPS, compiled, moves
 
-ROWS = 32_768
+ROWS = 131_072  # more than fast memory holds of the narrow ones, too
+TYPES = {'ND': 'bfloat16', 'D': 'float32', 'N': 'int32'}
 WIDTHS = (4096, 1000)  # one that registers divide, and one that they do not
 
 
 def cases():
-    """name: (function, shapes by the letters of their axes)."""
+    """name, function, its arguments by the letters of their axes, which of them it may write to."""
     norm, add = RMS_NORM_KERNELS['pallas'].compute, ADD_RMS_NORM_KERNELS['pallas']
+    softmax = SOFTMAX_KERNELS['pallas'].compute
+    cross_entropy = CROSS_ENTROPY_KERNELS['pallas'].compute
 
     def forward(x, scale):
         return norm(x, scale, 1e-6)
@@ -26,21 +32,29 @@ def cases():
     def add_forward(x, residual, scale):
         return add(x, residual, scale, 1e-6)
 
-    yield 'rms_norm', forward, ('ND', 'D')
-    yield 'rms_norm backward', backward, ('ND', 'D', 'ND')
-    yield 'add_rms_norm', add_forward, ('ND', 'ND', 'D')
+    def softmax_both(x, g):
+        p, pull = jax.vjp(softmax, x)
+        return p, pull(g)
+
+    def loss(logits, labels):
+        return jnp.sum(cross_entropy(logits, labels, 1e-4, 0.1)['objective'])
+
+    yield 'rms_norm', forward, ('ND', 'D'), ()
+    yield 'rms_norm backward', backward, ('ND', 'D', 'ND'), ()
+    yield 'add_rms_norm', add_forward, ('ND', 'ND', 'D'), ()
+    yield 'softmax', softmax, ('ND',), ()
+    yield 'softmax, both', softmax_both, ('ND', 'ND'), ()
+    yield 'cross_entropy', loss, ('ND', 'N'), ()
+    yield 'cross_entropy, both', jax.value_and_grad(loss), ('ND', 'N'), (0,)
 
 
 def main():
     for chip in CHIPS:
-        for name, function, letters in cases():
+        for name, function, letters, donated in cases():
             for width in WIDTHS:
                 sizes = {'N': ROWS, 'D': width}
-                shapes = [
-                    (tuple(sizes[axis] for axis in one), 'float32' if one == 'D' else 'bfloat16')
-                    for one in letters
-                ]
-                program = compiled(function, shapes, chip)
+                shapes = [(tuple(sizes[axis] for axis in one), TYPES[one]) for one in letters]
+                program = compiled(function, shapes, chip, donated)
                 found = moves(program)
                 print(
                     json.dumps(

@@ -15,7 +15,7 @@ from tests.modules.test_attention_kernels import ROUNDING
 def test_kernels_suit_the_platform():
     """auto is resolved once; a name is taken as it is, for both operations or for one alone."""
     chunked = 'attention=blocked linear_attention=chunked'
-    rest = 'rms_norm=reference cross_entropy=reference'
+    rest = 'rms_norm=reference softmax=reference cross_entropy=reference'
     assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {rest}'
     assert kernels_for('cpu') == kernels_for('tpu', 'xla_cpu')
     assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
@@ -45,7 +45,7 @@ def test_every_implementation_names_kernels_for_all_operations():
 
 @pytest.mark.parametrize(
     'operation, name',
-    [('attention', 'splash'), ('rms_norm', 'pallas'), ('cross_entropy', 'pallas')],
+    [('attention', 'splash'), *((op, 'pallas') for op in PLATFORM_BOUND if op != 'attention')],
 )
 def test_a_kernel_of_another_platform_is_refused_by_name(operation, name):
     with pytest.raises(ValueError, match=f'kernels.{operation}={name} runs on tpu alone, and the'):

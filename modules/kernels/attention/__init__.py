@@ -112,10 +112,12 @@ def attend(
     key_bias_BKS: jax.Array | None = None,
     is_full: jax.Array | None = None,
     prefix_BT: jax.Array | None = None,
+    softmax: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     """The kernel of that name. ValueError for what it does not serve, and for an array that comes
     without its field of `scores`, or does not come with it.
 
+    softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
     is_full: a scalar that may be traced; where it is true, the window does not hold. The layers of
     a scan differ in it.
     """
@@ -127,6 +129,8 @@ def attend(
         'prefix_BT': prefix_BT,
     }
     given = scores.check_arrays(arrays)
+    if softmax is not None:
+        given['softmax'] = softmax
     kernel, length = ATTENTION_KERNELS[name], q_BNTH.shape[2]
     missing = -length % kernel.length_multiple
     if missing:

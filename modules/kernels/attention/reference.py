@@ -1,5 +1,7 @@
 """The specification: attention with all of its scores at once, left to the compiler."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +15,7 @@ def reference(
     scores: Scores,
     segments_BT: jax.Array | None = None,
     prefix_BT: jax.Array | None = None,
+    softmax: Callable[..., jax.Array] | None = None,
     **arrays: jax.Array,
 ) -> jax.Array:
     """out_t = sum_s p_ts v_s over the tokens that t sees; float32 at least up to the probabilities.
@@ -35,9 +38,8 @@ def reference(
     mutual_BTS = None
     if prefix_BT is not None:
         mutual_BTS = of_one_prefix(prefix_BT, prefix_BT)
-    return attend_from(
-        q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, mutual_BTS=mutual_BTS, **arrays
-    )
+    given = {'mutual_BTS': mutual_BTS, 'softmax': softmax, **arrays}
+    return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **given)
 
 
 def attend_from(
@@ -52,12 +54,14 @@ def attend_from(
     key_bias_BKS: jax.Array | None = None,
     is_full: jax.Array | None = None,
     mutual_BTS: jax.Array | None = None,
+    softmax: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     """`reference` for queries at `positions_BT` among the keys 0 to S - 1.
 
     positions_BT may have a batch of 1. same_BTS: whether both are in one segment; None: all are.
     is_full: where it is true, the window does not hold; it may be traced. mutual_BTS: whether both
-    are in one prefix; None: there is none.
+    are in one prefix; None: there is none. softmax: a kernel that masks, caps and has sinks; None:
+    plain operations.
     """
     n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
     k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
@@ -71,7 +75,8 @@ def attend_from(
     if key_bias_BKS is not None:
         bias_BN1S = share_heads(key_bias_BKS, n_heads)[:, :, None].astype(scores_BNTS.dtype)
         scores_BNTS = scores_BNTS + jnp.broadcast_to(bias_BN1S, scores_BNTS.shape)
-    if scores.softcap:
+    in_kernel = softmax is not None and slopes_N is None  # slopes come between
+    if scores.softcap and not in_kernel:
         scores_BNTS = scores.softcap * jnp.tanh(scores_BNTS / scores.softcap)
     if mutual_BTS is not None:
         back_BTS = jnp.broadcast_to(back_BTS, mutual_BTS.shape)
@@ -82,6 +87,11 @@ def attend_from(
     seen_BTS = sees(back_BTS, scores.window, is_full)
     if same_BTS is not None:
         seen_BTS = seen_BTS & same_BTS
+    if softmax is not None:
+        sinks_1N1 = None if sinks_N is None else sinks_N[None, :, None]
+        softcap = scores.softcap if in_kernel else 0.0
+        probs_BNTS = softmax(scores_BNTS, seen_BTS[:, None], sinks_1N1, softcap=softcap)
+        return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
     seen_BNTS = jnp.broadcast_to(seen_BTS[:, None], scores_BNTS.shape)
     scores_BNTS = jnp.where(seen_BNTS, scores_BNTS, MASKED)
     if sinks_N is None:

@@ -1,1 +1,27 @@
-"""Softmax and log of a sum of exponentials over the last axis."""
+"""Softmax over the last axis. A new kernel is a row in `SOFTMAX_KERNELS`.
+
+Each is (x, mask, sink, causal=, segments=, softcap=) -> p, as `reference` has them. In a model it
+is for attention that has all of its scores at once (`kernels.attention=reference`) and for routers
+of experts; fused attention has a softmax of its own.
+"""
+
+import jax
+
+from modules.kernels.platforms import Kernel
+from modules.kernels.softmax.reference import reference
+
+
+def pallas(
+    x: jax.Array, mask: jax.Array | None = None, sink: jax.Array | None = None, **options
+) -> jax.Array:
+    """`reference`, which reads x once and writes p once, and its gradient as well; on TPUs."""
+    # Here, as Pallas takes time to import.
+    from modules.kernels.softmax.tpu import softmax
+
+    return softmax(x, mask, sink, **options)
+
+
+SOFTMAX_KERNELS = {
+    'reference': Kernel(reference),
+    'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
+}
