@@ -6,8 +6,9 @@ Question: the protocol of the small-scale proxies (arXiv:2309.14322) scaled down
           loss is than at the best one, at two widths?
 Command:  uv run train.py --config=configs/studies/lr_sensitivity.py --workdir=runs/lr_sensitivity
           uv run python -m eval.report --workdir=runs/lr_sensitivity --figures=figures
-Cost:     336 runs of two blocks in sixteen programs; not run yet.
-Result:   none yet.
+Cost:     336 runs of two blocks in sixteen programs, twenty minutes on two CPU cores.
+Result:   qk-norm forgives large rates; muP's variants keep the best one, not the sensitivity:
+          configs/studies/results/lr_sensitivity.md
 
 As published decay is independent of the rate, and the baseline of the muP variants has normalized
 queries and keys and the z-loss. The loss of a run that diverged is that of its start.

@@ -5,29 +5,26 @@
 Nothing runs: libtpu's compiler makes each program for chips that need not be here, and what its
 instructions read and write is added up (`tests.tpu_programs.moves`), arrays in the chip's fast
 memory left out. That over the memory's rate is the least time the program takes, and what it takes
-where nothing else holds it up. `in a block` is a norm among its neighbours: a sum before it,
-products before and behind it, forward and backward, since a kernel is a barrier to XLA's fusion.
+where nothing else holds it up. `in a block`, `in attention` and `behind a readout` have the
+products around them that a model has, forward and backward: a kernel is a barrier to XLA's fusion.
 """
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
+from modules.kernels.softmax import SOFTMAX_KERNELS
 from tests.tpu_programs import CHIPS, ENVIRONMENT, compiled, moves
 
-SHAPES = ((65_536, 4096), (65_536, 1000))
 EPS = 1e-6
-
-
-def forward(norm):
-    return lambda x, scale: norm(x, scale, EPS)
-
-
-def backward(norm):
-    return lambda x, scale, g: jax.vjp(forward(norm), x, scale)[1](g)
+SIZES = {'N': 65_536, 'D': 4096, 'E': 1000, 'M': 4096, 'V': 50_257, 'W': 1024, 'B': 4, 'H': 16}
+SIZES |= {'T': 2048, 'K': 128}
 
 
 def in_a_block(norm):
@@ -35,50 +32,115 @@ def in_a_block(norm):
         total = x + jnp.dot(x, out)
         return total + jnp.dot(jax.nn.silu(jnp.dot(norm(total, scale, EPS), into)), out)
 
-    def both(x, into, out, scale, g):
-        y, pull = jax.vjp(block, x, into, out, scale)
-        return y, pull(g)
-
-    return both
+    return both(block)
 
 
-CASES = {
-    'forward': (forward, ('ND', 'D')),
-    'backward': (backward, ('ND', 'D', 'ND')),
-    'in a block': (in_a_block, ('ND', 'DD', 'DD', 'D', 'ND')),
-}
+def in_attention(softmax):
+    def attention(q, k, v):
+        scores = jnp.einsum('bhtk,bhsk->bhts', q, k)
+        return jnp.einsum('bhts,bhsk->bhtk', softmax(scores, causal=True), v)
+
+    return both(attention)
 
 
-def gigabytes(name, case, sizes, chip):
-    make, letters = CASES[case]
-    shapes = [
-        (tuple(sizes[axis] for axis in one), 'float32' if one == 'D' else 'bfloat16')
-        for one in letters
-    ]
-    program = compiled(make(RMS_NORM_KERNELS[name].compute), shapes, chip)
+def behind_a_readout(cross_entropy):
+    def loss(x, weight, labels):
+        return total_of(cross_entropy)(jnp.dot(x, weight), labels)
+
+    return jax.value_and_grad(loss, argnums=(0, 1))
+
+
+def total_of(cross_entropy):
+    def total(logits, labels):
+        return jnp.sum(cross_entropy(logits, labels, 1e-4, 0.0)['objective'])
+
+    return total
+
+
+def gradient_of(cross_entropy):
+    return jax.value_and_grad(total_of(cross_entropy))
+
+
+def both(function):
+    """Forward and backward, of arguments and the result's gradient."""
+
+    def run(*given):
+        y, pull = jax.vjp(function, *given[:-1])
+        return y, pull(given[-1])
+
+    return run
+
+
+def backward(function):
+    return lambda *given: jax.vjp(function, *given[:-1])[1](given[-1])
+
+
+class Case(NamedTuple):
+    """make: a program of a kernel. letters: of the axes of its arguments, by SIZES. donated: of
+    which it may write to.
+    """
+
+    name: str
+    table: dict[str, Any]
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    letters: tuple[str, ...]
+    donated: tuple[int, ...] = ()
+
+
+def norms(width):
+    rows = f'N{width}'
+
+    def forward(norm):
+        return lambda x, scale: norm(x, scale, EPS)
+
+    yield Case('forward', RMS_NORM_KERNELS, forward, (rows, width))
+    yield Case('backward', RMS_NORM_KERNELS, lambda n: backward(forward(n)), (rows, width, rows))
+    square = width + width
+    given = (rows, square, square, width, rows)
+    yield Case('in a block', RMS_NORM_KERNELS, in_a_block, given)
+
+
+def cases():
+    for width in 'DE':
+        for case in norms(width):
+            yield case._replace(name=f'rms_norm, 65,536 x {SIZES[width]:,}, {case.name}')
+    softmax, loss = SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
+    yield Case('softmax, 65,536 x 4,096, both', softmax, both, ('ND', 'ND'))
+    heads = ('BHTK',) * 4
+    yield Case('softmax, 4 x 16 x 2,048 x 2,048, in attention', softmax, in_attention, heads)
+    of_loss = 'cross_entropy, 4,096 x 50,257'
+    yield Case(
+        f'{of_loss}, both', loss, lambda k: jax.value_and_grad(total_of(k)), ('MV', 'M'), (0,)
+    )
+    yield Case(f'{of_loss}, behind a readout', loss, behind_a_readout, ('MW', 'WV', 'M'))
+
+
+def type_of(letters):
+    return 'int32' if letters == 'M' else 'float32' if letters in ('D', 'E') else 'bfloat16'
+
+
+def gigabytes(case, kernel, chip):
+    shapes = [(tuple(SIZES[a] for a in one), type_of(one)) for one in case.letters]
+    program = compiled(case.make(case.table[kernel].compute), shapes, chip, case.donated)
     return sum(move.bytes for move in moves(program)) / 1e9
 
 
 def main():
     if not os.environ.items() >= ENVIRONMENT.items():  # libtpu reads it as it is loaded
-        os.execve(
-            sys.executable,
-            [sys.executable, '-m', 'tests.bench.kernels'],
-            os.environ | ENVIRONMENT,
-        )
-    print('| rms_norm, bfloat16 | chip | GB by XLA | by the kernel | ms by XLA | by the kernel | |')
-    print('|---|---|---|---|---|---|---|')
-    for rows, width in SHAPES:
-        for case in CASES:
-            for chip, facts in CHIPS.items():
-                sizes = {'N': rows, 'D': width}
-                left, kernel = (gigabytes(n, case, sizes, chip) for n in ('reference', 'pallas'))
-                times = (f'{1e3 * size / facts.gb_per_second:.2f}' for size in (left, kernel))
-                print(
-                    f'| {rows:,} x {width:,}, {case} | {chip} | {left:.2f} | {kernel:.2f} | '
-                    f'{" | ".join(times)} | {kernel / left:.2f} |',
-                    flush=True,
-                )
+        command = [sys.executable, '-m', 'tests.bench.kernels']
+        os.execve(sys.executable, command, os.environ | ENVIRONMENT)
+    print(f'| bfloat16: GB by XLA, by the kernel; ms | {" | ".join(CHIPS)} |')
+    print('|---|' + '---|' * len(CHIPS))
+    for case in cases():
+        cells = []
+        for chip, facts in CHIPS.items():
+            sizes = [gigabytes(case, name, chip) for name in ('reference', 'pallas')]
+            xla, kernel = sizes
+            times = [1e3 * size / facts.gb_per_second for size in sizes]
+            cells.append(
+                f'{xla:.2f}, {kernel:.2f} ({kernel / xla:.2f}); {times[0]:.2f}, {times[1]:.2f}'
+            )
+        print(f'| {case.name} | {" | ".join(cells)} |', flush=True)
 
 
 if __name__ == '__main__':
