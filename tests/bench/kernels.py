@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from modules.kernels.attention.scores import MASKED
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
+from modules.losses import LOSSES
 from tests.tpu_programs import CHIPS, ENVIRONMENT, compiled, moves
 
 EPS = 1e-6
@@ -61,6 +63,17 @@ def gradient_of(cross_entropy):
     return jax.value_and_grad(total_of(cross_entropy))
 
 
+def plain_softmax(x, causal=False):
+    if causal:
+        x = jnp.where(jnp.tril(jnp.ones(x.shape[-2:], bool)), x, MASKED)
+    return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def plain_cross_entropy(logits, labels, z_loss, label_smoothing):
+    per_token = LOSSES['cross_entropy'].__wrapped__
+    return per_token(logits, labels, z_loss=z_loss, label_smoothing=label_smoothing)
+
+
 def both(function):
     """Forward and backward, of arguments and the result's gradient."""
 
@@ -76,12 +89,13 @@ def backward(function):
 
 
 class Case(NamedTuple):
-    """make: a program of a kernel. letters: of the axes of its arguments, by SIZES. donated: of
-    which it may write to.
+    """plain: what models have otherwise. make: a program of either. letters: of the axes of its
+    arguments, by SIZES. donated: of which it may write to.
     """
 
     name: str
-    table: dict[str, Any]
+    plain: Callable[..., Any]
+    kernel: Callable[..., Any]
     make: Callable[[Callable[..., Any]], Callable[..., Any]]
     letters: tuple[str, ...]
     donated: tuple[int, ...] = ()
@@ -93,35 +107,35 @@ def norms(width):
     def forward(norm):
         return lambda x, scale: norm(x, scale, EPS)
 
-    yield Case('forward', RMS_NORM_KERNELS, forward, (rows, width))
-    yield Case('backward', RMS_NORM_KERNELS, lambda n: backward(forward(n)), (rows, width, rows))
+    pair = [RMS_NORM_KERNELS[name].compute for name in ('reference', 'pallas')]
+    yield Case('forward', *pair, forward, (rows, width))
+    yield Case('backward', *pair, lambda n: backward(forward(n)), (rows, width, rows))
     square = width + width
     given = (rows, square, square, width, rows)
-    yield Case('in a block', RMS_NORM_KERNELS, in_a_block, given)
+    yield Case('in a block', *pair, in_a_block, given)
 
 
 def cases():
     for width in 'DE':
         for case in norms(width):
             yield case._replace(name=f'rms_norm, 65,536 x {SIZES[width]:,}, {case.name}')
-    softmax, loss = SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
-    yield Case('softmax, 65,536 x 4,096, both', softmax, both, ('ND', 'ND'))
+    pair = plain_softmax, SOFTMAX_KERNELS['pallas'].compute
+    yield Case('softmax, 65,536 x 4,096, both', *pair, both, ('ND', 'ND'))
     heads = ('BHTK',) * 4
-    yield Case('softmax, 4 x 16 x 2,048 x 2,048, in attention', softmax, in_attention, heads)
+    yield Case('softmax, 4 x 16 x 2,048 x 2,048, in attention', *pair, in_attention, heads)
+    pair = plain_cross_entropy, CROSS_ENTROPY_KERNELS['pallas'].compute
     of_loss = 'cross_entropy, 4,096 x 50,257'
-    yield Case(
-        f'{of_loss}, both', loss, lambda k: jax.value_and_grad(total_of(k)), ('MV', 'M'), (0,)
-    )
-    yield Case(f'{of_loss}, behind a readout', loss, behind_a_readout, ('MW', 'WV', 'M'))
+    yield Case(f'{of_loss}, both', *pair, gradient_of, ('MV', 'M'), (0,))
+    yield Case(f'{of_loss}, behind a readout', *pair, behind_a_readout, ('MW', 'WV', 'M'))
 
 
 def type_of(letters):
     return 'int32' if letters == 'M' else 'float32' if letters in ('D', 'E') else 'bfloat16'
 
 
-def gigabytes(case, kernel, chip):
+def gigabytes(case, function, chip):
     shapes = [(tuple(SIZES[a] for a in one), type_of(one)) for one in case.letters]
-    program = compiled(case.make(case.table[kernel].compute), shapes, chip, case.donated)
+    program = compiled(case.make(function), shapes, chip, case.donated)
     return sum(move.bytes for move in moves(program)) / 1e9
 
 
@@ -134,7 +148,7 @@ def main():
     for case in cases():
         cells = []
         for chip, facts in CHIPS.items():
-            sizes = [gigabytes(case, name, chip) for name in ('reference', 'pallas')]
+            sizes = [gigabytes(case, one, chip) for one in (case.plain, case.kernel)]
             xla, kernel = sizes
             times = [1e3 * size / facts.gb_per_second for size in sizes]
             cells.append(
