@@ -70,6 +70,9 @@ ELSEWHERE = (
     'kernels.implementation',
     'kernels.linear_attention',
     'kernels.matmul',
+    'kernels.rms_norm',
+    'kernels.softmax',
+    'kernels.cross_entropy',
     'train.eval_objectives',
 )
 # Every option of attention, in as few rows as there can be: one layer has one gate.
