@@ -6,9 +6,9 @@ python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQ
 
 Table `runs` has a row for each run or cell: what it is, its config and its results
 (`eval.columns`). A run of an older version has its config in the present form. Table `metrics` has
-a row for each cell and recorded step, with every scalar of metrics.jsonl; join it `using (cell)`,
-or `using (workdir)` where two sweeps share a cell. `ce` is the final validation loss in `runs`, and
-the training batch's loss in `metrics`.
+a row for each cell and recorded step, with every quantity of metrics.jsonl, those of layers as
+lists; join it `using (cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is the final
+validation loss in `runs`, and the training batch's loss in `metrics`.
 """
 
 import collections
@@ -172,7 +172,7 @@ def frame(*workdirs: str | Path) -> 'pd.DataFrame':
 
 
 def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
-    """cell, workdir, step, and every scalar of metrics.jsonl; one row a cell and step."""
+    """cell, workdir, step, and every quantity of metrics.jsonl; one row a cell and step."""
     return _metrics([record for path in workdirs for record in gather(path)]).to_pandas()
 
 
@@ -182,11 +182,20 @@ def _metrics(records: list[Record]) -> pa.Table:
         for row in rows_of(Path(record['workdir'])):
             key = record['workdir'], row['step']
             at_step = merged.setdefault(key, {n: record[n] for n in ('cell', 'workdir')})
-            at_step |= {name: v for name, v in row.items() if not isinstance(v, list | dict | str)}
+            at_step |= {name: v for name, v in row.items() if not isinstance(v, dict | str)}
     known = [('cell', pa.string()), ('workdir', pa.string()), ('step', pa.int64())]
     names = dict.fromkeys(name for row in merged.values() for name in row)
-    scalars = [(name, pa.float64()) for name in names if name not in dict(known)]
-    return pa.Table.from_pylist(list(merged.values()), schema=pa.schema(known + scalars))
+    rows = list(merged.values())
+    found = [(name, _numbers(name, rows)) for name in names if name not in dict(known)]
+    return pa.Table.from_pylist(rows, schema=pa.schema(known + found))
+
+
+def _numbers(name: str, rows: list[Record]) -> pa.DataType:
+    """A number, or lists as deep as those that the rows have."""
+    kind, value = pa.float64(), next((row[name] for row in rows if row.get(name) is not None), None)
+    while isinstance(value, list):
+        kind, value = pa.list_(kind), next(iter(value), None)
+    return kind
 
 
 def query(select: str, *workdirs: str | Path) -> pa.Table:

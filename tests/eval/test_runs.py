@@ -14,6 +14,7 @@ import pytest
 from eval import runs
 from eval.columns import IDENTITY, SHORT
 from lm.config import resolve
+from lm.record.metrics import read_rows
 from lm.sections import FIELDS
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
@@ -227,8 +228,17 @@ def test_metrics_join_runs(sweep):
     done = {'layernorm': 12 - 3, 'rmsnorm': 12 - 1}
     assert table.to_pylist() == [{'norm': k, 'n': 5 * v, 'first': 1} for k, v in done.items()]
     frame = runs.metrics_frame(sweep)
-    assert 'activation_rms' not in frame.columns and frame['ce'].isna().sum() == 1  # the diverged
+    assert frame['ce'].isna().sum() == 1  # the diverged
     assert not frame.duplicated(['cell', 'step']).any()
+
+
+def test_quantities_of_layers_are_lists(sweep):
+    """Catches numbers of layers that a select cannot reach."""
+    select = 'select max(list_max(activation_rms)) most, max(len(activation_rms)) n from metrics'
+    [found] = runs.query(select, sweep).to_pylist()
+    rows = [row for path in sweep.glob('*/metrics.jsonl') for row in read_rows(path)]
+    known = [row['activation_rms'] for row in rows if 'activation_rms' in row]
+    assert found == {'most': max(map(max, known)), 'n': len(known[0])}
 
 
 @pytest.mark.parametrize(
