@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from modules.kernels.cross_entropy.reference import cross_entropy as reference
+from modules.kernels.cross_entropy import reference
 from modules.kernels.platforms import Kernel
 
 
@@ -25,6 +25,6 @@ def pallas(
 
 
 CROSS_ENTROPY_KERNELS = {
-    'reference': Kernel(reference),
+    'reference': Kernel(reference.cross_entropy),
     'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
 }

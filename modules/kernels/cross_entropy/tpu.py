@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from modules.kernels.cross_entropy.lanes import along_lanes, as_column, as_lanes, blocks_of, by_rows
 from modules.kernels.cross_entropy.reference import Statistics, terms
 from modules.kernels.devices import over_devices
+from modules.kernels.powers_of_two import LN2_HIGH, LN2_LOW, mantissa_of_exp, power_of_two
 from modules.kernels.tpu_rows import (
     LANES,
     SUBLANES,
@@ -40,8 +41,6 @@ COEFFICIENTS = 6  # numbers a row that the backward kernel is given
 # do not divide an array.
 IN_PLACE: dict[str, str] = {'logits': 'gradient'}
 LEAST = float(jnp.finfo(jnp.float32).min)
-# ln 2 = LN2_HIGH + LN2_LOW. The first has 9 bits: times an integer below 2^15 it is exact.
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 LEAST_OF_TWO_PASS = -(2.0**20)
 
 
@@ -250,13 +249,7 @@ def _together(one, other, form):
 
 def _power(form):
     """The base's powers; of exponents that are not above 0."""
-    return _power_of_two if form == 'two_pass' else jnp.exp
-
-
-def _power_of_two(n):
-    """2^n of whole numbers from -126 to 0, exactly, and 0 below: the bits of the exponent alone."""
-    bits = jnp.maximum(n, -127.0).astype(jnp.int32) + 127
-    return jax.lax.bitcast_convert_type(bits << 23, jnp.float32)
+    return power_of_two if form == 'two_pass' else jnp.exp
 
 
 def _below_maximum(x):
@@ -268,10 +261,9 @@ def _below_maximum(x):
 def _two_pass(x):
     """The largest n of each row, and 2^(n_v - n) exp(t_v) of x_v = n_v ln 2 + t_v."""
     x = jnp.maximum(x, LEAST_OF_TWO_PASS)  # of -inf t is NaN
-    n = jnp.round(x * (1 / math.log(2)))
-    t = x - n * LN2_HIGH - n * LN2_LOW
+    n, t = mantissa_of_exp(x)
     most = jnp.max(n, -1, keepdims=True)
-    return most, jnp.exp(t) * _power_of_two(n - most)
+    return most, jnp.exp(t) * power_of_two(n - most)
 
 
 def _backward_rows(logits_MV, *numbers):

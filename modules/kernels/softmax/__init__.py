@@ -8,7 +8,7 @@ of experts; fused attention has a softmax of its own.
 import jax
 
 from modules.kernels.platforms import Kernel
-from modules.kernels.softmax.reference import reference
+from modules.kernels.softmax import reference
 
 
 def pallas(
@@ -22,6 +22,6 @@ def pallas(
 
 
 SOFTMAX_KERNELS = {
-    'reference': Kernel(reference),
+    'reference': Kernel(reference.reference),
     'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
 }

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from modules.kernels.powers_of_two import LN2_HIGH, LN2_LOW, mantissa_of_exp, power_of_two
+
 Pair = tuple[jax.Array, jax.Array]
 
-LOG2_E = 1.4426950408889634
-# ln 2 in two parts, of which the first has 9 bits: its products with n up to 2^15 are exact.
-LN2_HIGH = 0.693359375
-LN2_LOW = -2.12194440e-4
 LEAST = -1e38  # of a logit that is seen: its exponent is still a float32
 NO_EXPONENT = -3e38  # of a sum of nothing
 
@@ -67,31 +65,24 @@ def _mantissas(z_RC):
     """(n, m) with exp(z) = m 2^n and m in [0.70, 1.42], or 0."""
     is_hidden = z_RC == -jnp.inf
     z = jnp.maximum(jnp.where(is_hidden, 0.0, z_RC), LEAST)
-    n = jnp.round(z * LOG2_E)
-    rest = (z - n * LN2_HIGH) - n * LN2_LOW
+    n, rest = mantissa_of_exp(z)
     # Beyond 2^15 the rest is rounded, far beyond to anything: it is at most ln(2) / 2.
     m = jnp.exp(jnp.clip(rest, -0.35, 0.35))
     return jnp.where(is_hidden, NO_EXPONENT, n), jnp.where(is_hidden, 0.0, m)
-
-
-def _power_of_two(n):
-    """2^n for n <= 0 from its bits, exactly; 0 below the least normal number."""
-    bits = (jnp.clip(n, -127.0, 0.0).astype(jnp.int32) + 127) << 23
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _two_pass_add(pair, z_RC):
     exponent, total = pair
     n, m = _mantissas(z_RC)
     new = jnp.maximum(exponent, jnp.max(n, -1, keepdims=True))
-    terms = m * _power_of_two(n - new)
-    return new, total * _power_of_two(exponent - new) + jnp.sum(terms, -1, keepdims=True)
+    terms = m * power_of_two(n - new)
+    return new, total * power_of_two(exponent - new) + jnp.sum(terms, -1, keepdims=True)
 
 
 def _two_pass_probabilities(z_RC, pair):
     exponent, total = pair
     n, m = _mantissas(z_RC)
-    return m * _power_of_two(n - exponent) * _inverse(total)
+    return m * power_of_two(n - exponent) * _inverse(total)
 
 
 def _two_pass_log(pair):
