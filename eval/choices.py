@@ -163,7 +163,13 @@ def description(part: Any) -> str:
     else:
         own = part.__dict__.get('__doc__') if isinstance(part, type) else part.__doc__
         return inspect.cleandoc(own or '')
-    return ', '.join(f'{name} {getattr(value, "__name__", value)}' for name, value in held.items())
+    names: dict[str, list[str]] = {}
+    for name, value in held.items():
+        names.setdefault(getattr(value, '__name__', value), []).append(name)
+    usual = max(names, key=lambda value: len(names[value]), default=None)
+    others = [usual] if usual is not None and len(names[usual]) > 1 else []
+    alone = [f'{name} {value}' for value in names if value not in others for name in names[value]]
+    return ', '.join([*alone, *(f'others {value}' for value in others)])
 
 
 def first_sentence(text: str) -> str:

@@ -15,8 +15,9 @@ from modules.kernels.platforms import Kernel
 def pallas(
     logits_MV: jax.Array, labels_M: jax.Array, z_loss: Any, label_smoothing: Any
 ) -> dict[str, jax.Array]:
-    """`reference`, which reads the logits once forward, and once backward to write their gradient
-    over them; on TPUs.
+    """`reference`, which reads the logits once forward and once backward; on TPUs.
+
+    Their gradient is written over them, where nothing else reads them.
     """
     # Here, as Pallas takes time to import.
     from modules.kernels.cross_entropy.tpu import cross_entropy
