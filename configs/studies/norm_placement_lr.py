@@ -5,9 +5,13 @@ Question: each norm layer in pre-norm, and RMSNorm at each placement, over three
           rates: which reaches the lowest loss, and which forgives a learning rate that is off by a
           factor of ten?
 Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdir=runs/norms
-Cost:     588 runs of 0.26 million parameters, half an hour on two CPU cores.
-Result:   ahead is what keeps the first update from drowning the embeddings; peri forgives large
-          rates; LayerNorm, RMSNorm equal: configs/studies/results/norm_placement_lr.md
+          uv run train.py --config=configs/studies/norm_placement_lr.py:longer \\
+            --workdir=runs/norms_longer
+Cost:     588 runs of 0.26 million parameters, half an hour on two CPU cores; 72 longer ones, 24
+          minutes.
+Result:   ahead is what keeps the first update from drowning the embeddings; where they start at 1,
+          pre-norm is as good as any and post-norm alone is worse; LayerNorm, RMSNorm equal:
+          configs/studies/results/norm_placement_lr.md
 
 Every cell sees the same text in the same order; the seeds draw other initial parameters. The
 hybrids normalize queries and keys, which is a part of them; the others do not, since it would hide
