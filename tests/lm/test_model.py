@@ -258,9 +258,13 @@ def test_logits_are_the_readout_of_the_last_activations(changes):
 
 
 def test_each_kernel_can_be_chosen_alone():
-    model = tiny_model(tiny_config({'kernels.attention': 'reference'}))
-    assert str(model.kernels) == 'attention=reference linear_attention=chunked matmul=narrow_first'
-    model = tiny_model(tiny_config({'kernels.matmul': 'direct'}))
-    assert str(model.kernels) == 'attention=blocked linear_attention=chunked matmul=direct'
-    model = tiny_model(tiny_config({'kernels.implementation': 'reference'}))
-    assert str(model.kernels) == 'attention=reference linear_attention=quadratic matmul=direct'
+    def chosen(changes):
+        return str(tiny_model(tiny_config(changes)).kernels)
+
+    rest = 'rms_norm=reference softmax=reference cross_entropy=reference'
+    attention = chosen({'kernels.attention': 'reference'})
+    assert attention == f'attention=reference linear_attention=chunked matmul=narrow_first {rest}'
+    matmul = chosen({'kernels.matmul': 'direct'})
+    assert matmul == f'attention=blocked linear_attention=chunked matmul=direct {rest}'
+    all_of_them = chosen({'kernels.implementation': 'reference'})
+    assert all_of_them == f'attention=reference linear_attention=quadratic matmul=direct {rest}'
