@@ -182,12 +182,19 @@ def _metrics(records: list[Record]) -> pa.Table:
         for row in rows_of(Path(record['workdir'])):
             key = record['workdir'], row['step']
             at_step = merged.setdefault(key, {n: record[n] for n in ('cell', 'workdir')})
-            at_step |= {name: v for name, v in row.items() if not isinstance(v, dict | str)}
+            at_step |= {name: v for name, v in row.items() if _is_number(v)}
     known = [('cell', pa.string()), ('workdir', pa.string()), ('step', pa.int64())]
     names = dict.fromkeys(name for row in merged.values() for name in row)
     rows = list(merged.values())
     found = [(name, _numbers(name, rows)) for name in names if name not in dict(known)]
     return pa.Table.from_pylist(rows, schema=pa.schema(known + found))
+
+
+def _is_number(value: Any) -> bool:
+    """Or a list of numbers, or of such lists; None is where a number was not finite."""
+    if isinstance(value, list):
+        return all(map(_is_number, value))
+    return value is None or isinstance(value, int | float)
 
 
 def _numbers(name: str, rows: list[Record]) -> pa.DataType:

@@ -1,10 +1,14 @@
 """Programs compiled for TPUs that are not here, by libtpu's own compiler, and what they move.
 
-A process that imports this has to be one of its own (`ENVIRONMENT`): libtpu is loaded once.
+A process that compiles has to be one of its own (`printed_by`): libtpu is loaded once.
 """
 
+import json
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +19,28 @@ from jax.experimental import topologies
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tests.test_layering import ROOT
+
 ENVIRONMENT = {
     'JAX_PLATFORMS': 'cpu',
     'TPU_SKIP_MDS_QUERY': '1',  # no TPU is looked for
     'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',  # nor held, so that others may compile meanwhile
     'XLA_FLAGS': '',
 }
+
+
+def printed_by(module: str) -> list[dict[str, Any]]:
+    """The lines of JSON that a module prints which compiles for TPUs, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, '-m', module],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT | {'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Chip(NamedTuple):

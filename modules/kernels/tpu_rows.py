@@ -15,9 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128  # of a vector register: columns fill them up, whatever they are
 SUBLANES = 16  # rows of a block come in as many: a register of a 16-bit type has 16, of float32 8
-USUAL_BYTES = (
-    12 * 2**20
-)  # of vector memory a block may take, of the 16 MiB a program has by default
+USUAL_BYTES = 12 * 2**20  # of vector memory a block takes, of the 16 MiB there are by default
 MOST_BYTES = 56 * 2**20  # of the 64 MiB a core has, where rows ask for them
 MOST_ROWS = 1024
 TYPES = ('bfloat16', 'float32')

@@ -6,6 +6,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
+from modules.kernels.cross_entropy.reference import terms
 from modules.losses.base import label_logits, logits_loss
 from modules.options import Option
 from modules.statistics import at_least_float32
@@ -31,8 +32,5 @@ def cross_entropy(
     """
     logits_MV = at_least_float32(logits_MV)
     log_z_M = jax.nn.logsumexp(logits_MV, axis=-1)
-    ce_M = log_z_M - label_logits(logits_MV, labels_M)
-    uniform_M = log_z_M - jnp.mean(logits_MV, axis=-1)
-    z_M = jnp.square(log_z_M)
-    objective_M = (1 - label_smoothing) * ce_M + label_smoothing * uniform_M + z_loss * z_M
-    return {'objective': objective_M, 'ce': ce_M, 'z_loss': z_M}
+    statistics = log_z_M, label_logits(logits_MV, labels_M), jnp.mean(logits_MV, axis=-1)
+    return terms(statistics, z_loss, label_smoothing)

@@ -1,14 +1,8 @@
 """Contract: programs with fused kernels compile for TPUs, by libtpu's own compiler."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.test_layering import ROOT
-from tests.tpu_programs import ENVIRONMENT
+from tests.tpu_programs import printed_by
 
 pytest.importorskip('libtpu', reason='the extra `tpu` has the compiler')
 
@@ -20,16 +14,7 @@ def test_a_step_with_kernels_compiles_for_tpus():
     with no all-gather; kernels of rows in each program that asks for them. Catches a call that is
     left whole, which is refused, or gathers the batch.
     """
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.lm.compile_for_tpu'],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT | {'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    programs = [json.loads(line) for line in done.stdout.splitlines()]
+    programs = printed_by('tests.lm.compile_for_tpu')
     for found in programs:
         assert {name.split('_')[2] for name in found['kernels']} == {'fwd', 'dq', 'dkv'}, found
         assert all('segmented' in name for name in found['kernels']), found

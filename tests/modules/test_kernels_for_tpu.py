@@ -1,14 +1,8 @@
 """Contract: kernels compile for each TPU, and move the least bytes there are to move."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.test_layering import ROOT
-from tests.tpu_programs import CHIPS, ENVIRONMENT
+from tests.tpu_programs import CHIPS, printed_by
 
 pytest.importorskip('libtpu', reason='the extra `tpu` has the compiler')
 
@@ -28,16 +22,7 @@ def test_kernels_read_and_write_once():
     """By libtpu's own compiler. Catches a kernel that a chip's memory does not hold, one that reads
     rows twice, and a layout that has the arrays of an odd width copied before it.
     """
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.modules.kernels_for_tpu'],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT | {'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed_by('tests.modules.kernels_for_tpu')
     assert {(one['chip'], one['name']) for one in found} == {(c, n) for c in CHIPS for n in PASSES}
     for one in found:
         passes, kernels = PASSES[one['name']]

@@ -1,6 +1,6 @@
 """RMSNorm on TPUs: one kernel forward, one backward, each of which reads every row once.
 
-Least bytes for N rows of D entries, of b bytes each: 2NDb forward, 3NDb backward, and 3NDb and 4NDb
+Least bytes for N rows of D entries, of b bytes each: 2NDb forward and 3NDb backward, and 4NDb each
 where a residual is added. The inverse root is computed again in the backward pass, where the row is
 in fast memory anyway.
 """
