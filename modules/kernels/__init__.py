@@ -61,12 +61,13 @@ IMPLEMENTATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The chosen kernels by name, and as functions: `attention` is `attend` without its first
-    argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
+    """The chosen kernels of a platform by name, and as functions: `attention` is `attend` without
+    its first argument, `linear_attention` a row of `LINEAR_ATTENTION_KERNELS`, `matmul` one of
     `MATMUL_KERNELS`, with `matmul_options`, `rms_norm`, `softmax` and `cross_entropy` of the
     tables of that name. str() gives the names, for a log.
     """
 
+    platform: str
     attention_name: str
     linear_attention_name: str
     matmul_name: str
@@ -93,19 +94,19 @@ class Kernels:
 
     @property
     def rms_norm(self) -> Callable[..., jax.Array]:
-        return RMS_NORM_KERNELS[self.rms_norm_name].compute
+        return RMS_NORM_KERNELS[self.rms_norm_name].on(self.platform)
 
     @property
     def softmax(self) -> Callable[..., jax.Array]:
-        return SOFTMAX_KERNELS[self.softmax_name].compute
+        return SOFTMAX_KERNELS[self.softmax_name].on(self.platform)
 
     @property
     def cross_entropy(self) -> Callable[..., dict[str, jax.Array]]:
-        return CROSS_ENTROPY_KERNELS[self.cross_entropy_name].compute
+        return CROSS_ENTROPY_KERNELS[self.cross_entropy_name].on(self.platform)
 
     def __str__(self) -> str:
         names = {name.removesuffix('_name'): value for name, value in vars(self).items()}
-        del names['matmul_options']
+        del names['matmul_options'], names['platform']
         return ' '.join(f'{operation}={name}' for operation, name in names.items())
 
 
@@ -134,4 +135,4 @@ def kernels_for(
     for operation in PLATFORM_BOUND:
         refuse_platform(operation, OPERATIONS[operation], names[operation], platform)
     chosen = {f'{operation}_name': name for operation, name in names.items()}
-    return Kernels(**chosen, matmul_options=tuple((matmul_options or {}).items()))
+    return Kernels(platform, **chosen, matmul_options=tuple((matmul_options or {}).items()))

@@ -13,12 +13,13 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from modules.kernels.rows import refuse_width
+
 LANES = 128  # of a vector register: columns fill them up, whatever they are
 SUBLANES = 16  # rows of a block come in as many: a register of a 16-bit type has 16, of float32 8
 USUAL_BYTES = 12 * 2**20  # of vector memory a block takes, of the 16 MiB there are by default
 MOST_BYTES = 56 * 2**20  # of the 64 MiB a core has, where rows ask for them
 MOST_ROWS = 1024
-TYPES = ('bfloat16', 'float32')
 
 
 def rows_at_once(rows: int, width: int, bytes_an_entry: float, name: str) -> int:
@@ -31,38 +32,16 @@ def rows_at_once(rows: int, width: int, bytes_an_entry: float, name: str) -> int
     row_bytes = math.ceil(width / LANES) * LANES * bytes_an_entry
     if SUBLANES * row_bytes > MOST_BYTES:
         most = int(MOST_BYTES / SUBLANES / bytes_an_entry) // LANES * LANES
-        raise ValueError(
-            f'{name} has whole rows in vector memory, at most {most:,} entries of this type; got '
-            f'{width:,}. Choose reference.'
-        )
+        refuse_width(name, 'vector memory', width, most)
     fitting = int(USUAL_BYTES / row_bytes) // SUBLANES * SUBLANES
     there_are = math.ceil(rows / SUBLANES) * SUBLANES
     return max(SUBLANES, min(fitting, MOST_ROWS, there_are))
-
-
-def refuse_types(name: str, *arrays: jax.Array | None) -> None:
-    """ValueError for arrays of a type that these kernels do not take; None has none."""
-    for array in arrays:
-        if array is not None and array.dtype.name not in TYPES:
-            raise ValueError(
-                f'{name} takes {" and ".join(TYPES)}; got {array.dtype.name}. Choose reference.'
-            )
 
 
 def memory_limit(rows: int, width: int, bytes_an_entry: float) -> int | None:
     """The limit in bytes to ask for, for such a block; None where the default does."""
     needed = rows * math.ceil(width / LANES) * LANES * bytes_an_entry
     return None if needed <= USUAL_BYTES else int(1.125 * needed)
-
-
-def flat(x: jax.Array | None) -> jax.Array | None:
-    """[..., D] as rows [N, D]; None stays."""
-    return None if x is None else x.reshape(-1, x.shape[-1])
-
-
-def itemsize(*arrays: Any) -> int:
-    """Bytes of an entry of each, together; None has none."""
-    return sum(array.dtype.itemsize for array in arrays if array is not None)
 
 
 def call_on_tpu(

@@ -19,9 +19,9 @@ WIDTHS = (4096, 1000)  # one that registers divide, and one that they do not
 
 def cases():
     """name, function, its arguments by the letters of their axes, which of them it may write to."""
-    norm, add = RMS_NORM_KERNELS['pallas'].compute, ADD_RMS_NORM_KERNELS['pallas']
-    softmax = SOFTMAX_KERNELS['pallas'].compute
-    cross_entropy = CROSS_ENTROPY_KERNELS['pallas'].compute
+    norm, add = RMS_NORM_KERNELS['pallas'].on('tpu'), ADD_RMS_NORM_KERNELS['pallas'].on('tpu')
+    softmax = SOFTMAX_KERNELS['pallas'].on('tpu')
+    cross_entropy = CROSS_ENTROPY_KERNELS['pallas'].on('tpu')
 
     def forward(x, scale):
         return norm(x, scale, 1e-6)

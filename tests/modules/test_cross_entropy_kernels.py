@@ -14,11 +14,12 @@ from jax.sharding import PartitionSpec
 
 from lm.mesh import batch_sharding, traced_on
 from modules.kernels import tpu_rows
-from modules.kernels.cross_entropy import lanes, reference, tpu
+from modules.kernels.cross_entropy import fused, lanes, reference, tpu
 from modules.losses.cross_entropy import cross_entropy as loss_of_house
 from tests.helpers import FAST
 
 ROUNDING = {'float32': 2**-24, 'bfloat16': 2**-8}  # of half a unit of the last place
+statistics = functools.partial(fused.statistics, platform='tpu')
 FORMS = ('row', 'online', 'two_pass')
 CONSTANT = 4  # of the tolerances: CONSTANT * rounding * sqrt(width), relative to what is summed
 
@@ -73,7 +74,7 @@ def in_float64(logits, labels, cotangents):
 
 
 def statistics_and_gradient(form, gradient, logits, labels, cotangents):
-    found, pull = jax.vjp(lambda x: tpu.statistics(x, labels, form, gradient), logits)
+    found, pull = jax.vjp(lambda x: statistics(x, labels, form, gradient), logits)
     return *found, *pull(tuple(cotangents))
 
 
@@ -103,6 +104,12 @@ def test_statistics_and_gradient_are_those_of_float64(rows, width, dtype, form, 
     """
     arrays = draw(rows, width, dtype)
     found = jitted(statistics_and_gradient, form, gradient)(*arrays)
+    assert_are_those_of_float64(found, arrays)
+
+
+def assert_are_those_of_float64(found, arrays):
+    """found: the three statistics and the gradient."""
+    width, dtype = arrays[0].shape[1], arrays[0].dtype.name
     assert [one.dtype for one in found] == ['float32'] * 3 + [dtype]
     for ours, right, size in zip(found, *in_float64(*arrays), strict=True):
         ours, right = (np.asarray(one, np.float64) for one in (ours, right))
@@ -184,7 +191,10 @@ def test_the_loss_is_that_of_the_house(way):
         per_token = loss_of_house.__wrapped__
         return per_token(logits, labels, z_loss=z_loss, label_smoothing=label_smoothing)
 
-    ours, right = (gradient(one)(logits, labels, numbers) for one in (tpu.cross_entropy, of_house))
+    ours, right = (
+        gradient(one)(logits, labels, numbers)
+        for one in (functools.partial(fused.cross_entropy, platform='tpu'), of_house)
+    )
     assert jax.tree.structure(ours) == jax.tree.structure(right)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, right)
 
@@ -195,7 +205,7 @@ def test_a_checkpoint_computes_the_statistics_again():
 
     @jax.checkpoint
     def loss(logits):
-        found = tpu.statistics(jnp.sin(logits), labels)
+        found = statistics(jnp.sin(logits), labels)
         return sum(jnp.vdot(*pair) for pair in zip(found, cotangents, strict=True))
 
     with pltpu.force_tpu_interpret_mode(None):
@@ -220,7 +230,7 @@ def test_columns_are_cut_over_devices(devices, form, gradient, checked):
 
     def on_device(x, labels):
         first = jax.lax.axis_index('vocab') * x.shape[1]
-        return tpu.statistics_of_part(x, labels, first, 'vocab', form, gradient)
+        return fused.statistics_of_part(x, labels, first, 'vocab', form, gradient, platform='tpu')
 
     cut = jax.shard_map(
         on_device, mesh=mesh, in_specs=(columns, whole), out_specs=whole, check_vma=checked
@@ -255,7 +265,7 @@ def test_a_diverged_row_is_nan_and_a_label_of_no_column_picks_nothing(form):
     logits = np.zeros((4, 2100), 'float32')
     logits[1, -1] = np.nan
     labels = jnp.array([-1, 0, 2100, 2099])
-    found = jitted(lambda x: tpu.statistics(x + 1, labels, form))(logits)
+    found = jitted(lambda x: statistics(x + 1, labels, form))(logits)
     log_z, label_logit, _ = found
     np.testing.assert_array_equal(np.isnan(log_z), [False, True, False, False])
     np.testing.assert_array_equal(label_logit, [0.0, 1.0, 0.0, 1.0])
@@ -266,12 +276,12 @@ def test_what_the_kernels_do_not_take_is_refused():
     labels = jnp.zeros(16, 'int32')
 
     def of(dtype, width, **more):
-        return jax.eval_shape(lambda x: tpu.statistics(x, labels, **more), logits(dtype, width))
+        return jax.eval_shape(lambda x: statistics(x, labels, **more), logits(dtype, width))
 
     def logits(dtype, width):
         return jax.ShapeDtypeStruct((16, width), dtype)
 
-    with pytest.raises(ValueError, match=r'bfloat16 or float32; got float16. Choose reference'):
+    with pytest.raises(ValueError, match=r'bfloat16 and float32; got float16. Choose reference'):
         of('float16', 8)
     with pytest.raises(ValueError, match=r'form of .* is one of auto, row, .*; got .rows.'):
         of('float32', 8, form='rows')

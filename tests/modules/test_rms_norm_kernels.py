@@ -88,7 +88,7 @@ def test_sum_norm_and_gradients(name, shape, dtype, small_blocks):
     that does not reach one of the two that are added.
     """
     x, residual, g, g_total, scale = drawn(shape, dtype)
-    kernel = functools.partial(ADD_RMS_NORM_KERNELS[name], eps=EPS)
+    kernel = functools.partial(ADD_RMS_NORM_KERNELS[name].on('tpu'), eps=EPS)
     (y, total), (dx, d_residual, d_scale) = both_ways(kernel, (x, residual, scale), (g, g_total))
     assert y.dtype == total.dtype == dx.dtype == jnp.dtype(dtype)
     assert jnp.array_equal(total, x + residual) and jnp.array_equal(dx, d_residual)
@@ -106,7 +106,7 @@ def test_norm_alone_and_in_another_type(name, has_scale, dtype, small_blocks):
     """As layers call it: without a residual, float32 out of bfloat16; a row of zeros is finite."""
     x, _, g, _, scale = drawn((50, 42), dtype)
     x = x.at[3].set(0)
-    kernel = functools.partial(RMS_NORM_KERNELS[name].compute, eps=EPS, out_dtype=jnp.float32)
+    kernel = functools.partial(RMS_NORM_KERNELS[name].on('tpu'), eps=EPS, out_dtype=jnp.float32)
     given = scale if has_scale else None
     y, (dx, d_scale) = both_ways(kernel, (x, given), g.astype(jnp.float32))
     assert y.dtype == jnp.float32 and dx.dtype == x.dtype
@@ -132,7 +132,7 @@ def test_mapped_twice_scanned_and_computed_again(small_blocks, plainly_interpret
     x, scale = drawn((2, 3, 20, 42), 'float32')[0], drawn((2, 3, 42), 'float32')[0]
 
     def of(name):
-        kernel = jax.checkpoint(RMS_NORM_KERNELS[name].compute, static_argnums=2)
+        kernel = jax.checkpoint(RMS_NORM_KERNELS[name].on('tpu'), static_argnums=2)
 
         def layer(x, scale):
             dx, d_scale = jax.vmap(jax.vmap(functools.partial(gradients, kernel)))(x, scale)
@@ -154,12 +154,12 @@ def test_on_eight_devices_each_has_its_rows(rows):
     x, _, _, _, scale = drawn((rows, 5, 42), 'float32')
     cut = NamedSharding(mesh, PartitionSpec(None, None) if rows == 3 else PartitionSpec('data'))
     whole = NamedSharding(mesh, PartitionSpec())
-    of_kernel = functools.partial(gradients, RMS_NORM_KERNELS['pallas'].compute)
+    of_kernel = functools.partial(gradients, RMS_NORM_KERNELS['pallas'].on('tpu'))
     program = jax.jit(
         traced_on(mesh, of_kernel), in_shardings=(cut, whole), out_shardings=(cut, whole)
     )
     found = program(jax.device_put(x, cut), jax.device_put(scale, whole))
-    right = gradients(RMS_NORM_KERNELS['reference'].compute, x, scale)
+    right = gradients(RMS_NORM_KERNELS['reference'].on('tpu'), x, scale)
     for ours, expected in zip(found, right, strict=True):
         close(ours, expected, 'float32', 42 * rows)
 
@@ -167,7 +167,7 @@ def test_on_eight_devices_each_has_its_rows(rows):
 def test_rows_are_read_by_one_kernel_forward_and_one_backward():
     x, _, _, _, scale = drawn((16, 42), 'float32')
     text = str(
-        jax.make_jaxpr(functools.partial(gradients, RMS_NORM_KERNELS['pallas'].compute))(x, scale)
+        jax.make_jaxpr(functools.partial(gradients, RMS_NORM_KERNELS['pallas'].on('tpu')))(x, scale)
     )
     assert text.count('pallas_call[') == 2
 
@@ -182,6 +182,6 @@ def test_rows_are_read_by_one_kernel_forward_and_one_backward():
 def test_what_the_kernel_cannot_hold_is_refused(shape, dtype, message):
     with pytest.raises(ValueError, match=f'kernels.rms_norm=pallas .*{message}.* Choose reference'):
         jax.eval_shape(
-            lambda x: RMS_NORM_KERNELS['pallas'].compute(x, None, EPS),
+            lambda x: RMS_NORM_KERNELS['pallas'].on('tpu')(x, None, EPS),
             jax.ShapeDtypeStruct(shape, dtype),
         )

@@ -14,11 +14,13 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from lm.mesh import batch_sharding, replicated, traced_on
-from modules.kernels.softmax import blocks, reference, tpu, tpu_logsumexp, tpu_passes
-from modules.kernels.softmax.sums import ONLINE, TWO_PASS
+from modules.kernels.exponentials import ONLINE, TWO_PASS, add, log_of, nothing, probabilities
+from modules.kernels.softmax import blocks, fused, reference, tpu
 from modules.kernels.tpu_rows import call_on_tpu
 from tests.helpers import FAST
 
+softmax = functools.partial(fused.softmax, platform='tpu')
+logsumexp = functools.partial(fused.logsumexp, platform='tpu')
 ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
 
 
@@ -158,7 +160,7 @@ def test_softmax_is_exact(shape, dtype, form):
     shift, NaN of -inf less itself, a tail of columns that counts, a sum in bfloat16.
     """
     x, g = draw(shape, dtype, 'wild')
-    for compute in (reference.reference, functools.partial(tpu.softmax, form=form)):
+    for compute in (reference.reference, functools.partial(softmax, form=form)):
         assert_is_softmax(run(compute, x, g), x, g)
 
 
@@ -169,7 +171,7 @@ def test_logsumexp_is_exact(shape, dtype, form):
     x, _ = draw(shape, dtype, 'wild')
     g = jnp.asarray(np.random.default_rng(0).normal(size=shape[:-1]), jnp.float32)
     log, dx = log_exactly(x, g)
-    for compute in (reference.logsumexp, functools.partial(tpu.logsumexp, form=form)):
+    for compute in (reference.logsumexp, functools.partial(logsumexp, form=form)):
         ours, ours_dx = run(compute, x, g)
         assert ours.dtype == jnp.float32
         assert ours_dx.dtype == x.dtype
@@ -180,8 +182,7 @@ def test_logsumexp_is_exact(shape, dtype, form):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """So that a small array has several blocks: 64 rows of 128 columns."""
-    for module in (tpu_passes, tpu_logsumexp):
-        monkeypatch.setattr(module, 'COLUMNS', 128)
+    monkeypatch.setattr(tpu, 'COLUMNS', 128)
     monkeypatch.setattr(blocks, 'MOST_ROWS', 64)
 
 
@@ -199,7 +200,7 @@ def test_what_queries_see_cap_and_lose_to_sinks(form, dtype):
     (x, g), more = draw(shape, dtype), everything(shape)
     seeing = {name: more[name] for name in ('mask', 'causal', 'segments')}
     hidden_x = jnp.where(seen_exactly(shape, **seeing), x, jnp.nan)
-    computes = [functools.partial(tpu.softmax, form=form)]
+    computes = [functools.partial(softmax, form=form)]
     if form == 'row':
         computes.append(reference.reference)
     for compute in computes:
@@ -213,7 +214,7 @@ def test_what_queries_see_cap_and_lose_alone(name):
     shape = (2, 2, 16, 40)
     (x, g), more = draw(shape, 'float32'), everything(shape)
     alone = {name: more[name]}
-    assert_is_softmax(run(tpu.softmax, x, g, **alone), x, g, **alone)
+    assert_is_softmax(run(softmax, x, g, **alone), x, g, **alone)
 
 
 @pytest.mark.usefixtures('interpreted', 'small_blocks')
@@ -223,13 +224,13 @@ def test_a_sink_of_every_row(monkeypatch):
     """
     x, g = draw((150, 40), 'float32')
     sink = jnp.asarray(np.random.default_rng(1).normal(size=150), jnp.float32)
-    assert_is_softmax(run(tpu.softmax, x, g, sink=sink), x, g, sink=sink)
+    assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
     monkeypatch.setattr(blocks, 'MOST_ROWS', 1024)
-    assert_is_softmax(run(tpu.softmax, x, g, sink=sink), x, g, sink=sink)
+    assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
 
 
-@pytest.mark.parametrize('sums', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
-def test_sums_of_blocks_are_those_of_rows(sums):
+@pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
+def test_sums_of_blocks_are_those_of_rows(form):
     """Logits at 1e4 and -1e4, scaled by 2000, at -1e30 and the least float32, with -inf first, last
     or all. Catches a sum that is not scaled when its exponent grows, or an exponent of -inf.
     """
@@ -238,10 +239,10 @@ def test_sums_of_blocks_are_those_of_rows(sums):
     z[4], z[5] = -1e30, np.finfo(np.float32).min
     z[6:8] -= 1e4
     z[6, :32], z[7, 32:], z[8], z[9] = -np.inf, -np.inf, -np.inf, np.sort(z[1])
-    pair = sums.nothing(10)
+    pair = nothing((10, 1))
     for block in np.split(z, 4, axis=1):
-        pair = sums.add(pair, jnp.asarray(block))
-    p, log = sums.probabilities(jnp.asarray(z), pair), sums.log(pair)
+        pair = add(form, pair, [jnp.asarray(block)], axis=-1)
+    p, log = probabilities(form, jnp.asarray(z), pair), log_of(form, pair)
     exact, *_ = softmax_exactly(z, np.ones_like(z))
     np.testing.assert_allclose(p, exact, rtol=0, atol=8 * 2**-23)
     exact_log, _ = log_exactly(z, np.ones(10))
@@ -258,11 +259,11 @@ def test_a_pass_is_one_kernel():
     (x, g), more = draw(shape, 'float32'), everything(shape)
 
     def softmax_and_gradient(x, sink):
-        out, pull = jax.vjp(lambda x, sink: tpu.softmax(x, **{**more, 'sink': sink}), x, sink)
+        out, pull = jax.vjp(lambda x, sink: softmax(x, **{**more, 'sink': sink}), x, sink)
         return out, pull(g)
 
     def log_and_gradient(x):
-        out, pull = jax.vjp(tpu.logsumexp, x)
+        out, pull = jax.vjp(logsumexp, x)
         return out, pull(g[..., 0])
 
     for jaxpr, name in (
@@ -300,7 +301,7 @@ def test_softmax_maps_and_scans(monkeypatch):
 
     results = [
         jax.jit(jax.value_and_grad(functools.partial(total, compute)), compiler_options=FAST)(x)
-        for compute in (tpu.softmax, reference.reference)
+        for compute in (softmax, reference.reference)
     ]
     for ours, right in zip(*results, strict=True):
         assert_close(ours, right, 'float32', 40)
@@ -311,7 +312,7 @@ def test_softmax_is_computed_again():
     it saves kept all the same.
     """
     x, g = draw((4, 40), 'float32')
-    gradient = jax.grad(lambda x: jnp.sum(g * jax.checkpoint(tpu.softmax)(jnp.sin(x))))
+    gradient = jax.grad(lambda x: jnp.sum(g * jax.checkpoint(softmax)(jnp.sin(x))))
     text = str(jax.make_jaxpr(gradient)(x))
     names = re.findall(r'name=(softmax\w*)', text)
     assert sorted(set(names)) == ['softmax', 'softmax_backward']
@@ -328,7 +329,7 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
     shape = (batch, 2, 5, 40)
     (x, g), more = draw(shape, 'float32'), everything(shape)
     compute = traced_on(
-        mesh, lambda x, g, sink: with_gradients(tpu.softmax, x, g, **{**more, 'sink': sink})
+        mesh, lambda x, g, sink: with_gradients(softmax, x, g, **{**more, 'sink': sink})
     )
     rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
     shardings = (rows, rows, replicated(mesh))
@@ -341,24 +342,24 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
 @pytest.mark.parametrize(
     ('compute', 'words'),
     [
-        (lambda x: tpu.softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
+        (lambda x: softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
         (
-            lambda x: tpu.softmax(x, form='rows'),
+            lambda x: softmax(x, form='rows'),
             "form must be one of online, row, two_pass; got 'rows'",
         ),
-        (lambda x: tpu.softmax(x, jnp.ones((3, 8), bool)), r'mask must broadcast to \(4, 8\)'),
-        (lambda x: tpu.softmax(x, jnp.ones(8)), 'a mask is boolean.*got float32'),
-        (lambda x: tpu.softmax(x, sink=jnp.ones(8)), r'sink must broadcast to \(1?,? ?4,?\)'),
-        (lambda x: tpu.softmax(x[0], causal=True), 'last two axes'),
+        (lambda x: softmax(x, jnp.ones((3, 8), bool)), r'mask must broadcast to \(4, 8\)'),
+        (lambda x: softmax(x, jnp.ones(8)), 'a mask is boolean.*got float32'),
+        (lambda x: softmax(x, sink=jnp.ones(8)), r'sink must broadcast to \(1?,? ?4,?\)'),
+        (lambda x: softmax(x[0], causal=True), 'last two axes'),
         (
-            lambda x: tpu.softmax(x, segments=(jnp.ones(4), jnp.ones(1))),
+            lambda x: softmax(x, segments=(jnp.ones(4), jnp.ones(1))),
             r'segments of keys must be 8 ids',
         ),
         (
             lambda x: jax.eval_shape(
-                functools.partial(tpu.softmax, form='row'), jnp.zeros((1, 300_000))
+                functools.partial(softmax, form='row'), jnp.zeros((1, 300_000))
             ),
-            'at most 229,376 entries of float32 here; got 300,000. Choose online',
+            'at most 229,376 entries of this type; got 300,000. Choose reference',
         ),
     ],
 )

@@ -9,23 +9,23 @@ from typing import Any
 import jax
 
 from modules.kernels.cross_entropy import reference
-from modules.kernels.platforms import Kernel
+from modules.kernels.platforms import Kernel, pallas_kernel
 
 
 def pallas(
-    logits_MV: jax.Array, labels_M: jax.Array, z_loss: Any, label_smoothing: Any
+    logits_MV: jax.Array, labels_M: jax.Array, z_loss: Any, label_smoothing: Any, *, platform: str
 ) -> dict[str, jax.Array]:
-    """`reference`, which reads the logits once forward and once backward; on TPUs.
+    """`reference`, which reads the logits once forward and once backward.
 
     Their gradient is written over them, where nothing else reads them.
     """
     # Here, as Pallas takes time to import.
-    from modules.kernels.cross_entropy.tpu import cross_entropy
+    from modules.kernels.cross_entropy.fused import cross_entropy
 
-    return cross_entropy(logits_MV, labels_M, z_loss, label_smoothing)
+    return cross_entropy(logits_MV, labels_M, z_loss, label_smoothing, platform=platform)
 
 
 CROSS_ENTROPY_KERNELS = {
     'reference': Kernel(reference.cross_entropy),
-    'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
+    'pallas': pallas_kernel(pallas),
 }

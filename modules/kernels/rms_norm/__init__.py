@@ -8,37 +8,39 @@ Each is (x [..., D], scale [D] or None, eps, out_dtype) -> [..., D] of `out_dtyp
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.platforms import Kernel
+from modules.kernels.platforms import Kernel, pallas_kernel
 from modules.kernels.rms_norm.reference import add_reference, inverse_rms, reference
 
 __all__ = ['ADD_RMS_NORM_KERNELS', 'RMS_NORM_KERNELS', 'inverse_rms', 'reference']
 
 
 def pallas(
-    x: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: jnp.dtype | None = None
+    x: jax.Array,
+    scale_D: jax.Array | None,
+    eps: float,
+    out_dtype: jnp.dtype | None = None,
+    *,
+    platform: str,
 ) -> jax.Array:
-    """`reference` in one pass over memory forward and one backward; on TPUs.
+    """`reference` in one pass over memory forward and one backward.
 
     ValueError for numbers of another type than bfloat16 and float32, and for rows that do not fit
-    a core's vector memory.
+    a TPU core's vector memory, or the registers of a GPU's warpgroup.
     """
-    from modules.kernels.rms_norm.tpu import rms_norm  # here, as Pallas takes time to import
+    from modules.kernels.rms_norm.fused import rms_norm  # here, as Pallas takes time to import
 
-    return rms_norm(x, None, scale_D, eps, jnp.dtype(out_dtype or x.dtype))[0]
+    return rms_norm(x, None, scale_D, eps, jnp.dtype(out_dtype or x.dtype), platform)[0]
 
 
 def add_pallas(
-    x: jax.Array, residual: jax.Array, scale_D: jax.Array | None, eps: float
+    x: jax.Array, residual: jax.Array, scale_D: jax.Array | None, eps: float, *, platform: str
 ) -> tuple[jax.Array, jax.Array]:
-    """`add_reference`, which reads and writes each array once; on TPUs."""
-    from modules.kernels.rms_norm.tpu import rms_norm
+    """`add_reference`, which reads and writes each array once."""
+    from modules.kernels.rms_norm.fused import rms_norm
 
-    return rms_norm(x, residual, scale_D, eps, x.dtype)
+    return rms_norm(x, residual, scale_D, eps, x.dtype, platform)
 
 
-RMS_NORM_KERNELS = {
-    'reference': Kernel(reference),
-    'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
-}
+RMS_NORM_KERNELS = {'reference': Kernel(reference), 'pallas': pallas_kernel(pallas)}
 # The same kernels with a sum before them: (x, residual, scale, eps) -> (norm of the sum, the sum).
-ADD_RMS_NORM_KERNELS = {'reference': add_reference, 'pallas': add_pallas}
+ADD_RMS_NORM_KERNELS = {'reference': Kernel(add_reference), 'pallas': pallas_kernel(add_pallas)}

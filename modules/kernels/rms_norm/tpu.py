@@ -1,9 +1,4 @@
-"""RMSNorm on TPUs: one kernel forward, one backward, each of which reads every row once.
-
-Least bytes for N rows of D entries, of b bytes each: 2NDb forward and 3NDb backward, and 4NDb each
-where a residual is added. The inverse root is computed again in the backward pass, where the row is
-in fast memory anyway.
-"""
+"""RMSNorm on TPUs: one kernel forward, one backward, each of which reads every row once."""
 
 import functools
 import math
@@ -12,15 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from modules.kernels.devices import over_devices
-from modules.kernels.tpu_rows import (
-    call_on_tpu,
-    flat,
-    itemsize,
-    memory_limit,
-    refuse_types,
-    rows_at_once,
-)
+from modules.kernels.rows import itemsize
+from modules.kernels.tpu_rows import call_on_tpu, memory_limit, rows_at_once
 
 # Parts of the rows with a sum of gradients each: as many as a chip has cores at most.
 PARTS = 2
@@ -28,53 +16,7 @@ NAME = 'kernels.rms_norm=pallas'
 PARTIAL_ROWS = 8  # the sum of a part is over every eighth row: whole registers are added
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def rms_norm(
-    x: jax.Array,
-    residual: jax.Array | None,
-    scale_D: jax.Array | None,
-    eps: float,
-    out_dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array | None]:
-    """(y, x + residual) with y = rms_norm(x + residual) * scale; (y, None) without a residual."""
-    refuse_types(NAME, x, residual, scale_D)
-    return _forward(x, residual, scale_D, eps, out_dtype)
-
-
-def _forward(x, residual, scale_D, eps, out_dtype):
-    def on_device(x, residual, scale_D):
-        x_ND, residual_ND = (flat(a) for a in (x, residual))
-        y_ND, sum_ND = _forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype)
-        return y_ND.reshape(x.shape), None if sum_ND is None else sum_ND.reshape(x.shape)
-
-    arrays, of_rows = (x, residual, scale_D), (True, True, False)
-    return over_devices(on_device, arrays, of_rows, (True, True))
-
-
-def _saved(x, residual, scale_D, eps, out_dtype):
-    y, total = _forward(x, residual, scale_D, eps, out_dtype)
-    return (y, total), (x if total is None else total, scale_D, residual is not None)
-
-
-def _backward(eps, out_dtype, saved, cotangents):
-    del out_dtype
-    (x, scale_D, has_residual), (g, g_total) = saved, cotangents
-
-    def on_device(x, g, g_total, scale_D):
-        x_ND, g_ND, total_ND = (flat(a) for a in (x, g, g_total))
-        dx_ND, dscale_PD = _backward_rows(x_ND, g_ND, total_ND, scale_D, eps)
-        return dx_ND.reshape(x.shape), dscale_PD
-
-    arrays, of_rows = (x, g, g_total, scale_D), (True, True, True, False)
-    dx, dscale_PD = over_devices(on_device, arrays, of_rows, (True, True))
-    dscale_D = None if scale_D is None else jnp.sum(dscale_PD, 0).astype(scale_D.dtype)
-    return dx, dx if has_residual else None, dscale_D
-
-
-rms_norm.defvjp(_saved, _backward)
-
-
-def _forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
+def forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
     rows, width = x_ND.shape
     moved = itemsize(x_ND, residual_ND) + jnp.dtype(out_dtype).itemsize
     moved += itemsize(x_ND) if residual_ND is not None else 0
@@ -115,7 +57,7 @@ def _forward_block(refs, eps):
     refs['y'][...] = y.astype(refs['y'].dtype)
 
 
-def _backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
+def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
     rows, width = x_ND.shape
     moved = itemsize(x_ND, g_ND, g_total_ND, x_ND)
     size = rows_at_once(rows, width, 2 * moved + 12, NAME)

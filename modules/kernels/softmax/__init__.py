@@ -7,21 +7,26 @@ of experts; fused attention has a softmax of its own.
 
 import jax
 
-from modules.kernels.platforms import Kernel
+from modules.kernels.platforms import Kernel, pallas_kernel
 from modules.kernels.softmax import reference
 
 
 def pallas(
-    x: jax.Array, mask: jax.Array | None = None, sink: jax.Array | None = None, **options
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    sink: jax.Array | None = None,
+    *,
+    platform: str,
+    **options,
 ) -> jax.Array:
-    """`reference`, which reads x once and writes p once, and its gradient as well; on TPUs."""
+    """`reference`, which reads x once and writes p once, and its gradient as well."""
     # Here, as Pallas takes time to import.
-    from modules.kernels.softmax.tpu import softmax
+    from modules.kernels.softmax.fused import softmax
 
-    return softmax(x, mask, sink, **options)
+    return softmax(x, mask, sink, platform=platform, **options)
 
 
 SOFTMAX_KERNELS = {
     'reference': Kernel(reference.reference),
-    'pallas': Kernel(pallas, ('tpu',), is_forward_mode=False),
+    'pallas': pallas_kernel(pallas),
 }

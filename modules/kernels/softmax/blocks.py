@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from modules.kernels.rows import itemsize
 from modules.kernels.tpu_rows import (
     LANES,
     MOST_BYTES,
@@ -22,7 +23,6 @@ from modules.kernels.tpu_rows import (
     SUBLANES,
     USUAL_BYTES,
     call_on_tpu,
-    itemsize,
     memory_limit,
 )
 

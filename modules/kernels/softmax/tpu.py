@@ -1,147 +1,227 @@
-"""Softmax and logsumexp on TPUs: one kernel forward, one backward.
-
-Least bytes for N rows of V entries, of b bytes each, where a row is in fast memory at a time: 2NVb
-forward and 3NVb backward for softmax, NVb + 4N and 2NVb for logsumexp. Rows in several blocks are
-read once more by softmax: 3NVb and 5NVb.
-"""
+"""The kernels of softmax and logsumexp on TPUs, on one device."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from modules.choices import choose
-from modules.kernels.devices import over_devices
-from modules.kernels.softmax.blocks import most_columns
-from modules.kernels.softmax.tpu_logsumexp import log_of_rows
-from modules.kernels.softmax.tpu_passes import (
-    FORMS,
-    Softmax,
-    backward_rows,
-    bytes_an_entry,
-    forward_rows,
-)
-from modules.kernels.tpu_rows import itemsize, refuse_types
-
-NAME = 'kernels.softmax=pallas'
+from modules.kernels.exponentials import add, log_of, nothing, probabilities
+from modules.kernels.rows import itemsize, refuse_width
+from modules.kernels.softmax.blocks import COLUMNS, Blocks, call_in_blocks, merged, most_columns
+from modules.kernels.softmax.fused import BESIDE, FORMS, SUMS, Softmax
 
 
-def softmax(
+def bytes_an_entry(moved: int, form: str | None, softcap: float = 0.0) -> int:
+    """Of a block: what is moved, twice, and what is computed from it, as the compiler says."""
+    return 2 * moved + (18 if form == 'two_pass' else 8) + (4 if softcap else 0)
+
+
+def refuse_form(
+    form: str | None,
+    name: str,
     x: jax.Array,
-    mask: jax.Array | None = None,
-    sink: jax.Array | None = None,
-    *,
-    causal: bool = False,
-    segments: tuple[jax.Array, jax.Array] | None = None,
+    arrays: int,
+    has_mask: bool = False,
     softcap: float = 0.0,
-    form: str | None = None,
-) -> jax.Array:
-    """`reference` with one kernel forward and one backward.
+) -> None:
+    """ValueError where whole rows are asked for that are too long, in the direction with more.
 
-    form: `row` has whole rows in fast memory, up to 367,000 entries of bfloat16 and 229,000 of
-    float32; `online` and `two_pass` have blocks of them, and differ in their sums (`sums`). None:
-    each pass is `row` where it can be, else `online`.
-
-    The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
-    p, and computes p again from the sums that the forward pass saves. Under
-    `jax.sharding.use_abstract_mesh` the first axis of x is cut over the mesh axis `data`; arrays
-    whose first axis has another length are whole on each device. ValueError: a type that kernels do
-    not take, shapes that do not broadcast, rows too long for `row`.
+    arrays: as large as x, that are moved.
     """
-    moved = itemsize(x, x, x) + (mask is not None)
-    _check(x, form, bytes_an_entry(moved, 'row', softcap))
-    of_queries = causal or segments is not None
-    shape = (1,) * max(0, 2 + of_queries - x.ndim) + x.shape
-    if of_queries and x.ndim < 2:
-        raise ValueError(f'queries and keys are the last two axes; got {x.shape}.')
-    queries, keys = (None, None) if segments is None else segments
-    arrays = {
-        'mask': _of_rank(mask, shape, 'mask'),
-        'queries': _of_rank(queries, shape[:-1], 'segments of queries'),
-        'keys': _of_rank(keys, (*shape[:-2], shape[-1]), 'segments of keys'),
-        'sink': _of_rank(sink, shape[:-1], 'sink'),
+    if form == 'row':
+        needed = bytes_an_entry(arrays * itemsize(x) + has_mask, form, softcap)
+        refuse_width(f'form=row of {name}', 'vector memory', x.shape[-1], most_columns(needed))
+
+
+def columns_at_once(form: str | None, width: int, needed: int) -> int:
+    """Of a block, of which an entry needs so many bytes."""
+    if form == 'row' or (form is None and width <= most_columns(needed)):
+        return width
+    return COLUMNS
+
+
+def _shape(x, others, how):
+    """In which a kernel has x: its queries count where they see or are given something."""
+    of_queries = how.causal or any(array is not None for array in others)
+    return x.shape if of_queries else merged(x.shape)
+
+
+def _given(blocks, others, names):
+    """Those of the arrays beside x that are there, by name, with their blocks."""
+    there = dict(zip(BESIDE, others, strict=True))
+    as_blocks = {
+        'mask': lambda mask: blocks.matrix(mask.astype(jnp.int8)),
+        'queries': lambda ids: blocks.of_rows(ids.astype(jnp.int32)),
+        'keys': lambda ids: blocks.of_columns(ids.astype(jnp.int32)),
+        'sink': blocks.of_rows,
     }
-    if mask is not None and mask.dtype != bool:
-        raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
-    how = Softmax(causal, softcap, form)
-    p = _softmax(x.reshape(shape), *arrays.values(), how)
-    return p.reshape(x.shape)
+    return {name: as_blocks[name](there[name]) for name in names if there[name] is not None}
 
 
-def logsumexp(x: jax.Array, *, form: str | None = None) -> jax.Array:
-    """float32: log sum exp(x) over the last axis; x is read once, whatever the form."""
-    _check(x, form, bytes_an_entry(itemsize(x), 'row'))
-    return log_of_rows(x[None] if x.ndim == 1 else x, form).reshape(x.shape[:-1])
+def _blocks(shape, moved, how):
+    needed = bytes_an_entry(moved, how.form, how.softcap)
+    columns = columns_at_once(how.form, shape[-1], needed)
+    return Blocks.of(shape, columns, phases=2, bytes_an_entry=needed)
 
 
-def _check(x, form, needed):
-    """needed: by `row`, bytes an entry in the direction that needs more."""
-    refuse_types(NAME, x)
-    if form is not None:
-        choose({name: sums for name, sums in FORMS.items() if name}, form, 'form')
-    longest = most_columns(needed)
-    if form == 'row' and x.shape[-1] > longest:
-        raise ValueError(
-            f'form=row has whole rows in vector memory, at most {longest:,} entries of '
-            f'{x.dtype.name} here; got {x.shape[-1]:,}. Choose online.'
-        )
+def forward_rows(x, others, how, saves):
+    shape = _shape(x, others, how)
+    moved = 2 * itemsize(x) + (others[0] is not None)
+    blocks = _blocks(shape, moved, how)
+    given = {'x': blocks.matrix(x.reshape(shape)), **_given(blocks, others, BESIDE)}
+    made = {'p': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype), written=True)}
+    if saves:
+        of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
+        made |= dict.fromkeys(SUMS, of_rows)
+    body = functools.partial(_forward_block, how=how)
+    found = call_in_blocks(body, blocks, given, made, 'softmax', totals=2)
+    sums = tuple(found[name].reshape(x.shape[:-1]) for name in SUMS) if saves else None
+    return found['p'].reshape(x.shape), sums
 
 
-def _of_rank(array, shape, name):
-    """With leading axes of length 1, so that it has as many as `shape`; None stays."""
-    if array is None:
-        return None
-    fits = array.ndim <= len(shape) and all(
-        own in (1, length) for own, length in zip(array.shape[::-1], shape[::-1], strict=False)
+def _forward_block(refs, here, how):
+    base = FORMS[how.form]
+    z, _ = logits(refs, here, how)
+
+    def start():
+        sinks = [_sink(refs, here)] if 'sink' in refs else []
+        return add(base, nothing((here.blocks.size, 1)), sinks)
+
+    def write(total):
+        refs['p'][...] = probabilities(base, z, total).astype(refs['p'].dtype)
+        for name, values in zip(SUMS, total, strict=True):
+            if name in refs:
+                here.write_rows(refs[name], values)
+
+    here.reduce_row(refs, start, lambda total: add(base, total, [z], axis=-1), write)
+
+
+def _sink(refs, here):
+    sink = here.read_rows(refs['sink']).astype(jnp.float32)
+    return jnp.broadcast_to(sink, (here.blocks.size, 1))
+
+
+def logits(refs, here, how):
+    """(z of a block, -inf where nothing is seen, and dz / dx)."""
+    x, seen = refs['x'][...].astype(jnp.float32), _seen(refs, here, how)
+    slope = None
+    if seen is not None:
+        x = jnp.where(seen, x, 0.0)
+    if how.softcap:
+        bounded = jnp.tanh(x / how.softcap)
+        x, slope = how.softcap * bounded, 1 - bounded * bounded
+    return x if seen is None else jnp.where(seen, x, -jnp.inf), slope
+
+
+def _seen(refs, here, how):
+    """Which entries of a block are in the array and may be seen; None: all."""
+    parts = [] if here.inside() is None else [here.inside()]
+    if how.causal:
+        parts.append(here.columns() <= here.rows() + (here.blocks.width - here.blocks.rows))
+    if 'keys' in refs:
+        queries = jnp.broadcast_to(here.read_rows(refs['queries']), here.shape)
+        parts.append(queries == jnp.broadcast_to(refs['keys'][...], here.shape))
+    if 'mask' in refs:
+        parts.append(jnp.broadcast_to(refs['mask'][...].astype(jnp.int32), here.shape) != 0)
+    return functools.reduce(jnp.logical_and, parts) if parts else None
+
+
+def backward_rows(x_or_p, g, sums, others, how):
+    shape = _shape(g, others, how)
+    has_mask, has_sink = others[0] is not None, others[-1] is not None
+    moved = itemsize(x_or_p, g, x_or_p) + bool(has_mask and how.softcap)
+    blocks = _blocks(shape, moved, how)
+    arrays = {'x' if how.softcap else 'p': x_or_p, 'g': g}
+    given = {name: blocks.matrix(array.reshape(shape)) for name, array in arrays.items()}
+    given |= _given(blocks, others, BESIDE if how.softcap else ('sink',))
+    if sums is not None:
+        pairs = zip(SUMS, sums, strict=True)
+        given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in pairs}
+    made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x_or_p.dtype), written=True)}
+    if has_sink:
+        made['dsink'] = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
+    body = functools.partial(_backward_block, how=how)
+    found = call_in_blocks(body, blocks, given, made, 'softmax_backward', totals=1)
+    dsink = found['dsink'].reshape(g.shape[:-1]) if has_sink else None
+    return found['dx'].reshape(g.shape), dsink
+
+
+def _backward_block(refs, here, how):
+    """dx = p (g - sum p g) dz/dx; dsink = - p_sink sum p g, with what the sink takes of 1."""
+    base, slope = FORMS[how.form], None
+    g = refs['g'][...].astype(jnp.float32)
+    total = tuple(here.read_rows(refs[name]) for name in SUMS if name in refs)
+    if how.softcap:
+        z, slope = logits(refs, here, how)
+        p = probabilities(base, z, total)
+    else:
+        p = refs['p'][...].astype(jnp.float32)
+
+    def start():
+        return (jnp.zeros((here.blocks.size, 1), jnp.float32),)
+
+    def add(mean):
+        terms = p * g if here.inside() is None else jnp.where(here.inside(), p * g, 0.0)
+        return (mean[0] + jnp.sum(terms, -1, keepdims=True),)
+
+    def write(mean):
+        dx = p * (g - mean[0])
+        refs['dx'][...] = (dx if slope is None else dx * slope).astype(refs['dx'].dtype)
+        if 'dsink' in refs:
+            taken = probabilities(base, _sink(refs, here), total)
+            here.write_rows(refs['dsink'], -taken * mean[0])
+
+    here.reduce_row(refs, start, add, write)
+
+
+def log_rows(x, form):
+    shape = merged(x.shape)
+    needed = bytes_an_entry(itemsize(x), form)
+    columns = columns_at_once(form, shape[-1], needed)
+    blocks = Blocks.of(shape, columns, phases=1, bytes_an_entry=needed)
+    of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
+    found = call_in_blocks(
+        functools.partial(_logsumexp_block, form=form),
+        blocks,
+        {'x': blocks.matrix(x.reshape(shape))},
+        dict.fromkeys(('log', *SUMS), of_rows),
+        'logsumexp',
+        totals=2,
     )
-    if not fits:
-        raise ValueError(f'{name} must broadcast to {shape}; got {array.shape}.')
-    full = (1,) * (len(shape) - array.ndim) + array.shape
-    if name.startswith('segments') and full[-1] != shape[-1]:
-        raise ValueError(f'{name} must be {shape[-1]} ids; got {array.shape}.')
-    return array.reshape(full)
+    log, *sums = (found[name].reshape(x.shape[:-1]) for name in ('log', *SUMS))
+    return log, tuple(sums)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _softmax(x, mask, queries, keys, sink, how):
-    return _forward(x, (mask, queries, keys, sink), how, saves=False)[0]
+def _logsumexp_block(refs, here, form):
+    base = FORMS[form]
+    z, _ = logits(refs, here, Softmax(causal=False, softcap=0.0, form=form, platform='tpu'))
+
+    def write(total):
+        for name, values in zip(('log', *SUMS), (log_of(base, total), *total), strict=True):
+            here.write_rows(refs[name], values)
+
+    def start():
+        return nothing((here.blocks.size, 1))
+
+    here.reduce_row(refs, start, lambda total: add(base, total, [z], axis=-1), write)
 
 
-def _saved(x, mask, queries, keys, sink, how):
-    others = (mask, queries, keys, sink)
-    saves = bool(how.softcap) or sink is not None
-    p, sums = _forward(x, others, how, saves)
-    return p, (x if how.softcap else p, sums, others)
+def log_backward_rows(x, sums, g, form):
+    shape = merged(x.shape)
+    blocks = Blocks.of(
+        shape, COLUMNS, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x, x), form)
+    )
+    given = {'x': blocks.matrix(x.reshape(shape))}
+    rows = dict(zip((*SUMS, 'g'), (*sums, g), strict=True))
+    given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in rows.items()}
+    made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype))}
+    body = functools.partial(_logsumexp_backward_block, form=form)
+    found = call_in_blocks(body, blocks, given, made, 'logsumexp_backward')
+    return found['dx'].reshape(x.shape)
 
 
-def _backward(how, saved, g):
-    x_or_p, sums, others = saved
-    sink = others[-1]
-
-    def on_device(x_or_p, g, sums, *others):
-        return backward_rows(x_or_p, g, sums, others, how)
-
-    arrays = (x_or_p, g, sums, *others)
-    of_rows = (True, True, True, *_of_rows(g, others))
-    dx, dsink = over_devices(on_device, arrays, of_rows, (True, True))
-    if sink is not None:
-        summed = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
-        dsink = jnp.sum(dsink, summed, keepdims=True).astype(sink.dtype)
-    return dx, None, None, None, dsink
-
-
-_softmax.defvjp(_saved, _backward)
-
-
-def _of_rows(x, others):
-    return [array is None or array.shape[0] == x.shape[0] for array in others]
-
-
-def _forward(x, others, how, saves):
-    """(p, the sums of its rows as two arrays [..., T], or None)."""
-
-    def on_device(x, *others):
-        return forward_rows(x, others, how, saves)
-
-    arrays, of_rows = (x, *others), (True, *_of_rows(x, others))
-    return over_devices(on_device, arrays, of_rows, (True, (True, True) if saves else True))
+def _logsumexp_backward_block(refs, here, form):
+    """dx = g p."""
+    total = tuple(here.read_rows(refs[name]) for name in SUMS)
+    p = probabilities(FORMS[form], refs['x'][...].astype(jnp.float32), total)
+    refs['dx'][...] = (here.read_rows(refs['g']) * p).astype(refs['dx'].dtype)

@@ -1,0 +1,64 @@
+"""Softmax cross-entropy on GPUs: one kernel forward, which reads the logits once.
+
+A thread has the state of the columns that it reads, from slice to slice of a row; threads put
+theirs together at its end. There is no kernel backward: XLA's own program reads once and writes
+once.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.cross_entropy.fused import BASES, NAME
+from modules.kernels.exponentials import NO_EXPONENT, add
+from modules.kernels.gpu_rows import Row, call_on_gpu, gathered, programs_of, wide
+
+NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
+
+
+def form_of(form: str, logits_MV: jax.Array) -> str:
+    """What 'auto' is, of `fused.statistics`."""
+    del logits_MV
+    if form == 'row':
+        raise ValueError(f'form=row of {NAME} is for TPUs; choose auto, online or two_pass.')
+    return 'online' if form == 'auto' else form
+
+
+def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
+    """The state of each row, a tuple of [M]."""
+    rows = logits_MV.shape[0]
+    logits_MV, base = wide(logits_MV, -jnp.inf), BASES[form]
+    row = Row.of(logits_MV.shape[1], logits_MV)
+
+    def body(refs, n, _):
+        def step(parts, carry):
+            pair, total, count = carry
+            logits = [row.read(refs['logits'], n, part) for part in parts]
+            logits = [row.counted(part, x, -jnp.inf) for part, x in zip(parts, logits, strict=True)]
+            pair = add(base, pair, logits)
+            for x in logits:
+                total = total + jnp.where(x == -jnp.inf, 0.0, x)
+                count = count + jnp.where(x == -jnp.inf, 0.0, 1.0)
+            return pair, total, count
+
+        zeros = row.full(0.0)
+        pair, total, count = row.over(step, ((row.full(NO_EXPONENT), zeros), zeros, zeros))
+        label = refs['labels'][n]
+        picked = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
+        numbers = (
+            *gathered(base, pair),
+            jnp.where(label >= 0, picked, 0.0),
+            jnp.sum(total),
+            jnp.sum(count),
+        )
+        for name, number in zip(NAMES, numbers, strict=True):
+            refs[name][n] = number
+
+    found = call_on_gpu(
+        body,
+        {'logits': logits_MV, 'labels': labels_M},
+        dict.fromkeys(NAMES, jax.ShapeDtypeStruct((rows,), jnp.float32)),
+        rows=rows,
+        programs=programs_of(row.width, 1),
+        name='cross_entropy',
+    )
+    return tuple(found[name] for name in NAMES)

@@ -1,0 +1,131 @@
+"""RMSNorm on GPUs: one kernel forward, one backward, each of which reads every row once.
+
+A program has the whole of a row in its registers, or, of long ones, reads it again before anything
+else takes its place in the processor's cache. Its rows' part of the gradient of the scale stays in
+registers until its last row.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.gpu_rows import KEPT, Row, call_on_gpu, programs_of, total, wide
+from modules.kernels.rows import refuse_width
+
+NAME = 'kernels.rms_norm=pallas'
+LONGEST = 16_384  # of rows whose part of the scale's gradient registers hold
+
+
+def forward_rows(
+    x_ND: jax.Array,
+    residual_ND: jax.Array | None,
+    scale_D: jax.Array | None,
+    eps: float,
+    out_dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array | None]:
+    """(y, x + residual) of rows on one device, as `fused.rms_norm` has them."""
+    rows, width = x_ND.shape
+    refuse_width(NAME, 'registers', width, LONGEST)
+    x_ND, residual_ND, scale_D = (wide(a) for a in (x_ND, residual_ND, scale_D))
+    made = {'y': jax.ShapeDtypeStruct(x_ND.shape, out_dtype)}
+    if residual_ND is not None:
+        made['total'] = jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype)
+    row = Row.of(x_ND.shape[1], x_ND, residual_ND, made['y'])
+    parts, keeps = row.slices(), row.width <= KEPT
+
+    def body(refs, n, _):
+        xs = [row.read(refs['x'], n, part) for part in parts]
+        if 'residual' in refs:
+            added = [row.read(refs['residual'], n, part) for part in parts]
+            # Rounded, as whoever reads it next has it.
+            xs = [(x + a).astype(x_ND.dtype) for x, a in zip(xs, added, strict=True)]
+            for part, x in zip(parts, xs, strict=True):
+                row.write(refs['total'], n, part, x)
+            xs = [x.astype(jnp.float32) for x in xs]
+        inverse = _inverse_rms(row, parts, xs, width, eps)
+        for part, x in zip(parts, xs, strict=True):
+            x = x if keeps else row.read(refs['x' if residual_ND is None else 'total'], n, part)
+            row.write(refs['y'], n, part, _scaled(row, refs, part, x * inverse))
+
+    found = call_on_gpu(
+        body,
+        {'x': x_ND, 'residual': residual_ND, 'scale': scale_D},
+        made,
+        rows=rows,
+        programs=programs_of(row.width, 1 + (residual_ND is not None)),
+        name='rms_norm',
+    )
+    total_ND = found.get('total')
+    return found['y'][:, :width], None if total_ND is None else total_ND[:, :width]
+
+
+def _inverse_rms(row, parts, xs, width, eps):
+    squares = [row.counted(part, x * x) for part, x in zip(parts, xs, strict=True)]
+    return jax.lax.rsqrt(total(squares) / width + eps)
+
+
+def _scaled(row, refs, part, x):
+    return x * row.read(refs['scale'], None, part) if 'scale' in refs else x
+
+
+def backward_rows(
+    x_ND: jax.Array,
+    g_ND: jax.Array,
+    g_total_ND: jax.Array | None,
+    scale_D: jax.Array | None,
+    eps: float,
+) -> tuple[jax.Array, jax.Array | None]:
+    """(dx, dscale of each program's rows [P, D]) of rows on one device.
+
+    dx = r (g' - n mean(g' n)) with g' = g scale and n = x r; dscale = sum over rows of g n.
+    """
+    rows, width = x_ND.shape
+    refuse_width(NAME, 'registers', width, LONGEST)
+    x_ND, g_ND, g_total_ND, scale_D = (wide(a) for a in (x_ND, g_ND, g_total_ND, scale_D))
+    row = Row.of(x_ND.shape[1], x_ND, g_ND, g_total_ND)
+    parts, keeps = row.slices(), row.width <= KEPT
+    programs = min(rows, programs_of(row.width, 3))
+    made = {'dx': jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype)}
+    if scale_D is not None:
+        made['dscale'] = jax.ShapeDtypeStruct((programs, row.width), jnp.float32)
+
+    def body(refs, n, dscales):
+        xs = [row.read(refs['x'], n, part) for part in parts]
+        gs = [row.read(refs['g'], n, part) for part in parts]
+        inverse = _inverse_rms(row, parts, xs, width, eps)
+        products = [
+            row.counted(part, _scaled(row, refs, part, g) * x)
+            for part, x, g in zip(parts, xs, gs, strict=True)
+        ]
+        mean = total(products) * inverse / width
+        new = []
+        for part, x, g, dscale in zip(parts, xs, gs, dscales, strict=True):
+            if not keeps:
+                x, g = (row.read(refs[name], n, part) for name in ('x', 'g'))
+            normal = x * inverse
+            dx = inverse * (_scaled(row, refs, part, g) - normal * mean)
+            if 'g_total' in refs:
+                dx = dx + row.read(refs['g_total'], n, part)
+            row.write(refs['dx'], n, part, dx)
+            new.append(None if dscale is None else dscale + g * normal)
+        return new
+
+    def start(refs):
+        return [row.full(0.0) if 'dscale' in refs else None for _ in parts]
+
+    def finish(refs, program, dscales):
+        for part, dscale in zip(parts, dscales, strict=True):
+            if dscale is not None:
+                row.write(refs['dscale'], program, part, dscale)
+
+    found = call_on_gpu(
+        body,
+        {'x': x_ND, 'g': g_ND, 'g_total': g_total_ND, 'scale': scale_D},
+        made,
+        rows=rows,
+        programs=programs,
+        name='rms_norm_backward',
+        start=start,
+        finish=finish,
+    )
+    dscale_PD = found.get('dscale')
+    return found['dx'][:, :width], None if dscale_PD is None else dscale_PD[:, :width]
