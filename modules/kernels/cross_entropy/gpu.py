@@ -31,25 +31,26 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
 
     def body(refs, n, _):
         def step(parts, carry):
-            pair, total, count = carry
+            pair, total = carry
             logits = [row.read(refs['logits'], n, part) for part in parts]
+            for part, x in zip(parts, logits, strict=True):
+                total = total + row.counted(part, x)
             logits = [row.counted(part, x, -jnp.inf) for part, x in zip(parts, logits, strict=True)]
-            pair = add(base, pair, logits)
-            for x in logits:
-                total = total + jnp.where(x == -jnp.inf, 0.0, x)
-                count = count + jnp.where(x == -jnp.inf, 0.0, 1.0)
-            return pair, total, count
+            return add(base, pair, logits), total
 
-        zeros = row.full(0.0)
-        pair, total, count = row.over(step, ((row.full(NO_EXPONENT), zeros), zeros, zeros))
+        nothing = row.full(NO_EXPONENT), row.full(0.0)
+        pair, total = row.over(step, (nothing, row.full(0.0)))
+        total = jnp.sum(total)
+        # Few rows have logits of -inf, and to look for them in all would be a fourth of the work.
+        total, count = jax.lax.cond(
+            total == -jnp.inf,
+            lambda: _sum_and_count(row, refs['logits'], n),
+            lambda: (total, jnp.float32(row.width)),
+        )
         label = refs['labels'][n]
         picked = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
-        numbers = (
-            *gathered(base, pair),
-            jnp.where(label >= 0, picked, 0.0),
-            jnp.sum(total),
-            jnp.sum(count),
-        )
+        picked = jnp.where(label >= 0, picked, 0.0)
+        numbers = (*gathered(base, pair), picked, total, count)
         for name, number in zip(NAMES, numbers, strict=True):
             refs[name][n] = number
 
@@ -62,3 +63,18 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
         name='cross_entropy',
     )
     return tuple(found[name] for name in NAMES)
+
+
+def _sum_and_count(row, ref, n):
+    """Of the logits of a row that are not -inf."""
+
+    def step(parts, carry):
+        total, count = carry
+        for part in parts:
+            x = row.counted(part, row.read(ref, n, part), -jnp.inf)
+            total = total + jnp.where(x == -jnp.inf, 0.0, x)
+            count = count + jnp.where(x == -jnp.inf, 0.0, 1.0)
+        return total, count
+
+    total, count = row.over(step, (row.full(0.0), row.full(0.0)))
+    return jnp.sum(total), jnp.sum(count)

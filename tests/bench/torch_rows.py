@@ -1,0 +1,88 @@
+"""RMSNorm, softmax and cross-entropy over rows by PyTorch, compiled, and by Liger, on a GPU."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+ROUNDS = 7
+EPS = 1e-6
+
+
+def names() -> list[str]:
+    """Of what is installed."""
+    found = ['PyTorch']
+    try:
+        import liger_kernel  # noqa: F401
+    except ImportError as error:
+        print(f'Liger: not measured ({error})')
+    else:
+        found.append('Liger')
+    return found
+
+
+def _functions(name: str) -> dict[str, Callable]:
+    """(x, scale or labels) -> what the gradient is taken of."""
+    if name == 'Liger':
+        from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+        return {
+            'rms_norm': lambda x, scale: LigerRMSNormFunction.apply(x, scale, EPS),
+            'cross_entropy': lambda x, y: LigerCrossEntropyFunction.apply(
+                x, y, None, -100, 1e-4, 0.0, 'sum'
+            )[0],
+        }
+
+    def cross_entropy(x, labels):
+        x = x.float()
+        log_z = torch.logsumexp(x, -1)
+        picked = x.gather(-1, labels[:, None])[:, 0]
+        return (log_z - picked + 1e-4 * log_z**2).sum()
+
+    def softmax(x, _):
+        return torch.softmax(x, -1)
+
+    def rms_norm(x, scale):
+        return F.rms_norm(x, scale.shape, scale, EPS)
+
+    own = {'rms_norm': rms_norm, 'softmax': softmax, 'cross_entropy': cross_entropy}
+    return {name: torch.compile(function, dynamic=False) for name, function in own.items()}
+
+
+def seconds(name: str, case: str, shape: tuple[int, int], dtype: str, count: int) -> float:
+    """Of a call of `case`, as `count` sets of arrays are gone through."""
+    operation, direction = case.split()
+    functions = _functions(name)
+    if operation not in functions:
+        raise NotImplementedError
+    sets = [_drawn(operation, shape, dtype, direction == 'both') for _ in range(count)]
+    # Liger's cross-entropy writes over its logits: they are right in the first call alone.
+    function, milliseconds = functions[operation], []
+    for _ in range(ROUNDS + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for x, g, other in sets:
+            if direction == 'forward':
+                with torch.no_grad():
+                    function(x, other)
+            else:
+                y = function(x, other)
+                wanted = [x, other] if operation == 'rms_norm' else [x]
+                torch.autograd.grad(y, wanted, None if y.ndim == 0 else g)
+        end.record()
+        torch.cuda.synchronize()
+        milliseconds.append(start.elapsed_time(end))
+    return statistics.median(milliseconds[3:]) / 1e3 / count
+
+
+def _drawn(operation, shape, dtype, is_differentiated):
+    kind = getattr(torch, dtype)
+    x, g = (torch.randn(shape, device='cuda', dtype=kind) for _ in range(2))
+    x.requires_grad_(is_differentiated)
+    if operation == 'rms_norm':
+        other = torch.ones(shape[1:], device='cuda', dtype=kind).requires_grad_(is_differentiated)
+    else:
+        other = torch.randint(0, shape[1], shape[:1], device='cuda')
+    return x, g, other
