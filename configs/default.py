@@ -257,9 +257,9 @@ def get_config() -> ConfigDict:
     config.kernels.attention = 'auto'  # of the implementation; or a kernel by name
     config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
     config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first, wta_crs
-    config.kernels.rms_norm = 'auto'  # of the implementation; or reference, pallas (TPU)
-    config.kernels.softmax = 'auto'  # of dense attention and routers; or reference, pallas (TPU)
-    config.kernels.cross_entropy = 'auto'  # of the implementation; or reference, pallas (TPU)
+    config.kernels.rms_norm = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)
+    config.kernels.softmax = 'auto'  # of dense attention, routers; or reference, pallas (TPU, GPU)
+    config.kernels.cross_entropy = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)
     config.kernels.wta_crs_ratio = placeholder(float)  # of the tokens, in gradients of weights
     config.kernels.wta_crs_least = placeholder(int)  # tokens
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
