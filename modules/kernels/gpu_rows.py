@@ -10,8 +10,9 @@ thread, so that a program's reads wait for each other nowhere else.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +94,12 @@ class Row(NamedTuple):
     def write(self, ref: Any, row: Any, part: Slice, values: jax.Array) -> None:
         ref[row, pl.ds(part.start, self.size)] = values.astype(ref.dtype)
 
+    def at_once(self, slices: Iterable[Any]) -> Iterator[tuple]:
+        """So many of what there is for each slice that all of it is read before any is written:
+        the compiler does not move a read over a write.
+        """
+        return itertools.batched(slices, max(1, ENTRIES_AT_ONCE // self.vector))
+
     def over(self, step: Callable[[list[Slice], Any], Any], carry: Any = None) -> Any:
         """carry = step(slices, carry), for as many slices at a time as registers hold."""
         together = max(1, ENTRIES_AT_ONCE // self.vector) * self.size
@@ -135,8 +142,8 @@ class Row(NamedTuple):
         )
 
         def again(parts, _):
-            for part in parts:
-                use(part, read(part), total)
+            for part, value in zip(parts, [read(part) for part in parts], strict=True):
+                use(part, value, total)
 
         self.over(again)
         return total
@@ -200,7 +207,11 @@ def call_on_gpu(
         out_type=list(made.values()),
         grid=(programs,),
         grid_names=('program',),
-        compiler_params=plgpu.CompilerParams(approx_math=True),  # exp by the GPU's own instruction
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,  # exp by the GPU's own instruction
+            # No kernel reads what it has written, so that reads need not wait for writes.
+            unsafe_no_auto_barriers=True,
+        ),
     )(*given.values())
     return dict(zip(made, results, strict=True))
 

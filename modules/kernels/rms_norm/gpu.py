@@ -33,18 +33,22 @@ def forward_rows(
     parts, keeps = row.slices(), row.width <= KEPT
 
     def body(refs, n, _):
-        xs = [row.read(refs['x'], n, part) for part in parts]
-        if 'residual' in refs:
-            added = [row.read(refs['residual'], n, part) for part in parts]
-            # Rounded, as whoever reads it next has it.
-            xs = [(x + a).astype(x_ND.dtype) for x, a in zip(xs, added, strict=True)]
-            for part, x in zip(parts, xs, strict=True):
-                row.write(refs['total'], n, part, x)
-            xs = [x.astype(jnp.float32) for x in xs]
+        def read(part):
+            x = row.read(refs['x'], n, part)
+            if 'residual' not in refs:
+                return x
+            x = x + row.read(refs['residual'], n, part)
+            return x.astype(x_ND.dtype).astype(jnp.float32)  # as whoever reads it next has it
+
+        xs = [read(part) for part in parts]
         inverse = _inverse_rms(row, parts, xs, width, eps)
-        for part, x in zip(parts, xs, strict=True):
-            x = x if keeps else row.read(refs['x' if residual_ND is None else 'total'], n, part)
-            row.write(refs['y'], n, part, _scaled(row, refs, part, x * inverse))
+        for some in row.at_once(zip(parts, xs, strict=True)):
+            some = [(part, x if keeps else read(part)) for part, x in some]
+            ys = [_scaled(row, refs, part, x * inverse) for part, x in some]
+            for (part, x), y in zip(some, ys, strict=True):
+                if 'total' in refs:
+                    row.write(refs['total'], n, part, x)
+                row.write(refs['y'], n, part, y)
 
     found = call_on_gpu(
         body,
@@ -98,15 +102,19 @@ def backward_rows(
         ]
         mean = total(products) * inverse / width
         new = []
-        for part, x, g, dscale in zip(parts, xs, gs, dscales, strict=True):
-            if not keeps:
-                x, g = (row.read(refs[name], n, part) for name in ('x', 'g'))
-            normal = x * inverse
-            dx = inverse * (_scaled(row, refs, part, g) - normal * mean)
-            if 'g_total' in refs:
-                dx = dx + row.read(refs['g_total'], n, part)
-            row.write(refs['dx'], n, part, dx)
-            new.append(None if dscale is None else dscale + g * normal)
+        for some in row.at_once(zip(parts, xs, gs, dscales, strict=True)):
+            dxs = []
+            for part, x, g, dscale in some:
+                if not keeps:
+                    x, g = (row.read(refs[name], n, part) for name in ('x', 'g'))
+                normal = x * inverse
+                dx = inverse * (_scaled(row, refs, part, g) - normal * mean)
+                if 'g_total' in refs:
+                    dx = dx + row.read(refs['g_total'], n, part)
+                dxs.append(dx)
+                new.append(None if dscale is None else dscale + g * normal)
+            for (part, *_), dx in zip(some, dxs, strict=True):
+                row.write(refs['dx'], n, part, dx)
         return new
 
     def start(refs):

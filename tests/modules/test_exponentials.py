@@ -1,0 +1,58 @@
+"""Reference: sums of exponentials as an exponent and a mantissa are those of float64."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.kernels.exponentials import (
+    ONLINE,
+    TWO_PASS,
+    add,
+    log_of,
+    nothing,
+    probabilities,
+    together,
+)
+from tests.modules.test_softmax_kernels import log_exactly, softmax_exactly
+
+
+@pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
+def test_sums_of_blocks_are_those_of_rows(form):
+    """Logits at 1e4 and -1e4, scaled by 2000, at -1e30 and the least float32, with -inf first, last
+    or all. Catches a sum that is not scaled when its exponent grows, or an exponent of -inf.
+    """
+    z = np.random.default_rng(0).normal(size=(10, 64)).astype(np.float32)
+    z[1:4] = z[1:4] * [[2000], [1], [1]] + [[0], [1e4], [-1e4]]
+    z[4], z[5] = -1e30, np.finfo(np.float32).min
+    z[6:8] -= 1e4
+    z[6, :32], z[7, 32:], z[8], z[9] = -np.inf, -np.inf, -np.inf, np.sort(z[1])
+    pair = nothing((10, 1))
+    for block in np.split(z, 4, axis=1):
+        pair = add(form, pair, [jnp.asarray(block)], axis=-1)
+    p, log = probabilities(form, jnp.asarray(z), pair), log_of(form, pair)
+    exact, *_ = softmax_exactly(z, np.ones_like(z))
+    np.testing.assert_allclose(p, exact, rtol=0, atol=8 * 2**-23)
+    exact_log, _ = log_exactly(z, np.ones(10))
+    finite = np.arange(10) != 5  # a finite number for two_pass, though a larger one
+    rounding = 4 * 2**-23
+    np.testing.assert_allclose(log[finite, 0], exact_log[finite], rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
+def test_sums_of_parts_are_put_together(form):
+    """As of devices or threads, of which one has nothing. Catches a sum that is not scaled to the
+    larger exponent, or an exponent of nothing that wins.
+    """
+    z = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    z[1:4] += [[1e4], [-1e4], [-2e5]]
+    z[3, 32:] += 1e4
+    z[4, :32] = -np.inf
+    parts = [
+        add(form, nothing((5, 1)), [jnp.asarray(part)], axis=-1) for part in np.split(z, 2, axis=1)
+    ]
+    pair = functools.reduce(functools.partial(together, form), parts, nothing((5, 1)))
+    exact, _ = log_exactly(z, np.ones(5))
+    np.testing.assert_allclose(log_of(form, pair)[:, 0], exact, rtol=4 * 2**-23, atol=4 * 2**-23)
+    assert log_of(form, nothing((1, 1))) == -np.inf
