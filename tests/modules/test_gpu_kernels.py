@@ -165,6 +165,13 @@ def test_statistics_of_a_loss_and_their_gradient(rows, width, dtype, form):
     of_loss.assert_are_those_of_float64(of_loss.jitted(both)(*arrays), arrays)
 
 
+def test_a_label_that_is_no_column_has_a_logit_of_nothing():
+    """As where columns are cut over devices. Catches the logit of the first column."""
+    logits, _, _ = of_loss.draw(3, 140)
+    label_logit_M = statistics(logits, jnp.asarray([-1, 140, 2], jnp.int32))[1]
+    np.testing.assert_array_equal(label_logit_M, [0, 0, logits[2, 2]])
+
+
 def test_mapped_runs_have_their_own():
     """Two runs with a scale, a mask and labels each. Catches rows that get another run's."""
     rng = np.random.default_rng(0)

@@ -54,7 +54,7 @@ def test_logits_stay(name):
     """Catches weights of another power iteration than evaluation's, and one that is left out."""
     found = plain(name)
     assert found.differences['float64'] < 1e-12
-    assert found.differences['float32'] < 1e-6
+    assert found.differences['float32'] < 4e-6  # by the order of sums: 1.1e-6 on some CPUs
     assert found.weights.reparam == () and found.config.model.reparam == 'none'
     assert found.config.reparam == ReparamConfig()
     used = named_leaves(source(name).variables['params'])
