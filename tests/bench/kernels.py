@@ -1,17 +1,22 @@
-"""What kernels over rows move through a TPU's memory, beside the same left to XLA.
+"""What kernels over rows move through the memory of TPUs and GPUs, beside the same left to XLA.
 
-    uv run --extra tpu python -m tests.bench.kernels
+    uv run --extra tpu --extra cuda-compiler python -m tests.bench.kernels [chip ...]
 
-Nothing runs: libtpu's compiler makes each program for chips that need not be here, and what its
-instructions read and write is added up (`tests.tpu_programs.moves`), arrays in the chip's fast
-memory left out. That over the memory's rate is the least time the program takes, and what it takes
-where nothing else holds it up. `in a block`, `in attention` and `behind a readout` have the
-products around them that a model has, forward and backward: a kernel is a barrier to XLA's fusion.
+Nothing runs: compilers make each program for chips that need not be here, and what its instructions
+read and write is added up (`tests.moves`), arrays in a TPU's fast memory left out. That over the
+memory's rate is the least time the program takes, and what it takes where nothing else holds it up:
+it is computed, not timed. What a kernel itself reads twice counts once.
+
+`in a block`, `of queries and keys`, `in attention` and `behind a readout` have the products around
+them that a model has, forward and backward: a kernel is a barrier to XLA's fusion. Of GPUs the
+lesser of two programs counts: with products by Triton, which take in what is around them, and by
+cuBLAS, which do not. Where there is one, XLA takes the faster.
 """
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +24,24 @@ import jax.numpy as jnp
 
 from modules.kernels.attention.scores import MASKED
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
+from modules.kernels.matmul import direct
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
-from modules.losses import LOSSES
-from tests.tpu_programs import CHIPS, ENVIRONMENT, compiled, moves
+from modules.losses import LOSSES, by_chunks, logits_loss, tokens_at_a_time
+from modules.products import Readout
+from tests.chips import CHIPS, GPUS, TPUS
+from tests.moves import moves
+from tests.programs import ENVIRONMENT, compiled, printed_by
 
+MODULE = 'tests.bench.kernels'
 EPS = 1e-6
 SIZES = {'N': 65_536, 'D': 4096, 'E': 1000, 'M': 4096, 'V': 50_257, 'W': 1024, 'B': 4, 'H': 16}
-SIZES |= {'T': 2048, 'K': 128}
+SIZES |= {'T': 2048, 'K': 128, 'R': 256, 'S': 256, 'J': 64, 'U': 50_257}
+FLOAT32, INT32 = ('D', 'E', 'J', 'WU'), ('M', 'HW')  # types of arguments; the others are bfloat16
+OPTIONS = {  # of the compiler, for each program that it may make
+    'tpu': ({},),
+    'gpu': tuple({'xla_gpu_enable_triton_gemm': by_triton} for by_triton in (True, False)),
+}
 
 
 def in_a_block(norm):
@@ -35,6 +50,14 @@ def in_a_block(norm):
         return total + jnp.dot(jax.nn.silu(jnp.dot(norm(total, scale, EPS), into)), out)
 
     return both(block)
+
+
+def of_queries_and_keys(norm):
+    def scores(x, of_q, of_k, scale):
+        q, k = (norm(jnp.einsum('bsw,whj->bshj', x, w), scale, EPS) for w in (of_q, of_k))
+        return jnp.einsum('bqhj,bkhj->bhqk', q, k)
+
+    return both(scores)
 
 
 def in_attention(softmax):
@@ -52,9 +75,22 @@ def behind_a_readout(cross_entropy):
     return jax.value_and_grad(loss, argnums=(0, 1))
 
 
+def behind_a_readout_by_chunks(cross_entropy):
+    """As a step has it: of some tokens at a time, logits in float32."""
+
+    def total(x, weight, labels):
+        chunk = tokens_at_a_time(labels.size, weight.shape[-1])
+        loss = by_chunks(logits_loss(cross_entropy), chunk)
+        readout = Readout(weight, None, 0.0, direct, x.dtype)
+        sums = loss(x, readout, labels, jnp.ones(labels.shape), z_loss=1e-4, label_smoothing=0.0)
+        return sums['objective']
+
+    return jax.value_and_grad(total, argnums=(0, 1))
+
+
 def total_of(cross_entropy):
     def total(logits, labels):
-        return jnp.sum(cross_entropy(logits, labels, 1e-4, 0.0)['objective'])
+        return jnp.sum(cross_entropy(logits, labels, z_loss=1e-4, label_smoothing=0.0)['objective'])
 
     return total
 
@@ -67,11 +103,6 @@ def plain_softmax(x, causal=False):
     if causal:
         x = jnp.where(jnp.tril(jnp.ones(x.shape[-2:], bool)), x, MASKED)
     return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
-
-
-def plain_cross_entropy(logits, labels, z_loss, label_smoothing):
-    per_token = LOSSES['cross_entropy'].__wrapped__
-    return per_token(logits, labels, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
 def both(function):
@@ -95,67 +126,98 @@ class Case(NamedTuple):
 
     name: str
     plain: Callable[..., Any]
-    kernel: Callable[..., Any]
+    kernel: Callable[..., Any] | None
     make: Callable[[Callable[..., Any]], Callable[..., Any]]
     letters: tuple[str, ...]
     donated: tuple[int, ...] = ()
 
 
-def norms(width):
-    rows = f'N{width}'
+def kernel_of(table, platform):
+    """None where the platform has none."""
+    row = table['pallas']
+    return row.on(platform) if platform in row.platforms else None
+
+
+def norms(width, pair):
+    rows, square = f'N{width}', width + width
 
     def forward(norm):
         return lambda x, scale: norm(x, scale, EPS)
 
-    pair = [RMS_NORM_KERNELS[name].compute for name in ('reference', 'pallas')]
     yield Case('forward', *pair, forward, (rows, width))
     yield Case('backward', *pair, lambda n: backward(forward(n)), (rows, width, rows))
-    square = width + width
-    given = (rows, square, square, width, rows)
-    yield Case('in a block', *pair, in_a_block, given)
+    yield Case('in a block', *pair, in_a_block, (rows, square, square, width, rows))
 
 
-def cases():
+def cases(platform: str) -> Iterator[Case]:
+    pair = RMS_NORM_KERNELS['reference'].on(platform), kernel_of(RMS_NORM_KERNELS, platform)
     for width in 'DE':
-        for case in norms(width):
+        for case in norms(width, pair):
             yield case._replace(name=f'rms_norm, 65,536 x {SIZES[width]:,}, {case.name}')
-    pair = plain_softmax, SOFTMAX_KERNELS['pallas'].compute
+    given = ('RSW', 'WHJ', 'WHJ', 'J', 'RHSS')
+    of_heads = 'rms_norm, 256 x 256 x 16 x 64, of queries and keys'
+    yield Case(of_heads, *pair, of_queries_and_keys, given)
+    pair = plain_softmax, kernel_of(SOFTMAX_KERNELS, platform)
     yield Case('softmax, 65,536 x 4,096, both', *pair, both, ('ND', 'ND'))
     heads = ('BHTK',) * 4
     yield Case('softmax, 4 x 16 x 2,048 x 2,048, in attention', *pair, in_attention, heads)
-    pair = plain_cross_entropy, CROSS_ENTROPY_KERNELS['pallas'].compute
+    pair = LOSSES['cross_entropy'].__wrapped__, kernel_of(CROSS_ENTROPY_KERNELS, platform)
     of_loss = 'cross_entropy, 4,096 x 50,257'
     yield Case(f'{of_loss}, both', *pair, gradient_of, ('MV', 'M'), (0,))
     yield Case(f'{of_loss}, behind a readout', *pair, behind_a_readout, ('MW', 'WV', 'M'))
+    name = 'cross_entropy, 16,384 x 50,257, behind a readout by chunks'
+    yield Case(name, *pair, behind_a_readout_by_chunks, ('HWW', 'WU', 'HW'))
 
 
-def type_of(letters):
-    return 'int32' if letters == 'M' else 'float32' if letters in ('D', 'E') else 'bfloat16'
+def gigabytes(case: Case, function: Callable[..., Any], chip: str) -> float:
+    def type_of(letters):
+        return 'float32' if letters in FLOAT32 else 'int32' if letters in INT32 else 'bfloat16'
+
+    shapes = [(tuple(SIZES[axis] for axis in one), type_of(one)) for one in case.letters]
+
+    def moved(options):
+        program = compiled(case.make(function), shapes, chip, case.donated, options)
+        return sum(move.bytes for move in moves(program))
+
+    return min(map(moved, OPTIONS[CHIPS[chip].platform])) / 1e9
 
 
-def gigabytes(case, function, chip):
-    shapes = [(tuple(SIZES[a] for a in one), type_of(one)) for one in case.letters]
-    program = compiled(case.make(function), shapes, chip, case.donated)
-    return sum(move.bytes for move in moves(program)) / 1e9
+def print_gigabytes(chips: Sequence[str]) -> None:
+    """A line of JSON for each case: chip, name, by XLA, by the kernel."""
+    for chip in chips:
+        for case in cases(CHIPS[chip].platform):
+            pair = [one and gigabytes(case, one, chip) for one in (case.plain, case.kernel)]
+            print(json.dumps([chip, case.name, *pair]), flush=True)
 
 
-def main():
-    if not os.environ.items() >= ENVIRONMENT.items():  # libtpu reads it as it is loaded
-        command = [sys.executable, '-m', 'tests.bench.kernels']
-        os.execve(sys.executable, command, os.environ | ENVIRONMENT)
-    print(f'| bfloat16: GB by XLA, by the kernel; ms | {" | ".join(CHIPS)} |')
-    print('|---|' + '---|' * len(CHIPS))
-    for case in cases():
-        cells = []
-        for chip, facts in CHIPS.items():
-            sizes = [gigabytes(case, one, chip) for one in (case.plain, case.kernel)]
-            xla, kernel = sizes
-            times = [1e3 * size / facts.gb_per_second for size in sizes]
-            cells.append(
-                f'{xla:.2f}, {kernel:.2f} ({kernel / xla:.2f}); {times[0]:.2f}, {times[1]:.2f}'
-            )
-        print(f'| {case.name} | {" | ".join(cells)} |', flush=True)
+def cell(chip: str, xla: float, kernel: float | None) -> str:
+    def ms(size):
+        return f'{1e3 * size / CHIPS[chip].gb_per_second:.2f}'
+
+    if kernel is None:
+        return f'{xla:.2f}, -; {ms(xla)}, -'
+    return f'{xla:.2f}, {kernel:.2f} ({kernel / xla:.2f}); {ms(xla)}, {ms(kernel)}'
+
+
+def print_table(chips: Sequence[str]) -> None:
+    lines = [line for chip in chips for line in printed_by(MODULE, chip, seconds=3600)]
+    found = {(chip, name): pair for chip, name, *pair in lines}
+    print(f'| bfloat16: GB by XLA, by the kernel; ms | {" | ".join(chips)} |')
+    print('|---|' + '---|' * len(chips))
+    for name in dict.fromkeys(name for _, name in found):
+        cells = [cell(chip, *found[chip, name]) for chip in chips]
+        print(f'| {name} | {" | ".join(cells)} |', flush=True)
+
+
+def main(*asked: str) -> None:
+    if os.environ.items() >= ENVIRONMENT.items():  # a process of its own, by `print_table`
+        print_gigabytes(asked)
+        return
+    for chips in (TPUS, GPUS):
+        if chosen := [chip for chip in chips if chip in asked or not asked]:
+            print_table(chosen)
+            print()
 
 
 if __name__ == '__main__':
-    main()
+    main(*sys.argv[1:])

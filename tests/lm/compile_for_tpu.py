@@ -6,7 +6,6 @@ import json
 import re
 
 import jax
-from jax.experimental import topologies
 
 from lm.check import check
 from lm.many import SINGLE
@@ -14,8 +13,8 @@ from lm.mesh import make_mesh
 from lm.run.program import Program
 from lm.shardings import jit_init, state_shapes
 from lm.state import build_learner, hyper_from
+from tests.chips import CHIPS
 from tests.helpers import BOS, VOCAB, tiny_config
-from tests.tpu_programs import CHIPS
 
 CHANGES = {
     'kernels.implementation': 'splash',
@@ -62,11 +61,9 @@ class Experiment:
 
 def main():
     for name, (chip, chips, how, runs, changes) in PROGRAMS.items():
-        where = CHIPS[chip].topology
-        topology = topologies.get_topology_desc(topology_name=where, platform='tpu')
         config = tiny_config(CHANGES | changes)
         check(config)
-        experiment = Experiment(list(topology.devices[:chips]), runs, config)
+        experiment = Experiment(list(CHIPS[chip].devices()[:chips]), runs, config)
         text = Program(experiment, how).compiled(runs).as_text()
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
         jit_init(experiment.learner, experiment.mesh).lower(key, hyper)

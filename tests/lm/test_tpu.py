@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tpu_programs import printed_by
+from tests.programs import printed_by
 
 pytest.importorskip('libtpu', reason='the extra `tpu` has the compiler')
 

@@ -1,8 +1,10 @@
-"""Compiles kernels for TPUs that are not here and prints, one line of JSON for each, how often the
-program passes over its rows and what it copies. A process of its own.
+"""Compiles kernels for the chips named as arguments, which need not be here, and prints, one line
+of JSON for each, how often the program passes over its rows, by which instructions, and what
+kernels take of a GPU's registers. A process of its own.
 """
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +12,19 @@ import jax.numpy as jnp
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
-from tests.tpu_programs import CHIPS, compiled, moves
+from tests.chips import CHIPS
+from tests.moves import moves
+from tests.programs import compiled, kernels_compiled
 
 ROWS = 131_072  # more than fast memory holds of the narrow ones, too
 TYPES = {'ND': 'bfloat16', 'D': 'float32', 'N': 'int32'}
 WIDTHS = (4096, 1000)  # one that registers divide, and one that they do not
 
 
-def cases():
+def cases(platform: str):
     """name, function, its arguments by the letters of their axes, which of them it may write to."""
-    norm, add = RMS_NORM_KERNELS['pallas'].on('tpu'), ADD_RMS_NORM_KERNELS['pallas'].on('tpu')
-    softmax = SOFTMAX_KERNELS['pallas'].on('tpu')
-    cross_entropy = CROSS_ENTROPY_KERNELS['pallas'].on('tpu')
+    tables = RMS_NORM_KERNELS, ADD_RMS_NORM_KERNELS, SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
+    norm, add, softmax, cross_entropy = (table['pallas'].on(platform) for table in tables)
 
     def forward(x, scale):
         return norm(x, scale, 1e-6)
@@ -48,28 +51,26 @@ def cases():
     yield 'cross_entropy, both', jax.value_and_grad(loss), ('ND', 'N'), (0,)
 
 
-def main():
-    for chip in CHIPS:
-        for name, function, letters, donated in cases():
+def main(*chips: str) -> None:
+    for chip in chips:
+        for name, function, letters, donated in cases(CHIPS[chip].platform):
             for width in WIDTHS:
                 sizes = {'N': ROWS, 'D': width}
                 shapes = [(tuple(sizes[axis] for axis in one), TYPES[one]) for one in letters]
                 program = compiled(function, shapes, chip, donated)
                 found = moves(program)
-                print(
-                    json.dumps(
-                        {
-                            'chip': chip,
-                            'name': name,
-                            'width': width,
-                            'passes': sum(move.bytes for move in found) / (ROWS * width * 2),
-                            'operations': [move.operation for move in found],
-                            'temporary': program.memory_analysis().temp_size_in_bytes,
-                        }
-                    ),
-                    flush=True,
-                )
+                line = {
+                    'chip': chip,
+                    'name': name,
+                    'width': width,
+                    'passes': sum(move.bytes for move in found) / (ROWS * width * 2),
+                    'operations': [move.operation for move in found],
+                    'instructions': [move.name for move in found],
+                    'compiled': [kernel._asdict() for kernel in kernels_compiled()],
+                    'temporary': program.memory_analysis().temp_size_in_bytes,
+                }
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == '__main__':
-    main()
+    main(*sys.argv[1:])

@@ -1,0 +1,27 @@
+"""Reference: what programs move, where it can be counted by hand; as XLA compiles them for CPUs."""
+
+import jax
+import jax.numpy as jnp
+
+from tests.moves import SMALL, moves
+
+ROWS, WIDTH = 16, SMALL
+ARRAY = 4 * ROWS * WIDTH  # bytes
+
+
+def moved(function, *shapes):
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return sum(move.bytes for move in moves(jax.jit(function).lower(*given).compile()))
+
+
+def test_each_array_counts_once():
+    """Of more operands than a line of the program's text has without a comment among them."""
+    assert moved(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
+
+
+def test_rounds_of_a_loop_move_their_rows():
+    """Each row is read and written once at least, and between the three operations that there may
+    be. Catches a loop that counts once, and rounds that count the whole arrays.
+    """
+    found = moved(lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH))
+    assert 2 * ARRAY <= found <= 8 * ARRAY < ROWS * ARRAY
