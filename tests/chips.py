@@ -16,10 +16,13 @@ class Chip(NamedTuple):
     gb_per_second: float
     described: dict[str, Any]
 
-    def devices(self) -> Sequence[jax.Device]:
-        """Those of one host, to compile for and not to run on."""
-        compiler = {'tpu': 'tpu', 'gpu': 'cuda'}[self.platform]
-        return topologies.get_topology_desc(platform=compiler, **self.described).devices
+    def devices(self, gpus: int = 1) -> Sequence[jax.Device]:
+        """Those of one host, to compile for and not to run on: all of its TPUs, or so many GPUs."""
+        if self.platform == 'tpu':
+            return topologies.get_topology_desc(platform='tpu', **self.described).devices
+        topology = f'1x1x{gpus}'
+        found = topologies.get_topology_desc(platform='cuda', topology=topology, **self.described)
+        return found.devices
 
 
 def _tpu(topology: str, gb_per_second: float) -> Chip:
@@ -63,7 +66,7 @@ def _gpu(gb_per_second: float, **facts: Any) -> Chip:
     facts['features'] = 'ACCELERATED_FEATURES' if facts['capability'] >= 9 else 'NONE'
     facts['shared_by_a_block'] = facts['shared'] - 1024  # what CUDA keeps of it for itself
     target = TARGET.format(bandwidth=int(1e9 * gb_per_second), **facts)
-    return Chip('gpu', gb_per_second, {'target_config': target, 'topology': '1x1x1'})
+    return Chip('gpu', gb_per_second, {'target_config': target})
 
 
 TPUS = {  # rates as published a chip

@@ -1,9 +1,11 @@
-"""Compiles training steps with fused attention for TPUs that are not here, and prints what it sees:
-one line of JSON each. A process of its own, as libtpu is loaded once in a process.
+"""Compiles training steps with kernels for chips of the platform named as argument, which need not
+be here, and prints what it sees: one line of JSON each. A process of its own, as libtpu is loaded
+once in a process.
 """
 
 import json
 import re
+import sys
 
 import jax
 
@@ -15,9 +17,9 @@ from lm.shardings import jit_init, state_shapes
 from lm.state import build_learner, hyper_from
 from tests.chips import CHIPS
 from tests.helpers import BOS, VOCAB, tiny_config
+from tests.programs import kernels_compiled
 
 CHANGES = {
-    'kernels.implementation': 'splash',
     'kernels.rms_norm': 'pallas',
     'kernels.cross_entropy': 'pallas',
     'model.qk_norm': 'rmsnorm',
@@ -26,6 +28,10 @@ CHANGES = {
     'model.n_kv_heads': 1,
     'data.seq_len': 128,
     'data.mask_documents': True,
+}
+OF_PLATFORM = {
+    'tpu': {'kernels.implementation': 'splash'},
+    'gpu': {'kernels.attention': 'reference', 'kernels.softmax': 'pallas'},
 }
 # name: chip, how many, how runs lie in the program, how many they are, changes.
 PROGRAMS = {
@@ -45,40 +51,48 @@ PROGRAMS = {
     ),
     'four runs on four chips': ('v5p', 4, 'vmap', 4, {'mesh.data': 2}),
     'two halves of a chip': ('tpu7x', 2, SINGLE, 1, {'model.norm': 'gated_rmsnorm'}),
+    'one GPU': ('h200', 1, SINGLE, 1, {'attention.softcap': 30.0, 'loss.chunk': 64}),
+    'four runs on four GPUs': ('h200', 4, 'vmap', 4, {'mesh.data': 2}),
 }
 
 
 class Experiment:
     """What a `Program` reads of one, for devices that are not here."""
 
-    platform = 'tpu'
-
-    def __init__(self, devices, runs, config):
-        self.config, self.learner = config, build_learner(config, VOCAB, BOS, 'tpu')
+    def __init__(self, platform, devices, runs, config):
+        self.platform, self.config = platform, config
+        self.learner = build_learner(config, VOCAB, BOS, platform)
         self.mesh = make_mesh(config.mesh, devices, runs)
         self.state_shapes = state_shapes(self.learner)
 
 
-def main():
+def main(platform: str) -> None:
     for name, (chip, chips, how, runs, changes) in PROGRAMS.items():
-        config = tiny_config(CHANGES | changes)
+        if CHIPS[chip].platform != platform:
+            continue
+        config = tiny_config(CHANGES | OF_PLATFORM[platform] | changes)
         check(config)
-        experiment = Experiment(list(CHIPS[chip].devices()[:chips]), runs, config)
+        devices = list(CHIPS[chip].devices(chips)[:chips])
+        experiment = Experiment(platform, devices, runs, config)
         text = Program(experiment, how).compiled(runs).as_text()
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
         jit_init(experiment.learner, experiment.mesh).lower(key, hyper)
         queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
         rows = r'%\w*?((?:rms_norm|cross_entropy)(?:_backward)?)_*[.\d]* = .*tpu_custom_call'
+        # A GPU's are called by no name in the program.
+        compiled = kernels_compiled()
+        of_rows = re.findall(rows, text) + [re.sub(r'_\d+$', '', one.kernel) for one in compiled]
         found = {
             'program': name,
             'mesh': dict(experiment.mesh.shape),
             'kernels': sorted(set(re.findall(r'splash_mha_\w+', text))),
-            'of rows': sorted(set(re.findall(rows, text))),
-            'of queries': sorted(set(re.findall(queries, text)))[-1],
+            'of rows': sorted(set(of_rows)),
+            'of queries': sorted(set(re.findall(queries, text)))[-1:],
             'all-gathers': text.count(' all-gather('),
+            'spilled': sum(kernel.spilled for kernel in compiled),
         }
         print(json.dumps(found), flush=True)
 
 
 if __name__ == '__main__':
-    main()
+    main(*sys.argv[1:])

@@ -1,0 +1,42 @@
+"""Contract: programs with kernels compile for TPUs and GPUs, by their own compilers."""
+
+import pytest
+
+from tests.programs import COMPILERS, printed_by
+
+OF_ROWS = ['cross_entropy', 'cross_entropy_backward', 'rms_norm', 'rms_norm_backward']
+
+
+def test_a_step_with_kernels_compiles_for_tpus():
+    """Attention's forward, dq and dkv kernels in the program; rows and runs cut over the chips,
+    with no all-gather; kernels of rows in each program that asks for them. Catches a call that is
+    left whole, which is refused, or gathers the batch.
+    """
+    pytest.importorskip(COMPILERS['tpu'])
+    programs = printed_by('tests.lm.compile_for_chips', 'tpu')
+    for found in programs:
+        assert {name.split('_')[2] for name in found['kernels']} == {'fwd', 'dq', 'dkv'}, found
+        assert all('segmented' in name for name in found['kernels']), found
+        assert found['of rows'] == OF_ROWS, found
+        assert found['all-gathers'] == 0, found
+    alone, cut, runs, _ = programs
+    # Rows, heads, tokens, features of a head: 8 rows on one chip, 2 on each of four; two runs of
+    # four rows each on each of 2 x 2.
+    assert alone['of queries'] == ['8,2,128,16']
+    assert cut['of queries'] == ['2,2,128,16']
+    assert runs['of queries'] == ['2,4,2,128,16']
+    assert runs['mesh'] == {'run': 2, 'data': 2}
+
+
+def test_a_step_with_kernels_compiles_for_gpus():
+    """On one and on four, where runs and rows are cut. Catches a kernel that the mesh does not cut,
+    one that the assembler refuses, and one whose registers do not do.
+    """
+    pytest.importorskip(COMPILERS['gpu'])
+    alone, runs = printed_by('tests.lm.compile_for_chips', 'gpu')
+    # The gradient of the loss is XLA's own.
+    of_rows = ['cross_entropy', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward']
+    assert alone['of rows'] == of_rows and alone['spilled'] == 0
+    assert runs['mesh'] == {'run': 2, 'data': 2} and runs['all-gathers'] == 0
+    # Mapped kernels have no name of their own.
+    assert 'batched_body' in runs['of rows'] and runs['spilled'] == 0
