@@ -7,32 +7,24 @@ from typing import Any
 
 from modules.choices import choose
 
-PALLAS = ('tpu', 'gpu')  # platforms that have kernels of our own
+PALLAS = ('tpu', 'gpu')  # those that have kernels of our own
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """compute: the kernel, or, where platforms have one each, {platform: kernel}. is_forward_mode:
-    whether it has a derivative in forward mode.
+    """compute: the kernel. platforms: those it runs on, of which it is given the `platform`; None:
+    all. is_forward_mode: whether it has a derivative in forward mode.
     """
 
-    compute: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    compute: Callable[..., Any]
+    platforms: tuple[str, ...] | None = None
     is_forward_mode: bool = True
-
-    @property
-    def platforms(self) -> tuple[str, ...] | None:
-        """Those it runs on; None: all."""
-        return tuple(self.compute) if isinstance(self.compute, Mapping) else None
 
     def on(self, platform: str) -> Callable[..., Any]:
         """The kernel for devices of a platform, which is one of its own."""
-        return self.compute[platform] if self.platforms else self.compute
-
-
-def pallas_kernel(compute: Callable[..., Any]) -> Kernel:
-    """The kernel compute(*arrays, platform=...) of each platform that has one."""
-    on_each = {platform: functools.partial(compute, platform=platform) for platform in PALLAS}
-    return Kernel(on_each, is_forward_mode=False)
+        if self.platforms is None:
+            return self.compute
+        return functools.partial(self.compute, platform=platform)
 
 
 def refuse_platform(operation: str, table: Mapping[str, Any], name: str, platform: str) -> None:

@@ -1,6 +1,6 @@
 """Equivalence: the library's fused attention, computed in plain operations, is the reference, on
 one device and cut over several. Contract: what it lacks is refused by name before anything is
-compiled, and its programs hold its calls. `tests/lm/test_tpu.py` compiles it for TPUs.
+compiled, and its programs hold its calls (tests/lm/test_compiled_for_chips.py: compiled for TPUs).
 """
 
 import dataclasses

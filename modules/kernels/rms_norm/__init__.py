@@ -8,7 +8,7 @@ Each is (x [..., D], scale [D] or None, eps, out_dtype) -> [..., D] of `out_dtyp
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.platforms import Kernel, pallas_kernel
+from modules.kernels.platforms import PALLAS, Kernel
 from modules.kernels.rms_norm.reference import add_reference, inverse_rms, reference
 
 __all__ = ['ADD_RMS_NORM_KERNELS', 'RMS_NORM_KERNELS', 'inverse_rms', 'reference']
@@ -22,7 +22,7 @@ def pallas(
     *,
     platform: str,
 ) -> jax.Array:
-    """`reference` in one pass over memory forward and one backward.
+    """`reference` in one pass over memory forward and one backward; on TPUs and GPUs.
 
     ValueError for numbers of another type than bfloat16 and float32, and for rows that do not fit
     a TPU core's vector memory, or the registers of a GPU's warpgroup.
@@ -41,6 +41,12 @@ def add_pallas(
     return rms_norm(x, residual, scale_D, eps, x.dtype, platform)
 
 
-RMS_NORM_KERNELS = {'reference': Kernel(reference), 'pallas': pallas_kernel(pallas)}
+RMS_NORM_KERNELS = {
+    'reference': Kernel(reference),
+    'pallas': Kernel(pallas, PALLAS, is_forward_mode=False),
+}
 # The same kernels with a sum before them: (x, residual, scale, eps) -> (norm of the sum, the sum).
-ADD_RMS_NORM_KERNELS = {'reference': Kernel(add_reference), 'pallas': pallas_kernel(add_pallas)}
+ADD_RMS_NORM_KERNELS = {
+    'reference': Kernel(add_reference),
+    'pallas': Kernel(add_pallas, PALLAS, is_forward_mode=False),
+}

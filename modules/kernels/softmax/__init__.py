@@ -7,7 +7,7 @@ of experts; fused attention has a softmax of its own.
 
 import jax
 
-from modules.kernels.platforms import Kernel, pallas_kernel
+from modules.kernels.platforms import PALLAS, Kernel
 from modules.kernels.softmax import reference
 
 
@@ -19,7 +19,7 @@ def pallas(
     platform: str,
     **options,
 ) -> jax.Array:
-    """`reference`, which reads x once and writes p once, and its gradient as well."""
+    """`reference`, which reads x and writes p once, and its gradient as well; on TPUs and GPUs."""
     # Here, as Pallas takes time to import.
     from modules.kernels.softmax.fused import softmax
 
@@ -28,5 +28,5 @@ def pallas(
 
 SOFTMAX_KERNELS = {
     'reference': Kernel(reference.reference),
-    'pallas': pallas_kernel(pallas),
+    'pallas': Kernel(pallas, PALLAS, is_forward_mode=False),
 }
