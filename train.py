@@ -27,16 +27,17 @@ from ml_collections import config_flags
 
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
-from lm.check import check, check_devices
+from lm.check import check
+from lm.check_mesh import check_devices
 from eval.choices import listing
 from lm.config import digest, resolve, to_json
 from lm.sections import FIELDS, Config
 from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
-from lm.mesh import make_mesh
+from lm.mesh import make_mesh, refuse_idle
 from lm.record.host import device_name
 from lm.record.workdir import is_final, open_workdir
-from lm.run.describe import describe
+from lm.run.describe import describe, memory_words
 from lm.run.experiment import Experiment
 from lm.run.program import Program
 from lm.run.schedule import schedule_listing
@@ -85,7 +86,9 @@ def train(
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check_run(config)
-    check_devices(config, make_mesh(config.mesh).size, jax.process_count())
+    mesh = make_mesh(config.mesh)
+    refuse_idle(config.mesh, mesh, jax.device_count())
+    check_devices(config, mesh, jax.process_count())
     terminal = Terminal()
     with open_workdir(workdir, config, continue_changed, terminal.say):
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
@@ -99,7 +102,8 @@ def train(
                 terminal.say(f'{workdir} is at step {step} of {steps}: nothing left to do')
                 return DONE
             wave.compile()
-            terminal.say(f'compiled in {program.compile_sec:.1f} s')
+            held = memory_words(program.experiment, program)
+            terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
             with terminal.live(config.train.steps, slot.journal.step), caught_signals() as caught:
                 wave.train(caught)
                 return exit_status(slot, caught)
@@ -135,7 +139,7 @@ def train_sweep(
     grouped = groups(cells(base, sweep))
     for group in grouped:
         config = group[0].config
-        check_devices(config, make_mesh(config.mesh, runs=len(group)).shape['data'], 1)
+        check_devices(config, make_mesh(config.mesh, runs=len(group)))
     terminal = Terminal()
     grouped = open_sweep(workdir, resolve(base), grouped, continue_changed, terminal.say)
     n = sum(map(len, grouped))

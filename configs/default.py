@@ -92,6 +92,7 @@ def get_config() -> ConfigDict:
     config.mlp.n_experts = placeholder(int)  # of moe
     config.mlp.experts_per_token = placeholder(int)
     config.mlp.expert_capacity = placeholder(float)  # evaluation has no limit
+    config.mlp.capacity_over = placeholder(str)
     config.mlp.alpha_dropout = placeholder(float)  # of selu, in training
 
     config.reparam = ConfigDict()
@@ -249,7 +250,12 @@ def get_config() -> ConfigDict:
     config.train.seed = 0  # of the initial parameters
 
     config.mesh = ConfigDict()
-    config.mesh.data = -1  # -1: every device that mesh.run leaves
+    # Devices along each axis; one may be -1: every device that the others leave.
+    config.mesh.data = -1  # rows of the batch
+    config.mesh.fsdp = 1  # rows too, and parameters along model.d_model
+    config.mesh.expert = 1  # rows too, and experts of model.mlp=moe
+    config.mesh.context = 1  # tokens of a row
+    config.mesh.tensor = 1  # heads, hidden features of MLPs, vocabulary
     config.mesh.run = -1  # devices that train different runs of a sweep; -1: as many as have work
 
     config.kernels = ConfigDict()

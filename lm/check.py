@@ -31,19 +31,6 @@ def check(config: Config) -> None:
     _check_batch(config)
 
 
-def check_devices(config: Config, n_devices: int, n_processes: int) -> None:
-    """ValueError where a microbatch cannot be cut evenly over the devices."""
-    rows, parts = config.data.batch_size, config.train.microbatches
-    if rows % (parts * n_devices):
-        fitting = max(1, round(rows / (parts * n_devices))) * parts * n_devices
-        raise ValueError(
-            f'data.batch_size must be a multiple of train.microbatches * devices = {parts} * '
-            f'{n_devices}; got {rows}. Nearest that works: {fitting}.'
-        )
-    if n_devices % n_processes:
-        raise ValueError(f'{n_devices} devices do not spread evenly over {n_processes} processes')
-
-
 def _check_init_scale(config: Config) -> None:
     for part in parts_of(config):
         least = getattr(part.row, 'least_init_scale', 0.0)
@@ -212,6 +199,6 @@ def _check_batch(config: Config) -> None:
             f'train.microbatches must divide data.batch_size; got {parts} for {rows} sequences. '
             f'Nearest that works: {nearest_divisor(rows, parts)}.'
         )
-    for name in ('data', 'run'):
-        if getattr(config.mesh, name) == 0:
+    for name, size in vars(config.mesh).items():
+        if size == 0:
             raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')

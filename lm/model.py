@@ -14,6 +14,8 @@ from lm.check_model import stream_width
 from lm.config import given, part_at
 from lm.sections import Config
 from modules.attention.cache import CACHE
+from modules.devices import sharded
+from modules.embedding import looked_up
 from modules.kernels import OPERATIONS, Kernels, kernels_for
 from modules.numerics import DTYPES, REMAT_POLICIES
 from modules.options import build
@@ -69,10 +71,12 @@ def groups_of_blocks(config: Config) -> list[Blocks]:
 
 
 def observed(module: nn.Module, name: str, streams: Any) -> Any:
-    """The streams, of which the first, [B, T, D], is recorded as the activation `name`.
+    """The streams, laid over the devices, of which the first, [B, T, D], is recorded as the
+    activation `name`.
 
     Nothing is computed where ACTIVATIONS is not mutable and no SHIFTS are given.
     """
+    streams = jax.tree.map(lambda x_BTD: sharded(x_BTD, 'BTD'), streams)
     (x_BTD, *rest), structure = jax.tree.flatten(streams)
     if module.has_variable(SHIFTS, name):
         x_BTD = x_BTD + module.get_variable(SHIFTS, name)
@@ -249,7 +253,7 @@ class Transformer(nn.Module):
         model, width = self.config.model, stream_width(self.config)
         init = declare(nn.initializers.normal(1.0), 'embedding', ('vocab', 'embed'))
         table_VD = self.param('embedding', init, (self.vocab_size, width))
-        x_BTD = table_VD[tokens_BT]
+        x_BTD = looked_up(table_VD, tokens_BT)
         if model.embedding_scale:
             root = nn.initializers.constant(math.sqrt(width))
             x_BTD = x_BTD * self.param('embedding_scale', declare(root, 'vector', ()), ())

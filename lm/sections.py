@@ -204,6 +204,10 @@ Devices = Annotated[int, Option(least=-1)]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
     data: Devices
+    fsdp: Devices = 1
+    expert: Devices = 1
+    context: Devices = 1
+    tensor: Devices = 1
     run: Devices = -1
 
 

@@ -35,14 +35,16 @@ def state_shardings(learner: Learner, mesh: Mesh) -> State:
     """Parameters, their average and the optimizer's state by their specs; all else everywhere."""
     described, shapes = learner.described, state_shapes(learner)
 
-    def by_spec(specs):
-        return jax.tree.map(lambda spec: param_sharding(mesh, spec), specs)
+    def by_spec(specs, shapes):
+        return jax.tree.map(lambda spec, s: param_sharding(mesh, spec, s.shape), specs, shapes)
 
     everywhere = replicated(mesh)
     reparam, stats = jax.tree.map(lambda _: everywhere, (shapes.reparam, shapes.stats))
-    opt_state = by_spec(optimizer_specs(learner))
-    average = by_spec(state_specs(shapes.average, described.shapes, described.specs))
-    return State(everywhere, by_spec(described.specs), reparam, stats, opt_state, average)
+    params = by_spec(described.specs, shapes.params)
+    opt_state = by_spec(optimizer_specs(learner), shapes.opt_state)
+    average_specs = state_specs(shapes.average, described.shapes, described.specs)
+    average = by_spec(average_specs, shapes.average)
+    return State(everywhere, params, reparam, stats, opt_state, average)
 
 
 def optimizer_specs(learner: Learner) -> Any:
@@ -78,7 +80,7 @@ def jit_init(learner: Learner, mesh: Mesh) -> Callable:
 
 
 def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
-    """The step with its state donated, its batch cut over `data`, its metrics everywhere."""
+    """The step with its state donated, its batch cut by rows, its metrics everywhere."""
     state = state_shardings(learner, mesh)
     return jax.jit(
         traced_on(mesh, make_train_step(learner)),
@@ -89,7 +91,7 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
 
 
 def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
-    """The evaluation step, its batch cut over `data`, its sums everywhere."""
+    """The evaluation step, its batch cut by rows, its sums everywhere."""
     return jax.jit(
         traced_on(mesh, make_eval_step(learner)),
         in_shardings=(

@@ -3,6 +3,7 @@
 Each is a Linen class called on (x [B, T, D], valid [B, T, 1] or None).
 """
 
+import functools
 import math
 import sys
 from typing import Annotated
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.activations import Activation, Dropout
+from modules.devices import sharded
 from modules.kernels import Kernels
 from modules.options import Option
 from modules.products import product, shared_input
@@ -69,7 +71,9 @@ class MoE(nn.Module):
     tokens, in order; to those that come later it adds nothing. Normal noise of deviation 1/E is
     added to the router's logits, from a key that the layer carries, and E^2 mean_e(mean(p_e)
     share_e), share_e being its share of the k M choices, is sown as an auxiliary loss, 1 where all
-    is balanced. So a token's output depends on those before it in the batch. Evaluation drops no
+    is balanced. So a token's output depends on those before it in the batch, or, with the capacity
+    over a row (as in MaxText, M = T then), in its row: such rows keep to their devices, and their
+    tokens go to those of their experts by an all-to-all. Evaluation drops no
     token and adds no noise. Router and gates are float32; p is not normalized over the k. Padding
     takes no place.
 
@@ -88,6 +92,13 @@ class MoE(nn.Module):
     expert_capacity: Annotated[
         float, Option('of an even share of the tokens, in training', 1e-37, sys.float_info.max)
     ] = 1.2
+    capacity_over: Annotated[
+        str,
+        Option(
+            "the tokens that share an expert's capacity: of the batch, or of a row",
+            choices=('batch', 'row'),
+        ),
+    ] = 'batch'
 
     auxiliary = ('balance_loss',)
 
@@ -97,6 +108,7 @@ class MoE(nn.Module):
         valid_M1 = None if valid_BT1 is None else valid_BT1.reshape(-1, 1)
         tokens, d_model = x_MD.shape
         training = is_training(self)
+        groups = x_BTD.shape[0] if self.capacity_over == 'row' else 1
         logits_ME = product(
             self,
             'router',
@@ -115,23 +127,24 @@ class MoE(nn.Module):
         mask_ME = jnp.sum(jax.nn.one_hot(chosen_MK, self.n_experts), 1)
         if valid_M1 is not None:
             mask_ME = mask_ME * valid_M1
-        capacity = tokens
+        capacity = tokens // groups
         if training:
             share = self.expert_capacity * self.experts_per_token / self.n_experts
-            capacity = min(tokens, math.ceil(share * tokens))
+            capacity = min(capacity, math.ceil(share * capacity))
             self.sow(AUXILIARY, 'balance_loss', self.balance(probs_ME, mask_ME, valid_M1))
-        place_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
-        place_MK = jnp.take_along_axis(place_ME, chosen_MK, 1)
-        taken_MK = (jnp.take_along_axis(mask_ME, chosen_MK, 1) > 0) & (place_MK < capacity)
-        # One row more than there is room for: where what is not taken is written, and read as 0.
-        row_MK = jnp.where(taken_MK, chosen_MK * capacity + place_MK, self.n_experts * capacity)
-        sent_MKD = jnp.broadcast_to(x_MD[:, None], (*row_MK.shape, d_model))
-        room = jnp.zeros((self.n_experts * capacity + 1, d_model), x_MD.dtype)
-        room = room.at[row_MK.reshape(-1)].set(sent_MKD.reshape(-1, d_model))
-        y_ECD = self.experts(room[:-1].reshape(self.n_experts, capacity, d_model))
-        y = jnp.concatenate([y_ECD.reshape(-1, d_model), jnp.zeros((1, d_model), y_ECD.dtype)])
-        weights_MK = jnp.where(taken_MK, gates_MK, 0.0).astype(self.dtype)
-        return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK]).reshape(x_BTD.shape)
+
+        def grouped(array_M_):
+            return array_M_.reshape(groups, -1, *array_M_.shape[1:])
+
+        send = functools.partial(sent, capacity=capacity)
+        room_GECD, places_GMK = jax.vmap(send)(*map(grouped, (x_MD, chosen_MK, mask_ME)))
+        # The tokens of a row go to where their experts are, and back: an all-to-all each.
+        room_GECD = sharded(sharded(room_GECD, 'B_CD'), 'GECD')
+        room_ECD = jnp.swapaxes(room_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
+        y_EGCD = self.experts(room_ECD).reshape(self.n_experts, groups, capacity, d_model)
+        y_GECD = sharded(sharded(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
+        mixed_GMD = jax.vmap(received)(y_GECD, places_GMK, grouped(gates_MK.astype(self.dtype)))
+        return mixed_GMD.reshape(x_BTD.shape)
 
     def balance(self, probs_ME, mask_ME, valid_M1):
         """E sum_e mean(p_e) share_e, over the tokens that count."""
@@ -165,6 +178,33 @@ class MoE(nn.Module):
             dtype=self.dtype,
             init_gain=self.init_gain,
         )
+
+
+def sent(
+    x_MD: jax.Array, chosen_MK: jax.Array, mask_ME: jax.Array, capacity: int
+) -> tuple[jax.Array, jax.Array]:
+    """(what each expert gets [E, C, D], the place of each choice among those rows [M, K], E C where
+    there is none): of each expert's tokens the first C, in order.
+    """
+    (_, d_model), n_experts = x_MD.shape, mask_ME.shape[1]
+    place_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
+    place_MK = jnp.take_along_axis(place_ME, chosen_MK, 1)
+    taken_MK = (jnp.take_along_axis(mask_ME, chosen_MK, 1) > 0) & (place_MK < capacity)
+    # One row more than there is room for: where what is not taken is written, and read as 0.
+    row_MK = jnp.where(taken_MK, chosen_MK * capacity + place_MK, n_experts * capacity)
+    sent_MKD = jnp.broadcast_to(x_MD[:, None], (*row_MK.shape, d_model))
+    room = jnp.zeros((n_experts * capacity + 1, d_model), x_MD.dtype)
+    room = room.at[row_MK.reshape(-1)].set(sent_MKD.reshape(-1, d_model))
+    return room[:-1].reshape(n_experts, capacity, d_model), row_MK
+
+
+def received(y_ECD: jax.Array, row_MK: jax.Array, gates_MK: jax.Array) -> jax.Array:
+    """[M, D]: sum_k gate_k y_k of what `sent` has sent."""
+    d_model = y_ECD.shape[-1]
+    rows = y_ECD.reshape(-1, d_model)
+    y = jnp.concatenate([rows, jnp.zeros((1, d_model), rows.dtype)])
+    weights_MK = jnp.where(row_MK < len(rows), gates_MK, 0)
+    return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK])
 
 
 def dropped(module: nn.Module, dropout: Dropout | None, hidden: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ Activations are [B, T, D] in the model and flattened here, because XLA:CPU multi
 faster than [B, T, D] in the backward pass. A matrix is a float32 parameter, cast where it is used.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from modules.devices import parts_of
 from modules.kernels.matmul.wta_crs import WTACRS, Rows, product_by_rows
 from modules.params import declare
 from modules.statistics import is_training, next_key
@@ -83,8 +85,13 @@ def shared_input(
 
 
 def flattened(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
-    """[batch axes, M, I]."""
-    return x.reshape(*x.shape[:n_batch], -1, math.prod(x.shape[x.ndim - n_summed :]))
+    """[batch axes, M, I]; [B, T, I] where rows of tokens are cut over devices: XLA cannot lay B and
+    T as one axis over those of both.
+    """
+    kept = n_batch
+    if n_batch == 0 and x.ndim - n_summed > 1 and parts_of('T') > 1:
+        kept = 1
+    return x.reshape(*x.shape[:kept], -1, math.prod(x.shape[x.ndim - n_summed :]))
 
 
 def product(
@@ -134,13 +141,15 @@ def product(
     w = matrix(module, name, (*batch, *summed, *features), axes, fan_in, **options)
     flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
     flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
+    if flat_x.ndim > n_batch + 2:
+        matmul = jax.vmap(matmul, (0, None))
     for _ in batch:
         matmul = jax.vmap(matmul)
     y = matmul(flat_x, flat_w, *rows)
     if bias:
         zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
         b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)
-        y = y + jnp.broadcast_to(b.reshape(*batch, 1, -1), y.shape)
+        y = y + jnp.broadcast_to(b.reshape(*batch, *[1] * (y.ndim - n_batch - 1), -1), y.shape)
     return y.reshape(*x.shape[: x.ndim - len(fan_in)], *features)
 
 
@@ -160,10 +169,11 @@ class Readout(struct.PyTreeNode):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., V]."""
         exact = jnp.promote_types(self.dtype, jnp.float32)
-        x_MD, weight_DV = x.reshape(-1, x.shape[-1]), self.weight_DV.astype(self.dtype)
-        logits_MV = self.matmul(x_MD, weight_DV, exact)
+        flat_x, weight_DV = flattened(x, 0, 1), self.weight_DV.astype(self.dtype)
+        matmul = functools.partial(self.matmul, out_dtype=exact)
+        logits = (matmul if flat_x.ndim == 2 else jax.vmap(matmul, (0, None)))(flat_x, weight_DV)
         if self.bias_V is not None:
-            logits_MV = logits_MV + jnp.broadcast_to(self.bias_V, logits_MV.shape)
+            logits = logits + jnp.broadcast_to(self.bias_V, logits.shape)
         if self.softcap:
-            logits_MV = self.softcap * jnp.tanh(logits_MV / self.softcap)
-        return logits_MV.reshape(*x.shape[:-1], -1)
+            logits = self.softcap * jnp.tanh(logits / self.softcap)
+        return logits.reshape(*x.shape[:-1], -1)

@@ -2,6 +2,7 @@
 
 from eval.load import Checkpoint, open_data
 from lm import data
+from lm.mesh import batch_parts
 from lm.run.evaluate import evaluate
 from lm.shardings import jit_eval_step
 
@@ -14,7 +15,8 @@ def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     c = checkpoint
     rows = open_data(c).validation
     eval_step = jit_eval_step(c.learner, c.mesh)
-    batch_size = c.config.data.batch_size // c.config.train.microbatches
+    parts = batch_parts(c.mesh)
+    batch_size = -(-(c.config.data.batch_size // c.config.train.microbatches) // parts) * parts
     batches = data.evaluation_batches(rows, batch_size=batch_size, limit=0)
     losses = evaluate(eval_step, c.weights, c.hyper, c.mesh, batches, rows)
     return losses | {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}

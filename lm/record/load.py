@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,15 @@ from lm.mesh import make_mesh
 from lm.model import Transformer, chosen_kernels
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import Damaged
+from lm.record.host import device_memory_bytes
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
-from lm.sections import Config
+from lm.sections import Config, MeshConfig
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
 
+SHARE = 0.25  # the rest is for activations, and for weights in another type
 to_stderr = functools.partial(print, file=sys.stderr)
 
 
@@ -133,8 +136,11 @@ def find(path: Path) -> tuple[Path, int]:
     return folder, steps[-1]
 
 
-def load(path: str | Path, say: Callable[[str], None] = to_stderr) -> Checkpoint:
-    """Reads weights, config and tokenizer; on the devices at hand, however many trained it.
+def load(
+    path: str | Path, say: Callable[[str], None] = to_stderr, mesh: Mesh | None = None
+) -> Checkpoint:
+    """Reads weights, config and tokenizer, however many devices trained it; on those of `mesh`, or
+    else on one, or on all of this machine for weights that are too large for that.
 
     Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot, and of
     kernels that do not run here, which others stand for.
@@ -142,28 +148,39 @@ def load(path: str | Path, say: Callable[[str], None] = to_stderr) -> Checkpoint
     """
     folder, newest = find(Path(path))
     if folder == Path(path).parent:
-        return _load(folder, newest, say)
+        return _load(folder, newest, say, mesh)
     for step in reversed(steps_in(folder)):
         try:
-            return _load(folder, step, say)
+            return _load(folder, step, say, mesh)
         except Damaged as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {steps_in(folder)} in {folder} can be read')
 
 
-def _load(folder: Path, step: int, say: Callable[[str], None]) -> Checkpoint:
+def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:
     meta = read_meta(folder, step)
     platform = jax.devices()[0].platform
     config = with_kernels_of(platform, stored_config(meta['config']), say)
-    # Whatever mesh it was trained on, one device holds any model that this can evaluate yet.
-    mesh = make_mesh(dataclasses.replace(config.mesh, data=1))
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
     learner = build_learner(config, meta['vocab_size'], tokenizer.bos_id, platform)
+    mesh = mesh or mesh_at_hand(learner)
     stored, average = read_weights(folder, step, abstract_state(learner, mesh))
     hyper = hyper_from(config)
     weights = learner.evaluated(stored, average, hyper)
     path = folder / str(step)
     return Checkpoint(path, config, step, meta, learner, mesh, hyper, weights, tokenizer)
+
+
+def mesh_at_hand(learner: Learner) -> Mesh:
+    """One device for weights that take up to SHARE of its memory, all of them for larger ones:
+    `fsdp` over as many as divide model.d_model.
+    """
+    needed = sum(
+        math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(learner.described.shapes)
+    )
+    n = 1 if needed <= SHARE * device_memory_bytes() else jax.device_count()
+    fsdp = math.gcd(n, learner.config.model.d_model)
+    return make_mesh(MeshConfig(data=1, fsdp=fsdp), jax.devices()[:fsdp])
 
 
 def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -> Config:

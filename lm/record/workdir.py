@@ -23,6 +23,7 @@ SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
 LOCK = '.lock'
 PATIENCE_SEC = 20.0  # with a process that was killed and is not gone yet, as Ray's workers are then
+MESH = 'mesh.'  # on which devices a run goes on changes its sums by rounding alone
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 
 
@@ -56,6 +57,7 @@ def open_workdir(
             held.enter_context(_held(path, say, wait_until))
         before = _config_before(path, say)
         changed = differences(before, config) if before else {}
+        changed = {field: both for field, both in changed.items() if not field.startswith(MESH)}
         if changed and not continue_changed:
             raise ValueError(refusal(path, 'a run with another config', changed))
         yield

@@ -1,11 +1,19 @@
 """What a run says of itself before it trains."""
 
 import collections
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
 
 from lm import data
+from lm.check_mesh import notes_of_mesh
 from lm.config import option_of, part_at, parts_of
+from lm.run.experiment import Experiment
 from lm.run.journal import Journal
+from lm.run.program import Program
 from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from lm.sections import Config
 from modules.options import options
@@ -28,12 +36,40 @@ def describe(journal: Journal) -> None:
     n, kept = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     terminal.say(
         f'{n:,} parameters, optimizer state {kept / 1e6:,.2f} MB ({kept / n:.2f} bytes a '
-        f'parameter); mesh {dict(experiment.mesh.shape)}, kernels '
+        f'parameter); mesh {mesh_words(experiment.mesh)}, kernels '
         f'{learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
         f'({experiment.peak_source})'
     )
-    for note in notes(journal):
+    noted = notes_of_mesh(journal.config, experiment.mesh, experiment.vocab_size)
+    for note in (*notes(journal), *noted):
         terminal.say(f'NOTE: {note}')
+
+
+def mesh_words(mesh: Mesh) -> str:
+    """'data=4 tensor=2', or 'of one device'."""
+    return ' '.join(f'{a}={n}' for a, n in mesh.shape.items() if n > 1) or 'of one device'
+
+
+def memory_words(experiment: Experiment, program: Program) -> str:
+    """What a device holds, by the shapes and by the compiler's own report. To be called when the
+    step is compiled.
+    """
+    shapes = experiment.state_shapes
+    weights = bytes_a_device(shapes.params)
+    kept = bytes_a_device((shapes.opt_state, shapes.average))
+    working = program.compiled(1).memory_analysis().temp_size_in_bytes
+    return (
+        f'a device holds {weights / 1e6:,.2f} MB of parameters, {kept / 1e6:,.2f} MB of optimizer '
+        f'state and, in a step, {working / 1e6:,.2f} MB of activations and gradients'
+    )
+
+
+def bytes_a_device(shapes: Any) -> int:
+    """Of arrays of these shapes, types and shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(shapes)
+    )
 
 
 def notes(journal: Journal) -> list[str]:

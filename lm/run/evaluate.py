@@ -9,27 +9,29 @@ from jax.sharding import Mesh
 
 from lm import data
 from lm.data import Rows
-from lm.mesh import put_batch
-from lm.sections import Config
+from lm.mesh import put_batch, share_of_process
+from lm.run.experiment import Experiment
 from lm.state import Hyper, Weights
 
 
-def validation_batches(config: Config, rows: Rows) -> Iterator[data.Batch]:
-    """Those of this process, of the size of a microbatch, so that evaluation needs no more memory
-    than training.
+def validation_batches(experiment: Experiment, rows: Rows) -> Iterator[data.Batch]:
+    """This process's share of them, of the size of a microbatch, so that evaluation needs no more
+    memory than training.
     """
+    config = experiment.config
+    process_index, process_count = share_of_process(experiment.mesh)
     return data.evaluation_batches(
         rows,
         batch_size=config.data.batch_size // config.train.microbatches,
         limit=config.train.eval_batches,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=process_index,
+        process_count=process_count,
     )
 
 
-def first_batch(config: Config, rows: Rows) -> data.Batch:
+def first_batch(experiment: Experiment, rows: Rows) -> data.Batch:
     """The validation batch that layers are diagnosed with, always the same."""
-    return next(validation_batches(config, rows))
+    return next(validation_batches(experiment, rows))
 
 
 def evaluate(

@@ -36,8 +36,8 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
         if scaling.init_std is not None:
             drawn = drawn_with(config, used_path(path, used), spec, scaling.init_std)
             std = f'{config.scaling.init_scale * drawn:.4g}'
-        axes = [axis or '-' for axis in param_sharding(mesh, spec).spec]
-        sharding = ', '.join(axes) if set(axes) - {'-'} else 'replicated'
+        over = param_sharding(mesh, spec, shapes[path].shape).spec
+        sharding = ', '.join(axis or '-' for axis in over) if any(over) else 'replicated'
         rows.append(
             {
                 'parameter': path,

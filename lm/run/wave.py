@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from lm import data
+from lm.mesh import share_of_process
 from lm.run.evaluate import (
     first_batch,
     objective_loss,
@@ -47,13 +48,14 @@ class Wave:
         self.states = program.empty(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
         config = self.experiment.config.data
+        process_index, process_count = share_of_process(self.experiment.mesh)
         self.feed = data.Feed(
             self.experiment.dataset.train,
             batch_size=config.batch_size,
             prefetch=config.prefetch,
             mixture=self.experiment.mixture,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=process_index,
+            process_count=process_count,
         )
         for run in runs:
             try:
@@ -227,7 +229,7 @@ class Wave:
         return jax.device_get(
             [
                 self.program.evaluate(batch, mask, self.states, self.hypers)
-                for batch in validation_batches(self.experiment.config, rows)
+                for batch in validation_batches(self.experiment, rows)
             ]
         )
 
@@ -238,7 +240,7 @@ class Wave:
         """What each layer of the runs in `slots` does on a fixed batch, recorded."""
         if not slots:
             return
-        batch = first_batch(self.experiment.config, self.experiment.dataset.validation)
+        batch = first_batch(self.experiment, self.experiment.dataset.validation)
         with self._clocks_stopped():
             seen = self.program.diagnose(batch, self._mask(slots), self.states, self.hypers)
             seen = jax.device_get(seen)

@@ -29,6 +29,8 @@ OPERATIONS = {
     'softmax': SOFTMAX_KERNELS,
     'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
+# Kernels of attention for rows whose tokens are cut over devices.
+OF_CUT_ROWS = ('blocked', 'reference')
 # Their rows say on which platforms they run.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 

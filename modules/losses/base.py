@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from modules.devices import parts_of, sharded
 from modules.statistics import at_least_float32
 
 Sums = dict[str, jax.Array]
@@ -22,9 +23,15 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
 
     @functools.wraps(per_token)
     def loss(x, readout: Callable[[Any], jax.Array], labels, weights, **numbers) -> Sums:
-        logits = readout(x)
-        terms = per_token(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), **numbers)
-        return {name: jnp.sum(weights.reshape(-1) * term) for name, term in terms.items()}
+        logits = sharded(readout(x), {1: 'MV', 2: 'BTV'}[labels.ndim])
+        compute = functools.partial(per_token, **numbers)
+        if parts_of('T') > 1 and labels.ndim == 2:  # B and T could not be cut as one axis
+            terms = jax.vmap(compute)(logits, labels)
+        else:
+            terms = compute(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+        return {
+            name: jnp.sum(weights * term.reshape(weights.shape)) for name, term in terms.items()
+        }
 
     return loss
 

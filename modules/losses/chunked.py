@@ -54,12 +54,16 @@ def chunks_of(shape: tuple[int, ...], axis: int, chunk: int) -> int:
 
 
 def cut(array: jax.Array, axis: int, count: int) -> jax.Array:
-    """[count, ..., size, ...] of [..., length, ...]; zeros fill the last one up."""
+    """[count, ..., size, ...] of [..., length, ...], filled up with zeros; part i has the places
+    i, count + i, ...
+
+    Strided, so that an axis that is cut over devices spreads evenly over the parts.
+    """
     length = array.shape[axis]
     size = math.ceil(length / count)
     widths = [(0, count * size - length if i == axis else 0) for i in range(array.ndim)]
-    shape = (*array.shape[:axis], count, size, *array.shape[axis + 1 :])
-    return jnp.moveaxis(jnp.pad(array, widths).reshape(shape), axis, 0)
+    shape = (*array.shape[:axis], size, count, *array.shape[axis + 1 :])
+    return jnp.moveaxis(jnp.pad(array, widths).reshape(shape), axis + 1, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

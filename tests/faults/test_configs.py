@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from lm.check import check, check_devices
+from lm.check import check
+from lm.check_mesh import check_devices
 from lm.config import build, resolve
 from lm.mesh import make_mesh
 from lm.run.start import check_run
@@ -44,6 +45,10 @@ SMALL = {  # numbers that a run of two steps can have, and that go together
     'data.batch_size': (8, 16, 24),
     'train.microbatches': (1, 2, 3),
     'mesh.data': (1, 8, -1),
+    'mesh.fsdp': (1, 1, 2, -1),
+    'mesh.tensor': (1, 1, 2),
+    'mesh.context': (1, 1, 4),
+    'mesh.expert': (1, 1, 2),
     'mesh.run': (-1, 1),
     'mlp.n_experts': (2, 4),
     'mlp.experts_per_token': (1, 2),
@@ -128,7 +133,7 @@ def refusal(changes: dict[str, Any]) -> str | Config:
         config = resolve(tiny_raw(FIXED | changes))
         check(config)
         check_run(config)
-        check_devices(config, make_mesh(config.mesh).size, 1)
+        check_devices(config, make_mesh(config.mesh))
         return config
     except ValueError as error:
         return str(error)

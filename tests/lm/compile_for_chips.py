@@ -84,7 +84,7 @@ def main(platform: str) -> None:
         of_rows = re.findall(rows, text) + [re.sub(r'_\d+$', '', one.kernel) for one in compiled]
         found = {
             'program': name,
-            'mesh': dict(experiment.mesh.shape),
+            'mesh': {axis: n for axis, n in experiment.mesh.shape.items() if n > 1},
             'kernels': sorted(set(re.findall(r'splash_mha_\w+', text))),
             'of rows': sorted(set(of_rows)),
             'of queries': sorted(set(re.findall(queries, text)))[-1:],

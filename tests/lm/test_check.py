@@ -4,7 +4,9 @@ import time
 
 import pytest
 
-from lm.check import check, check_devices
+from lm.check import check
+from lm.check_mesh import check_devices
+from lm.mesh import make_mesh
 from modules.choices import nearest_divisor
 from tests.helpers import tiny_config
 from tests.lm.test_check_fields import LLAMA3
@@ -268,14 +270,17 @@ def test_odd_head_width_is_fine_without_rope():
 )
 def test_batch_that_devices_cannot_share(rows, parts, devices, nearest):
     config = tiny_config({'data.batch_size': rows, 'train.microbatches': parts})
+    mesh = make_mesh(config.mesh)
+    assert mesh.size == devices
     with pytest.raises(ValueError, match=r'data\.batch_size must be a multiple') as error:
-        check_devices(config, devices, 1)
-    assert f'{parts} * {devices}; got {rows}.' in str(error.value)
+        check_devices(config, mesh)
+    assert f'mesh.data = {parts} * {devices}; got {rows}.' in str(error.value)
     assert f'Nearest that works: {nearest}.' in str(error.value)
     fitting = {'data.batch_size': nearest, 'train.microbatches': parts}
-    check_devices(tiny_config(fitting), devices, 1)
+    check_devices(tiny_config(fitting), mesh)
 
 
 def test_devices_that_processes_cannot_share():
+    config = tiny_config()
     with pytest.raises(ValueError, match='8 devices do not spread evenly over 3 processes'):
-        check_devices(tiny_config(), 8, 3)
+        check_devices(config, make_mesh(config.mesh), 3)

@@ -11,6 +11,7 @@ import pytest
 from lm.many import RUN_AXES, SINGLE, layout, over_mesh, run_axis
 from lm.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
 from lm.sections import FIELDS, MeshConfig
+from modules.devices import BATCH
 from modules.params import ParamSpec
 
 R = 8
@@ -95,8 +96,8 @@ def test_a_run_that_is_not_finite_leaves_the_others_as_they_were(how):
 def test_sharding_over_runs_puts_the_run_first():
     mesh = make_mesh(MeshConfig(data=2, run=4), runs=R)
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
-    assert tuple(over_runs(param_sharding(mesh, spec)).spec) == ('run', None, None)
-    assert tuple(over_runs(batch_sharding(mesh)).spec) == ('run', 'data')
+    assert tuple(over_runs(param_sharding(mesh, spec, (4, 4))).spec) == ('run', None, None)
+    assert tuple(over_runs(batch_sharding(mesh)).spec) == ('run', BATCH)
 
 
 def test_auto_names_a_row_by_platform():

@@ -217,7 +217,7 @@ def test_every_parameter_is_described(changes):
     assert shapes.keys() == specs.keys()
     for path, spec in specs.items():
         assert len(spec.axes) == len(shapes[path].shape), path
-        param_sharding(make_mesh(tiny_config().mesh), spec)
+        param_sharding(make_mesh(tiny_config().mesh), spec, shapes[path].shape)
         is_shared = 'shared' in config.model.reparam and spec.role == 'hidden'
         is_stacked = path.startswith('layers') and not is_shared
         assert (LAYER in spec.axes[:1]) == is_stacked, path

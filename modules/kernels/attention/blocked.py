@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from modules.devices import parts_of
 from modules.kernels.attention.reference import of_one_prefix, sees
 from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
+from modules.kernels.devices import over_devices
 from modules.statistics import at_least_float32
 
 # Logits of all heads in one tile, and the bounds of its side. Of the sides tried on two CPU cores,
@@ -22,11 +24,14 @@ UNROLLED = 2  # tiles a side: so few are no loop of the program
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """What a program is compiled for: queries and keys are in `tiles` tiles of `side` tokens."""
+    """What a program is compiled for: queries are in `tiles` tiles of `side` tokens, keys in
+    `key_tiles`.
+    """
 
     scores: Scores
     side: int
     tiles: int
+    key_tiles: int
 
 
 class Rows(NamedTuple):
@@ -41,10 +46,17 @@ class Rows(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which document and which prefix the tokens of G rows are in; None where unused."""
+    """Which document and which prefix the keys of G rows are in, and the tile of keys at which the
+    queries begin; None where unused.
+    """
 
-    segments_GT: jax.Array | None
-    prefix_GT: jax.Array | None
+    segments_GS: jax.Array | None
+    prefix_GS: jax.Array | None
+    first: jax.Array | None
+
+    def of_queries(self, i: Any) -> Any:
+        """The tile of keys that tile i of queries is."""
+        return i if self.first is None else self.first + i
 
 
 def blocked(
@@ -65,10 +77,53 @@ def blocked(
     maximum and sum. Kept for the backward pass are the output and the
     log-sum-exp of each row, as in FlashAttention; the probabilities are computed again. The custom
     backward pass rules out forward-mode differentiation; `reference` has that.
+
+    Heads that are cut over devices are computed where they are. Of rows whose tokens are cut, each
+    device has its queries and gathers all keys and values, and their gradients are scattered.
     """
+    n_heads, heads_parts, parts = q_BNTH.shape[1], parts_of('N'), parts_of('T')
+    if heads_parts * parts == 1:
+        return _on_device(
+            q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, slopes_N, key_bias_BKS, prefix_BT, scores
+        )
+    if k_BKSH.shape[1] % heads_parts:
+        k_BKSH, v_BKSH = (share_heads(x, n_heads) for x in (k_BKSH, v_BKSH))
+        key_bias_BKS = None if key_bias_BKS is None else share_heads(key_bias_BKS, n_heads)
+    is_cut = parts > 1 and q_BNTH.shape[2] % parts == 0
+
+    def compute(q_BNTH, *arrays):
+        return _on_device(q_BNTH, *arrays, scores, 'context' if is_cut else None)
+
+    arrays = (k_BKSH, v_BKSH, segments_BT, sinks_N, slopes_N, key_bias_BKS, prefix_BT)
+    letters = ('BNT', 'BKT', 'BKT', 'B', 'N', 'N', 'BKT', 'B')
+    return over_devices(compute, (q_BNTH, *arrays), letters, 'BNT')
+
+
+def _on_device(
+    q_BNTH,
+    k_BKSH,
+    v_BKSH,
+    segments_BT,
+    sinks_N,
+    slopes_N,
+    key_bias_BKS,
+    prefix_BT,
+    scores,
+    axis_name=None,
+):
+    """axis_name: the mesh axis that tokens are cut over; None: all are here."""
     batch, n_heads, length, head_dim = q_BNTH.shape
-    static = tiles_for(scores, batch * n_heads, length)
-    extra = static.side * static.tiles - length  # tokens behind all others, which none of them see
+    first, parts = None, 1
+    if axis_name is not None:
+        parts = jax.lax.axis_size(axis_name)
+        k_BKSH, v_BKSH, key_bias_BKS = jax.tree.map(
+            functools.partial(_gathered, axis_name=axis_name), (k_BKSH, v_BKSH, key_bias_BKS)
+        )
+    static = tiles_for(scores, batch * n_heads, length, parts)
+    if axis_name is not None:
+        first = jax.lax.axis_index(axis_name) * static.tiles
+    # Tokens behind all others, which none of them see.
+    extra = static.side * static.tiles - length
 
     def flat(x_BNT_, axis=2):  # XLA:CPU likes one batch axis
         widths = [(0, extra if i == axis else 0) for i in range(x_BNT_.ndim)]
@@ -92,21 +147,36 @@ def blocked(
         number_BT = jnp.pad(number_BT, ((0, 0), (0, extra)), constant_values=-1)
         return jnp.repeat(number_BT, n_heads, axis=0)
 
-    places = Places(numbered(segments_BT), numbered(prefix_BT))
+    places = Places(numbered(segments_BT), numbered(prefix_BT), first)
     rows = Rows(of_rows(sinks_N), of_rows(slopes_N), key_bias_GS)
     out_GTH = _tiled(static, q_GTH, k_GSH, v_GSH, rows, places)
     return out_GTH[:, :length].reshape(q_BNTH.shape)
 
 
-def tiles_for(scores: Scores, rows: int, length: int) -> Static:
-    """As few as the bounds above allow, and no larger than they have to be."""
+def _gathered(x_BKT_: jax.Array, axis_name: str) -> jax.Array:
+    """Those of all tokens, each device having some.
+
+    Devices are put along an axis in front of all others at first: the gradient is then scattered
+    along that one, where XLA for TPUs has a reduce-scatter; along T it sums whole arrays.
+    """
+    of_devices = jnp.moveaxis(jax.lax.all_gather(x_BKT_, axis_name), 0, 2)
+    return of_devices.reshape(*x_BKT_.shape[:2], -1, *x_BKT_.shape[3:])
+
+
+def tiles_for(scores: Scores, rows: int, length: int, parts: int = 1) -> Static:
+    """As few as the bounds above allow, and no larger than they have to be; without a rest where
+    `length` queries are one of several parts of the keys.
+    """
     most = 2 ** math.floor(math.log2(max(1.0, math.sqrt(TILE_LOGITS / rows))))
     most = min(MOST, max(LEAST, most))
     tiles = math.ceil(length / most)
+    if parts > 1:
+        while length % tiles:
+            tiles += 1
     side = math.ceil(length / tiles)
-    if tiles > 1:
+    if tiles > 1 and parts == 1:
         side = math.ceil(side / 8) * 8
-    return Static(scores, side, tiles)
+    return Static(scores, side, tiles, tiles * parts)
 
 
 def _over(start: Any, stop: Any, body: Callable, carry: Any) -> Any:
@@ -132,7 +202,7 @@ def _over_keys(static: Static, has_segments: bool, i: Any, body: Callable, carry
     first, window = 0, static.scores.window
     if static.scores.prefix:
         carry = _over(0, i, lambda j, carry: body(j, carry, True), carry)
-        carry = _over(i + 1, static.tiles, lambda j, carry: body(j, carry, True), carry)
+        carry = _over(i + 1, static.key_tiles, lambda j, carry: body(j, carry, True), carry)
         return body(i, carry, True)
     if window is not None:
         first = (i * static.side - window + 1) // static.side
@@ -173,8 +243,8 @@ def _back(static: Static, places: Places, i: Any, j: Any, like: jax.Array) -> ja
     place = jnp.arange(static.side, dtype=jnp.int32)
     back_TS = (i - j) * static.side + place[:, None] - place[None]
     back = jnp.broadcast_to(back_TS[None], like.shape)
-    if places.prefix_GT is not None:
-        own, other = (_cut(static, places.prefix_GT, tile) for tile in (i, j))
+    if places.prefix_GS is not None:
+        own, other = (_cut(static, places.prefix_GS, tile) for tile in (i, j))
         back = jnp.where(of_one_prefix(own, other), jnp.abs(back), back)
     return back
 
@@ -193,8 +263,8 @@ def _logits(static, rows, places, q, k, i, j, is_masked):
         logits = logits - _along(rows.slopes_G, logits) * back
     if is_masked:
         seen = sees(back, static.scores.window)
-        if places.segments_GT is not None:
-            own, other = (_cut(static, places.segments_GT, tile) for tile in (i, j))
+        if places.segments_GS is not None:
+            own, other = (_cut(static, places.segments_GS, tile) for tile in (i, j))
             seen = seen & (own[:, :, None] == other[:, None])
         logits = jnp.where(seen, logits, MASKED)
     return logits, slope
@@ -209,8 +279,8 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
     count, dtype = len(q_GTH), exact(q_GTH)
     shape = (count, static.side, q_GTH.shape[2])
 
-    def of_queries(i, results):
-        q = _cut(static, q_GTH, i)
+    def of_queries(own, results):
+        q, i = _cut(static, q_GTH, own), places.of_queries(own)
 
         def of_keys(j, carry, is_masked):
             largest, total, mixed = carry
@@ -228,12 +298,11 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
             largest = _along(sinks, largest)
         start = largest, jnp.full(largest.shape, float(sinks is not None), dtype)
         start = (*start, jnp.zeros(shape, dtype))
-        has_segments = places.segments_GT is not None
+        has_segments = places.segments_GS is not None
         largest, total, mixed = _over_keys(static, has_segments, i, of_keys, start)
         out, log_sum = results
-        return _put(static, out, mixed / total, i), _put(
-            static, log_sum, largest + jnp.log(total), i
-        )
+        log_total = largest + jnp.log(total)
+        return _put(static, out, mixed / total, own), _put(static, log_sum, log_total, own)
 
     results = jnp.zeros(q_GTH.shape, v_GSH.dtype), jnp.zeros((*q_GTH.shape[:2], 1), dtype)
     out_GTH, log_sum_GT1 = _over_tiles(static, of_queries, results)
@@ -247,15 +316,16 @@ def _backward(static, residuals, grad_GTH):
     transposed left side at half its rate, and those on the left are small.
     """
     q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1 = residuals
-    dtype, has_segments = exact(q_GTH), places.segments_GT is not None
+    dtype, has_segments = exact(q_GTH), places.segments_GS is not None
     correction_GT1 = jnp.sum(at_least_float32(grad_GTH * out_GTH), -1, keepdims=True)
     q_GHT, grad_GHT = jnp.swapaxes(q_GTH, 1, 2), jnp.swapaxes(grad_GTH, 1, 2)
 
-    def of_queries(i, results):
+    def of_queries(own, results):
         q, grad, log_sum, correction = (
-            _cut(static, x, i) for x in (q_GTH, grad_GTH, log_sum_GT1, correction_GT1)
+            _cut(static, x, own) for x in (q_GTH, grad_GTH, log_sum_GT1, correction_GT1)
         )
-        q_HT, grad_HT = _cut(static, q_GHT, i, 2), _cut(static, grad_GHT, i, 2)
+        q_HT, grad_HT = _cut(static, q_GHT, own, 2), _cut(static, grad_GHT, own, 2)
+        i = places.of_queries(own)
 
         def of_keys(j, carry, is_masked):
             grad_q, grad_k, grad_v, grad_rows = carry
@@ -272,11 +342,11 @@ def _backward(static, residuals, grad_GTH):
             return grad_q, grad_k, grad_v, grad_rows
 
         grad_q, *others = results
-        own = jnp.zeros(q.shape, dtype)
-        own, *others = _over_keys(static, has_segments, i, of_keys, (own, *others))
-        return _put(static, grad_q, own, i), *others
+        start = jnp.zeros(q.shape, dtype)
+        found, *others = _over_keys(static, has_segments, i, of_keys, (start, *others))
+        return _put(static, grad_q, found, own), *others
 
-    zeros = jnp.zeros(q_GHT.shape, dtype)
+    zeros = jnp.zeros(jnp.swapaxes(k_GSH, 1, 2).shape, dtype)
     grad_rows = jax.tree.map(jnp.zeros_like, rows)
     results = jnp.zeros(q_GTH.shape, q_GTH.dtype), zeros, zeros, grad_rows
     grad_q, grad_k, grad_v, grad_rows = _over_tiles(static, of_queries, results)

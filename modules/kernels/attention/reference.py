@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from modules.devices import sharded
 from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
 
 
@@ -64,6 +65,7 @@ def attend_from(
     plain operations.
     """
     n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
+    k_BKSH, v_BKSH = (sharded(x, 'BKSH') for x in (k_BKSH, v_BKSH))  # all keys where T is cut
     k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
     scores_BNTS = jnp.einsum(
         'bnth,bnsh->bnts',

@@ -24,12 +24,12 @@ def splash(
 
     Queries are scaled before the kernel, which has no scale, in their own type. A program of
     several devices is traced under `jax.sharding.use_abstract_mesh`: XLA cannot cut the call, so
-    that its rows are cut over the axis `data` here. interpret: in plain operations, for tests.
+    that its rows and heads are cut over the mesh here. interpret: in plain operations, for tests.
     """
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     compute = functools.partial(_of_rows, scores=scores, interpret=interpret)
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
-    return over_devices(compute, arrays, (True, True, True, True, False), True)
+    return over_devices(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
 
 
 def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):

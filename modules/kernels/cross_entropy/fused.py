@@ -124,7 +124,7 @@ def _saved(logits_MV, labels_M, form, gradient, axis_name, platform):
     kernels = kernels_on(platform)
     form = kernels.form_of(form, logits_MV)
     compute = by_rows(functools.partial(kernels.forward_rows, form=form))
-    state = over_devices(compute, (logits_MV, labels_M), (True, True), (True,) * STATE)
+    state = over_devices(compute, (logits_MV, labels_M), 'MM', tuple('M' * STATE))
     if axis_name is not None:
         state = _over_columns(state, axis_name, BASES[form])
     exponent_M, mantissa_M, label_logit_M, total_M, count_M = state
@@ -150,9 +150,9 @@ def _backward(form, gradient, axis_name, platform, saved, cotangents):
         column_1V = jnp.arange(logits_MV.shape[1])[None]
         numbers = (number_M[:, None] for number_M in numbers)
         return gradient_of(logits_MV, column_1V, *numbers), None
-    of_rows = (True,) * (1 + COEFFICIENTS)
     compute = by_rows(kernels_on(platform).backward_rows)
-    return over_devices(compute, (logits_MV, *numbers), of_rows, True), None
+    letters = 'M' * (1 + COEFFICIENTS)
+    return over_devices(compute, (logits_MV, *numbers), letters, 'M'), None
 
 
 _statistics.defvjp(_saved, _backward)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from modules.devices import parts_of
 from modules.options import Option
 from modules.statistics import at_least_float32
 
@@ -67,9 +68,7 @@ class WTACRS:
 
 def _shards(n_tokens: int) -> int:
     """Over how many devices the tokens of a batch lie (`lm.mesh.traced_on`)."""
-    mesh = jax.sharding.get_abstract_mesh()
-    is_cut = 'data' in mesh.axis_names and 'data' not in mesh.manual_axes
-    n = mesh.shape['data'] if is_cut else 1
+    n = parts_of('M')
     return n if n_tokens % n == 0 else 1
 
 

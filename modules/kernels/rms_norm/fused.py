@@ -11,7 +11,7 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.devices import over_devices
+from modules.kernels.devices import PARTS, letters_of, over_devices
 from modules.kernels.rows import flat, refuse_types
 
 NAME = 'kernels.rms_norm=pallas'
@@ -48,8 +48,9 @@ def _forward(x, residual, scale_D, eps, out_dtype, platform):
         y_ND, sum_ND = kernels.forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype)
         return y_ND.reshape(x.shape), None if sum_ND is None else sum_ND.reshape(x.shape)
 
-    arrays, of_rows = (x, residual, scale_D), (True, True, False)
-    return over_devices(on_device, arrays, of_rows, (True, True))
+    rows = letters_of(x)
+    arrays, letters = (x, residual, scale_D), (rows, rows, None)
+    return over_devices(on_device, arrays, letters, (rows, rows))
 
 
 def _saved(x, residual, scale_D, eps, out_dtype, platform):
@@ -67,8 +68,9 @@ def _backward(eps, out_dtype, platform, saved, cotangents):
         dx_ND, dscale_PD = kernels.backward_rows(x_ND, g_ND, total_ND, scale_D, eps)
         return dx_ND.reshape(x.shape), dscale_PD
 
-    arrays, of_rows = (x, g, g_total, scale_D), (True, True, True, False)
-    dx, dscale_PD = over_devices(on_device, arrays, of_rows, (True, True))
+    rows = letters_of(x)
+    arrays, letters = (x, g, g_total, scale_D), (rows, rows, rows, None)
+    dx, dscale_PD = over_devices(on_device, arrays, letters, (rows, PARTS))
     dscale_D = None if scale_D is None else jnp.sum(dscale_PD, 0).astype(scale_D.dtype)
     return dx, dx if has_residual else None, dscale_D
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.choices import choose
-from modules.kernels.devices import over_devices
+from modules.kernels.devices import letters_of, over_devices
 from modules.kernels.exponentials import ONLINE, TWO_PASS, probabilities
 from modules.kernels.rows import refuse_types
 
@@ -65,9 +65,9 @@ def softmax(
 
     The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
     p, and computes p again from the sums that the forward pass saves. Under
-    `jax.sharding.use_abstract_mesh` the first axis of x is cut over the mesh axis `data`; arrays
-    whose first axis has another length are whole on each device. ValueError: a type that kernels do
-    not take, shapes that do not broadcast, rows too long for `row`.
+    `jax.sharding.use_abstract_mesh` the rows of x are cut over the mesh; axes of length 1 of other
+    arrays are whole on each device. ValueError: a type that kernels do not take, shapes that do not
+    broadcast, rows too long for `row`.
     """
     _check(x, form)
     kernels_on(platform).refuse_form(form, NAME, x, 3, mask is not None, softcap)
@@ -136,9 +136,9 @@ def _backward(how, saved, g):
     def on_device(x_or_p, g, sums, *others):
         return kernels_on(how.platform).backward_rows(x_or_p, g, sums, others, how)
 
-    arrays = (x_or_p, g, sums, *others)
-    of_rows = (True, True, True, *_of_rows(g, others))
-    dx, dsink = over_devices(on_device, arrays, of_rows, (True, True))
+    rows, of_others = _letters(g, how)
+    arrays, letters = (x_or_p, g, sums, *others), (rows, rows, rows, *of_others)
+    dx, dsink = over_devices(on_device, arrays, letters, (rows, rows))
     if sink is not None:
         summed = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
         dsink = jnp.sum(dsink, summed, keepdims=True).astype(sink.dtype)
@@ -148,8 +148,14 @@ def _backward(how, saved, g):
 _softmax.defvjp(_saved, _backward)
 
 
-def _of_rows(x, others):
-    return [array is None or array.shape[0] == x.shape[0] for array in others]
+def _letters(x, how):
+    """(of x, of (mask, queries, keys, sink)): queries stay whole where a row's number says what it
+    sees.
+    """
+    rows = letters_of(x)
+    keys = rows[: x.ndim - 2]
+    rows = keys if how.causal else rows
+    return rows, (rows, rows, keys, rows)
 
 
 def _forward(x, others, how, saves):
@@ -158,8 +164,9 @@ def _forward(x, others, how, saves):
     def on_device(x, *others):
         return kernels_on(how.platform).forward_rows(x, others, how, saves)
 
-    arrays, of_rows = (x, *others), (True, *_of_rows(x, others))
-    return over_devices(on_device, arrays, of_rows, (True, (True, True) if saves else True))
+    rows, of_others = _letters(x, how)
+    out = (rows, (rows, rows) if saves else rows)
+    return over_devices(on_device, (x, *others), (rows, *of_others), out)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -170,7 +177,8 @@ def _logsumexp(x, form, platform):
 def _logsumexp_saved(x, form, platform):
     """The sums are saved in two numbers: the log alone is rounded by more where it is large."""
     compute = functools.partial(kernels_on(platform).log_rows, form=form)
-    log, sums = over_devices(compute, (x,), (True,), (True, (True, True)))
+    rows = letters_of(x)
+    log, sums = over_devices(compute, (x,), (rows,), (rows, (rows, rows)))
     return log, (x, sums)
 
 
@@ -182,7 +190,8 @@ def _logsumexp_backward(form, platform, saved, g):
         p = probabilities(FORMS[form], x.astype(jnp.float32), total)
         return ((g[..., None] * p).astype(x.dtype),)
     compute = functools.partial(kernels_on(platform).log_backward_rows, form=form)
-    return (over_devices(compute, (x, sums, g), (True, True, True), True),)
+    rows = letters_of(x)
+    return (over_devices(compute, (x, sums, g), (rows, rows, rows), rows),)
 
 
 _logsumexp.defvjp(_logsumexp_saved, _logsumexp_backward)

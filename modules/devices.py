@@ -1,0 +1,95 @@
+"""Which axis of a parameter or of an activation lies over which axes of the mesh.
+
+Programs are traced under the mesh they are for (`jax.sharding.use_abstract_mesh`). XLA's
+partitioner cuts them from the shardings of what goes in; `sharded` says where what is made on the
+way lies.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+# Slow links first: `tensor` lies on neighbouring devices, `data` reaches over slices of a pod.
+AXES = ('run', 'data', 'fsdp', 'expert', 'context', 'tensor')
+BATCH = ('data', 'fsdp', 'expert')  # a row of the batch is on one place of these
+
+# Logical axis of a parameter -> the mesh axes it lies over; (): every device holds all of it. The
+# first side of a matrix is cut over `fsdp`: XLA for TPUs makes a reduce-scatter of the sum of its
+# gradient, and of one that is cut along its last side an all-reduce of the whole.
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    'basis': ('fsdp',),
+    'embed': ('fsdp',),
+    'expert': ('expert',),
+    'group': (),
+    'head_dim': (),
+    'heads': ('tensor', 'fsdp'),
+    'kv_heads': ('tensor', 'fsdp'),
+    'layer': (),
+    'long_side': ('fsdp',),
+    'mlp': ('tensor', 'fsdp'),
+    'position': (),
+    'qk_features': (),
+    'rank': (),
+    'router': (),
+    'short_side': ('fsdp',),
+    'vocab': ('tensor', 'fsdp'),
+}
+
+# Letter of an activation's shape -> the same. M is B and T together, G rows whose tokens are with
+# their experts; letters that are not here are whole.
+ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+    'B': BATCH,
+    'M': BATCH,
+    'T': ('context',),
+    'E': ('expert',),
+    'G': ('data', 'fsdp'),
+    'F': ('tensor',),
+    'K': ('tensor',),
+    'N': ('tensor',),
+    'V': ('tensor',),
+}
+
+
+def partition(
+    mesh: Mesh | AbstractMesh,
+    rules: Mapping[str, tuple[str, ...]],
+    names: Sequence[str],
+    shape: Sequence[int],
+) -> PartitionSpec:
+    """How an array of this shape is cut, whose axes are named.
+
+    Each axis in turn lies over those of its mesh axes that no axis before it has taken, and over
+    as many of them, from the first on, as its length is a multiple of.
+    """
+    free = set(mesh.axis_names) - set(getattr(mesh, 'manual_axes', ()))
+    parts = []
+    for name, length in zip(names, shape, strict=True):
+        over, n = [], 1
+        for axis in rules.get(name, ()):
+            size = mesh.shape.get(axis, 1)
+            if size > 1 and axis in free and length % (n * size) == 0:
+                over.append(axis)
+                n *= size
+        free -= set(over)
+        parts.append(over[0] if len(over) == 1 else tuple(over) or None)
+    return PartitionSpec(*parts)
+
+
+def parts_of(letter: str) -> int:
+    """Into how many parts activations are cut along an axis, on the mesh that is traced for."""
+    mesh = jax.sharding.get_abstract_mesh()
+    over = [axis for axis in ACTIVATIONS[letter] if axis not in mesh.manual_axes]
+    return math.prod(mesh.shape.get(axis, 1) for axis in over)
+
+
+def sharded(x: jax.Array, letters: str) -> jax.Array:
+    """x, laid over the devices by the letters of its shape, such as 'BTD'.
+
+    Where devices differ in their rows alone nothing is said: XLA finds that by itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if all(mesh.shape[axis] == 1 for axis in mesh.axis_names if axis not in ('run', 'data')):
+        return x
+    return jax.lax.with_sharding_constraint(x, partition(mesh, ACTIVATIONS, letters, x.shape))

@@ -1,0 +1,76 @@
+"""Rows of a table, and the gradient of the table where it is cut over devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from modules.devices import ACTIVATIONS, PARAMETERS, partition
+
+AXES = ('vocab', 'embed')
+
+
+def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """table[tokens], [B, T, D].
+
+    Where the table is cut over `fsdp`, the gradient of each device's rows is summed where it is
+    kept, by a reduce-scatter: left to XLA, every device gets the sum of the whole table first.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.shape.get('fsdp', 1) == 1 or 'fsdp' in mesh.manual_axes:
+        return table_VD[tokens_BT]
+    return _looked_up(table_VD.shape, table_VD, tokens_BT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _looked_up(shape, table_VD, tokens_BT):
+    del shape
+    return table_VD[tokens_BT]
+
+
+def _forward(shape, table_VD, tokens_BT):
+    return _looked_up(shape, table_VD, tokens_BT), tokens_BT
+
+
+def _backward(shape, tokens_BT, grad_BTD):
+    mesh = jax.sharding.get_abstract_mesh()
+    over = partition(mesh, PARAMETERS, AXES, shape)
+    of_tokens = partition(mesh, ACTIVATIONS, 'BT', tokens_BT.shape)
+    summed = [axis for part in of_tokens for axis in names(part)]
+    scattered = next((i for i, part in enumerate(over) if 'fsdp' in names(part)), None)
+    if scattered is None or 'fsdp' not in summed:  # an odd table, or one row to make parameters
+        return jnp.zeros(shape, grad_BTD.dtype).at[tokens_BT].add(grad_BTD), None
+    vocab_axes = [axis for axis in names(over[0]) if axis != 'fsdp']
+    rows = shape[0]
+    for axis in vocab_axes:
+        rows //= mesh.shape[axis]
+
+    def on_device(tokens_BT, grad_BTD):
+        """The rows of this device's part of the vocabulary, or of all of it before it is cut."""
+        first = jax.lax.axis_index(tuple(vocab_axes)) * rows if vocab_axes else 0
+        at_BT = tokens_BT - first
+        at_BT = jnp.where((at_BT >= 0) & (at_BT < rows), at_BT, rows)  # others are dropped
+        grad_VD = jnp.zeros((rows, grad_BTD.shape[-1]), grad_BTD.dtype)
+        grad_VD = grad_VD.at[at_BT].add(grad_BTD, mode='drop')
+        grad_VD = jax.lax.psum_scatter(grad_VD, 'fsdp', scatter_dimension=scattered, tiled=True)
+        return jax.lax.psum(grad_VD, tuple(axis for axis in summed if axis != 'fsdp'))
+
+    return (
+        jax.shard_map(
+            on_device,
+            in_specs=(of_tokens, PartitionSpec(*of_tokens, None)),
+            out_specs=over,
+            axis_names={*mesh.axis_names} - {*mesh.manual_axes},
+            check_vma=False,
+        )(tokens_BT, grad_BTD),
+        None,
+    )
+
+
+_looked_up.defvjp(_forward, _backward)
+
+
+def names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes that one axis of an array lies over."""
+    return (part,) if isinstance(part, str) else part or ()

@@ -1,0 +1,87 @@
+"""Equivalence: a checkpoint of one mesh goes on on another, with layers scanned or not."""
+
+import jax
+import numpy as np
+import pytest
+
+from lm.config import replaced
+from lm.mesh import make_mesh
+from lm.record.load import mesh_at_hand
+from lm.record.series import Checkpoints
+from lm.sections import MeshConfig
+from lm.shardings import abstract_state, jit_init, jit_train_step
+from lm.state import hyper_from
+from tests.helpers import packed_batch, tiny_config, tiny_learner
+
+CONFIG = tiny_config(
+    {'optim.name': 'soap', 'model.reparam': 'sigma', 'model.n_heads': 4, 'model.n_kv_heads': 4}
+)
+META = {'config': {}, 'counters': {'best': {}}}
+STEPS = 3
+
+
+def trained(learner, mesh, state, steps):
+    """(the state after them, their losses)."""
+    step, hyper, losses = jit_train_step(learner, mesh), hyper_from(learner.config), []
+    for i in steps:
+        state, metrics = step(state, packed_batch(i), hyper)
+        losses.append(float(metrics['loss']))
+    return state, losses
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+    """(folder, the state after STEPS steps on eight devices, the losses of STEPS more)."""
+    folder, learner = tmp_path_factory.mktemp('elastic'), tiny_learner(CONFIG)
+    mesh = make_mesh(MeshConfig(data=8))
+    state = jit_init(learner, mesh)(jax.random.key(0), hyper_from(CONFIG))
+    state, _ = trained(learner, mesh, state, range(STEPS))
+    kept = jax.device_get(state)
+    checkpoints = Checkpoints(folder, 1, 1)
+    checkpoints.save(state, META, None)
+    checkpoints.wait()
+    checkpoints.close()
+    _, losses = trained(learner, mesh, state, range(STEPS, 2 * STEPS))
+    return folder, kept, losses
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'scanned'),
+    [
+        ({}, True),
+        ({'fsdp': 2}, True),
+        ({'data': 2, 'tensor': 2}, False),
+        ({'data': 2, 'fsdp': 2, 'tensor': 2}, True),
+    ],
+)
+def test_a_run_goes_on_on_another_mesh(sizes, scanned, written):
+    """Catches state that is read as another part of it, or not laid out as the step wants it."""
+    folder, kept, losses = written
+    learner = tiny_learner(replaced(CONFIG, {'model.scan_layers': scanned}))
+    config = MeshConfig(**{'data': 1} | sizes)
+    n = int(np.prod([*sizes.values()], dtype=int))
+    mesh = make_mesh(config, jax.devices()[:n])
+    checkpoints = Checkpoints(folder, 1, 1)
+    state, _ = checkpoints.restore(abstract_state(learner, mesh))
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), kept)
+    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(state)} == {n}
+    assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state)) == (n > 1)
+    _, found = trained(learner, mesh, state, range(STEPS, 2 * STEPS))
+    np.testing.assert_allclose(found, losses, rtol=0, atol=1e-5)
+
+
+def test_weights_that_one_device_cannot_hold_lie_over_all(monkeypatch):
+    """For evaluation. Catches a mesh that does not divide the model's width."""
+    learner = tiny_learner(CONFIG)
+    assert mesh_at_hand(learner).size == 1
+    monkeypatch.setattr('lm.record.load.device_memory_bytes', lambda: 1000)
+    assert mesh_at_hand(learner).shape['fsdp'] == 8
+    assert (
+        mesh_at_hand(
+            tiny_learner(
+                replaced(CONFIG, {'model.d_model': 20, 'model.n_heads': 2, 'model.n_kv_heads': 2})
+            )
+        ).shape['fsdp']
+        == 4
+    )
