@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from lm.data import cache, prepare, prepared, tokenizers
+from lm.data import cache, mixed, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
     Feed,
@@ -19,6 +19,7 @@ from lm.data.sources import SOURCES, Source, open_source
 from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
 from lm.data.utf8 import INVALID_UTF8
+from lm.mixture import Mixed, Shares
 from lm.sections import DataConfig
 from modules.choices import choose
 
@@ -50,8 +51,8 @@ class Dataset:
     """`digest` identifies the prepared data; `report` counts what is in it, and what was fixed."""
 
     tokenizer: tokenizers.Tokenizer
-    train: Rows
-    validation: Rows
+    train: Rows | Mixed
+    validation: Rows | Mixed
     digest: str
     report: dict
 
@@ -61,10 +62,14 @@ def check(cfg: DataConfig) -> None:
 
     Raises ValueError, with the nearest name, for whatever `open_dataset` could not use.
     """
-    _resolve(cfg)
+    _check(cfg)
+    if cfg.mixture is None:
+        open_source(cfg.source, cfg.text_field)
+    else:
+        mixed.parts(cfg)
 
 
-def _resolve(cfg: DataConfig) -> tuple[Source, tokenizers.Plan]:
+def _check(cfg: DataConfig) -> tokenizers.Plan:
     for name, least in LEAST.items():
         if not least <= (value := getattr(cfg, name)) <= MOST:
             bound = f'at least {least}' if value < least else f'at most {MOST}'
@@ -76,8 +81,7 @@ def _resolve(cfg: DataConfig) -> tuple[Source, tokenizers.Plan]:
         )
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
-    plan = tokenizers.plan(cfg.tokenizer)
-    return open_source(cfg.source, cfg.text_field), plan
+    return tokenizers.plan(cfg.tokenizer)
 
 
 def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Dataset:
@@ -86,7 +90,19 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
     one row; OSError where the cache cannot be written, or what it holds is damaged.
     """
-    source, plan = _resolve(cfg)
+    plan = _check(cfg)
+    if cfg.mixture is None:
+        return _open(cfg, open_source(cfg.source, cfg.text_field), plan, say)
+    parts = mixed.parts(cfg)
+    plan = mixed.shared_plan(plan, parts, say)
+    datasets = []
+    for part in parts:
+        with mixed.named(part.ingredient.name):
+            datasets.append(_open(part.cfg, part.source, plan, say))
+    return _mixture(parts, datasets)
+
+
+def _open(cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable) -> Dataset:
     name = prepare.digest(source, plan, cfg)
     root = cache.root(cfg.cache_dir)
     folder = cache.made_once(
@@ -106,6 +122,19 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
         )
     train, validation = (_rows(found, split, cfg) for split in SPLITS)
     return Dataset(found.tokenizer, train, validation, name, found.report)
+
+
+def _mixture(parts: list[mixed.Part], datasets: list[Dataset]) -> Dataset:
+    names = tuple(part.ingredient.name for part in parts)
+    shares = Shares([part.ingredient.weight for part in parts])
+    digests = [dataset.digest for dataset in datasets]
+    return Dataset(
+        datasets[0].tokenizer,
+        Mixed(names, shares, tuple(dataset.train for dataset in datasets)),
+        Mixed(names, shares, tuple(dataset.validation for dataset in datasets)),
+        mixed.digest(parts, digests),
+        mixed.report(names, shares.of_each, digests, [dataset.report for dataset in datasets]),
+    )
 
 
 def _rows(found: prepared.Prepared, split: str, cfg: DataConfig) -> Rows:

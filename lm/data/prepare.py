@@ -50,13 +50,9 @@ def prepare(
     cannot be split, is not UTF-8, or changes while it is read.
     """
     with scanned(source, cfg, folder) as found:
-        if digest(source, plan, cfg) != name:
-            raise ValueError(
-                f'the files of data.source={cfg.source} changed while they were read. Run the '
-                'command again when they are complete.'
-            )
+        check_unchanged(source, plan, cfg, name)
         _describe(found, cfg, say)
-        tokenizer = plan.build(_training_texts(found, cfg.validation_fraction))
+        tokenizer = plan.build(training_texts(found, cfg.validation_fraction))
         _warn_of_whole(tokenizer, found, say)
         counts = write(folder, _parts(found, cfg.validation_fraction, tokenizer), tokenizer)
     tokenizer.save(folder / TOKENIZER)
@@ -68,6 +64,15 @@ def prepare(
     report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
     write_json(folder / REPORT, report)
     seal(folder)
+
+
+def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> None:
+    """ValueError where the source, having been read, has not the digest `name` any more."""
+    if digest(source, plan, cfg) != name:
+        raise ValueError(
+            f'the files of data.source={cfg.source} changed while they were read. Run the command '
+            'again when they are complete.'
+        )
 
 
 def _describe(found: Scan, cfg: DataConfig, say: Callable) -> None:
@@ -95,7 +100,8 @@ def _warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
         )
 
 
-def _training_texts(found: Scan, fraction: float) -> Iterator[str]:
+def training_texts(found: Scan, fraction: float) -> Iterator[str]:
+    """The training split, in parts, for a tokenizer to be trained on."""
     for span in tracked(spans(found, fraction), len(found.lengths), 'tokenizer'):
         if span.split == 'train':
             yield from cut(_text(found, span), span.name)
