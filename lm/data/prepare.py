@@ -25,6 +25,7 @@ from lm.sections import DataConfig
 
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
+DOCUMENT_COST = 256  # characters that a document, however short, counts as in memory
 CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
 
@@ -46,7 +47,9 @@ def prepare(
 ) -> None:
     """Fills `folder` with what has the digest `name`; the disk holds a copy of the text meanwhile.
 
-    Memory does not grow with the size of files or documents. Raises ValueError for a corpus that
+    Memory grows by 32 bytes a document (16 of `Scan`, and where each starts in its stream twice
+    while the index is written), and not with the size of files or documents; a bpe that is trained
+    holds the distinct words of the text besides. Raises ValueError for a corpus that
     cannot be split, is not UTF-8, or changes while it is read.
     """
     with scanned(source, cfg, folder) as found:
@@ -221,7 +224,7 @@ def batched(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
     group, size = [], 0
     for split, text in parts:
         group.append((split, text))
-        size += len(text) if text is not None else 0
+        size += len(text) if text is not None else DOCUMENT_COST
         if size >= BATCH_CHARACTERS:
             yield group
             group, size = [], 0
