@@ -47,10 +47,10 @@ def prepare(
 ) -> None:
     """Fills `folder` with what has the digest `name`; the disk holds a copy of the text meanwhile.
 
-    Memory grows by 32 bytes a document (16 of `Scan`, and where each starts in its stream twice
-    while the index is written), and not with the size of files or documents; a bpe that is trained
-    holds the distinct words of the text besides. Raises ValueError for a corpus that
-    cannot be split, is not UTF-8, or changes while it is read.
+    Memory grows by about 40 bytes a document (24 of `Scan` and `Stream`, which arrays that grow and
+    the index's copy make 40), and not with the size of files or documents; a bpe that is trained
+    holds the distinct words of the text besides. Raises ValueError for a corpus that cannot be
+    split, is not UTF-8, or changes while it is read.
     """
     with scanned(source, cfg, folder) as found:
         check_unchanged(source, plan, cfg, name)

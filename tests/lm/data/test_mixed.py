@@ -194,9 +194,10 @@ def test_property_what_is_prepared_is_found_again(two, tmp_path):
     assert sum('training bpe:300 on the training splits of 2 sources' in s for s in said) == 1
     again = open_dataset(cfg, say=pytest.fail)
     assert again.digest == first.digest and again.report == first.report
-    (tmp_path / 'odd' / '01.txt').write_text('other words ' * 30)
+    (tmp_path / 'odd' / '01.txt').write_text('zqzx ' * 3000)
     changed = open_dataset(cfg, say=quiet)
     assert changed.digest != first.digest
+    assert len(changed.tokenizer.encode('zqzx')) < len(first.tokenizer.encode('zqzx'))
     shutil.rmtree(tmp_path / 'cache')
     fresh = open_dataset(cfg, say=quiet)
     assert fresh.digest == changed.digest
