@@ -1,5 +1,6 @@
 """Text in, batches out: `open_dataset(cfg.data)` prepares what it names, once, and opens it."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from lm.data.sources import SOURCES, Source, open_source
 from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
 from lm.data.utf8 import INVALID_UTF8
+from lm.files import InUse
 from lm.mixture import Mixed, Shares
 from lm.sections import DataConfig
 from modules.choices import choose
@@ -95,14 +97,24 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
         return _open(cfg, open_source(cfg.source, cfg.text_field), plan, say)
     parts = mixed.parts(cfg)
     plan = mixed.shared_plan(plan, parts, say)
-    datasets = []
-    for part in parts:
-        with mixed.named(part.ingredient.name):
-            datasets.append(_open(part.cfg, part.source, plan, say))
-    return _mixture(parts, datasets)
+    return _mixture(parts, _open_all(parts, plan, say))
 
 
-def _open(cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable) -> Dataset:
+def _open_all(parts: list[mixed.Part], plan: tokenizers.Plan, say: Callable) -> list[Dataset]:
+    """Those that another process prepares come last, so that several prepare different ones."""
+    opened: dict[str, Dataset] = {}
+    for wait in (False, True):
+        for name, cfg, source in [(p.ingredient.name, p.cfg, p.source) for p in parts]:
+            if name in opened:
+                continue
+            with mixed.named(name), contextlib.suppress(InUse):
+                opened[name] = _open(cfg, source, plan, say, wait)
+    return [opened[part.ingredient.name] for part in parts]
+
+
+def _open(
+    cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable, wait: bool = True
+) -> Dataset:
     name = prepare.digest(source, plan, cfg)
     root = cache.root(cfg.cache_dir)
     folder = cache.made_once(
@@ -111,6 +123,7 @@ def _open(cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable)
         make=lambda partial: prepare.prepare(source, plan, cfg, name, partial, say),
         damage=prepared.damage,
         say=say,
+        wait=wait,
     )
     found = prepared.load(folder)
     held = found.report['train']['tokens']

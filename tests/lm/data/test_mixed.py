@@ -3,6 +3,8 @@
 import collections
 import itertools
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from lm.data import (
     prepare,
     steps_in_epoch,
 )
+from lm.files import locked
 from lm.mixture import Mixed, Shares
 from tests.lm.data.conftest import document, quiet
 from tests.lm.data.test_loader import Numbered
@@ -212,6 +215,29 @@ def test_a_damaged_tokenizer_of_a_mixture_is_trained_again(two, tmp_path):
     (tokenizer / 'tokenizer' / 'tokenizer.json').write_text('{}')
     again = open_dataset(cfg, say=said.append)
     assert again.digest == first.digest and 'is damaged' in said[0]
+
+
+def test_property_processes_prepare_different_sources(two, tmp_path):
+    """One whose lock another process has is left for last: catches hosts that wait in a row."""
+    wanted = open_dataset(two(), say=quiet)
+    other = {'cache_dir': str(tmp_path / 'other')}
+    (tmp_path / 'other').mkdir()
+    said, done = [], []
+    held = tmp_path / 'other' / f'{wanted.report["sources"]["odd"]["digest"]}.lock'
+    thread = threading.Thread(
+        target=lambda: done.append(open_dataset(two(**other), say=said.append))
+    )
+    with locked(held, waiting=''):
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not any('waiting for it' in line for line in said):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (line,) = [line for line in said if 'preparing' in line]
+        assert 'even/*.txt' in line and not done
+    thread.join()
+    assert done[0].digest == wanted.digest and done[0].report == wanted.report
+    assert done[0].train.names == ('odd', 'even')
 
 
 BAD = [
