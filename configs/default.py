@@ -213,13 +213,15 @@ def get_config() -> ConfigDict:
 
     config.data = ConfigDict()
     config.data.source = 'python'  # or text:GLOB, tfds:NAME, synthetic:NAME
+    # Instead of it several, with weights: "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, ...)}".
+    config.data.mixture = placeholder(str)
     config.data.tokenizer = 'bpe:4096'  # or byte, hf:PATH
     config.data.text_field = 'text'  # of .jsonl, .parquet and tfds: records
     config.data.seq_len = 256
     config.data.batch_size = 8  # sequences a step, over all devices and hosts
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
-    config.data.epochs = 1  # more must be asked for
+    config.data.epochs = 1  # of each source; more must be asked for
     config.data.validation_fraction = 0.02  # of the documents
     config.data.invalid_utf8 = 'replace'  # and count, or stop
     config.data.seed = 0  # of the order of sequences

@@ -39,7 +39,11 @@ from eval.variants import (
 )
 from lm.config import flatten
 
-PER_BYTE_FIELDS = {'data.tokenizer', 'data.source'}  # nats per token do not compare across these
+PER_BYTE_FIELDS = {
+    'data.tokenizer',
+    'data.source',
+    'data.mixture',
+}  # nats per token do not compare across these
 WAITS = 'has not ended'
 LACKS = {  # status: why a run that did not diverge has no final loss
     'done': 'has no final loss',

@@ -1,6 +1,7 @@
 """A checkpoint, and the data it was trained on."""
 
 from lm import data
+from lm.mixture import source_of
 from lm.record.load import Checkpoint, find, load
 
 __all__ = ['Checkpoint', 'find', 'load', 'open_data']
@@ -12,7 +13,7 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
     dataset = data.open_dataset(config)
     if dataset.digest != checkpoint.meta['data']:
         raise ValueError(
-            f'data.source={config.source} has changed since training: it was '
+            f'{source_of(config)} has changed since training: it was '
             f'{checkpoint.meta["data"]} and is {dataset.digest}. Numbers would not compare.'
         )
     return dataset

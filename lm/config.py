@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from lm.choice import AUTO, joined_by_plus
 from lm.hints import field_hint
+from lm.mixture import settled
 from lm.sections import (
     CHOICES,
     FIELDS,
@@ -164,7 +165,9 @@ def settle(config: Config) -> Config:
 
 
 def without_auto(config: Config) -> Config:
-    """What 'auto' or None stands for in the model, by its placement and its norm."""
+    """What 'auto' or None stands for in the model, by its placement and its norm; data.mixture as
+    it is spelt in records.
+    """
     model, placement = config.model, part_at(config, 'model.placement')
     needs, norm = placement.row.needs, part_at(config, 'model.norm')
     values = {}
@@ -178,6 +181,8 @@ def without_auto(config: Config) -> Config:
         values['model.embedding_scale'] = norm.row.scales_embedding
     if config.attention.norm_values is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
+    if config.data.mixture is not None:
+        values |= settled(config.data.mixture, config.data.source)
     return replaced(config, values)
 
 

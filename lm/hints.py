@@ -42,6 +42,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     'rope_theta': ('attention.rope_base',),
     'rotary_pct': ('attention.rope_fraction',),
     'sequence_length': ('data.seq_len',),
+    'sources': ('data.mixture',),
     'vocab_size': ('data.tokenizer',),
     'warmup': ('optim.warmup_steps', 'norm.warmup'),
     'wd': ('optim.weight_decay',),

@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.choice import shares_of
 from lm.config import Part, given, part_at, parts_at
+from lm.mixture import Mixed
 from lm.sections import Config
 from modules.attention import ATTENTIONS
 from modules.objectives import MARKS, Document, Marks
@@ -162,7 +163,8 @@ def evaluated(config: Config, tokenizer: Any, rows: Any) -> dict[str, Any]:
             own['loss_on'] = 'holes'
         fields = ('tokens', 'segments', 'targets', *(['prefix'] if part.row.has_prefix else []))
         mixture = Mixture((function_of(part, own, tokenizer),), (1.0,), fields)
-        found[part.name] = Mapped(rows, mixture)
+        mapped = functools.partial(Mapped, mixture=mixture)
+        found[part.name] = rows.mapped(mapped) if isinstance(rows, Mixed) else mapped(rows)
     return found
 
 

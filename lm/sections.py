@@ -178,6 +178,7 @@ class DataConfig:
     prefetch: int
     cache_dir: str
     objective: Annotated[str, Choice(OBJECTIVES, 'data', several=True, shares=True)] = 'causal'
+    mixture: str | None = None  # `lm.mixture` reads it; instead of source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -222,6 +222,36 @@ BUGS = BUGS_IN_MODULES | {
         'default_rng((seed, step, i)) for i in range(len(mine))',
         'tests/lm/test_objectives.py -k hosts',
     ),
+    'a mean over sources by their places': Bug(
+        'lm/mixture.py',
+        'share * values[name] for name, share in shares',
+        'share * value for value, (_, share) in zip(values.values(), shares)',
+        'tests/lm/test_mixture.py -k by_name',
+    ),
+    'shares of the nearest floats': Bug(
+        'lm/mixture.py',
+        'return Fraction(repr(weight))',
+        'return Fraction(weight)',
+        'tests/lm/test_mixture.py -k decimal',
+    ),
+    'sources of a mixture in one order': Bug(
+        'lm/data/loader.py',
+        '_order(len(own), seed, (source,))',
+        '_order(len(own), seed)',
+        'tests/lm/data/test_mixed.py -k orders_of_their_own',
+    ),
+    'epochs of a mixture as of one text': Bug(
+        'lm/data/loader.py',
+        'max(1, *_epochs(rows, n))',
+        'max(1, -(-n // len(rows)))',
+        'tests/lm/data/test_mixed.py -k repeat',
+    ),
+    'a tokenizer of a mixture whatever its texts': Bug(
+        'lm/data/mixed.py',
+        "_digest('tokenizer of', *sorted(alone))",
+        "_digest('tokenizer of', str(len(alone)))",
+        'tests/lm/data/test_mixed.py -k found_again',
+    ),
     'targets counted one too early': Bug(
         'lm/step.py',
         "batch['targets'][:, 1:]",

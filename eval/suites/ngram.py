@@ -6,6 +6,7 @@ import numpy as np
 
 from eval.load import Checkpoint, open_data
 from lm.data import Rows
+from lm.mixture import Mixed, by_source, mean_by_share
 
 ORDER = 5
 START = 256  # stands before the first byte of a document
@@ -13,14 +14,24 @@ BASE = 257
 
 
 def ngram(checkpoint: Checkpoint) -> dict[str, float]:
-    """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split."""
-    dataset = open_data(checkpoint)
-    splits = (texts(rows, checkpoint.tokenizer) for rows in (dataset.train, dataset.validation))
-    bits, n_bytes = kneser_ney_bits(*splits, order=ORDER)
-    return {f'ngram{ORDER}_bits_per_byte': bits / n_bytes, 'bytes': n_bytes}
+    """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split.
+
+    Of a mixture one model of all text that its sources hold, whatever their shares; what it has on
+    each source's validation split is weighted by data.mixture, as the transformer's is.
+    """
+    dataset, tokenizer = open_data(checkpoint), checkpoint.tokenizer
+    found = {
+        name: kneser_ney_bits(texts(dataset.train, tokenizer), texts(rows, tokenizer), order=ORDER)
+        for name, rows in by_source(dataset.validation).items()
+    }
+    per_byte = {name: bits / n_bytes for name, (bits, n_bytes) in found.items()}
+    return {
+        f'ngram{ORDER}_bits_per_byte': mean_by_share(per_byte, dataset.validation),
+        'bytes': sum(n_bytes for _, n_bytes in found.values()),
+    }
 
 
-def texts(rows: Rows, tokenizer) -> Iterable[np.ndarray]:
+def texts(rows: Rows | Mixed, tokenizer) -> Iterable[np.ndarray]:
     """The bytes of each document of a split."""
     for tokens in rows.documents():
         text = tokenizer.decode(tokens.tolist()).encode()

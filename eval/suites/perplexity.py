@@ -1,5 +1,7 @@
 """Loss on the validation split the run held out."""
 
+import functools
+
 from eval.load import Checkpoint, open_data
 from lm import data
 from lm.mesh import batch_parts
@@ -10,13 +12,14 @@ from lm.shardings import jit_eval_step
 def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
-    Over the whole validation split, every token once, with at most data.seq_len of context.
+    Over the whole validation split, every token once, with at most data.seq_len of context. Of a
+    mixture these are means over its sources, weighted by data.mixture, and each has its own ce.
     """
     c = checkpoint
     rows = open_data(c).validation
     eval_step = jit_eval_step(c.learner, c.mesh)
     parts = batch_parts(c.mesh)
     batch_size = -(-(c.config.data.batch_size // c.config.train.microbatches) // parts) * parts
-    batches = data.evaluation_batches(rows, batch_size=batch_size, limit=0)
+    batches = functools.partial(data.evaluation_batches, batch_size=batch_size, limit=0)
     losses = evaluate(eval_step, c.weights, c.hyper, c.mesh, batches, rows)
     return losses | {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}

@@ -1,9 +1,10 @@
 """Text in, batches out: `open_dataset(cfg.data)` prepares what it names, once, and opens it."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from lm.data import cache, prepare, prepared, tokenizers
+from lm.data import cache, mixed, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
     Feed,
@@ -19,6 +20,8 @@ from lm.data.sources import SOURCES, Source, open_source
 from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
 from lm.data.utf8 import INVALID_UTF8
+from lm.files import InUse
+from lm.mixture import Mixed, Shares
 from lm.sections import DataConfig
 from modules.choices import choose
 
@@ -50,8 +53,8 @@ class Dataset:
     """`digest` identifies the prepared data; `report` counts what is in it, and what was fixed."""
 
     tokenizer: tokenizers.Tokenizer
-    train: Rows
-    validation: Rows
+    train: Rows | Mixed
+    validation: Rows | Mixed
     digest: str
     report: dict
 
@@ -61,10 +64,14 @@ def check(cfg: DataConfig) -> None:
 
     Raises ValueError, with the nearest name, for whatever `open_dataset` could not use.
     """
-    _resolve(cfg)
+    _check(cfg)
+    if cfg.mixture is None:
+        open_source(cfg.source, cfg.text_field)
+    else:
+        mixed.parts(cfg)
 
 
-def _resolve(cfg: DataConfig) -> tuple[Source, tokenizers.Plan]:
+def _check(cfg: DataConfig) -> tokenizers.Plan:
     for name, least in LEAST.items():
         if not least <= (value := getattr(cfg, name)) <= MOST:
             bound = f'at least {least}' if value < least else f'at most {MOST}'
@@ -76,8 +83,7 @@ def _resolve(cfg: DataConfig) -> tuple[Source, tokenizers.Plan]:
         )
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
-    plan = tokenizers.plan(cfg.tokenizer)
-    return open_source(cfg.source, cfg.text_field), plan
+    return tokenizers.plan(cfg.tokenizer)
 
 
 def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Dataset:
@@ -86,7 +92,29 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
     one row; OSError where the cache cannot be written, or what it holds is damaged.
     """
-    source, plan = _resolve(cfg)
+    plan = _check(cfg)
+    if cfg.mixture is None:
+        return _open(cfg, open_source(cfg.source, cfg.text_field), plan, say)
+    parts = mixed.parts(cfg)
+    plan = mixed.shared_plan(plan, parts, say)
+    return _mixture(parts, _open_all(parts, plan, say))
+
+
+def _open_all(parts: list[mixed.Part], plan: tokenizers.Plan, say: Callable) -> list[Dataset]:
+    """Those that another process prepares come last, so that several prepare different ones."""
+    opened: dict[str, Dataset] = {}
+    for wait in (False, True):
+        for name, cfg, source in [(p.ingredient.name, p.cfg, p.source) for p in parts]:
+            if name in opened:
+                continue
+            with mixed.named(name), contextlib.suppress(InUse):
+                opened[name] = _open(cfg, source, plan, say, wait)
+    return [opened[part.ingredient.name] for part in parts]
+
+
+def _open(
+    cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable, wait: bool = True
+) -> Dataset:
     name = prepare.digest(source, plan, cfg)
     root = cache.root(cfg.cache_dir)
     folder = cache.made_once(
@@ -95,6 +123,7 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
         make=lambda partial: prepare.prepare(source, plan, cfg, name, partial, say),
         damage=prepared.damage,
         say=say,
+        wait=wait,
     )
     found = prepared.load(folder)
     held = found.report['train']['tokens']
@@ -106,6 +135,19 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
         )
     train, validation = (_rows(found, split, cfg) for split in SPLITS)
     return Dataset(found.tokenizer, train, validation, name, found.report)
+
+
+def _mixture(parts: list[mixed.Part], datasets: list[Dataset]) -> Dataset:
+    names = tuple(part.ingredient.name for part in parts)
+    shares = Shares([part.ingredient.weight for part in parts])
+    digests = [dataset.digest for dataset in datasets]
+    return Dataset(
+        datasets[0].tokenizer,
+        Mixed(names, shares, tuple(dataset.train for dataset in datasets)),
+        Mixed(names, shares, tuple(dataset.validation for dataset in datasets)),
+        mixed.digest(parts, digests),
+        mixed.report(names, shares.of_each, digests, [dataset.report for dataset in datasets]),
+    )
 
 
 def _rows(found: prepared.Prepared, split: str, cfg: DataConfig) -> Rows:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -64,17 +65,19 @@ def made_once(
     make: Callable[[Path], None],
     damage: Callable[[Path], str],
     say: Callable[[str], None],
+    wait: bool = True,
 ) -> Path:
     """folder / name, which `make` fills unless it is there: all of it or nothing, and by one.
 
     `make` writes into a folder beside it that is renamed when done, under a lock the system
     releases when its holder dies; what a killed process left is removed by the next. What is there
-    is made again where `damage` says, in words, what is wrong with it.
+    is made again where `damage` says, in words, what is wrong with it. Raises InUse where another
+    process is making it and `wait` is False.
     """
     path, partial = folder / name, folder / f'{name}.partial'
     if path.is_dir() and not damage(path):
         return path
-    with _held(folder, name, say):
+    with _held(folder, name, say, math.inf if wait else 0.0):
         if path.is_dir():
             if not (reason := damage(path)):  # made by the process that was waited for
                 return path
@@ -92,12 +95,13 @@ def made_once(
 
 
 @contextlib.contextmanager
-def _held(folder: Path, name: str, say: Callable) -> Iterator[None]:
+def _held(folder: Path, name: str, say: Callable, wait_until: float) -> Iterator[None]:
     waiting = 'data: another process prepares the same data; waiting for it'
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder / f'{name}.lock', waiting=waiting, say=say))
+            lock = folder / f'{name}.lock'
+            held.enter_context(locked(lock, waiting=waiting, say=say, wait_until=wait_until))
         except OSError as error:
             raise OSError(
                 f'prepared data cannot be kept in {folder}: {error.strerror}. Set data.cache_dir '

@@ -25,6 +25,7 @@ from lm.sections import DataConfig
 
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
+DOCUMENT_COST = 256  # characters that a document, however short, counts as in memory
 CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
 
@@ -46,17 +47,15 @@ def prepare(
 ) -> None:
     """Fills `folder` with what has the digest `name`; the disk holds a copy of the text meanwhile.
 
-    Memory does not grow with the size of files or documents. Raises ValueError for a corpus that
-    cannot be split, is not UTF-8, or changes while it is read.
+    Memory grows by about 40 bytes a document (24 of `Scan` and `Stream`, which arrays that grow and
+    the index's copy make 40), and not with the size of files or documents; a bpe that is trained
+    holds the distinct words of the text besides. Raises ValueError for a corpus that cannot be
+    split, is not UTF-8, or changes while it is read.
     """
     with scanned(source, cfg, folder) as found:
-        if digest(source, plan, cfg) != name:
-            raise ValueError(
-                f'the files of data.source={cfg.source} changed while they were read. Run the '
-                'command again when they are complete.'
-            )
+        check_unchanged(source, plan, cfg, name)
         _describe(found, cfg, say)
-        tokenizer = plan.build(_training_texts(found, cfg.validation_fraction))
+        tokenizer = plan.build(training_texts(found, cfg.validation_fraction))
         _warn_of_whole(tokenizer, found, say)
         counts = write(folder, _parts(found, cfg.validation_fraction, tokenizer), tokenizer)
     tokenizer.save(folder / TOKENIZER)
@@ -68,6 +67,15 @@ def prepare(
     report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
     write_json(folder / REPORT, report)
     seal(folder)
+
+
+def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> None:
+    """ValueError where the source, having been read, has not the digest `name` any more."""
+    if digest(source, plan, cfg) != name:
+        raise ValueError(
+            f'the files of data.source={cfg.source} changed while they were read. Run the command '
+            'again when they are complete.'
+        )
 
 
 def _describe(found: Scan, cfg: DataConfig, say: Callable) -> None:
@@ -95,7 +103,8 @@ def _warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
         )
 
 
-def _training_texts(found: Scan, fraction: float) -> Iterator[str]:
+def training_texts(found: Scan, fraction: float) -> Iterator[str]:
+    """The training split, in parts, for a tokenizer to be trained on."""
     for span in tracked(spans(found, fraction), len(found.lengths), 'tokenizer'):
         if span.split == 'train':
             yield from cut(_text(found, span), span.name)
@@ -215,7 +224,7 @@ def batched(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
     group, size = [], 0
     for split, text in parts:
         group.append((split, text))
-        size += len(text) if text is not None else 0
+        size += len(text) if text is not None else DOCUMENT_COST
         if size >= BATCH_CHARACTERS:
             yield group
             group, size = [], 0

@@ -50,9 +50,11 @@ def _stamp(path: Path) -> dict[str, Any]:
     return stamp
 
 
-def damage(folder: Path) -> str:
-    """What is not as it was written, in words, or ''. Earlier versions did not seal folders."""
-    for name in (RECORDS, INDEX, REPORT, TOKENIZER):
+def damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TOKENIZER)) -> str:
+    """What is not as it was written, in words, or ''; `names` must be there. Earlier versions did
+    not seal folders.
+    """
+    for name in names:
         if not (folder / name).exists():
             return f'{name} is missing'
     if not (folder / CONTENTS).exists():

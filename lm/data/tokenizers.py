@@ -175,11 +175,15 @@ def _library(path: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A tokenizer before there is a corpus; `identity` is what, besides that, determines it."""
+    """A tokenizer before there is a corpus; `identity` is what, besides that, determines it.
+
+    is_trained: the corpus does determine it.
+    """
 
     vocab_size: int
     identity: bytes
     build: Callable[[Iterable[str]], Tokenizer]  # given the training split's texts, or `cut` parts
+    is_trained: bool = False
 
 
 def plan(spec: str) -> Plan:
@@ -222,7 +226,7 @@ def _bpe(argument: str) -> Plan:
             f"such as bpe:4096; got 'bpe:{argument}'."
         )
     size = int(argument)
-    return Plan(size, b'bpe:%d' % size, functools.partial(_train_bpe, size))
+    return Plan(size, b'bpe:%d' % size, functools.partial(_train_bpe, size), is_trained=True)
 
 
 def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:

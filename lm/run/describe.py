@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from lm import data
 from lm.check_mesh import notes_of_mesh
 from lm.config import option_of, part_at, parts_of
+from lm.data import Rows
+from lm.mixture import Mixed
 from lm.run.experiment import Experiment
 from lm.run.journal import Journal
 from lm.run.program import Program
@@ -27,11 +29,14 @@ def describe(journal: Journal) -> None:
     learner = experiment.learner
     batch_size = journal.config.data.batch_size
     train, validation = experiment.dataset.train, experiment.dataset.validation
+    epoch = 'before a source repeats' if isinstance(train, Mixed) else 'an epoch'
     terminal.say(
         f'text: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, '
-        f'{data.steps_in_epoch(train, batch_size):,} steps an epoch; validation: '
+        f'{data.steps_in_epoch(train, batch_size):,} steps {epoch}; validation: '
         f'{validation.n_bytes:,} bytes'
     )
+    for line in of_sources(train, validation):
+        terminal.say(line)
     terminal.console.print(as_table(parameter_rows(learner, experiment.mesh)))
     n, kept = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     terminal.say(
@@ -72,12 +77,29 @@ def bytes_a_device(shapes: Any) -> int:
     )
 
 
+def of_sources(train: Rows | Mixed, validation: Rows | Mixed) -> Iterator[str]:
+    """A line of each source of a mixture."""
+    if not isinstance(train, Mixed):
+        return
+    for k, (name, share) in enumerate(zip(train.names, train.shares.of_each, strict=True)):
+        yield (
+            f'  {name}: {share:.4g} of the sequences; {train.parts[k].n_bytes:,} bytes, '
+            f'{train.parts[k].n_tokens:,} tokens; validation: {validation.parts[k].n_bytes:,} bytes'
+        )
+
+
 def notes(journal: Journal) -> list[str]:
     """What is allowed and yet may not be meant."""
     config, found = journal.config, []
-    epoch = data.steps_in_epoch(journal.experiment.dataset.train, config.data.batch_size)
+    rows, batch_size = journal.experiment.dataset.train, config.data.batch_size
     batches = journal.next_place().stop
-    if batches > epoch:
+    if isinstance(rows, Mixed):
+        counts = rows.shares.counts(batches * batch_size)
+        for name, count, own in zip(rows.names, counts, rows.parts, strict=True):
+            if count > len(own):
+                times = count / len(own)
+                found.append(f'{batches} batches go over the text of {name} {times:.2f} times')
+    elif batches > (epoch := data.steps_in_epoch(rows, batch_size)):
         found.append(f'{batches} batches go over the text {batches / epoch:.2f} times')
     return found + notes_of(config)
 

@@ -1,4 +1,8 @@
-"""The validation split: which batches of it are seen, and the loss per token and per byte."""
+"""The validation split: which batches of it are seen, and the loss per token and per byte.
+
+A mixture has one of each source, all of which are seen at every evaluation, up to
+train.eval_batches of each.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +14,12 @@ from jax.sharding import Mesh
 from lm import data
 from lm.data import Rows
 from lm.mesh import put_batch, share_of_process
+from lm.mixture import Mixed, by_source, mean_by_share
 from lm.run.experiment import Experiment
 from lm.state import Hyper, Weights
 
 
-def validation_batches(experiment: Experiment, rows: Rows) -> Iterator[data.Batch]:
+def validation_batches(experiment: Experiment, rows: Rows | Mixed) -> Iterator[data.Batch]:
     """This process's share of them, of the size of a microbatch, so that evaluation needs no more
     memory than training.
     """
@@ -29,7 +34,7 @@ def validation_batches(experiment: Experiment, rows: Rows) -> Iterator[data.Batc
     )
 
 
-def first_batch(experiment: Experiment, rows: Rows) -> data.Batch:
+def first_batch(experiment: Experiment, rows: Rows | Mixed) -> data.Batch:
     """The validation batch that layers are diagnosed with, always the same."""
     return next(validation_batches(experiment, rows))
 
@@ -39,34 +44,52 @@ def evaluate(
     weights: Weights,
     hyper: Hyper,
     mesh: Mesh,
-    batches: Iterable[dict],
-    rows: Rows,
+    batches: Callable[[Rows], Iterable[dict]],
+    rows: Rows | Mixed,
 ) -> dict[str, float]:
-    """`validation_losses` of one run over `batches` of `rows`."""
-    pending = [eval_step(weights, put_batch(mesh, batch), hyper) for batch in batches]
+    """`validation_losses` of one run over batches(rows) of each source."""
+    pending = {
+        name: [eval_step(weights, put_batch(mesh, batch), hyper) for batch in batches(own)]
+        for name, own in by_source(rows).items()
+    }
     return validation_losses(jax.device_get(pending), rows)
 
 
-def validation_losses(sums: list[dict[str, Any]], rows: Rows) -> dict[str, float]:
+Sums = dict[str, list[dict[str, Any]]]  # of each batch of each source; one alone is ''
+
+
+def validation_losses(sums: Sums, rows: Rows | Mixed) -> dict[str, float]:
     """validation_ce (nats per token), bits_per_byte and perplexity, from the sums of each batch.
 
     bits_per_byte = ce / ln 2 * (target tokens / bytes of text they stand for) of the whole split:
-    exact where the batches cover it, and then comparable between tokenizers.
+    exact where the batches cover it, and then comparable between tokenizers. Of a mixture both are
+    the means of its sources' own, weighted by data.mixture, and each source's ce is there by
+    `objective_loss_name`; perplexity is exp(validation_ce).
     """
-    ce = mean_ce(sums)
+    ces = {name: mean_ce(of_source) for name, of_source in sums.items()}
+    bits = {
+        name: ces[name] / math.log(2) * own.n_tokens / own.n_bytes
+        for name, own in by_source(rows).items()
+    }
+    ce = mean_by_share(ces, rows)
     return {
         'validation_ce': ce,
-        'bits_per_byte': ce / math.log(2) * rows.n_tokens / rows.n_bytes,
+        'bits_per_byte': mean_by_share(bits, rows),
         'perplexity': math.exp(min(ce, 700.0)),  # beyond that exp overflows
+        **{objective_loss_name(name): ces[name] for name in by_source(rows) if name},
     }
 
 
-def objective_loss(name: str, sums: list[dict[str, Any]]) -> dict[str, float]:
-    """Nats a target token of an objective (`lm.objectives`), by the name it is recorded under."""
-    return {objective_loss_name(name): mean_ce(sums)}
+def objective_loss(name: str, sums: Sums, rows: Any) -> dict[str, float]:
+    """Nats a target token of an objective (`lm.objectives`), by the name it is recorded under; of a
+    mixture the mean of its sources', weighted.
+    """
+    means = {source: mean_ce(of_source) for source, of_source in sums.items()}
+    return {objective_loss_name(name): mean_by_share(means, rows)}
 
 
 def objective_loss_name(name: str) -> str:
+    """Of an objective, or of a source of a mixture."""
     return f'validation_{name}_ce'
 
 

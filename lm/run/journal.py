@@ -13,6 +13,7 @@ from typing import Any
 from lm import data
 from lm.config import to_dict
 from lm.files import is_full, write_json
+from lm.mixture import by_source, source_of
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, Recorder, Throughput, read_rows, without_nan
@@ -79,7 +80,7 @@ class Journal:
                 self._refuse_to_start_over()
             return None
         state, meta = found
-        digest, source = self.experiment.dataset.digest, self.config.data.source
+        digest, source = self.experiment.dataset.digest, source_of(self.config.data)
         if meta['data'] != digest and not continue_changed:
             raise ValueError(
                 f'{self.workdir} was trained on data {meta["data"]}, and {source} is now {digest}. '
@@ -201,7 +202,7 @@ class Journal:
         self.terminal.say(
             f'step {self.step:>6}  validation loss {losses["validation_ce"]:.4f}  '
             f'bits per byte {losses["bits_per_byte"]:.4f}  perplexity {losses["perplexity"]:.2f}'
-            + ''.join(f'  {name} {losses[key]:.4f}' for name, key in self._of_objectives())
+            + ''.join(f'  {name} {losses[key]:.4f}' for name, key in self._parts_of_loss())
         )
         self.last |= losses | {'validated_step': self.step}
         if losses['validation_ce'] < self.counters.best.get('best_validation_ce', math.inf):
@@ -211,8 +212,11 @@ class Journal:
                 'best_step': self.step,
             }
 
-    def _of_objectives(self) -> list[tuple[str, str]]:
-        return [(name, objective_loss_name(name)) for name in self.experiment.evaluated]
+    def _parts_of_loss(self) -> list[tuple[str, str]]:
+        """Sources of a mixture and other objectives, with the names their losses have."""
+        sources = filter(None, by_source(self.experiment.dataset.validation))
+        names = [*sources, *self.experiment.evaluated]
+        return [(name, objective_loss_name(name)) for name in names]
 
     def diagnosed(self, found: dict[str, Any]) -> None:
         """Records what `lm.diagnostics` found: a number, one a layer, or one a head, by name."""

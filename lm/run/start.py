@@ -12,6 +12,7 @@ from lm import data
 from lm.check import check
 from lm.config import part_at
 from lm.data.tokenizers import Tokenizer
+from lm.mixture import source_of
 from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
@@ -135,8 +136,8 @@ def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
     if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
         raise ValueError(
             f'train.init_from={config.train.init_from} was trained with another tokenizer: '
-            f'{source.config.data.tokenizer} of data.source={source.config.data.source}, where '
-            f'this run has {config.data.tokenizer} of {config.data.source}. A bpe is that of its '
+            f'{source.config.data.tokenizer} of {source_of(source.config.data)}, where this run '
+            f'has {config.data.tokenizer} of {source_of(config.data)}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
     wanted = used_record(experiment.learner, experiment.state_shapes)

@@ -15,7 +15,9 @@ import numpy as np
 
 from lm import data
 from lm.mesh import share_of_process
+from lm.mixture import by_source
 from lm.run.evaluate import (
+    Sums,
     first_batch,
     objective_loss,
     validation_batches,
@@ -220,21 +222,26 @@ class Wave:
             for i in slots:
                 losses = validation_losses(self._of_run(sums, i), rows)
                 for name, of_batches in others.items():
-                    losses |= objective_loss(name, self._of_run(of_batches, i))
+                    losses |= objective_loss(name, self._of_run(of_batches, i), rows)
                 self._act(i, Journal.evaluated, losses)
 
-    def _sums(self, slots: list[int], rows: Any) -> list[dict]:
-        """What evaluation gives of each batch of `rows`."""
+    def _sums(self, slots: list[int], rows: Any) -> Sums:
+        """What evaluation gives of each batch of each source of `rows`."""
         mask = self._mask(slots)
         return jax.device_get(
-            [
-                self.program.evaluate(batch, mask, self.states, self.hypers)
-                for batch in validation_batches(self.experiment, rows)
-            ]
+            {
+                name: [
+                    self.program.evaluate(batch, mask, self.states, self.hypers)
+                    for batch in validation_batches(self.experiment, own)
+                ]
+                for name, own in by_source(rows).items()
+            }
         )
 
-    def _of_run(self, sums: list[dict], i: int) -> list[dict]:
-        return [self.program.pick(of_batch, i) for of_batch in sums]
+    def _of_run(self, sums: Sums, i: int) -> Sums:
+        return {
+            name: [self.program.pick(of_batch, i) for of_batch in own] for name, own in sums.items()
+        }
 
     def diagnose(self, slots: list[int]) -> None:
         """What each layer of the runs in `slots` does on a fixed batch, recorded."""

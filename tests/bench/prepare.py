@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,20 @@ LEXICON, LETTERS = 100_000, np.frombuffer(b'abcdefghijklmnopqrstuvwxyz', np.uint
 AT_ONCE, ON_A_LINE = 200_000, 12  # words
 
 
-def make_text(path: Path, megabytes: float) -> None:
-    rng = np.random.default_rng(0)
+def words(rng: np.random.Generator) -> Iterator[list[bytes]]:
+    """AT_ONCE at a time, without end."""
     lexicon = [rng.choice(LETTERS, rng.integers(2, 11)).tobytes() for _ in range(LEXICON)]
     weights = 1 / np.arange(1, LEXICON + 1)
+    while True:
+        yield [lexicon[i] for i in rng.choice(LEXICON, AT_ONCE, p=weights / weights.sum())]
+
+
+def make_text(path: Path, megabytes: float) -> None:
+    made = words(np.random.default_rng(0))
     with open(path, 'wb') as file:
         while file.tell() < megabytes * 1e6:
-            words = [lexicon[i] for i in rng.choice(LEXICON, AT_ONCE, p=weights / weights.sum())]
-            lines = (words[i : i + ON_A_LINE] for i in range(0, AT_ONCE, ON_A_LINE))
+            found = next(made)
+            lines = (found[i : i + ON_A_LINE] for i in range(0, AT_ONCE, ON_A_LINE))
             file.writelines(b' '.join(line) + b'\n' for line in lines)
 
 

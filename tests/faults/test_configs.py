@@ -28,6 +28,7 @@ from train import DIVERGED, DONE, train
 
 FIXED = {  # what a draw leaves alone: text that is there, and what takes long
     'data.source': 'synthetic:markov',
+    'data.mixture': None,
     'data.tokenizer': 'byte',
     'data.text_field': 'text',
     'data.epochs': 1000,

@@ -149,6 +149,19 @@ def test_property_parts_are_cut_where_the_pattern_cuts():
     assert cuts > 500
 
 
+def test_property_batches_are_bounded_in_characters_and_in_documents():
+    """A corpus of single letters would otherwise be millions of objects at once."""
+    for text, documents in (('x', 100_000), ('word ' * 5_000, 400)):
+        parts = (part for _ in range(documents) for part in (('train', text), ('train', None)))
+        groups = list(prepare.batched(parts))
+        assert sum(map(len, groups)) == 2 * documents
+        for group in groups:
+            ends = sum(own is None for _, own in group)
+            assert ends * prepare.DOCUMENT_COST <= prepare.BATCH_CHARACTERS
+            characters = sum(len(own or '') for _, own in group)
+            assert characters <= prepare.BATCH_CHARACTERS + len(text)
+
+
 def test_errors_of_what_cannot_be_cut(cfg, tmp_path, monkeypatch):
     for i in range(9):
         (tmp_path / f'{i}.txt').write_text(f'{i} some words ' + 'x' * i * 20)

@@ -1,0 +1,241 @@
+"""A mixture of sources of text: how `data.mixture` spells it, and which source each row is from.
+
+    {'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt')}
+
+is one text in the config: names, and of each its weight and what data.source would be. A name is
+that of a recorded loss, validation_NAME_ce.
+"""
+
+import ast
+import dataclasses
+import heapq
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from modules.objectives import OBJECTIVES
+
+EXAMPLE = "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt')}"
+# That of configs/default.py, from which every config starts: it cannot be told from none.
+SOURCE_LEFT_OPEN = 'python'
+NEAR_ONE = 1e-9  # what sums of weights may miss 1 by, and be left as they are
+NAME = re.compile(r'[A-Za-z][A-Za-z0-9_]*')
+
+Row = Mapping[str, Any]
+
+
+class Ingredient(NamedTuple):
+    """A source of a mixture. weight: above 0; shares are weights over their sum.
+
+    source: what data.source would be, were it alone.
+    """
+
+    name: str
+    weight: float
+    source: str
+
+
+def parse(text: str) -> tuple[Ingredient, ...]:
+    """The sources that `text` names, in its order.
+
+    Raises ValueError for another form, a name that no record can have, a weight that is not above 0
+    and finite, or a source that stands there twice.
+    """
+    how = f'Such as --config.data.mixture="{EXAMPLE}".'
+    try:
+        tree = ast.parse(text.strip(), mode='eval')
+        found = ast.literal_eval(tree)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f'data.mixture must be a dict of names; got {text!r}. {how}')
+    if len(tree.body.keys) > len(found):
+        raise ValueError(f'data.mixture has a name twice: {text}. {how}')
+    return tuple(_ingredient(name, value, found, how) for name, value in found.items())
+
+
+def _ingredient(name: Any, value: Any, found: dict, how: str) -> Ingredient:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            'a name in data.mixture is one word of letters, digits and _, after which its loss is '
+            f'recorded; got {name!r}. {how}'
+        )
+    if name in OBJECTIVES:
+        raise ValueError(
+            f'data.mixture cannot have a source named {name!r}: validation_{name}_ce is the loss '
+            'of an objective. Give it another name.'
+        )
+    match value:
+        case (int() | float() as weight, str(source)) if not isinstance(weight, bool):
+            pass
+        case _:
+            raise ValueError(
+                f'data.mixture must have (weight, source) behind each name; got {value!r} behind '
+                f'{name!r}. {how}'
+            )
+    if not (weight > 0 and _is_finite(weight)):
+        raise ValueError(
+            f'the weight of {name!r} in data.mixture must be above 0 and finite; got {weight}. '
+            'Leave out what is to have no share.'
+        )
+    if twice := [other for other, (_, text) in _pairs(found) if text == source and other != name]:
+        raise ValueError(
+            f'data.mixture has {source!r} both as {name!r} and as {twice[0]!r}. Name it once, with '
+            'the sum of the weights.'
+        )
+    return Ingredient(name, float(weight), source)
+
+
+def _pairs(found: dict) -> list[tuple[str, tuple]]:
+    return [(name, value) for name, value in found.items() if _is_pair(value)]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2
+
+
+def _is_finite(weight: float) -> bool:
+    try:
+        return math.isfinite(weight)
+    except OverflowError:  # an int beyond all floats
+        return False
+
+
+def settled(mixture: str, source: str) -> dict[str, Any]:
+    """{config path: value} of a config with data.mixture: weights sum to 1, and no data.source.
+
+    Raises ValueError, besides those of `parse`, where data.source was given too.
+    """
+    found = parse(mixture)
+    if source not in ('', SOURCE_LEFT_OPEN):
+        raise ValueError(
+            f'data.source={source} would not be read: data.mixture names the sources. Leave one of '
+            f'them out, or add it to the mixture, as in {EXAMPLE}.'
+        )
+    weights = [one.weight for one in found]
+    if abs(sum(map(_exact, weights)) - 1) > NEAR_ONE:  # or rounding would go on for ever
+        weights = Shares(weights).of_each
+    spelt = {one.name: (weight, one.source) for one, weight in zip(found, weights, strict=True)}
+    return {'data.mixture': repr(spelt), 'data.source': ''}
+
+
+def source_of(data: Any) -> str:
+    """The flag of a data section that names its text, for messages."""
+    return f'data.source={data.source}' if data.mixture is None else f'data.mixture={data.mixture}'
+
+
+class Shares:
+    """Deals rows 0, 1, 2, ... to sources, each its share of every beginning of them.
+
+    A binary tree over the sources: of the first m rows that reach a node, one side gets
+    round(m p), p being its part of the node's weight, in exact arithmetic. So a row's source, and
+    its number among those of that source, are functions of the row's number alone. The two lightest
+    are joined first, as in a Huffman code, which keeps each count within two rows of n times its
+    share, for any n, and within half a row for two sources.
+    """
+
+    def __init__(self, weights: Sequence[float]):
+        exact = [_exact(weight) for weight in weights]
+        self.of_each = tuple(float(weight / sum(exact)) for weight in exact)
+        ties = itertools.count()
+        heap = [(weight, next(ties), k) for k, weight in enumerate(exact)]
+        heapq.heapify(heap)
+        while len(heap) > 1:
+            light, _, second = heapq.heappop(heap)
+            heavy, _, first = heapq.heappop(heap)
+            node = _Node(heavy / (light + heavy), first, second)
+            heapq.heappush(heap, (light + heavy, next(ties), node))
+        self._root = heap[0][2]
+
+    def place(self, i: int) -> tuple[int, int]:
+        """(source of row i, how many rows before it are of that source)."""
+        node = self._root
+        while isinstance(node, _Node):
+            before = node.of_first(i)
+            is_first = node.of_first(i + 1) > before
+            node, i = (node.first, before) if is_first else (node.second, i - before)
+        return node, i
+
+    def counts(self, n: int) -> list[int]:
+        """How many of the first n rows are of each source."""
+        found, waiting = [0] * len(self.of_each), [(self._root, n)]
+        while waiting:
+            node, m = waiting.pop()
+            if isinstance(node, _Node):
+                of_first = node.of_first(m)
+                waiting += [(node.first, of_first), (node.second, m - of_first)]
+            else:
+                found[node] = m
+        return found
+
+
+def _exact(weight: float) -> Fraction:
+    """7/10 for 0.7, and not its nearest float."""
+    return Fraction(repr(weight))
+
+
+class _Node(NamedTuple):
+    """Two nodes, or numbers of sources; `part` of what reaches it goes to the first."""
+
+    part: Fraction
+    first: Any
+    second: Any
+
+    def of_first(self, m: int) -> int:
+        """Of m rows; halves are rounded up, and exact integers make it grow by 0 or 1 a row."""
+        numerator, denominator = self.part.as_integer_ratio()
+        return (2 * m * numerator + denominator) // (2 * denominator)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Rows of several sources: parts[k] is those of names[k], and `shares` deals them.
+
+    mixed[i] is row i of the mixture with each source in its own order, from its beginning again
+    where it ends; len(mixed), n_tokens and n_bytes are what the sources hold together.
+    """
+
+    names: tuple[str, ...]
+    shares: Shares
+    parts: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, i: int) -> Row:
+        if not 0 <= i < len(self):
+            raise IndexError(f'row must be in [0, {len(self)}); got {i}.')
+        source, number = self.shares.place(i)
+        return self.parts[source][number % len(self.parts[source])]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(part.n_tokens for part in self.parts)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.n_bytes for part in self.parts)
+
+    def documents(self) -> Iterator[Any]:
+        """Those of every source, whatever its share."""
+        return itertools.chain.from_iterable(part.documents() for part in self.parts)
+
+    def mapped(self, function: Callable[[Any], Any]) -> 'Mixed':
+        """The same mixture of function(rows of a source)."""
+        return dataclasses.replace(self, parts=tuple(map(function, self.parts)))
+
+
+def by_source(rows: Any) -> dict[str, Any]:
+    """{name: rows of that source}; those of one source alone are {'': rows}."""
+    return dict(zip(rows.names, rows.parts, strict=True)) if isinstance(rows, Mixed) else {'': rows}
+
+
+def mean_by_share(values: Mapping[str, float], rows: Any) -> float:
+    """sum_k share_k value_k, of values by the names of `by_source(rows)`, in any order."""
+    if not isinstance(rows, Mixed):
+        return values['']
+    shares = zip(rows.names, rows.shares.of_each, strict=True)
+    return math.fsum(share * values[name] for name, share in shares)
