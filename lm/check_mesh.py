@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import jax
 from jax.sharding import Mesh
 
 from lm.config import option_of, part_at
@@ -90,7 +91,11 @@ def _check_context(config: Config, mesh: Mesh) -> None:
 
 
 def notes_of_mesh(config: Config, mesh: Mesh, vocab_size: int) -> Iterator[str]:
-    """What stays whole on every device although an axis of the mesh could cut it."""
+    """What stays whole on every device although an axis of the mesh could cut it, and devices that
+    are left without work.
+    """
+    if mesh.size < (n := jax.device_count()):
+        yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'
     tensor = mesh.shape['tensor']
     for what, size, name in (
         ('keys and values', config.model.n_kv_heads, 'model.n_kv_heads'),

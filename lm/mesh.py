@@ -80,9 +80,9 @@ def _unfilled(asked: dict[str, int], product: int, n: int) -> str:
 
 
 def refuse_idle(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
-    """ValueError where a single run leaves devices without work."""
-    if mesh.size < n_devices:
-        asked = {axis: size for axis, size in mesh.shape.items() if size > 1} or {'data': 1}
+    """ValueError where a single run leaves devices without work; one device may be asked for."""
+    if 1 < mesh.size < n_devices:
+        asked = {axis: size for axis, size in mesh.shape.items() if size > 1}
         said = ' x '.join(f'mesh.{axis}={size}' for axis, size in asked.items())
         rest = next((axis for axis in BATCH if getattr(config, axis) != 1), 'data')
         fitting = mesh.shape[rest] * (n_devices // mesh.size)
