@@ -1,0 +1,78 @@
+"""How a process joins the others of its job, and leaves. One that is alone does neither.
+
+A parent watches each of them (`lm.run.watch`), so that every wait of theirs may be without end.
+"""
+
+import os
+import sys
+import traceback
+
+import jax
+from absl import flags
+
+from lm.processes import same_everywhere, several
+from lm.run.hosts import HOST_TIMEOUT_SEC, child_host
+from lm.run.statuses import BAD_INPUT
+
+# After so long without a word from another the runtime aborts the process, without saying why.
+# Longer than parents wait (`lm.run.parents`), who say it; JAX's 100 s are for jobs without them.
+# Ten seconds less, and allocating pinned memory has been taken for death (jax#23599).
+HEARTBEAT_SEC = 30
+# For the others to come to the end: process 0 closes the records, in which git may take ten.
+SHUTDOWN_SEC = 30
+# The children start together, when all parents are there; importing from a slow disk takes minutes.
+MEET_SEC = 300
+
+
+def define_flags() -> None:
+    """They are read before JAX is imported (`lm.run.hosts`); here they get their words."""
+    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, in a job of several.')
+    flags.DEFINE_integer('num_processes', None, 'Processes of the job; 1: this one is alone.')
+    flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
+    flags.DEFINE_integer('watch_port', None, 'Where parents meet; default: the port after it.')
+    flags.DEFINE_float('host_timeout', HOST_TIMEOUT_SEC, 'Seconds to wait for all hosts at first.')
+
+
+def join(digest: str) -> None:
+    """Before any device is used, where this is one of several processes.
+
+    digest: of the config. Raises ValueError where hosts differ in it, or in JAX.
+    """
+    host = child_host()
+    if host is None:
+        return
+    sys.excepthook = _end_at_once
+    # It would take SIGTERM for itself; which signals end a run is agreed on by `lm.run.stopping`.
+    jax.config.update('jax_enable_preemption_service', False)
+    jax.distributed.initialize(
+        coordinator_address=host.coordinator,
+        num_processes=host.num_processes,
+        process_id=host.process_id,
+        local_device_ids=host.local_devices,
+        # What is to be known of a launcher is known (`lm.run.launchers`). JAX would give a process
+        # under SLURM one GPU, also where it is alone on its machine.
+        cluster_detection_method='deactivate',
+        initialization_timeout=MEET_SEC,
+        heartbeat_timeout_seconds=HEARTBEAT_SEC,
+        shutdown_timeout_seconds=SHUTDOWN_SEC,
+    )
+    same_everywhere('the version of JAX', jax.__version__)
+    same_everywhere('the config, as its file resolves to it,', digest)
+
+
+def leave(status: int) -> None:
+    """Ends the process, once all have come here where it is not for an error of its own."""
+    if child_host() is not None and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if status == BAD_INPUT or not several():
+            os._exit(status)  # at once: JAX's own end would wait for the others
+        jax.distributed.shutdown()
+    sys.exit(status)
+
+
+def _end_at_once(kind, error, trace) -> None:
+    traceback.print_exception(kind, error, trace)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(BAD_INPUT)
