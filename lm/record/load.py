@@ -156,7 +156,7 @@ def _load(folder: Path, step: int, say: Callable[[str], None]) -> Checkpoint:
     platform = jax.devices()[0].platform
     config = with_kernels_of(platform, stored_config(meta['config']), say)
     # Whatever mesh it was trained on, one device holds any model that this can evaluate yet.
-    mesh = make_mesh(dataclasses.replace(config.mesh, data=1))
+    mesh = make_mesh(dataclasses.replace(config.mesh, data=1), jax.local_devices())
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
     learner = build_learner(config, meta['vocab_size'], tokenizer.bos_id, platform)
     stored, average = read_weights(folder, step, abstract_state(learner, mesh))

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from lm.files import sync
+from lm.processes import from_first, is_first
 from lm.record.checkpoint import (
     FOLDER,
     check_path,
@@ -48,7 +48,8 @@ class LowestLoss:
 class Checkpoints:
     """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss.
 
-    At most MOST_WRITERS of a process write at a time; a further one waits for the first of them.
+    Several processes save and restore together, what process 0 sees on the disk. At most
+    MOST_WRITERS of a process write at a time; a further one waits for the first of them.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
@@ -92,7 +93,8 @@ class Checkpoints:
                 self._writers[0]._let_go()
             policies = [LatestN(self._keep_last)]
             if self._keep_best:
-                self._losses |= self._stored_losses()
+                stored = from_first(list(self._stored_losses().items()))
+                self._losses |= {step: loss for step, loss in stored}
                 policies.append(LowestLoss(self._keep_best, self._losses))
             self._manager = ocp.CheckpointManager(
                 self.folder.absolute(),
@@ -121,7 +123,8 @@ class Checkpoints:
 
     def _sync(self) -> None:
         """Has the system write what Orbax has written, so that it outlasts a power cut. Called in
-        the background, before the folder gets its name and older checkpoints are removed.
+        the background, before the folder gets its name and older checkpoints are removed; by
+        process 0 alone, as TensorStore syncs the arrays that each process writes.
         """
         for unfinished in self.folder.glob(f'{self._saving}.*'):
             for path in (*unfinished.rglob('*'), unfinished):
@@ -133,7 +136,7 @@ class Checkpoints:
         One that is damaged is moved to `checkpoints_damaged`, with a word, and the one before is
         taken. Raises TreeMismatch where the parameters do not fit.
         """
-        for step in reversed(self.steps()):
+        for step in reversed(from_first(self.steps())):
             try:
                 state, meta = read_state(self.folder, step, shapes)
             except Damaged as error:
@@ -144,12 +147,12 @@ class Checkpoints:
                     f'NOTE: {self.folder / str(step)} has no digests (an older version wrote it), '
                     'so that damage of its numbers would not show'
                 )
-            return state, meta
+            return state, from_first(meta)
         return None
 
     def newest_intact(self, shapes: State) -> Path | None:
         """The newest one that can be read; nothing is moved."""
-        for step in reversed(self.steps()):
+        for step in reversed(from_first(self.steps())):
             with contextlib.suppress(Damaged):
                 read_state(self.folder, step, shapes)
                 return self.folder / str(step)
@@ -162,7 +165,7 @@ class Checkpoints:
     def _set_aside(self, step: int, error: Damaged) -> None:
         self.say(f'{error}; moved to {self.workdir / DAMAGED}, falling back to the one before')
         self._let_go()  # a manager remembers what is there
-        if jax.process_index() == 0:
+        if is_first():
             target = self.workdir / DAMAGED / str(step)
             shutil.rmtree(target, ignore_errors=True)
             target.parent.mkdir(exist_ok=True)

@@ -1,7 +1,8 @@
 """A wave: runs that train side by side in one program, a slot each. A run alone is a wave of one.
 
 Every run keeps its own step, batches, journal and checkpoints, so it may resume, end, roll back or
-diverge on its own.
+diverge on its own. Several processes go through the same steps with the same decisions: what is
+decided by a clock, a disk or a signal is agreed on (`lm.processes`, `lm.run.stopping`).
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 
 from lm import data
+from lm.processes import from_first
 from lm.run.evaluate import (
     first_batch,
     objective_loss,
@@ -23,6 +25,7 @@ from lm.run.evaluate import (
 from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
 from lm.run.slot import RunSpec, Slot, Status, raise_error
+from lm.run.stopping import Stopping, stopping
 from lm.state import State
 
 
@@ -46,6 +49,7 @@ class Wave:
         self.slots: list[Slot] = []
         self.states = program.empty(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
+        self._stopping = Stopping([])
         config = self.experiment.config.data
         self.feed = data.Feed(
             self.experiment.dataset.train,
@@ -92,12 +96,13 @@ class Wave:
 
         `tick` is called after every step.
         """
+        self._stopping = stopping(caught)
         for i in self.active:
             self._act(i, Journal.open)
         self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
         for i in self.active:
             self.slots[i].journal.throughput.reset()
-        while self.active and not caught:
+        while self.active and not self._stopping.now:
             self.dispatch()
             if self._which(Journal.is_due):
                 self.settle()
@@ -108,7 +113,7 @@ class Wave:
                 self.end_finished()
                 self.compact()
             tick()
-        if caught:
+        if self._stopping.now:
             self.leave()
 
     def _is_new(self, i: int) -> bool:
@@ -130,7 +135,7 @@ class Wave:
             self.slots[i].rolled_back = False
             self.slots[i].journal.dispatched()
         steps = [(i, self.slots[i].journal.step) for i in active]
-        before, self._pending = self._pending, (steps, metrics)
+        before, self._pending = self._pending, (steps, (metrics, self._stopping.ask()))
         self._finish(before)
 
     def _batch(self, active: list[int]) -> dict[str, jax.Array]:
@@ -162,7 +167,8 @@ class Wave:
         if dispatched is None:
             return
         steps, metrics = dispatched
-        fetched = jax.device_get(metrics)
+        fetched, answer = jax.device_get(metrics)
+        self._stopping.hear(answer)
         for i, step in steps:
             if self.slots[i].active:
                 own = self.program.pick(fetched, i)
@@ -275,7 +281,8 @@ class Wave:
             return
         left = max(s.config.train.steps - s.journal.step for s in self.slots if s.active)
         step_sec = self.slots[self.active[0]].journal.last.get('step_sec') or 0.0
-        if left * step_sec * (1 - fewer / self.size) < self.program.compile_sec:
+        worth_it = left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
+        if not from_first(worth_it):
             return
         kept = [(self.slots[i], self.state(i)) for i in self.active]
         self._close_journals([slot for slot in self.slots if not slot.active])
