@@ -147,7 +147,7 @@ class Checkpoints:
                     f'NOTE: {self.folder / str(step)} has no digests (an older version wrote it), '
                     'so that damage of its numbers would not show'
                 )
-            return state, from_first(meta)
+            return state, meta
         return None
 
     def newest_intact(self, shapes: State) -> Path | None:

@@ -5,12 +5,13 @@ A parent watches each of them (`lm.run.watch`), so that every wait of theirs may
 
 import os
 import sys
+import time
 import traceback
 
 import jax
 from absl import flags
 
-from lm.processes import same_everywhere, several
+from lm.processes import same_everywhere
 from lm.run.hosts import HOST_TIMEOUT_SEC, child_host
 from lm.run.statuses import BAD_INPUT
 
@@ -22,6 +23,8 @@ HEARTBEAT_SEC = 30
 SHUTDOWN_SEC = 30
 # The children start together, when all parents are there; importing from a slow disk takes minutes.
 MEET_SEC = 300
+# As process 0 ends, the runtime ends the others, which may have the same error to tell.
+LAST_WORDS_SEC = 3.0
 
 
 def define_flags() -> None:
@@ -44,7 +47,7 @@ def join(digest: str, is_sweep: bool = False) -> None:
         return
     if is_sweep:
         raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
-    sys.excepthook = _end_at_once
+    sys.excepthook = _end_with_traceback
     # It would take SIGTERM for itself; which signals end a run is agreed on by `lm.run.stopping`.
     jax.config.update('jax_enable_preemption_service', False)
     jax.distributed.initialize(
@@ -65,17 +68,22 @@ def join(digest: str, is_sweep: bool = False) -> None:
 
 def leave(status: int) -> None:
     """Ends the process, once all have come here where it is not for an error of its own."""
-    if child_host() is not None and jax.distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if status == BAD_INPUT or not several():
-            os._exit(status)  # at once: JAX's own end would wait for the others
+    if jax.distributed.is_initialized():
+        if status == BAD_INPUT:
+            _end_here(status)
         jax.distributed.shutdown()
     sys.exit(status)
 
 
-def _end_at_once(kind, error, trace) -> None:
+def _end_with_traceback(kind, error, trace) -> None:
     traceback.print_exception(kind, error, trace)
+    _end_here(BAD_INPUT)
+
+
+def _end_here(status: int) -> None:
+    """Without JAX's own end, which would wait for the others."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(BAD_INPUT)
+    if child_host().process_id == 0:
+        time.sleep(LAST_WORDS_SEC)
+    os._exit(status)
