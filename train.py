@@ -19,7 +19,6 @@ if __name__ == '__main__':
     watch_if_several()  # all of this before JAX is imported
     prepare_process()
 
-import contextlib
 import os
 import re
 import signal
@@ -53,7 +52,7 @@ from lm.run.slot import RunSpec, Slot, Status
 from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, SIGNALLED
 from lm.run.terminal import Terminal, quiet_libraries
 from lm.run.together import define_flags, join, leave
-from lm.run.wave import Wave
+from lm.run.wave import Wave, closing
 from lm.sweep.cells import cells, groups, split_sweep
 from lm.sweep.engines import ENGINES, Work
 from lm.sweep.ledger import open_sweep
@@ -100,7 +99,7 @@ def train(
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
         program = Program(Experiment(config, terminal.say), SINGLE)
         run = RunSpec(config, workdir, terminal, continue_changed, start_over)
-        with contextlib.closing(Wave(program, [run], size=1)) as wave:
+        with closing(Wave(program, [run], size=1)) as wave:
             (slot,) = wave.slots
             describe(slot.journal)
             if slot.journal.finished:

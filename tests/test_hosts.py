@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lm import data
 from lm.config import resolve
 from lm.record.checkpoint import read_meta, steps_in
 from lm.record.metrics import read_rows
@@ -32,7 +34,7 @@ RUN = {
     'train_diagnose_every': 30,
     'data_validation_fraction': 0.2,
 }
-MOST_SEC = 300  # of a job of seconds, on a machine that does much else
+MOST_SEC = 150  # of a job of seconds, on a machine that does much else
 
 
 class Job:
@@ -53,6 +55,7 @@ class Job:
                         [*process, f'--num_processes={N}', f'--process_id={i}'],
                         env={**os.environ, 'XLA_FLAGS': devices, **each(i).get('env', {})},
                         cwd=each(i).get('cwd', ROOT),
+                        preexec_fn=each(i).get('before'),
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
@@ -184,12 +187,23 @@ def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_p
 
 
 def damage(checkpoint):
-    """One bit of what host 1 has written, or of the largest file where that is none."""
+    """One bit of its largest file, which holds arrays."""
     files = [path for path in checkpoint.rglob('*') if path.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+
+
+def test_an_error_of_one_host_ends_all(start, corpus, tmp_path):
+    """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
+    data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
+    each = lambda i: {} if i else {'before': limit}  # noqa: E731
+    job = start(tmp_path / 'run', corpus, each=each)
+    assert job.end() == [BAD_INPUT] * N, (job.said(0), job.said(1))
+    assert 'error: ' in job.said(0) and 'the same command goes on anew' in job.said(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
 
 
 def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, tmp_path):

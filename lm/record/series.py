@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from lm.files import sync
-from lm.processes import from_first, is_first
+from lm.processes import from_first, is_first, several
 from lm.record.checkpoint import (
     FOLDER,
     check_path,
@@ -100,7 +101,10 @@ class Checkpoints:
                 self.folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=AnyPreservationPolicy(policies),
-                    async_options=ocp.AsyncOptions(post_finalization_callback=self._sync),
+                    async_options=ocp.AsyncOptions(
+                        post_finalization_callback=self._sync,
+                        barrier_sync_fn=_barrier() if several() else None,
+                    ),
                 ),
             )
             self._writers.append(self)
@@ -195,6 +199,19 @@ class Checkpoints:
         """Raises OSError where what was saved cannot be written."""
         self._let_go()
         self.wait()
+
+
+def _barrier() -> Callable[..., None]:
+    """Orbax's own, but not where a write has failed: Orbax goes there with the error in hand, and
+    would keep it for as long as it waits for the others, who do not come (20 minutes).
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(**arguments: Any) -> None:
+        if sys.exception() is None:
+            wait(**arguments)
+
+    return barrier
 
 
 @contextlib.contextmanager

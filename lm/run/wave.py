@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from lm import data
-from lm.processes import from_first
+from lm.processes import from_first, several
 from lm.run.evaluate import (
     first_batch,
     objective_loss,
@@ -27,6 +27,20 @@ from lm.run.program import Program
 from lm.run.slot import RunSpec, Slot, Status, raise_error
 from lm.run.stopping import Stopping, stopping
 from lm.state import State
+
+
+@contextlib.contextmanager
+def closing(wave: 'Wave') -> Iterator['Wave']:
+    """Closes the wave. After an error of one of several processes it does not, as the others would
+    have to come to it too: checkpoints are closed together. Such a process ends at once.
+    """
+    try:
+        yield wave
+    except BaseException:
+        if not several():
+            wave.close()
+        raise
+    wave.close()
 
 
 class Wave:

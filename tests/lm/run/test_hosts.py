@@ -416,7 +416,7 @@ def test_strangers_do_not_disturb(job, ports):
             one.sendall(b'GET / HTTP/1.1\r\n\r\n')
             break
     with socket.create_connection(('127.0.0.1', ports[1])) as one:
-        one.sendall(b'{"hello": {"process_id": 1}}\n[1]\n')
+        one.sendall(b'{"hello": {"process_id": 1}}\n')
         second = job(1, ENDS.format(then='sys.exit()'))
         wait_begun(first, second)
     with socket.create_connection(('127.0.0.1', ports[1])) as one:
@@ -424,10 +424,30 @@ def test_strangers_do_not_disturb(job, ports):
         assert first.poll() is None and second.poll() is None
 
 
+def test_who_comes_late_to_a_refused_start_is_told_why(job):
+    parents = [job(0, count=3), job(1, count=3, argv=['--other'])]
+    assert ended(parents[1])[0] == BAD_INPUT
+    for parent in (job(2, count=3), parents[0]):
+        status, said = ended(parent)
+        assert status == BAD_INPUT and 'has --other' in said, said
+
+
+SOONER = 'import lm.run.parents as p; p.SILENT_SEC, p.PING_SEC = 2.0, 0.2; '
+
+
+def test_children_that_say_nothing_train_on(job, ports):
+    """Parents do speak; and a stranger that does not is none of them."""
+    parents = [job(i, ENDS.format(then='sys.exit(2)'), before=SOONER) for i in range(2)]
+    wait_begun(*parents)
+    with socket.create_connection(('127.0.0.1', ports[1])):
+        time.sleep(5.0)  # beyond SILENT_SEC
+        let_end(*parents)
+        assert [ended(parent) for parent in parents] == [(DIVERGED, '')] * 2
+
+
 def test_what_is_silent_has_gone(job):
     """A machine that is off breaks no connection: a stopped process stands for it."""
-    sooner = 'import lm.run.parents as p; p.SILENT_SEC, p.PING_SEC = 2.0, 0.2; '
-    parents = [job(i, before=sooner) for i in range(2)]
+    parents = [job(i, before=SOONER) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(signal.SIGSTOP)
     status, said = ended(parents[0])
