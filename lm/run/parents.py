@@ -210,7 +210,9 @@ class Hub(Link):
         who = min(self.ends, key=lambda number: blame(*self.ends[number]))
         code = self.ends[who][1]
         status, text = status_of(code), ''
-        if len(self.ends) < self.host.num_processes or len(codes) > 1 or status == RESUME:
+        # Of several errors the first counts: the others may be that it was gone.
+        bad = status in (BAD_INPUT, RESUME)
+        if bad or len(self.ends) < self.host.num_processes or len(codes) > 1:
             text = f'{self.name_of(who)} {how(code)}; all hosts end with status {status}'
         if status == RESUME:
             text += ': the same command goes on'

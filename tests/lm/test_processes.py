@@ -3,6 +3,7 @@
 import itertools
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -89,7 +90,13 @@ def test_what_the_first_has_counts(on_each):
 
 def test_the_first_acts_before_the_others(on_each):
     order = []
-    assert on_each(lambda i: first_then_others(lambda: order.append(i) or i)) == [0, 1, 2]
+
+    def act(i):
+        time.sleep(0.0 if i else 0.3)  # in which the others would be before it
+        order.append(i)
+        return i
+
+    assert on_each(lambda i: first_then_others(lambda: act(i))) == [0, 1, 2]
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
 
 
