@@ -5,15 +5,20 @@
 
 The same command again resumes what the workdir holds. Exit status: 0 done, 1 bad input or a cell
 that failed, 2 diverged (a sweep goes on: its diverged cells are results), 128 + n stopped by signal
-n, after a checkpoint.
+n, after a checkpoint, 42 another host is gone or did not come: the same command goes on.
+
+On several hosts the same command on each, by SLURM, Open MPI or on a TPU pod; elsewhere with
+--coordinator=HOST:PORT --num_processes=N --process_id=I. --host_timeout=SECONDS to wait for all,
+--watch_port=PORT where the one after the coordinator's is taken.
 """
 
 from lm.run.process import prepare_process
+from lm.run.watch import watch_if_several
 
 if __name__ == '__main__':
-    prepare_process()  # before JAX is imported
+    watch_if_several()  # all of this before JAX is imported
+    prepare_process()
 
-import contextlib
 import os
 import re
 import signal
@@ -35,6 +40,7 @@ from lm.sections import FIELDS, Config
 from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
 from lm.mesh import make_mesh, refuse_idle
+from lm.processes import is_first
 from lm.record.host import device_name
 from lm.record.workdir import is_final, open_workdir
 from lm.run.describe import describe, memory_words
@@ -44,8 +50,10 @@ from lm.run.schedule import schedule_listing
 from lm.run.signals import caught_signals
 from lm.run.start import check_run
 from lm.run.slot import RunSpec, Slot, Status
+from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, SIGNALLED
 from lm.run.terminal import Terminal, quiet_libraries
-from lm.run.wave import Wave
+from lm.run.together import define_flags, join, leave
+from lm.run.wave import Wave, closing
 from lm.sweep.cells import cells, groups, split_sweep
 from lm.sweep.engines import ENGINES, Work
 from lm.sweep.ledger import open_sweep
@@ -78,7 +86,7 @@ RUNS_AT_ONCE = flags.DEFINE_integer(
     'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
 )
 RESOURCES = flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
-DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
+define_flags()  # of several hosts
 
 
 def train(
@@ -89,12 +97,12 @@ def train(
     mesh = make_mesh(config.mesh)
     refuse_idle(config.mesh, mesh, jax.device_count())
     check_devices(config, mesh, jax.process_count())
-    terminal = Terminal()
+    terminal = Terminal(silent=not is_first())
     with open_workdir(workdir, config, continue_changed, terminal.say):
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')
         program = Program(Experiment(config, terminal.say), SINGLE)
         run = RunSpec(config, workdir, terminal, continue_changed, start_over)
-        with contextlib.closing(Wave(program, [run], size=1)) as wave:
+        with closing(Wave(program, [run], size=1)) as wave:
             (slot,) = wave.slots
             describe(slot.journal)
             if slot.journal.finished:
@@ -218,6 +226,7 @@ def main(argv: list[str]) -> None:
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'
         workdir = Path(WORKDIR.value or default_workdir(config, config_file, suffix))
+        join(digest(config), sweep is not None)
         if sweep is None:
             if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
                 raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
@@ -235,7 +244,7 @@ def main(argv: list[str]) -> None:
         said = 'nothing new has been trained; the same command goes on'
         print(f'\n{number.name}: {said}', file=sys.stderr, flush=True)
         os._exit(SIGNALLED + number)  # at once: no thread has anything to write
-    sys.exit(status)
+    leave(status)
 
 
 if __name__ == '__main__':

@@ -42,6 +42,11 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m tests.bench.step': 'minutes',
+    **{
+        'uv run train.py --config=configs/default.py --workdir=/shared/runs/mine '
+        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'tests/test_hosts.py has it'
+        for i in range(2)
+    },
     'uv run python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup '
     '--config.scaling.base_width=64 --widths=64,128,256,512 --out=page.html': (
         'minutes; tests/eval/test_coordinates.py has smaller models'

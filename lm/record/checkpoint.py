@@ -18,6 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from lm.config import differences
+from lm.processes import raised_by_all
 from lm.record import digests
 from lm.record.digests import Damaged
 from lm.sections import Config
@@ -157,22 +158,25 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
 
 
 def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
-    """The state of one checkpoint, laid out as `shapes`, and its meta.
+    """The state of one checkpoint, laid out as `shapes`, and its meta; read by all processes.
 
     Raises TreeMismatch where the parameters or the optimizer's state do not fit, Damaged where
-    anything is not what was written.
+    anything is not what was written, on all processes if on one.
     """
-    items, meta = _read_items(folder, step, shapes, {'training': _training(shapes)})
+    with raised_by_all(Damaged):
+        items, meta = _read_items(folder, step, shapes, {'training': _training(shapes)})
+    _check_digests(folder / str(step), items, meta)
     return State(**_complete(items['weights'], shapes), **items['training']), meta
 
 
 def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
-    """Those of one checkpoint, without its optimizer, laid out as `shapes`; and what is kept of
-    their average.
+    """Those of one checkpoint, without its optimizer, laid out as `shapes`, on devices of this
+    process; and what is kept of their average.
 
-    Raises as `read_state` does.
+    Raises as `read_state` does, of this process alone.
     """
-    items, _ = _read_items(folder, step, shapes, {})
+    items, meta = _read_items(folder, step, shapes, {})
+    _check_digests(folder / str(step), items, meta)
     found = _complete(items['weights'], shapes)
     average = found.pop('average')
     return Weights(**found), average
@@ -181,8 +185,9 @@ def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
 def _read_items(
     folder: Path, step: int, shapes: State, more: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights, and the items of `more` (shapes by name), with the meta. What does not fit is
-    said of the model first: another model has another state of its optimizer too.
+    """The weights, and the items of `more` (shapes by name), with the meta; no other process is
+    waited for. What does not fit is said of the model first: another model has another state of its
+    optimizer too.
     """
     path, meta = folder / str(step), read_meta(folder, step)
     with _damage_named(path):
@@ -190,11 +195,15 @@ def _read_items(
         if 'training' in more and 'training_tree' in meta:  # records of older versions lack it
             check_tree(meta['training_tree'], tree_record(more['training']), path, 'optimizer')
         restored = {name: ocp.args.StandardRestore(item) for name, item in more.items()}
-        items = _read(path, weights=_restore_weights(shapes), **restored)
-        for name in ('weights', *more):
-            if 'digests' in meta:
+        return _read(path, weights=_restore_weights(shapes), **restored), meta
+
+
+def _check_digests(path: Path, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Of arrays over several processes all of these are needed, and all find the same."""
+    with _damage_named(path):
+        for name in ('weights', 'training'):
+            if 'digests' in meta and items.get(name) is not None:
                 digests.check_arrays(meta['digests'][name], items[name], name)
-        return items, meta
 
 
 def _weights(state: State) -> dict[str, Any]:
@@ -228,8 +237,17 @@ def _training(state: State) -> dict[str, Any]:
 
 
 def _read(path: Path, **items: Any):
+    """Each process reads what its own devices hold, and says by itself whether that can be read:
+    Orbax would have it wait for one that cannot.
+    """
     _ignore_late_reads()
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+    own = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(), active_processes={jax.process_index()}
+    )
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=own)
+    )
+    with ocp.Checkpointer(handler, multiprocessing_options=own) as reader:
         return reader.restore(path.absolute(), args=ocp.args.Composite(**items))
 
 

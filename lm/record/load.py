@@ -178,9 +178,10 @@ def mesh_at_hand(learner: Learner) -> Mesh:
     needed = sum(
         math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(learner.described.shapes)
     )
-    n = 1 if needed <= SHARE * device_memory_bytes() else jax.device_count()
+    devices = jax.local_devices()
+    n = 1 if needed <= SHARE * device_memory_bytes() else len(devices)
     fsdp = math.gcd(n, learner.config.model.d_model)
-    return make_mesh(MeshConfig(data=1, fsdp=fsdp), jax.devices()[:fsdp])
+    return make_mesh(MeshConfig(data=1, fsdp=fsdp), devices[:fsdp])
 
 
 def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -> Config:

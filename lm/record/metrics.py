@@ -68,6 +68,18 @@ class Recorder:
             os.fsync(file.fileno())
 
 
+class NoRecorder:
+    """What a process that does not write has in place of a Recorder."""
+
+    rows = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Process 0 does."""
+
+    def sync(self) -> None:
+        """There is nothing."""
+
+
 class EventFile:
     """Scalars for TensorBoard, appended event by event.
 

@@ -6,15 +6,16 @@ import contextlib
 import dataclasses
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from lm.files import sync
+from lm.processes import from_first, is_first, several
 from lm.record.checkpoint import (
     FOLDER,
     check_path,
@@ -48,7 +49,8 @@ class LowestLoss:
 class Checkpoints:
     """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss.
 
-    At most MOST_WRITERS of a process write at a time; a further one waits for the first of them.
+    Several processes save and restore together, what process 0 sees on the disk. At most
+    MOST_WRITERS of a process write at a time; a further one waits for the first of them.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
@@ -92,13 +94,17 @@ class Checkpoints:
                 self._writers[0]._let_go()
             policies = [LatestN(self._keep_last)]
             if self._keep_best:
-                self._losses |= self._stored_losses()
+                stored = from_first(list(self._stored_losses().items()))
+                self._losses |= {step: loss for step, loss in stored}
                 policies.append(LowestLoss(self._keep_best, self._losses))
             self._manager = ocp.CheckpointManager(
                 self.folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=AnyPreservationPolicy(policies),
-                    async_options=ocp.AsyncOptions(post_finalization_callback=self._sync),
+                    async_options=ocp.AsyncOptions(
+                        post_finalization_callback=self._sync,
+                        barrier_sync_fn=_barrier() if several() else None,
+                    ),
                 ),
             )
             self._writers.append(self)
@@ -121,7 +127,8 @@ class Checkpoints:
 
     def _sync(self) -> None:
         """Has the system write what Orbax has written, so that it outlasts a power cut. Called in
-        the background, before the folder gets its name and older checkpoints are removed.
+        the background, before the folder gets its name and older checkpoints are removed; by
+        process 0 alone, as TensorStore syncs the arrays that each process writes.
         """
         for unfinished in self.folder.glob(f'{self._saving}.*'):
             for path in (*unfinished.rglob('*'), unfinished):
@@ -133,7 +140,7 @@ class Checkpoints:
         One that is damaged is moved to `checkpoints_damaged`, with a word, and the one before is
         taken. Raises TreeMismatch where the parameters do not fit.
         """
-        for step in reversed(self.steps()):
+        for step in reversed(from_first(self.steps())):
             try:
                 state, meta = read_state(self.folder, step, shapes)
             except Damaged as error:
@@ -149,7 +156,7 @@ class Checkpoints:
 
     def newest_intact(self, shapes: State) -> Path | None:
         """The newest one that can be read; nothing is moved."""
-        for step in reversed(self.steps()):
+        for step in reversed(from_first(self.steps())):
             with contextlib.suppress(Damaged):
                 read_state(self.folder, step, shapes)
                 return self.folder / str(step)
@@ -162,7 +169,7 @@ class Checkpoints:
     def _set_aside(self, step: int, error: Damaged) -> None:
         self.say(f'{error}; moved to {self.workdir / DAMAGED}, falling back to the one before')
         self._let_go()  # a manager remembers what is there
-        if jax.process_index() == 0:
+        if is_first():
             target = self.workdir / DAMAGED / str(step)
             shutil.rmtree(target, ignore_errors=True)
             target.parent.mkdir(exist_ok=True)
@@ -192,6 +199,19 @@ class Checkpoints:
         """Raises OSError where what was saved cannot be written."""
         self._let_go()
         self.wait()
+
+
+def _barrier() -> Callable[..., None]:
+    """Orbax's own, but not where a write has failed: Orbax goes there with the error in hand, and
+    would keep it for as long as it waits for the others, who do not come (20 minutes).
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(**arguments: Any) -> None:
+        if sys.exception() is None:
+            wait(**arguments)
+
+    return barrier
 
 
 @contextlib.contextmanager

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from lm.config import differences, to_json
 from lm.files import InUse as InUse
 from lm.files import Unreadable, locked, read_json, write_json, write_text
+from lm.processes import from_first, gathered, is_first
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
@@ -22,6 +21,7 @@ CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
 LOCK = '.lock'
+SEEN_SEC = 60.0  # until another host sees a new file: NFS remembers for so long what is not there
 PATIENCE_SEC = 20.0  # with a process that was killed and is not gone yet, as Ray's workers are then
 MESH = 'mesh.'  # on which devices a run goes on changes its sums by rounding alone
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
@@ -35,18 +35,23 @@ def open_workdir(
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
 ) -> Iterator[None]:
-    """Makes the folder, or checks that it holds a run of this config. No other process can open it
-    until the block ends. Its config.json is written when the run begins (`lm.run.journal`), so that
-    a start that fails leaves none.
+    """Makes the folder, or checks that it holds a run of this config. No other job can open it
+    until the block ends: of several processes the first does this, for all. Its config.json is
+    written when the run begins (`lm.run.journal`), so that a start that fails leaves none.
 
     wait_until: how long to wait for another process to leave it, by `time.monotonic`; without it
     PATIENCE_SEC from now.
 
     Raises ValueError, listing the fields that differ, where it holds another run, unless
-    `continue_changed`, or where no checkpoint could be read from such a path; InUse where another
+    `continue_changed`, where no checkpoint could be read from such a path, or where hosts do not
+    see the same folder; InUse where another
     process has it; OSError where it cannot be written.
     """
     check_path(path)
+    if not is_first():
+        _check_shared(path)
+        yield
+        return
     if (path / SWEEP).exists():
         raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
     if wait_until is None:
@@ -60,6 +65,7 @@ def open_workdir(
         changed = {field: both for field, both in changed.items() if not field.startswith(MESH)}
         if changed and not continue_changed:
             raise ValueError(refusal(path, 'a run with another config', changed))
+        _check_shared(path)
         yield
 
 
@@ -79,12 +85,33 @@ def _config_before(path: Path, say: Callable[[str], None]) -> Config | None:
     return None
 
 
+def _check_shared(path: Path) -> None:
+    """Raises ValueError, on all processes, where one does not see the lock that process 0 has just
+    made: by its time, as another host may have a folder of the same name.
+    """
+    made = from_first(_changed(path / LOCK))
+    deadline = time.monotonic() + SEEN_SEC
+    while not (seen := _changed(path / LOCK) == made) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    blind = [f'host {i}' for i, sees in enumerate(gathered(seen)) if not sees]
+    if blind:
+        raise ValueError(
+            f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
+            'what host 0 writes there. Give a --workdir on a disk that all hosts share.'
+        )
+
+
+def _changed(path: Path) -> int | None:
+    """In whole seconds, as some network disks keep no more."""
+    with contextlib.suppress(OSError):
+        return int(path.stat().st_mtime)
+    return None
+
+
 def _held(
     path: Path, say: Callable[[str], None], wait_until: float
 ) -> contextlib.AbstractContextManager[None]:
-    """The lock of the folder. Of the processes of one run the first holds it for all."""
-    if jax.process_index() > 0:
-        return contextlib.nullcontext()
+    """The lock of the folder."""
     return locked(
         path / LOCK,
         waiting=f'{path} is in use by another process: waiting for it to end',

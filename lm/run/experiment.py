@@ -6,6 +6,7 @@ from lm import data
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
 from lm.objectives import evaluated, n_marks, training_mixture
+from lm.processes import first_then_others, same_everywhere
 from lm.sections import Config
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
@@ -13,7 +14,8 @@ from lm.updates import refuse_unserved
 
 
 class Experiment:
-    """Opening it prepares the text where that is not done; `runs` is how many will share it.
+    """Opening it prepares the text where that is not done; `runs` is how many will share it. Raises
+    ValueError where processes have other text.
 
     vocab_size: the tokenizer's tokens and the marks of objectives. mixture: what training makes of
     rows; evaluated: the validation split as other objectives have it, by name (`lm.objectives`).
@@ -24,7 +26,9 @@ class Experiment:
     def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
         self.config = config
         self.mesh = make_mesh(config.mesh, runs=runs)
-        self.dataset = data.open_dataset(config.data, say=say)
+        # Where the cache is shared, the others find what process 0 has prepared.
+        self.dataset = first_then_others(lambda: data.open_dataset(config.data, say=say))
+        same_everywhere('the digest of the prepared data', self.dataset.digest)
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
         tokenizer = self.dataset.tokenizer
         self.vocab_size = tokenizer.vocab_size + n_marks(config)

@@ -1,7 +1,8 @@
 """What one run leaves in its workdir, and the counters that go with it.
 
 Each run of a wave (`lm.run.wave`) has one Journal: it restores and saves the run's checkpoints,
-watches its losses, records and sums up.
+watches its losses, records and sums up. Of several processes each has one, and all save and restore
+together; what is read of the records, and all that is written of them, process 0 reads and writes.
 """
 
 import dataclasses
@@ -14,9 +15,10 @@ from lm import data
 from lm.config import to_dict
 from lm.files import is_full, write_json
 from lm.mixture import by_source, source_of
+from lm.processes import from_first, is_first
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
-from lm.record.metrics import FILE, Recorder, Throughput, read_rows, without_nan
+from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
 from lm.record.series import DAMAGED, LOSS, Checkpoints
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SUMMARY, status_of, write_config
@@ -53,11 +55,12 @@ class Journal:
         self.last: dict[str, Any] = {}
         self.compile_sec = 0.0
         self.throughput = Throughput(experiment.flops_per_token, experiment.peak)
-        experiment.dataset.tokenizer.save(workdir / 'tokenizer')
+        if is_first():
+            experiment.dataset.tokenizer.save(workdir / 'tokenizer')
         self.checkpoints = Checkpoints(
             workdir, config.train.keep_last, config.train.keep_best, terminal.say
         )
-        self.recorder: Recorder | None = None
+        self.recorder: Recorder | NoRecorder | None = None
         self.watch = Watch(config, [])
         self._saved_step = 0
         self._bad_step: int | None = None
@@ -76,7 +79,7 @@ class Journal:
         except TreeMismatch as error:
             raise TreeMismatch(self._which_fields() + str(error)) from error
         if found is None:
-            if not start_over:
+            if not start_over and is_first():
                 self._refuse_to_start_over()
             return None
         state, meta = found
@@ -88,7 +91,7 @@ class Journal:
             )
         self.counters = Counters(**meta['counters'])
         self.step = self._saved_step = int(state.step)
-        self.last = newest_values(self.workdir, self.step)
+        self.last = from_first(newest_values(self.workdir, self.step) if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
         return state
 
@@ -122,11 +125,16 @@ class Journal:
         """Starts recording after `step`: rows beyond it go, and so does an earlier summary. From
         now on the folder is that of this run.
         """
-        write_config(self.workdir, self.config)
+        if is_first():
+            write_config(self.workdir, self.config)
         self._record_from_here()
-        (self.workdir / SUMMARY).unlink(missing_ok=True)
+        if is_first():
+            (self.workdir / SUMMARY).unlink(missing_ok=True)
 
     def _record_from_here(self) -> None:
+        if not is_first():
+            self.recorder = NoRecorder()
+            return
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
         self.watch = Watch(self.config, self.counters.warnings)
         for row in read_rows(self.workdir / FILE):
@@ -293,6 +301,8 @@ class Journal:
 
     def summarize(self, status: str, reason: str = '') -> None:
         """Writes summary.json. status: done, stopped, diverged or failed, and for these two why."""
+        if not is_first():
+            return
         trained, experiment = self.throughput, self.experiment
         seconds = trained.total_seconds or math.nan
         record = {
@@ -326,7 +336,7 @@ class Journal:
 
     def conclude(self) -> None:
         """The summary of a run found finished, unless there is one that can be read."""
-        if status_of(self.workdir) is None:
+        if is_first() and status_of(self.workdir) is None:
             self.summarize('done')
 
     def close(self) -> None:

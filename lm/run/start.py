@@ -13,6 +13,7 @@ from lm.check import check
 from lm.config import part_at
 from lm.data.tokenizers import Tokenizer
 from lm.mixture import source_of
+from lm.processes import from_first, is_first
 from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
@@ -63,12 +64,18 @@ def initial_state(config: Config, experiment: Experiment) -> State:
     if tree_record(variables) == tree_record(stats):
         stats = variables
     params, reparam, stats = jax.tree.map(
-        lambda new, old: jax.device_put(new, old.sharding),
-        (stored, reparam, stats),
-        (state.params, state.reparam, state.stats),
+        laid_out, (stored, reparam, stats), (state.params, state.reparam, state.stats)
     )
     average = average_of(config, hyper_from(config)).init(params)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
+
+
+def laid_out(new: jax.Array, old: jax.Array) -> jax.Array:
+    """`new`, which each process has whole, on the devices of `old`."""
+    if old.is_fully_addressable:
+        return jax.device_put(new, old.sharding)
+    host = np.asarray(new)
+    return jax.make_array_from_callback(host.shape, old.sharding, lambda index: host[index])
 
 
 def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:
@@ -132,7 +139,10 @@ def reparam_of(config: Config) -> tuple[str, dict[str, Any]]:
 
 def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
     """The checkpoint of train.init_from; ValueError where its weights or tokenizer are others."""
-    source = load(config.train.init_from)
+    # Of process 0, as the run that it is from may be training still, and saving.
+    source = load(config.train.init_from) if is_first() else None
+    path = from_first(str(source.path) if source else None)
+    source = source or load(path)
     if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
         raise ValueError(
             f'train.init_from={config.train.init_from} was trained with another tokenizer: '

@@ -22,17 +22,18 @@ def quiet_libraries() -> None:
 
 
 class Terminal:
-    """Live progress where a person watches, one plain line a row otherwise."""
+    """Live progress where a person watches, one plain line a row otherwise; silent: nothing."""
 
-    def __init__(self):
-        watched = sys.stdout.isatty()
-        self.console = Console(highlight=False, width=None if watched else LOG_WIDTH)
+    def __init__(self, silent: bool = False):
+        watched, self._silent = sys.stdout.isatty(), silent
+        width = None if watched else LOG_WIDTH
+        self.console = Console(highlight=False, width=width, quiet=silent)
         self._progress = None
 
     @contextlib.contextmanager
     def live(self, steps: int, step: int) -> Iterator[None]:
         """Shows the progress from `step` on while a person watches."""
-        if not self.console.is_terminal:
+        if self._silent or not self.console.is_terminal:
             yield
             return
         self._progress = Progress(

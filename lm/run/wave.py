@@ -1,7 +1,8 @@
 """A wave: runs that train side by side in one program, a slot each. A run alone is a wave of one.
 
 Every run keeps its own step, batches, journal and checkpoints, so it may resume, end, roll back or
-diverge on its own.
+diverge on its own. Several processes go through the same steps with the same decisions: what is
+decided by a clock, a disk or a signal is agreed on (`lm.processes`, `lm.run.stopping`).
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import numpy as np
 from lm import data
 from lm.mesh import share_of_process
 from lm.mixture import by_source
+from lm.processes import from_first, several
 from lm.run.evaluate import (
     Sums,
     first_batch,
@@ -26,7 +28,22 @@ from lm.run.evaluate import (
 from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
 from lm.run.slot import RunSpec, Slot, Status, raise_error
+from lm.run.stopping import Stopping, stopping
 from lm.state import State
+
+
+@contextlib.contextmanager
+def closing(wave: 'Wave') -> Iterator['Wave']:
+    """Closes the wave. After an error of one of several processes it does not, as the others would
+    have to come to it too: checkpoints are closed together. Such a process ends at once.
+    """
+    try:
+        yield wave
+    except BaseException:
+        if not several():
+            wave.close()
+        raise
+    wave.close()
 
 
 class Wave:
@@ -49,6 +66,7 @@ class Wave:
         self.slots: list[Slot] = []
         self.states = program.empty(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
+        self._stopping = Stopping([])
         config = self.experiment.config.data
         process_index, process_count = share_of_process(self.experiment.mesh)
         self.feed = data.Feed(
@@ -96,12 +114,13 @@ class Wave:
 
         `tick` is called after every step.
         """
+        self._stopping = stopping(caught)
         for i in self.active:
             self._act(i, Journal.open)
         self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
         for i in self.active:
             self.slots[i].journal.throughput.reset()
-        while self.active and not caught:
+        while self.active and not self._stopping.now:
             self.dispatch()
             if self._which(Journal.is_due):
                 self.settle()
@@ -112,7 +131,7 @@ class Wave:
                 self.end_finished()
                 self.compact()
             tick()
-        if caught:
+        if self._stopping.now:
             self.leave()
 
     def _is_new(self, i: int) -> bool:
@@ -134,7 +153,7 @@ class Wave:
             self.slots[i].rolled_back = False
             self.slots[i].journal.dispatched()
         steps = [(i, self.slots[i].journal.step) for i in active]
-        before, self._pending = self._pending, (steps, metrics)
+        before, self._pending = self._pending, (steps, (metrics, self._stopping.ask()))
         self._finish(before)
 
     def _batch(self, active: list[int]) -> dict[str, jax.Array]:
@@ -166,7 +185,8 @@ class Wave:
         if dispatched is None:
             return
         steps, metrics = dispatched
-        fetched = jax.device_get(metrics)
+        fetched, answer = jax.device_get(metrics)
+        self._stopping.hear(answer)
         for i, step in steps:
             if self.slots[i].active:
                 own = self.program.pick(fetched, i)
@@ -284,7 +304,8 @@ class Wave:
             return
         left = max(s.config.train.steps - s.journal.step for s in self.slots if s.active)
         step_sec = self.slots[self.active[0]].journal.last.get('step_sec') or 0.0
-        if left * step_sec * (1 - fewer / self.size) < self.program.compile_sec:
+        worth_it = left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
+        if not from_first(worth_it):
             return
         kept = [(self.slots[i], self.state(i)) for i in self.active]
         self._close_journals([slot for slot in self.slots if not slot.active])

@@ -1,0 +1,89 @@
+"""How a process joins the others of its job, and leaves. One that is alone does neither.
+
+A parent watches each of them (`lm.run.watch`), so that every wait of theirs may be without end.
+"""
+
+import os
+import sys
+import time
+import traceback
+
+import jax
+from absl import flags
+
+from lm.processes import same_everywhere
+from lm.run.hosts import HOST_TIMEOUT_SEC, child_host
+from lm.run.statuses import BAD_INPUT
+
+# After so long without a word from another the runtime aborts the process, without saying why.
+# Longer than parents wait (`lm.run.parents`), who say it; JAX's 100 s are for jobs without them.
+# Ten seconds less, and allocating pinned memory has been taken for death (jax#23599).
+HEARTBEAT_SEC = 30
+# For the others to come to the end: process 0 closes the records, in which git may take ten.
+SHUTDOWN_SEC = 30
+# The children start together, when all parents are there; importing from a slow disk takes minutes.
+MEET_SEC = 300
+# As process 0 ends, the runtime ends the others, which may have the same error to tell.
+LAST_WORDS_SEC = 3.0
+
+
+def define_flags() -> None:
+    """They are read before JAX is imported (`lm.run.hosts`); here they get their words."""
+    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, in a job of several.')
+    flags.DEFINE_integer('num_processes', None, 'Processes of the job; 1: this one is alone.')
+    flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
+    flags.DEFINE_integer('watch_port', None, 'Where parents meet; default: the port after it.')
+    flags.DEFINE_float('host_timeout', HOST_TIMEOUT_SEC, 'Seconds to wait for all hosts at first.')
+
+
+def join(digest: str, is_sweep: bool = False) -> None:
+    """Before any device is used, where this is one of several processes.
+
+    digest: of the config. Raises ValueError for a sweep, and where hosts differ in the config or in
+    JAX.
+    """
+    host = child_host()
+    if host is None:
+        return
+    if is_sweep:
+        raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
+    sys.excepthook = _end_with_traceback
+    # It would take SIGTERM for itself; which signals end a run is agreed on by `lm.run.stopping`.
+    jax.config.update('jax_enable_preemption_service', False)
+    jax.distributed.initialize(
+        coordinator_address=host.coordinator,
+        num_processes=host.num_processes,
+        process_id=host.process_id,
+        local_device_ids=host.local_devices,
+        # What is to be known of a launcher is known (`lm.run.launchers`). JAX would give a process
+        # under SLURM one GPU, also where it is alone on its machine.
+        cluster_detection_method='deactivate',
+        initialization_timeout=MEET_SEC,
+        heartbeat_timeout_seconds=HEARTBEAT_SEC,
+        shutdown_timeout_seconds=SHUTDOWN_SEC,
+    )
+    same_everywhere('the version of JAX', jax.__version__)
+    same_everywhere('the config, as its file resolves to it,', digest)
+
+
+def leave(status: int) -> None:
+    """Ends the process, once all have come here where it is not for an error of its own."""
+    if jax.distributed.is_initialized():
+        if status == BAD_INPUT:
+            _end_here(status)
+        jax.distributed.shutdown()
+    sys.exit(status)
+
+
+def _end_with_traceback(kind, error, trace) -> None:
+    traceback.print_exception(kind, error, trace)
+    _end_here(BAD_INPUT)
+
+
+def _end_here(status: int) -> None:
+    """Without JAX's own end, which would wait for the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if child_host().process_id == 0:
+        time.sleep(LAST_WORDS_SEC)
+    os._exit(status)

@@ -1,0 +1,246 @@
+"""Runs of several processes: here two, with four CPU devices each, started as on two hosts."""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lm import data
+from lm.config import resolve
+from lm.record.checkpoint import read_meta, steps_in
+from lm.record.metrics import read_rows
+from lm.record.workdir import read_json
+from lm.run.statuses import BAD_INPUT, DONE, RESUME, SIGNALLED
+from tests.commands import ROOT
+from tests.sweep_helpers import assert_close, base, settings, timeless
+from train import train
+
+N = 2
+NAME = socket.gethostname()
+RUN = {
+    'mesh_data': -1,
+    'model_d_model': 32,
+    'model_n_layers': 1,
+    'train_steps': 60,
+    'train_eval_every': 20,
+    'train_checkpoint_every': 10,
+    'train_diagnose_every': 30,
+    'data_validation_fraction': 0.2,
+}
+MOST_SEC = 150  # of a job of seconds, on a machine that does much else
+
+
+class Job:
+    """The same command on N hosts; what each says goes to a file."""
+
+    def __init__(self, folder: Path, arguments: list[str], each=lambda number: {}):
+        with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
+            ports = one.getsockname()[1], two.getsockname()[1]
+        which = [f'--coordinator=127.0.0.1:{ports[0]}', f'--watch_port={ports[1]}']
+        devices = '--xla_force_host_platform_device_count=4'
+        self.logs = [folder / f'host{i}.log' for i in range(N)]
+        self.hosts = []
+        for i in range(N):
+            process = [sys.executable, str(ROOT / 'train.py'), *arguments, *which]
+            with self.logs[i].open('w') as log:
+                self.hosts.append(
+                    subprocess.Popen(
+                        [*process, f'--num_processes={N}', f'--process_id={i}'],
+                        env={**os.environ, 'XLA_FLAGS': devices, **each(i).get('env', {})},
+                        cwd=each(i).get('cwd', ROOT),
+                        preexec_fn=each(i).get('before'),
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def end(self) -> list[int]:
+        """The statuses of all, once they have ended."""
+        return [host.wait(MOST_SEC) for host in self.hosts]
+
+    def said(self, i: int) -> str:
+        return self.logs[i].read_text()
+
+    def child_of(self, i: int) -> int:
+        pid = self.hosts[i].pid
+        return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
+
+    def wait_for_step(self, workdir: Path, step: int) -> None:
+        deadline = time.monotonic() + MOST_SEC
+        while time.monotonic() < deadline and all(host.poll() is None for host in self.hosts):
+            rows = read_rows(workdir / 'metrics.jsonl')
+            if rows and rows[-1]['step'] >= step:
+                return
+            time.sleep(0.01)
+        raise AssertionError([self.said(i) for i in range(N)])
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(workdir, corpus) -> Job; what is left of all jobs is killed in the end."""
+    with jobs(tmp_path) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def jobs(folder):
+    begun = []
+
+    def start(workdir, corpus, *flags, config='configs/default.py', each=lambda i: {}, **changes):
+        overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **RUN | changes).items()]
+        arguments = [f'--config={config}', f'--workdir={workdir}', *overrides, *flags]
+        begun.append(Job(folder, arguments, each))
+        return begun[-1]
+
+    yield start
+    for job in begun:
+        for host in job.hosts:
+            host.kill()  # and with it its child
+            host.wait()
+
+
+@pytest.fixture(scope='module')
+def undisturbed(corpus, tmp_path_factory):
+    """(workdir, what host 1 said) of a run on two hosts that nothing happened to."""
+    folder = tmp_path_factory.mktemp('undisturbed')
+    with jobs(folder) as start:
+        job = start(folder / 'run', corpus)
+        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+        assert job.said(0).count('step     60 of 60') == 1 and 'done: ' in job.said(0)
+        return folder / 'run', job.said(1)
+
+
+def digests(workdir):
+    """Of all arrays of the newest checkpoint, and its step."""
+    folder = workdir / 'checkpoints'
+    step = steps_in(folder)[-1]
+    return step, read_meta(folder, step)['digests']
+
+
+def assert_same(workdir, wanted):
+    """Bitwise, but for times."""
+    assert timeless(workdir) == timeless(wanted)
+    assert digests(workdir) == digests(wanted)
+
+
+def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
+    """Equivalence with eight devices of one process, up to the order of sums; and host 1 has
+    written nothing: a second set of events, or of rows, would show.
+    """
+    workdir, said = undisturbed
+    assert train(resolve(base(corpus, **RUN)), tmp_path / 'one') == DONE
+    assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
+    assert len(list((workdir / 'tensorboard').iterdir())) == 1
+    assert sorted(p.name for p in workdir.iterdir() if p.name != '.lock') == sorted(
+        p.name for p in (tmp_path / 'one').iterdir() if p.name != '.lock'
+    )
+    lines = [line for line in said.splitlines() if '[Gloo]' not in line]
+    assert lines == []
+
+
+def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path):
+    workdir = tmp_path / 'run'
+    job = start(workdir, corpus)
+    job.wait_for_step(workdir, 15)
+    os.kill(job.child_of(1), signal.SIGKILL)
+    assert job.end() == [RESUME] * N
+    for i in range(N):
+        assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(i)
+
+    job = start(workdir, corpus)
+    job.wait_for_step(workdir, 35)
+    job.hosts[0].kill()
+    assert job.end() == [-signal.SIGKILL, RESUME]
+    assert f'host 0 ({NAME}) has gone' in job.said(1)
+
+    job = start(workdir, corpus)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert 'resuming after step' in job.said(0)
+    assert_same(workdir, undisturbed[0])
+
+
+def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_path):
+    """And of a checkpoint that is damaged, all go back to the one before."""
+    workdir = tmp_path / 'run'
+    job = start(workdir, corpus)
+    job.wait_for_step(workdir, 22)
+    job.hosts[1].send_signal(signal.SIGTERM)
+    assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
+    step = read_rows(workdir / 'metrics.jsonl')[-1]['step']
+    assert 22 <= step < 60 and steps_in(workdir / 'checkpoints')[-1] == step
+    assert job.said(0).count(f'SIGTERM: saved step {step} in {workdir}') == 1
+    summary = read_json(workdir / 'summary.json')
+    assert (summary['status'], summary['step']) == ('stopped', step)
+
+    damage(workdir / 'checkpoints' / str(step))
+    job = start(workdir, corpus)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert f'falling back to the one before\nresuming after step {step // 10 * 10}' in job.said(0)
+    assert_same(workdir, undisturbed[0])
+
+
+def damage(checkpoint):
+    """One bit of its largest file, which holds arrays."""
+    files = [path for path in checkpoint.rglob('*') if path.is_file()]
+    path = max(files, key=lambda path: path.stat().st_size)
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+
+
+def test_an_error_of_one_host_ends_all(start, corpus, tmp_path):
+    """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
+    data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
+    each = lambda i: {} if i else {'before': limit}  # noqa: E731
+    job = start(tmp_path / 'run', corpus, each=each)
+    assert job.end() == [BAD_INPUT] * N, (job.said(0), job.said(1))
+    assert 'error: ' in job.said(0) and 'the same command goes on anew' in job.said(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
+
+
+def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, tmp_path):
+    """The command is the same; nothing is compiled, and no run begins."""
+    file = tmp_path / 'config.py'
+    file.write_text(
+        'import os\nfrom configs import default\n\n\ndef get_config():\n'
+        '    config = default.get_config()\n'
+        '    config.optim.b1 = float(os.environ["B1"])\n    return config\n'
+    )
+    each = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
+    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i])
+    assert job.end() == [BAD_INPUT] * N
+    for i in range(N):
+        said = job.said(i)
+        assert 'the config, as its file resolves to it, must be the same on all hosts' in said
+        assert f'host 0 ({NAME}): ' in said and f'host 1 ({NAME}): ' in said
+    assert not (tmp_path / 'run').exists()
+
+
+def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
+    """Each prepares what its own disk has, and the digests differ."""
+    for i in range(N):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / 'a.txt').write_text(f'{i} of some words, and more of them\n' * 100)
+    own = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
+    config = ROOT / 'configs' / 'default.py'
+    each = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
+    job = start(tmp_path / 'run', own, config=config, each=each)
+    assert job.end() == [BAD_INPUT] * N
+    for i in range(N):
+        assert 'the digest of the prepared data must be the same on all hosts' in job.said(i)
+    assert not (tmp_path / 'run' / 'config.json').exists()
+
+
+def test_a_sweep_is_refused(start, corpus, tmp_path):
+    job = start(tmp_path / 'sweep', corpus, "--config.sweep={'optim.lr': (1e-3, 3e-3)}")
+    assert job.end() == [BAD_INPUT] * N
+    assert 'a sweep trains in one process' in job.said(0)
+    assert not (tmp_path / 'sweep').exists()
