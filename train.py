@@ -33,13 +33,13 @@ from ml_collections import config_flags
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
 from lm.check import check
-from lm.check_mesh import check_devices
+from lm.check_mesh import check_devices, check_single
 from eval.choices import listing
 from lm.config import digest, resolve, to_json
 from lm.sections import FIELDS, Config
 from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
-from lm.mesh import make_mesh, refuse_idle
+from lm.mesh import make_mesh
 from lm.processes import is_first
 from lm.record.host import device_name
 from lm.record.workdir import is_final, open_workdir
@@ -94,9 +94,7 @@ def train(
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     check_run(config)
-    mesh = make_mesh(config.mesh)
-    refuse_idle(config.mesh, mesh, jax.device_count())
-    check_devices(config, mesh, jax.process_count())
+    check_single(config)
     terminal = Terminal(silent=not is_first())
     with open_workdir(workdir, config, continue_changed, terminal.say):
         terminal.say(f'{workdir} on {device_name()}, jax {jax.__version__}')

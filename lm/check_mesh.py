@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from lm.config import option_of, part_at
-from lm.mesh import batch_parts
+from lm.mesh import batch_parts, make_mesh, refuse_idle
 from lm.model import chosen_kernels
 from lm.sections import Config
 from modules.attention.softmax import SoftmaxAttention
@@ -21,6 +21,15 @@ WIDTHS = {
     'context': ('data.seq_len',),
     'tensor': ('model.n_heads', 'model.d_ff'),
 }
+
+
+def check_single(config: Config) -> None:
+    """`check_devices` of a run alone, on the devices at hand; ValueError where it would leave some
+    of them idle.
+    """
+    mesh = make_mesh(config.mesh)
+    refuse_idle(config.mesh, mesh, jax.device_count())
+    check_devices(config, mesh, jax.process_count())
 
 
 def check_devices(config: Config, mesh: Mesh, n_processes: int = 1) -> None:
