@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 # Slow links first: `tensor` lies on neighbouring devices, `data` reaches over slices of a pod.
 AXES = ('run', 'data', 'fsdp', 'expert', 'context', 'tensor')
+OF_PARAMETERS = ('fsdp', 'tensor', 'expert')  # what parameters are cut over
 BATCH = ('data', 'fsdp', 'expert')  # a row of the batch is on one place of these
 
 # Logical axis of a parameter -> the mesh axes it lies over; (): every device holds all of it. The
@@ -93,3 +94,24 @@ def sharded(x: jax.Array, letters: str) -> jax.Array:
     if all(mesh.shape[axis] == 1 for axis in mesh.axis_names if axis not in ('run', 'data')):
         return x
     return jax.lax.with_sharding_constraint(x, partition(mesh, ACTIVATIONS, letters, x.shape))
+
+
+def cuts_parameters() -> bool:
+    """Whether the mesh that is traced for cuts parameters."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(mesh.shape.get(axis, 1) > 1 for axis in OF_PARAMETERS)
+
+
+def as_parameter(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """x, laid over the devices as a parameter with these axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.lax.with_sharding_constraint(x, partition(mesh, PARAMETERS, axes, x.shape))
+
+
+def matrices_apart(x: jax.Array, n_batch: int) -> jax.Array:
+    """x, of whose first `n_batch` axes each index is a matrix, laid over the devices by whole ones;
+    all of them are on each where their number does not divide.
+    """
+    mesh, names = jax.sharding.get_abstract_mesh(), 'L' * n_batch + '_' * (x.ndim - n_batch)
+    spec = partition(mesh, {'L': OF_PARAMETERS}, names, x.shape)
+    return jax.lax.with_sharding_constraint(x, spec)

@@ -36,10 +36,9 @@ def collectives(program: jax.stages.Compiled, trips: int) -> list[Collective]:
     A TPU's reduce-scatter is an all-reduce in a computation of its own, whose caller has the part
     of the device as its result.
     """
-    text = program.as_text()
-    bodies = dict(COMPUTATION.findall(text))
+    bodies = dict(COMPUTATION.findall(program.as_text()))
     rounds = _rounds(bodies, trips)
-    found, channels = [], set()
+    found, by_channel = [], {}
     for name, body in bodies.items():
         if name.startswith('all-reduce-scatter'):
             continue
@@ -50,14 +49,16 @@ def collectives(program: jax.stages.Compiled, trips: int) -> list[Collective]:
             one = COLLECTIVE.match(line)
             if not one or one[3] == '-done':
                 continue
-            channel = re.search(r'channel_id=(\d+)', line)
-            if channel and channel[1] in channels:
-                continue
-            channels.add(channel[1] if channel else '')
             result = one[1]
             if one[3] == '-start' and one[2] != 'all-reduce':  # (operands, results, ...)
                 result = result[len(result) // 2 :]
-            found.append(_collective(one[2], result, rounds.get(name, 1)))
+            channel = re.search(r'channel_id=(\d+)', line)
+            key = one[2], channel and channel[1], result
+            of_computation = by_channel.setdefault(key, {}).setdefault(name, [])
+            of_computation.append(_collective(one[2], result, rounds.get(name, 1)))
+    # One that is fused with others, to run meanwhile, stands in several computations.
+    for of_computations in by_channel.values():
+        found += max(of_computations.values(), key=len)
     return found
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from modules.devices import as_parameter, cuts_parameters, matrices_apart
 from modules.optim.adamw import Eps
 from modules.optim.base import of_family, per_parameter
 from modules.optim.sgd import Momentum, Nesterov
@@ -57,6 +58,25 @@ def averaged(
     return (momentum * mean + (1 - momentum) * grad if nesterov else mean), mean
 
 
+def whole_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
+    """`as_matrices`, of which each lies whole on a device where parameters are cut: one exchange
+    here and one of the result, instead of some in each product of an iteration. x itself is held
+    where it is, or what it is made of would be exchanged instead.
+    """
+    if not cuts_parameters():
+        return as_matrices(spec, x)
+    n_batch = len(matrix_axes(spec)[0])
+    return as_matrices(spec, matrices_apart(as_parameter(x, spec.axes), n_batch))
+
+
+def as_it_lies(spec: ParamSpec, matrices: jax.Array, grad: jax.Array) -> jax.Array:
+    """`from_matrices`, of the shape and type of a gradient, and where the parameter lies."""
+    direction = from_matrices(spec, matrices, grad.shape).astype(grad.dtype)
+    if not cuts_parameters():
+        return direction
+    return as_parameter(matrices_apart(direction, len(matrix_axes(spec)[0])), spec.axes)
+
+
 def on_average(
     specs: Any, momentum: Any, nesterov: bool, map_matrices: Callable[[jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
@@ -69,8 +89,8 @@ def on_average(
     def update(spec, grad, kept, weight, count):
         del weight, count
         followed, mean = averaged(kept['momentum'], grad, momentum, nesterov)
-        direction = map_matrices(as_matrices(spec, followed))
-        return from_matrices(spec, direction, grad.shape).astype(grad.dtype), {'momentum': mean}
+        direction = map_matrices(whole_matrices(spec, followed))
+        return as_it_lies(spec, direction, grad), {'momentum': mean}
 
     return per_parameter(specs, init, update)
 
@@ -145,14 +165,14 @@ def muon_spectral(
     def update(spec, grad, kept, weight, count):
         del weight, count
         followed, mean = averaged(kept['momentum'], grad, momentum, nesterov)
-        x = newton_schulz(as_matrices(spec, followed), muon_steps, eps)
+        x = newton_schulz(whole_matrices(spec, followed), muon_steps, eps)
         u = kept['right']
         largest, later = power_iteration(
             x, u.reshape(*x.shape[:-2], x.shape[-1]).astype(x.dtype), muon_power_steps
         )
         factor = math.sqrt(x.shape[-1] / x.shape[-2]) / jnp.maximum(largest, 1.0)
-        direction = from_matrices(spec, x * factor[..., None, None], grad.shape)
+        direction = as_it_lies(spec, x * factor[..., None, None], grad)
         later = later.reshape(u.shape).astype(u.dtype)
-        return direction.astype(grad.dtype), {'momentum': mean, 'right': later}
+        return direction, {'momentum': mean, 'right': later}
 
     return per_parameter(specs, init, update)

@@ -1,0 +1,70 @@
+"""Compiles training steps on meshes of TPUs, which need not be here, and prints what their devices
+send each other: one line of JSON each. A process of its own, as libtpu is loaded once in a process.
+"""
+
+import json
+
+from jax.experimental import topologies
+
+from lm.check import check
+from lm.check_mesh import check_devices
+from lm.many import SINGLE
+from lm.mesh import make_mesh
+from lm.run.program import Program
+from lm.shardings import abstract_state
+from lm.state import build_learner
+from tests.collectives import collectives
+from tests.helpers import BOS, tiny_config
+
+VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
+COMMON = {
+    'model.d_model': D,
+    'model.d_ff': F,
+    'model.n_heads': 8,
+    'model.n_kv_heads': 8,
+    'model.n_layers': LAYERS,
+    'model.dtype': 'bfloat16',
+    'data.batch_size': ROWS,
+    'data.seq_len': TOKENS,
+    'data.mask_documents': True,
+}
+EXPERT = {
+    'model.mlp': 'moe',
+    'mlp.n_experts': EXPERTS,
+    'mlp.expert_capacity': CAPACITY,
+    'mlp.capacity_over': 'row',
+}
+# name: TPUs, their mesh, changes. One axis over a whole torus has no reduce-scatter.
+PROGRAMS = {
+    'rows': ('v5e:2x2', {'data': 4}, {}),
+    'parameters': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {}),
+    'heads': ('v5e:2x4', {'data': 2, 'tensor': 4}, {}),
+    'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
+    'experts': ('v5e:2x4', {'data': 2, 'expert': 4}, EXPERT),
+    'matrices': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'muon'}),
+}
+
+
+class Experiment:
+    """What a `Program` reads of one, for devices that are not here."""
+
+    def __init__(self, topology, sizes, changes):
+        mesh = {f'mesh.{axis}': n for axis, n in sizes.items()}
+        self.platform, self.config = 'tpu', tiny_config(COMMON | changes | mesh)
+        check(self.config)
+        devices = topologies.get_topology_desc(topology_name=topology, platform='tpu').devices
+        self.mesh = make_mesh(self.config.mesh, list(devices))
+        check_devices(self.config, self.mesh)
+        self.learner = build_learner(self.config, VOCAB, BOS, 'tpu')
+        self.state_shapes = abstract_state(self.learner, self.mesh)
+
+
+def main() -> None:
+    for name, of_program in PROGRAMS.items():
+        program = Program(Experiment(*of_program), SINGLE).compiled(1)
+        found = collectives(program, LAYERS)
+        print(json.dumps({'program': name, 'sent': found}), flush=True)
+
+
+if __name__ == '__main__':
+    main()
