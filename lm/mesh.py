@@ -134,13 +134,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of the batch over the axes `BATCH`."""
-    return NamedSharding(mesh, PartitionSpec(BATCH))
+    """Rows of the batch over those of the axes `BATCH` that the mesh has."""
+    return NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH if a in mesh.axis_names)))
 
 
 def batch_parts(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are cut."""
-    return math.prod(mesh.shape[axis] for axis in BATCH)
+    return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
 def share_of_process(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
