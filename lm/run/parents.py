@@ -207,7 +207,7 @@ class Hub(Link):
         if len(self.ends) < self.host.num_processes and time.monotonic() < due:
             return
         codes = {code for _, code in self.ends.values()}
-        who = min(self.ends, key=lambda number: blame(*self.ends[number]))
+        who = min(self.ends, key=lambda number: blame(number, *self.ends[number]))
         code = self.ends[who][1]
         status, text = status_of(code), ''
         # Of several errors the first counts: the others may be that it was gone.

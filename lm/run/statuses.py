@@ -35,10 +35,13 @@ def how(code: int | None) -> str:
     return f'ended with status {code}'
 
 
-def blame(when: float, code: int | None) -> tuple[int, float]:
+def blame(process_id: int, when: float, code: int | None) -> tuple[int, bool, float]:
     """Sorts first what the other ends follow from. A child does not kill itself, but the runtime
-    aborts it when another has gone; one that has done its work ends nobody.
+    aborts it when another has gone; one that has done its work ends nobody. Of errors that are
+    known together, that of process 0 is the first: it told it LAST_WORDS_SEC before it ended
+    (`lm.run.together`), and with it the service that the others may then fail to reach.
     """
     if code is None or (code < 0 and -code != signal.SIGABRT):
-        return 0, when
-    return {-signal.SIGABRT: 2, SIGNALLED + signal.SIGABRT: 2, DONE: 3}.get(code, 1), when
+        return 0, False, when
+    kind = {-signal.SIGABRT: 2, SIGNALLED + signal.SIGABRT: 2, DONE: 3}.get(code, 1)
+    return kind, kind == 1 and process_id > 0, when

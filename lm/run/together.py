@@ -13,6 +13,7 @@ from absl import flags
 
 from lm.processes import same_everywhere
 from lm.run.hosts import HOST_TIMEOUT_SEC, child_host
+from lm.run.parents import COLLECT_SEC
 from lm.run.statuses import BAD_INPUT
 
 # After so long without a word from another the runtime aborts the process, without saying why.
@@ -23,8 +24,9 @@ HEARTBEAT_SEC = 30
 SHUTDOWN_SEC = 30
 # The children start together, when all parents are there; importing from a slow disk takes minutes.
 MEET_SEC = 300
-# As process 0 ends, the runtime ends the others, which may have the same error to tell.
-LAST_WORDS_SEC = 3.0
+# As process 0 ends, the runtime ends the others, which may have the same error to tell. Longer than
+# parents collect ends in, so that an error which its end gives the others is known as such.
+LAST_WORDS_SEC = COLLECT_SEC + 1.0
 
 
 def define_flags() -> None:

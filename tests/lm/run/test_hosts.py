@@ -15,7 +15,7 @@ import pytest
 from lm.run import launchers
 from lm.run.hosts import Host, shared_arguments, this_host
 from lm.run.launchers import expanded, slurm
-from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
+from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED, blame
 
 ROOT = Path(__file__).parents[3]
 FLAGS = ['--coordinator=n0:1234', '--num_processes=3', '--process_id', '2']
@@ -334,6 +334,21 @@ def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tel
     for parent in (first, second):
         status, said = ended(parent)
         assert status == RESUME and f'host 1 ({NAME}) was ended by SIGKILL' in said, said
+
+
+@pytest.mark.parametrize(
+    ('first', 'ends'),
+    [
+        (1, {0: (2.0, -6), 1: (1.0, 1)}),
+        (1, {0: (1.0, -6), 1: (2.0, None)}),  # an abort is seen sooner than what it follows from
+        (0, {0: (1.1, 1), 1: (1.0, 1), 2: (0.9, 1)}),  # it ended them, and its parent looked later
+        (1, {0: (1.0, 0), 1: (2.0, -11)}),
+        (2, {1: (2.0, 1), 2: (1.0, 1)}),
+        (1, {0: (1.0, 1), 1: (2.0, -9)}),
+    ],
+)
+def test_who_is_named_of_several(first, ends):
+    assert min(ends, key=lambda i: blame(i, *ends[i])) == first
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
