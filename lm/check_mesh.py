@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
+from lm.check import asks_forward_mode
 from lm.config import option_of, part_at
 from lm.mesh import batch_parts, make_mesh, refuse_idle
 from lm.model import chosen_kernels
@@ -41,6 +42,11 @@ def check_devices(config: Config, mesh: Mesh, n_processes: int = 1) -> None:
         for field in fields:
             section, name = field.split('.')
             _check_width(mesh, axis, field, getattr(getattr(config, section), name))
+    for asker in asks_forward_mode(config) if mesh.shape['fsdp'] > 1 else ():
+        raise ValueError(
+            f'{asker} differentiates in forward mode, which the table of embeddings has not where '
+            f'it is cut: mesh.fsdp={mesh.shape["fsdp"]}. Lay these devices along mesh.data.'
+        )
     _check_experts(config, mesh)
     _check_context(config, mesh)
     if mesh.size % n_processes:

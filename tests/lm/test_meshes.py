@@ -116,6 +116,11 @@ def test_losses_are_those_of_one_device(model, sizes):
             MODELS['experts'],
             r'mesh\.expert must divide mlp\.n_experts; got 8 for 4.*mesh.expert=4 or',
         ),
+        (
+            {'fsdp': 8},
+            {'optim.ghost_radius': 0.1},
+            r'optim\.ghost_radius differentiates in forward',
+        ),
         ({'context': 2}, {'model.attention': 'linear'}, r'model\.attention=linear reads in order'),
     ],
 )
