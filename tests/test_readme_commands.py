@@ -47,6 +47,9 @@ LEFT_OUT = {  # line: why it is not run here
         f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'tests/test_hosts.py has it'
         for i in range(2)
     },
+    'uv run train.py --config=configs/default.py --config.mesh.tensor=2 --config.mesh.context=2': (
+        'four devices or more; tests/lm/test_meshes.py has them'
+    ),
     'uv run python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup '
     '--config.scaling.base_width=64 --widths=64,128,256,512 --out=page.html': (
         'minutes; tests/eval/test_coordinates.py has smaller models'
