@@ -51,8 +51,8 @@ def test_all_that_is_not_mentioned_here_stays():
                 added[path]
             }
             del added[path]
-    # One optimizer had them all, evaluation the weights it trained, rows were read causally, and the
-    # mesh had two axes.
+    # One optimizer had them all, evaluation the weights it trained, rows were read causally, and
+    # the mesh had two axes.
     assert added == {
         **dict.fromkeys(('mesh.fsdp', 'mesh.expert', 'mesh.context', 'mesh.tensor'), 1),
         'optim.others': OLD['optim']['name'],
