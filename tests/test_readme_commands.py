@@ -38,13 +38,14 @@ MORE = {  # flags for the lines with these words
 }
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
+    'uv run pytest tests/hosts_on_loopback.py': 'minutes',
     'uv sync --extra cluster': 'the environment of the tests has it',
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m tests.bench.step': 'minutes',
     **{
         'uv run train.py --config=configs/default.py --workdir=/shared/runs/mine '
-        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'tests/test_hosts.py has it'
+        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'hosts_on_loopback.py has it'
         for i in range(2)
     },
     'uv run train.py --config=configs/default.py --config.mesh.tensor=2 --config.mesh.context=2': (
