@@ -45,7 +45,7 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m tests.bench.step': 'minutes',
     **{
         'uv run train.py --config=configs/default.py --workdir=/shared/runs/mine '
-        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'hosts_on_loopback.py has it'
+        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'hosts_on_loopback has it'
         for i in range(2)
     },
     'uv run train.py --config=configs/default.py --config.mesh.tensor=2 --config.mesh.context=2': (
