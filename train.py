@@ -19,6 +19,7 @@ if __name__ == '__main__':
     watch_if_several()  # all of this before JAX is imported
     prepare_process()
 
+import functools
 import os
 import re
 import signal
@@ -36,13 +37,14 @@ from lm.check import check
 from lm.check_mesh import check_devices, check_single
 from eval.choices import listing
 from lm.config import digest, resolve, to_json
+from lm.files import locked
 from lm.sections import FIELDS, Config
 from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
 from lm.mesh import make_mesh
-from lm.processes import is_first
+from lm.processes import from_first, is_first, several
 from lm.record.host import device_name
-from lm.record.workdir import is_final, open_workdir
+from lm.record.workdir import LOCK, SWEEP, check_shared, is_final, open_workdir
 from lm.run.describe import describe, memory_words
 from lm.run.experiment import Experiment
 from lm.run.program import Program
@@ -54,8 +56,9 @@ from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, SIGNALLED
 from lm.run.terminal import Terminal, quiet_libraries
 from lm.run.together import define_flags, join, leave
 from lm.run.wave import Wave, closing
-from lm.sweep.cells import cells, groups, split_sweep
+from lm.sweep.cells import Cell, cells, groups, split_sweep
 from lm.sweep.engines import ENGINES, Work
+from lm.sweep.hosts import dealt, first_then_others, join_sweep
 from lm.sweep.ledger import open_sweep
 from modules.choices import choose
 
@@ -143,25 +146,51 @@ def train_sweep(
     """Trains the cells that have not ended yet; the exit status."""
     train_groups = choose(ENGINES, engine, '--engine')
     grouped = groups(cells(base, sweep))
+    host, hosts = join_sweep(grouped, engine)
     for group in grouped:
-        config = group[0].config
-        check_devices(config, make_mesh(config.mesh, runs=len(group)))
-    terminal = Terminal()
-    grouped = open_sweep(workdir, resolve(base), grouped, continue_changed, terminal.say)
+        check_group(group)
+    tells = is_first() and host == 0  # of the whole sweep
+    terminal, own = Terminal(silent=not tells), Terminal(silent=not is_first())
+    say = own.say if host == 0 else lambda text: own.say(f'host {host}: {text}')
+    open_folder = functools.partial(
+        open_sweep, workdir, resolve(base), grouped, continue_changed, terminal.say
+    )
+    grouped = first_then_others(workdir, host, hosts, open_folder)
+    check_shared(workdir / SWEEP)
+    mine = dealt(grouped, host, hosts)
     n = sum(map(len, grouped))
     terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
+    if hosts > 1:
+        say(f'{sum(map(len, mine))} of the {n} cells train on this host')
     with caught_signals() as caught, Progress(workdir, grouped, terminal.console) as progress:
-        say, tick = terminal.say, progress.tick
-        train_groups(Work(grouped, workdir, caught, say, tick, runs_at_once, resources, start_over))
-    terminal.say(f'{counts(gather(workdir))}; {write_table(workdir)}')
-    if caught:
-        terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
-        return SIGNALLED + caught[0]
-    # It brings Matplotlib and SciPy, which a single run need not wait for.
-    from eval.report.page import report
+        tick = progress.tick
+        train_groups(Work(mine, workdir, caught, say, tick, runs_at_once, resources, start_over))
+    return from_first(_end_sweep(workdir, mine, caught, terminal) if is_first() else None)
 
-    terminal.say(str(report(workdir)))
-    folders = [workdir / cell.name for group in grouped for cell in group]
+
+def check_group(group: list[Cell]) -> None:
+    """ValueError where runs of one program cannot be laid over the devices at hand."""
+    config = group[0].config
+    if several():
+        check_single(config)
+    else:
+        check_devices(config, make_mesh(config.mesh, runs=len(group)))
+
+
+def _end_sweep(
+    workdir: Path, groups: list[list[Cell]], caught: list[int], terminal: Terminal
+) -> int:
+    """Writes what is known of all cells; the exit status, which is of these alone."""
+    with locked(workdir / LOCK, waiting='', say=lambda _: None):  # another host may end too
+        terminal.say(f'{counts(gather(workdir))}; {write_table(workdir)}')
+        if caught:
+            terminal.say(f'{signal.Signals(caught[0]).name}: the same command goes on')
+            return SIGNALLED + caught[0]
+        # It brings Matplotlib and SciPy, which a single run need not wait for.
+        from eval.report.page import report
+
+        terminal.say(str(report(workdir)))
+    folders = [workdir / cell.name for group in groups for cell in group]
     return DONE if all(map(is_final, folders)) else BAD_INPUT
 
 
@@ -224,8 +253,8 @@ def main(argv: list[str]) -> None:
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'
         workdir = Path(WORKDIR.value or default_workdir(config, config_file, suffix))
-        join(digest(config), sweep is not None)
         if sweep is None:
+            join(digest(config))
             if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
                 raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
             status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Each process has one of its own, so that several may write the same file: the last one stays.
     An OSError gets the name of the file.
     """
-    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    temporary = path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.tmp')
     try:
         yield temporary
         sync(temporary)

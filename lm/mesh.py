@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -63,10 +63,19 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
             f'{", ".join(f"mesh.{axis}=-1" for axis in rest)}. Set all but one to numbers'
             + (' (mesh.data is -1 unless it is set).' if 'data' in rest else '.')
         )
-    asked = {axis: size for axis, size in sizes.items() if size > 1 and axis != 'run'}
+    asked = _asked(sizes)
     product = math.prod(asked.values())
     if product > n or (rest and n % product):
         raise ValueError(_unfilled(asked, product, n))
+
+
+def least_devices(config: MeshConfig) -> int:
+    """How many devices a run needs for the axes that are given a size."""
+    return math.prod(_asked(vars(config)).values())
+
+
+def _asked(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {axis: size for axis, size in sizes.items() if size > 1 and axis != 'run'}
 
 
 def _unfilled(asked: dict[str, int], product: int, n: int) -> str:

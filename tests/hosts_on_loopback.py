@@ -25,8 +25,16 @@ from lm.record.metrics import read_rows
 from lm.record.workdir import read_json
 from lm.run.statuses import BAD_INPUT, DONE, RESUME, SIGNALLED
 from tests.commands import ROOT
-from tests.sweep_helpers import assert_close, base, settings, timeless
-from train import train
+from tests.sweep_helpers import (
+    assert_close,
+    assert_same_curves,
+    base,
+    cell_folders,
+    settings,
+    statuses,
+    timeless,
+)
+from train import train, train_sweep
 
 N = 2
 NAME = socket.gethostname()
@@ -245,8 +253,78 @@ def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
-def test_a_sweep_is_refused(start, corpus, tmp_path):
-    job = start(tmp_path / 'sweep', corpus, "--config.sweep={'optim.lr': (1e-3, 3e-3)}")
+SWEEP = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)}  # two cells a host
+FLAG = f'--config.sweep={SWEEP}'
+
+
+@pytest.fixture(scope='module')
+def sweep_of_one(corpus, tmp_path_factory):
+    """On the eight devices of this process."""
+    workdir = tmp_path_factory.mktemp('one') / 'sweep'
+    assert train_sweep(base(corpus, **RUN), SWEEP, workdir) == DONE
+    return workdir
+
+
+@pytest.fixture(scope='module')
+def dealt_sweep(corpus, tmp_path_factory):
+    """On two hosts, and what both said."""
+    folder = tmp_path_factory.mktemp('dealt')
+    with jobs(folder) as start:
+        job = start(folder / 'sweep', corpus, FLAG)
+        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+        return folder / 'sweep', [job.said(i) for i in range(N)]
+
+
+def test_a_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
+    workdir, said = dealt_sweep
+    assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
+    assert statuses(workdir) == ['done'] * 4
+    assert all('2 of the 4 cells train on this host' in text for text in said)
+    assert not any('Gloo' in text for text in said)  # JAX's processes are not joined
+    files = [
+        {path.name for path in folder.iterdir()} - {'.job'} for folder in (workdir, sweep_of_one)
+    ]
+    assert files[0] == files[1]
+
+
+def test_kill_9_of_a_host_costs_its_own_cells(dealt_sweep, start, corpus, tmp_path):
+    workdir = tmp_path / 'sweep'
+    job = start(workdir, corpus, FLAG)
+    theirs = list(cell_folders(dealt_sweep[0]).values())[2].name
+    job.wait_for_step(workdir / theirs, 25)
+    os.kill(job.child_of(1), signal.SIGKILL)
+    assert job.end() == [RESUME] * N
+    assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(0)
+    assert statuses(workdir) == ['done', 'done', 'unfinished', 'unfinished']
+
+    job = start(workdir, corpus, FLAG)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert 'resuming after step 20' in job.said(1)
+    assert_same_curves(workdir, dealt_sweep[0])
+
+
+def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus, tmp_path):
+    """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
+    workdir = tmp_path / 'sweep'
+    job = start(workdir, corpus, FLAG, mesh_data=8)
+    first = list(cell_folders(sweep_of_one).values())[0].name
+    job.wait_for_step(workdir / first, 15)
+    job.hosts[0].send_signal(signal.SIGTERM)
+    assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
+    assert 'on 2-core x86_64 CPU as 8 devices' in job.said(0)
+    assert 'cells' not in job.said(1)
+    assert statuses(workdir) == ['unfinished', *['waiting'] * 3]
+
+    job = start(workdir, corpus, FLAG, mesh_data=8)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
+
+
+def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
+    """Host 1 waits for it to open the folder."""
+    (tmp_path / 'sweep').mkdir()
+    (tmp_path / 'sweep' / 'config.json').write_text('{}')
+    job = start(tmp_path / 'sweep', corpus, FLAG)
     assert job.end() == [BAD_INPUT] * N
-    assert 'a sweep trains in one process' in job.said(0)
-    assert not (tmp_path / 'sweep').exists()
+    assert 'holds a single run' in job.said(0)
+    assert f'host 0 ({NAME}) ended with status 1' in job.said(1)

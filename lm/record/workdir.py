@@ -4,7 +4,7 @@ refused, and so is a second process that would train the same run.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,26 @@ def open_workdir(
     see the same folder; InUse where another
     process has it; OSError where it cannot be written.
     """
-    check_path(path)
     if not is_first():
-        _check_shared(path)
+        check_path(path)
+        check_shared(path / LOCK)
         yield
         return
+    with held_workdir(path, config, continue_changed, say, wait_until):
+        check_shared(path / LOCK)
+        yield
+
+
+@contextlib.contextmanager
+def held_workdir(
+    path: Path,
+    config: Config,
+    continue_changed: bool,
+    say: Callable[[str], None] = print,
+    wait_until: float | None = None,
+) -> Iterator[None]:
+    """`open_workdir` of one process, which asks no other."""
+    check_path(path)
     if (path / SWEEP).exists():
         raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
     if wait_until is None:
@@ -65,7 +80,6 @@ def open_workdir(
         changed = {field: both for field, both in changed.items() if not field.startswith(MESH)}
         if changed and not continue_changed:
             raise ValueError(refusal(path, 'a run with another config', changed))
-        _check_shared(path)
         yield
 
 
@@ -85,20 +99,24 @@ def _config_before(path: Path, say: Callable[[str], None]) -> Config | None:
     return None
 
 
-def _check_shared(path: Path) -> None:
-    """Raises ValueError, on all processes, where one does not see the lock that process 0 has just
+def check_shared(file: Path) -> None:
+    """Raises ValueError, on all processes, where one does not see the file that process 0 has just
     made: by its time, as another host may have a folder of the same name.
     """
-    made = from_first(_changed(path / LOCK))
+    made = from_first(_changed(file))
     deadline = time.monotonic() + SEEN_SEC
-    while not (seen := _changed(path / LOCK) == made) and time.monotonic() < deadline:
+    while not (seen := _changed(file) == made) and time.monotonic() < deadline:
         time.sleep(1.0)
     blind = [f'host {i}' for i, sees in enumerate(gathered(seen)) if not sees]
     if blind:
-        raise ValueError(
-            f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
-            'what host 0 writes there. Give a --workdir on a disk that all hosts share.'
-        )
+        raise ValueError(not_shared(file.parent, blind))
+
+
+def not_shared(path: Path, blind: Sequence[str]) -> str:
+    return (
+        f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
+        'what host 0 writes there. Give a --workdir on a disk that all hosts share.'
+    )
 
 
 def _changed(path: Path) -> int | None:

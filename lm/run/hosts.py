@@ -13,6 +13,8 @@ from lm.run.launchers import detected
 FLAGS = ('coordinator', 'num_processes', 'process_id', 'watch_port', 'host_timeout')
 HOST_TIMEOUT_SEC = 300.0  # hosts of one job start minutes apart: JAX itself waits as long
 CHILD = 'EVENKEEL_HOST'  # what a parent tells its child
+JOB = 'EVENKEEL_JOB'  # the same for all children of a job, and of no other
+TELL = 'EVENKEEL_TELL'  # the descriptor by which a child tells it that it needs no other host
 
 
 @dataclasses.dataclass(frozen=True)

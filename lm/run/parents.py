@@ -1,30 +1,18 @@
 """What the parents of a job say to each other: who is there, and how it ended. Standard library
 only.
 
-That of process 0 is the Hub; each of the others, a Spoke, has one connection with it.
+That of process 0 is the Hub (`lm.run.hub`); each of the others, a Spoke (`lm.run.spoke`), has one
+connection with it.
 """
 
-import contextlib
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from lm.run.hosts import Host
-from lm.run.statuses import (
-    BAD_INPUT,
-    DIVERGED,
-    DONE,
-    ON_PURPOSE,
-    RESUME,
-    SIGNALLED,
-    Ended,
-    blame,
-    how,
-    status_of,
-)
-from lm.run.wire import Gone, Peer, Wire
+from lm.run.statuses import SIGNALLED, Ended
 
 PING_SEC = 5.0
 # A machine without power or network breaks no connection. Less than JAX's own heartbeat
@@ -33,22 +21,27 @@ SILENT_SEC = 25.0
 # When a child has ended badly: the runtime of another may have noticed before its parent, and ends
 # it within a second. Who was first is known when all have told.
 COLLECT_SEC = 2.0
-# When one has ended well, its records are closed; the others' may be behind, by the time-out of
-# JAX's shutdown at most, and imported libraries have their own ends.
-LEAVE_SEC = 60.0
-LINGER_SEC = 10.0  # in which hosts that come late to a refused start are told why
 RETRY_SEC = 0.5
 
 
 class Link:
     """What a Hub and a Spoke have in common; both raise Ended, from `__init__` where the job cannot
     begin. asked: signals that this process has been sent.
+
+    apart: whether the child has said that it needs no other host. Then each goes on until its own
+    child has ended, and where it was asked to end, no longer.
     """
+
+    apart = False
+    job: str  # a name that no other job has
 
     def __init__(self, host: Host, arguments: Sequence[str], asked: list[int]):
         self.host, self.arguments, self.asked = host, list(arguments), asked
-        self.names = {host.process_id: _named(host.process_id, socket.gethostname())}
+        self.names = {host.process_id: named(host.process_id, socket.gethostname())}
         self._pinged = time.monotonic()
+
+    def say(self, text: str) -> None:
+        print(f'host {self.host.process_id}: {text}', file=sys.stderr, flush=True)
 
     def name_of(self, process_id: int) -> str:
         return self.names.get(process_id) or self.host.name_of(process_id)
@@ -66,263 +59,5 @@ class Link:
         return True
 
 
-class Hub(Link):
-    """The parent of process 0, once all hosts are there."""
-
-    def __init__(self, host: Host, arguments: Sequence[str], asked: list[int]):
-        super().__init__(host, arguments, asked)
-        self.ends: dict[int, tuple[float, int | None]] = {}  # when and how; None: it is not there
-        self._members: dict[int, Peer] = {}
-        self._begun = False
-        self._wire = Wire(self._listening())
-        try:
-            self._gather()
-        except Ended as ended:
-            self._refuse(ended)
-            self.close()
-            raise
-
-    def _listening(self) -> socket.socket:
-        port = self.host.watch_port
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        try:
-            return socket.create_server(('', port), family=family, dualstack_ipv6=both)
-        except OSError as error:
-            raise Ended(
-                BAD_INPUT,
-                f'port {port} of this host cannot be listened at ({error}). Is another process 0 '
-                'here? Or give --watch_port, the same on all hosts.',
-            ) from error
-
-    def _gather(self) -> None:
-        """Until all are there. Raises Ended for those that do not come, or differ."""
-        deadline = time.monotonic() + self.host.timeout
-        while len(self._members) < self.host.num_processes - 1:
-            self._stop_if_asked()
-            if time.monotonic() > deadline:
-                raise Ended(RESUME, self._missing())
-            for peer, message in self._wire.wait(RETRY_SEC):
-                if message is None:
-                    self._lost(peer)
-                elif 'hello' in message:
-                    self._welcome(peer, message['hello'])
-                elif 'ended' in message and peer in self._members.values():
-                    status = status_of(message['ended'])
-                    raise Ended(status, f'{self.name_of(peer.process_id)} left before it began')
-            self._ping()
-        self._begun = True
-        for peer in list(self._members.values()):
-            self._tell(peer, start={str(i): name for i, name in self.names.items()})
-
-    def _welcome(self, peer: Peer, hello: Any) -> None:
-        match hello:
-            case {
-                'process_id': int(number),
-                'num_processes': int(count),
-                'name': str(name),
-                'arguments': list(arguments),
-            }:
-                who = _named(number, name)
-            case _:
-                return self._wire.drop(peer)  # no parent of ours
-        if count != self.host.num_processes:
-            raise Ended(
-                BAD_INPUT,
-                f'{who} was started as one of {count} processes, and {self.name_of(0)} as one of '
-                f'{self.host.num_processes}',
-            )
-        if number in self.names and (number == 0 or number in self._members):
-            others = f'{self.names[number]} and {who}'
-            raise Ended(BAD_INPUT, f'two processes have the id {number}: {others}')
-        if arguments != self.arguments:
-            raise Ended(BAD_INPUT, self._difference(who, arguments))
-        peer.process_id = number
-        self.names[number], self._members[number] = who, peer
-
-    def _difference(self, who: str, theirs: list[str]) -> str:
-        mine = self.arguments
-        lacking = ' '.join(one for one in mine if one not in theirs) or 'the same in another order'
-        more = ' '.join(one for one in theirs if one not in mine) or 'the same in another order'
-        return (
-            f'the command must be the same on all hosts: {self.name_of(0)} has {lacking}, '
-            f'{who} has {more}'
-        )
-
-    def _missing(self) -> str:
-        absent = [i for i in range(self.host.num_processes) if i and i not in self._members]
-        names = ', '.join(self.name_of(i) for i in absent)
-        there = ', '.join(self.name_of(i) for i in (0, *sorted(self._members)))
-        return (
-            f'did not come within {self.host.timeout:g} s (--host_timeout): {names}. '
-            f'There: {there}.'
-        )
-
-    def _refuse(self, ended: Ended) -> None:
-        """Tells all that are there; and of a mistake, for a while, those that come."""
-        told: list[Peer] = list(self._wire.peers)
-        for peer in told:
-            self._tell(peer, ended=ended.status, text=ended.text)
-        deadline = time.monotonic() + (LINGER_SEC if ended.status == BAD_INPUT else 0)
-        while len(told) < self.host.num_processes - 1 and time.monotonic() < deadline:
-            for peer, message in self._wire.wait(RETRY_SEC):
-                if message and 'hello' in message and peer not in told:
-                    self._tell(peer, ended=ended.status, text=ended.text)
-                    told.append(peer)
-
-    def child_ended(self, code: int) -> None:
-        self.ends[0] = time.monotonic(), code
-
-    def step(self, seconds: float) -> None:
-        """Hears the others for so long. Raises Ended when the job has."""
-        for peer, message in self._wire.wait(seconds):
-            if peer.process_id is None:
-                if message and 'hello' in message:  # of a job that is to follow this one
-                    self._tell(peer, busy=True)
-            elif message is None:
-                self._lost(peer)
-            elif 'ended' in message:
-                self.ends.setdefault(peer.process_id, (time.monotonic(), message['ended']))
-        for peer in list(self._wire.peers):
-            if time.monotonic() - peer.heard > SILENT_SEC:
-                self._wire.drop(peer)
-                self._lost(peer)
-        self._ping()
-        self._decide()
-
-    def _lost(self, peer: Peer) -> None:
-        if not self._begun:  # it may come again
-            self._members.pop(peer.process_id, None)
-        elif peer.process_id is not None:
-            self.ends.setdefault(peer.process_id, (time.monotonic(), None))
-
-    def _decide(self) -> None:
-        if not self.ends:
-            return
-        since = {
-            number: LEAVE_SEC if code in (DONE, DIVERGED) else COLLECT_SEC
-            for number, (_, code) in self.ends.items()
-        }
-        due = min(when + since[number] for number, (when, _) in self.ends.items())
-        if len(self.ends) < self.host.num_processes and time.monotonic() < due:
-            return
-        codes = {code for _, code in self.ends.values()}
-        who = min(self.ends, key=lambda number: blame(number, *self.ends[number]))
-        code = self.ends[who][1]
-        status, text = status_of(code), ''
-        # Of several errors the first counts: the others may be that it was gone.
-        bad = status in (BAD_INPUT, RESUME)
-        if bad or len(self.ends) < self.host.num_processes or len(codes) > 1:
-            text = f'{self.name_of(who)} {how(code)}; all hosts end with status {status}'
-        if status == RESUME:
-            text += ': the same command goes on'
-        for peer in list(self._members.values()):
-            self._tell(peer, ended=status, text=text)
-        raise Ended(status, text)
-
-    def _ping(self) -> None:
-        if self._is_time_to_ping():
-            for peer in list(self._members.values()):
-                self._tell(peer, ping=True)
-
-    def _tell(self, peer: Peer, **message: Any) -> None:
-        try:
-            peer.send(**message)
-        except Gone:
-            self._wire.drop(peer)
-            self._lost(peer)
-
-    def close(self) -> None:
-        self._wire.close()
-
-
-class Spoke(Link):
-    """The parent of another process, once all hosts are there."""
-
-    def __init__(self, host: Host, arguments: Sequence[str], asked: list[int]):
-        super().__init__(host, arguments, asked)
-        self._code: int | None = None  # of the child, when it has ended
-        deadline = time.monotonic() + host.timeout
-        while not self._join():
-            if time.monotonic() > deadline:
-                address, port = host.watch_address
-                raise Ended(
-                    RESUME,
-                    f'{self.name_of(0)} does not answer at {address}, port {port}, for '
-                    f'{host.timeout:g} s (--host_timeout). Does process 0 run, and is that its '
-                    'address?',
-                )
-            self._stop_if_asked()
-            time.sleep(RETRY_SEC)
-
-    def _join(self) -> bool:
-        """Whether the job has begun; False: to be tried again. Raises Ended where it is refused."""
-        try:
-            connection = socket.create_connection(self.host.watch_address, timeout=RETRY_SEC * 4)
-        except OSError:
-            return False
-        self._wire = Wire()
-        hub = self._hub = self._wire.add(connection)
-        me = {
-            'process_id': self.host.process_id,
-            'num_processes': self.host.num_processes,
-            'name': socket.gethostname(),
-            'arguments': self.arguments,
-        }
-        try:
-            hub.send(hello=me)
-            while time.monotonic() - hub.heard < SILENT_SEC:
-                for _, message in self._wire.wait(RETRY_SEC):
-                    if message is None or 'busy' in message:
-                        return self._not_yet()
-                    if 'ended' in message:
-                        raise Ended(message['ended'], message['text'])
-                    if 'start' in message:
-                        self.names = {int(i): name for i, name in message['start'].items()}
-                        return True
-                if self.asked:
-                    hub.send(ended=-self.asked[0])
-                    self._stop_if_asked()
-        except Gone:
-            pass
-        return self._not_yet()
-
-    def _not_yet(self) -> bool:
-        self._wire.close()
-        return False
-
-    def child_ended(self, code: int) -> None:
-        self._code = code
-        self._say(ended=code)
-
-    def step(self, seconds: float) -> None:
-        """Hears the hub for so long. Raises Ended when the job has."""
-        for _, message in self._wire.wait(seconds):
-            if message is None:
-                self._lost('its connection broke')
-            elif 'ended' in message:
-                raise Ended(message['ended'], message['text'])
-        if time.monotonic() - self._hub.heard > SILENT_SEC:
-            self._lost(f'it was silent for {SILENT_SEC:g} s')
-        if self._is_time_to_ping():
-            self._say(ping=True)
-
-    def _say(self, **message: Any) -> None:
-        with contextlib.suppress(Gone):  # it may have said why it ends, which is still to be read
-            self._hub.send(**message)
-
-    def _lost(self, why: str) -> None:
-        if self._code in ON_PURPOSE:  # this host's part was done
-            raise Ended(self._code, f'{self.name_of(0)} has gone ({why})')
-        raise Ended(
-            RESUME,
-            f'{self.name_of(0)} has gone ({why}); all hosts end with status {RESUME}: the same '
-            'command goes on',
-        )
-
-    def close(self) -> None:
-        self._wire.close()
-
-
-def _named(process_id: int, name: str) -> str:
+def named(process_id: int, name: str) -> str:
     return f'host {process_id} ({name})'

@@ -3,6 +3,7 @@ library only.
 """
 
 import signal
+from collections.abc import Iterable
 
 DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 # "Start me again": launchers do so for 42 (xpk: 42 and 127 to 255), and none does for 1.
@@ -24,6 +25,15 @@ def status_of(code: int | None) -> int:
     if code is not None and -code in ASKED:
         return SIGNALLED - code
     return code if code in ON_PURPOSE else RESUME
+
+
+def status_of_all(codes: Iterable[int | None]) -> int:
+    """What a job ends with whose children were apart: what is to be done about it comes first."""
+    found = {status_of(code) for code in codes}
+    signalled = {status for status in found if status > SIGNALLED}
+    if RESUME in found:
+        return RESUME
+    return max(signalled) if signalled else max(found)
 
 
 def how(code: int | None) -> str:

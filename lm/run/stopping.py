@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lm.processes import several
+from lm.processes import gathered, several
 
 
 class Stopping:
@@ -56,6 +56,16 @@ class StoppingTogether(Stopping):
     @property
     def now(self) -> bool:
         return self._heard > 0
+
+
+def asked_to_stop(caught: list[int]) -> bool:
+    """Whether any process has caught a signal; between runs, to be called by all."""
+    if not several():
+        return bool(caught)
+    numbers = [number for number in gathered(caught[0] if caught else 0) if number]
+    if numbers:
+        caught[:] = [max(numbers)]
+    return bool(numbers)
 
 
 def stopping(caught: list[int]) -> Stopping:

@@ -38,17 +38,14 @@ def define_flags() -> None:
     flags.DEFINE_float('host_timeout', HOST_TIMEOUT_SEC, 'Seconds to wait for all hosts at first.')
 
 
-def join(digest: str, is_sweep: bool = False) -> None:
+def join(digest: str) -> None:
     """Before any device is used, where this is one of several processes.
 
-    digest: of the config. Raises ValueError for a sweep, and where hosts differ in the config or in
-    JAX.
+    digest: of the config. Raises ValueError where hosts differ in the config or in JAX.
     """
     host = child_host()
     if host is None:
         return
-    if is_sweep:
-        raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
     sys.excepthook = _end_with_traceback
     # It would take SIGTERM for itself; which signals end a run is agreed on by `lm.run.stopping`.
     jax.config.update('jax_enable_preemption_service', False)

@@ -4,8 +4,12 @@ JAX's runtime ends all processes without a word when one is gone, or waits for i
 `train.py` starts itself again as a child that trains, and watches: parents hold a connection with
 that of process 0, and when a child ends, or a connection breaks, all are told who it was, end their
 own children and leave with one status.
+
+The children of a sweep whose cells are dealt to hosts (`lm.sweep.hosts`) say that they are apart:
+then a host that ends, or is lost, ends no other, and the job ends when all have.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -14,11 +18,12 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 
-from lm.run.hosts import CHILD, Host, child_host, shared_arguments, this_host
-from lm.run.parents import Hub, Link, Spoke
+from lm.run.hosts import CHILD, JOB, TELL, Host, child_host, shared_arguments, this_host
+from lm.run.hub import Hub
+from lm.run.parents import Link
+from lm.run.spoke import Spoke
 from lm.run.statuses import BAD_INPUT, Ended
 
 POLL_SEC = 0.1  # between looks at the child
@@ -52,28 +57,40 @@ def watch(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> int:
             link = (Spoke if host.process_id else Hub)(host, shared_arguments(argv), asked)
         except Ended as ended:
             return _leave(host, ended)
-        child = start(host, command)
+        heard, told = os.pipe()
+        os.set_blocking(heard, False)
+        child = start(host, command, {JOB: link.job, TELL: str(told)}, told)
+        os.close(told)
         try:
-            return _attend(host, link, child, asked)
+            return _attend(host, link, child, asked, heard)
         finally:
             link.close()
+            os.close(heard)
 
 
-def _attend(host: Host, link: Link, child: subprocess.Popen, asked: list[int]) -> int:
+def _attend(host: Host, link: Link, child: subprocess.Popen, asked: list[int], heard: int) -> int:
     """Until the job has ended; signals that this process is sent are sent on."""
     told, passed_on = False, 0
     while True:
         for number in asked[passed_on:]:
             passed_on += 1
             child.send_signal(number)
-        if child.poll() is not None and not told:
-            told = True
-            link.child_ended(child.returncode)
+        has_ended = child.poll() is not None
+        link.apart = link.apart or _says_apart(heard)
         try:
+            if has_ended and not told:
+                told = True
+                link.child_ended(child.returncode)
             link.step(POLL_SEC)
         except Ended as ended:
             _end(child)
             return _leave(host, ended)
+
+
+def _says_apart(heard: int) -> bool:
+    with contextlib.suppress(BlockingIOError):  # it has said nothing yet
+        return bool(os.read(heard, 1))
+    return False
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -90,8 +107,12 @@ def _leave(host: Host, ended: Ended) -> int:
     return ended.status
 
 
-def start(host: Host, command: Sequence[str]) -> subprocess.Popen:
-    """The child. On Linux it ends with this process, even if that is killed."""
+def start(
+    host: Host, command: Sequence[str], env: Mapping[str, str], descriptor: int
+) -> subprocess.Popen:
+    """The child, which has `env` besides and may write to `descriptor`. On Linux it ends with this
+    process, even if that is killed.
+    """
     parent, libc = os.getpid(), None
     if platform.system() == 'Linux':
         libc = ctypes.CDLL(None, use_errno=True)
@@ -104,12 +125,13 @@ def start(host: Host, command: Sequence[str]) -> subprocess.Popen:
 
     return subprocess.Popen(
         command,
-        env={**os.environ, CHILD: json.dumps(dataclasses.asdict(host))},
+        env={**os.environ, CHILD: json.dumps(dataclasses.asdict(host)), **env},
+        pass_fds=(descriptor,),
         preexec_fn=end_with_parent,  # this process has one thread
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def signals_caught() -> Iterator[list[int]]:
     """A list of the numbers of SIGTERM and SIGINT as they come."""
     asked: list[int] = []

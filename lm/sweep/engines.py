@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lm.record.workdir import is_final, record_failure
 from lm.run.process import TUNABLES
+from lm.run.stopping import asked_to_stop
 from lm.sweep.cells import Cell
 from lm.sweep.group import train_group
 
@@ -37,7 +38,7 @@ class Work:
 def local(work: Work) -> None:
     """One group after the other, in this process."""
     for group in work.groups:
-        if work.caught:
+        if asked_to_stop(work.caught):
             return
         train_group(
             group,

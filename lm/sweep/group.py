@@ -1,7 +1,9 @@
 """Many runs in one program: the groups of a sweep, each compiled once.
 
 Cells that differ only in what a program takes as data (`lm.config.RUN_PATHS`) form a group;
-one that does not fit in memory trains in waves (`lm.run.wave`).
+one that does not fit in memory trains in waves (`lm.run.wave`). Where several processes train
+together, each run has the devices of all, and a wave is of one run. What they do follows from
+process 0's disk then, and an error of a run ends the job.
 """
 
 import contextlib
@@ -11,16 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
-
 from lm.files import Unreadable
-from lm.many import run_axis
+from lm.many import SINGLE, run_axis
+from lm.processes import from_first, is_first, several
 from lm.record.host import device_memory_bytes
 from lm.record.workdir import (
     PATIENCE_SEC,
     InUse,
+    held_workdir,
     is_final,
-    open_workdir,
     read_config,
     record_failure,
     write_config,
@@ -30,9 +31,10 @@ from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
 from lm.run.signals import nothing_to_lose
 from lm.run.slot import RunSpec
+from lm.run.stopping import asked_to_stop
 from lm.run.table import parameter_count
 from lm.run.terminal import CellTerminal
-from lm.run.wave import Wave
+from lm.run.wave import Wave, closing
 from lm.sections import RUN_PATHS, Config
 from lm.sweep.cells import Cell
 
@@ -58,12 +60,7 @@ def train_group(
     checkpoints are all damaged begins anew. An error ends the cells it concerns, as failed, and is
     recorded with them.
     """
-    waiting = []
-    for cell in group:
-        if is_final(workdir / cell.name):
-            _repair_config(workdir / cell.name, cell, say)
-        else:
-            waiting.append(cell)
+    waiting = _seen_by_first(lambda: _waiting(group, workdir, say), group)
     if waiting:
         for note in notes_of_all([cell.config for cell in waiting]):
             say(f'NOTE: {note}')
@@ -73,20 +70,43 @@ def train_group(
         with nothing_to_lose(caught):
             return _compiled(waiting, runs_at_once, say)
 
-    for part in _even_parts(waiting, most_files()):
-        if caught:
+    for part in _even_parts(waiting, from_first(most_files())):
+        if asked_to_stop(caught):
             return
         wait_until = time.monotonic() + PATIENCE_SEC  # for all together
         with contextlib.ExitStack() as held:
-            opened = [c for c in part if _open(held, workdir / c.name, c, wait_until, say)]
+            opened = _seen_by_first(
+                lambda part=part, held=held, wait_until=wait_until: [
+                    c for c in part if _open(held, workdir / c.name, c, wait_until, say)
+                ],
+                part,
+            )
             runs = [_run_of(cell, workdir, say, start_over) for cell in opened]
             try:
                 if runs:
                     _train(*compiled(), runs, caught, say, tick)
             except Exception as error:  # of any kind: the other groups can still be trained
+                if several():  # the others wait for this process
+                    raise
                 for run in runs:
                     if not is_final(run.folder):
                         record_failure(run.folder, error, say)
+
+
+def _seen_by_first(look: Callable[[], list[Cell]], cells: list[Cell]) -> list[Cell]:
+    """Those of the cells that process 0 finds with `look`, on all."""
+    names = from_first([cell.name for cell in look()] if is_first() else None)
+    return [cell for cell in cells if cell.name in names]
+
+
+def _waiting(group: list[Cell], workdir: Path, say: Callable) -> list[Cell]:
+    waiting = []
+    for cell in group:
+        if is_final(workdir / cell.name):
+            _repair_config(workdir / cell.name, cell, say)
+        else:
+            waiting.append(cell)
+    return waiting
 
 
 def _repair_config(folder: Path, cell: Cell, say: Callable) -> None:
@@ -114,7 +134,7 @@ def _open(
 ) -> bool:
     """Whether the run can be trained; its folder is held until `held` ends."""
     try:
-        held.enter_context(open_workdir(folder, cell.config, False, say, wait_until))
+        held.enter_context(held_workdir(folder, cell.config, False, say, wait_until))
         return not is_final(folder)  # which another process may have trained meanwhile
     except InUse as error:  # nothing is wrong with that run, and its folder is not ours
         say(f'{folder.name} left out: {error}')
@@ -125,17 +145,20 @@ def _open(
 
 def _compiled(cells: list[Cell], runs_at_once: int, say: Callable) -> tuple[Program, int]:
     """(the program of the cells, how many of them a wave has room for)."""
-    experiment = Experiment(longest(cells), say, len(cells))
-    if jax.process_count() > 1:
-        raise ValueError('a sweep trains in one process; --engine=ray goes beyond one host')
+    experiment = Experiment(longest(cells), say, side_by_side(len(cells)))
     how = run_axis(experiment.config.kernels.run_axis, experiment.platform)
-    program = Program(experiment, how)
+    program = Program(experiment, SINGLE if several() else how)
     alike = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
     say(
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
         f'parameters{" with " * bool(alike)}{", ".join(alike)}'
     )
-    return program, slots_for(program, len(cells), runs_at_once, say)
+    return program, 1 if several() else slots_for(program, len(cells), runs_at_once, say)
+
+
+def side_by_side(runs: int) -> int:
+    """How many of `runs` runs may train at once."""
+    return 1 if several() else runs
 
 
 def _train(
@@ -149,15 +172,18 @@ def _train(
     """In waves of `slots` runs. An error of one run leaves the others."""
 
     def on_failure(folder: Path, error: Exception) -> None:
+        if several():
+            raise error
         record_failure(folder, error, say)
 
     for start in range(0, len(runs), slots):
-        if caught:
+        if asked_to_stop(caught):
             return
         part = runs[start : start + slots]
-        sec = program.compile_sec
-        say(f'{len(part)} runs side by side ({program.how}), compiled in {sec:.1f} s')
-        with contextlib.closing(Wave(program, part, slots, on_failure)) as wave:
+        if not several():
+            sec = program.compile_sec
+            say(f'{len(part)} runs side by side ({program.how}), compiled in {sec:.1f} s')
+        with closing(Wave(program, part, slots, on_failure)) as wave:
             wave.compile()
             wave.train(caught, tick)
 

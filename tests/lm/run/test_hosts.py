@@ -367,7 +367,7 @@ def test_a_signal_is_passed_on_to_the_child(job, number):
 
 @pytest.mark.parametrize('asked', [0, 1])
 def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
-    met = 'import lm.run.parents as p; add = p.Wire.add; '
+    met = 'import lm.run.wire as p; add = p.Wire.add; '
     met += 'p.Wire.add = lambda *a: (print("begun", flush=True), add(*a))[1]; '
     parents = [job(i, count=3, before=met) for i in range(2)]
     wait_begun(*parents)
@@ -447,7 +447,10 @@ def test_who_comes_late_to_a_refused_start_is_told_why(job):
         assert status == BAD_INPUT and 'has --other' in said, said
 
 
-SOONER = 'import lm.run.parents as p; p.SILENT_SEC, p.PING_SEC = 2.0, 0.2; '
+SOONER = (
+    'import lm.run.hub as h, lm.run.spoke as s, lm.run.parents as p; '
+    'h.SILENT_SEC = s.SILENT_SEC = 2.0; p.PING_SEC = 0.2; '
+)
 
 
 def test_children_that_say_nothing_train_on(job, ports):
@@ -467,3 +470,89 @@ def test_what_is_silent_has_gone(job):
     parents[1].send_signal(signal.SIGSTOP)
     status, said = ended(parents[0])
     assert status == RESUME and f'host 1 ({NAME}) has gone' in said, said
+
+
+# Children that need no other host: they say so, and their parents have heard it when they begin.
+APART = (
+    'import os, signal, sys, time; os.write(int(os.environ["EVENKEEL_TELL"]), b"."); '
+    'signal.signal(15, lambda n, frame: os._exit(128 + n)); time.sleep(0.5); '
+    'print("begun", flush=True); sys.stdin.readline(); os._exit({status})'
+)
+AT_ONCE = 'import lm.run.hub as h; h.LEAVE_SEC = h.COLLECT_SEC = 0.1; '
+
+
+@pytest.fixture
+def apart(job):
+    """apart(statuses): a parent for each, whose child has begun."""
+
+    def start(*statuses):
+        hosts = [
+            job(i, APART.format(status=status), count=len(statuses), before=AT_ONCE)
+            for i, status in enumerate(statuses)
+        ]
+        wait_begun(*hosts)
+        return hosts
+
+    return start
+
+
+def still_there(*parents):
+    """Longer than those that do not train apart would be left."""
+    time.sleep(0.5)
+    assert all(parent.poll() is None for parent in parents)
+
+
+def test_apart_a_host_that_is_done_ends_no_other(apart):
+    parents = apart(DONE, DONE, DONE)
+    for i in (1, 0):
+        let_end(parents[i])
+        still_there(*parents)
+    let_end(parents[2])
+    assert [ended(parent) for parent in parents] == [(DONE, '')] * 3
+
+
+def test_apart_a_lost_host_ends_no_other(apart):
+    parents = apart(DONE, DONE, DONE)
+    parents[1].kill()
+    let_end(parents[0])
+    still_there(parents[0], parents[2])
+    let_end(parents[2])
+    for i in (0, 2):
+        status, said = ended(parents[i])
+        assert status == RESUME
+        assert f'host 1 ({NAME}) has gone' in said and 'all hosts end with status 42' in said
+        assert ('the others train their cells' in said) == (i == 0)
+
+
+def test_apart_host_0_is_a_host_as_others(apart):
+    parents = apart(DONE, DONE)
+    child = child_of(parents[1])
+    parents[0].kill()
+    still_there(parents[1])
+    assert is_there(child)
+    let_end(parents[1])
+    status, said = ended(parents[1])
+    assert status == RESUME and said.count(f'host 0 ({NAME}) has gone') == 2, said
+
+
+@pytest.mark.parametrize('asked', [0, 1])
+def test_apart_a_signal_to_a_host_is_for_it_alone(apart, asked):
+    """It leaves, as it has a few seconds for that; the others go on."""
+    parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
+    parents[asked].send_signal(signal.SIGTERM)
+    assert ended(parents[asked])[0] == stopped
+    others = [parent for parent in parents if parent is not parents[asked]]
+    still_there(*others)
+    let_end(*others)
+    # Of host 0 nobody knows how it ended.
+    assert [ended(parent)[0] for parent in others] == [stopped if asked else RESUME] * 2
+
+
+def test_apart_what_went_wrong_is_said_in_the_end(apart):
+    parents = apart(DONE, BAD_INPUT)
+    let_end(parents[1])
+    still_there(*parents)
+    let_end(parents[0])
+    for parent in parents:
+        status, said = ended(parent)
+        assert status == BAD_INPUT and f'host 1 ({NAME}) ended with status 1; all' in said, said

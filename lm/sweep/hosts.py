@@ -1,0 +1,136 @@
+"""A sweep on several hosts.
+
+Where every run fits on the devices of one host, cells are dealt: each host trains its own, as one
+that is alone, and a host that is lost costs its own cells. JAX's processes are not joined then, as
+the runtime ends all of them when one has gone. Where a run needs the devices of several hosts, all
+of them train it, and the runs of a group go one after the other.
+"""
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lm import processes
+from lm.files import write_text
+from lm.mesh import least_devices
+from lm.record.workdir import not_shared
+from lm.run.hosts import JOB, TELL, Host, child_host
+from lm.run.launchers import has_tpu
+from lm.run.together import MEET_SEC, join
+from lm.sweep.cells import Cell
+
+Groups = Sequence[Sequence[Cell]]
+
+# libtpu would wait for all hosts of the slice. Names of several of its versions; from pytorch/xla
+# issue 7714 and JAX's words on running on some of the chips.
+TPU_ALONE = {
+    'TPU_PROCESS_BOUNDS': '1,1,1',
+    'TPU_HOST_BOUNDS': '1,1,1',
+    'TPU_WORKER_HOSTNAMES': 'localhost',
+    'TPU_WORKER_ID': '0',
+    'CLOUD_TPU_TASK_ID': '0',
+}
+OF_SLICES = 'MEGASCALE_'
+MARK = '.job'  # in the folder of the sweep: that host 0 of this job has opened it
+POLL_SEC = 0.2
+
+
+def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
+    """(i, n): this is the i-th of n hosts that cells are dealt to; (0, 1) where it is alone, or one
+    of several that train every run together. To be called before any device is used.
+
+    Raises ValueError where hosts train together and differ in their cells, and for another engine.
+    """
+    host = child_host()
+    if host is None:
+        return 0, 1
+    if engine != 'local':
+        raise ValueError(
+            f'--engine={engine} starts processes of its own: give the command once, on one host, '
+            'with --num_processes=1.'
+        )
+    needed = max(least_devices(group[0].config.mesh) for group in groups)
+    if needed > 1 and needed > _own_devices(host):
+        join(_digest(groups))
+        return 0, 1
+    alone = _alone()
+    os.environ.clear()
+    os.environ.update(alone)
+    if host.local_devices is not None:  # as `jax.distributed.initialize` does it
+        own = ','.join(map(str, host.local_devices))
+        jax.config.update('jax_cuda_visible_devices', own)
+        jax.config.update('jax_rocm_visible_devices', own)
+    return host.process_id, host.num_processes
+
+
+def _own_devices(host: Host) -> int:
+    """Counted by another process: in this one no device may be opened before it has joined."""
+    if host.local_devices is not None:
+        return len(host.local_devices)
+    count = [sys.executable, '-c', 'import jax; print(jax.local_device_count())']
+    said = subprocess.run(count, env=_alone(), stdout=subprocess.PIPE, text=True, check=True)
+    return int(said.stdout.split()[-1])
+
+
+def _alone() -> dict[str, str]:
+    """The environment in which libtpu opens the chips of this host alone."""
+    if not has_tpu():
+        return dict(os.environ)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(OF_SLICES)}
+    return kept | TPU_ALONE
+
+
+def first_then_others(workdir: Path, host: int, hosts: int, act: Callable[[], Any]) -> Any:
+    """`act()`, which writes to `workdir`, of each host, of host 0 before the others. Where cells
+    are dealt each is on its own when it is done; until then an error of one still ends all.
+
+    Raises ValueError where cells are dealt, and a host does not see what host 0 writes there.
+    """
+    if hosts == 1:
+        return processes.first_then_others(act)
+    job, deadline = os.environ[JOB], time.monotonic() + MEET_SEC
+    while host > 0 and _marked(workdir) != job:
+        if time.monotonic() > deadline:
+            raise ValueError(not_shared(workdir, [f'host {host}']))
+        time.sleep(POLL_SEC)
+    found = act()
+    if host == 0:
+        write_text(workdir / MARK, job)
+    os.write(int(os.environ[TELL]), b'.')
+    return found
+
+
+def _marked(workdir: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return (workdir / MARK).read_text()
+    return None
+
+
+def _digest(groups: Groups) -> str:
+    names = ' '.join(cell.name for group in groups for cell in group)
+    return hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
+
+
+def dealt(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
+    """The cells of one of n hosts: a stretch of all in their order, as long as the others' up to
+    one, so that few groups are compiled on two hosts.
+
+    All cells are dealt, those that have ended too: hosts that look at different times, and the same
+    command again, find the same shares, and with them the same meshes, and so the same numbers.
+    """
+    n = sum(map(len, groups))
+    first, last = host * n // hosts, (host + 1) * n // hosts
+    found, start = [], 0
+    for group in groups:
+        own = list(group[max(first - start, 0) : max(last - start, 0)])
+        start += len(group)
+        found += [own] if own else []
+    return found

@@ -1,0 +1,88 @@
+"""Which host trains which cells; with processes it is tried in tests/hosts_on_loopback.py."""
+
+import dataclasses
+import itertools
+import json
+import types
+
+import pytest
+
+from lm.run.hosts import CHILD, JOB, TELL, Host
+from lm.sections import MeshConfig
+from lm.sweep import hosts
+from lm.sweep.hosts import dealt, first_then_others, join_sweep
+
+HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
+
+
+@pytest.mark.parametrize('n_hosts', [1, 2, 3, 5, 40])
+def test_every_cell_is_dealt_once_and_evenly(n_hosts):
+    groups = [list('abcde'), ['f'], list('ghijklmnop')]
+    shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
+    flat = [list(itertools.chain(*share)) for share in shares]
+    assert list(itertools.chain(*flat)) == list('abcdefghijklmnop')
+    assert {len(share) for share in flat} <= {16 // n_hosts, 16 // n_hosts + 1}
+    assert all(part for share in shares for part in share)
+    # A program more than there are groups for each border between hosts, at most.
+    assert sum(map(len, shares)) <= len(groups) + n_hosts - 1
+
+
+class Cell:
+    def __init__(self, **mesh):
+        self.name = 'cell'
+        self.config = types.SimpleNamespace(mesh=MeshConfig(**{'data': -1} | mesh))
+
+
+@pytest.fixture
+def one_of_two(monkeypatch):
+    """A child of a parent; what it joins is noted."""
+    joined = []
+    monkeypatch.setenv(CHILD, json.dumps(dataclasses.asdict(HOST)))
+    monkeypatch.setattr(hosts, 'join', joined.append)
+    return joined
+
+
+@pytest.mark.parametrize(
+    ('mesh', 'apart'),
+    [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
+     ({'tensor': 2, 'data': 4}, False)],
+)  # fmt: skip
+def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh, apart):
+    monkeypatch.setattr(hosts, '_own_devices', lambda host: 4)
+    share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
+    assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
+
+
+def test_devices_are_counted_without_being_opened(monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=3')
+    assert hosts._own_devices(HOST) == 3
+    assert hosts._own_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
+
+
+def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
+    monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
+    monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
+    monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
+    alone = hosts._alone()
+    assert alone['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in alone
+
+
+def test_alone_and_other_engines(one_of_two, monkeypatch):
+    with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
+        join_sweep([[Cell()]], 'ray')
+    monkeypatch.delenv(CHILD)
+    assert join_sweep([[Cell()]], 'ray') == (0, 1)
+
+
+def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
+    """And one that does not has another folder of that name."""
+    monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
+    monkeypatch.setenv(JOB, 'mine')
+    with (tmp_path / 'told').open('wb') as told:
+        monkeypatch.setenv(TELL, str(told.fileno()))
+        with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
+            first_then_others(tmp_path, 1, 2, lambda: None)
+        assert not (tmp_path / 'told').read_bytes()
+        assert first_then_others(tmp_path, 0, 2, lambda: 'opened') == 'opened'
+        assert first_then_others(tmp_path, 1, 2, lambda: 'too') == 'too'
+        assert (tmp_path / 'told').read_bytes() == b'..'
