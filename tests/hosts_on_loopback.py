@@ -24,6 +24,7 @@ from lm.record.checkpoint import read_meta, steps_in
 from lm.record.metrics import read_rows
 from lm.record.workdir import read_json
 from lm.run.statuses import BAD_INPUT, DONE, RESUME, SIGNALLED
+from lm.sweep.cells import cells
 from tests.commands import ROOT
 from tests.sweep_helpers import (
     assert_close,
@@ -307,7 +308,7 @@ def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus
     """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG, mesh_data=8)
-    first = list(cell_folders(sweep_of_one).values())[0].name
+    first = cells(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
     job.wait_for_step(workdir / first, 15)
     job.hosts[0].send_signal(signal.SIGTERM)
     assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
