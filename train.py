@@ -38,7 +38,7 @@ from lm.check_mesh import check_devices, check_single
 from eval.choices import listing
 from lm.config import digest, resolve, to_json
 from lm.files import locked
-from lm.sections import FIELDS, Config
+from lm.sections import AUTO, FIELDS, Config
 from lm.hints import check_flags, field_hint, flag_refusal
 from lm.many import SINGLE
 from lm.mesh import make_mesh
@@ -173,7 +173,7 @@ def check_group(group: list[Cell]) -> None:
     config = group[0].config
     if several():
         check_single(config)
-    else:
+    elif config.mesh.axes != AUTO:
         check_devices(config, make_mesh(config.mesh, runs=len(group)))
 
 

@@ -259,6 +259,7 @@ def get_config() -> ConfigDict:
     config.mesh.context = 1  # tokens of a row
     config.mesh.tensor = 1  # heads, hidden features of MLPs, vocabulary
     config.mesh.run = -1  # devices that train different runs of a sweep; -1: as many as have work
+    config.mesh.axes = 'given'  # or auto: those that are 1 become what fits and sends least
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # xla_cpu, xla; or reference, cudnn (GPU), splash (TPU)

@@ -1,5 +1,6 @@
 """Whether a config can be laid over the devices at hand, found before anything is compiled."""
 
+import math
 from collections.abc import Iterator
 
 import jax
@@ -7,9 +8,9 @@ from jax.sharding import Mesh
 
 from lm.check import asks_forward_mode
 from lm.config import option_of, part_at
-from lm.mesh import batch_parts, make_mesh, refuse_idle
+from lm.mesh import batch_parts, make_mesh, refuse_idle, torus_of
 from lm.model import chosen_kernels
-from lm.sections import Config
+from lm.sections import AUTO, Config
 from modules.attention.softmax import SoftmaxAttention
 from modules.choices import nearest_divisor
 from modules.devices import BATCH
@@ -26,8 +27,10 @@ WIDTHS = {
 
 def check_single(config: Config) -> None:
     """`check_devices` of a run alone, on the devices at hand; ValueError where it would leave some
-    of them idle.
+    of them idle. With mesh.axes=auto it is asked when the mesh is chosen (`lm.auto_mesh`).
     """
+    if config.mesh.axes == AUTO:
+        return
     mesh = make_mesh(config.mesh)
     refuse_idle(config.mesh, mesh, jax.device_count())
     check_devices(config, mesh, jax.process_count())
@@ -118,6 +121,13 @@ def notes_of_mesh(config: Config, mesh: Mesh, vocab_size: int) -> Iterator[str]:
     """
     if mesh.size < (n := jax.device_count()):
         yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'
+    torus = torus_of(mesh.devices.flat)
+    if len(torus) > 1 and mesh.shape['fsdp'] == math.prod(torus):
+        yield (
+            f'mesh.fsdp={mesh.shape["fsdp"]} lies over a whole torus of '
+            f'{" x ".join(map(str, torus))}, for which XLA sums gradients whole: twice the bytes. '
+            f'mesh.fsdp={max(torus)} with mesh.data=-1 has them scattered.'
+        )
     tensor = mesh.shape['tensor']
     for what, size, name in (
         ('keys and values', config.model.n_kv_heads, 'model.n_kv_heads'),

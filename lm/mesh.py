@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -71,7 +71,7 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
 
 def least_devices(config: MeshConfig) -> int:
     """How many devices a run needs for the axes that are given a size."""
-    return math.prod(_asked(vars(config)).values())
+    return math.prod(_asked({axis: getattr(config, axis) for axis in AXES}).values())
 
 
 def _asked(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -120,6 +120,18 @@ def _placed(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
     if devices[0].platform == 'tpu' and math.prod(shape) > 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(shape)
+
+
+def torus_of(devices: Iterable[jax.Device]) -> list[int]:
+    """The lengths above 1 of the torus that the TPUs of a slice form; [] of other devices."""
+    places = {tuple(device.coords) for device in devices if device.platform == 'tpu'}
+    lengths = [len(set(along)) for along in zip(*places, strict=True)]
+    return [length for length in lengths if length > 1]
+
+
+def mesh_words(mesh: Mesh) -> str:
+    """'data=4 tensor=2', or 'of one device'."""
+    return ' '.join(f'{a}={n}' for a, n in mesh.shape.items() if n > 1) or 'of one device'
 
 
 def param_sharding(mesh: Mesh, spec: ParamSpec, shape: tuple[int, ...]) -> NamedSharding:

@@ -200,6 +200,7 @@ class TrainConfig:
 
 
 Devices = Annotated[int, Option(least=-1)]
+GIVEN = 'given'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,6 +211,7 @@ class MeshConfig:
     context: Devices = 1
     tensor: Devices = 1
     run: Devices = -1
+    axes: Annotated[str, Option(choices=(GIVEN, AUTO))] = GIVEN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

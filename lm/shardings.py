@@ -18,6 +18,9 @@ from modules.optim import state_specs
 INIT_ON_CPU = {'xla_backend_optimization_level': 1}
 
 
+WHOLE = 'whole'  # of what has no ParamSpec: every device holds all of it
+
+
 def batch_shapes(config: Config, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:
     """What the step takes, stacked along `leading`."""
     shape = (*leading, config.data.batch_size, config.data.seq_len + 1)
@@ -31,20 +34,30 @@ def state_shapes(learner: Learner) -> State:
     return jax.eval_shape(lambda h: init_state(learner, h, jax.random.key(0)), hyper)
 
 
-def state_shardings(learner: Learner, mesh: Mesh) -> State:
-    """Parameters, their average and the optimizer's state by their specs; all else everywhere."""
+def state_layout(learner: Learner) -> tuple[State, State]:
+    """(shapes and types, a ParamSpec or WHOLE for each): parameters, their average and the
+    optimizer's state by their specs; all else is whole everywhere.
+    """
     described, shapes = learner.described, state_shapes(learner)
+    reparam, stats = jax.tree.map(lambda _: WHOLE, (shapes.reparam, shapes.stats))
+    average = state_specs(shapes.average, described.shapes, described.specs)
+    opt_state = optimizer_specs(learner)
+    return shapes, State(WHOLE, described.specs, reparam, stats, opt_state, average)
 
-    def by_spec(specs, shapes):
-        return jax.tree.map(lambda spec, s: param_sharding(mesh, spec, s.shape), specs, shapes)
 
-    everywhere = replicated(mesh)
-    reparam, stats = jax.tree.map(lambda _: everywhere, (shapes.reparam, shapes.stats))
-    params = by_spec(described.specs, shapes.params)
-    opt_state = by_spec(optimizer_specs(learner), shapes.opt_state)
-    average_specs = state_specs(shapes.average, described.shapes, described.specs)
-    average = by_spec(average_specs, shapes.average)
-    return State(everywhere, params, reparam, stats, opt_state, average)
+def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
+    """Shapes, types and shardings."""
+
+    def placed(s, spec):
+        over = replicated(mesh) if spec is WHOLE else param_sharding(mesh, spec, s.shape)
+        return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=over)
+
+    return jax.tree.map(placed, shapes, specs)
+
+
+def state_shardings(learner: Learner, mesh: Mesh) -> State:
+    """By `state_layout`."""
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(learner, mesh))
 
 
 def optimizer_specs(learner: Learner) -> Any:
@@ -62,11 +75,7 @@ def optimizer_specs(learner: Learner) -> Any:
 
 def abstract_state(learner: Learner, mesh: Mesh) -> State:
     """Shapes, types and shardings of the state: what a checkpoint is read as."""
-    return jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-        state_shapes(learner),
-        state_shardings(learner, mesh),
-    )
+    return laid_out(*state_layout(learner), mesh)
 
 
 def jit_init(learner: Learner, mesh: Mesh) -> Callable:

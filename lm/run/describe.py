@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from lm import data
 from lm.check_mesh import notes_of_mesh
 from lm.config import option_of, part_at, parts_of
 from lm.data import Rows
+from lm.mesh import mesh_words
 from lm.mixture import Mixed
 from lm.run.experiment import Experiment
 from lm.run.journal import Journal
@@ -48,11 +48,6 @@ def describe(journal: Journal) -> None:
     noted = notes_of_mesh(journal.config, experiment.mesh, experiment.vocab_size)
     for note in (*notes(journal), *noted):
         terminal.say(f'NOTE: {note}')
-
-
-def mesh_words(mesh: Mesh) -> str:
-    """'data=4 tensor=2', or 'of one device'."""
-    return ' '.join(f'{a}={n}' for a, n in mesh.shape.items() if n > 1) or 'of one device'
 
 
 def memory_words(experiment: Experiment, program: Program) -> str:

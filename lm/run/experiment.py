@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
+import jax
+
 from lm import data
+from lm.auto_mesh import chosen
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
 from lm.objectives import evaluated, n_marks, training_mixture
-from lm.processes import first_then_others, same_everywhere
-from lm.sections import Config
+from lm.processes import first_then_others, from_first, same_everywhere
+from lm.record.host import device_memory_bytes
+from lm.sections import AUTO, Config, MeshConfig
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
 from lm.updates import refuse_unserved
@@ -25,7 +29,6 @@ class Experiment:
 
     def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
         self.config = config
-        self.mesh = make_mesh(config.mesh, runs=runs)
         # Where the cache is shared, the others find what process 0 has prepared.
         self.dataset = first_then_others(lambda: data.open_dataset(config.data, say=say))
         same_everywhere('the digest of the prepared data', self.dataset.digest)
@@ -34,10 +37,22 @@ class Experiment:
         self.vocab_size = tokenizer.vocab_size + n_marks(config)
         self.mixture = training_mixture(config, tokenizer)
         self.evaluated = evaluated(config, tokenizer, self.dataset.validation)
-        self.platform = self.mesh.devices.flat[0].platform
+        self.platform = jax.devices()[0].platform
         self.learner = build_learner(config, self.vocab_size, tokenizer.bos_id, self.platform)
         refuse_unserved(self.learner)
+        self.mesh = make_mesh(self._mesh_config(say, runs), runs=runs)
         self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.state_shapes = abstract_state(self.learner, self.mesh)
         self.init = jit_init(self.learner, self.mesh)
+
+    def _mesh_config(self, say: Callable[[str], None], runs: int) -> MeshConfig:
+        """As it is given, or chosen here."""
+        if self.config.mesh.axes != AUTO:
+            return self.config.mesh
+        shared_by = jax.device_count() if self.platform == 'cpu' else 1
+        memory = from_first(device_memory_bytes() // shared_by)
+        mesh, why = chosen(self.config, self.learner, jax.devices(), memory, runs)
+        for line in why:
+            say(line)
+        return mesh

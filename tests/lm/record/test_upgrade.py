@@ -55,6 +55,7 @@ def test_all_that_is_not_mentioned_here_stays():
     # the mesh had two axes.
     assert added == {
         **dict.fromkeys(('mesh.fsdp', 'mesh.expert', 'mesh.context', 'mesh.tensor'), 1),
+        'mesh.axes': 'given',
         'optim.others': OLD['optim']['name'],
         'optim.average': 'none',
         'scaling.init': 'fan_in',
