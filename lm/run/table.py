@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from rich.table import Table
 
 from lm.config import flatten, option_of, parts_at
@@ -36,8 +36,7 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
         if scaling.init_std is not None:
             drawn = drawn_with(config, used_path(path, used), spec, scaling.init_std)
             std = f'{config.scaling.init_scale * drawn:.4g}'
-        over = param_sharding(mesh, spec, shapes[path].shape).spec
-        sharding = ', '.join(axis or '-' for axis in over) if any(over) else 'replicated'
+        sharding = sharding_words(param_sharding(mesh, spec, shapes[path].shape).spec)
         rows.append(
             {
                 'parameter': path,
@@ -53,6 +52,14 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def sharding_words(over: PartitionSpec) -> str:
+    """'fsdp, -, tensor+expert': of each dimension."""
+    if not any(over):
+        return 'replicated'
+    of_each = [(axes,) if isinstance(axes, str) else axes or '-' for axes in over]
+    return ', '.join('+'.join(axes) for axes in of_each)
 
 
 def drawn_with(config: Config, path: str, spec: ParamSpec, std: float) -> float:

@@ -149,3 +149,14 @@ def test_table_says_what_is_frozen():
         is_norm = row['parameter'].endswith('scale')
         assert told == (('adamw', '0.003', '0') if is_norm else ('frozen', '0', '0'))
     assert {row['optimizer'] for row in rows} == {'adamw', 'frozen'}
+
+
+def test_table_says_over_which_axes_each_dimension_lies():
+    """Catches one that lies over two axes of the mesh, as the heads of attention/out."""
+    sizes = {'model.n_heads': 8, 'model.n_kv_heads': 8, 'mesh.fsdp': 2, 'mesh.tensor': 4}
+    config = tiny_config(sizes | {'mesh.data': 1})
+    rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
+    lie = {row['parameter'].removeprefix('layers/'): row['sharding'] for row in rows}
+    assert lie['attention/query'] == '-, fsdp, tensor, -'
+    assert lie['attention/out'] == '-, tensor+fsdp, -, -'
+    assert lie['final_norm/scale'] == 'replicated'
