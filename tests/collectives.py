@@ -62,6 +62,27 @@ def collectives(program: jax.stages.Compiled, trips: int) -> list[Collective]:
     return found
 
 
+def hidden(program: jax.stages.Compiled) -> list[tuple[str, int]]:
+    """(kind, how many computations a GPU starts while it goes on) of each collective, in the order
+    of the program, which is that of its schedule; 0 where all wait for it.
+    """
+    found = []
+    for _, body in COMPUTATION.findall(program.as_text()):
+        lines = body.splitlines()
+        for start, line in enumerate(lines):
+            one = COLLECTIVE.match(line)
+            if not one or one[3] == '-done':
+                continue
+            name = re.match(r'\s*(?:ROOT\s+)?%?([\w.\-]+)', line)[1]
+            ends = [i for i, other in enumerate(lines) if f'-done(%{name})' in other]
+            between = lines[start + 1 : ends[0]] if ends else []
+            work = sum(
+                bool(re.search(r' (fusion|custom-call|while)\(', other)) for other in between
+            )
+            found.append((one[2], work))
+    return found
+
+
 def _collective(kind: str, result: str, times: int) -> Collective:
     sizes = [
         ITEM_BYTES.get(dtype, 0) * math.prod(int(n) for n in shape.split(',') if n)

@@ -16,6 +16,7 @@ from lm.run.program import Program
 from lm.shardings import jit_init, state_shapes
 from lm.state import build_learner, hyper_from
 from tests.chips import CHIPS
+from tests.collectives import hidden
 from tests.helpers import BOS, VOCAB, tiny_config
 from tests.programs import kernels_compiled
 
@@ -53,6 +54,7 @@ PROGRAMS = {
     'two halves of a chip': ('tpu7x', 2, SINGLE, 1, {'model.norm': 'gated_rmsnorm'}),
     'one GPU': ('h200', 1, SINGLE, 1, {'attention.softcap': 30.0, 'loss.chunk': 64}),
     'four runs on four GPUs': ('h200', 4, 'vmap', 4, {'mesh.data': 2}),
+    'parameters on four GPUs': ('h200', 4, SINGLE, 1, {'mesh.data': 1, 'mesh.fsdp': 4}),
 }
 
 
@@ -74,7 +76,8 @@ def main(platform: str) -> None:
         check(config)
         devices = list(CHIPS[chip].devices(chips)[:chips])
         experiment = Experiment(platform, devices, runs, config)
-        text = Program(experiment, how).compiled(runs).as_text()
+        program = Program(experiment, how).compiled(runs)
+        text = program.as_text()
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
         jit_init(experiment.learner, experiment.mesh).lower(key, hyper)
         queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
@@ -89,6 +92,7 @@ def main(platform: str) -> None:
             'of rows': sorted(set(of_rows)),
             'of queries': sorted(set(re.findall(queries, text)))[-1:],
             'all-gathers': text.count(' all-gather('),
+            'hidden': hidden(program),
             'spilled': sum(kernel.spilled for kernel in compiled),
         }
         print(json.dumps(found), flush=True)

@@ -29,14 +29,19 @@ def test_a_step_with_kernels_compiles_for_tpus():
 
 
 def test_a_step_with_kernels_compiles_for_gpus():
-    """On one and on four, where runs and rows are cut. Catches a kernel that the mesh does not cut,
-    one that the assembler refuses, and one whose registers do not do.
+    """On one and on four, where runs and rows are cut, or parameters. Catches a kernel that the
+    mesh does not cut, one that the assembler refuses, one whose registers do not do, and gathered
+    parameters that all wait for.
     """
     pytest.importorskip(COMPILERS['gpu'])
-    alone, runs = printed_by('tests.lm.compile_for_chips', 'gpu')
+    alone, runs, cut = printed_by('tests.lm.compile_for_chips', 'gpu')
     # The gradient of the loss is XLA's own.
     of_rows = ['cross_entropy', 'rms_norm', 'rms_norm_backward', 'softmax', 'softmax_backward']
     assert alone['of rows'] == of_rows and alone['spilled'] == 0
     assert runs['mesh'] == {'run': 2, 'data': 2} and runs['all-gathers'] == 0
+    # No flag is needed for what parameters cost to be hidden: XLA's scheduler does it by itself.
+    waits = [kind for kind, work in cut['hidden'] if work == 0]
+    assert {kind for kind, _ in cut['hidden']} >= {'all-gather', 'reduce-scatter'}
+    assert not {'all-gather', 'reduce-scatter'} & set(waits)
     # Mapped kernels have no name of their own.
     assert 'batched_body' in runs['of rows'] and runs['spilled'] == 0
