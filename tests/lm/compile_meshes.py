@@ -42,6 +42,8 @@ PROGRAMS = {
     'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
     'experts': ('v5e:2x4', {'data': 2, 'expert': 4}, EXPERT),
     'matrices': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'muon'}),
+    'rotated': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'soap'}),
+    'rooted': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'shampoo'}),
 }
 
 

@@ -16,12 +16,8 @@ from tests.helpers import FAST
 
 UPDATES = 4
 ROWS = {
-    'soap': functools.partial(OPTIMIZERS['soap'], soap_every=2, eps=1e-3),
-    'one side': functools.partial(OPTIMIZERS['soap'], soap_sides='smaller', eps=1e-3),
-    'shampoo': functools.partial(OPTIMIZERS['shampoo'], shampoo_eps=1e-2, eps=1e-3),
-    'no graft': functools.partial(
-        OPTIMIZERS['shampoo'], shampoo_every=2, shampoo_eps=1e-2, shampoo_graft=False
-    ),
+    'soap': functools.partial(OPTIMIZERS['soap'], soap_every=2, soap_max_dim=8, eps=1e-3),
+    'shampoo': functools.partial(OPTIMIZERS['shampoo'], shampoo_every=2, eps=1e-3),
 }
 SPECS = {
     'up': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)),
@@ -31,13 +27,13 @@ SPECS = {
     'odd': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)),
     'alone': ParamSpec('hidden', ('embed', 'mlp'), ('embed',)),
 }
-SHAPES = {
-    'up': (4, 4, 8),
+SHAPES = {  # no rotated side is the longer one: its null space has no eigenvectors of its own
+    'up': (4, 8, 12),
     'query': (4, 8, 4, 2),
     'out': (4, 4, 2, 8),
-    'experts': (2, 4, 4, 8),
-    'odd': (3, 8, 4),
-    'alone': (4, 8),
+    'experts': (2, 4, 8, 8),
+    'odd': (3, 8, 8),
+    'alone': (8, 8),
 }
 MESHES = [
     {'data': 2, 'fsdp': 4},
@@ -49,7 +45,7 @@ MESHES = [
 
 def drawn(*leading):
     rng = np.random.default_rng(0)
-    return {n: rng.normal(size=(*leading, *s)).astype(np.float32) for n, s in SHAPES.items()}
+    return {name: rng.normal(size=(*leading, *shape)) for name, shape in SHAPES.items()}
 
 
 def laid_out(name, mesh, names=tuple(SPECS)):
@@ -70,7 +66,7 @@ def laid_out(name, mesh, names=tuple(SPECS)):
 def directions(name, mesh, gradients):
     """(of each update, the state after them)."""
     tx, of_params, of_state, _ = laid_out(name, mesh)
-    weights = jax.device_put(jax.tree.map(lambda g: g[0], gradients), of_params)
+    weights = jax.device_put({n: g[0] for n, g in gradients.items()}, of_params)
     update = jax.jit(
         traced_on(mesh, tx.update),
         in_shardings=(of_params, of_state, of_params),
@@ -79,9 +75,16 @@ def directions(name, mesh, gradients):
     )
     state, found = jax.device_put(unboxed(tx.init(weights)), of_state), []
     for i in range(UPDATES):
-        direction, state = update(jax.tree.map(lambda g: g[i], gradients), state, weights)
+        direction, state = update({n: g[i] for n, g in gradients.items()}, state, weights)
         found.append(jax.device_get(direction))
     return found, state
+
+
+@pytest.fixture
+def of_float64():
+    """Eigenvectors of eigenvalues that are close multiply what is rounded."""
+    with jax.enable_x64(True):
+        yield
 
 
 @functools.cache
@@ -92,12 +95,12 @@ def directions_alone(name):
 
 
 def assert_close(found, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, right)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), found, right)
 
 
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
-def test_directions_and_state_are_those_of_one_device(name, sizes):
+def test_directions_and_state_are_those_of_one_device(name, sizes, of_float64):
     """Layers that all devices divide, some or none; experts; and heads. Catches matrices that are
     put back in another order, and state of other layers.
     """
@@ -108,7 +111,7 @@ def test_directions_and_state_are_those_of_one_device(name, sizes):
     assert_close(jax.device_get(state), right_state)
 
 
-@pytest.mark.parametrize('name', ['soap', 'shampoo'])
+@pytest.mark.parametrize('name', ROWS)
 def test_each_matrix_is_exchanged_once_in_and_once_out(name):
     """Property of the program. Catches state that lies where its matrix is not, and products or
     decompositions that devices share.
@@ -126,15 +129,14 @@ def test_each_matrix_is_exchanged_once_in_and_once_out(name):
     of_each = [4 * int(np.prod(SHAPES[n])) // 4 for n in names]
     assert exchanged == sorted(2 * of_each)
     assert {one.kind for one in found} & set(KINDS) == {'all-to-all'}
-    for path, one in jax.tree.leaves_with_path(kept):
-        if one.shape:
-            lies = jax.tree_util.tree_leaves_with_path(of_state)
-            over = dict(lies)[path]
-            assert over.shard_shape(one.shape) == (1, *one.shape[1:]), path
+    for one, over in zip(*map(jax.tree.leaves, (kept, of_state)), strict=True):
+        assert over.shard_shape(one.shape) == tuple(
+            n // 4 if i == 0 else n for i, n in enumerate(one.shape)
+        )
 
 
-@pytest.mark.parametrize('name', ['soap', 'shampoo'])
-def test_runs_side_by_side_are_each_alone(name):
+@pytest.mark.parametrize('name', ROWS)
+def test_runs_side_by_side_are_each_alone(name, of_float64):
     """Catches numbers of a run, its count among them, that are those of another."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=4, run=2), runs=2)
     tx, of_params, of_state, _ = laid_out(name, mesh)
