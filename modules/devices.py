@@ -6,7 +6,8 @@ way lies.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
@@ -29,6 +30,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'kv_heads': ('tensor', 'fsdp'),
     'layer': (),
     'long_side': ('fsdp',),
+    'matrix': OF_PARAMETERS,  # each index a matrix, whole on the device that works on it
     'mlp': ('tensor', 'fsdp'),
     'position': (),
     'qk_features': (),
@@ -112,6 +114,35 @@ def matrices_apart(x: jax.Array, n_batch: int) -> jax.Array:
     """x, of whose first `n_batch` axes each index is a matrix, laid over the devices by whole ones;
     all of them are on each where their number does not divide.
     """
-    mesh, names = jax.sharding.get_abstract_mesh(), 'L' * n_batch + '_' * (x.ndim - n_batch)
-    spec = partition(mesh, {'L': OF_PARAMETERS}, names, x.shape)
-    return jax.lax.with_sharding_constraint(x, spec)
+    return jax.lax.with_sharding_constraint(x, _apart(x.shape[:n_batch]))
+
+
+def _apart(lengths: Sequence[int]) -> PartitionSpec:
+    """How axes of these lengths are cut, each index of which is a matrix."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return partition(mesh, PARAMETERS, ('matrix',) * len(lengths), lengths)
+
+
+def are_apart(lengths: Sequence[int]) -> bool:
+    """Whether matrices, as many as the product of these lengths, are on several devices."""
+    return any(over is not None for over in _apart(lengths))
+
+
+def of_own_matrices(
+    compute: Callable[..., Any], lengths: Sequence[int], stacked: Any, shared: Sequence[Any]
+) -> Any:
+    """compute(stacked, *shared), on each device for the matrices that `matrices_apart` lays there.
+
+    The arrays of the tree `stacked`, and those of the result, begin with axes of these lengths;
+    each device has all of those in `shared`. XLA's partitioner would gather what a decomposition
+    takes. What is traced, the count of updates or a number of the optimizer, has to be in `shared`:
+    a `vmap` over runs does not see what `compute` has from elsewhere.
+    """
+    mesh, apart = jax.sharding.get_abstract_mesh(), _apart(lengths)
+    return jax.shard_map(
+        compute,
+        in_specs=(apart, *[PartitionSpec()] * len(shared)),
+        out_specs=apart,
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+        check_vma=False,  # it refuses loops of eigh and qr that begin with the same on all devices
+    )(stacked, *shared)

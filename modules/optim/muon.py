@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.devices import as_parameter, cuts_parameters, matrices_apart
 from modules.optim.adamw import Eps
 from modules.optim.base import of_family, per_parameter
 from modules.optim.sgd import Momentum, Nesterov
+from modules.optim.whole import as_it_lies, whole_matrices
 from modules.options import Option
-from modules.params import Described, ParamSpec, as_matrices, from_matrices, matrix_axes
+from modules.params import Described, ParamSpec, matrix_axes
 from modules.spectrum import power_iteration
 from modules.statistics import at_least_float32
 
@@ -56,25 +56,6 @@ def averaged(
     """(what is followed, m): m = momentum m + (1 - momentum) g, moved so again with Nesterov."""
     mean = momentum * mean + (1 - momentum) * grad
     return (momentum * mean + (1 - momentum) * grad if nesterov else mean), mean
-
-
-def whole_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
-    """`as_matrices`, of which each lies whole on a device where parameters are cut: one exchange
-    here and one of the result, instead of some in each product of an iteration. x itself is held
-    where it is, or what it is made of would be exchanged instead.
-    """
-    if not cuts_parameters():
-        return as_matrices(spec, x)
-    n_batch = len(matrix_axes(spec)[0])
-    return as_matrices(spec, matrices_apart(as_parameter(x, spec.axes), n_batch))
-
-
-def as_it_lies(spec: ParamSpec, matrices: jax.Array, grad: jax.Array) -> jax.Array:
-    """`from_matrices`, of the shape and type of a gradient, and where the parameter lies."""
-    direction = from_matrices(spec, matrices, grad.shape).astype(grad.dtype)
-    if not cuts_parameters():
-        return direction
-    return as_parameter(matrices_apart(direction, len(matrix_axes(spec)[0])), spec.axes)
 
 
 def on_average(

@@ -1,5 +1,6 @@
 """Shampoo."""
 
+import functools
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -8,8 +9,9 @@ import optax
 from modules.optim.adamw import ABOVE_0, B1, B2, Eps
 from modules.optim.base import boxed, of_family, per_parameter, when
 from modules.optim.rotations import SIDES, of_side, outer, product, turned
+from modules.optim.whole import kept_whole, updated_whole
 from modules.options import Option
-from modules.params import as_matrices, from_matrices
+from modules.params import as_matrices
 from modules.statistics import at_least_float32
 
 LEAST_EIGENVALUE = 1e-32  # where all gradients were zero
@@ -53,34 +55,41 @@ def shampoo(
         for side in SIDES:
             kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0), 'basis', 'basis')
             kept[f'{side}_root'] = boxed(spec, of_side(matrices, side, 1.0), 'basis', 'basis')
-        return kept
+        return kept_whole(spec, kept)
 
     def update(spec, grad, kept, weight, count):
         del weight
-        g = at_least_float32(as_matrices(spec, grad))
-        moved = b1 * kept['momentum'] + (1 - b1) * grad
-        m = as_matrices(spec, moved) * (1 / (1 - b1**count))
-        correction = 1 / (1 - b2**count)
-        products = {
-            side: b2 * kept[f'{side}_products'] + (1 - b2) * outer(g, side) for side in SIDES
-        }
-        roots = when(
-            count % shampoo_every == 0,
-            lambda: {side: _root(p * correction, shampoo_eps) for side, p in products.items()},
-            {side: kept[f'{side}_root'] for side in SIDES},
-        )
-        direction = turned(m, roots)  # the roots are symmetric
-        later = {'momentum': moved}
-        for side in SIDES:
-            later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
-        if shampoo_graft:
-            second = b2 * kept['second'] + (1 - b2) * jnp.square(grad)
-            adam = m / (jnp.sqrt(as_matrices(spec, second) * correction) + eps)
-            direction = jnp.where(count < shampoo_every, adam, _of_norm(direction, adam))
-            later['second'] = second
-        return from_matrices(spec, direction, grad.shape), later
+        of_matrices = functools.partial(_updated, every=shampoo_every)
+        return updated_whole(spec, of_matrices, grad, kept, (count, b1, b2, eps, shampoo_eps))
 
     return per_parameter(specs, init, update)
+
+
+def _updated(given, count, b1, b2, eps, root_eps, every):
+    """(directions, what is kept next) of (gradients, what is kept) [..., I, O]; grafted where a
+    second moment is kept.
+    """
+    grads, kept = given
+    g = at_least_float32(grads)
+    moved = b1 * kept['momentum'] + (1 - b1) * grads
+    m = moved * (1 / (1 - b1**count))
+    correction = 1 / (1 - b2**count)
+    products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * outer(g, side) for side in SIDES}
+    roots = when(
+        count % every == 0,
+        lambda: {side: _root(p * correction, root_eps) for side, p in products.items()},
+        {side: kept[f'{side}_root'] for side in SIDES},
+    )
+    directions = turned(m, roots)  # the roots are symmetric
+    later = {'momentum': moved}
+    for side in SIDES:
+        later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
+    if 'second' in kept:
+        second = b2 * kept['second'] + (1 - b2) * jnp.square(grads)
+        adam = m / (jnp.sqrt(second * correction) + eps)
+        directions = jnp.where(count < every, adam, _of_norm(directions, adam))
+        later['second'] = second
+    return directions, later
 
 
 def _root(square, eps):

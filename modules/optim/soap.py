@@ -1,5 +1,6 @@
 """SOAP: Adam in the eigenbases of Shampoo's preconditioner."""
 
+import functools
 from typing import Annotated, Any
 
 import jax
@@ -17,8 +18,9 @@ from modules.optim.rotations import (
     turned,
     turned_back,
 )
+from modules.optim.whole import kept_whole, updated_whole
 from modules.options import Option
-from modules.params import as_matrices, from_matrices
+from modules.params import as_matrices
 from modules.statistics import at_least_float32
 
 
@@ -51,43 +53,44 @@ def soap(
     'smaller' is the one-sided version of the paper's section 7.
     """
 
-    def sides_of(matrices):
-        sides = SIDES if soap_sides == 'both' else (smaller_side(matrices),)
-        return [side for side in sides if matrices.shape[SIDES[side]] <= soap_max_dim]
-
     def init(spec, weight):
         matrices = at_least_float32(as_matrices(spec, weight))
         zeros = jnp.zeros_like(weight)
         kept = {'momentum': zeros, 'second': zeros}
-        for side in sides_of(matrices):
-            kept[f'{side}_products'] = boxed(spec, of_side(matrices, side, 0.0), 'basis', 'basis')
-            kept[f'{side}_basis'] = boxed(spec, of_side(matrices, side, 1.0), 'basis', 'basis')
-        return kept
+        for side in SIDES if soap_sides == 'both' else (smaller_side(matrices),):
+            if matrices.shape[SIDES[side]] <= soap_max_dim:
+                products, basis = (of_side(matrices, side, diagonal) for diagonal in (0.0, 1.0))
+                kept[f'{side}_products'] = boxed(spec, products, 'basis', 'basis')
+                kept[f'{side}_basis'] = boxed(spec, basis, 'basis', 'basis')
+        return kept_whole(spec, kept)
 
     def update(spec, grad, kept, weight, count):
         del weight
-        g = at_least_float32(as_matrices(spec, grad))
-        sides = sides_of(g)
-        bases = {side: kept[f'{side}_basis'] for side in sides}
-        products = {
-            side: b2 * kept[f'{side}_products'] + (1 - b2) * outer(g, side) for side in sides
-        }
-        # The first gradient is only for the bases; 0 times a correction without meaning is 0.
-        t = jnp.maximum(count - 1, 1)
-        used = jnp.where(count == 1, 0.0, 1.0)
-        m = used * (b1 * kept['momentum'] + (1 - b1) * grad)
-        second = b2 * as_matrices(spec, kept['second']) + (1 - b2) * jnp.square(turned(g, bases))
-        second = used * second
-        adam = turned(as_matrices(spec, m), bases) / (jnp.sqrt(second) + eps)
-        factor = jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        direction = from_matrices(spec, factor * turned_back(adam, bases), grad.shape)
-        second, bases = _refresh(count, soap_every, second, products, bases)
-        kept = {'momentum': m, 'second': from_matrices(spec, second, grad.shape)}
-        for side in sides:
-            kept |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
-        return direction, kept
+        of_matrices = functools.partial(_updated, every=soap_every)
+        return updated_whole(spec, of_matrices, grad, kept, (count, b1, b2, eps))
 
     return per_parameter(specs, init, update)
+
+
+def _updated(given, count, b1, b2, eps, every):
+    """(directions, what is kept next) of (gradients, what is kept) [..., I, O]."""
+    grads, kept = given
+    g = at_least_float32(grads)
+    bases = {side: kept[f'{side}_basis'] for side in SIDES if f'{side}_basis' in kept}
+    products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * outer(g, side) for side in bases}
+    # The first gradient is only for the bases; 0 times a correction without meaning is 0.
+    t = jnp.maximum(count - 1, 1)
+    used = jnp.where(count == 1, 0.0, 1.0)
+    m = used * (b1 * kept['momentum'] + (1 - b1) * grads)
+    second = used * (b2 * kept['second'] + (1 - b2) * jnp.square(turned(g, bases)))
+    adam = turned(m, bases) / (jnp.sqrt(second) + eps)
+    factor = jnp.sqrt(1 - b2**t) / (1 - b1**t)
+    directions = factor * turned_back(adam, bases)
+    second, bases = _refresh(count, every, second, products, bases)
+    later = {'momentum': m, 'second': second}
+    for side in bases:
+        later |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
+    return directions, later
 
 
 def _refresh(count, every, second, products, bases):

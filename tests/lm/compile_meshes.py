@@ -34,6 +34,9 @@ EXPERT = {
     'mlp.expert_capacity': CAPACITY,
     'mlp.capacity_over': 'row',
 }
+# Decompositions of larger sides are other programs, which take minutes to compile.
+SOAP = {'optim.name': 'soap', 'optim.soap_max_dim': D}
+SHAMPOO = {'optim.name': 'shampoo', 'model.d_ff': D}
 # name: TPUs, their mesh, changes. One axis over a whole torus has no reduce-scatter.
 PROGRAMS = {
     'rows': ('v5e:2x2', {'data': 4}, {}),
@@ -42,6 +45,8 @@ PROGRAMS = {
     'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
     'experts': ('v5e:2x4', {'data': 2, 'expert': 4}, EXPERT),
     'matrices': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'muon'}),
+    'rotated': ('v6e:4x4', {'data': 4, 'fsdp': 4}, SOAP),
+    'rooted': ('v6e:4x4', {'data': 4, 'fsdp': 4}, SHAMPOO),
 }
 
 

@@ -98,11 +98,16 @@ def test_tokens_go_to_their_experts_and_back():
     assert sent('experts', 'all-to-all', LAYERS) == [own] * 4
 
 
-def test_matrices_are_exchanged_once_in_and_once_out():
-    """For Muon's iterations: six matrices of each layer. Catches an exchange in each product."""
-    sizes = PROGRAMS['matrices'][1]
-    exchanged = sent('matrices', 'all-to-all')
-    of_each = [LAYERS * n * F32 // sizes['fsdp'] for n in [D * D] * 4 + [D * F] * 2]
+@pytest.mark.parametrize('program', ['matrices', 'rotated', 'rooted'])
+def test_matrices_are_exchanged_once_in_and_once_out(program):
+    """For Muon's iterations, SOAP's bases and Shampoo's roots: six matrices of each layer. Catches
+    an exchange in each product, and state that lies where its matrix is not.
+    """
+    _, sizes, changes = PROGRAMS[program]
+    f = changes.get('model.d_ff', F)
+    exchanged = sent(program, 'all-to-all')
+    of_each = [LAYERS * n * F32 // sizes['fsdp'] for n in [D * D] * 4 + [D * f] * 2]
     assert exchanged == sorted(of_each * 2)
     for kind in ('all-gather', 'all-reduce', 'reduce-scatter'):
-        assert sent('matrices', kind) == sent('parameters', kind)
+        found, others = (sent(name, kind) for name in (program, 'parameters'))
+        assert found == others if f == F else len(found) == len(others)

@@ -15,7 +15,8 @@ from modules.kernels.attention.reference import reference
 from modules.kernels.attention.scores import Scores
 from modules.kernels.devices import PARTS, letters_of, over_devices
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
-from modules.optim.muon import as_it_lies, newton_schulz, whole_matrices
+from modules.optim.muon import newton_schulz
+from modules.optim.whole import as_it_lies, whole_matrices
 from modules.params import ParamSpec
 from tests.helpers import FAST
 
