@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -50,13 +50,6 @@ def from_first(value: Any) -> Any:
         _service().key_value_set(key, json.dumps(value))
         return value
     return _get(key)
-
-
-def first_then_others(act: Callable[[], Any]) -> Any:
-    """`act()` of each process, of process 0 before the others."""
-    found = act() if is_first() else None
-    from_first(None)
-    return found if is_first() else act()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from lm import data
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
 from lm.objectives import evaluated, n_marks, training_mixture
-from lm.processes import first_then_others, same_everywhere
+from lm.processes import same_everywhere
 from lm.sections import Config
 from lm.shardings import abstract_state, jit_init
 from lm.state import build_learner
@@ -26,8 +26,8 @@ class Experiment:
     def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
         self.config = config
         self.mesh = make_mesh(config.mesh, runs=runs)
-        # Where the cache is shared, the others find what process 0 has prepared.
-        self.dataset = first_then_others(lambda: data.open_dataset(config.data, say=say))
+        # Where the cache is shared, so is the work (`lm.data.pieces`).
+        self.dataset = data.open_dataset(config.data, say=say)
         same_everywhere('the digest of the prepared data', self.dataset.digest)
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
         tokenizer = self.dataset.tokenizer

@@ -3,7 +3,6 @@
 import itertools
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -11,7 +10,6 @@ import pytest
 
 from lm import processes
 from lm.processes import (
-    first_then_others,
     from_first,
     gathered,
     raised_by_all,
@@ -88,18 +86,6 @@ def test_what_the_first_has_counts(on_each):
     assert on_each(lambda i: [from_first({'step': i}), from_first(i + 7)]) == [[{'step': 0}, 7]] * N
 
 
-def test_the_first_acts_before_the_others(on_each):
-    order = []
-
-    def act(i):
-        time.sleep(0.0 if i else 0.3)  # in which the others would be before it
-        order.append(i)
-        return i
-
-    assert on_each(lambda i: first_then_others(lambda: act(i))) == [0, 1, 2]
-    assert order[0] == 0 and sorted(order) == [0, 1, 2]
-
-
 def test_an_error_of_one_is_raised_by_all(on_each):
     def read(i):
         with raised_by_all(Damaged):
@@ -156,7 +142,6 @@ def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
 def test_alone_nothing_is_sent(monkeypatch):
     monkeypatch.setattr(processes, '_service', None)
     assert gathered(3) == [3] and from_first(object) is object
-    assert first_then_others(lambda: 5) == 5
     same_everywhere('it', 'a')
     with pytest.raises(Damaged, match=r'^as it was$'), raised_by_all(Damaged):
         raise Damaged('as it was')
