@@ -35,6 +35,7 @@ from lm.files import POLL_SEC, InUse, locked, write_json
 from lm.sections import DataConfig
 
 SCAN, BUILT = 'scan', 'built'
+TRIES = 10  # of a process whose pieces are removed while it works
 WRITING = 'data: another process writes the records of the same data'
 
 
@@ -49,18 +50,19 @@ def made_together(
     once other processes do all that is left to be done.
     """
     task = Task(source, plan, cfg, name, say, wait)
-    is_suspect = False
+    is_suspect, tries = False, 0
     while not task.path.is_dir() or prepared.damage(task.path):
         try:
             with cache.disk_full_explained(task.path.parent):
                 task.begin(is_suspect)
                 task.take_part()
                 break
-        except (Damaged, FileNotFoundError, RuntimeError, ValueError) as error:
-            if isinstance(error, InUse):
+        except Exception as error:
+            tries += 1
+            if isinstance(error, InUse) or tries > TRIES:
                 raise
-            if not task.pieces.is_dir():
-                continue  # another process has removed it: all is done, or was in vain
+            if task.is_removed() or isinstance(error, FileNotFoundError):
+                continue
             if isinstance(error, Damaged) and not is_suspect:
                 say(f'NOTE: {error}: what is damaged is made again')
                 is_suspect = True
@@ -90,6 +92,10 @@ class Task:
     @property
     def pieces(self) -> Path:
         return self.path.with_name(f'{self.name}.pieces')
+
+    def is_removed(self) -> bool:
+        """Whether another process has removed the pieces: all is done, or was in vain."""
+        return self.path.is_dir() or not self.pieces.is_dir()
 
     def begin(self, is_suspect: bool) -> None:
         """The scan and the tokenizer. A scan that is suspect is read through, and made again where
