@@ -41,9 +41,10 @@ def is_one_document(found: Scan) -> bool:
 def rule(found: Scan, fraction: float) -> Rule:
     """That leaves neither split empty.
 
-    Raises ValueError for one document that is too short to be cut.
+    Raises ValueError for one document that is too short to be cut, Damaged where its copy is.
     """
     if is_one_document(found):
+        found.check(found.pieces[0])
         length = int(found.lengths[0])
         return Rule(0, cut_point(found.names[0], found.read, length, max(fraction, 1e-9)))
     threshold = max(int(fraction * 2**64), int(found.hashes.min()) + 1)

@@ -138,9 +138,22 @@ def test_equivalence_without_locks(own, wanted, monkeypatch):
     assert any('cannot be locked' in line for line in said) and left_in(own) == []
 
 
-def test_without_locks_what_another_host_writes_stays(own, wanted, monkeypatch):
-    """And is removed in the end; what a killed process of this host left is removed at once."""
-    root = cache.root(own.cache_dir)
+def test_without_locks_the_first_folder_of_a_name_stays(tmp_path):
+    path = tmp_path / 'name'
+
+    def make(partial):
+        (partial / 'ours').touch()
+        path.mkdir()
+        (path / 'theirs').touch()
+
+    cache.filled(path, make, str, quiet, False)
+    assert [p.name for p in tmp_path.rglob('*')] == ['name', 'theirs']
+
+
+def test_what_another_host_writes_stays(own, wanted, monkeypatch):
+    """Its locks may not be seen here. What a killed process of this host left is removed at once,
+    and all in the end.
+    """
     with interrupted(monkeypatch, 2):
         open_dataset(own, say=quiet)
     theirs, ours = (
@@ -153,7 +166,7 @@ def test_without_locks_what_another_host_writes_stays(own, wanted, monkeypatch):
     with interrupted(monkeypatch, 2):
         open_dataset(own, say=quiet)
     assert theirs.is_dir() and not ours.is_dir()
-    assert prepared_by(own) == wanted and left_in(own) == [] and root.is_dir()
+    assert prepared_by(own) == wanted and left_in(own) == []
 
 
 # The process is killed within its third piece, whose files are there and not sealed.
@@ -227,6 +240,10 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
+def swap(path: Path) -> None:
+    path.write_bytes(path.read_bytes().swapcase())
+
+
 DAMAGES = {'flip': flip, 'cut': cut, 'deleted': Path.unlink}
 
 
@@ -246,14 +263,16 @@ def test_a_damaged_piece_is_encoded_again(how, name, own, wanted, encoding, monk
     assert sum(f'{piece} is damaged' in line for line in said) == 1
 
 
-@pytest.mark.parametrize('name', [scan.COPY, scan.TABLE])
-@pytest.mark.parametrize('how', DAMAGES)
+SCANS = [(how, name) for how in DAMAGES.values() for name in (scan.COPY, scan.TABLE)]
+
+
+@pytest.mark.parametrize(('how', 'name'), [(swap, scan.COPY), *SCANS])
 def test_a_damaged_scan_is_made_again(how, name, own, wanted, monkeypatch):
     """Before the tokenizer is trained, or anything is encoded."""
     with monkeypatch.context() as patched, pytest.raises(AssertionError):
         patched.setattr(prepare, 'training_texts', refuse)
         open_dataset(own, say=quiet)
-    DAMAGES[how](folder_of_pieces(own) / pieces.SCAN / name)
+    how(folder_of_pieces(own) / pieces.SCAN / name)
     said = []
     assert prepared_by(own, said.append) == wanted
     assert sum('what is damaged is made again' in line for line in said) == 1
@@ -265,10 +284,23 @@ def test_a_copy_that_is_damaged_meanwhile_is_made_again(own, wanted, encoding, m
     with interrupted(monkeypatch, 3):
         open_dataset(own, say=quiet)
     n, before = n_pieces(own), encoding.n
-    path = folder_of_pieces(own) / pieces.SCAN / scan.COPY
-    path.write_bytes(path.read_bytes().swapcase())
+    swap(folder_of_pieces(own) / pieces.SCAN / scan.COPY)
     assert prepared_by(own) == wanted
     assert encoding.n - before == n - 3 + 1  # and the one it was found by
+
+
+def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
+    """Its copies may be whole: their piece would hold other splits."""
+    for i in range(9):
+        (tmp_path / f'{i}.txt').write_text('a line\n' * 200)
+    own = cfg(source=f'text:{tmp_path}/*.txt')
+    wanted = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
+    with interrupted(monkeypatch, 0):
+        open_dataset(own, say=quiet)
+    path = folder_of_pieces(own) / pieces.SCAN / scan.COPY
+    data = path.read_bytes()
+    path.write_bytes(data[:1400].replace(b'\n', b' ') + data[1400:])
+    assert prepared_by(own) == wanted
 
 
 def test_a_disk_that_damages_every_copy_is_an_error(own, monkeypatch):
