@@ -133,10 +133,11 @@ def filled(
     try:
         partial.mkdir()
         make(partial)
-        partial.rename(path)
-    except OSError as error:
-        if error.errno not in OCCUPIED or not path.is_dir():
-            raise
+        try:
+            partial.rename(path)
+        except OSError as error:
+            if error.errno not in OCCUPIED:
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
