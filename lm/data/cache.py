@@ -124,12 +124,10 @@ def filled(
             return
         say(again(path, reason))
         shutil.rmtree(path)
-    # Those of other hosts stay until all is done: not every network disk has the locks it says.
-    host = path.with_name(f'{path.name}.{socket.gethostname()}')
-    if is_locked:
-        for killed in host.parent.glob(f'{host.name}.*{PARTIAL}'):
-            shutil.rmtree(killed, ignore_errors=True)
-    partial = host.with_name(f'{host.name}.{os.getpid()}{PARTIAL}')
+    # Hosts may not see each other's locks, whatever their network disk says; processes of one do.
+    own = socket.gethostname() if is_locked else f'{socket.gethostname()}.{os.getpid()}'
+    partial = path.with_name(f'{path.name}.{own}{PARTIAL}')
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     try:
         partial.mkdir()
         make(partial)

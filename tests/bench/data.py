@@ -1,10 +1,10 @@
 """What preparing many documents takes: rate a core beside the `tokenizers` library's own, memory.
 
-    uv run python -m tests.bench.data [--megabytes=2000] [--tokenizers=bpe:4096,byte]
+    uv run python -m tests.bench.data [--megabytes=2000] [--tokenizers=bpe:4096,byte] [--processes=1]
 
 The text is made here: .jsonl files of documents of about WORDS words of `tests.bench.prepare`. Each
-tokenizer prepares it in a process of its own. Seconds are those of all its cores (`getrusage`, all
-threads). Those of the library are spent in the very calls of `encode_batch_fast` that preparation
+tokenizer prepares it in a process of its own, or in several that share the work. Seconds are those
+of all cores (`getrusage`, all threads) of all of them, and memory that of the largest. Those of the library are spent in the very calls of `encode_batch_fast` that preparation
 makes, on the same texts at the same time: two passes, one after the other, differ by half where
 other work shares the cores. A bpe is trained on the text first, which is counted apart.
 """
@@ -117,6 +117,20 @@ def prepare_here(folder: Path, tokenizer: str) -> dict[str, float]:
     }
 
 
+def prepare_in(n_processes: int, folder: str, tokenizer: str) -> dict[str, float]:
+    """What that many processes, which start at once, take together."""
+    command = [sys.executable, '-m', 'tests.bench.data', f'--folder={folder}']
+    processes = [
+        subprocess.Popen([*command, f'--tokenizers={tokenizer}'], stdout=subprocess.PIPE, text=True)
+        for _ in range(n_processes)
+    ]
+    of_each = [json.loads(process.communicate()[0]) for process in processes]
+    return {
+        name: (max if name in ('at_start', 'peak') else sum)(found[name] for found in of_each)
+        for name in of_each[0]
+    }
+
+
 def row(n_bytes: int, n_documents: int, tokenizer: str, found: dict[str, float]) -> str:
     encoding, megabytes = found['all'] - found['training'], n_bytes / 1e6
     library = found['library']
@@ -138,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--megabytes', type=float, default=2000)
     parser.add_argument('--tokenizers', default='bpe:4096,byte')
+    parser.add_argument('--processes', type=int, default=1, help='that prepare it together')
     parser.add_argument('--folder', type=Path, help='of the text, for the process of a tokenizer')
     arguments = parser.parse_args()
     if arguments.folder:
@@ -150,14 +165,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         size = make_documents(Path(name), arguments.megabytes)
         for tokenizer in arguments.tokenizers.split(','):
-            command = [sys.executable, '-m', 'tests.bench.data', f'--folder={name}']
-            out = subprocess.run(
-                [*command, f'--tokenizers={tokenizer}'],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            print(row(*size, tokenizer, json.loads(out.stdout)), flush=True)
+            found = prepare_in(arguments.processes, name, tokenizer)
+            print(row(*size, tokenizer, found), flush=True)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -150,23 +149,25 @@ def test_without_locks_the_first_folder_of_a_name_stays(tmp_path):
     assert [p.name for p in tmp_path.rglob('*')] == ['name', 'theirs']
 
 
-def test_what_another_host_writes_stays(own, wanted, monkeypatch):
-    """Its locks may not be seen here. What a killed process of this host left is removed at once,
-    and all in the end.
-    """
-    with interrupted(monkeypatch, 2):
-        open_dataset(own, say=quiet)
-    theirs, ours = (
-        folder_of_pieces(own) / f'{pieces.SCAN}.{host}.1{cache.PARTIAL}'
-        for host in ('elsewhere', cache.socket.gethostname())
-    )
-    for folder in (theirs, ours):
-        folder.mkdir()
-    shutil.rmtree(folder_of_pieces(own) / pieces.SCAN)
-    with interrupted(monkeypatch, 2):
-        open_dataset(own, say=quiet)
-    assert theirs.is_dir() and not ours.is_dir()
-    assert prepared_by(own) == wanted and left_in(own) == []
+def test_hosts_that_do_not_see_each_others_locks_write_apart(tmp_path, monkeypatch):
+    """And what a killed process of this host left is gone."""
+    path = tmp_path / 'name'
+    killed = tmp_path / f'name.{cache.socket.gethostname()}{cache.PARTIAL}'
+    killed.mkdir()
+    (killed / 'old').touch()
+
+    def make_there(partial):
+        (partial / 'theirs').touch()
+
+    def make(partial):
+        (partial / 'ours').touch()
+        with monkeypatch.context() as patched:
+            patched.setattr(cache.socket, 'gethostname', lambda: 'elsewhere')
+            cache.filled(path, make_there, str, quiet, True)
+        assert [p.name for p in partial.iterdir()] == ['ours']
+
+    cache.filled(path, make, str, quiet, True)
+    assert sorted(p.name for p in tmp_path.rglob('*')) == ['name', 'theirs']
 
 
 # The process is killed within its third piece, whose files are there and not sealed.
