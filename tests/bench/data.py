@@ -1,12 +1,13 @@
 """What preparing many documents takes: rate a core beside the `tokenizers` library's own, memory.
 
-    uv run python -m tests.bench.data [--megabytes=2000] [--tokenizers=bpe:4096,byte] [--processes=1]
+    uv run python -m tests.bench.data [--megabytes=2000] [--tokenizers=bpe:4096,byte]
 
 The text is made here: .jsonl files of documents of about WORDS words of `tests.bench.prepare`. Each
-tokenizer prepares it in a process of its own, or in several that share the work. Seconds are those
-of all cores (`getrusage`, all threads) of all of them, and memory that of the largest. Those of the library are spent in the very calls of `encode_batch_fast` that preparation
-makes, on the same texts at the same time: two passes, one after the other, differ by half where
-other work shares the cores. A bpe is trained on the text first, which is counted apart.
+tokenizer prepares it in a process of its own, or with `--processes=N` in several that share the
+work. Seconds are those of all cores (`getrusage`, all threads) and all processes, memory is that of
+the largest. Those of the library are spent in the very calls of `encode_batch_fast` that
+preparation makes, on the same texts at the same time: two passes, one after the other, differ by
+half where other work shares the cores. A bpe is trained on the text first, which is counted apart.
 """
 
 import argparse
@@ -124,7 +125,10 @@ def prepare_in(n_processes: int, folder: str, tokenizer: str) -> dict[str, float
         subprocess.Popen([*command, f'--tokenizers={tokenizer}'], stdout=subprocess.PIPE, text=True)
         for _ in range(n_processes)
     ]
-    of_each = [json.loads(process.communicate()[0]) for process in processes]
+    outs = [process.communicate()[0] for process in processes]
+    if failed := [process.returncode for process in processes if process.returncode]:
+        raise RuntimeError(f'{len(failed)} of {n_processes} processes failed')
+    of_each = [json.loads(out) for out in outs]
     return {
         name: (max if name in ('at_start', 'peak') else sum)(found[name] for found in of_each)
         for name in of_each[0]
