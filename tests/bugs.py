@@ -171,25 +171,25 @@ BUGS = BUGS_IN_MODULES | {
         'lm/data/pieces.py',
         'self._make(i, _damage_of_piece, wait=True)',
         'self._make(i, _none, wait=True)',
-        'tests/lm/data/test_pieces.py -k damaged_piece',
+        'tests/lm/data/test_resumed.py -k damaged_piece',
     ),
     'tokens of a damaged copy': Bug(
         'lm/data/prepare.py',
         'found.check(piece)',
         'found.pieces',
-        'tests/lm/data/test_pieces.py -k damaged',
+        'tests/lm/data/test_resumed.py -k damaged',
     ),
     'a tokenizer of a damaged copy': Bug(
         'lm/data/pieces.py',
         'if self.plan.is_trained:',
         'if False:',
-        'tests/lm/data/test_pieces.py -k damaged_scan',
+        'tests/lm/data/test_resumed.py -k damaged_scan',
     ),
     'a cut in a damaged copy': Bug(
         'lm/data/split.py',
         'found.check(found.pieces[0])',
         'found.pieces',
-        'tests/lm/data/test_pieces.py -k one_document',
+        'tests/lm/data/test_resumed.py -k one_document',
     ),
     'every piece from the beginning of the text': Bug(
         'lm/data/split.py',
@@ -207,7 +207,7 @@ BUGS = BUGS_IN_MODULES | {
         'lm/data/pieces.py',
         'if isinstance(error, ValueError):',
         'if True:',
-        'tests/lm/data/test_pieces.py -k leaves_what',
+        'tests/lm/data/test_resumed.py -k leaves_what',
     ),
     'an error of the text that leaves its copy': Bug(
         'lm/data/pieces.py',
