@@ -152,15 +152,15 @@ class Shared:
     rule: split.Rule
     tokenizer: Tokenizer
 
-    def done(self) -> Iterator[int]:
-        """The numbers of pieces as they are there, by this process or by others."""
+    def done(self) -> Iterator[None]:
+        """Comes back with each piece that is there, by this process or by another."""
         left = [i for i in range(len(self.found.pieces)) if not self._path(i).is_dir()]
         if n_there := len(self.found.pieces) - len(left):
             self.task.say(f'data: {n_there:,} of {len(self.found.pieces):,} pieces are encoded')
         # Without locks, those that begin at the same place would do the same all along.
         begin, is_said = random.randrange(len(left) or 1), False
         left = left[begin:] + left[:begin]
-        yield from range(n_there)
+        yield from [None] * n_there
         while left:
             for i in left:
                 with contextlib.suppress(InUse):
@@ -175,7 +175,7 @@ class Shared:
                 time.sleep(POLL_SEC)
                 continue
             left.remove(i)
-            yield i
+            yield
 
     def _path(self, i: int) -> Path:
         return self.task.pieces / f'piece-{i:06}'
