@@ -131,9 +131,10 @@ def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
     wanted = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
     with interrupted(monkeypatch, 0):
         open_dataset(own, say=quiet)
+    monkeypatch.setattr(pieces.random, 'randrange', lambda n: 1)  # the damage is in piece 0
     path = folder_of_pieces(own) / pieces.SCAN / scan.COPY
     data = path.read_bytes()
-    path.write_bytes(data[:1400].replace(b'\n', b' ') + data[1400:])
+    path.write_bytes(data[:1400].replace(b' line\n', b'\nline ') + data[1400:])
     assert prepared_by(own) == wanted
 
 
