@@ -12,6 +12,9 @@ yet. Then it takes a piece that is not there and that no other process holds the
 are there: which process encodes a piece does not change its tokens. With the lock of NAME again, it
 writes the records from the pieces in their order, unless another process has.
 
+Whatever was there before is looked at before it is used: documents of the copy by their hashes, the
+rest by the hashes in its contents.json. What is damaged is made again.
+
 A lock goes with its process, so nobody waits for one that was killed. Where there are no locks,
 work is done twice, and the first folder of a name stays. NAME.pieces is removed when NAME is there,
 or when the text turns out not to be one that can be prepared. Until then the disk holds the text
@@ -34,7 +37,8 @@ from lm.data.tokenizers import Plan, Tokenizer
 from lm.files import POLL_SEC, InUse, locked, write_json
 from lm.sections import DataConfig
 
-SCAN, BUILT = 'scan', 'built'
+# To be renamed when what is in them changes: a version may go on from where an older one was killed.
+SCAN, BUILT, PIECE = 'scan', 'built', 'piece'
 TRIES = 10  # of a process whose pieces are removed while it works
 WRITING = 'data: another process writes the records of the same data'
 
@@ -178,7 +182,7 @@ class Shared:
             yield
 
     def _path(self, i: int) -> Path:
-        return self.task.pieces / f'piece-{i:06}'
+        return self.task.pieces / f'{PIECE}-{i:06}'
 
     def _make(self, i: int, damage: Callable[[Path], str], wait: bool) -> None:
         """Raises InUse where another process makes it and `wait` is False."""
