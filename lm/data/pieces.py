@@ -37,7 +37,7 @@ from lm.data.tokenizers import Plan, Tokenizer
 from lm.files import POLL_SEC, InUse, locked, write_json
 from lm.sections import DataConfig
 
-# To be renamed when what is in them changes: a version may go on from where an older one was killed.
+# Renamed when what is in them changes: a version may go on from where an older one was killed.
 SCAN, BUILT, PIECE = 'scan', 'built', 'piece'
 TRIES = 10  # of a process whose pieces are removed while it works
 WRITING = 'data: another process writes the records of the same data'
