@@ -148,7 +148,7 @@ def discard(folder: Path, pattern: str) -> None:
     """Removes the folders that match. Each goes at once, for whoever is about to write into it."""
     for path in folder.glob(pattern):
         if path.is_dir():
-            gone = path.with_name(f'{path.name}.{os.getpid()}{PARTIAL}')
+            gone = path.with_name(f'{path.name}.{os.getpid()}.removed')
             with contextlib.suppress(OSError):  # another process is at it
                 path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
