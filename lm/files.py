@@ -94,26 +94,27 @@ def locked(
     in_use: str = '',
     say: Callable[[str], None] = print,
     wait_until: float = math.inf,
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Holds the lock of the file `path`, which is made, until the block or the process ends.
 
     Where another process holds it, `waiting` is said, and it is waited for until `wait_until`, by
     `time.monotonic`. Then InUse is raised with the text `in_use`. On a file system without locks a
-    note is said, and the block runs.
+    note is said, and the block runs, given False.
     """
     with open(path, 'w') as file:
-        free = _try_lock(file, say)
-        if not free and time.monotonic() < wait_until:
+        held = _try_lock(file, say)
+        if held is False and time.monotonic() < wait_until:
             say(waiting)
-        while not free:
+        while held is False:
             if time.monotonic() >= wait_until:
                 raise InUse(in_use)
             time.sleep(POLL_SEC)
-            free = _try_lock(file, say)
-        yield
+            held = _try_lock(file, say)
+        yield held is True
 
 
-def _try_lock(file: IO, say: Callable[[str], None]) -> bool:
+def _try_lock(file: IO, say: Callable[[str], None]) -> bool | None:
+    """Whether it is held now, and not by another process; None where there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -126,4 +127,4 @@ def _try_lock(file: IO, say: Callable[[str], None]) -> bool:
             f'NOTE: {file.name} cannot be locked ({error}): see to it that no other process '
             'writes to its folder'
         )
-        return True
+        return None

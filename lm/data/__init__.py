@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from lm.data import cache, mixed, prepare, prepared, tokenizers
+from lm.data import mixed, pieces, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
     Feed,
@@ -116,16 +116,7 @@ def _open(
     cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable, wait: bool = True
 ) -> Dataset:
     name = prepare.digest(source, plan, cfg)
-    root = cache.root(cfg.cache_dir)
-    folder = cache.made_once(
-        root,
-        name,
-        make=lambda partial: prepare.prepare(source, plan, cfg, name, partial, say),
-        damage=prepared.damage,
-        say=say,
-        wait=wait,
-    )
-    found = prepared.load(folder)
+    found = prepared.load(pieces.made_together(source, plan, cfg, name, say, wait))
     held = found.report['train']['tokens']
     if held < cfg.seq_len + 1:
         raise ValueError(

@@ -1,15 +1,21 @@
-"""The folder prepared data is kept in: its place, digests of files, one writer at a time."""
+"""The folder prepared data is kept in: its place, digests of files, folders made whole or not."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lm.files import is_full, locked, write_text
+
+PARTIAL = '.partial'  # ends the name of a folder that is being written
+OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # a name that a folder cannot be given
+SAME = 'data: another process prepares the same data; waiting for it'
 
 
 def root(cache_dir: str) -> Path:
@@ -20,22 +26,47 @@ def root(cache_dir: str) -> Path:
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
-    """A content hash of each file; read again only where its size or time of change differ."""
-    memo_path = folder / 'files.json'
-    memo = _recall(memo_path)
-    digests, news = [], {}
-    for path in files:
-        stat, key = path.stat(), str(path.absolute())
-        stamp = [stat.st_size, stat.st_mtime_ns]
-        match memo.get(key):
-            case [size, changed, str(known)] if [size, changed] == stamp:
-                digests.append(known)
-            case _:
-                digests.append(file_digest(path))
-                news[key] = [*stamp, digests[-1]]
-    if news:
-        _remember(memo_path, memo | news)
-    return digests
+    """A content hash of each file; read again only where its size or time of change differ.
+
+    One process reads what none has read yet, and the others wait for what it finds.
+    """
+    memo_path, files = folder / 'files.json', list(files)
+    found = _known(files, _recall(memo_path))
+    if None not in found:
+        return found
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / 'files.lock', waiting='', say=_nothing))
+        memo = _recall(memo_path)
+        found, news = _known(files, memo), {}
+        for i, path in enumerate(files):
+            if found[i] is None:
+                stamp = _stamp(path)
+                found[i] = file_digest(path)
+                news[str(path.absolute())] = [*stamp, found[i]]
+        if news:
+            _remember(memo_path, memo | news)
+    return found
+
+
+def _nothing(line: str) -> None:
+    del line
+
+
+def _known(files: list[Path], memo: dict) -> list[str | None]:
+    def digest(path: Path) -> str | None:
+        match memo.get(str(path.absolute())):
+            case [size, changed, str(known)] if [size, changed] == _stamp(path):
+                return known
+        return None
+
+    return [digest(path) for path in files]
+
+
+def _stamp(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def file_digest(path: Path) -> str:
@@ -65,53 +96,87 @@ def made_once(
     make: Callable[[Path], None],
     damage: Callable[[Path], str],
     say: Callable[[str], None],
-    wait: bool = True,
 ) -> Path:
-    """folder / name, which `make` fills unless it is there: all of it or nothing, and by one.
-
-    `make` writes into a folder beside it that is renamed when done, under a lock the system
-    releases when its holder dies; what a killed process left is removed by the next. What is there
-    is made again where `damage` says, in words, what is wrong with it. Raises InUse where another
-    process is making it and `wait` is False.
-    """
-    path, partial = folder / name, folder / f'{name}.partial'
+    """folder / name, which `make` fills unless it is there, and not damaged: see `filled`."""
+    path = folder / name
     if path.is_dir() and not damage(path):
         return path
-    with _held(folder, name, say, math.inf if wait else 0.0):
-        if path.is_dir():
-            if not (reason := damage(path)):  # made by the process that was waited for
-                return path
-            say(f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again')
-            shutil.rmtree(path)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            with _disk_full_explained(folder):
-                partial.mkdir()
-                make(partial)
-                partial.rename(path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with alone(path, SAME, say) as is_locked, disk_full_explained(folder):
+        filled(path, make, damage, say, is_locked)
     return path
 
 
+def filled(
+    path: Path,
+    make: Callable[[Path], None],
+    damage: Callable[[Path], str],
+    say: Callable[[str], None],
+    is_locked: bool,
+) -> None:
+    """The folder `path`, which `make` fills unless it is there: all of it or nothing.
+
+    `make` writes into a folder beside it that is renamed when done. What is there is made again
+    where `damage` says, in words, what is wrong with it. The caller has its lock, or else, where
+    there are no locks, `is_locked` is False: then several may fill it, and the first one stays.
+    """
+    if path.is_dir():
+        if not (reason := damage(path)):  # made by the process that was waited for
+            return
+        say(again(path, reason))
+        shutil.rmtree(path)
+    # Hosts may not see each other's locks, whatever their network disk says; processes of one do.
+    own = socket.gethostname() if is_locked else f'{socket.gethostname()}.{os.getpid()}'
+    partial = path.with_name(f'{path.name}.{own}{PARTIAL}')
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    try:
+        partial.mkdir()
+        make(partial)
+        try:
+            partial.rename(path)
+        except OSError as error:
+            if error.errno not in OCCUPIED:
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def again(path: Path, reason: str) -> str:
+    return f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again'
+
+
+def discard(folder: Path, pattern: str) -> None:
+    """Removes the folders that match. Each goes at once, for whoever is about to write into it."""
+    for path in folder.glob(pattern):
+        if path.is_dir():
+            gone = path.with_name(f'{path.name}.{os.getpid()}.removed')
+            with contextlib.suppress(OSError):  # another process is at it
+                path.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _held(folder: Path, name: str, say: Callable, wait_until: float) -> Iterator[None]:
-    waiting = 'data: another process prepares the same data; waiting for it'
+def alone(path: Path, waiting: str, say: Callable, wait: bool = True) -> Iterator[bool]:
+    """Holds the lock of the folder `path`, and makes the one it is to be in; see `files.locked`.
+
+    Raises InUse where another process has it and `wait` is False.
+    """
     with contextlib.ExitStack() as held:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = folder / f'{name}.lock'
-            held.enter_context(locked(lock, waiting=waiting, say=say, wait_until=wait_until))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            until = math.inf if wait else 0.0
+            lock = path.with_name(f'{path.name}.lock')
+            is_held = held.enter_context(locked(lock, waiting=waiting, say=say, wait_until=until))
         except OSError as error:
             raise OSError(
-                f'prepared data cannot be kept in {folder}: {error.strerror}. Set data.cache_dir '
-                'to a folder that can be written.'
+                f'prepared data cannot be kept in {path.parent}: {error.strerror}. Set '
+                'data.cache_dir to a folder that can be written.'
             ) from error
-        yield
+        yield is_held
 
 
 @contextlib.contextmanager
-def _disk_full_explained(folder: Path) -> Iterator[None]:
+def disk_full_explained(folder: Path) -> Iterator[None]:
+    """An OSError that says what to do."""
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like

@@ -1,33 +1,36 @@
-"""From documents to stored tokens: split, train the tokenizer, encode, write, once per content.
+"""From documents to stored tokens: split, train the tokenizer, encode, write. Which process does
+what of it, and when, is for `lm.data.pieces`.
 
 Sequence length, packing and seed come later and cost nothing here.
 """
 
 import array
+import contextlib
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from lm.data import cache
-from lm.data.prepared import INDEX, RECORDS, REPORT, TOKENIZER, seal
+from lm.data.prepared import CONTENTS, INDEX, RECORDS, seal
 from lm.data.rows import CHUNK
-from lm.data.scan import LARGE, Scan, scanned
+from lm.data.scan import DOCUMENT_COST, LARGE, Piece, Scan
 from lm.data.sources import Source
-from lm.data.split import SPLITS, Span, is_one_document, spans
+from lm.data.split import SPLITS, Rule, Span, is_one_document, spans
+from lm.data.split import rule as split_rule
 from lm.data.tokenizers import Plan, Tokenizer, cut
 from lm.data.utf8 import characters
-from lm.files import write_json
 from lm.sections import DataConfig
 
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
-DOCUMENT_COST = 256  # characters that a document, however short, counts as in memory
 CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
+TOKENS_AT_ONCE = 1 << 20  # read of a piece
+TOKENS = '.tokens'  # ends the names of the files of a piece
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)
 
@@ -42,33 +45,6 @@ def digest(source: Source, plan: Plan, cfg: DataConfig) -> str:
     return state.hexdigest()
 
 
-def prepare(
-    source: Source, plan: Plan, cfg: DataConfig, name: str, folder: Path, say: Callable
-) -> None:
-    """Fills `folder` with what has the digest `name`; the disk holds a copy of the text meanwhile.
-
-    Memory grows by about 40 bytes a document (24 of `Scan` and `Stream`, which arrays that grow and
-    the index's copy make 40), and not with the size of files or documents; a bpe that is trained
-    holds the distinct words of the text besides. Raises ValueError for a corpus that cannot be
-    split, is not UTF-8, or changes while it is read.
-    """
-    with scanned(source, cfg, folder) as found:
-        check_unchanged(source, plan, cfg, name)
-        _describe(found, cfg, say)
-        tokenizer = plan.build(training_texts(found, cfg.validation_fraction))
-        _warn_of_whole(tokenizer, found, say)
-        counts = write(folder, _parts(found, cfg.validation_fraction, tokenizer), tokenizer)
-    tokenizer.save(folder / TOKENIZER)
-    say(
-        f'data: {counts["train"]["tokens"]:,} tokens to train on, '
-        f'{counts["validation"]["tokens"]:,} to validate on'
-    )
-    invalid = {'documents': found.invalid_documents, 'bytes': found.invalid_bytes}
-    report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
-    write_json(folder / REPORT, report)
-    seal(folder)
-
-
 def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> None:
     """ValueError where the source, having been read, has not the digest `name` any more."""
     if digest(source, plan, cfg) != name:
@@ -78,7 +54,7 @@ def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> N
         )
 
 
-def _describe(found: Scan, cfg: DataConfig, say: Callable) -> None:
+def describe(found: Scan, cfg: DataConfig, say: Callable) -> None:
     say(
         f'data: preparing {cfg.source} with {cfg.tokenizer}: {len(found.lengths):,} documents, '
         f'{found.n_bytes / 1e6:.1f} MB'
@@ -92,10 +68,11 @@ def _describe(found: Scan, cfg: DataConfig, say: Callable) -> None:
         )
 
 
-def _warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
-    size = max(found.lengths)
+def warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
+    """Where one document alone takes much memory."""
+    size = int(found.lengths.max())
     if not tokenizer.cuttable and size >= LARGE:
-        name = found.names[found.lengths.index(size)]
+        name = found.names[int(found.lengths.argmax())]
         say(
             f'NOTE: {name} is a document of {size / 1e6:,.1f} MB, and this tokenizer must have it '
             f'whole: that takes about {size * WHOLE_COST / 1e9:,.2f} GB of memory. Cut it into '
@@ -105,13 +82,15 @@ def _warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
 
 def training_texts(found: Scan, fraction: float) -> Iterator[str]:
     """The training split, in parts, for a tokenizer to be trained on."""
-    for span in tracked(spans(found, fraction), len(found.lengths), 'tokenizer'):
-        if span.split == 'train':
-            yield from cut(_text(found, span), span.name)
+    rule = split_rule(found, fraction)
+    for piece in tracked(found.pieces, len(found.pieces), 'tokenizer'):
+        for span in spans(found, rule, piece):
+            if span.split == 'train':
+                yield from cut(_text(found, span), span.name)
 
 
-def _parts(found: Scan, fraction: float, tokenizer: Tokenizer) -> Parts:
-    for span in tracked(spans(found, fraction), len(found.lengths), 'encoding'):
+def _parts(found: Scan, rule: Rule, piece: Piece, tokenizer: Tokenizer) -> Parts:
+    for span in spans(found, rule, piece):
         for part in tokenizer.parts(_text(found, span), span.name):
             yield span.split, part
         yield span.split, None
@@ -119,27 +98,99 @@ def _parts(found: Scan, fraction: float, tokenizer: Tokenizer) -> Parts:
 
 def _text(found: Scan, span: Span) -> Iterator[str]:
     for data in characters(found.read(span.start, span.stop)):
-        yield data.decode('utf-8', 'replace')  # or there is nothing to replace: `scanned` stops
+        yield data.decode('utf-8', 'replace')  # or there is nothing to replace: `scan` stops
 
 
-def write(folder: Path, parts: Parts, tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
-    """Writes records and index in one pass; {split: {'documents', 'bytes', 'tokens'}}."""
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    streams = {split: Stream(tokenizer, dtype) for split in SPLITS}
+def encode(found: Scan, rule: Rule, piece: Piece, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the tokens of a piece into `folder`: a file of each split, BOS document EOS BOS ...,
+    and where documents end in it. Raises Damaged where the copy is not what was scanned.
+    """
+    found.check(piece)
+    with contextlib.ExitStack() as stack:
+        encoded = {}
+        for split in SPLITS:
+            file = stack.enter_context(open(folder / f'{split}{TOKENS}', 'wb'))
+            encoded[split] = Encoded(tokenizer, file)
+        for group in batched(_parts(found, rule, piece, tokenizer)):
+            texts = [text for _, text in group if text is not None]
+            of_texts = iter(tokenizer.encode_batch(texts))
+            for split, text in group:
+                if text is None:
+                    encoded[split].end()
+                else:
+                    encoded[split].add(text, next(of_texts))
+    ends = {split: np.array(one.ends, np.int64) for split, one in encoded.items()}
+    n_bytes = np.array([encoded[split].n_bytes for split in SPLITS])
+    np.savez(folder / INDEX, n_bytes=n_bytes, **ends)
+    seal(folder)
+
+
+PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
+
+
+class Encoded:
+    """The documents of one split in a piece, as their tokens come and go to `file`."""
+
+    def __init__(self, tokenizer: Tokenizer, file: BinaryIO):
+        dtype = dtype_of(tokenizer)
+        self.bos, self.eos = (
+            np.array([special], dtype) for special in (tokenizer.bos_id, tokenizer.eos_id)
+        )
+        self.file, self.ends, self.n_bytes, self.n_tokens = file, array.array('q'), 0, 0
+        self.is_within = False
+
+    def add(self, text: str, ids: np.ndarray) -> None:
+        """The next part of a document."""
+        if (ids == self.bos).any():
+            raise ValueError(
+                f'the tokenizer makes its own BOS, token {self.bos[0]}, out of text: the start of '
+                'a document could not be told from it. Declare another bos_token beside it.'
+            )
+        if not self.is_within:
+            self._append(self.bos)
+        self.is_within = True
+        self._append(ids.astype(self.bos.dtype))
+        self.n_bytes += len(text.encode())
+
+    def end(self) -> None:
+        """The document is complete."""
+        self._append(self.eos)
+        self.is_within = False
+        self.ends.append(self.n_tokens)
+
+    def _append(self, tokens: np.ndarray) -> None:
+        self.file.write(tokens.tobytes())
+        self.n_tokens += len(tokens)
+
+
+def dtype_of(tokenizer: Tokenizer) -> type:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+def write(folder: Path, pieces: Iterable[Path], dtype: type) -> dict[str, dict[str, int]]:
+    """Writes records and index of what `encode` has put into the folders `pieces`, one after the
+    other; {split: {'documents', 'bytes', 'tokens'}}.
+    """
+    streams = {split: Stream(dtype) for split in SPLITS}
     writer = _record_writer(folder / RECORDS, dtype)
-    for group in batched(parts):
-        texts = [text for _, text in group if text is not None]
-        encoded = iter(tokenizer.encode_batch(texts))
-        for split, text in group:
-            if text is None:
-                streams[split].end()
-            else:
-                streams[split].add(text, next(encoded))
-        writer.add_examples({split: stream.take(CHUNK) for split, stream in streams.items()})
+    for piece in pieces:
+        with np.load(piece / INDEX) as index:
+            for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
+                streams[split].documents(index[split], n_bytes)
+        for split in SPLITS:
+            for tokens in _tokens(piece / f'{split}{TOKENS}', dtype):
+                streams[split].add(tokens)
+                writer.add_examples({split: streams[split].take(CHUNK)})
     writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
     writer.close_all()
     np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
     return {split: stream.counts() for split, stream in streams.items()}
+
+
+def _tokens(path: Path, dtype: type) -> Iterator[np.ndarray]:
+    with open(path, 'rb') as file:
+        while data := file.read(TOKENS_AT_ONCE * np.dtype(dtype).itemsize):
+            yield np.frombuffer(data, dtype)
 
 
 def _record_writer(folder: Path, dtype: type) -> Any:
@@ -171,42 +222,25 @@ def _record_writer(folder: Path, dtype: type) -> Any:
 
 
 class Stream:
-    """BOS document EOS BOS document EOS ..., taken off in chunks."""
+    """The tokens of a split, of piece after piece, taken off in chunks."""
 
-    def __init__(self, tokenizer: Tokenizer, dtype: type):
-        self.bos, self.eos = (
-            np.array([special], dtype) for special in (tokenizer.bos_id, tokenizer.eos_id)
-        )
+    def __init__(self, dtype: type):
         self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
         self.waiting = np.empty(0, dtype)
-        self.news = []
 
-    def add(self, text: str, ids: np.ndarray) -> None:
-        """The next part of a document."""
-        if (ids == self.bos).any():
-            raise ValueError(
-                f'the tokenizer makes its own BOS, token {self.bos[0]}, out of text: the start of '
-                'a document could not be told from it. Declare another bos_token beside it.'
-            )
-        if self.n_tokens == self.starts[-1]:
-            self._append(self.bos)
-        self._append(ids.astype(self.bos.dtype))
-        self.n_bytes += len(text.encode())
+    def documents(self, ends: np.ndarray, n_bytes: int) -> None:
+        """Those of the piece whose tokens come next; where they end in it."""
+        self.starts.frombytes((ends + self.starts[-1]).tobytes())
+        self.n_bytes += n_bytes
 
-    def end(self) -> None:
-        """The document is complete."""
-        self._append(self.eos)
-        self.starts.append(self.n_tokens)
-
-    def _append(self, tokens: np.ndarray) -> None:
-        self.news.append(tokens)
+    def add(self, tokens: np.ndarray) -> None:
+        self.waiting = np.concatenate([self.waiting, tokens])
         self.n_tokens += len(tokens)
 
     def take(self, least: int) -> list[dict[str, np.ndarray]]:
         """The chunks that are full, and the last one if it has `least` tokens."""
-        tokens = np.concatenate([self.waiting, *self.news])
+        tokens = self.waiting
         chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens), CHUNK)]
-        self.news = []
         self.waiting = tokens[:0]
         if chunks and len(chunks[-1]) < least:
             self.waiting = chunks.pop()

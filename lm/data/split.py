@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lm.data.formats import BLOCK
-from lm.data.scan import Scan
+from lm.data.scan import Piece, Scan
 
 SPLITS = ('train', 'validation')
 CONTINUATION = bytes(range(0x80, 0xC0))  # no character of UTF-8 begins with one
@@ -24,29 +24,46 @@ class Span(NamedTuple):
     name: str  # of a large document, else ''
 
 
+class Rule(NamedTuple):
+    """A document whose hash is below `threshold` validates. Where all documents are one, `head`
+    bytes of it train, and the rest validates; else `head` is 0.
+    """
+
+    threshold: int
+    head: int
+
+
 def is_one_document(found: Scan) -> bool:
     """Also where it has copies. It is cut then, into both splits."""
-    return min(found.hashes) == max(found.hashes)
+    return found.hashes.min() == found.hashes.max()
 
 
-def spans(found: Scan, fraction: float) -> Iterator[Span]:
-    """In the order of the source. Neither split is left empty.
+def rule(found: Scan, fraction: float) -> Rule:
+    """That leaves neither split empty.
 
-    Raises ValueError for one document that is too short to be cut.
+    Raises ValueError for one document that is too short to be cut, Damaged where its copy is.
     """
-    at, head, threshold = 0, 0, 0
     if is_one_document(found):
-        head = cut_point(found.names[0], found.read, found.lengths[0], max(fraction, 1e-9))
-    else:
-        threshold = max(int(fraction * 2**64), min(found.hashes) + 1)
-        threshold = min(threshold, max(found.hashes))
-    for number, (length, hashed) in enumerate(zip(found.lengths, found.hashes, strict=True)):
+        found.check(found.pieces[0])
+        length = int(found.lengths[0])
+        return Rule(0, cut_point(found.names[0], found.read, length, max(fraction, 1e-9)))
+    threshold = max(int(fraction * 2**64), int(found.hashes.min()) + 1)
+    return Rule(min(threshold, int(found.hashes.max())), 0)
+
+
+def spans(found: Scan, rule: Rule, piece: Piece) -> Iterator[Span]:
+    """Those of a piece, in the order of the source."""
+    at, documents = piece.start, range(piece.first, piece.stop)
+    lengths, hashes = (
+        column[piece.first : piece.stop].tolist() for column in (found.lengths, found.hashes)
+    )
+    for number, length, hashed in zip(documents, lengths, hashes, strict=True):
         name = found.names.get(number, '')
-        if head:
-            yield Span('train', at, at + head, name)
-            yield Span('validation', at + head, at + length, name)
+        if rule.head:
+            yield Span('train', at, at + rule.head, name)
+            yield Span('validation', at + rule.head, at + length, name)
         else:
-            yield Span(SPLITS[hashed < threshold], at, at + length, name)
+            yield Span(SPLITS[hashed < rule.threshold], at, at + length, name)
         at += length
 
 

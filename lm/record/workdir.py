@@ -128,7 +128,7 @@ def _changed(path: Path) -> int | None:
 
 def _held(
     path: Path, say: Callable[[str], None], wait_until: float
-) -> contextlib.AbstractContextManager[None]:
+) -> contextlib.AbstractContextManager[bool]:
     """The lock of the folder."""
     return locked(
         path / LOCK,

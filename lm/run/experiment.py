@@ -9,7 +9,7 @@ from lm.auto_mesh import chosen
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import make_mesh
 from lm.objectives import evaluated, n_marks, training_mixture
-from lm.processes import first_then_others, from_first, same_everywhere
+from lm.processes import from_first, same_everywhere
 from lm.record.host import device_memory_bytes
 from lm.sections import AUTO, Config, MeshConfig
 from lm.shardings import abstract_state, jit_init
@@ -29,8 +29,8 @@ class Experiment:
 
     def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
         self.config = config
-        # Where the cache is shared, the others find what process 0 has prepared.
-        self.dataset = first_then_others(lambda: data.open_dataset(config.data, say=say))
+        # Where the cache is shared, so is the work (`lm.data.pieces`).
+        self.dataset = data.open_dataset(config.data, say=say)
         same_everywhere('the digest of the prepared data', self.dataset.digest)
         data.check_epochs(config.data, config.train.steps, self.dataset.train)
         tokenizer = self.dataset.tokenizer

@@ -3,10 +3,11 @@
     uv run python -m tests.bench.data [--megabytes=2000] [--tokenizers=bpe:4096,byte]
 
 The text is made here: .jsonl files of documents of about WORDS words of `tests.bench.prepare`. Each
-tokenizer prepares it in a process of its own. Seconds are those of all its cores (`getrusage`, all
-threads). Those of the library are spent in the very calls of `encode_batch_fast` that preparation
-makes, on the same texts at the same time: two passes, one after the other, differ by half where
-other work shares the cores. A bpe is trained on the text first, which is counted apart.
+tokenizer prepares it in a process of its own, or with `--processes=N` in several that share the
+work. Seconds are those of all cores (`getrusage`, all threads) and all processes, memory is that of
+the largest. Those of the library are spent in the very calls of `encode_batch_fast` that
+preparation makes, on the same texts at the same time: two passes, one after the other, differ by
+half where other work shares the cores. A bpe is trained on the text first, which is counted apart.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,16 @@ def prepare_here(folder: Path, tokenizer: str) -> dict[str, float]:
     import tensorflow_datasets  # noqa: F401 - or its import counts as preparation
 
     training, library = Clock(), Clock()
-    train = training.timed(tokenizers._train_bpe)
+    load = tokenizers.load
 
-    def train_bpe(size: int, texts: Iterable[str]) -> tokenizers.SubwordTokenizer:
-        made = train(size, texts)
+    def load_timed(path: Path) -> tokenizers.Tokenizer:
+        made = load(path)
+        if not isinstance(made, tokenizers.SubwordTokenizer):
+            return made
         return dataclasses.replace(made, library=Timed(made.library, library))
 
-    tokenizers._train_bpe = train_bpe
+    tokenizers._train_bpe = training.timed(tokenizers._train_bpe)
+    tokenizers.load = load_timed  # every process encodes with what one of them has saved
     cfg = dataclasses.replace(
         resolve(default.get_config()).data,
         source=f'text:{folder}/*.jsonl',
@@ -111,6 +115,23 @@ def prepare_here(folder: Path, tokenizer: str) -> dict[str, float]:
         'library': library.seconds,
         'at_start': at_start,
         'peak': peak(),
+    }
+
+
+def prepare_in(n_processes: int, folder: str, tokenizer: str) -> dict[str, float]:
+    """What that many processes, which start at once, take together."""
+    command = [sys.executable, '-m', 'tests.bench.data', f'--folder={folder}']
+    processes = [
+        subprocess.Popen([*command, f'--tokenizers={tokenizer}'], stdout=subprocess.PIPE, text=True)
+        for _ in range(n_processes)
+    ]
+    outs = [process.communicate()[0] for process in processes]
+    if failed := [process.returncode for process in processes if process.returncode]:
+        raise RuntimeError(f'{len(failed)} of {n_processes} processes failed')
+    of_each = [json.loads(out) for out in outs]
+    return {
+        name: (max if name in ('at_start', 'peak') else sum)(found[name] for found in of_each)
+        for name in of_each[0]
     }
 
 
@@ -135,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--megabytes', type=float, default=2000)
     parser.add_argument('--tokenizers', default='bpe:4096,byte')
+    parser.add_argument('--processes', type=int, default=1, help='that prepare it together')
     parser.add_argument('--folder', type=Path, help='of the text, for the process of a tokenizer')
     arguments = parser.parse_args()
     if arguments.folder:
@@ -147,14 +169,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         size = make_documents(Path(name), arguments.megabytes)
         for tokenizer in arguments.tokenizers.split(','):
-            command = [sys.executable, '-m', 'tests.bench.data', f'--folder={name}']
-            out = subprocess.run(
-                [*command, f'--tokenizers={tokenizer}'],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            print(row(*size, tokenizer, json.loads(out.stdout)), flush=True)
+            found = prepare_in(arguments.processes, name, tokenizer)
+            print(row(*size, tokenizer, found), flush=True)
 
 
 if __name__ == '__main__':

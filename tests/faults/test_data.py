@@ -152,8 +152,9 @@ PROGRAM = """
 import resource, sys
 import tensorflow_datasets, tokenizers
 from lm.sections import DataConfig
-from lm.data import open_dataset
+from lm.data import open_dataset, scan
 cfg, most_bytes = eval(sys.argv[1]), int(sys.argv[2])
+scan.PIECE = 20_000  # which makes some ten of the text
 if most_bytes:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 print('ready', flush=True)
@@ -187,6 +188,20 @@ def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tm
         assert not list(tmp_path.glob('cache/*.partial'))
         assert not err or err.endswith('KeyboardInterrupt\n')
     assert everything(open_dataset(own, say=quiet)) == wanted
+
+
+@pytest.mark.trials(short=1, long=20)
+def test_another_process_goes_on_where_one_is_killed(trial, cfg, undisturbed, tmp_path):
+    """Neither waits for a piece that nobody encodes, nor takes half of one."""
+    wanted, seconds, _ = undisturbed
+    own = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
+    killed, other = launch(own), launch(own)
+    time.sleep(random.Random(trial).uniform(0, seconds))
+    killed.kill()
+    _, err = other.communicate(timeout=60)
+    killed.communicate()
+    assert other.returncode == 0, err
+    assert everything(open_dataset(own, say=pytest.fail)) == wanted
 
 
 @pytest.mark.trials(short=1, long=30)

@@ -1,13 +1,21 @@
-"""A data section small enough to prepare in a fraction of a second."""
+"""A data section small enough to prepare in a fraction of a second, and what pieces it makes."""
 
+import contextlib
 import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from configs import default
 from lm.config import resolve
+from lm.data import cache, open_dataset, pieces, prepare, scan
 from lm.sections import DataConfig
+
+PIECE_BYTES = 2000
+INTERRUPT = KeyboardInterrupt()
 
 WORDS = ['a', 'the', 'of', 'norm', 'scale', 'loss', '日本', 'é', '🙂', 'x=1', '\r\n', '\t', '']
 
@@ -44,3 +52,89 @@ def cfg(tmp_path):
 
 def quiet(line: str) -> None:
     del line
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Pieces so small that the corpus has some ten."""
+    monkeypatch.setattr(scan, 'PIECE', PIECE_BYTES)
+
+
+@pytest.fixture(params=['byte', 'bpe:300'])
+def own(request, cfg):
+    """The config of one source, with each kind of tokenizer."""
+    return cfg(tokenizer=request.param)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob('*') if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def prepared_by(cfg: DataConfig, say: Callable = quiet) -> dict[str, bytes]:
+    return contents(cache.root(cfg.cache_dir) / open_dataset(cfg, say=say).digest)
+
+
+@pytest.fixture
+def wanted(own, tmp_path, monkeypatch):
+    """All that one process makes of it, in one piece."""
+    monkeypatch.setattr(scan, 'PIECE', 1 << 24)
+    found = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
+    monkeypatch.setattr(scan, 'PIECE', PIECE_BYTES)
+    assert {'report.json', 'index.npz', 'contents.json', 'records/dataset_info.json'} < set(found)
+    return found
+
+
+@dataclasses.dataclass
+class Encoding:
+    """Counts the pieces that are encoded; `before` is called before each, with their number."""
+
+    n: int = 0
+    before: Callable | None = None
+
+    def __post_init__(self):
+        self.lock, self.encode = threading.Lock(), prepare.encode
+
+    def __call__(self, *args):
+        with self.lock:
+            number, self.n = self.n, self.n + 1
+        if self.before is not None:
+            self.before(number)
+        self.encode(*args)
+
+
+@pytest.fixture
+def encoding(monkeypatch):
+    counted = Encoding()
+    monkeypatch.setattr(prepare, 'encode', counted)
+    return counted
+
+
+def folder_of_pieces(cfg: DataConfig) -> Path:
+    (folder,) = cache.root(cfg.cache_dir).glob('*.pieces')
+    return folder
+
+
+def n_pieces(cfg: DataConfig) -> int:
+    with scan.opened(folder_of_pieces(cfg) / pieces.SCAN) as found:
+        return len(found.pieces)
+
+
+def left_in(cfg: DataConfig) -> list[str]:
+    """Folders beside the data that is whole."""
+    return [p.name for p in cache.root(cfg.cache_dir).iterdir() if p.is_dir() and p.suffix]
+
+
+@contextlib.contextmanager
+def interrupted(monkeypatch, after: int, error: BaseException = INTERRUPT) -> Iterator[None]:
+    """By `error`, in the midst of a piece, when `after` pieces are done."""
+    seal, sealed = prepare.seal, []
+
+    def stop(folder):
+        if len(sealed) == after:
+            raise error
+        sealed.append(seal(folder))
+
+    with monkeypatch.context() as patched, pytest.raises(type(error)):
+        patched.setattr(prepare, 'seal', stop)
+        yield
