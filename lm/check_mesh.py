@@ -52,13 +52,6 @@ def check_devices(config: Config, mesh: Mesh, n_processes: int = 1) -> None:
         )
     _check_experts(config, mesh)
     _check_context(config, mesh)
-    others = [axis for axis, n in mesh.shape.items() if n > 1 and axis not in ('run', 'data')]
-    if n_processes > 1 and others and mesh.devices.flat[0].platform == 'cpu':
-        raise ValueError(
-            f'several processes of CPUs can be cut along mesh.data alone; got mesh.{others[0]}='
-            f'{mesh.shape[others[0]]}. Now and then XLA then waits for ever: leave mesh.data=-1, '
-            'or train in one process.'
-        )
     if mesh.size % n_processes:
         raise ValueError(f'{mesh.size} devices do not spread evenly over {n_processes} processes')
 

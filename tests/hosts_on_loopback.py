@@ -2,8 +2,7 @@
 
     uv run pytest tests/hosts_on_loopback.py
 
-Not part of `uv run pytest`: XLA's collectives between processes of CPUs can wait for each other for
-ever. That was seen where parameters were cut over both, which is refused now.
+Not part of `uv run pytest`: some are killed and all wait for each other, for minutes.
 """
 
 import contextlib
@@ -16,15 +15,18 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lm import data
 from lm.config import resolve
 from lm.record.checkpoint import read_meta, steps_in
+from lm.record.load import load
 from lm.record.metrics import read_rows
 from lm.record.workdir import read_json
 from lm.run.statuses import BAD_INPUT, DONE, RESUME, SIGNALLED
 from lm.sweep.cells import cells
+from modules.params import named_leaves
 from tests.commands import ROOT
 from tests.sweep_helpers import (
     assert_close,
@@ -158,6 +160,38 @@ def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
     )
     lines = [line for line in said.splitlines() if '[Gloo]' not in line]
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    'sizes', [{'mesh_fsdp': 8}, {'mesh_tensor': 8}, {'mesh_fsdp': 4, 'mesh_context': 2}]
+)
+def test_two_hosts_hold_parts_of_one_state(sizes, start, corpus, tmp_path):
+    """Equivalence with eight devices of one process, of the losses, and of the parameters, saved by
+    both hosts and read again by one process. With `tensor` over both, both read the same rows:
+    catches a share of them each.
+    """
+    changes = {'model_n_heads': 8, 'model_n_kv_heads': 8, 'train_steps': 20, 'mesh_data': 1}
+    job = start(tmp_path / 'run', corpus, **changes | sizes)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    one = RUN | changes | {'mesh_data': -1}
+    assert train(resolve(base(corpus, **one)), tmp_path / 'one') == DONE
+    assert_close(timeless(tmp_path / 'run'), timeless(tmp_path / 'one'), rtol=1e-4)
+    here, there = (load(tmp_path / name, print).weights.params for name in ('run', 'one'))
+    for path, leaf in named_leaves(here).items():
+        np.testing.assert_allclose(leaf, named_leaves(there)[path], rtol=0, atol=1e-4)
+
+
+def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
+    """Of a saved program the loops' collectives have lost their place among the others: the host
+    that reads it and the one that compiles would wait for each other, as in the second job here.
+    """
+    programs = tmp_path / 'programs'
+    each = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
+    changes = {'mesh_data': 1, 'mesh_fsdp': 8, 'train_steps': 2, 'train_diagnose_every': 1}
+    for name in ('first', 'second'):
+        job = start(tmp_path / name, corpus, each=each, **changes)
+        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert not programs.exists() or not any(programs.iterdir())
 
 
 def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path):

@@ -61,8 +61,22 @@ def join(digest: str) -> None:
         heartbeat_timeout_seconds=HEARTBEAT_SEC,
         shutdown_timeout_seconds=SHUTDOWN_SEC,
     )
+    _without_saved_programs()
     same_everywhere('the version of JAX', jax.__version__)
     same_everywhere('the config, as its file resolves to it,', digest)
+
+
+def _without_saved_programs() -> None:
+    """Turns JAX's persistent compilation cache off between processes of CPUs.
+
+    Process 0 alone writes to it, under a key that is its own: it would run a program that was saved
+    beside others that have compiled theirs. XLA for CPUs saves with each computation the order of
+    its collectives, and not that of those in a loop against those around it. So the one process is
+    in another collective than the others, which Gloo does not notice: all wait for ever. Seen in 2
+    of 2 jobs with a saved program (jaxlib 0.12.0.1).
+    """
+    if jax.default_backend() == 'cpu':
+        jax.config.update('jax_enable_compilation_cache', False)
 
 
 def leave(status: int) -> None:

@@ -131,14 +131,6 @@ def test_what_a_mesh_cannot_cut(sizes, changes, said):
         check_devices(config, make_mesh(config.mesh))
 
 
-def test_processes_of_cpus_are_cut_by_rows_alone():
-    """XLA's collectives between them wait for ever now and then where parameters are cut."""
-    config = tiny_config(COMMON | {'mesh.data': 1, 'mesh.fsdp': 8})
-    with pytest.raises(ValueError, match=r'along mesh\.data alone; got mesh\.fsdp=8'):
-        check_devices(config, make_mesh(config.mesh), 2)
-    check_devices(config, make_mesh(config.mesh), 1)
-
-
 def test_what_stays_whole_is_said():
     config = tiny_config(COMMON | {'model.n_kv_heads': 2, 'mesh.data': 2, 'mesh.tensor': 4})
     kept, logits = notes_of_mesh(config, make_mesh(config.mesh), 258)
