@@ -134,9 +134,9 @@ def of_own_matrices(
     """compute(stacked, *shared), on each device for the matrices that `matrices_apart` lays there.
 
     The arrays of the tree `stacked`, and those of the result, begin with axes of these lengths;
-    each device has all of those in `shared`. XLA's partitioner would gather what a decomposition
-    takes. What is traced, the count of updates or a number of the optimizer, has to be in `shared`:
-    a `vmap` over runs does not see what `compute` has from elsewhere.
+    each device has all of those in `shared`. For TPUs XLA's partitioner would gather what `eigh`
+    and `qr` take. What is traced, the count of updates or a number of the optimizer, has to be in
+    `shared`: a `vmap` over runs does not see what `compute` has from elsewhere.
     """
     mesh, apart = jax.sharding.get_abstract_mesh(), _apart(lengths)
     return jax.shard_map(

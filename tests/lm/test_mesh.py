@@ -143,6 +143,8 @@ def test_axis_without_a_rule_is_named():
         (('expert', 'embed', 'mlp'), (4, 16, 32), (None, 'fsdp', 'tensor')),
         (('layer', 'embed'), (2, 16), ()),  # gains are small
         (('layer', 'basis', 'basis'), (2, 16, 16), (None, 'fsdp', None)),
+        (('matrix', 'basis', 'basis'), (4, 16, 16), (('fsdp', 'tensor'), None, None)),
+        (('matrix', 'basis', 'basis'), (3, 16, 16), (None, 'fsdp', None)),
     ],
 )
 def test_parameters_lie_by_their_axes(axes, shape, over):
