@@ -144,5 +144,5 @@ def of_own_matrices(
         in_specs=(apart, *[PartitionSpec()] * len(shared)),
         out_specs=apart,
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # it refuses loops of eigh and qr that begin with the same on all devices
+        check_vma=False,  # of runs that are mapped over it refuses a `cond` whose branches vary
     )(stacked, *shared)
