@@ -78,6 +78,7 @@ def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
     """And one that does not has another folder of that name."""
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
+    (tmp_path / hosts.MARK).write_text('of the job before')
     with (tmp_path / 'told').open('wb') as told:
         monkeypatch.setenv(TELL, str(told.fileno()))
         with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
