@@ -348,7 +348,7 @@ def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus
     assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
     assert 'on 2-core x86_64 CPU as 8 devices' in job.said(0)
     assert 'cells' not in job.said(1)
-    assert statuses(workdir) == ['unfinished', *['waiting'] * 3]
+    assert statuses(workdir) == ['stopped', *['unfinished'] * 3]
 
     job = start(workdir, corpus, FLAG, mesh_data=8)
     assert job.end() == [DONE] * N, (job.said(0), job.said(1))
