@@ -76,11 +76,15 @@ def held_workdir(
             path.mkdir(parents=True, exist_ok=True)
             held.enter_context(_held(path, say, wait_until))
         before = _config_before(path, say)
-        changed = differences(before, config) if before else {}
-        changed = {field: both for field, both in changed.items() if not field.startswith(MESH)}
+        changed = without_mesh(differences(before, config)) if before else {}
         if changed and not continue_changed:
             raise ValueError(refusal(path, 'a run with another config', changed))
         yield
+
+
+def without_mesh(changed: dict[str, Any]) -> dict[str, Any]:
+    """The fields that make a run another one."""
+    return {field: both for field, both in changed.items() if not field.startswith(MESH)}
 
 
 def _config_before(path: Path, say: Callable[[str], None]) -> Config | None:

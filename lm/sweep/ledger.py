@@ -6,6 +6,7 @@
      'differs': {field: value} in which the cell's config differs from the base}]}
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 from lm.config import differences, digest, to_dict
 from lm.files import Unreadable, read_json, write_json
 from lm.record.upgrade import is_old, stored_cell, stored_config
-from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, writable
-from lm.sections import Config
+from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, without_mesh, writable
+from lm.sections import Config, MeshConfig
 from lm.sweep.cells import Cell
 
 Record = dict[str, Any]
@@ -73,7 +74,7 @@ def _begun_cells(
         found = _cells_of_folders(path, base)
         say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
         return found
-    changed = differences(stored_config(record['base']), base)
+    changed = without_mesh(differences(stored_config(record['base']), base))
     if changed and not continue_changed:
         raise ValueError(refusal(path, 'a sweep from another config', changed))
     return record['cells']
@@ -113,22 +114,34 @@ def _with_earlier_names(
     path: Path, before: Sequence[Record], groups: Sequence[Sequence[Cell]]
 ) -> list[list[Cell]]:
     """The groups, a cell without a folder of its name having that of an earlier cell whose config
-    is the same.
+    is the same, but for the mesh: where a run goes on is no part of what it is. Cells that differ
+    in their meshes alone keep their own.
     """
     present = {cell.name for group in groups for cell in group}
+    alike = collections.Counter(_of_any_mesh(cell.config) for group in groups for cell in group)
     earlier = {}
     for cell in before:
         if cell['cell'] in present:
             continue
         try:
-            earlier[digest(read_config(path / cell['cell']))] = cell['cell']
+            config = read_config(path / cell['cell'])
         except (ValueError, OSError):  # never begun, or of a form that nothing is known of
             continue
+        earlier[digest(config)] = earlier[_of_any_mesh(config)] = cell['cell']
 
     def name(cell: Cell) -> str:
-        return cell.name if (path / cell.name).exists() else earlier.get(cell.name, cell.name)
+        if (path / cell.name).exists():
+            return cell.name
+        as_found = earlier.get(cell.name, cell.name)
+        same = _of_any_mesh(cell.config)
+        return earlier.get(same, as_found) if alike[same] == 1 else as_found
 
     return [[dataclasses.replace(cell, name=name(cell)) for cell in group] for group in groups]
+
+
+def _of_any_mesh(config: Config) -> str:
+    """The name of a config whatever its mesh."""
+    return digest(dataclasses.replace(config, mesh=MeshConfig(data=-1)))
 
 
 def _differs(base: Config, config: Config) -> dict[str, Any]:

@@ -148,3 +148,19 @@ def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_
     assert f'{tmp_path}/sweep.json' in line and 'the 1 cells that have a folder' in line
     found = {one['cell']: one['changes'] for one in read_sweep(tmp_path)['cells']}
     assert found[cell.name] == {'optim.lr': 0.1} and len(found) == 3
+
+
+def test_a_sweep_goes_on_with_another_mesh(tmp_path):
+    """In the folders that it has; but where cells differ in their meshes, each has its own."""
+    raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
+    found = opened(tmp_path, raw, swept)
+    for group in found:
+        for cell in group:
+            (tmp_path / cell.name).mkdir()
+            write_config(tmp_path / cell.name, cell.config)
+    wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
+    assert names(groups(cells(wider, swept))) != names(found)
+    assert names(opened(tmp_path, wider, swept)) == names(found)
+    both = opened(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
+    assert len({cell.name for group in both for cell in group}) == 4
+    assert {*names(found).values()} < {cell.name for group in both for cell in group}
