@@ -39,7 +39,7 @@ from lm.state import Learner, build_learner, hyper_from
 from lm.step import TRAINING, observed_sums
 
 CHOSEN = ('fsdp', 'tensor', 'context')  # what is chosen; `data` is what they leave
-SPARE = 0.9  # of a device's memory: what is left for programs, batches and what XLA adds
+USABLE = 0.9  # of a device's memory; the rest is for programs, batches and what XLA adds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def chosen(
     Raises ValueError where no mesh cuts batch and model evenly.
     """
     found = _candidates(config, learner, devices, runs)
-    fitting = [one for one in found if one.needed <= SPARE * memory]
+    fitting = [one for one in found if one.needed <= USABLE * memory]
     simplest = min(found, key=lambda one: (one.parts, one.waits, one.moved))
     if not fitting:
         best = min(found, key=lambda one: one.needed)
@@ -154,18 +154,14 @@ def kept_bytes(learner: Learner) -> int:
     """
     config, model = learner.config, learner.model
     rows = config.data.batch_size // config.train.microbatches
-    kept = _kept_of_a_row(learner)
+    kept = _kept_of(learner, 2 * rows) - _kept_of(learner, rows)  # parameters are kept too
     if config.model.remat != 'none':
         whole = replaced(config, {'model.remat': 'none'})
         platform = jax.devices()[0].platform
         again = build_learner(whole, model.vocab_size, learner.bos_id, platform)
-        kept += _kept_of_a_row(again) // config.model.n_layers
-    return kept * rows
-
-
-def _kept_of_a_row(learner: Learner) -> int:
-    """What is kept of two rows more than of one: parameters are kept too."""
-    return _kept_of(learner, 2) - _kept_of(learner, 1)
+        of_layers = _kept_of(again, 2 * rows) - _kept_of(again, rows)
+        kept += of_layers // config.model.n_layers
+    return kept
 
 
 def _kept_of(learner: Learner, rows: int) -> int:

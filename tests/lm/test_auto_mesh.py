@@ -45,7 +45,7 @@ def test_rows_alone_where_all_fits():
 
 def test_parameters_are_cut_where_they_do_not_fit_beside_activations():
     held, kept = needed_by()
-    found, said = words((0.6 * held + kept) / auto_mesh.SPARE)
+    found, said = words((0.6 * held + kept) / auto_mesh.USABLE)
     assert 'fsdp=' in found and 'tensor' not in found and 'context' not in found
     assert '  data=8: ' in said[1] and 'does not fit' in said[1]
     # No more than needed: a longer fsdp sends more.
@@ -71,7 +71,7 @@ def test_where_nothing_fits_the_least_is_taken_and_said():
 def test_runs_side_by_side_get_as_few_devices_as_they_fit_on():
     held, kept = needed_by()
     assert words(runs=8)[0] == 'run=8'
-    limit = (0.6 * held + 8 * kept) / auto_mesh.SPARE
+    limit = (0.6 * held + 8 * kept) / auto_mesh.USABLE
     found, _ = words(limit, runs=8)
     assert found in ('run=4 fsdp=2', 'run=2 fsdp=4')
 
@@ -102,7 +102,7 @@ def test_what_is_sent_by_closed_form():
 
 def test_a_whole_torus_is_not_given_to_fsdp(monkeypatch):
     held, kept = needed_by()
-    limit = (held / 8 + kept) / auto_mesh.SPARE * 1.02  # the state of eight parts
+    limit = (held / 8 + kept) / auto_mesh.USABLE * 1.02  # the state of eight parts
     assert words(limit)[0] == 'fsdp=8'
     learner, mesh = learner_of(), make_mesh(tiny_config({'mesh.data': 1, 'mesh.fsdp': 8}).mesh)
     before = moved_bytes(learner.config, learner, mesh)
