@@ -323,7 +323,8 @@ def other_values(path):
         declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
         return [not declared[0].default] if path.startswith('norm.') else [True, False]
     if field.option and field.option.choices:
-        return [name for name in field.option.choices if name not in USUAL]
+        others = [name for name in field.option.choices if name != field.default]
+        return [name for name in others if name not in USUAL] or others
     return [f'{path}x' if kind is str else kind(17)]
 
 
