@@ -44,8 +44,7 @@ def open_workdir(
 
     Raises ValueError, listing the fields that differ, where it holds another run, unless
     `continue_changed`, where no checkpoint could be read from such a path, or where hosts do not
-    see the same folder; InUse where another
-    process has it; OSError where it cannot be written.
+    see the same folder; InUse where another process has it; OSError where it cannot be written.
     """
     if not is_first():
         check_path(path)

@@ -29,8 +29,8 @@ from lm.sweep.cells import Cell
 
 Groups = Sequence[Sequence[Cell]]
 
-# libtpu would wait for all hosts of the slice. Names of several of its versions; from pytorch/xla
-# issue 7714 and JAX's words on running on some of the chips.
+# libtpu would wait for all hosts of the slice. Names of several of its versions: pytorch/xla#7714
+# and what JAX says of running on some of the chips; not tried on TPUs.
 TPU_ALONE = {
     'TPU_PROCESS_BOUNDS': '1,1,1',
     'TPU_HOST_BOUNDS': '1,1,1',

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from lm import check_mesh
 from lm.check import check
 from lm.check_mesh import check_devices, notes_of_mesh
 from lm.mesh import batch_sharding, make_mesh, replicated, traced_on
@@ -137,3 +138,12 @@ def test_what_stays_whole_is_said():
     assert kept.startswith('keys and values are whole') and 'model.n_kv_heads, 2.' in kept
     assert 'mesh.tensor=4 does not divide the vocabulary, 258. 260 would be cut.' in logits
     assert not list(notes_of_mesh(config, make_mesh(config_of('default', {'data': 8}).mesh), 258))
+
+
+def test_a_whole_torus_is_said(monkeypatch):
+    """Catches a note for one dimension of it, which is what is advised."""
+    monkeypatch.setattr(check_mesh, 'torus_of', lambda devices: [4, 2])
+    whole, part = (tiny_config(COMMON | {'mesh.data': 8 // n, 'mesh.fsdp': n}) for n in (8, 4))
+    (said,) = notes_of_mesh(whole, make_mesh(whole.mesh), 256)
+    assert 'a whole torus of 4 x 2' in said and 'mesh.fsdp=4 with mesh.data=-1' in said
+    assert not list(notes_of_mesh(part, make_mesh(part.mesh), 256))
