@@ -21,7 +21,6 @@ if __name__ == '__main__':
 
 import functools
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -38,8 +37,7 @@ from lm.check_mesh import check_devices, check_single
 from eval.choices import listing
 from lm.config import digest, resolve, to_json
 from lm.files import locked
-from lm.sections import AUTO, FIELDS, Config
-from lm.hints import check_flags, field_hint, flag_refusal
+from lm.sections import AUTO, Config
 from lm.many import SINGLE
 from lm.mesh import make_mesh
 from lm.processes import from_first, is_first, several
@@ -54,6 +52,7 @@ from lm.run.start import check_run
 from lm.run.slot import RunSpec, Slot, Status
 from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, SIGNALLED
 from lm.run.terminal import Terminal, quiet_libraries
+from lm.run.command import parse_flags
 from lm.run.together import define_flags, join, leave
 from lm.run.wave import Wave, closing
 from lm.sweep.cells import Cell, cells, groups, split_sweep
@@ -205,26 +204,6 @@ def parse_resources(texts: list[str] | None) -> dict[str, float]:
         return {name: float(n) for name, n in (text.split('=') for text in texts or [])}
     except ValueError:
         raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """absl's own parsing, but what is wrong with a flag of the config is one line."""
-    try:
-        check_flags(argv, FIELDS)
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        match = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
-        path, text = match.groups() if match else ('', '')
-        said = flag_refusal(path, text, FIELDS[path].types) if path in FIELDS else str(error)
-    except AttributeError as error:
-        unknown = re.search(r'Key "(\w+)" does not exist', str(error))  # in the config file
-        if unknown is None:
-            raise  # another mistake in it: its traceback helps
-        said = f'the config has no field {unknown[1]}.{field_hint(unknown[1], FIELDS)}'
-    except ValueError as error:
-        said = str(error)
-    print(f'error: {said}', file=sys.stderr)
-    sys.exit(BAD_INPUT)
 
 
 def main(argv: list[str]) -> None:

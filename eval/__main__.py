@@ -15,7 +15,7 @@ from absl import app, flags
 
 from eval import SUITES
 from eval.load import load
-from eval.program import run_main
+from lm.run.command import run_main
 from lm.record.workdir import write_json
 from modules.choices import choose
 

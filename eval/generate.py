@@ -20,7 +20,7 @@ import numpy as np
 from absl import app, flags
 
 from eval.load import Checkpoint, load
-from eval.program import run_main
+from lm.run.command import run_main
 from lm.cached import Cache, extend, init_cache
 from lm.state import Learner
 

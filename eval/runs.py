@@ -22,12 +22,12 @@ from absl import app, flags
 
 from eval import sql
 from eval.columns import RESULTS, columns, kinds_of_columns, schema, typed
-from eval.program import run_main
 from eval.results import config_of, naming, naming_sweep, results_of, rows_of, sweep_of
 from eval.text import FORMATS, number, render
 from lm.config import flatten
 from lm.files import replacing
 from lm.record.workdir import CONFIG, SWEEP
+from lm.run.command import run_main
 from lm.sections import FIELDS
 
 if TYPE_CHECKING:

@@ -157,8 +157,7 @@ def kept_bytes(learner: Learner) -> int:
     kept = _kept_of(learner, 2 * rows) - _kept_of(learner, rows)  # parameters are kept too
     if config.model.remat != 'none':
         whole = replaced(config, {'model.remat': 'none'})
-        platform = jax.devices()[0].platform
-        again = build_learner(whole, model.vocab_size, learner.bos_id, platform)
+        again = build_learner(whole, model.vocab_size, learner.bos_id, model.kernels.platform)
         of_layers = _kept_of(again, 2 * rows) - _kept_of(again, rows)
         kept += of_layers // config.model.n_layers
     return kept

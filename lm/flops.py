@@ -15,7 +15,7 @@ from modules.params import named_leaves
 # fits.
 PEAK_FLOPS = {
     'TPU v6': 918e12,
-    'TPU7x': 2307e12,
+    'TPU7x': 1153.5e12,  # a chip's 2,307 are of two devices
     'TPU v5p': 459e12,
     'TPU v5 lite': 197e12,
     'TPU v5e': 197e12,
@@ -87,6 +87,11 @@ def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
     return 2 * size**3 / sorted(seconds)[repeats // 2]
 
 
+def published_peak(device_kind: str) -> float | None:
+    """Flop/s of bf16 products, dense; None of a kind that the table has not."""
+    return next((flops for name, flops in PEAK_FLOPS.items() if name in device_kind), None)
+
+
 def peak_flops(n_devices: int) -> tuple[float, str]:
     """(FLOP/s of `n_devices` together, where the number is from).
 
@@ -94,9 +99,8 @@ def peak_flops(n_devices: int) -> tuple[float, str]:
     for the whole machine, which its devices share.
     """
     device = jax.devices()[0]
-    for name, flops in PEAK_FLOPS.items():
-        if name in device.device_kind:
-            return flops * n_devices, f'{n_devices} x published bf16 peak'
+    if published := published_peak(device.device_kind):
+        return published * n_devices, f'{n_devices} x published bf16 peak'
     measured = gemm_flops()
     source = f'measured float32 {GEMM_SIZE}^3 product'
     if device.platform == 'cpu':

@@ -22,21 +22,14 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.chips import CHIPS
 from tests.test_layering import ROOT
+from tpu.chips import CHIPS
+from tpu.environment import FOR_OTHERS
 
 # Packages that the extras `tpu` and `cuda-compiler` have.
 COMPILERS = {'tpu': 'libtpu', 'gpu': 'jax_cuda13_plugin'}
 DUMPED = 'MOSAIC_GPU_DUMP_TO'
-ENVIRONMENT = {
-    'JAX_PLATFORMS': 'cpu',
-    'TPU_SKIP_MDS_QUERY': '1',  # no TPU is looked for
-    'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',  # nor held, so that others may compile meanwhile
-    'CUDA_VISIBLE_DEVICES': '-1',  # no GPU either
-    'MOSAIC_GPU_DUMP_PTXAS': '1',
-    'JAX_ENABLE_COMPILATION_CACHE': 'false',  # it cannot read such programs again
-    'XLA_FLAGS': '',
-}
+ENVIRONMENT = FOR_OTHERS | {'MOSAIC_GPU_DUMP_PTXAS': '1', 'XLA_FLAGS': ''}
 
 
 def printed_by(module: str, *arguments: str, seconds: float = 300) -> list[Any]:

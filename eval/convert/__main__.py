@@ -12,7 +12,7 @@ from absl import app, flags
 
 from eval.convert.commands import run
 from eval.convert.fold import TARGETS
-from eval.program import run_main
+from lm.run.command import run_main
 
 flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')
 flags.DEFINE_string('out', None, 'Workdir to write; it must be empty or not exist.')

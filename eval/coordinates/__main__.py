@@ -23,7 +23,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from eval.coordinates.slopes import figure, rows_of, slopes, write
-from eval.program import run_main
+from lm.run.command import run_main
 from lm.config import resolve
 from lm.run.table import as_table
 

@@ -24,7 +24,7 @@ from eval.fit.curves import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.laws import LAWS
 from eval.fit.points import Options, from_table, from_workdir
 from eval.fit.report import fit_points, record, text
-from eval.program import run_main
+from lm.run.command import run_main
 from lm.files import replacing
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Sweep, or folder of runs.')

@@ -5,7 +5,7 @@ python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR]
 
 from absl import app, flags
 
-from eval.program import run_main
+from lm.run.command import run_main
 from eval.report.page import report
 
 WORKDIR = flags.DEFINE_list(

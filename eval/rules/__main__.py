@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.program import run_main
+from lm.run.command import run_main
 from eval.rules.published import Given, as_text, published, write
 
 PARAMETERS = flags.DEFINE_float('parameters', None, 'Parameters of the model, without embeddings.')

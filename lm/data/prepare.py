@@ -177,10 +177,8 @@ def write(folder: Path, pieces: Iterable[Path], dtype: type) -> dict[str, dict[s
         with np.load(piece / INDEX) as index:
             for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
                 streams[split].documents(index[split], n_bytes)
-        for split in SPLITS:
-            for tokens in _tokens(piece / f'{split}{TOKENS}', dtype):
-                streams[split].add(tokens)
-                writer.add_examples({split: streams[split].take(CHUNK)})
+        # At once, as the writer writes all it knows of the data anew each time.
+        writer.add_examples({split: streams[split].chunks_of(piece, split) for split in SPLITS})
     writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
     writer.close_all()
     np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
@@ -236,6 +234,12 @@ class Stream:
     def add(self, tokens: np.ndarray) -> None:
         self.waiting = np.concatenate([self.waiting, tokens])
         self.n_tokens += len(tokens)
+
+    def chunks_of(self, piece: Path, split: str) -> Iterator[dict[str, np.ndarray]]:
+        """Those that are full with the tokens of a piece."""
+        for tokens in _tokens(piece / f'{split}{TOKENS}', self.waiting.dtype):
+            self.add(tokens)
+            yield from self.take(CHUNK)
 
     def take(self, least: int) -> list[dict[str, np.ndarray]]:
         """The chunks that are full, and the last one if it has `least` tokens."""

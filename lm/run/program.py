@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from lm import data
+from lm.blueprint import Blueprint
 from lm.diagnostics import make_diagnose
 from lm.many import layout
 from lm.mesh import batch_sharding, put_batch, traced_on
-from lm.run.experiment import Experiment
 from lm.run.start import initial_state
 from lm.sections import Config
 from lm.shardings import batch_shapes, state_shardings
@@ -21,13 +21,14 @@ from lm.step import make_eval_step, make_train_step
 
 
 class Program:
-    """The step of `experiment`, for any number of slots; each number is compiled once.
+    """The step of `experiment`, for any number of slots; each number is compiled once. Of a
+    Blueprint it can be compiled, and of an Experiment run.
 
     how: `lm.many.SINGLE` for one run alone, or a row of `lm.many.RUN_AXES`. States, hypers, batches
     and metrics have a leading axis R with a row of these, and none with SINGLE.
     """
 
-    def __init__(self, experiment: Experiment, how: str):
+    def __init__(self, experiment: Blueprint, how: str):
         self.experiment, self.how = experiment, how
         self.compile_sec = 0.0
         self.shares_memory = experiment.platform == 'cpu'

@@ -29,7 +29,7 @@ from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 from modules.losses import LOSSES, by_chunks, logits_loss, tokens_at_a_time
 from modules.products import Readout
-from tests.chips import CHIPS, GPUS, TPUS
+from tpu.chips import CHIPS, GPUS, TPUS
 from tests.moves import moves
 from tests.programs import ENVIRONMENT, compiled, printed_by
 

@@ -9,16 +9,16 @@ import sys
 
 import jax
 
+from lm.blueprint import Blueprint
 from lm.check import check
 from lm.many import SINGLE
-from lm.mesh import make_mesh
 from lm.run.program import Program
-from lm.shardings import jit_init, state_shapes
-from lm.state import build_learner, hyper_from
-from tests.chips import CHIPS
+from lm.shardings import jit_init
+from lm.state import hyper_from
 from tests.collectives import hidden
 from tests.helpers import BOS, VOCAB, tiny_config
 from tests.programs import kernels_compiled
+from tpu.chips import CHIPS
 
 CHANGES = {
     'kernels.rms_norm': 'pallas',
@@ -58,16 +58,6 @@ PROGRAMS = {
 }
 
 
-class Experiment:
-    """What a `Program` reads of one, for devices that are not here."""
-
-    def __init__(self, platform, devices, runs, config):
-        self.platform, self.config = platform, config
-        self.learner = build_learner(config, VOCAB, BOS, platform)
-        self.mesh = make_mesh(config.mesh, devices, runs)
-        self.state_shapes = state_shapes(self.learner)
-
-
 def main(platform: str) -> None:
     for name, (chip, chips, how, runs, changes) in PROGRAMS.items():
         if CHIPS[chip].platform != platform:
@@ -75,11 +65,11 @@ def main(platform: str) -> None:
         config = tiny_config(CHANGES | OF_PLATFORM[platform] | changes)
         check(config)
         devices = list(CHIPS[chip].devices(chips)[:chips])
-        experiment = Experiment(platform, devices, runs, config)
-        program = Program(experiment, how).compiled(runs)
+        made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0, runs=runs)
+        program = Program(made, how).compiled(runs)
         text = program.as_text()
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
-        jit_init(experiment.learner, experiment.mesh).lower(key, hyper)
+        jit_init(made.learner, made.mesh).lower(key, hyper)
         queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
         rows = r'%\w*?((?:rms_norm|cross_entropy)(?:_backward)?)_*[.\d]* = .*tpu_custom_call'
         # A GPU's are called by no name in the program.
@@ -87,7 +77,7 @@ def main(platform: str) -> None:
         of_rows = re.findall(rows, text) + [re.sub(r'_\d+$', '', one.kernel) for one in compiled]
         found = {
             'program': name,
-            'mesh': {axis: n for axis, n in experiment.mesh.shape.items() if n > 1},
+            'mesh': {axis: n for axis, n in made.mesh.shape.items() if n > 1},
             'kernels': sorted(set(re.findall(r'splash_mha_\w+', text))),
             'of rows': sorted(set(of_rows)),
             'of queries': sorted(set(re.findall(queries, text)))[-1:],

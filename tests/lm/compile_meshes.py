@@ -3,18 +3,18 @@ send each other: one line of JSON each. A process of its own, as libtpu is loade
 """
 
 import json
+from typing import Any
 
 from jax.experimental import topologies
 
+from lm.blueprint import Blueprint
 from lm.check import check
 from lm.check_mesh import check_devices
 from lm.many import SINGLE
-from lm.mesh import make_mesh
 from lm.run.program import Program
-from lm.shardings import abstract_state
-from lm.state import build_learner
-from tests.collectives import collectives
 from tests.helpers import BOS, tiny_config
+from tpu.hlo import Module
+from tpu.wire import collectives
 
 VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
 COMMON = {
@@ -50,24 +50,20 @@ PROGRAMS = {
 }
 
 
-class Experiment:
-    """What a `Program` reads of one, for devices that are not here."""
-
-    def __init__(self, topology, sizes, changes):
-        mesh = {f'mesh.{axis}': n for axis, n in sizes.items()}
-        self.platform, self.config = 'tpu', tiny_config(COMMON | changes | mesh)
-        check(self.config)
-        devices = topologies.get_topology_desc(topology_name=topology, platform='tpu').devices
-        self.mesh = make_mesh(self.config.mesh, list(devices))
-        check_devices(self.config, self.mesh)
-        self.learner = build_learner(self.config, VOCAB, BOS, 'tpu')
-        self.state_shapes = abstract_state(self.learner, self.mesh)
+def blueprint(topology: str, sizes: dict[str, int], changes: dict[str, Any]) -> Blueprint:
+    mesh = {f'mesh.{axis}': n for axis, n in sizes.items()}
+    config = tiny_config(COMMON | changes | mesh)
+    check(config)
+    devices = topologies.get_topology_desc(topology_name=topology, platform='tpu').devices
+    made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0)
+    check_devices(config, made.mesh)
+    return made
 
 
 def main() -> None:
     for name, of_program in PROGRAMS.items():
-        program = Program(Experiment(*of_program), SINGLE).compiled(1)
-        found = collectives(program, LAYERS)
+        program = Program(blueprint(*of_program), SINGLE).compiled(1)
+        found = collectives(Module(program.as_text()))
         print(json.dumps({'program': name, 'sent': found}), flush=True)
 
 

@@ -6,7 +6,6 @@ import functools
 
 import pytest
 
-from tests.collectives import Collective
 from tests.lm.compile_meshes import (
     CAPACITY,
     EXPERTS,
@@ -19,6 +18,7 @@ from tests.lm.compile_meshes import (
     F,
 )
 from tests.programs import COMPILERS, printed_by
+from tpu.wire import Collective
 
 BF16, F32 = 2, 4
 OF_LAYER = (4 * D * D + 2 * D * F) * BF16  # parameters of a layer

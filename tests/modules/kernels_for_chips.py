@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
-from tests.chips import CHIPS
 from tests.moves import moves
 from tests.programs import compiled, kernels_compiled
+from tpu.chips import CHIPS
 
 ROWS = 131_072  # more than fast memory holds of the narrow ones, too
 TYPES = {'ND': 'bfloat16', 'D': 'float32', 'N': 'int32'}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.chips import GPUS, TPUS
 from tests.programs import COMPILERS, printed_by
+from tpu.chips import GPUS, TPUS
 
 # Arrays of rows read and written, by how many kernels.
 PASSES = {

@@ -11,8 +11,9 @@ from lm.mesh import make_mesh, over_runs, param_sharding, replicated, traced_on
 from lm.sections import MeshConfig
 from modules.optim import OPTIMIZERS, state_specs, unboxed
 from modules.params import ParamSpec
-from tests.collectives import KINDS, collectives
 from tests.helpers import FAST
+from tpu.hlo import Module
+from tpu.wire import KINDS, collectives
 
 UPDATES = 4
 ROWS = {
@@ -124,7 +125,7 @@ def test_each_matrix_is_exchanged_once_in_and_once_out(name):
         in_shardings=(of_params, of_state, of_params),
         out_shardings=(of_params, of_state),
     )
-    found = collectives(program.lower(shapes, kept, shapes).compile(), 1)
+    found = collectives(Module(program.lower(shapes, kept, shapes).compile().as_text()))
     exchanged = sorted(one.bytes for one in found if one.kind == 'all-to-all')
     of_each = [4 * int(np.prod(SHAPES[n])) // 4 for n in names]
     assert exchanged == sorted(2 * of_each)

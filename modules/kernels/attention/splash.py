@@ -32,6 +32,21 @@ def splash(
     return over_devices(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
 
 
+def block_of(length: int) -> int | None:
+    """The largest block that divides a row; None where none does."""
+    return next((size for size in BLOCKS if length % size == 0), None)
+
+
+def share_computed(length: int, window: int | None) -> float:
+    """Of all pairs of tokens, those in blocks that are not hidden as a whole; of a row without a
+    block, those that are not hidden.
+    """
+    size = block_of(length) or 1
+    blocks = length // size
+    reach = blocks if window is None else -(-(window - 1) // size)  # blocks before a query's own
+    return sum(min(i, reach) + 1 for i in range(blocks)) / blocks**2
+
+
 def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
     """The kernel takes one row; it finds the key head of each query head by itself."""
     # Here, as it takes half a second to import.
@@ -42,7 +57,7 @@ def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
     mask = masks.CausalMask((length, length))
     if scores.window is not None:
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
-    block = next(size for size in BLOCKS if length % size == 0)
+    block = block_of(length)
     kernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * n_heads),
         block_sizes=kernels.BlockSizes(

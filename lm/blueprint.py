@@ -1,0 +1,58 @@
+"""What a compiled program is made from: a config, a vocabulary and devices, which need not be here.
+
+`lm.run.experiment` adds the text and what can be run; `tpu.plan` compiles it for pods.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from lm.auto_mesh import chosen
+from lm.mesh import make_mesh
+from lm.sections import AUTO, Config, MeshConfig
+from lm.shardings import abstract_state
+from lm.state import build_learner
+from lm.updates import refuse_unserved
+
+
+class Blueprint:
+    """platform: that of the devices. state_shapes: shapes, types and shardings of one run's state.
+
+    vocab_size: the tokenizer's tokens and the marks of objectives. bos_id: the token that begins a
+    document. runs: how many will share the program. memory: bytes of a device, asked for with
+    mesh.axes=auto alone.
+
+    Raises ValueError where the devices do not fill the mesh, or none serves the config.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        vocab_size: int,
+        bos_id: int,
+        devices: Sequence[jax.Device],
+        memory: Callable[[], int],
+        say: Callable[[str], None] = print,
+        runs: int = 1,
+    ):
+        self.config, self.vocab_size = config, vocab_size
+        self.platform = devices[0].platform
+        self.learner = build_learner(config, vocab_size, bos_id, self.platform)
+        refuse_unserved(self.learner)
+        self.mesh = make_mesh(self._mesh_config(devices, memory, say, runs), list(devices), runs)
+        self.state_shapes = abstract_state(self.learner, self.mesh)
+
+    def _mesh_config(
+        self,
+        devices: Sequence[jax.Device],
+        memory: Callable[[], int],
+        say: Callable[[str], None],
+        runs: int,
+    ) -> MeshConfig:
+        """As it is given, or chosen here."""
+        if self.config.mesh.axes != AUTO:
+            return self.config.mesh
+        mesh, why = chosen(self.config, self.learner, list(devices), memory(), runs)
+        for line in why:
+            say(line)
+        return mesh

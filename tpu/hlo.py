@@ -1,0 +1,189 @@
+"""A compiled program, read from its text: what is computed, how often, on arrays of which sizes.
+
+The compiler's own sums (`Compiled.cost_analysis`) count the body of a loop once, whatever its
+rounds; here it is multiplied by them.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+ITEM_BITS = {
+    **dict.fromkeys(('f64', 's64', 'u64', 'c64'), 64),
+    **dict.fromkeys(('f32', 's32', 'u32'), 32),
+    **dict.fromkeys(('bf16', 'f16', 's16', 'u16'), 16),
+    **dict.fromkeys(('s8', 'u8', 'pred', 'f8e4m3fn', 'f8e5m2'), 8),
+    **dict.fromkeys(('s4', 'u4'), 4),
+    's2': 2,
+}
+ARRAY = re.compile(r'\b(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
+HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$')
+NAMES = re.compile(r'%([\w.\-]+)')
+# A layout says `S(1)` of an array that lies in a TPU's own fast memory.
+FAST = re.compile(r'S\([1-9]\d*\)')
+CALLS = re.compile(r'(?:calls|to_apply)=%?([\w.\-]+)')
+BRANCHES = re.compile(r'(?:branch_computations=\{(.*?)\}|(?:true|false)_computation=%?([\w.\-]+))')
+LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
+INTEGER = re.compile(r'[su](32|64)\[\]')
+BEGUN = re.compile(r'\s+(?:ROOT )?%[\w.\-]+ = ')
+PARENTHESES = re.compile(r'[()]')
+KNOWN = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+
+
+class Array(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    fast: bool
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for length in self.shape:
+            n *= length
+        return n
+
+    @property
+    def bytes(self) -> int:
+        return self.size * ITEM_BITS.get(self.dtype, 0) // 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """argument: the text in its parentheses, of a constant its value. attributes: that behind."""
+
+    name: str
+    type: str
+    opcode: str
+    argument: str
+    attributes: str
+    is_root: bool
+
+    @functools.cached_property
+    def arrays(self) -> list[Array]:
+        """Its results."""
+        return [
+            Array(dtype, tuple(int(n) for n in shape.split(',') if n), bool(FAST.search(layout)))
+            for dtype, shape, layout in ARRAY.findall(self.type)
+        ]
+
+    @functools.cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(NAMES.findall(self.argument))
+
+    @functools.cached_property
+    def called(self) -> str | None:
+        found = CALLS.search(self.attributes)
+        return found and found[1]
+
+
+Computation = dict[str, Instruction]
+
+
+class Module:
+    """computations: by name. rounds: how often a step runs each of them that is not a part of a
+    fusion. unknown: loops whose rounds the text does not say; they are counted once.
+    """
+
+    def __init__(self, text: str):
+        self.computations, self.entry = _computations(text)
+        self.rounds: dict[str, int] = {}
+        self.unknown: list[str] = []
+        self._visit(self.entry, 1)
+
+    def _visit(self, name: str, times: int) -> None:
+        self.rounds[name] = self.rounds.get(name, 0) + times
+        for one in self.computations[name].values():
+            if one.opcode == 'while':
+                condition, body = LOOP.search(one.attributes).groups()
+                self._visit(body, times * self._trips(one, condition))
+            elif one.opcode in ('call', 'async-start') and one.called in self.computations:
+                self._visit(one.called, times)
+            elif one.opcode == 'conditional':
+                for several, single in BRANCHES.findall(one.attributes):
+                    for branch in NAMES.findall(several) or [single]:
+                        self._visit(branch, times)
+
+    def _trips(self, loop: Instruction, condition: str) -> int:
+        """The rounds of a loop: as the compiler says, or by the constant that its condition
+        compares a count with, which JAX has begin at 0.
+        """
+        if known := KNOWN.search(loop.attributes):
+            return int(known[1])
+        body = self.computations[condition].values()
+        whole = [one for one in body if one.opcode == 'constant' and INTEGER.match(one.type)]
+        limits = [int(one.argument) for one in whole]
+        if len(limits) == 1:
+            return limits[0]
+        self.unknown.append(loop.name)
+        return 1
+
+    def instructions(self) -> Iterator[tuple[str, Instruction, int]]:
+        """(computation, instruction, rounds) of what is scheduled: fusions as one."""
+        for name, times in self.rounds.items():
+            for one in self.computations[name].values():
+                yield name, one, times
+
+    def inside(self, one: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        """The instruction itself; of a fusion those that it is made of, nested ones included. Each
+        with the computation that its operands are of.
+        """
+        inner = self.computations.get(one.called) if one.opcode == 'fusion' else None
+        for part in inner.values() if inner else ():
+            if part.opcode == 'fusion':
+                yield from self.inside(part)
+            else:
+                yield inner, part
+
+
+def _computations(text: str) -> tuple[dict[str, Computation], str]:
+    found, entry, current = {}, '', None
+    for line in _whole_lines(text):
+        if header := HEADER.match(line):
+            current = found[header[2]] = {}
+            entry = header[2] if header[1] else entry
+        elif current is not None and BEGUN.match(line):
+            one = _instruction(line)
+            current[one.name] = one
+    return found, entry
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """What a kernel says of itself may have line breaks in it."""
+    pending = ''
+    for line in text.splitlines():
+        if pending and not (BEGUN.match(line) or HEADER.match(line) or line == '}'):
+            pending += line
+        else:
+            yield pending
+            pending = line
+    yield pending
+
+
+def _instruction(line: str) -> Instruction:
+    """`[ROOT] %name = type opcode(argument), attributes`; a type may be a tuple."""
+    left, _, right = line.strip().partition(' = ')
+    end = _closed(right, 0) if right.startswith('(') else right.index(' ')
+    kind, rest = right[:end], right[end:].lstrip()
+    opened = rest.index('(')
+    closed = _closed(rest, opened)
+    return Instruction(
+        name=left.removeprefix('ROOT ').lstrip('%'),
+        type=kind,
+        opcode=rest[:opened],
+        argument=rest[opened + 1 : closed - 1],
+        attributes=rest[closed:],
+        is_root=left.startswith('ROOT '),
+    )
+
+
+def _closed(text: str, opened: int) -> int:
+    """Behind the parenthesis that closes the one at `opened`."""
+    depth = 0
+    for place in PARENTHESES.finditer(text, opened):
+        depth += 1 if place[0] == '(' else -1
+        if not depth:
+            return place.end()
+    raise ValueError(f'an instruction is cut: {text[:200]}')

@@ -1,0 +1,178 @@
+"""What the devices of a compiled program send each other, and how long their links take for it."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tpu.hlo import Array, Instruction, Module
+from tpu.topology import Topology
+
+KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+OPCODE = re.compile(rf'(?:ragged-)?({"|".join(KINDS)})(-start)?$')
+CHANNEL = re.compile(r'channel_id=(\d+)')
+LISTED = re.compile(r'replica_groups=\{\{([\d,]+)\}')
+COUNTED = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+NAMED = re.compile(r'replica_groups=mesh\[(.*?)\] \{(.*?)\}')
+PAIRS = re.compile(r'source_target_pairs=\{\{(\d+),(\d+)\}')
+# A TPU's reduce-scatter is an all-reduce in a computation of this name, whose caller has the part
+# of the device as its result.
+SCATTERS = 'all-reduce-scatter'
+
+
+class Collective(NamedTuple):
+    """One operation on each device. bytes: of its result there, the largest array of a combined
+    one apart; times: rounds of the loops around it; group: devices that take part, one group of
+    all, by their places in the mesh, () for all of them.
+    """
+
+    kind: str
+    bytes: int
+    largest: int
+    times: int
+    group: tuple[int, ...] = ()
+
+
+def collectives(module: Module) -> list[Collective]:
+    """Those of a program for TPUs, GPUs or CPUs."""
+    found, by_channel = [], {}
+    for name, one, times in module.instructions():
+        if one.opcode == 'fusion' and (one.called or '').startswith(SCATTERS):
+            parts = module.computations[one.called].values()
+            (inner,) = (part for part in parts if OPCODE.match(part.opcode))
+            found.append(_collective('reduce-scatter', one.arrays, times, inner))
+            continue
+        parts = module.inside(one) if one.opcode == 'fusion' else [(None, one)]
+        for _, part in parts:
+            if not (kind := OPCODE.match(part.opcode)):
+                continue
+            arrays = part.arrays
+            if kind[2] and kind[1] != 'all-reduce':  # (operands, results, contexts)
+                arrays = [array for array in arrays if array.shape]
+                arrays = arrays[len(arrays) // 2 :]
+            channel = CHANNEL.search(part.attributes)
+            key = kind[1], channel and channel[1], tuple(a[:2] for a in arrays)
+            where = by_channel.setdefault(key, {}).setdefault(one.called or name, [])
+            where.append(_collective(kind[1], arrays, times, part))
+    # One that is fused with others, to run meanwhile, stands in several computations.
+    for of_computations in by_channel.values():
+        found += max(of_computations.values(), key=len)
+    return found
+
+
+def _collective(kind: str, arrays: Sequence[Array], times: int, one: Instruction) -> Collective:
+    sizes = [array.bytes for array in arrays]
+    return Collective(kind, sum(sizes), max(sizes, default=0), times, _group(one.attributes))
+
+
+def _group(text: str) -> tuple[int, ...]:
+    """The first of the groups, which are alike."""
+    if found := LISTED.search(text):
+        return tuple(map(int, found[1].split(',')))
+    if found := PAIRS.search(text):
+        return int(found[1]), int(found[2])
+    if found := COUNTED.search(text):
+        shape, dims = ([int(n) for n in found[i].split(',')] for i in (1, 2))
+        places = np.arange(math.prod(dims)).reshape(dims)
+        if found[3]:
+            places = places.transpose([int(n) for n in found[3].split(',')])
+        return tuple(int(n) for n in places.reshape(shape)[0])
+    if found := NAMED.search(text):
+        return _along_axes(found[1], found[2])
+    return ()
+
+
+def _along_axes(axes: str, over: str) -> tuple[int, ...]:
+    """Of a mesh "'data'=2,'fsdp'=4" the places along "'fsdp'", or a part of an axis, "'fsdp':(2)2":
+    the one of length 2 behind the first 2.
+    """
+    lengths = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
+    places = np.arange(math.prod(lengths.values())).reshape(list(lengths.values()))
+    index = dict.fromkeys(lengths, np.array([0]))
+    for name, before, length in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", over):
+        stride = lengths[name] // (int(before) * int(length)) if length else 1
+        part = np.arange(int(length or lengths[name])) * stride
+        index[name] = (index[name][:, None] + part).ravel()
+    return tuple(int(n) for n in places[np.ix_(*index.values())].ravel())
+
+
+class Link(NamedTuple):
+    """How a group of n devices is connected, of which `slices` lie in different slices.
+
+    rate: bytes a second that a device sends and receives at once in a ring, over all dimensions.
+    far: how much longer than that an all-to-all takes, whose bytes go several links.
+    """
+
+    n: int
+    rate: float
+    far: float
+    slices: int
+    network: float
+
+
+def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device]) -> float:
+    """How long one round of it takes on links that nothing else uses (jax-ml/scaling-book,
+    sharding.md): with s bytes of result on a device of a group of n, and W = `Link.rate`,
+
+        all-gather s (n - 1) / n / W, reduce-scatter s (n - 1) / W, all-reduce 2 s (n - 1) / n / W
+
+    and between m slices the same of a device's own part, over the network. devices: in the order of
+    the mesh.
+    """
+    group = [devices[i] for i in one.group] if one.group else list(devices)
+    link = link_of(group, topology)
+    within = _ring_bytes(one.kind, one.bytes, link.n) / link.rate if link.n > 1 else 0.0
+    if one.kind == 'all-to-all':
+        within *= link.far
+    own = one.bytes if one.kind == 'reduce-scatter' else one.bytes / link.n
+    across = _ring_bytes(one.kind, own, link.slices) / link.network if link.slices > 1 else 0.0
+    return within + across
+
+
+def _ring_bytes(kind: str, size: float, n: int) -> float:
+    """What a device sends, and receives, for a result of `size` bytes."""
+    match kind:
+        case 'all-reduce':
+            return 2 * size * (n - 1) / n
+        case 'reduce-scatter':
+            return size * (n - 1)
+        case 'collective-permute':
+            return size
+    return size * (n - 1) / n
+
+
+def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
+    """By the places of the devices in their torus: along a whole ring both directions carry data;
+    along a part of one, or a line, each link does for one side. Devices that lie k apart share
+    their links with k - 1 other groups.
+    """
+    chip = topology.chip
+    slices = {getattr(device, 'slice_index', 0) or 0 for device in group}
+    own = [d for d in group if (getattr(d, 'slice_index', 0) or 0) == min(slices)]
+    network = 1e9 * chip.network
+    if chip.platform != 'tpu':
+        return Link(len(own), 1e9 * chip.link, 1.0, len(slices), network)
+    rates, far = [], 1.0
+    for dimension, length in enumerate(topology.shape):
+        along = sorted({device.coords[dimension] for device in own})
+        if len(along) == 1:
+            continue
+        apart = min(b - a for a, b in itertools.pairwise(along))
+        ring = topology.wraps(dimension) and len(along) * apart == length
+        rates.append(1e9 * chip.link * (2 if ring else 1) / apart)
+        far = max(far, len(along) / (4 if ring else 2))
+    # The two devices of a chip exchange at least as fast as with others.
+    rate = sum(rates) or 1e9 * chip.link * 2
+    return Link(len(own), rate, far, len(slices), network)
+
+
+def by_kind(found: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
+    """(kind, how many a step, bytes of their results on a device) of each kind there is."""
+    for kind in KINDS:
+        own = [one for one in found if one.kind == kind]
+        if own:
+            yield kind, sum(c.times for c in own), sum(c.times * c.bytes for c in own)
