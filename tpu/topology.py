@@ -99,7 +99,7 @@ def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
     """By the number of chips, then by the name."""
     lengths = shape.replace('X', 'x').split('x')
     if not all(part.isdigit() for part in lengths):
-        return nearest(shape, offered) or offered[0]
+        return offered[0]
     chips = math.prod(map(int, lengths))
 
     def distance(other):
@@ -114,9 +114,9 @@ def _meant(kind: str, known: Sequence[str]) -> str:
     """Other names of the same chips, as machines and instance types have them."""
     others = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tpu7': 'tpu7x'}
     first = kind.lower().split('-')[0]
-    guess = others.get(first) or (first if first in known else nearest(first, list(known)))
-    if not guess:
-        return ''
+    guess = others.get(first, first)
+    if guess not in known:
+        return nearest(guess, known)
     example = '4x4x4' if CHIPS[guess].cubes else shapes_of(CHIPS[guess])[-1]
     return f' Did you mean {guess}:{example}?'
 

@@ -7,31 +7,64 @@ before it, and always begins a row, where it is only an input.
 
 import bisect
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
 
+class Layout(Protocol):
+    """Which spans of the stream a row is made of."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        """(start, length) of each, in order."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Windows:
+    """Row r is the span [r T, r T + T + 1) of a stream of `end` tokens, as far as that goes. No
+    array is held, whatever the number of rows.
+    """
+
+    end: int
+    seq_len: int
+
+    def __len__(self) -> int:
+        return max(0, -(-(self.end - 1) // self.seq_len))
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        start = row * self.seq_len
+        return [(start, min(self.seq_len + 1, self.end - start))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
     """Row r is the spans [starts[p], starts[p] + lengths[p]) for p in [rows[r], rows[r + 1])."""
 
     starts: np.ndarray  # int64 [P]
     lengths: np.ndarray  # int64 [P]
     rows: np.ndarray  # int64 [R + 1]
 
+    def __len__(self) -> int:
+        return len(self.rows) - 1
 
-def concat(documents: np.ndarray, seq_len: int) -> Layout:
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        first, last = self.rows[row : row + 2]
+        lengths = self.lengths[first:last].tolist()
+        return list(zip(self.starts[first:last].tolist(), lengths, strict=True))
+
+
+def concat(documents: np.ndarray, seq_len: int) -> Windows:
     """Windows of seq_len + 1 over the stream, overlapping by one; only the last may be shorter.
 
     `documents` [N + 1] is where each document starts in the stream, and where the last ends.
     """
-    end = int(documents[-1])
-    starts = np.arange(0, end - 1, seq_len, dtype=np.int64)
-    lengths = np.minimum(seq_len + 1, end - starts)
-    return Layout(starts, lengths, np.arange(len(starts) + 1))
+    return Windows(int(documents[-1]), seq_len)
 
 
-def best_fit(documents: np.ndarray, seq_len: int) -> Layout:
+def best_fit(documents: np.ndarray, seq_len: int) -> Placed:
     """Best-fit decreasing of whole documents into rows (arXiv:2404.10830).
 
     Only a document longer than a row is cut, into full rows and a rest. The rest begins a row of
@@ -48,7 +81,7 @@ def best_fit(documents: np.ndarray, seq_len: int) -> Layout:
     )
     order = np.lexsort((np.arange(len(starts)), ~continues, rows_P))
     edges = np.concatenate([[0], np.cumsum(np.bincount(rows_P))])
-    return Layout(starts[order], lengths[order], edges)
+    return Placed(starts[order], lengths[order], edges)
 
 
 def _pieces(documents: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -37,20 +37,15 @@ class Rows:
         self._chunk = functools.lru_cache(CACHED_CHUNKS)(lambda i: chunks[i]['tokens'])
 
     def __len__(self) -> int:
-        return len(self._layout.rows) - 1
+        return len(self._layout)
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
         if not 0 <= row < len(self):
             raise IndexError(f'row must be in [0, {len(self)}); got {row}.')
         tokens = np.zeros(self.seq_len + 1, np.int32)
         segments = np.zeros(self.seq_len + 1, np.int32)
-        first, last = self._layout.rows[row : row + 2]
         used = 0
-        for start, length in zip(
-            self._layout.starts[first:last].tolist(),
-            self._layout.lengths[first:last].tolist(),
-            strict=True,
-        ):
+        for start, length in self._layout.spans(row):
             span = slice(used, used + length)
             tokens[span] = self._read(start, start + length)
             segments[span] = self._number(start, start + length) + segments[max(used - 1, 0)]

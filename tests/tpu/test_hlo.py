@@ -1,0 +1,167 @@
+"""Reference: programs that are read from their text, against what they are known to compute."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tpu.cost import _on_elements, cost_of
+from tpu.hlo import Module
+
+N = 64
+SECOND = 1.0  # flop/s and bytes a second
+
+LOOP = """HloModule step, is_scheduled=true
+
+%condition (state: (s32[], f32[8])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(7)
+  %state = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
+  %count = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %less = pred[]{:T(512)} compare(%count, %limit), direction=LT
+}
+
+%body (state.1: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %state.1 = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
+  %count.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  %x = f32[8]{0:T(256)S(1)} get-tuple-element(%state.1), index=1
+  %kernel = f32[8]{0:T(256)} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={metadata={"a
+"b": 1
+}}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"11","bytes_accessed":"5"}}}
+  %mystery = f32[8]{0:T(256)} custom-call(%kernel), custom_call_target="tpu_custom_call"
+  ROOT %next = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(256)}) tuple(%count.1, %mystery)
+}
+
+ENTRY %main (start: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %start = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
+  ROOT %loop = (s32[]{:T(128)}, f32[8]{0:T(256)}) while(%start), condition=%condition, body=%body
+}
+"""
+
+# As libtpu writes a product of 32 matrices, 128 x 64 and 64 x 128, in one fusion.
+PRODUCTS = """HloModule step
+
+%fused (q: f32[32,128,64], k: f32[32,128,64]) -> f32[32,128,128] {
+  %q = f32[32,128,64]{2,1,0} parameter(0)
+  %k = f32[32,128,64]{2,1,0} parameter(1)
+  ROOT %convolution.1 = f32[32,128,128]{2,1,0} convolution(%q, %k), window={size=32 stride=31 lhs_dilate=32}, dim_labels=0bf_0oi->0bf
+}
+
+ENTRY %main (a: f32[32,128,64], b: f32[32,128,64]) -> f32[32,128,128] {
+  %a = f32[32,128,64]{2,1,0} parameter(0)
+  %b = f32[32,128,64]{2,1,0} parameter(1)
+  ROOT %fusion = f32[32,128,128]{2,1,0} fusion(%a, %b), kind=kOutput, calls=%fused
+}
+"""  # noqa: E501
+
+SPLASH = """HloModule step
+
+ENTRY %main (a: bf16[2,4,1024,128], b: bf16[2,2,1024,128]) -> bf16[2,4,1024,128] {
+  %next = s8[1,2,2]{2,1,0} parameter(2)
+  %a = bf16[2,4,1024,128]{3,2,1,0} parameter(0)
+  %b = bf16[2,2,1024,128]{3,2,1,0} parameter(1)
+  ROOT %splash_mha_dq_no_residuals.1 = bf16[2,4,1024,128]{3,2,1,0} custom-call(%next, %a, %b), custom_call_target="tpu_custom_call"
+}
+"""  # noqa: E501
+
+
+def module_of(function, *shapes):
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    compiled = jax.jit(function).lower(*given).compile()
+    return Module(compiled.as_text()), compiled
+
+
+def test_products_in_a_loop_count_as_often_as_it_runs():
+    """Catches rounds that are not read: XLA's own sum has the body once."""
+
+    def many(x, ws):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+    module, compiled = module_of(many, (N, N), (5, N, N))
+    assert cost_of(module, SECOND, SECOND).flops == 5 * 2 * N**3
+    assert compiled.cost_analysis()['flops'] < 2 * 2 * N**3
+    assert not module.unknown
+
+
+def test_a_loop_of_a_tpu_says_its_rounds_in_its_condition():
+    module = Module(LOOP)
+    assert module.rounds == {'main': 1, 'body': 7}
+    assert not module.unknown
+
+
+def test_a_loop_whose_rounds_nobody_knows_is_named():
+    module = Module(LOOP.replace('constant(7)', 'parameter(1)'))
+    assert module.unknown == ['loop']
+    assert module.rounds['body'] == 1
+
+
+def test_kernels_say_what_they_compute_or_are_named():
+    """What a kernel says of itself may have line breaks in it, and closing braces."""
+    cost = cost_of(Module(LOOP), SECOND, SECOND)
+    assert cost.flops == 7 * 11
+    assert cost.unknown == ('mystery',)
+
+
+def test_bytes_in_fast_memory_do_not_count():
+    """Of the first kernel the result, of the second both: 32 bytes each, and not the operand that
+    lies in a TPU's own memory.
+    """
+    assert cost_of(Module(LOOP), SECOND, SECOND).bytes == 7 * 3 * 32
+
+
+def test_batched_products_of_a_tpu_count_what_lies_on_elements():
+    assert cost_of(Module(PRODUCTS), SECOND, SECOND).flops == 2 * 32 * 128 * 128 * 64
+
+
+@pytest.mark.parametrize(
+    'n_in, window',
+    [
+        (9, {'size': 3, 'stride': 1, 'pad': (0, 0)}),
+        (9, {'size': 4, 'stride': 2, 'pad': (3, 1)}),
+        (5, {'size': 3, 'stride': 2, 'pad': (4, 4), 'lhs_dilate': 3}),
+        (11, {'size': 3, 'stride': 1, 'pad': (1, 2), 'rhs_dilate': 2}),
+    ],
+    ids=str,
+)
+def test_places_of_a_window_are_those_of_a_convolution(n_in, window):
+    """A convolution of ones adds up how many elements each place meets."""
+    ones = jax.lax.conv_general_dilated(
+        jnp.ones((1, 1, n_in)),
+        jnp.ones((1, 1, window['size'])),
+        (window['stride'],),
+        [window['pad']],
+        (window.get('lhs_dilate', 1),),
+        (window.get('rhs_dilate', 1),),
+    )
+    fields = {name: str(value) for name, value in window.items()}
+    fields['pad'] = '{}_{}'.format(*window['pad'])
+    assert _on_elements(ones.shape[-1], n_in, fields, 0) == int(ones.sum())
+
+
+def test_splash_attention_counts_the_blocks_that_it_computes():
+    """Three products of [1024, 128] and [128, 1024] for each of 4 heads and 2 rows."""
+    cost = cost_of(Module(SPLASH), SECOND, SECOND, pairs_seen=0.75)
+    assert cost.flops == 0.75 * 3 * 2 * (2 * 4) * 1024 * 1024 * 128
+    assert not cost.unknown
+
+
+def test_a_slice_of_an_array_is_all_that_is_read():
+    """Catches a layer's weights that count as those of all layers."""
+
+    def of_layer(x, ws):
+        return jax.lax.fori_loop(0, 8, lambda i, x: x * ws[i], x)
+
+    module, _ = module_of(of_layer, (N, N), (8, N, N))
+    own = cost_of(module, SECOND, SECOND).bytes
+    once = 4 * N * N
+    assert 8 * 3 * once <= own < 8 * 3 * once + 8 * once
+
+
+def test_seconds_are_of_the_slower_of_both_operation_by_operation():
+    def two(x, w, y):
+        return x @ w, y + 1.0
+
+    shapes = (N, N), (N, N), (N, N, N)
+    module, _ = module_of(two, *shapes)
+    flops, array = 2 * N**3, 4 * N * N
+    rate, bandwidth = flops / 5.0, 2 * N * array / 3.0  # the product 5 s, the sum 3 s
+    cost = cost_of(module, rate, bandwidth)
+    assert cost.seconds == pytest.approx(5.0 + 3.0, rel=0.02)

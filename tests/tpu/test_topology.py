@@ -1,0 +1,61 @@
+"""Property: what is offered can be named, and what is not is answered with the nearest."""
+
+import math
+
+import pytest
+
+from tpu.chips import CHIPS, GPUS, TPUS
+from tpu.topology import Topology, open_topology, shapes_of
+
+
+def test_every_chip_has_a_published_peak_and_slices():
+    for name, chip in CHIPS.items():
+        assert chip.peak > 1e14, name
+        sizes = [math.prod(map(int, shape.split('x'))) for shape in shapes_of(chip)]
+        assert sizes == sorted(sizes) and max(sizes) <= chip.largest, name
+    assert set(TPUS) == {'v4', 'v5e', 'v5p', 'v6e', 'tpu7x'}
+    assert all(chip.platform == 'gpu' for chip in GPUS.values())
+
+
+@pytest.mark.parametrize(
+    'name, said',
+    [
+        ('v5e:3x4', 'Nearest that is offered: v5e:4x4'),
+        ('v6e:32x16', 'Nearest that is offered: v6e:16x16'),
+        ('v5p:4x4x5', 'Nearest that is offered: v5p:4x4x4'),
+        ('v5p:64', 'Nearest that is offered: v5p:4x4x4'),
+        ('v5p', "has no 'empty shape'"),
+        ('v5litepod-16', 'Did you mean v5e:16x16'),
+        ('v5p-8', 'Did you mean v5p:4x4x4'),
+        ('h100:3', 'Nearest that is offered: h100:'),
+        ('v9:4x4', 'must name one of v4, v5e'),
+    ],
+)
+def test_what_is_not_offered_is_answered_with_the_nearest(name, said):
+    with pytest.raises(ValueError, match='--topology') as error:
+        open_topology(name)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize('name, extra', [('v5e:4x4', 'tpu'), ('h100:8', 'cuda-compiler')])
+def test_a_compiler_that_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda module: None)
+    with pytest.raises(ValueError, match=f'uv sync --extra {extra}$'):
+        open_topology(name)
+
+
+def test_slices_are_of_tpus():
+    with pytest.raises(ValueError, match='has no slices'):
+        open_topology('here', 2)
+    with pytest.raises(ValueError, match='must be 1 or more'):
+        open_topology('v5e:4x4', 0)
+
+
+def test_a_dimension_is_a_ring_where_it_is_whole():
+    """v5e and v6e at 16 chips, the others in whole cubes (Google's pages, jax-ml/scaling-book)."""
+    rings = {'v6e:16x16': [True, True], 'v5e:8x16': [False, True], 'v5p:2x4x4': [False, True, True]}
+    for name, wanted in rings.items():
+        kind, _, shape = name.partition(':')
+        lengths = tuple(map(int, shape.split('x')))
+        found = Topology(name, CHIPS[kind], [], lengths)
+        assert [found.wraps(i) for i in range(len(lengths))] == wanted, name

@@ -1,0 +1,139 @@
+"""Reference: what devices send each other, and how long that takes by closed forms."""
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+
+from tpu.chips import CHIPS
+from tpu.hlo import Module
+from tpu.topology import Topology
+from tpu.wire import Collective, _group, by_kind, collectives, link_of, seconds_of
+
+
+class Device(NamedTuple):
+    coords: tuple[int, ...]
+    slice_index: int = 0
+
+
+def topology(name, slices=1):
+    kind, _, shape = name.partition(':')
+    lengths = tuple(map(int, shape.split('x')))
+    devices = [
+        Device((*place, 0, 0)[:3], number)
+        for number in range(slices)
+        for place in itertools.product(*map(range, lengths))
+    ]
+    return Topology(name, CHIPS[kind], devices, lengths, slices)
+
+
+@pytest.mark.parametrize(
+    'text, group',
+    [
+        ('replica_groups={{0,2},{1,3}}, use', (0, 2)),
+        ('replica_groups=[2,4]<=[8], use', (0, 1, 2, 3)),
+        ('replica_groups=[4,2]<=[2,4]T(1,0), use', (0, 4)),
+        ("replica_groups=mesh['run'=1,'data'=2,'fsdp'=4] {'data'}, use", (0, 4)),
+        ("replica_groups=mesh['data'=2,'fsdp'=4,'tensor'=2] {'data','tensor'}, use", (0, 1, 8, 9)),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp':(1)2}, use", (0, 2)),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp':(2)2}, use", (0, 1)),
+        ('source_target_pairs={{3,1},{1,0}}, use', (3, 1)),
+        ('to_apply=%add', ()),
+    ],
+    ids=str,
+)
+def test_groups_are_read_however_they_are_written(text, group):
+    assert _group(text) == group
+
+
+PROGRAM = """HloModule step
+
+%scatter (p: f32[8,4]) -> f32[2,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %sum = f32[8,4]{1,0} all-reduce(%p), channel_id=3, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %part = f32[2,4]{1,0} dynamic-slice(%sum), dynamic_slice_sizes={2,4}
+}
+
+%started (q: f32[4]) -> f32[8] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %all-gather.9 = f32[8]{0:S(1)} all-gather(%q), channel_id=9, replica_groups={{0,1}}
+}
+
+%ended (r: f32[4]) -> f32[8] {
+  %r = f32[4]{0} parameter(0)
+  ROOT %all-gather.10 = f32[8]{0} all-gather(%r), channel_id=9, replica_groups={{0,1}}
+}
+
+ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[2,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %b = f32[4]{0} parameter(1)
+  %begun = f32[8]{0} fusion(%b), kind=kCustom, calls=%started
+  %done = f32[8]{0} fusion(%b), kind=kCustom, calls=%ended
+  %gather = (f32[4]{0}, f32[16]{0}) all-gather-start(%b), channel_id=1, replica_groups={{0,1,2,3}}
+  %whole = f32[16]{0} all-gather-done(%gather)
+  %both = (f32[4]{0}, f32[]) all-reduce(%b, %b), channel_id=2, replica_groups={{0,1}}
+  ROOT %own = f32[2,4]{1,0} fusion(%a), kind=kCustom, calls=%scatter
+}
+"""
+PROGRAM = PROGRAM.replace('calls=%scatter', 'calls=%all-reduce-scatter.1').replace(
+    '%scatter (', '%all-reduce-scatter.1 ('
+)
+
+
+def test_collectives_count_once_and_by_what_they_give():
+    """Catches a reduce-scatter of a TPU that counts as an all-reduce of the whole, one that is
+    fused and stands twice, and a start whose operands count.
+    """
+    found = collectives(Module(PROGRAM))
+    assert sorted(found) == [
+        Collective('all-gather', 32, 32, 1, (0, 1)),
+        Collective('all-gather', 64, 64, 1, (0, 1, 2, 3)),
+        Collective('all-reduce', 20, 16, 1, (0, 1)),
+        Collective('reduce-scatter', 32, 32, 1, (0, 1, 2, 3)),
+    ]
+    assert list(by_kind(found)) == [
+        ('all-gather', 2, 96),
+        ('all-reduce', 1, 20),
+        ('reduce-scatter', 1, 32),
+    ]
+
+
+def test_links_of_a_ring_carry_both_ways_and_those_of_a_line_one():
+    """A row of v6e:16x16 is a ring, one of v6e:8x8 a line, and each third chip shares its links."""
+    pod, part = topology('v6e:16x16'), topology('v6e:8x8')
+    assert link_of(pod.devices[:16], pod).rate == 2 * 90e9
+    assert link_of(part.devices[:8], part).rate == 90e9
+    assert link_of(pod.devices[:4], pod).rate == 90e9  # a part of the ring
+    assert link_of(pod.devices[:16:4], pod).rate == 2 * 90e9 / 4
+    assert link_of(pod.devices, pod).rate == 2 * 2 * 90e9  # both dimensions
+    cube = topology('v5p:4x4x4')
+    assert link_of(cube.devices, cube).rate == 3 * 2 * 90e9
+
+
+def test_seconds_are_those_of_rings():
+    """jax-ml/scaling-book, sharding.md: an all-gather of V bytes takes V / W, an all-reduce twice
+    that, an all-to-all a quarter.
+    """
+    pod = topology('v6e:16x16')
+    row, whole, rate = tuple(range(16)), 1.6e9, 180e9
+
+    def seconds(kind, size, group=row):
+        return seconds_of(Collective(kind, size, size, 1, group), pod, pod.devices)
+
+    assert seconds('all-gather', whole) == pytest.approx(whole / rate * 15 / 16)
+    assert seconds('reduce-scatter', whole / 16) == pytest.approx(whole / rate * 15 / 16)
+    assert seconds('all-reduce', whole) == pytest.approx(2 * whole / rate * 15 / 16)
+    assert seconds('all-to-all', whole / 16) == pytest.approx(whole / rate / 4 * 15 / 16)
+    everyone = seconds('all-gather', whole, ())
+    assert everyone == pytest.approx(whole / (2 * rate) * 255 / 256)
+
+
+def test_between_slices_a_device_sends_its_part_over_the_network():
+    """Of an all-reduce over two slices each device has 1 / 16 to exchange."""
+    both = topology('v6e:4x4', slices=2)
+    size = 1.6e9
+    link = link_of(both.devices, both)
+    assert (link.n, link.slices) == (16, 2)
+    found = seconds_of(Collective('all-reduce', size, size, 1, ()), both, both.devices)
+    within = 2 * size * 15 / 16 / (2 * 90e9)
+    assert found == pytest.approx(within + 2 * (size / 16) / 2 / 12.5e9)
