@@ -7,6 +7,7 @@ the links take as long as their bytes take in rings. `step_seconds` has the link
 """
 
 import dataclasses
+import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -195,7 +196,11 @@ def rates_of(topology: Topology) -> Rates:
     """As published of the chip, or as measured of the devices at hand."""
     if chip := topology.chip:
         return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published of {chip.kind}')
-    n = len(topology.devices)
+    return _measured(len(topology.devices))
+
+
+@functools.cache
+def _measured(n: int) -> Rates:
     flops, source = peak_flops(n)
     return Rates(flops / n, bandwidth(), f'{source}; memory: measured copy of {COPIED >> 20} MiB')
 

@@ -2,7 +2,8 @@
 
 Too many to compile them all, they are ordered first by what can be computed without a compiler:
 the bytes that a device holds and sends, by the formulas of `lm.auto_mesh`, and what a remat policy
-computes again. The first of that order are compiled, and the config as it is given.
+computes again. The config as it is given is compiled first, then the others in that order; where
+one does not fit, those that were thought to take as much are left out.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from lm.check_mesh import check_devices
 from lm.config import replaced
 from lm.flops import flops_per_token
 from lm.mesh import make_mesh
-from lm.sections import Config
+from lm.sections import GIVEN, Config
 from lm.shardings import state_layout
 from lm.state import Learner, build_learner
 from modules.numerics import REMAT_POLICIES
@@ -53,11 +54,16 @@ def search(
     given = {f'mesh.{axis}': getattr(config.mesh, axis) for axis in ('data', *AXES)}
     given |= {'model.remat': config.model.remat, 'train.microbatches': config.train.microbatches}
     guesses = sorted(candidates(config, topology), key=lambda one: one.seconds)
-    say(f'{len(guesses)} candidates may fit {topology.words}; {tries} are compiled')
-    trials = [attempt(config, given, topology, say, price)]
-    for guess in guesses[:tries]:
-        if guess.changes != given:
-            trials.append(attempt(config, guess.changes, topology, say, price))
+    say(f'{len(guesses)} candidates for {topology.words}; up to {tries} are compiled')
+    trials, too_much = [attempt(config, given, topology, say, price)], math.inf
+    for guess in guesses:
+        if len(trials) > tries:
+            break
+        if guess.changes == given or guess.memory >= too_much:
+            continue
+        trials.append(attempt(config, guess.changes, topology, say, price))
+        if trials[-1].estimate is None:  # what is thought to take more is not tried any more
+            too_much = guess.memory
     return sorted(trials, key=_rank)
 
 
@@ -70,33 +76,29 @@ def _rank(trial: Trial) -> tuple[float, float]:
 def candidates(config: Config, topology: Topology) -> Iterator[Guess]:
     """All that cut batch and model evenly and may fit."""
     n, there = len(topology.devices), memory_of(topology)
-    one = replaced(config, {'mesh.data': -1} | {f'mesh.{axis}': 1 for axis in AXES})
     sizes = [2**k for k in range(n.bit_length())]
-    for remat, parts in itertools.product(REMAT_POLICIES, MICROBATCHES):
-        own = replaced(one, {'model.remat': remat, 'train.microbatches': parts})
-        try:
-            check(own)
-        except ValueError:  # microbatches that do not divide the batch
-            continue
+    whole = {'mesh.data': -1, 'mesh.axes': GIVEN, 'train.microbatches': 1}
+    for remat in REMAT_POLICIES:
+        own = replaced(config, whole | {'model.remat': remat})
         vocab_size, bos_id = vocabulary_of(own)
         learner = build_learner(own, vocab_size, bos_id, topology.devices[0].platform)
         layout, kept = state_layout(learner), kept_bytes(learner)
-        for of_axes in itertools.product(sizes, sizes, sizes):
-            changes = dict(zip((f'mesh.{axis}' for axis in AXES), of_axes, strict=True))
+        for *of_axes, parts in itertools.product(sizes, sizes, sizes, MICROBATCHES):
             if math.prod(of_axes) > n:
                 continue
+            changes = dict(zip((f'mesh.{axis}' for axis in AXES), of_axes, strict=True))
+            changes |= {'mesh.data': -1, 'model.remat': remat, 'train.microbatches': parts}
             changed = replaced(own, changes)
             try:
                 mesh = make_mesh(changed.mesh, list(topology.devices))
+                check(changed)
                 check_devices(changed, mesh)
             except ValueError:
                 continue
-            memory = held_bytes(layout, mesh) + kept // (mesh.size // mesh.shape['tensor'])
-            if memory > FITS * there:
-                continue
-            found = {'mesh.data': -1} | changes
-            found |= {'model.remat': remat, 'train.microbatches': parts}
-            yield Guess(found, _seconds(changed, learner, mesh, topology), memory)
+            activations = kept // parts // (mesh.size // mesh.shape['tensor'])
+            memory = held_bytes(layout, mesh) + activations
+            if memory <= FITS * there:
+                yield Guess(changes, _seconds(changed, learner, mesh, topology), memory)
 
 
 def _seconds(config: Config, learner: Learner, mesh: Any, topology: Topology) -> float:

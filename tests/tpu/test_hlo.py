@@ -34,7 +34,7 @@ ENTRY %main (start: (s32[], f32[8])) -> (s32[], f32[8]) {
   %start = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
   ROOT %loop = (s32[]{:T(128)}, f32[8]{0:T(256)}) while(%start), condition=%condition, body=%body
 }
-"""
+"""  # noqa: E501
 
 # As libtpu writes a product of 32 matrices, 128 x 64 and 64 x 128, in one fusion.
 PRODUCTS = """HloModule step

@@ -1,0 +1,130 @@
+"""The command: what it says of the devices at hand, of TPUs by their compiler, and of bad input."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lm.config import resolve
+from lm.flops import flops_per_token
+from lm.state import build_learner
+from tests.helpers import tiny_raw
+from tests.programs import COMPILERS
+from tests.test_layering import ROOT
+from tpu.compiled import vocabulary_of
+
+TINY = {
+    'model.d_model': 128,
+    'model.d_ff': 256,
+    'model.n_heads': 2,
+    'model.n_kv_heads': 2,
+    'model.n_layers': 3,
+    'model.scan_layers': True,
+    'data.tokenizer': 'byte',
+    'data.seq_len': 128,
+    'data.batch_size': 32,
+}
+
+
+def planned(*flags, **environment):
+    """(exit status, stdout, stderr)."""
+    command = [sys.executable, '-m', 'tpu.plan', '--config=configs/default.py']
+    command += [f'--config.{path}={value}' for path, value in TINY.items()]
+    done = subprocess.run(
+        [*command, *flags],
+        cwd=ROOT,
+        env=os.environ | {'XLA_FLAGS': ''} | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@functools.cache
+def of_tpus(folder):
+    """A plan of four chips: what it prints, and what it writes."""
+    pytest.importorskip(COMPILERS['tpu'])
+    out = folder / 'plan.json'
+    flags = ('--topology=v5e:2x2', '--config.mesh.fsdp=2', f'--out={out}', '--price=1.2')
+    status, printed, noise = planned(*flags, '--config.model.dtype=bfloat16')
+    assert status == 0, noise
+    return printed, noise, json.loads(out.read_text())
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp('plan')
+
+
+def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
+    """Its parts add up: memory by kind, rounds of the loop over layers, the bound, the price."""
+    printed, _, found = of_tpus(folder)
+    assert found['fits'] and found['chips'] == 4 and found['mesh'] == 'data=2 fsdp=2'
+    assert sum(found['memory'].values()) == found['memory_needed'] < found['memory_there']
+    parameters = found['memory']['parameters']
+    assert parameters * 1.9 < 4 * found['parameters'] < 2 * parameters  # small ones are whole
+    sent = {one['kind']: one for one in found['collectives']}
+    assert sent['all-gather']['number'] >= 2 * 3 * 6  # six matrices, of three layers, twice
+    assert found['step_seconds'] == max(found['operation_seconds'], found['link_seconds'])
+    assert found['operation_seconds'] >= max(found['compute_seconds'], found['memory_seconds'])
+    assert 0 < found['mfu'] < 1
+    hours = found['steps'] * found['step_seconds'] * 4 / 3600
+    assert found['cost'] == pytest.approx(1.2 * hours)
+    for words in ('GiB a device', 'all-gather: ', 'at most', 'chip-hours', 'left out: '):
+        assert words in printed
+
+
+def test_products_of_a_plan_are_those_of_the_model(folder):
+    """6 N and attention's, of all pairs of tokens here and not of half of them."""
+    *_, found = of_tpus(folder)
+    config = resolve(tiny_raw(TINY))
+    learner = build_learner(config, *vocabulary_of(config), 'cpu')
+    exact = flops_per_token(learner) * 32 * 128 / 4
+    assert exact < found['flops'] < 1.2 * exact
+    assert found['model_flops'] == pytest.approx(4 * exact)
+
+
+def test_compiling_for_tpus_is_quiet(folder):
+    """Nothing but what the plan says: libtpu complains at length where it finds no TPU."""
+    _, noise, _ = of_tpus(folder)
+    assert noise == ''
+
+
+def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
+    """Two programs of two runs each, on the one device at hand."""
+    sweep = "{'model.norm': ('rmsnorm', 'layernorm'), 'train.seed': (0, 1)}"
+    out = tmp_path / 'plan.json'
+    status, printed, noise = planned(
+        '--topology=here', f'--config.sweep={sweep}', f'--out={out}', '--config.model.n_layers=1'
+    )
+    assert status == 0, noise
+    found = json.loads(out.read_text())
+    assert [(group['name'], group['runs']) for group in found['groups']] == [
+        ('model.norm=rmsnorm', 2),
+        ('model.norm=layernorm', 2),
+    ]
+    assert all(group['a_device'] == 2 for group in found['groups'])
+    own = [group['estimate'] for group in found['groups']]
+    assert all(one['runs'] == 2 and one['tokens'] == 2 * 32 * 128 for one in own)
+    hours = sum(one['steps'] * one['step_seconds'] / 3600 for one in own)
+    assert found['chip_hours'] == pytest.approx(hours) == pytest.approx(found['hours'])
+    assert found['runs'] == 4 and found['at_once'] == 2
+    assert '4 runs in 2 programs' in printed
+
+
+@pytest.mark.parametrize(
+    'flags, said',
+    [
+        (('--topology=v5p-8',), 'Did you mean v5p:4x4x4?'),
+        (('--topology=here', '--config.mesh.fsdp=64'), 'mesh.fsdp must be between 1 and'),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(flags, said):
+    status, _, error = planned(*flags)
+    assert status == 1
+    assert said in error and len(error.strip().splitlines()) == 1

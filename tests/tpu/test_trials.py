@@ -1,0 +1,170 @@
+"""Property: what is tried where a step does not fit, and how trials are ranked. Nothing is compiled
+but in the last tests: memory is a function of the config here.
+"""
+
+import jax
+import pytest
+
+from lm.run.program import Program
+from tests.helpers import tiny_config
+from tpu import compiled, search, trial
+from tpu.advice import tried, ways
+from tpu.chips import CHIPS
+from tpu.compiled import DoesNotFit, _needed
+from tpu.estimate import pairs_computed
+from tpu.topology import Topology
+
+GIB = 2**30
+LAID = {'mesh.data': -1, 'data.batch_size': 32}
+
+
+def eight():
+    """Devices of this process, taken for chips of v5e."""
+    return Topology('v5e:2x4', CHIPS['v5e'], jax.devices()[:8], (2, 4))
+
+
+class Compiled:
+    """A step that takes what `needs` says of its config."""
+
+    def __init__(self, made, needs):
+        self.config, self.needs = made.config, needs
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """compiler(needs): steps need so many GiB, of 16, and take 1 s for each of `seconds`."""
+    asked = []
+
+    def use(needs):
+        def compile_step(made, topology, *rest):
+            asked.append(made.config)
+            if needs(made.config) > 16:
+                raise DoesNotFit(int(needs(made.config) * GIB), 16 * GIB)
+            return made
+
+        monkeypatch.setattr(trial, 'compile_step', compile_step)
+        monkeypatch.setattr(trial, 'estimate', lambda step, *rest: Found(step.config, needs))
+        return asked
+
+    return use
+
+
+class Found:
+    """What a trial reads of an estimate."""
+
+    mfu = 0.5
+    memory_there = 16 * GIB
+
+    def __init__(self, config, needs):
+        self.memory_needed = int(needs(config) * GIB)
+        again = 4 if config.model.remat == 'full' else 3
+        self.step_seconds = again + 0.1 * config.mesh.fsdp
+        self.step_seconds_exposed = self.step_seconds + 1
+
+
+def test_ways_are_changes_that_the_devices_allow():
+    """Catches more parts than devices, and what the config has already."""
+    found = ways(tiny_config(LAID | {'model.remat': 'none', 'mesh.fsdp': 2}), eight())
+    assert {'model.remat': 'full'} in found
+    assert {'mesh.data': -1, 'mesh.fsdp': 4} in found
+    assert {'train.microbatches': 2} in found
+    assert all(changes.get('mesh.fsdp', 4) in (4, 8) for changes in found)
+    assert {'model.remat': 'full', 'mesh.data': -1, 'mesh.fsdp': 8} in found
+    assert len(found) == len({str(one) for one in found})
+    full = ways(tiny_config(LAID | {'model.remat': 'full', 'mesh.fsdp': 8}), eight())
+    assert not any('model.remat' in one or 'mesh.fsdp' in one for one in full)
+
+
+def test_each_way_is_compiled_until_enough_fit(compiler):
+    """Remat alone is not enough here, and with more fsdp it is."""
+
+    def needs(config):
+        return (40 if config.model.remat == 'none' else 30) / config.mesh.fsdp
+
+    asked = compiler(needs)
+    said = []
+    rows = list(tried(tiny_config(LAID | {'model.remat': 'none'}), eight(), said.append))
+    assert len(asked) == len(rows)
+    assert [row.estimate is not None for row in rows][:2] == [False, False]
+    assert sum(row.estimate is not None for row in rows) == 2
+    assert 'still 14.00 GiB too many' in rows[0].line()
+    assert not said
+
+
+def test_it_is_said_that_nothing_fits(compiler):
+    compiler(lambda config: 1000)
+    said = []
+    rows = list(tried(tiny_config(LAID), eight(), said.append))
+    assert rows and not any(row.estimate for row in rows)
+    assert 'Nothing that was tried fits v5e:2x4' in said[0]
+
+
+def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
+    asked = compiler(lambda config: 20 if config.mesh.data == -1 and config == given else 10)
+    config = given = tiny_config(LAID | {'model.remat': 'none'})
+    rows = search.search(config, eight(), lambda _: None, tries=6)
+    assert asked[0] == config  # as it is given
+    seconds = [row.estimate.step_seconds for row in rows if row.estimate]
+    assert seconds == sorted(seconds) and len(seconds) >= 2
+    assert rows[0].estimate and not rows[-1].estimate  # the given one does not fit
+    assert len({row.words for row in rows}) == len(rows)
+
+
+def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):
+    """Catches a mesh that leaves devices idle, and memory that is not looked at."""
+    config = tiny_config(LAID)
+    found = [one.changes for one in search.candidates(config, eight())]
+    assert {'mesh.fsdp', 'mesh.tensor', 'mesh.context', 'model.remat'} <= set(found[0])
+    assert {one['model.remat'] for one in found} == {'none', 'dots', 'full'}
+    assert len({str(one) for one in found}) == len(found)
+    monkeypatch.setattr(search, 'memory_of', lambda topology: 1)
+    assert not list(search.candidates(config, eight()))
+
+
+def test_what_the_compiler_says_of_memory_is_read():
+    text = (
+        'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory '
+        'required for HLO temporaries (18.50G) exceeds available HBM (15.75G). HLO module: jit_step'
+    )
+    assert _needed(text) == (int(18.5 * GIB), int(15.75 * GIB))
+    assert _needed(text.replace('18.50G', '900.00M'))[0] == 900 * 2**20
+    with pytest.raises(ValueError, match='by how much is not said'):
+        _needed('RESOURCE_EXHAUSTED: out')
+    error = DoesNotFit(18 * GIB, 16 * GIB)
+    assert str(error) == 'needs 18.00 GiB a device, and there are 16.00: 2.00 GiB too many'
+
+
+def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatch):
+    """Those of GPUs and CPUs do not look at how much there is."""
+
+    class Report:
+        argument_size_in_bytes = 12 * GIB
+        output_size_in_bytes = 12 * GIB
+        alias_size_in_bytes = 11 * GIB
+        temp_size_in_bytes = 70 * GIB
+
+    class Executable:
+        def memory_analysis(self):
+            return Report()
+
+    monkeypatch.setattr(Program, '__init__', lambda self, made, how: None)
+    monkeypatch.setattr(Program, 'compiled', lambda self, runs: Executable())
+    gpu = Topology('h100:1', CHIPS['h100'], [], (1,))
+    with pytest.raises(DoesNotFit, match='needs 83.00 GiB'):
+        compiled.compile_step(None, gpu)
+
+
+@pytest.mark.parametrize(
+    'length, window, every, share',
+    [
+        (1024, None, 0, 3 / 4),  # of 2 x 2 blocks of 512
+        (4096, None, 0, 36 / 64),
+        (4096, 513, 0, 15 / 64),  # its own block, and the one before
+        (4096, 513, 2, (15 + 36) / 2 / 64),
+        (96, None, 0, 97 / (2 * 96)),  # no block divides it
+    ],
+)
+def test_blocks_that_splash_attention_computes(length, window, every, share):
+    changes = {'model.n_layers': 2, 'data.seq_len': length, 'attention.window': window}
+    changes |= {'attention.full_every': every} if every else {}
+    assert pairs_computed(tiny_config(changes)) == pytest.approx(share)
