@@ -150,7 +150,7 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
     monkeypatch.setattr(Program, '__init__', lambda self, made, how: None)
     monkeypatch.setattr(Program, 'compiled', lambda self, runs: Executable())
     gpu = Topology('h100:1', CHIPS['h100'], [], (1,))
-    with pytest.raises(DoesNotFit, match='needs 83.00 GiB'):
+    with pytest.raises(DoesNotFit, match=r'needs 83\.00 GiB'):
         compiled.compile_step(None, gpu)
 
 
