@@ -1,0 +1,83 @@
+"""What a plan is worth: the step that `tpu.plan --topology=here` predicts, beside the one measured.
+
+    uv run python -m tests.bench.plan
+
+For each config, in one process: the step is compiled and read as the planner reads it, with rates
+of products and of memory measured right before, and then run on random tokens. `ratio` is measured
+over predicted: a roofline is a bound from below, so that it is to be 1 or more.
+"""
+
+from lm.run.process import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()
+
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from configs import default
+from lm.config import replaced, resolve
+from lm.mesh import put_batch
+from lm.shardings import jit_init
+from lm.state import hyper_from
+from tpu.compiled import blueprint_of, compile_step
+from tpu.environment import HERE
+from tpu.estimate import estimate
+from tpu.topology import open_topology
+
+STEPS, WARMUP_STEPS = 10, 3
+WIDE = {'model.d_model': 512, 'model.d_ff': 2048, 'model.n_heads': 8, 'model.n_kv_heads': 8}
+LLAMA = {
+    'model.n_kv_heads': 2,
+    'model.activation': 'swiglu',
+    'model.d_ff': 704,
+    'model.n_layers': 6,
+    'model.scan_layers': True,
+    'model.remat': 'full',
+    'data.seq_len': 512,
+}
+CONFIGS = {
+    'default': {},
+    'width 512, 6 layers': WIDE | {'model.n_layers': 6, 'data.batch_size': 4},
+    'llama-like, 6 layers in a loop, remat': LLAMA,
+}
+
+
+def measured(step, made) -> float:
+    """Seconds of a step, the median of STEPS."""
+    config, hyper = made.config, hyper_from(made.config)
+    shape = config.data.batch_size, config.data.seq_len + 1
+    tokens = np.random.default_rng(0).integers(0, made.vocab_size - 2, shape, np.int32)
+    batch = put_batch(made.mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
+    state = jit_init(made.learner, made.mesh)(jax.random.key(0), hyper)
+    seconds = []
+    for _ in range(WARMUP_STEPS + STEPS):
+        start = time.perf_counter()
+        state, metrics = step(np.array([True]), state, batch, hyper)
+        jax.block_until_ready((state, metrics))
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[WARMUP_STEPS:])
+
+
+def main() -> None:
+    topology = open_topology(HERE)
+    print('| config | parameters | predicted, ms | bound by | measured, ms | ratio |')
+    print('|---|---|---|---|---|---|')
+    for name, changes in CONFIGS.items():
+        config = replaced(resolve(default.get_config()), changes)
+        made = blueprint_of(config, topology, print)
+        step = compile_step(made, topology)
+        found = estimate(step, topology)
+        took = measured(step.executable, made)
+        print(
+            f'| {name} | {found.parameters:,} | {1e3 * found.step_seconds:,.1f} | {found.bound_by} '
+            f'| {1e3 * took:,.1f} | {took / found.step_seconds:.2f} |',
+            flush=True,
+        )
+
+
+if __name__ == '__main__':
+    main()
