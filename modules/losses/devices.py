@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from modules.devices import ACTIVATIONS, names, partition
+from modules.devices import ACTIVATIONS, PARAMETERS, names, partition
+from modules.embedding import AXES
 
 LETTERS = {1: 'M', 2: 'BT'}  # of labels, by their rank
 OF_WEIGHT = {'D': ('fsdp',), 'V': ('tensor',)}  # how the weight of a readout lies
@@ -51,26 +52,23 @@ def on_own_tokens(
     over: how labels lie (`own_tokens`). Each device has the whole readout, its weight in the type
     of products, and all of `others`. made: what each of the results is. SUMS are added up over the
     devices; OF_TOKENS is shaped as x and lies as it does; OF_READOUT, the readout's gradient, is
-    added up, and each device keeps its part of the weight's.
+    added up, and each device keeps the part of the weight's that it has of the weight.
 
     However many rounds `compute` makes, the weight is gathered once and its gradient scattered
     once; left to XLA, both are done in each round. The axis `tensor`, which cuts the vocabulary, is
-    left to XLA inside, but these two are not: it would gather the vocabulary for them.
+    left to XLA inside, but not in these two, for which it would gather the vocabulary.
     """
-    axes, whole = _axes(over), PartitionSpec()
-    of_weight = partition(
-        jax.sharding.get_abstract_mesh(), OF_WEIGHT, 'DV', readout.weight_DV.shape
-    )
+    axes, whole, of_weight = _axes(over), PartitionSpec(), _lies(readout)
     narrow = readout.weight_DV.astype(readout.dtype)
     readout = readout.replace(weight_DV=_gathered(narrow, of_weight))
     specs = {SUMS: whole, OF_TOKENS: over, OF_READOUT: PartitionSpec(axes)}
+    ends = {
+        SUMS: lambda own: jax.lax.psum(own, axes),
+        OF_TOKENS: lambda own: own,
+        OF_READOUT: lambda own: own[None],
+    }
 
     def on_device(*arrays):
-        ends = {
-            SUMS: lambda sum: jax.lax.psum(sum, axes),
-            OF_TOKENS: lambda own: own,
-            OF_READOUT: lambda own: own[None],
-        }
         found = zip(made, compute(*arrays), strict=True)
         return tuple(jax.tree.map(ends[kind], one) for kind, one in found)
 
@@ -82,22 +80,31 @@ def on_own_tokens(
         check_vma=False,  # Pallas calls do not say over which axes their results vary
     )(x, readout, labels, weights, *others)
     of_readout = jax.tree.map(lambda _: whole, readout).replace(weight_DV=of_weight)
+    summed = functools.partial(_summed, axes)
     return tuple(
-        jax.tree.map(functools.partial(_summed, axes), one, of_readout)
-        if kind == OF_READOUT
-        else one
+        jax.tree.map(summed, one, of_readout) if kind == OF_READOUT else one
         for kind, one in zip(made, found, strict=True)
     )
 
 
+def _lies(readout: Any) -> PartitionSpec:
+    """How its weight [D, V] does, as the parameter that it is."""
+    mesh, shape = jax.sharding.get_abstract_mesh(), readout.weight_DV.shape
+    if not readout.is_table:
+        return partition(mesh, PARAMETERS, ('embed', 'vocab'), shape)
+    of_vocab, of_embed = partition(mesh, PARAMETERS, AXES, shape[::-1])
+    return PartitionSpec(of_embed, of_vocab)
+
+
 def _gathered(weight_DV: jax.Array, over: PartitionSpec) -> jax.Array:
-    """With all D on each device."""
-    if over[0] is None:
+    """All that is cut over `fsdp`, on each of its devices."""
+    cut, kept = _without_fsdp(over)
+    if cut is None:
         return weight_DV
     return jax.shard_map(
-        lambda own: jax.lax.all_gather(own, over[0], axis=0, tiled=True),
+        lambda own: jax.lax.all_gather(own, 'fsdp', axis=cut, tiled=True),
         in_specs=over,
-        out_specs=PartitionSpec(None, over[1]),
+        out_specs=kept,
         axis_names=_free(),
         check_vma=False,
     )(weight_DV)
@@ -105,22 +112,29 @@ def _gathered(weight_DV: jax.Array, over: PartitionSpec) -> jax.Array:
 
 def _summed(axes: tuple[str, ...], parts: jax.Array, over: PartitionSpec) -> jax.Array:
     """The sum over the first axis, which lies over the mesh axes `axes`, laid as `over` says."""
-    scattered = over[0] if over else None
-    rest = tuple(axis for axis in axes if axis != scattered)
+    cut, kept = _without_fsdp(over)
+    rest = tuple(axis for axis in axes if cut is None or axis != 'fsdp')
 
     def on_device(own):
         own = own[0]
-        if scattered:
-            own = jax.lax.psum_scatter(own, scattered, scatter_dimension=0, tiled=True)
-        return jax.lax.psum(own, rest) if rest else own
+        if cut is not None:
+            own = jax.lax.psum_scatter(own, 'fsdp', scatter_dimension=cut, tiled=True)
+        return jax.lax.psum(own, rest)
 
     return jax.shard_map(
         on_device,
-        in_specs=PartitionSpec(axes, None, *over[1:]),
+        in_specs=PartitionSpec(axes, *kept),
         out_specs=over,
         axis_names=_free(),
         check_vma=False,
     )(parts)
+
+
+def _without_fsdp(over: PartitionSpec) -> tuple[int | None, PartitionSpec]:
+    """(which axis of an array is cut over it, how the array lies where none is)."""
+    cut = [i for i, part in enumerate(over) if 'fsdp' in names(part)]
+    kept = (tuple(axis for axis in names(part) if axis != 'fsdp') for part in over)
+    return (cut[0] if cut else None), PartitionSpec(*(part or None for part in kept))
 
 
 def _axes(spec: PartitionSpec) -> tuple[str, ...]:
