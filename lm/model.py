@@ -273,7 +273,8 @@ class Transformer(nn.Module):
             zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
             bias_V = self.param('readout_bias', zeros, (self.vocab_size,))
         dtype, softcap = DTYPES[model.dtype], model.logit_softcap
-        return Readout(weight_DV, bias_V, softcap, self.kernels.matmul, dtype)
+        tied = model.tie_embeddings
+        return Readout(weight_DV, bias_V, softcap, self.kernels.matmul, dtype, is_table=tied)
 
     def scanned(self, length: int) -> type[nn.Module]:
         model = self.config.model

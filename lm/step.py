@@ -1,6 +1,7 @@
 """One training step and one evaluation step: pure functions (`lm.shardings` jits them)."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from lm.described import optimizer_of
 from lm.sections import Config
 from lm.state import Hyper, Learner, State, Weights, numbers
 from lm.updates import Asked, optimizer_step
+from modules.devices import pieces
 from modules.losses import (
     AUXILIARIES,
     LOSSES,
@@ -93,7 +95,7 @@ def loss_sums(
         row = logits_loss(learner.model.kernels.cross_entropy)
     if any(one.row.needs.error_probability for one in optimizers_of(config)):
         row = with_error_probability(row)
-    loss = by_chunks(row, chunk_of(learner, labels_BT.size, readout.weight_DV.shape[-1]))
+    loss = by_chunks(row, chunk_of(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
     sums = loss(x_BTD, readout, labels_BT, weights_BT, **numbers(config, part, hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
     for part in parts_of(config):
@@ -105,10 +107,12 @@ def loss_sums(
     return sums
 
 
-def chunk_of(learner: Learner, tokens: int, vocab_size: int) -> int:
-    """Of how many tokens logits are made at a time; 0: of all."""
+def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
+    """Of how many tokens logits are made at a time, on all devices together; 0: of all."""
     chunk = learner.config.loss.chunk
-    return tokens_at_a_time(tokens, vocab_size) if chunk is None else chunk
+    if chunk is not None:
+        return chunk
+    return tokens_at_a_time(math.prod(shape_BT), vocab_size, pieces('BTV', (*shape_BT, vocab_size)))
 
 
 def total_sown(collection: Any, name: str) -> jax.Array:
@@ -227,7 +231,7 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
         share_fn=lambda params, rows: share(variables(params), rows),
         activations_fn=activations_fn,
         of_logits=of_logits,
-        tokens_at_a_time=chunk_of(learner, weights[0].size, learner.model.vocab_size),
+        tokens_at_a_time=chunk_of(learner, weights[0].shape, learner.model.vocab_size),
     )
 
 

@@ -80,6 +80,18 @@ def partition(
     return PartitionSpec(*parts)
 
 
+def names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes that one axis of an array lies over."""
+    return (part,) if isinstance(part, str) else part or ()
+
+
+def pieces(letters: str, shape: Sequence[int]) -> int:
+    """Into how many parts `sharded` cuts an array of this shape, on the mesh that is traced for."""
+    mesh = jax.sharding.get_abstract_mesh()
+    over = partition(mesh, ACTIVATIONS, letters, shape)
+    return math.prod(mesh.shape[axis] for part in over for axis in names(part))
+
+
 def parts_of(letter: str) -> int:
     """Into how many parts activations are cut along an axis, on the mesh that is traced for."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from modules.devices import ACTIVATIONS, PARAMETERS, partition
+from modules.devices import ACTIVATIONS, PARAMETERS, names, partition
 
 AXES = ('vocab', 'embed')
 
@@ -69,8 +69,3 @@ def _backward(shape, tokens_BT, grad_BTD):
 
 
 _looked_up.defvjp(_forward, _backward)
-
-
-def names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes that one axis of an array lies over."""
-    return (part,) if isinstance(part, str) else part or ()

@@ -158,6 +158,7 @@ class Readout(struct.PyTreeNode):
 
     Called on x [..., D] of any number of axes, so that a loss can take the logits of some tokens at
     a time. weight_DV: as stored, cast to `dtype` for the product; bias_V: None for none.
+    is_table: the weight is the table of embeddings, transposed, and lies over devices as that does.
     """
 
     weight_DV: jax.Array
@@ -165,6 +166,7 @@ class Readout(struct.PyTreeNode):
     softcap: float = struct.field(pytree_node=False)
     matmul: Callable[..., jax.Array] = struct.field(pytree_node=False)
     dtype: jnp.dtype = struct.field(pytree_node=False)
+    is_table: bool = struct.field(pytree_node=False, default=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., V]."""

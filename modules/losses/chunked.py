@@ -2,44 +2,82 @@
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.sharding import PartitionSpec
 
 from modules.losses.base import Loss, Sums
+from modules.losses.devices import (
+    OF_READOUT,
+    OF_TOKENS,
+    SUMS,
+    on_own_tokens,
+    own_tokens,
+    pieces_of,
+)
 
-LOGITS = 2**25  # at a time, where the number of tokens is chosen: 128 MB in float32
+LOGITS = 2**25  # on a device at a time, where the number of tokens is chosen: 128 MB in float32
 
 
-def tokens_at_a_time(tokens: int, vocab_size: int) -> int:
-    """How many of `tokens` have at most LOGITS logits; 0 where that is all of them."""
-    return 0 if tokens * vocab_size <= LOGITS else max(1, LOGITS // vocab_size)
+def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1) -> int:
+    """How many of `tokens` have at most LOGITS logits on each device, where these are cut evenly
+    into so many pieces; 0 where that is all of them.
+    """
+    most = pieces * LOGITS
+    return 0 if tokens * vocab_size <= most else max(1, most // vocab_size)
+
+
+class Rounds(NamedTuple):
+    """How tokens are gone through: labels along `axis`, about `chunk` of them at a time, of the
+    device's own where `over` says how they lie (`own_tokens`).
+    """
+
+    axis: int
+    chunk: int
+    over: PartitionSpec | None
+
+    def parts(self, labels: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """Arrays that begin as labels do, [count, ...] each."""
+        count = chunks_of(labels.shape, self.axis, self.chunk)
+        return tuple(cut(array, self.axis, count) for array in arrays)
+
+    def run(self, compute: Callable[..., Any], made: tuple[str, ...], *arrays: Any) -> Any:
+        """compute(*arrays), with all devices in each round, or each in rounds of its own."""
+        if self.over is None:
+            return compute(*arrays)
+        return on_own_tokens(compute, self.over, made, *arrays)
 
 
 def by_chunks(loss: Loss, chunk: int) -> Loss:
     """The same sums over tokens, of about `chunk` of them at a time; of all at once where it is 0.
 
     x [..., T, D] is cut along T, so that each chunk has tokens of every row, as many on each device
-    as it has rows; along its first axis for a loss that is of whole rows (`by_rows`). The gradient
-    of `objective` in x and the readout is made beside its value, while a chunk's logits are there:
-    the backward pass multiplies it by the objective's own, and no product is computed twice. Those
-    of the other terms are computed anew where they are asked for. Labels, weights and numbers have
-    none. There is no forward-mode differentiation.
+    as it has rows; along its first axis for a loss that is of whole rows (`by_rows`). Where tokens
+    lie on several devices, each goes through its own, by its share of a chunk, and what they have
+    found is summed once, behind the last round (`on_own_tokens`).
+
+    The gradient of `objective` in x and the readout is made beside its value, while a chunk's
+    logits are there: the backward pass multiplies it by the objective's own, and no product is
+    computed twice. Those of the other terms are computed anew where they are asked for. Labels,
+    weights and numbers have none. There is no forward-mode differentiation.
     """
     if not chunk:
         return loss
 
     @functools.wraps(loss)
     def chunked(x, readout, labels, weights, **numbers) -> Sums:
-        axis = 0 if getattr(loss, 'by_rows', False) else labels.ndim - 1
-        count = chunks_of(labels.shape, axis, chunk)
-        parts = (cut(labels, axis, count), cut(weights, axis, count))
+        by_rows = getattr(loss, 'by_rows', False)
+        over = own_tokens(labels.shape, by_rows)
+        own = max(1, chunk // pieces_of(over))
+        rounds = Rounds(0 if by_rows else labels.ndim - 1, own, over)
         traced = {name: value for name, value in numbers.items() if isinstance(value, jax.Array)}
         static = {name: value for name, value in numbers.items() if name not in traced}
         of_part = functools.partial(loss, **static)
-        return _sums(of_part, cut(x, axis, count), readout, parts, traced)
+        return _sums(of_part, rounds, x, readout, labels, weights, traced)
 
     return chunked
 
@@ -66,62 +104,95 @@ def cut(array: jax.Array, axis: int, count: int) -> jax.Array:
     return jnp.moveaxis(jnp.pad(array, widths).reshape(shape), axis + 1, 0)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(loss, x, readout, parts, numbers):
-    def add(sums, part):
-        x, (labels, weights) = part
-        found = loss(x, readout, labels, weights, **numbers)
-        return jax.tree.map(jnp.add, sums, found), None
-
-    return jax.lax.scan(add, _zeros(loss, x, readout, parts, numbers), (x, parts))[0]
+def put_together(parts: jax.Array, axis: int, length: int) -> jax.Array:
+    """[..., length, ...] of what `cut` has made of it."""
+    parts = jnp.moveaxis(parts, 0, axis + 1)
+    shape = (*parts.shape[:axis], -1, *parts.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(parts.reshape(shape), 0, length, axis=axis)
 
 
-def _zeros(loss, x, readout, parts, numbers):
-    labels, weights = jax.tree.map(lambda array: array[0], parts)
-    shapes = jax.eval_shape(lambda: loss(x[0], readout, labels, weights, **numbers))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sums(loss, rounds, x, readout, labels, weights, numbers):
+    types = jax.tree.map(lambda leaf: leaf.dtype, readout)
+
+    def compute(x, readout, labels, weights, numbers):
+        def of_part(part):
+            x, labels, weights = part
+            return loss(x, _as(types, readout), labels, weights, **numbers)
+
+        def add(sums, part):
+            return jax.tree.map(jnp.add, sums, of_part(part)), None
+
+        parts = rounds.parts(labels, x, labels, weights)
+        return (jax.lax.scan(add, _zeros(of_part, parts), parts)[0],)
+
+    return rounds.run(compute, (SUMS,), x, readout, labels, weights, numbers)[0]
+
+
+def _gradients(loss, rounds, asked, x, readout, labels, weights, numbers):
+    """(sums, gradient by x, gradient by the readout) of the sum of the terms, each times its number
+    in `asked`; of the objective where that is None.
+    """
+    types = jax.tree.map(lambda leaf: leaf.dtype, readout)
+
+    def compute(x, readout, labels, weights, numbers, asked):
+        def of_part(part, readout):
+            x, labels, weights = part
+            found = loss(x, readout, labels, weights, **numbers)
+            if asked is None:
+                return found['objective'], found
+            return sum(number * found[name] for name, number in asked.items()), found
+
+        def add(carry, part):
+            sums, of_readout = carry
+
+            def total(x, readout):
+                return of_part((x, *part[1:]), readout)
+
+            gradients = jax.grad(total, argnums=(0, 1), has_aux=True)
+            (of_x, more), found = gradients(part[0], _as(types, readout))
+            return jax.tree.map(jnp.add, (sums, of_readout), (found, more)), of_x
+
+        parts, whole = rounds.parts(labels, x, labels, weights), _as(types, readout)
+        zeros = _zeros(lambda part: of_part(part, whole)[1], parts)
+        start = zeros, jax.tree.map(jnp.zeros_like, whole)
+        (sums, of_readout), of_x = jax.lax.scan(add, start, parts)
+        return sums, put_together(of_x, rounds.axis, x.shape[rounds.axis]), of_readout
+
+    made = (SUMS, OF_TOKENS, OF_READOUT)
+    return rounds.run(compute, made, x, readout, labels, weights, numbers, asked)
+
+
+def _as(types, readout):
+    """With its weight as it is stored: what products take of it is rounded, its gradients of all
+    rounds are summed before they are.
+    """
+    return jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), readout, types)
+
+
+def _zeros(of_part, parts):
+    shapes = jax.eval_shape(of_part, jax.tree.map(lambda array: array[0], parts))
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
-def _forward(loss, *differentiated):
-    x, readout, parts, numbers = jax.tree.map(
+def _forward(loss, rounds, *differentiated):
+    given = jax.tree.map(
         lambda one: one.value, differentiated, is_leaf=lambda one: hasattr(one, 'perturbed')
     )
-
-    def add(carry, part):
-        sums, of_readout = carry
-        x, (labels, weights) = part
-
-        def objective(x, readout):
-            found = loss(x, readout, labels, weights, **numbers)
-            return found['objective'], found
-
-        grad = jax.grad(objective, argnums=(0, 1), has_aux=True)
-        (of_x, more), found = grad(x, readout)
-        return jax.tree.map(jnp.add, (sums, of_readout), (found, more)), of_x
-
-    start = _zeros(loss, x, readout, parts, numbers), jax.tree.map(jnp.zeros_like, readout)
-    (sums, of_readout), of_x = jax.lax.scan(add, start, (x, parts))
-    return sums, (of_x, of_readout, x, readout, parts, numbers)
+    sums, *gradients = _gradients(loss, rounds, None, *given)
+    return sums, (gradients, given)
 
 
-def _backward(loss, residuals, cotangents: dict[str, Any]):
-    *grads, x, readout, parts, numbers = residuals
+def _backward(loss, rounds, residuals, cotangents: dict[str, Any]):
+    gradients, given = residuals
     asked = {n: c for n, c in cotangents.items() if not isinstance(c, SymbolicZero)}
     own = asked.pop('objective', None)
-    grads = jax.tree.map(jnp.zeros_like if own is None else functools.partial(_times, own), grads)
+    times = jnp.zeros_like if own is None else functools.partial(_times, own)
+    gradients = jax.tree.map(times, gradients)
     if asked:
-
-        @jax.checkpoint
-        def of_chunk(x, readout, part):
-            found = loss(x, readout, *part, **numbers)
-            return sum(cotangent * found[name] for name, cotangent in asked.items())
-
-        def total(x, readout):
-            chunks = jax.lax.map(lambda both: of_chunk(both[0], readout, both[1]), (x, parts))
-            return jnp.sum(chunks)
-
-        grads = jax.tree.map(jnp.add, grads, list(jax.grad(total, argnums=(0, 1))(x, readout)))
-    return *grads, None, None
+        _, *others = _gradients(loss, rounds, asked, *given)
+        gradients = jax.tree.map(jnp.add, gradients, others)
+    return *gradients, None, None, None
 
 
 def _times(cotangent, grad):
