@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 
-ROWS = 64  # of 8,192 tokens: half a million a step
+ROWS = 256  # of 8,192 tokens: two million a step
 
 
 def get_config() -> ConfigDict:
@@ -37,9 +37,9 @@ def get_config() -> ConfigDict:
     config.scaling.embedding_std = None
     config.optim.lr = 3e-3
     config.optim.b2 = 0.95
-    config.optim.warmup_steps = 500
+    config.optim.warmup_steps = 100
     config.optim.final_lr_fraction = 0.1
-    config.train.steps = 4800
+    config.train.steps = 1200
     config.train.eval_batches = 16
     config.train.checkpoint_every = 500
     config.train.log_every = 10

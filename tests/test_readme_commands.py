@@ -40,6 +40,14 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
     'uv run pytest tests/hosts_on_loopback.py': 'minutes',
     'uv sync --extra cluster': 'the environment of the tests has it',
+    'uv sync --extra tpu': 'the environment of the tests has it',
+    'uv sync --extra cuda-compiler': 'the environment of the tests has it',
+    **{
+        f'uv run python -m tpu.plan --config=configs/llama_8b.py --topology={topology}': (
+            'minutes; tests/tpu/test_plan.py has a smaller model'
+        )
+        for topology in ('v6e:16x16', 'v5p:4x4x4 --search --figure=search.png')
+    },
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m tests.bench.step': 'minutes',

@@ -1,0 +1,99 @@
+"""The tables of tpu/PLANS.md, by the TPU compiler (extra `tpu`): minutes each.
+
+    uv run python -m tests.bench.pods --table=models [--only=llama_8b]
+    uv run python -m tests.bench.pods --table=scaling
+
+Every row is a command, `python -m tpu.plan --config=configs/MODEL.py --topology=... FLAGS`, with as
+many rows of text as the chips are given each.
+"""
+
+from tpu.environment import prepare_environment
+
+if __name__ == '__main__':
+    prepare_environment()
+
+import argparse
+import importlib
+
+from lm.config import replaced, resolve
+from lm.sections import Config
+from tpu.topology import Topology, open_topology
+from tpu.trial import Trial, attempt
+
+GIB = 2**30
+# (model, topology, slices, rows a chip, the mesh by hand and what else is changed)
+MODELS = [
+    ('llama_124m', 'v5e:4x4', 1, 4, {}),
+    ('llama_124m', 'v5p:4x4x4', 1, 4, {}),
+    ('llama_124m', 'v6e:16x16', 1, 4, {}),
+    ('llama_1b', 'v5e:4x4', 1, 2, {'mesh.fsdp': 4}),
+    ('llama_1b', 'v5p:4x4x4', 1, 2, {'mesh.fsdp': 4}),
+    ('llama_1b', 'v6e:16x16', 1, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v5e:4x4', 1, 1, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v5p:4x4x4', 1, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v6e:16x16', 1, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v6e:16x16', 2, 2, {'mesh.fsdp': 16}),
+]
+SCALING = [
+    ('llama_8b', 'v6e:4x4', 1, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v6e:8x8', 1, 2, {'mesh.fsdp': 8}),
+    ('llama_8b', 'v6e:16x16', 1, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v6e:16x16', 4, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v6e:16x16', 16, 2, {'mesh.fsdp': 16}),
+]
+TABLES = {'models': MODELS, 'scaling': SCALING}
+COLUMNS = (
+    'model',
+    'topology',
+    'rows',
+    'mesh',
+    'GiB of',
+    'products, ms',
+    'operations, ms',
+    'links, ms',
+    'step, ms',
+    'exposed, ms',
+    'mfu',
+    'billion tokens a day',
+    'compiled, s',
+)
+
+
+def planned(model: str, name: str, slices: int, rows: int, changes: dict) -> tuple[Topology, Trial]:
+    topology = open_topology(name, slices)
+    config: Config = resolve(importlib.import_module(f'configs.{model}').get_config())
+    changes = {'data.batch_size': rows * topology.chips, 'mesh.data': -1} | changes
+    return topology, attempt(replaced(config, changes), changes, topology, lambda _: None)
+
+
+def row(model: str, topology: Topology, trial: Trial) -> list[str]:
+    head = [model, topology.words, f'{trial.changes["data.batch_size"]:,}']
+    if trial.estimate is None:
+        said = trial.refused or f'does not fit: {trial.needed / GIB:.2f} of {trial.there / GIB:.2f}'
+        return [*head, trial.words, said, *['-'] * (len(COLUMNS) - 5)]
+    found = trial.estimate
+    memory = f'{found.memory_needed / GIB:.2f} of {found.memory_there / GIB:.2f}'
+    times = (
+        found.compute_seconds,
+        found.operation_seconds,
+        found.link_seconds,
+        found.step_seconds,
+        found.step_seconds_exposed,
+    )
+    tail = [f'{found.mfu:.1%}', f'{found.tokens_a_day / 1e9:,.1f}', f'{found.compile_seconds:.0f}']
+    return [*head, found.mesh, memory, *(f'{1e3 * sec:,.0f}' for sec in times), *tail]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--table', choices=TABLES, required=True)
+    parser.add_argument('--only', default='', help='a model')
+    given = parser.parse_args()
+    print(f'| {" | ".join(COLUMNS)} |\n|{"---|" * len(COLUMNS)}', flush=True)
+    for model, *rest in TABLES[given.table]:
+        if given.only in model:
+            print(f'| {" | ".join(row(model, *planned(model, *rest)))} |', flush=True)
+
+
+if __name__ == '__main__':
+    main()
