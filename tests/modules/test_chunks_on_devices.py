@@ -204,15 +204,17 @@ def test_the_kernel_of_cross_entropy_on_a_mesh(sizes, monkeypatch):
     assert_close(found, right, 3e-6)
 
 
-def runs_and_their_gradients(mesh, many):
+def runs_and_their_gradients(mesh, many, loss):
     """Of two runs, in one program by `many` and one after the other."""
     given = [problem(), tuple(x[::-1] for x in problem())]
     of_both = jax.tree.map(lambda *runs: jnp.stack(runs), *given)
-    loss = value_and_gradients(by_chunks(LOSSES['cross_entropy'], CHUNK))
+    numbers = {'z_loss': 0.1, 'label_smoothing': 0.0}
+    chunks = value_and_gradients(by_chunks(loss, CHUNK), **numbers)
     over = NamedSharding(mesh, PartitionSpec('run'))
-    found = jax.jit(traced_on(mesh, many(loss)), in_shardings=over, compiler_options=FAST)(*of_both)
-    plain = value_and_gradients(LOSSES['cross_entropy'])
-    return found, jax.tree.map(lambda *runs: jnp.stack(runs), *(on_one(plain, g) for g in given))
+    cut = jax.jit(traced_on(mesh, many(chunks)), in_shardings=over, compiler_options=FAST)
+    plain = value_and_gradients(LOSSES['cross_entropy'], **numbers)
+    one_by_one = [on_one(plain, own) for own in given]
+    return cut(*of_both), jax.tree.map(lambda *runs: jnp.stack(runs), *one_by_one)
 
 
 def one_after_the_other(mesh, compute):
@@ -227,14 +229,19 @@ def one_after_the_other(mesh, compute):
     )
 
 
-@pytest.mark.parametrize('how', ['vmap', 'loop'])
+@pytest.mark.parametrize('how', ['vmap', 'loop', 'vmap of kernels'])
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 2}, {'fsdp': 2, 'tensor': 2}], ids=id_of)
-def test_runs_of_a_sweep(sizes, how):
+def test_runs_of_a_sweep(sizes, how, monkeypatch):
+    """Catches an axis of runs that is cut twice."""
+    monkeypatch.setattr(tpu, 'IN_PLACE', {})
     mesh = make_mesh(MeshConfig(**{'data': 1, 'run': 2} | sizes), runs=2)
-    many = functools.partial(jax.vmap, spmd_axis_name='run')
+    many, loss = functools.partial(jax.vmap, spmd_axis_name='run'), LOSSES['cross_entropy']
     if how == 'loop':
         many = functools.partial(one_after_the_other, mesh)
-    assert_close(*runs_and_their_gradients(mesh, many), 1e-6)
+    if how == 'vmap of kernels':
+        loss = logits_loss(CROSS_ENTROPY_KERNELS['pallas'].on('tpu'))
+    with pltpu.force_tpu_interpret_mode():
+        assert_close(*runs_and_their_gradients(mesh, many, loss), 3e-6)
 
 
 @pytest.mark.parametrize('sizes', [ROWS, BOTH], ids=id_of)
