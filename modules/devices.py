@@ -102,10 +102,14 @@ def parts_of(letter: str) -> int:
 def sharded(x: jax.Array, letters: str) -> jax.Array:
     """x, laid over the devices by the letters of its shape, such as 'BTD'.
 
-    Where devices differ in their rows alone nothing is said: XLA finds that by itself.
+    Where devices differ in their rows alone nothing is said: XLA finds that by itself. Nor is it
+    where each is on its own among those of `ACTIVATIONS` (`modules.losses.devices`): what it has is
+    cut over `tensor` as its weights are, and a `vmap` over runs would name `run` once more.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if all(mesh.shape[axis] == 1 for axis in mesh.axis_names if axis not in ('run', 'data')):
+        return x
+    if set(mesh.manual_axes) - {'run'}:
         return x
     return jax.lax.with_sharding_constraint(x, partition(mesh, ACTIVATIONS, letters, x.shape))
 

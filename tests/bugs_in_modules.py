@@ -185,8 +185,8 @@ BUGS_IN_MODULES = {
     ),
     'filled-up tokens that count': Bug(
         'modules/losses/chunked.py',
-        'parts = (cut(labels, axis, count), cut(weights, axis, count))',
-        'parts = (cut(labels, axis, count), cut(weights + 1, axis, count) - 1)',
+        'jnp.pad(array, widths)',
+        "jnp.pad(array, widths, mode='edge')",
         'tests/modules/test_chunked_losses.py -k equal_all',
     ),
     "the objective's gradient for every term": Bug(
@@ -194,6 +194,42 @@ BUGS_IN_MODULES = {
         '    if asked:\n',
         '    if asked and own is None and not cotangents:\n',
         'tests/modules/test_chunked_losses.py -k every_term',
+    ),
+    'rounds of as many tokens on a device as on all': Bug(
+        'modules/losses/chunked.py',
+        'own = max(1, chunk // pieces_of(over))',
+        'own = chunk',
+        'tests/modules/test_chunks_on_devices.py -k between',
+    ),
+    "a readout's gradient of some devices": Bug(
+        'modules/losses/devices.py',
+        'return jax.lax.psum(own, rest)',
+        'return own',
+        'tests/modules/test_chunks_on_devices.py -k is_the_loss',
+    ),
+    "a readout's gradient that is summed as products take it": Bug(
+        'modules/losses/chunked.py',
+        'lambda leaf, dtype: leaf.astype(dtype)',
+        'lambda leaf, dtype: leaf',
+        'tests/modules/test_chunks_on_devices.py -k narrow',
+    ),
+    'a readout that is gathered as it is stored': Bug(
+        'modules/losses/devices.py',
+        'narrow = readout.weight_DV.astype(readout.dtype)',
+        'narrow = readout.weight_DV',
+        'tests/modules/test_chunks_on_devices.py -k narrow',
+    ),
+    'a table that is gathered along its other side': Bug(
+        'modules/losses/devices.py',
+        'if not readout.is_table:',
+        'if True:',
+        'tests/modules/test_chunks_on_devices.py -k between',
+    ),
+    'coverage of a part of a row': Bug(
+        'modules/losses/devices.py',
+        "or (whole_rows and 'context' in wanted)",
+        '',
+        'tests/modules/test_chunks_on_devices.py -k left_to_xla',
     ),
     'generalised cross-entropy the other way': Bug(
         'modules/losses/comp_sum.py',

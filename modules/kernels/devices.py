@@ -52,13 +52,35 @@ def over_devices(
     out_specs = jax.tree.map(
         lambda own: PartitionSpec(*(over.get(letter) for letter in own)), out_letters
     )
-    return jax.shard_map(
+    on_own = jax.shard_map(
         compute,
         in_specs=in_specs,
         out_specs=out_specs,
         axis_names=free,
         check_vma=False,  # Pallas calls do not say over which axes their results vary
-    )(*arrays)
+    )
+    if set(mesh.manual_axes) - {'run'}:
+        on_own = _unnamed(on_own)
+    return on_own(*arrays)
+
+
+def _unnamed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same; what is mapped over it has no mesh axis there, where the device has its own runs.
+
+    A `vmap` that names `run` would cut them once more. There is no reverse mode through it.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(*arrays):
+        return function(*arrays)
+
+    @call.def_vmap
+    def of_runs(runs, mapped, *arrays):
+        axes = jax.tree.map(lambda is_mapped: 0 if is_mapped else None, tuple(mapped))
+        found = jax.vmap(function, axes, axis_size=runs)(*arrays)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return call
 
 
 def _lengths(arrays, letters) -> dict[str, set[int]]:

@@ -12,7 +12,6 @@ from modules.devices import ACTIVATIONS, PARAMETERS, names, partition
 from modules.embedding import AXES
 
 LETTERS = {1: 'M', 2: 'BT'}  # of labels, by their rank
-OF_WEIGHT = {'D': ('fsdp',), 'V': ('tensor',)}  # how the weight of a readout lies
 SUMS, OF_TOKENS, OF_READOUT = 'sums', 'of_tokens', 'of_readout'  # what a device makes
 
 
