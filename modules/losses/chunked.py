@@ -21,8 +21,8 @@ from modules.losses.devices import (
 )
 
 LOGITS = 2**25  # on a device at a time, where the number of tokens is chosen: 128 MB in float32
-# Tokens on a device at least. The readout's gradient [D, V] is read and written in each round, 8 D V
-# bytes beside 6 D V c flop of c tokens: as long as the products at c = 747 on a TPU v6e, 221 on a
+# Tokens on a device at least. Each round reads and writes the readout's gradient [D, V], 8 D V
+# bytes beside 6 D V c flop for c tokens. Both take as long at c = 747 on a TPU v6e, and at 221 on a
 # v5p (peak over bandwidth of memory).
 LEAST = 1024
 

@@ -19,8 +19,9 @@ from modules.kernels.matmul import direct
 from modules.losses import LOSSES, by_chunks, logits_loss, with_error_probability
 from modules.losses.devices import own_tokens
 from modules.products import Readout
-from tests.collectives import collectives
 from tests.helpers import FAST
+from tpu.hlo import Module
+from tpu.wire import collectives
 
 B, T, D, V = 16, 12, 16, 64
 CHUNK = 48  # three tokens of each row, or with `context` of each of its parts; the last has fewer
@@ -141,7 +142,7 @@ def test_nothing_is_sent_between_chunks(sizes, tied):
     that XLA cuts.
     """
     made = program(tied, **sizes)
-    sent = [one for one in collectives(made, 99) if one.largest > FEW]
+    sent = [one for one in collectives(Module(made.as_text())) if one.largest > FEW]
     assert ' while(' in made.as_text() and {one.times for one in sent} == {1}
     whole, n = D * V * 4, sizes.get('fsdp', 1)
     gathered = [one.bytes for one in sent if one.kind == 'all-gather']
@@ -153,7 +154,7 @@ def test_nothing_is_sent_between_chunks(sizes, tied):
 
 def test_the_vocabulary_stays_cut():
     """By `tensor`, inside too: catches a gather of all logits, or of the gradient."""
-    sent = collectives(program(False, **VOCABULARY), 99)
+    sent = collectives(Module(program(False, **VOCABULARY).as_text()))
     assert max(one.largest for one in sent) <= D * V * 4 // VOCABULARY['tensor']
 
 
