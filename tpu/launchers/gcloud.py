@@ -4,9 +4,9 @@
         --runtime_version=v2-alpha-tpuv6e --spot -- train.py --config=... --workdir=...
 
 A slice that is preempted cannot start again: the queued resource is deleted and created anew, and
-the command goes on once it is ACTIVE. Trainers outlive a connection that breaks: gcloud itself tries
-it ten times, 5 s apart, and whoever comes back finds the trainer running. So does the same command,
-given again, until the job has ended.
+the command goes on once it is ACTIVE. Trainers outlive a connection that breaks: gcloud tries it
+again ten times, 5 s apart, and whoever comes back finds the trainer running. So does the same
+command, given again, until the job has ended.
 
 What is asked how often: the state of the queued resource, every LOOK_SEC, for as long as it
 waits in the queue (--submit_flags=--valid-until-duration=6h bounds that). A restart on a slice that
@@ -43,7 +43,9 @@ class Options:
     project: str = option('Google Cloud project; default that of gcloud.', '')
     slices: int = option('Slices that train one run together.', 1)
     spot: bool = option('Cheaper slices, which may be preempted at any time.', False)
-    folder: str = option('Folder of this repository on the hosts, from the home folder.', 'evenkeel')
+    folder: str = option(
+        'Folder of this repository on the hosts, from the home folder.', 'evenkeel'
+    )
     setup: str = option('Shell command for every host of a new slice, such as a git clone.', '')
     keep: bool = option('Leave a slice that this command created.', False)
     submit_flags: str = option('More flags, for queued-resources create.', '')
@@ -140,8 +142,8 @@ def script(job: Job, options: Options) -> str:
         *(setup if options.setup else []),
         '# on every host:',
         shlex.join(ssh(job, options, remote(job, options))),
-        f'# at most {job.max_restarts} times more, after status 42, 128 + n or a broken connection;',
-        '# where it is not ACTIVE any more, it is first deleted, then created:',
+        f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost connection;',
+        '# where the slice is not ACTIVE any more, it is first deleted, then created:',
         shlex.join(delete(job, options)),
         '# to stop it after a checkpoint:',
         shlex.join(ssh(job, options, remote_stop(job))),

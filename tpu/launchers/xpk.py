@@ -225,7 +225,7 @@ class Launch:
         if state == 'Running':
             return None
         if self.stream is not None:
-            self.stream.wait(LOOK_SEC)
+            self.stream.wait(GRACE_SEC if self.caught else LOOK_SEC)
         if state == NONE:
             self.say(f'JobSet {self.job.name} was deleted')
             return RESUME
