@@ -86,6 +86,16 @@ def job_name(training: Sequence[str], config: str) -> str:
     return f'{stem[: MOST_NAME - 9].rstrip("-")}-{digest}'
 
 
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first -- and after it, where train.py may stand without one."""
+    own = list(argv)
+    for first in ('--', 'train.py'):
+        if first in own:
+            place = own.index(first)
+            return own[:place], own[place + (first == '--') :]
+    return own, []
+
+
 def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """(flags of train.py, the config file). ValueError for what is no training."""
     if not words:
@@ -115,13 +125,16 @@ def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
 def launch(argv: Sequence[str]) -> int:
     """The exit status. ValueError for what cannot be, before anything runs."""
     values, options = define_flags()
-    words = values(['tpu.launch', *argv])[1:]
+    own, words = split(argv)
+    stray = values(['tpu.launch', *own])[1:]
     if values.help:
         print(f'{__doc__}\n{values.get_help()}')
         return DONE
     if values.engine is None:
         raise ValueError(f'--engine is missing: one of {", ".join(ENGINES)}')
     engine = choose(ENGINES, values.engine, '--engine')
+    if stray:
+        raise ValueError(f'flags begin with --, as in --engine=slurm; got {stray}')
     training, config = read_training(words)
     given = {name: values[name].value for name in options if values[name].value is not None}
     asked = read_options(values.engine, engine.options, given)

@@ -149,7 +149,7 @@ def check(job: Job, options: Options) -> None:
     for name in ('nodes', 'tasks_per_node'):
         if getattr(options, name) < 1:
             raise ValueError(f'--{name} must be at least 1; got {getattr(options, name)}.')
-    if re.search(r'[\s%\\]', str(output(job, options))):
+    if re.search(r'[\s%\\]', str(output(job, options, '1'))):
         raise ValueError(
             f'--logs must have no blank, % or backslash, as SLURM reads them; got {options.logs!r}.'
         )

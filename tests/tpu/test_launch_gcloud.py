@@ -1,0 +1,307 @@
+"""Queued TPU slices: the commands, against a gcloud that plays back states, and the script of a
+host, which a real shell runs.
+"""
+
+import ast
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.stubs import Stub
+from tpu import launch
+from tpu.launchers import gcloud
+from tpu.launchers.base import Job
+
+ROOT = Path(__file__).parents[2]
+SWEEP = "--config.sweep={'optim.lr': (1e-3, 3e-3)}"
+NASTY = (
+    '--config=configs/default.py',
+    SWEEP,
+    '--config.data.source=text:/a b/*.txt',
+    '$HOME `id` "quoted" \\ ;|&<> #!',
+    "it's",
+    'two\nlines  and two blanks',
+    '',
+)
+REQUIRED = {
+    'zone': 'us-east5-b',
+    'accelerator_type': 'v6e-16',
+    'runtime_version': 'v2-alpha-tpuv6e',
+}
+FLAGS = [f'--{name}={value}' for name, value in REQUIRED.items()]
+TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=/shared/run']
+SAYS = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
+UP = {'describe': ['echo ACTIVE']}
+NOT_FOUND = 'echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1'
+SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch):
+    monkeypatch.setattr(gcloud, 'LOOK_SEC', 0.01)
+    monkeypatch.chdir(ROOT)
+
+
+def run(*flags):
+    return launch.main(['--engine=gcloud', '--name=job', *FLAGS, *flags, *TRAIN])
+
+
+def test_create():
+    options = gcloud.Options(**REQUIRED)
+    head = 'gcloud compute tpus queued-resources create job --zone=us-east5-b'
+    software = '--accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e'
+    said = shlex.join(gcloud.create(Job('job', ()), options))
+    assert said == f'{head} {software} --node-id=job --async'
+    options = gcloud.Options(
+        **REQUIRED, slices=2, spot=True, project='p', submit_flags="--labels='a=b c' --reserved"
+    )
+    assert gcloud.create(Job('job', ()), options) == [
+        *f'{head} --project=p {software} --node-count=2 --node-prefix=job --spot'.split(),
+        '--labels=a=b c',
+        '--reserved',
+        '--async',
+    ]
+
+
+def test_every_host_of_several_slices_is_reached_at_once():
+    """gcloud's default is 64 at a time, and each would wait for those that are not started."""
+    one, two = (gcloud.Options(**REQUIRED, slices=n) for n in (1, 2))
+    assert gcloud.ssh(Job('job', ()), one, 'date')[:6] == [
+        *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'job')
+    ]
+    command = gcloud.ssh(Job('job', ()), two, 'date')
+    assert command[:6] == ['gcloud', 'compute', 'tpus', 'queued-resources', 'ssh', 'job']
+    assert {'--node=all', '--worker=all', '--batch-size=all', '--command=date'} <= set(command)
+
+
+def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
+    """Contract: what is printed is what runs."""
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo ACTIVE'])
+    assert run('--setup=git clone x', '--dry_run', '--python=python3') == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith('#')]
+    assert not stub.calls
+    assert run('--setup=git clone x', '--python=python3') == 0
+    printed = [shlex.split(line)[1:] for line in lines]
+    create, describe, setup, train, *rest = printed
+    assert stub.calls == [describe, create, describe, setup, train, rest[-1]]
+    assert rest[0] == rest[-1] and rest[0][3] == 'delete'
+
+
+# What the hosts tell, what ssh ends with: how often ssh is tried, and the launcher's status.
+@pytest.mark.parametrize(
+    ('answers', 'tries', 'status'),
+    [
+        ([SAYS.format(0)], 1, 0),
+        ([SAYS.format(1)], 1, 1),
+        ([SAYS.format(2)], 1, 2),
+        ([SAYS.format(127)], 1, 127),
+        ([SAYS.format(42), SAYS.format(0)], 2, 0),
+        ([SAYS.format(143), SAYS.format(2)], 2, 2),
+        (['echo step; exit 255', SAYS.format(0)], 2, 0),  # the connection broke
+        (['echo step; exit 1', SAYS.format(0)], 2, 0),  # gcloud gave up, and no host told
+        ([SAYS.format(0).replace('exit 0', 'exit 255'), SAYS.format(0)], 2, 0),  # some host
+        (['(' + SAYS.format(143) + '); ' + SAYS.format(1)], 1, 1),  # of two hosts
+        ([SAYS.format(42)], 3, 42),
+    ],
+)
+def test_statuses(answers, tries, status, monkeypatch, tmp_path, capfd):
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', ssh=answers, **UP)
+    assert run('--max_restarts=2') == status
+    assert stub.verbs('describe create delete ssh') == ['describe', 'ssh'] * tries
+    out = capfd.readouterr().out
+    assert 'evenkeel: a host' not in out and out.count('step') == sum('step' in a for a in answers)
+
+
+def test_a_preempted_slice_is_deleted_and_created_again(monkeypatch, tmp_path, capfd):
+    stub = Stub(
+        monkeypatch,
+        tmp_path,
+        'gcloud',
+        describe=[
+            *[f'echo {state}' for state in ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')],
+            *[f'echo {state}' for state in ('SUSPENDING', 'SUSPENDED', 'CREATING', 'ACTIVE')],
+        ],
+        ssh=['echo first; exit 255', 'echo second; ' + SAYS.format(0)],
+    )
+    assert run() == 0
+    assert stub.verbs('describe create delete ssh') == (
+        ['describe', 'describe', 'describe', 'ssh', 'describe', 'describe', 'delete', 'create', 'describe', 'describe', 'ssh', 'delete']
+    )
+    captured = capfd.readouterr()
+    assert captured.out == 'first\nsecond\n'
+    for said in ('job is PROVISIONING', 'job is SUSPENDED', 'restart 1 of at most 10', 'deleting'):
+        assert said in captured.err
+    assert '--force' in stub.calls[6] and '--quiet' in stub.calls[6]
+
+
+@pytest.mark.parametrize(
+    ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 0)]
+)
+def test_a_slice_of_this_command_is_given_back(
+    flags, status, deleted, monkeypatch, tmp_path, capfd
+):
+    """But after bad input, which the same slice may train once it is corrected."""
+    answers = {'describe': [NOT_FOUND, 'echo ACTIVE'], 'ssh': [SAYS.format(status)]}
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    assert run(*flags) == status
+    assert stub.verbs('describe create delete ssh').count('delete') == deleted
+    assert ('costs until' in capfd.readouterr().err) == (not deleted)
+
+
+def test_what_cannot_be_created_is_not_tried_again(monkeypatch, tmp_path, capfd):
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo FAILED'])
+    assert run() == 1
+    assert stub.verbs('describe create ssh delete') == ['describe', 'create', 'describe', 'delete']
+    assert 'has failed to be created. What held: gcloud compute' in capfd.readouterr().err
+
+
+def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
+    create = ['echo "ERROR: quota exceeded" >&2; exit 1']
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND], create=create)
+    assert run() == 1
+    assert stub.verbs('describe create delete') == ['describe', 'create']
+    assert 'ended with status 1: ERROR: quota exceeded' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(('failures', 'status'), [(4, 0), (5, 1)])
+def test_gcloud_may_fail_for_a_while(failures, status, monkeypatch, tmp_path, capfd):
+    broken = 'echo "ERROR: connection reset" >&2; exit 1'
+    answers = {'describe': [*[broken] * failures, 'echo ACTIVE'], 'ssh': [SAYS.format(0)]}
+    Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    assert run() == status
+    assert ('connection reset' in capfd.readouterr().err) == bool(status)
+
+
+def test_sigterm_stops_the_hosts_and_is_the_status(monkeypatch, tmp_path):
+    """The first ssh trains until the second has asked the host to stop."""
+    flag = tmp_path / 'stopped'
+    stub = Stub(
+        monkeypatch,
+        tmp_path,
+        'gcloud',
+        ssh=[
+            f'while [ ! -e {flag} ]; do sleep 0.05; done; ' + SAYS.format(143),
+            f'touch {flag}',
+        ],
+        **UP,
+    )
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert run() == 143
+    assert stub.verbs('describe ssh delete') == ['describe', 'ssh', 'ssh']
+    assert any(word.startswith('--command=kill -TERM') for word in stub.calls[-1])
+
+
+def test_a_signal_in_the_queue_ends_the_wait(monkeypatch, tmp_path):
+    answers = {'describe': [NOT_FOUND, 'echo WAITING_FOR_RESOURCES']}
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    assert run() == 130
+    assert 'ssh' not in stub.verbs('describe create delete ssh') and stub.calls[-1][3] == 'delete'
+
+
+class Hosts:
+    """One host: a home folder with the repository in it, and what ssh would run there."""
+
+    def __init__(self, home: Path, trainer: Path, shell: str, flags=NASTY):
+        self.home, self.trainer, self.shell = home, trainer, shell
+        self.job = Job('job', tuple(flags), python=sys.executable)
+        self.options = gcloud.Options(**REQUIRED, folder=trainer.name)
+
+    def ssh(self, command: str) -> subprocess.Popen:
+        """gcloud splits at blanks, and ssh joins the words again."""
+        words = command.split(' ')
+        return subprocess.Popen(
+            [self.shell, '-c', ' '.join(words)],
+            cwd=self.home,
+            env={**os.environ, 'HOME': str(self.home)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def start(self) -> subprocess.Popen:
+        return self.ssh(gcloud.remote(self.job, self.options))
+
+    def arguments(self) -> list[list[str]]:
+        """Of each time that train.py was started."""
+        file = self.trainer / 'arguments'
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [ast.literal_eval(line) for line in lines]
+
+    def wait_for_trainer(self) -> None:
+        deadline = time.monotonic() + 10
+        while not self.arguments() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+@pytest.fixture(params=SHELLS)
+def host(request, tmp_path, trainer):
+    return Hosts(tmp_path, trainer, request.param)
+
+
+def test_flags_survive_ssh(host):
+    """Whatever is in them, and whatever the status."""
+    (host.trainer / 'then.py').write_text("print('a step'); sys.exit(42)")
+    process = host.start()
+    out, _ = process.communicate(timeout=20)
+    assert host.arguments() == [list(NASTY)]
+    assert process.returncode == 42
+    assert out == 'a step\nevenkeel: a host ended with status 42\n'
+
+
+def test_a_connection_that_breaks_leaves_the_trainer(host):
+    """Whoever comes back finds it, with all that it said; a second one is not started."""
+    gate = host.trainer / 'gate'
+    (host.trainer / 'then.py').write_text(
+        'import time\n'
+        "print('begun', flush=True)\n"
+        f'while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)\n'
+        "print('ended')\n"
+    )
+    first = host.start()
+    host.wait_for_trainer()
+    assert first.stdout.readline() == 'begun\n'
+    os.killpg(first.pid, signal.SIGHUP)  # as of a terminal that is gone
+    first.kill()
+    first.communicate()
+    second = host.start()
+    gate.touch()
+    out, _ = second.communicate(timeout=20)
+    assert out == 'begun\nended\nevenkeel: a host ended with status 0\n'
+    assert len(host.arguments()) == 1
+    third = host.start()  # it has ended: it begins again, and finds nothing left to do
+    third.communicate(timeout=20)
+    assert len(host.arguments()) == 2
+
+
+def test_a_stop_is_a_sigterm(host):
+    (host.trainer / 'then.py').write_text(
+        'import signal, time\n'
+        'def stop(number, frame):\n'
+        "    print('saved'); sys.exit(128 + number)\n"
+        'signal.signal(signal.SIGTERM, stop)\n'
+        "print('begun', flush=True)\n"
+        'while True: time.sleep(0.02)\n'
+    )
+    process = host.start()
+    assert process.stdout.readline() == 'begun\n'
+    assert host.ssh(gcloud.remote_stop(host.job)).wait(10) == 0
+    out, _ = process.communicate(timeout=20)
+    assert out == 'saved\nevenkeel: a host ended with status 143\n'
+    assert process.returncode == 143
+
+
+def test_a_folder_that_is_not_there_is_bad_input(host):
+    shutil.rmtree(host.trainer)
+    process = host.start()
+    out, _ = process.communicate(timeout=20)
+    assert out.endswith('evenkeel: a host ended with status 1\n') and process.returncode == 1
