@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from lm.run.hosts import FLAGS, flags_of
+from lm.run.hosts import flags_of
 from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from modules.choices import nearest
 
@@ -123,8 +123,8 @@ def check_flags(job: Job) -> None:
     named = sorted(flags_of(job.flags).keys() - {'host_timeout'})
     if named:
         raise ValueError(
-            f'--{named[0]} says which host one is, and the hosts of a launch learn that from the '
-            f'launcher; got it after --. Known here: {", ".join(f"--{flag}" for flag in FLAGS)}.'
+            f'--{named[0]} says which host one is, and the hosts of a launch learn that from what '
+            'starts them; leave it out of what follows --.'
         )
 
 
