@@ -47,6 +47,7 @@ SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(gcloud, 'LOOK_SEC', 0.01)
+    monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
     monkeypatch.chdir(ROOT)
 
 

@@ -91,7 +91,8 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
     captured = capfd.readouterr()
     assert 'host 0 is lost' in captured.err and 'restart 1 of at most 10' in captured.err
     assert 'resuming after step' in captured.out and 'done: ' in captured.out
-    assert [row['step'] for row in read_rows(workdir / 'metrics.jsonl')] == list(range(1, 401))
+    steps = sorted({row['step'] for row in read_rows(workdir / 'metrics.jsonl')})
+    assert steps == list(range(1, 401))
 
 
 def test_each_host_is_told_which_it_is(cluster, trainer, capfd):

@@ -27,6 +27,7 @@ from tpu.launchers.base import Engine, Job, option
 from tpu.launchers.stream import Stream
 
 LOOK_SEC = 30.0
+HOST_SEC = 1.0  # between a host's looks at its trainer
 MOST_FAILURES = 5  # of gcloud in a row, while it is asked for a state
 INSTALL = 'https://cloud.google.com/sdk/docs/install'
 GONE = 'NOT_FOUND'
@@ -105,15 +106,15 @@ def remote(job: Job, options: Options) -> str:
     Where this job's trainer runs already, it only does the latter. In the end it says how the
     trainer ended, as gcloud's own status does not tell train.py's 1 from one of its own.
     """
-    trainer = job.command('uv run')
+    enter = f'{{ cd {shlex.quote(options.folder)} || false; }}'
+    train = f'{{ {job.command("uv run")} & echo $! > "$d/pid"; wait $!; }}'
     return (
         f'd={_folder(job)}; mkdir -p "$d"; '
         'if ! grep -qs train.py "/proc/$(cat "$d/pid" 2>/dev/null)/cmdline"; then '
-        'rm -f "$d/status"; '
-        f'(cd {shlex.quote(options.folder)} && {{ {trainer} & echo $! > "$d/pid"; wait $!; }}; '
-        'echo $? > "$d/status") > "$d/log" 2>&1 & sleep 1; fi; '
-        'tail -n +1 -f "$d/log" & until [ -s "$d/status" ]; do sleep 1; done; sleep 1; kill $!; '
-        'status=$(cat "$d/status"); '
+        'rm -f "$d/status"; : > "$d/log"; '
+        f'(trap "" HUP; {enter} && {train}; echo $? > "$d/status") >> "$d/log" 2>&1 & fi; '
+        f'tail -n +1 -f "$d/log" & until [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
+        f'sleep {HOST_SEC}; kill $!; status=$(cat "$d/status"); '
         'echo "evenkeel: a host ended with status $status"; exit "$status"'
     )
 
