@@ -1,4 +1,6 @@
-"""Hosts of a Ray cluster: a real one on this machine, and what TPU slices are asked for."""
+"""Hosts of a Ray cluster whose actors are in this process: what they start, and what becomes of it.
+On a real one: tests/tpu/test_launch_on_ray.py.
+"""
 
 import os
 import signal
@@ -6,48 +8,89 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-import psutil
 import pytest
 
-from lm.record.metrics import read_rows
-from tests.sweep_helpers import settings, write_corpus
 from tpu import launch
 from tpu.launchers import ray as engine
-from tpu.launchers.base import Job
 from tpu.launchers.ray_host import child_env
 
 ROOT = Path(__file__).parents[2]
-ACTOR = 'ray::Host'
 
 
-@pytest.fixture(scope='module')
-def cluster():
-    """Of two CPUs, on this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
-        patch.chdir(ROOT)
-        import ray
-
-        ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
-        yield ray
-        ray.shutdown()
+class Lost(Exception):
+    """What Ray raises for an actor that is gone."""
 
 
-@pytest.fixture(autouse=True)
-def looks(monkeypatch):
-    monkeypatch.setattr(engine, 'LOOK_SEC', 0.05)
+class Actor:
+    """In this process; a method raises Lost once its name is in `lost`."""
+
+    def __init__(self, kind, lost):
+        self.of, self.lost = kind(), lost
+
+    def __getattr__(self, name):
+        def remote(*arguments):
+            if name in self.lost:
+                self.lost.remove(name)
+                return Lost('the node is gone\nand more')
+            return getattr(self.of, name)(*arguments)
+
+        return SimpleNamespace(remote=remote)
 
 
-def actors():
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if (process.cmdline() or [''])[0].startswith(ACTOR):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+class Group:
+    def __init__(self, bundles):
+        self.bundle_specs = bundles
+
+    def ready(self):
+        return self
+
+
+class Ray:
+    """As much of Ray as the engine asks for: a cluster of 2 CPUs."""
+
+    def __init__(self):
+        self.lost, self.removed, self.slices = [], [], {}
+        self.exceptions = SimpleNamespace(RayError=Lost)
+        strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, i: i)
+        self.util = SimpleNamespace(
+            scheduling_strategies=strategies,
+            placement_group=lambda bundles, strategy: Group(bundles),
+            remove_placement_group=self.removed.append,
+            tpu=SimpleNamespace(slice_placement_group=self.slice_placement_group),
+        )
+
+    def slice_placement_group(self, *names, **more):
+        self.slices.update(names=names, **more)
+        return SimpleNamespace(
+            slice_placement_group=Group([{'CPU': 1.0}] * 2), shutdown=lambda: self.removed.append(0)
+        )
+
+    def remote(self, kind):
+        made = SimpleNamespace(remote=lambda: Actor(kind, self.lost))
+        return SimpleNamespace(options=lambda **_: made)
+
+    def get(self, value, timeout=None):
+        if isinstance(value, Lost):
+            raise value
+        return value
+
+    def wait(self, groups, timeout):
+        time.sleep(min(timeout, 0.01))
+        return ([], groups) if len(groups[0].bundle_specs) > 2 else (groups, [])
+
+    def cluster_resources(self):
+        return {'CPU': 2.0, 'node:here': 1.0}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    ray = Ray()
+    monkeypatch.setattr(engine, '_connect', lambda address: ray)
+    monkeypatch.setattr(engine, 'LOOK_SEC', 0.0)
+    monkeypatch.setattr('tpu.launchers.ray_host.address', lambda: '10.0.0.1')
+    return ray
 
 
 def run(folder, *flags, nodes=2, name='job'):
@@ -64,35 +107,6 @@ def stub_run(trainer, then, *flags, nodes=2):
     config = trainer / 'config.py'
     config.touch()
     return run(trainer, 'train.py', f'--config={config}', *flags, nodes=nodes)
-
-
-def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypatch):
-    """A real training; the actor of its host is killed as the node would be."""
-    monkeypatch.chdir(ROOT)
-    (tmp_path / 'corpus').mkdir()
-    corpus = write_corpus(tmp_path / 'corpus')
-    workdir = tmp_path / 'run'
-    steps = {'train_steps': 400, 'train_eval_every': 200, 'train_checkpoint_every': 20}
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **steps).items()]
-
-    def kill():
-        deadline = time.monotonic() + 100
-        while time.monotonic() < deadline:
-            rows = read_rows(workdir / 'metrics.jsonl')
-            if rows and rows[-1]['step'] > 40:
-                return [victim.kill() for victim in actors()]
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    command = ['train.py', '--config=configs/default.py', f'--workdir={workdir}', *overrides]
-    assert run(ROOT, *command, nodes=1) == 0
-    thread.join()
-    captured = capfd.readouterr()
-    assert 'host 0 is lost' in captured.err and 'restart 1 of at most 10' in captured.err
-    assert 'resuming after step' in captured.out and 'done: ' in captured.out
-    steps = sorted({row['step'] for row in read_rows(workdir / 'metrics.jsonl')})
-    assert steps == list(range(1, 401))
 
 
 def test_each_host_is_told_which_it_is(cluster, trainer, capfd):
@@ -116,7 +130,7 @@ def test_a_final_status_is_returned(then, status, cluster, trainer, capfd):
     assert len((trainer / 'arguments').read_text().splitlines()) == 2
 
 
-def test_a_lost_host_is_started_again(cluster, trainer, capfd):
+def test_a_run_that_was_ended_is_started_again(cluster, trainer, capfd):
     """42 at first, and a signal, and then it is done."""
     then = (
         "tries = len((here / 'arguments').read_text().splitlines())\n"
@@ -128,6 +142,15 @@ def test_a_lost_host_is_started_again(cluster, trainer, capfd):
     captured = capfd.readouterr()
     assert captured.out == 'done\n'
     assert 'status 42: restart 1' in captured.err and 'status 137: restart 2' in captured.err
+    assert len(cluster.removed) == 3
+
+
+def test_a_lost_host_is_asked_for_anew(cluster, trainer, capfd):
+    cluster.lost.append('read')
+    assert stub_run(trainer, "print('done')", nodes=1) == 0
+    captured = capfd.readouterr()
+    assert captured.out == 'done\n' and 'host 0 is lost: the node is gone\n' in captured.err
+    assert 'status 42: restart 1' in captured.err and len(cluster.removed) == 2
 
 
 def test_sigterm_is_sent_to_every_host(cluster, trainer, capfd):
@@ -136,14 +159,13 @@ def test_sigterm_is_sent_to_every_host(cluster, trainer, capfd):
         "    (here / f'saved{me}').touch()\n"
         '    sys.exit(128 + number)\n'
         'signal.signal(signal.SIGTERM, stop)\n'
-        "print('begun', flush=True)\n"
+        "(here / f'begun{me}').touch()\n"
         'while True: time.sleep(0.05)\n'
     )
 
     def stop():
-        while len((capfd.readouterr().out, *trainer.glob('arguments'))) < 2:
-            time.sleep(0.05)
-        time.sleep(1)
+        while len(list(trainer.glob('begun*'))) < 2:
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
@@ -180,30 +202,28 @@ def test_an_actor_takes_its_bundle():
     assert engine.actor_options({'GPU': 8.0}) == {'num_cpus': 0, 'num_gpus': 8.0, 'resources': {}}
 
 
-def test_a_tpu_slice_is_asked_for_as_a_whole(cluster, monkeypatch):
-    """A bundle a host: a stand-in, as there is no slice here."""
-    asked = {}
-
-    class Slices:
-        slice_placement_group = cluster.util.placement_group([{'CPU': 1}])
-
-        def shutdown(self):
-            asked['shutdown'] = True
-
-    def slice_placement_group(*names, **more):
-        asked.update(names=names, **more)
-        return Slices()
-
-    monkeypatch.setattr('ray.util.tpu.slice_placement_group', slice_placement_group)
-    options = engine.Options(topology='4x4', accelerator_version='v6e', slices=2)
-    launched = engine.Launch(Job('job', ()), options, [], print)
-    launched._reserve()
-    launched.close()
-    assert asked == {'names': ('4x4', 'v6e'), 'num_slices': 2, 'name': 'job', 'shutdown': True}
+def test_a_tpu_slice_is_asked_for_as_a_whole(cluster, trainer):
+    """With variables of its own for each of several."""
+    (trainer / 'then.py').write_text(
+        'import os\nwith open(here / "slices", "a") as file:\n'
+        '    print(os.environ["MEGASCALE_SLICE_ID"], sys.argv[-1], file=file)\n'
+    )
+    config = trainer / 'config.py'
+    config.touch()
+    asked = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--name=job']
+    folder = f'--folder={trainer}'
+    command = ['--engine=ray', *asked, folder, '--', 'train.py', f'--config={config}']
+    assert launch.main(command) == 0
+    assert cluster.slices == {'names': ('4x4', 'v6e'), 'num_slices': 2, 'name': 'job'}
+    assert sorted((trainer / 'slices').read_text().splitlines()) == [
+        '0 --process_id=0',
+        '1 --process_id=1',
+    ]
+    assert cluster.removed == [0]
 
 
 def test_what_is_waited_for_is_said(cluster, trainer, capfd):
-    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
     assert stub_run(trainer, '', nodes=3) == 143
     assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err
 

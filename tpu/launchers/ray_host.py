@@ -21,18 +21,23 @@ def child_env(env: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, s
     return {k: v for k, v in env.items() if not k.startswith(STALE)} | dict(changes)
 
 
+def address() -> str:
+    """Of this node, as the others of the cluster reach it."""
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
 class Host:
     """Its methods are called by the launcher, one at a time."""
 
     def about(self) -> dict:
         """Where other hosts find it, two free ports, and its number within its TPU slice if any."""
-        import ray
-
         with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
             ports = one.getsockname()[1], two.getsockname()[1]
         worker = os.environ.get('TPU_WORKER_ID', '')
         return {
-            'address': ray.util.get_node_ip_address(),
+            'address': address(),
             'ports': ports,
             'worker': int(worker) if worker.isdigit() else None,
         }
