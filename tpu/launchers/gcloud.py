@@ -111,10 +111,12 @@ def remote(job: Job, options: Options) -> str:
     return (
         f'd={_folder(job)}; mkdir -p "$d"; '
         'if ! grep -qs train.py "/proc/$(cat "$d/pid" 2>/dev/null)/cmdline"; then '
-        'rm -f "$d/status"; : > "$d/log"; '
+        'rm -f "$d/pid" "$d/status"; : > "$d/log"; '
         f'(trap "" HUP; {enter} && {train}; echo $? > "$d/status") >> "$d/log" 2>&1 & fi; '
-        f'tail -n +1 -f "$d/log" & until [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
-        f'sleep {HOST_SEC}; kill $!; status=$(cat "$d/status"); '
+        f'until [ -s "$d/pid" ] || [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
+        f'[ -s "$d/pid" ] && tail -n +1 -f -s {HOST_SEC} --pid="$(cat "$d/pid")" "$d/log" || '
+        f'cat "$d/log"; until [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
+        'status=$(cat "$d/status"); '
         'echo "evenkeel: a host ended with status $status"; exit "$status"'
     )
 
