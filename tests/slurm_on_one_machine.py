@@ -228,7 +228,7 @@ def test_no_more_than_max_restarts(start):
         run('scancel', '--signal=TERM', launched.number)
         wait_for(lambda step=step: steps_in(launched.workdir / 'checkpoints')[-1] >= step, 'saved')
     assert launched.end() == SIGNALLED + signal.SIGTERM
-    assert launched.said().count('queued again') == 1
+    assert launched.said().count(': queued again') == 1
 
 
 def test_sigterm_to_the_launcher_stops_the_job_for_good(start):
@@ -238,7 +238,7 @@ def test_sigterm_to_the_launcher_stops_the_job_for_good(start):
     launched.process.terminate()
     assert launched.end() == SIGNALLED + signal.SIGTERM
     assert 'SIGTERM: saved step' in launched.said()
-    assert 'queued again' not in launched.said()
+    assert ': queued again' not in launched.said()
     fields = slurm.fields_of(run(*slurm.look(number)))
     assert (fields['JobState'], fields['ExitCode'], fields['Restarts']) == ('FAILED', '143:0', '0')
 
@@ -257,4 +257,4 @@ def test_the_launcher_may_go_away(start):
 def test_bad_input_is_final(start):
     launched = start('bad', model_n_heads=3)
     assert launched.end() == BAD_INPUT
-    assert 'n_heads' in launched.said() and 'queued again' not in launched.said()
+    assert 'n_heads' in launched.said() and ': queued again' not in launched.said()

@@ -80,8 +80,12 @@ srun {tasks} {job.command('uv run')}
 status=$?
 if (( status == {RESUME} || status > {SIGNALLED} )) &&
         (( ${{SLURM_RESTART_COUNT:-0}} < {job.max_restarts} )); then
-    echo "status $status: queued again" >&2
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60  # until it ends this script
+    if scontrol requeue "$SLURM_JOB_ID"; then
+        echo "status $status: queued again" >&2
+        sleep 60  # until that ends this script
+    else
+        echo "status $status: not queued again by its script" >&2
+    fi
 fi
 exit $status
 """
