@@ -173,13 +173,19 @@ def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
     assert 'ended with status 1: ERROR: quota exceeded' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(('failures', 'status'), [(4, 0), (5, 1)])
+@pytest.mark.parametrize(
+    ('failures', 'status'), [(gcloud.MOST_FAILURES - 1, 0), (gcloud.MOST_FAILURES, 1)]
+)
 def test_gcloud_may_fail_for_a_while(failures, status, monkeypatch, tmp_path, capfd):
+    """And where it fails for longer, a slice that may train is not deleted."""
     broken = 'echo "ERROR: connection reset" >&2; exit 1'
-    answers = {'describe': [*[broken] * failures, 'echo ACTIVE'], 'ssh': [SAYS.format(0)]}
-    Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    states = [NOT_FOUND, 'echo ACTIVE', *[broken] * failures, 'echo ACTIVE']
+    ends = ['exit 255', SAYS.format(0)]
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=states, ssh=ends)
     assert run() == status
-    assert ('connection reset' in capfd.readouterr().err) == bool(status)
+    error = capfd.readouterr().err
+    assert ('connection reset. What runs there goes on' in error) == bool(status)
+    assert stub.verbs('describe create ssh delete').count('delete') == (not status)
 
 
 def test_sigterm_stops_the_hosts_and_is_the_status(monkeypatch, tmp_path):

@@ -24,6 +24,7 @@ TRAIN = ['--', 'train.py', '--config=configs/default.py']
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(slurm, 'LOOK_SEC', 0.0)
+    monkeypatch.setattr(slurm, 'MOST_FAILURES', 10)
     monkeypatch.chdir(ROOT)
 
 

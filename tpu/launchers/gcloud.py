@@ -28,7 +28,7 @@ from tpu.launchers.stream import Stream
 
 LOOK_SEC = 30.0
 HOST_SEC = 1.0  # between a host's looks at its trainer
-MOST_FAILURES = 5  # of gcloud in a row, while it is asked for a state
+MOST_FAILURES = 20  # of gcloud in a row, while it is asked for a state
 INSTALL = 'https://cloud.google.com/sdk/docs/install'
 GONE = 'NOT_FOUND'
 WAITING = ('CREATING', 'ACCEPTED', 'WAITING_FOR_RESOURCES', 'PROVISIONING')
@@ -168,7 +168,7 @@ class Launch:
     def __init__(self, job: Job, options: Options, caught: list[int], say: Callable[[str], None]):
         self.job, self.options, self.caught, self.say = job, options, caught, say
         self.restarts = job.max_restarts
-        self.created = self.refused = False
+        self.created = self.left = False
         self.stream: Stream | None = None
         self.statuses: list[int] = []
 
@@ -182,7 +182,11 @@ class Launch:
                 return GONE
             if failure < MOST_FAILURES - 1:
                 base.wait(LOOK_SEC, self.caught)
-        raise ValueError(f'the state of {self.job.name} cannot be had: {error.strip()}')
+        self.left = True
+        raise ValueError(
+            f'the state of {self.job.name} cannot be had: {error.strip()}. What runs there '
+            'goes on, and the same command finds it.'
+        )
 
     def submit(self) -> None:
         """Until the slice is ACTIVE, by whatever way there."""
@@ -224,7 +228,7 @@ class Launch:
             return None
         told = base.worst(self.statuses)
         if status == DONE or told != DONE:
-            self.refused = told == BAD_INPUT
+            self.left = told == BAD_INPUT  # the corrected command may have it
             return told
         self.say(f'ssh ended with status {status}: the connection to a host is lost')
         return RESUME
@@ -238,7 +242,7 @@ class Launch:
         if not self.created:
             return
         command = shlex.join(delete(self.job, self.options))
-        if self.options.keep or self.refused:
+        if self.options.keep or self.left:
             self.say(f'{self.job.name} is left, and costs until: {command}')
             return
         self.say(f'deleting {self.job.name}')

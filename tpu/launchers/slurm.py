@@ -30,7 +30,7 @@ from tpu.launchers.base import Engine, Job, option
 
 LOOK_SEC = 10.0
 LIMIT_SEC = 120
-MOST_FAILURES = 10  # of scontrol in a row
+MOST_FAILURES = 60  # of scontrol in a row
 INSTALL = 'run this on a login node of the cluster (Debian: apt-get install slurm-client)'
 ENDED = (  # of `JobState`; a job that is queued again has none of them
     'BOOT_FAIL',
@@ -216,10 +216,12 @@ class Launch:
         """{} where scontrol failed, which it may for a while."""
         try:
             fields = fields_of(base.must(look(self.number)))
-        except ValueError:
+        except ValueError as error:
             self.failures += 1
             if self.failures == MOST_FAILURES:
-                raise
+                raise ValueError(
+                    f'{error}. The job goes on, and the same command finds it.'
+                ) from None
             return {}
         self.failures = 0
         return fields

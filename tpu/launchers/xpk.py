@@ -31,7 +31,7 @@ from tpu.launchers.stream import Stream
 
 LOOK_SEC = 10.0
 GRACE_SEC = 120
-MOST_FAILURES = 10  # of kubectl in a row
+MOST_FAILURES = 60  # of kubectl in a row
 XPK = 'pip install xpk (github.com/AI-Hypercomputer/xpk)'
 KUBECTL = 'gcloud components install kubectl'
 NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # xpk: of workloads and clusters
@@ -241,10 +241,12 @@ class Launch:
         try:
             state, restarts = state_of(base.must(look(self.job)))
             found = json.loads(base.must(pods(self.job)))['items']
-        except ValueError:
+        except ValueError as error:
             self.failures += 1
             if self.failures == MOST_FAILURES:
-                raise
+                raise ValueError(
+                    f'{error}. The JobSet goes on, and the same command finds it.'
+                ) from None
             return None, []
         self.failures = 0
         if restarts > self.seen_restarts:
