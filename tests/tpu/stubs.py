@@ -5,6 +5,17 @@ what a test lays out for them.
 import os
 from pathlib import Path
 
+# Flags that a shell would read as more than words.
+SWEEP = "--config.sweep={'optim.lr': (1e-3, 3e-3)}"
+NASTY = (
+    '--config=configs/default.py',
+    SWEEP,
+    '--config.data.source=text:/a b/*.txt',
+    '$HOME `id` "quoted" \\ ;|&<> #!',
+    "it's",
+    'two\nlines  and two blanks',
+    '',
+)
 SEPARATORS = '\x1f', '\x1e'  # of arguments, of calls
 STUB = """#!/bin/sh
 here={here}

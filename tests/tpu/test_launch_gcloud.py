@@ -1,16 +1,11 @@
-"""Queued TPU slices: the commands, against a gcloud that plays back states, and the script of a
-host, which a real shell runs.
+"""Queued TPU slices: the commands, and a gcloud that plays back states. What a host runs:
+test_launch_gcloud_host.py.
 """
 
-import ast
 import os
 import shlex
-import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,16 +16,6 @@ from tpu.launchers import gcloud
 from tpu.launchers.base import Job
 
 ROOT = Path(__file__).parents[2]
-SWEEP = "--config.sweep={'optim.lr': (1e-3, 3e-3)}"
-NASTY = (
-    '--config=configs/default.py',
-    SWEEP,
-    '--config.data.source=text:/a b/*.txt',
-    '$HOME `id` "quoted" \\ ;|&<> #!',
-    "it's",
-    'two\nlines  and two blanks',
-    '',
-)
 REQUIRED = {
     'zone': 'us-east5-b',
     'accelerator_type': 'v6e-16',
@@ -41,7 +26,6 @@ TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=/shared/run
 SAYS = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
 UP = {'describe': ['echo ACTIVE']}
 NOT_FOUND = 'echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1'
-SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
 
 
 @pytest.fixture(autouse=True)
@@ -213,104 +197,3 @@ def test_a_signal_in_the_queue_ends_the_wait(monkeypatch, tmp_path):
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     assert run() == 130
     assert 'ssh' not in stub.verbs('describe create delete ssh') and stub.calls[-1][3] == 'delete'
-
-
-class Hosts:
-    """One host: a home folder with the repository in it, and what ssh would run there."""
-
-    def __init__(self, home: Path, trainer: Path, shell: str, flags=NASTY):
-        self.home, self.trainer, self.shell = home, trainer, shell
-        self.job = Job('job', tuple(flags), python=sys.executable)
-        self.options = gcloud.Options(**REQUIRED, folder=trainer.name)
-
-    def ssh(self, command: str) -> subprocess.Popen:
-        """gcloud splits at blanks, and ssh joins the words again."""
-        words = command.split(' ')
-        return subprocess.Popen(
-            [self.shell, '-c', ' '.join(words)],
-            cwd=self.home,
-            env={**os.environ, 'HOME': str(self.home)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def start(self) -> subprocess.Popen:
-        return self.ssh(gcloud.remote(self.job, self.options))
-
-    def arguments(self) -> list[list[str]]:
-        """Of each time that train.py was started."""
-        file = self.trainer / 'arguments'
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [ast.literal_eval(line) for line in lines]
-
-    def wait_for_trainer(self) -> None:
-        deadline = time.monotonic() + 10
-        while not self.arguments() and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-
-@pytest.fixture(params=SHELLS)
-def host(request, tmp_path, trainer):
-    return Hosts(tmp_path, trainer, request.param)
-
-
-def test_flags_survive_ssh(host):
-    """Whatever is in them, and whatever the status."""
-    (host.trainer / 'then.py').write_text("print('a step'); sys.exit(42)")
-    process = host.start()
-    out, _ = process.communicate(timeout=20)
-    assert host.arguments() == [list(NASTY)]
-    assert process.returncode == 42
-    assert out == 'a step\nevenkeel: a host ended with status 42\n'
-
-
-def test_a_connection_that_breaks_leaves_the_trainer(host):
-    """Whoever comes back finds it, with all that it said; a second one is not started."""
-    gate = host.trainer / 'gate'
-    (host.trainer / 'then.py').write_text(
-        'import time\n'
-        "print('begun', flush=True)\n"
-        f'while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)\n'
-        "print('ended')\n"
-    )
-    first = host.start()
-    host.wait_for_trainer()
-    assert first.stdout.readline() == 'begun\n'
-    os.killpg(first.pid, signal.SIGHUP)  # as of a terminal that is gone
-    first.kill()
-    first.communicate()
-    second = host.start()
-    assert second.stdout.readline() == 'begun\n'
-    gate.touch()
-    out, _ = second.communicate(timeout=20)
-    assert out == 'ended\nevenkeel: a host ended with status 0\n'
-    assert len(host.arguments()) == 1
-    third = host.start()  # it has ended: it begins again, and finds nothing left to do
-    third.communicate(timeout=20)
-    assert len(host.arguments()) == 2
-
-
-def test_a_stop_is_a_sigterm(host):
-    (host.trainer / 'then.py').write_text(
-        'import signal, time\n'
-        'def stop(number, frame):\n'
-        "    print('saved'); sys.exit(128 + number)\n"
-        'signal.signal(signal.SIGTERM, stop)\n'
-        "print('begun', flush=True)\n"
-        'while True: time.sleep(0.02)\n'
-    )
-    process = host.start()
-    assert process.stdout.readline() == 'begun\n'
-    assert host.ssh(gcloud.remote_stop(host.job)).wait(10) == 0
-    out, _ = process.communicate(timeout=20)
-    assert out == 'saved\nevenkeel: a host ended with status 143\n'
-    assert process.returncode == 143
-
-
-def test_a_folder_that_is_not_there_is_bad_input(host):
-    shutil.rmtree(host.trainer)
-    process = host.start()
-    out, _ = process.communicate(timeout=20)
-    assert out.endswith('evenkeel: a host ended with status 1\n') and process.returncode == 1

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.stubs import Stub
-from tests.tpu.test_launch_gcloud import NASTY
+from tests.tpu.stubs import NASTY, Stub
 from tpu import launch
 from tpu.launchers import slurm
 from tpu.launchers.base import Job

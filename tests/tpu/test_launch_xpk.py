@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.stubs import Stub
-from tests.tpu.test_launch_gcloud import NASTY, SWEEP
+from tests.tpu.stubs import NASTY, SWEEP, Stub
 from tpu import launch
 from tpu.launchers import xpk
 from tpu.launchers.base import Job
