@@ -1,5 +1,8 @@
-"""A training on a real Ray cluster of this machine, whose host is lost on the way."""
+"""On a real Ray cluster of this machine: a training whose host is lost, and a signal."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -7,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lm.record.checkpoint import steps_in
 from lm.record.metrics import read_rows
 from tests.sweep_helpers import settings, write_corpus
 from tpu import launch
@@ -45,14 +49,13 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
     (tmp_path / 'corpus').mkdir()
     corpus = write_corpus(tmp_path / 'corpus')
     workdir = tmp_path / 'run'
-    steps = {'train_steps': 400, 'train_eval_every': 200, 'train_checkpoint_every': 20}
+    steps = {'train_steps': 300, 'train_eval_every': 300, 'train_checkpoint_every': 20}
     overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **steps).items()]
 
     def kill():
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
-            rows = read_rows(workdir / 'metrics.jsonl')
-            if rows and rows[-1]['step'] > 40:
+            if (workdir / 'checkpoints').exists() and steps_in(workdir / 'checkpoints'):
                 return [victim.kill() for victim in actors()]
             time.sleep(0.02)
 
@@ -65,4 +68,32 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
     assert 'host 0 is lost' in captured.err and 'restart 1 of at most 10' in captured.err
     assert 'resuming after step' in captured.out and 'done: ' in captured.out
     steps = sorted({row['step'] for row in read_rows(workdir / 'metrics.jsonl')})
-    assert steps == list(range(1, 401))
+    assert steps == list(range(1, 301))
+
+
+def test_sigterm_reaches_the_trainer(trainer, tmp_path):
+    """The command in a process of its own: Ray, which it starts, takes signals for itself."""
+    (trainer / 'then.py').write_text(
+        'import signal, time\n'
+        'def stop(number, frame):\n'
+        "    print('saved'); sys.exit(128 + number)\n"
+        'signal.signal(signal.SIGTERM, stop)\n'
+        "(here / 'begun').touch()\n"
+        'while True: time.sleep(0.05)\n'
+    )
+    (trainer / 'config.py').touch()
+    command = [sys.executable, '-m', 'tpu.launch', '--engine=ray', '--nodes=1']
+    command += [f'--folder={trainer}', '--', 'train.py', f'--config={trainer}/config.py']
+    launched = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not (trainer / 'begun').exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        launched.send_signal(signal.SIGTERM)
+        out, error = launched.communicate(timeout=60)
+    finally:
+        launched.kill()
+    assert launched.returncode == 143, error
+    assert out == 'saved\n' and 'stopping: ' in error

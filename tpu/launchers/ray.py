@@ -20,12 +20,13 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 
-from lm.run.statuses import DONE, RESUME
+from lm.run.statuses import ASKED, DONE, RESUME
 from tpu.launchers import base
 from tpu.launchers.base import Engine, Job, option
 from tpu.launchers.ray_host import Host
@@ -259,6 +260,8 @@ def _connect(address: str):
     import ray.util.tpu
 
     if not ray.is_initialized():
+        # It takes signals for itself, and would end this process where it is.
+        before = {number: signal.getsignal(number) for number in ASKED}
         with warnings.catch_warnings():
             warnings.filterwarnings('ignore', category=RuntimeWarning)
             ray.init(
@@ -267,6 +270,8 @@ def _connect(address: str):
                 logging_level='ERROR',
                 log_to_driver=False,
             )
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return ray
 
 
