@@ -30,6 +30,7 @@ from tpu.launchers.base import (
     Job,
     check_flags,
     check_installed,
+    check_name,
     read_options,
     supervise,
 )
@@ -40,7 +41,7 @@ ENGINES = {
     'slurm': slurm.ENGINE,
     'xpk': xpk.ENGINE,
 }
-MOST_NAME = 28  # what xpk takes for jobs over slices that it joins
+DEFAULT_NAME = 28  # characters: what xpk takes for jobs over slices that it joins
 DEFINE = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_bool}
 
 
@@ -83,7 +84,7 @@ def job_name(training: Sequence[str], config: str) -> str:
     if not stem[:1].isalpha():
         stem = f'run-{stem}'.strip('-')
     digest = hashlib.sha256(shlex.join(training).encode()).hexdigest()[:8]
-    return f'{stem[: MOST_NAME - 9].rstrip("-")}-{digest}'
+    return f'{stem[: DEFAULT_NAME - 9].rstrip("-")}-{digest}'
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -140,6 +141,7 @@ def launch(argv: Sequence[str]) -> int:
     asked = read_options(values.engine, engine.options, given)
     name = values.name or job_name(training, config)
     job = Job(name, training, values.python, values.max_restarts)
+    check_name('--name', name)
     check_flags(job)
     engine.check(job, asked)
     if values.dry_run:

@@ -62,6 +62,15 @@ def here(monkeypatch):
         (['--engine=gcloud', *GCLOUD, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
         (['--engine=xpk', *XPK, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
         (['--engine=xpk', *XPK, '--name=A_b', *TRAIN], '--name must be at most 40 lowercase'),
+        (
+            ['--engine=slurm', '--nodes=1', f'--name={"a" * 41}', *TRAIN],
+            '--name must be at most 40 lowercase',
+        ),
+        (['--engine=xpk', *XPK, '--cluster=C', *TRAIN], '--cluster must be at most 40 lowercase'),
+        (
+            ['--engine=gcloud', *GCLOUD, '--accelerator_type=tpu7x-16', *TRAIN],
+            'TPU7x is to be had through GKE alone: take --engine=xpk.',
+        ),
         (['--engine=xpk', *XPK, *TRAIN, 'a\nb'], 'no flag may have a line break'),
         (['--engine=xpk', *XPK, '--slices=0', *TRAIN], '--slices must be at least 1; got 0.'),
         (['--engine=ray', *TRAIN], '--engine=ray needs --nodes=N, or --topology=4x4'),

@@ -5,6 +5,7 @@ Standard library only: JAX is for the hosts, and a launcher starts without it.
 
 import dataclasses
 import importlib.util
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ from modules.choices import nearest
 POLL_SEC = 0.2  # between looks at what runs on this machine, and at signals that came
 PAUSE_SEC = 30.0  # before the same job is submitted again
 MOST_RESTARTS = 10  # default of --max_restarts, as of a sweep's groups on Ray
+NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+MOST_NAME = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +119,15 @@ def check_installed(name: str, engine: Engine) -> None:
     if absent:
         said = '; '.join(f'{what}, which is not installed here: {how}' for what, how in absent)
         raise ValueError(f'--engine={name} runs {said}. --dry_run prints what would run.')
+
+
+def check_name(flag: str, name: str) -> None:
+    """ValueError for what not every launcher takes; the longest is xpk's."""
+    if not NAME.fullmatch(name) or len(name) > MOST_NAME:
+        raise ValueError(
+            f'{flag} must be at most {MOST_NAME} lowercase letters, digits and dashes, and begin '
+            f'with a letter; got {name!r}.'
+        )
 
 
 def check_flags(job: Job) -> None:

@@ -158,6 +158,8 @@ def script(job: Job, options: Options) -> str:
 
 def check(job: Job, options: Options) -> None:
     base.check_workdir(job, 'gcloud')
+    if options.accelerator_type.startswith('tpu7x'):
+        raise ValueError('TPU7x is to be had through GKE alone: take --engine=xpk.')
     if options.slices < 1:
         raise ValueError(f'--slices must be at least 1; got {options.slices}.')
 

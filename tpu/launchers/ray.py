@@ -220,7 +220,7 @@ class Launch:
         if None in self.codes:
             return None
         status = base.worst(self.codes)
-        if status != DONE:
+        if status != DONE and not self.caught:
             self._say_last()
         return status
 

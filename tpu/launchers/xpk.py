@@ -16,7 +16,6 @@ docker_container.py; kubernetes-sigs/jobset api/jobset/v1alpha2/jobset_types.go.
 
 import dataclasses
 import json
-import re
 import shlex
 import shutil
 import tempfile
@@ -34,8 +33,6 @@ GRACE_SEC = 120
 MOST_FAILURES = 60  # of kubectl in a row
 XPK = 'pip install xpk (github.com/AI-Hypercomputer/xpk)'
 KUBECTL = 'gcloud components install kubectl'
-NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # xpk: of workloads and clusters
-MOST_NAME = 40
 FIRST_POD = '-slice-job-0-0-'  # xpk: WORKLOAD-slice-job-SLICE-HOST-xxxxx
 JOBSET_LABEL = 'jobset.sigs.k8s.io/jobset-name'
 ATTEMPT_LABEL = 'jobset.sigs.k8s.io/restart-attempt'
@@ -180,12 +177,7 @@ def script(job: Job, options: Options) -> str:
 
 def check(job: Job, options: Options) -> None:
     base.check_workdir(job, 'xpk')
-    for flag, name in (('--name', job.name), ('--cluster', options.cluster)):
-        if not NAME.fullmatch(name) or len(name) > MOST_NAME:
-            raise ValueError(
-                f'{flag} must be at most {MOST_NAME} lowercase letters, digits and dashes, and '
-                f'begin with a letter; got {name!r}.'
-            )
+    base.check_name('--cluster', options.cluster)
     if options.slices < 1:
         raise ValueError(f'--slices must be at least 1; got {options.slices}.')
     if any('\n' in flag for flag in job.flags):
