@@ -75,8 +75,8 @@ def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
     assert not stub.calls
     assert run('--setup=git clone x', '--python=python3') == 0
     printed = [shlex.split(line)[1:] for line in lines]
-    create, describe, setup, train, *rest = printed
-    assert stub.calls == [describe, create, describe, setup, train, rest[-1]]
+    create, describe, train, *rest = printed
+    assert stub.calls == [describe, create, describe, train, rest[-1]]
     assert rest[0] == rest[-1] and rest[0][3] == 'delete'
 
 
@@ -170,6 +170,13 @@ def test_gcloud_may_fail_for_a_while(failures, status, monkeypatch, tmp_path, ca
     error = capfd.readouterr().err
     assert ('connection reset. What runs there goes on' in error) == bool(status)
     assert stub.verbs('describe create ssh delete').count('delete') == (not status)
+
+
+def test_what_gcloud_refuses_at_first_is_said_at_once(monkeypatch, tmp_path, capfd):
+    refuses = ['echo "ERROR: You do not have permission" >&2; exit 1']
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=refuses)
+    assert run() == 1 and len(stub.calls) == 1
+    assert 'error: gcloud refuses: ERROR: You do not have permission' in capfd.readouterr().err
 
 
 def test_sigterm_stops_the_hosts_and_is_the_status(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """The script that ssh runs on a host of a TPU slice, in the shells that there may be."""
 
 import ast
+import dataclasses
 import os
 import shutil
 import signal
@@ -126,6 +127,21 @@ def test_a_folder_that_is_not_there_is_bad_input(host):
     process = host.start()
     out, _ = process.communicate(timeout=20)
     assert out.endswith('evenkeel: a host ended with status 1\n') and process.returncode == 1
+
+
+def test_a_host_is_set_up_once(host):
+    """Where that fails, nothing trains, and it is tried again."""
+    moved = host.home / 'not yet'
+    host.trainer.rename(moved)
+    setup = f"cd '{moved}' && echo \"it's\" >> ../set && cp -r . '{host.trainer}'  # a copy"
+    host.options = dataclasses.replace(host.options, setup=f'false; {setup} || exit 7')
+    moved.rename(host.home / 'away')
+    process = host.start()
+    assert process.communicate(timeout=20)[0].endswith('a host ended with status 1\n')
+    (host.home / 'away').rename(moved)
+    for _ in range(2):
+        assert host.start().wait(20) == 0
+    assert (host.home / 'set').read_text() == "it's\n" and len(host.arguments()) == 2
 
 
 def test_from_the_command_to_the_trainer(trainer, tmp_path, monkeypatch, capfd):

@@ -17,6 +17,7 @@ tpus/queued-resources and .../tpu-vm/ssh; google-cloud-sdk command_lib/compute/t
 """
 
 import dataclasses
+import hashlib
 import re
 import shlex
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class Options:
     folder: str = option(
         'Folder of this repository on the hosts, from the home folder.', 'evenkeel'
     )
-    setup: str = option('Shell command for every host of a new slice, such as a git clone.', '')
+    setup: str = option('Shell command for each host, once, such as a git clone.', '')
     keep: bool = option('Leave a slice that this command created.', False)
     submit_flags: str = option('More flags, for queued-resources create.', '')
 
@@ -106,7 +107,7 @@ def remote(job: Job, options: Options) -> str:
     Where this job's trainer runs already, it only does the latter. In the end it says how the
     trainer ended, as gcloud's own status does not tell train.py's 1 from one of its own.
     """
-    enter = f'{{ cd {shlex.quote(options.folder)} || false; }}'
+    enter = f'{{ {_ready(options)}cd {shlex.quote(options.folder)} || false; }}'
     train = f'{{ {job.command("uv run")} & echo $! > "$d/pid"; wait $!; }}'
     return (
         f'd={_folder(job)}; mkdir -p "$d"; '
@@ -121,6 +122,15 @@ def remote(job: Job, options: Options) -> str:
     )
 
 
+def _ready(options: Options) -> str:
+    """Sets the host up, once: a slice that is created again has new hosts."""
+    if not options.setup:
+        return ''
+    digest = hashlib.sha256(options.setup.encode()).hexdigest()[:8]
+    done = f'"$HOME/.evenkeel/set-up-{digest}"'
+    return f'{{ [ -e {done} ] || (eval {shlex.quote(options.setup)}); }} && : > {done} && '
+
+
 def remote_stop(job: Job) -> str:
     """SIGTERM to the trainer of a host, which saves a checkpoint and ends."""
     return f'kill -TERM "$(cat {_folder(job)}/pid)"'
@@ -133,16 +143,11 @@ def _folder(job: Job) -> str:
 
 def script(job: Job, options: Options) -> str:
     """What runs, in order, as lines for a shell."""
-    setup = [
-        '# on every host of the new slice:',
-        shlex.join(ssh(job, options, options.setup)),
-    ]
     lines = [
         f'# creates {job.name}, unless it is ACTIVE or waits already:',
         shlex.join(create(job, options)),
         f'# every {LOOK_SEC:.0f} s, until it is ACTIVE:',
         shlex.join(describe(job, options)),
-        *(setup if options.setup else []),
         '# on every host:',
         shlex.join(ssh(job, options, remote(job, options))),
         f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost connection;',
@@ -170,20 +175,22 @@ class Launch:
     def __init__(self, job: Job, options: Options, caught: list[int], say: Callable[[str], None]):
         self.job, self.options, self.caught, self.say = job, options, caught, say
         self.restarts = job.max_restarts
-        self.created = self.left = False
+        self.created = self.left = self.answered = False
         self.stream: Stream | None = None
         self.statuses: list[int] = []
 
     def state(self) -> str:
-        """Of the queued resource. gcloud may fail MOST_FAILURES - 1 times in a row."""
-        for failure in range(MOST_FAILURES):
+        """Of the queued resource. Once gcloud has answered, it may fail for a while."""
+        for _ in range(MOST_FAILURES if self.answered else 1):
             status, out, error = base.answer(describe(self.job, self.options))
-            if status == 0:
-                return out.strip()
-            if 'NOT_FOUND' in error or 'not found' in error:
-                return GONE
-            if failure < MOST_FAILURES - 1:
+            gone = 'NOT_FOUND' in error or 'not found' in error
+            if status == 0 or gone:
+                self.answered = True
+                return GONE if gone else out.strip()
+            if self.answered:
                 base.wait(LOOK_SEC, self.caught)
+        if not self.answered:
+            raise ValueError(f'gcloud refuses: {error.strip()}')
         self.left = True
         raise ValueError(
             f'the state of {self.job.name} cannot be had: {error.strip()}. What runs there '
@@ -210,9 +217,6 @@ class Launch:
                 self.created = fresh = True
             else:
                 base.wait(LOOK_SEC, self.caught)
-        if fresh and self.options.setup:
-            self.say('setting the hosts up')
-            base.must(ssh(self.job, self.options, self.options.setup))
         self.statuses = []
         command = remote(self.job, self.options)
         self.stream = Stream(ssh(self.job, self.options, command), self._ended)
