@@ -24,7 +24,7 @@ REQUIRED = {
 FLAGS = [f'--{name}={value}' for name, value in REQUIRED.items()]
 TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=/shared/run']
 SAYS = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
-UP = {'describe': ['echo ACTIVE']}
+UP = {'describe': ['echo "WARNING: a component was not found" >&2; echo ACTIVE']}
 NOT_FOUND = 'echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1'
 
 

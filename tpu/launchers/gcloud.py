@@ -183,7 +183,7 @@ class Launch:
         """Of the queued resource. Once gcloud has answered, it may fail for a while."""
         for _ in range(MOST_FAILURES if self.answered else 1):
             status, out, error = base.answer(describe(self.job, self.options))
-            gone = 'NOT_FOUND' in error or 'not found' in error
+            gone = status != 0 and ('NOT_FOUND' in error or 'not found' in error)
             if status == 0 or gone:
                 self.answered = True
                 return GONE if gone else out.strip()
