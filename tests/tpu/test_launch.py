@@ -1,0 +1,244 @@
+"""The launch command: what it refuses before anything runs, and when it starts a job again."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
+from tpu import launch
+from tpu.launchers import base
+
+ROOT = Path(__file__).parents[2]
+CONFIG = '--config=configs/default.py'
+TRAIN = ['--', 'train.py', CONFIG, '--workdir=/shared/run']
+GCLOUD = ['--zone=z', '--accelerator_type=v6e-16', '--runtime_version=r']
+XPK = ['--cluster=c', '--accelerator_type=v6e-16', '--image=i']
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(
+    ('argv', 'said'),
+    [
+        (['--engine=slrm', *TRAIN], "--engine must be one of gcloud, ray, slurm, xpk; got 'slrm'."),
+        (['--engine=slrm', *TRAIN], "Did you mean 'slurm'?"),
+        (TRAIN, '--engine is missing: one of gcloud, ray, slurm, xpk'),
+        (['--engine=slurm', '--nodes=1'], 'what to train is missing: ... -- train.py --config='),
+        (
+            ['--engine=slurm', '--nodes=1', '--', 'uv', 'run', 'train.py', CONFIG],
+            "must begin with train.py; got 'uv'. What runs it on the hosts is --python",
+        ),
+        (['--engine=slurm', '--nodes=1', '--', 'train.py'], 'train.py needs --config=PATH'),
+        (
+            ['--engine=slurm', '--nodes=1', '--', 'train.py', '--config', 'configs/no.py'],
+            '--config=configs/no.py is no file here',
+        ),
+        (['--engine=slurm', *TRAIN], '--engine=slurm needs --nodes (Nodes of the job)'),
+        (
+            ['--engine=gcloud', '--zone=z', *TRAIN],
+            '--engine=gcloud needs --accelerator_type (Such as v6e-16',
+        ),
+        (['--engine=gcloud', '--zone=z', *TRAIN], '--runtime_version (Software of the TPU VMs'),
+        (
+            ['--engine=slurm', '--nodes=1', '--zone=z', *TRAIN],
+            '--zone is not read by --engine=slurm, which reads --nodes,',
+        ),
+        (['--engine=slurm', '--nodes=0', *TRAIN], '--nodes must be at least 1; got 0.'),
+        (['--engine=slurm', '--nods=1', *TRAIN], "Unknown command line flag 'nods'"),
+        (['--engine=slurm', '--nodes=1', 'x', *TRAIN], 'flags begin with --, as in --engine=slurm'),
+        (['--engine=slurm', '--nodes=1', '--logs=a b', *TRAIN], '--logs must have no blank'),
+        (
+            ['--engine=slurm', '--nodes=1', *TRAIN, '--process_id=1'],
+            '--process_id says which host one is',
+        ),
+        (['--engine=gcloud', *GCLOUD, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
+        (['--engine=xpk', *XPK, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
+        (['--engine=xpk', *XPK, '--name=A_b', *TRAIN], '--name must be at most 40 lowercase'),
+        (
+            ['--engine=slurm', '--nodes=1', f'--name={"a" * 41}', *TRAIN],
+            '--name must be at most 40 lowercase',
+        ),
+        (['--engine=xpk', *XPK, '--cluster=C', *TRAIN], '--cluster must be at most 40 lowercase'),
+        (
+            ['--engine=gcloud', *GCLOUD, '--accelerator_type=tpu7x-16', *TRAIN],
+            'TPU7x is to be had through GKE alone: take --engine=xpk.',
+        ),
+        (['--engine=xpk', *XPK, *TRAIN, 'a\nb'], 'no flag may have a line break'),
+        (['--engine=xpk', *XPK, '--slices=0', *TRAIN], '--slices must be at least 1; got 0.'),
+        (['--engine=ray', *TRAIN], '--engine=ray needs --nodes=N, or --topology=4x4'),
+        (
+            ['--engine=ray', '--topology=4x4', *TRAIN],
+            '--topology=4x4 and --accelerator_version=v6e',
+        ),
+        (['--engine=ray', '--nodes=1', '--resources=GPU', *TRAIN], '--resources must be such as'),
+        (['--engine=ray', '--nodes=2', '--slices=2', *TRAIN], '--slices is of --topology'),
+        (['--engine=ray', '--nodes=1', '--max_restarts=-1', *TRAIN], 'flag --max_restarts=-1'),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(argv, said, capsys, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError('something ran')
+
+    monkeypatch.setattr(subprocess, 'Popen', never)
+    assert launch.main(argv) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and said in error
+
+
+@pytest.mark.parametrize(
+    ('engine', 'flags', 'program', 'how'),
+    [
+        ('gcloud', GCLOUD, 'gcloud', 'https://cloud.google.com/sdk/docs/install'),
+        ('xpk', XPK, 'xpk', 'pip install xpk'),
+        ('xpk', XPK, 'kubectl', 'gcloud components install kubectl'),
+        ('slurm', ['--nodes=1'], 'sbatch', 'slurm-client'),
+    ],
+)
+def test_a_program_that_is_not_installed_is_named(
+    engine, flags, program, how, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert launch.main([f'--engine={engine}', *flags, *TRAIN]) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert f'{program}, which is not installed here' in error and how in error
+    assert launch.main([f'--engine={engine}', *flags, '--dry_run', *TRAIN]) == DONE
+
+
+def test_without_ray_its_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(base.importlib.util, 'find_spec', lambda name: None)
+    assert launch.main(['--engine=ray', '--nodes=1', *TRAIN]) == BAD_INPUT
+    assert 'pip install "evenkeel[cluster]"' in capsys.readouterr().err
+
+
+def test_the_command_starts_without_jax():
+    """It would cost seconds, and claim the TPU where the launcher runs on one."""
+    program = (
+        'import sys, tpu.launch; '
+        "assert not {'jax', 'ray', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, '-c', program], cwd=ROOT, check=True)
+
+
+def test_every_option_is_a_flag_with_words(capsys):
+    assert launch.main(['--help']) == DONE
+    said = capsys.readouterr().out
+    assert 'Starts a training on every host' in said
+    for engine in launch.ENGINES.values():
+        for field in dataclasses.fields(engine.options):
+            assert f'{field.name}:' in said
+            assert field.metadata['words'].endswith('.')
+
+
+def test_a_dash_or_none_before_train(capsys):
+    """--dry-run as other launchers spell it; and a missing -- is no riddle."""
+    said = []
+    for argv in (
+        ['--dry_run', '--', 'train.py', CONFIG],
+        ['--dry-run', 'train.py', CONFIG],
+    ):
+        assert launch.main(['--engine=slurm', '--nodes=1', *argv]) == DONE
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and 'srun' in said[0]
+
+
+def test_the_same_command_has_the_same_name():
+    name = launch.job_name(['a b'], 'configs/Long_name of.one_experiment_or_other.py')
+    assert name == launch.job_name(['a b'], 'configs/Long_name of.one_experiment_or_other.py')
+    assert name != launch.job_name(['a', 'b'], 'configs/Long_name of.one_experiment_or_other.py')
+    assert name.startswith('long-name-of-one-ex') and len(name) <= 28
+    assert launch.job_name([], '2024.py').startswith('run-2024-')
+
+
+@dataclasses.dataclass
+class Played:
+    """Ends with each of `statuses` in turn; None: with 143, at the third look after a stop."""
+
+    statuses: list
+    restarts: int = 3
+    submitted: int = 0
+    stopped: int = 0
+    closed: int = 0
+    looks: int = 0
+
+    def submit(self):
+        self.submitted += 1
+
+    def poll(self):
+        status = self.statuses[self.submitted - 1]
+        self.looks += bool(self.stopped)
+        return 143 if status is None and self.looks == 3 else status
+
+    def stop(self):
+        self.stopped += 1
+
+    def close(self):
+        self.closed += 1
+
+    def by_hand(self):
+        return 'kill it'
+
+
+@pytest.mark.parametrize(
+    ('statuses', 'ended', 'times'),
+    [
+        ([0], DONE, 1),
+        ([BAD_INPUT], BAD_INPUT, 1),
+        ([DIVERGED], DIVERGED, 1),
+        ([126], 126, 1),
+        ([127], 127, 1),  # no such command
+        ([RESUME, 143, 134, 255, 0], 255, 4),  # three restarts are all
+        ([RESUME, 143, 0], DONE, 3),
+        ([130, BAD_INPUT], BAD_INPUT, 2),
+        ([RESUME] * 4, RESUME, 4),
+    ],
+)
+def test_which_statuses_are_started_again(statuses, ended, times):
+    said = []
+    played = Played(statuses)
+    assert base.supervise(played, [], said.append) == ended
+    assert (played.submitted, played.closed) == (times, 1)
+    assert sum('restart' in line and 'of at most 3' in line for line in said) == times - 1
+
+
+def test_a_job_that_its_scheduler_restarts_is_submitted_once():
+    played = Played([RESUME], restarts=0)
+    said = []
+    assert base.supervise(played, [], said.append) == RESUME and played.submitted == 1
+    assert said == ['Ctrl-C stops it after a checkpoint; so does: kill it']
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_once_and_is_the_status(number):
+    played, caught = Played([None]), []
+    threading.Timer(0.1, lambda: caught.append(number)).start()
+    assert base.supervise(played, caught, lambda text: None) == SIGNALLED + number
+    assert (played.submitted, played.stopped, played.closed) == (1, 1, 1)
+
+
+def test_a_job_that_ends_by_itself_while_it_is_stopped_is_done():
+    played = Played([0])
+    assert base.supervise(played, [signal.SIGTERM], lambda text: None) == DONE
+
+
+def test_a_signal_between_restarts_ends_it():
+    """The wait before the job is submitted again is not waited for."""
+    played, caught = Played([RESUME, 0]), []
+    threading.Timer(0.1, lambda: caught.append(signal.SIGTERM)).start()
+    assert base.supervise(played, caught, lambda text: None, pause=60.0) == 143
+    assert (played.submitted, played.closed) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ('statuses', 'status'),
+    [([], 0), ([0, 0], 0), ([143, 1, 137], 1), ([0, 42, 143], 42), ([0, 143], 143), ([42, 2], 2)],
+)
+def test_the_status_of_several_hosts(statuses, status):
+    assert base.worst(statuses) == status

@@ -1,0 +1,206 @@
+"""Queued TPU slices: the commands, and a gcloud that plays back states. What a host runs:
+test_launch_gcloud_host.py.
+"""
+
+import os
+import shlex
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.stubs import Stub
+from tpu import launch
+from tpu.launchers import gcloud
+from tpu.launchers.base import Job
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = {
+    'zone': 'us-east5-b',
+    'accelerator_type': 'v6e-16',
+    'runtime_version': 'v2-alpha-tpuv6e',
+}
+FLAGS = [f'--{name}={value}' for name, value in REQUIRED.items()]
+TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=/shared/run']
+SAYS = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
+UP = {'describe': ['echo "WARNING: a component was not found" >&2; echo ACTIVE']}
+NOT_FOUND = 'echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1'
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch):
+    monkeypatch.setattr(gcloud, 'LOOK_SEC', 0.01)
+    monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
+    monkeypatch.chdir(ROOT)
+
+
+def run(*flags):
+    return launch.main(['--engine=gcloud', '--name=job', *FLAGS, *flags, *TRAIN])
+
+
+def test_create():
+    options = gcloud.Options(**REQUIRED)
+    head = 'gcloud compute tpus queued-resources create job --zone=us-east5-b'
+    software = '--accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e'
+    said = shlex.join(gcloud.create(Job('job', ()), options))
+    assert said == f'{head} {software} --node-id=job --async'
+    options = gcloud.Options(
+        **REQUIRED, slices=2, spot=True, project='p', submit_flags="--labels='a=b c' --reserved"
+    )
+    assert gcloud.create(Job('job', ()), options) == [
+        *f'{head} --project=p {software} --node-count=2 --node-prefix=job --spot'.split(),
+        '--labels=a=b c',
+        '--reserved',
+        '--async',
+    ]
+
+
+def test_every_host_of_several_slices_is_reached_at_once():
+    """gcloud's default is 64 at a time, and each would wait for those that are not started."""
+    one, two = (gcloud.Options(**REQUIRED, slices=n) for n in (1, 2))
+    assert gcloud.ssh(Job('job', ()), one, 'date')[:6] == [
+        *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'job')
+    ]
+    command = gcloud.ssh(Job('job', ()), two, 'date')
+    assert command[:6] == ['gcloud', 'compute', 'tpus', 'queued-resources', 'ssh', 'job']
+    assert {'--node=all', '--worker=all', '--batch-size=all', '--command=date'} <= set(command)
+
+
+def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
+    """Contract: what is printed is what runs."""
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo ACTIVE'])
+    assert run('--setup=git clone x', '--dry_run', '--python=python3') == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith('#')]
+    assert not stub.calls
+    assert run('--setup=git clone x', '--python=python3') == 0
+    printed = [shlex.split(line)[1:] for line in lines]
+    create, describe, train, *rest = printed
+    assert stub.calls == [describe, create, describe, train, rest[-1]]
+    assert rest[0] == rest[-1] and rest[0][3] == 'delete'
+
+
+# What the hosts tell, what ssh ends with: how often ssh is tried, and the launcher's status.
+@pytest.mark.parametrize(
+    ('answers', 'tries', 'status'),
+    [
+        ([SAYS.format(0)], 1, 0),
+        ([SAYS.format(1)], 1, 1),
+        ([SAYS.format(2)], 1, 2),
+        ([SAYS.format(127)], 1, 127),
+        ([SAYS.format(42), SAYS.format(0)], 2, 0),
+        ([SAYS.format(143), SAYS.format(2)], 2, 2),
+        (['echo step; exit 255', SAYS.format(0)], 2, 0),  # the connection broke
+        (['echo step; exit 1', SAYS.format(0)], 2, 0),  # gcloud gave up, and no host told
+        ([SAYS.format(0).replace('exit 0', 'exit 255'), SAYS.format(0)], 2, 0),  # some host
+        (['(' + SAYS.format(143) + '); ' + SAYS.format(1)], 1, 1),  # of two hosts
+        ([SAYS.format(42)], 3, 42),
+    ],
+)
+def test_statuses(answers, tries, status, monkeypatch, tmp_path, capfd):
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', ssh=answers, **UP)
+    assert run('--max_restarts=2') == status
+    assert stub.verbs('describe create delete ssh') == ['describe', 'ssh'] * tries
+    out = capfd.readouterr().out
+    assert 'evenkeel: a host' not in out and out.count('step') == sum('step' in a for a in answers)
+
+
+def test_a_preempted_slice_is_deleted_and_created_again(monkeypatch, tmp_path, capfd):
+    stub = Stub(
+        monkeypatch,
+        tmp_path,
+        'gcloud',
+        describe=[
+            *[f'echo {state}' for state in ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')],
+            *[f'echo {state}' for state in ('SUSPENDING', 'SUSPENDED', 'CREATING', 'ACTIVE')],
+        ],
+        ssh=['echo first; exit 255', 'echo second; ' + SAYS.format(0)],
+    )
+    assert run() == 0
+    assert ' '.join(stub.verbs('describe create delete ssh')) == (
+        'describe describe describe ssh describe describe delete create describe describe ssh '
+        'delete'
+    )
+    captured = capfd.readouterr()
+    assert captured.out == 'first\nsecond\n'
+    for said in ('job is PROVISIONING', 'job is SUSPENDED', 'restart 1 of at most 10', 'deleting'):
+        assert said in captured.err
+    assert '--force' in stub.calls[6] and '--quiet' in stub.calls[6]
+
+
+@pytest.mark.parametrize(
+    ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 0)]
+)
+def test_a_slice_of_this_command_is_given_back(
+    flags, status, deleted, monkeypatch, tmp_path, capfd
+):
+    """But after bad input, which the same slice may train once it is corrected."""
+    answers = {'describe': [NOT_FOUND, 'echo ACTIVE'], 'ssh': [SAYS.format(status)]}
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    assert run(*flags) == status
+    assert stub.verbs('describe create delete ssh').count('delete') == deleted
+    assert ('costs until' in capfd.readouterr().err) == (not deleted)
+
+
+def test_what_cannot_be_created_is_not_tried_again(monkeypatch, tmp_path, capfd):
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo FAILED'])
+    assert run() == 1
+    assert stub.verbs('describe create ssh delete') == ['describe', 'create', 'describe', 'delete']
+    assert 'has failed to be created. What held: gcloud compute' in capfd.readouterr().err
+
+
+def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
+    create = ['echo "ERROR: quota exceeded" >&2; exit 1']
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND], create=create)
+    assert run() == 1
+    assert stub.verbs('describe create delete') == ['describe', 'create']
+    assert 'ended with status 1: ERROR: quota exceeded' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('failures', 'status'), [(gcloud.MOST_FAILURES - 1, 0), (gcloud.MOST_FAILURES, 1)]
+)
+def test_gcloud_may_fail_for_a_while(failures, status, monkeypatch, tmp_path, capfd):
+    """And where it fails for longer, a slice that may train is not deleted."""
+    broken = 'echo "ERROR: connection reset" >&2; exit 1'
+    states = [NOT_FOUND, 'echo ACTIVE', *[broken] * failures, 'echo ACTIVE']
+    ends = ['exit 255', SAYS.format(0)]
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=states, ssh=ends)
+    assert run() == status
+    error = capfd.readouterr().err
+    assert ('connection reset. What runs there goes on' in error) == bool(status)
+    assert stub.verbs('describe create ssh delete').count('delete') == (not status)
+
+
+def test_what_gcloud_refuses_at_first_is_said_at_once(monkeypatch, tmp_path, capfd):
+    refuses = ['echo "ERROR: You do not have permission" >&2; exit 1']
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=refuses)
+    assert run() == 1 and len(stub.calls) == 1
+    assert 'error: gcloud refuses: ERROR: You do not have permission' in capfd.readouterr().err
+
+
+def test_sigterm_stops_the_hosts_and_is_the_status(monkeypatch, tmp_path):
+    """The first ssh trains until the second has asked the host to stop."""
+    flag = tmp_path / 'stopped'
+    stub = Stub(
+        monkeypatch,
+        tmp_path,
+        'gcloud',
+        ssh=[
+            f'while [ ! -e {flag} ]; do sleep 0.05; done; ' + SAYS.format(143),
+            f'touch {flag}',
+        ],
+        **UP,
+    )
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert run() == 143
+    assert stub.verbs('describe ssh delete') == ['describe', 'ssh', 'ssh']
+    assert any(word.startswith('--command=kill -TERM') for word in stub.calls[-1])
+
+
+def test_a_signal_in_the_queue_ends_the_wait(monkeypatch, tmp_path):
+    answers = {'describe': [NOT_FOUND, 'echo WAITING_FOR_RESOURCES']}
+    stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    assert run() == 130
+    assert 'ssh' not in stub.verbs('describe create delete ssh') and stub.calls[-1][3] == 'delete'

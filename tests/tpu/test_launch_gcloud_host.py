@@ -1,0 +1,166 @@
+"""The script that ssh runs on a host of a TPU slice, in the shells that there may be."""
+
+import ast
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.stubs import NASTY, SWEEP, Stub
+from tpu import launch
+from tpu.launchers import gcloud
+from tpu.launchers.base import Job
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = {'zone': 'z', 'accelerator_type': 'v6e-16', 'runtime_version': 'r'}
+SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch):
+    monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
+    monkeypatch.chdir(ROOT)
+
+
+class Hosts:
+    """One host: a home folder with the repository in it, and what ssh would run there."""
+
+    def __init__(self, home: Path, trainer: Path, shell: str, flags=NASTY):
+        self.home, self.trainer, self.shell = home, trainer, shell
+        self.job = Job('job', tuple(flags), python=sys.executable)
+        self.options = gcloud.Options(**REQUIRED, folder=trainer.name)
+
+    def ssh(self, command: str) -> subprocess.Popen:
+        """gcloud splits at blanks, and ssh joins the words again."""
+        words = command.split(' ')
+        return subprocess.Popen(
+            [self.shell, '-c', ' '.join(words)],
+            cwd=self.home,
+            env={**os.environ, 'HOME': str(self.home)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def start(self) -> subprocess.Popen:
+        return self.ssh(gcloud.remote(self.job, self.options))
+
+    def arguments(self) -> list[list[str]]:
+        """Of each time that train.py was started."""
+        file = self.trainer / 'arguments'
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [ast.literal_eval(line) for line in lines]
+
+    def wait_for_trainer(self) -> None:
+        deadline = time.monotonic() + 10
+        while not self.arguments() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+@pytest.fixture(params=SHELLS)
+def host(request, tmp_path, trainer):
+    return Hosts(tmp_path, trainer, request.param)
+
+
+def test_flags_survive_ssh(host):
+    """Whatever is in them, and whatever the status."""
+    (host.trainer / 'then.py').write_text("print('a step'); sys.exit(42)")
+    process = host.start()
+    out, _ = process.communicate(timeout=20)
+    assert host.arguments() == [list(NASTY)]
+    assert process.returncode == 42
+    assert out == 'a step\nevenkeel: a host ended with status 42\n'
+
+
+def test_a_connection_that_breaks_leaves_the_trainer(host):
+    """Whoever comes back finds it, with all that it said; a second one is not started."""
+    gate = host.trainer / 'gate'
+    (host.trainer / 'then.py').write_text(
+        'import time\n'
+        "print('begun', flush=True)\n"
+        f'while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)\n'
+        "print('ended')\n"
+    )
+    first = host.start()
+    host.wait_for_trainer()
+    assert first.stdout.readline() == 'begun\n'
+    os.killpg(first.pid, signal.SIGHUP)  # as of a terminal that is gone
+    first.kill()
+    first.communicate()
+    second = host.start()
+    assert second.stdout.readline() == 'begun\n'
+    gate.touch()
+    out, _ = second.communicate(timeout=20)
+    assert out == 'ended\nevenkeel: a host ended with status 0\n'
+    assert len(host.arguments()) == 1
+    third = host.start()  # it has ended: it begins again, and finds nothing left to do
+    third.communicate(timeout=20)
+    assert len(host.arguments()) == 2
+
+
+def test_a_stop_is_a_sigterm(host):
+    (host.trainer / 'then.py').write_text(
+        'import signal, time\n'
+        'def stop(number, frame):\n'
+        "    print('saved'); sys.exit(128 + number)\n"
+        'signal.signal(signal.SIGTERM, stop)\n'
+        "print('begun', flush=True)\n"
+        'while True: time.sleep(0.02)\n'
+    )
+    process = host.start()
+    assert process.stdout.readline() == 'begun\n'
+    assert host.ssh(gcloud.remote_stop(host.job)).wait(10) == 0
+    out, _ = process.communicate(timeout=20)
+    assert out == 'saved\nevenkeel: a host ended with status 143\n'
+    assert process.returncode == 143
+
+
+def test_a_folder_that_is_not_there_is_bad_input(host):
+    shutil.rmtree(host.trainer)
+    process = host.start()
+    out, _ = process.communicate(timeout=20)
+    assert out.endswith('evenkeel: a host ended with status 1\n') and process.returncode == 1
+
+
+def test_a_host_is_set_up_once(host):
+    """Where that fails, nothing trains, and it is tried again."""
+    moved = host.home / 'not yet'
+    host.trainer.rename(moved)
+    setup = f"cd '{moved}' && echo \"it's\" >> ../set && cp -r . '{host.trainer}'  # a copy"
+    host.options = dataclasses.replace(host.options, setup=f'false; {setup} || exit 7')
+    moved.rename(host.home / 'away')
+    process = host.start()
+    assert process.communicate(timeout=20)[0].endswith('a host ended with status 1\n')
+    (host.home / 'away').rename(moved)
+    for _ in range(2):
+        assert host.start().wait(20) == 0
+    assert (host.home / 'set').read_text() == "it's\n" and len(host.arguments()) == 2
+
+
+def test_from_the_command_to_the_trainer(trainer, tmp_path, monkeypatch, capfd):
+    """All at once: ssh runs what it is given. The trainer ends with 42 at first."""
+    (trainer / 'then.py').write_text(
+        "tries = len((here / 'arguments').read_text().splitlines())\n"
+        "print('try', tries)\n"
+        'sys.exit(42 if tries == 1 else 0)\n'
+    )
+    ssh = (
+        f'cd {tmp_path}; HOME={tmp_path}; export HOME; for word; do case $word in '
+        '--command=*) sh -c "${word#--command=}"; exit $?;; esac; done'
+    )
+    Stub(monkeypatch, tmp_path, 'gcloud', ssh=[ssh], describe=['echo ACTIVE'])
+    flags = [f'--{name}={value}' for name, value in REQUIRED.items()]
+    flags += [f'--folder={trainer.name}', f'--python={sys.executable}', '--name=job']
+    train = ['train.py', '--config=configs/default.py', '--workdir=/shared/run', SWEEP, *NASTY]
+    assert launch.main(['--engine=gcloud', *flags, '--', *train]) == 0
+    captured = capfd.readouterr()
+    assert captured.out == 'try 1\ntry 2\n' and 'restart 1 of at most 10' in captured.err
+    lines = (trainer / 'arguments').read_text().splitlines()
+    assert [ast.literal_eval(line) for line in lines] == [train[1:]] * 2

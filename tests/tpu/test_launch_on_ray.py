@@ -1,0 +1,99 @@
+"""On a real Ray cluster of this machine: a training whose host is lost, and a signal."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lm.record.checkpoint import steps_in
+from lm.record.metrics import read_rows
+from tests.sweep_helpers import settings, write_corpus
+from tpu import launch
+
+ROOT = Path(__file__).parents[2]
+ACTOR = 'ray::Host'
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    """Of one CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
+        patch.chdir(ROOT)  # workers import from here
+        import ray
+
+        ray.init(num_cpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
+        yield ray
+        ray.shutdown()
+
+
+def actors() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if (process.cmdline() or [''])[0].startswith(ACTOR):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypatch):
+    """A real training; the actor of its host is killed as the node would be."""
+    monkeypatch.chdir(ROOT)
+    (tmp_path / 'corpus').mkdir()
+    corpus = write_corpus(tmp_path / 'corpus')
+    workdir = tmp_path / 'run'
+    steps = {'train_steps': 300, 'train_eval_every': 300, 'train_checkpoint_every': 20}
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **steps).items()]
+
+    def kill():
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            if (workdir / 'checkpoints').exists() and steps_in(workdir / 'checkpoints'):
+                return [victim.kill() for victim in actors()]
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    command = ['train.py', '--config=configs/default.py', f'--workdir={workdir}', *overrides]
+    assert launch.main(['--engine=ray', '--nodes=1', '--', *command]) == 0
+    thread.join()
+    captured = capfd.readouterr()
+    assert 'host 0 is lost' in captured.err and 'restart 1 of at most 10' in captured.err
+    assert 'resuming after step' in captured.out and 'done: ' in captured.out
+    steps = sorted({row['step'] for row in read_rows(workdir / 'metrics.jsonl')})
+    assert steps == list(range(1, 301))
+
+
+def test_sigterm_reaches_the_trainer(trainer, tmp_path):
+    """The command in a process of its own: Ray, which it starts, takes signals for itself."""
+    (trainer / 'then.py').write_text(
+        'import signal, time\n'
+        'def stop(number, frame):\n'
+        "    print('saved'); sys.exit(128 + number)\n"
+        'signal.signal(signal.SIGTERM, stop)\n'
+        "(here / 'begun').touch()\n"
+        'while True: time.sleep(0.05)\n'
+    )
+    (trainer / 'config.py').touch()
+    command = [sys.executable, '-m', 'tpu.launch', '--engine=ray', '--nodes=1']
+    command += [f'--folder={trainer}', '--', 'train.py', f'--config={trainer}/config.py']
+    launched = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not (trainer / 'begun').exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        launched.send_signal(signal.SIGTERM)
+        out, error = launched.communicate(timeout=60)
+    finally:
+        launched.kill()
+    assert launched.returncode == 143, error
+    assert out == 'saved\n' and 'stopping: ' in error

@@ -1,0 +1,237 @@
+"""Hosts of a Ray cluster whose actors are in this process: what they start, and what becomes of it.
+On a real one: tests/tpu/test_launch_on_ray.py.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tpu import launch
+from tpu.launchers import ray as engine
+from tpu.launchers.ray_host import child_env
+
+ROOT = Path(__file__).parents[2]
+
+
+class Lost(Exception):
+    """What Ray raises for an actor that is gone."""
+
+
+class Actor:
+    """In this process; a method raises Lost once its name is in `lost`."""
+
+    def __init__(self, kind, lost):
+        self.of, self.lost = kind(), lost
+
+    def __getattr__(self, name):
+        def remote(*arguments):
+            if name in self.lost:
+                self.lost.remove(name)
+                return Lost('the node is gone\nand more')
+            return getattr(self.of, name)(*arguments)
+
+        return SimpleNamespace(remote=remote)
+
+
+class Group:
+    def __init__(self, bundles):
+        self.bundle_specs = bundles
+
+    def ready(self):
+        return self
+
+
+class Ray:
+    """As much of Ray as the engine asks for: a cluster of 2 CPUs."""
+
+    def __init__(self):
+        self.lost, self.removed, self.slices = [], [], {}
+        self.exceptions = SimpleNamespace(RayError=Lost)
+        strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, i: i)
+        self.util = SimpleNamespace(
+            scheduling_strategies=strategies,
+            placement_group=lambda bundles, strategy: Group(bundles),
+            remove_placement_group=self.removed.append,
+            tpu=SimpleNamespace(slice_placement_group=self.slice_placement_group),
+        )
+
+    def slice_placement_group(self, *names, **more):
+        self.slices.update(names=names, **more)
+        return SimpleNamespace(
+            slice_placement_group=Group([{'CPU': 1.0}] * 2), shutdown=lambda: self.removed.append(0)
+        )
+
+    def remote(self, kind):
+        made = SimpleNamespace(remote=lambda: Actor(kind, self.lost))
+        return SimpleNamespace(options=lambda **_: made)
+
+    def get(self, value, timeout=None):
+        if isinstance(value, Lost):
+            raise value
+        return value
+
+    def wait(self, groups, timeout):
+        time.sleep(min(timeout, 0.01))
+        return ([], groups) if len(groups[0].bundle_specs) > 2 else (groups, [])
+
+    def cluster_resources(self):
+        return {'CPU': 2.0, 'node:here': 1.0}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    ray = Ray()
+    monkeypatch.setattr(engine, '_connect', lambda address: ray)
+    monkeypatch.setattr(engine, 'LOOK_SEC', 0.0)
+    monkeypatch.setattr('tpu.launchers.ray_host.address', lambda: '10.0.0.1')
+    return ray
+
+
+def run(folder, *flags, nodes=2, name='job'):
+    return launch.main(
+        ['--engine=ray', f'--nodes={nodes}', f'--folder={folder}', f'--name={name}', '--', *flags]
+    )
+
+
+def stub_run(trainer, then, *flags, nodes=2):
+    """Of a train.py that does `then`; it has its own number as `me`."""
+    (trainer / 'then.py').write_text(
+        "import os, signal, time\nme = int(sys.argv[-1].partition('=')[2])\n" + then
+    )
+    config = trainer / 'config.py'
+    config.touch()
+    return run(trainer, 'train.py', f'--config={config}', *flags, nodes=nodes)
+
+
+def test_each_host_is_told_which_it_is(cluster, trainer, capfd):
+    then = "print('host', me, 'of', sys.argv[-2]); print(sys.argv[2:5])\n"
+    sweep = "--config.sweep={'optim.lr': (1e-3, 3e-3)}"
+    assert stub_run(trainer, then, sweep, 'a  b') == 0
+    out = capfd.readouterr().out
+    assert out.startswith('host 0 of --num_processes=2\n') and 'host 1' not in out
+    lines = (trainer / 'arguments').read_text().splitlines()
+    (first, second) = sorted(lines, key=lambda line: line[-4])
+    assert first.replace('process_id=0', 'process_id=1') == second
+    for part in ('--coordinator=', '--watch_port=', "'a  b'", '1e-3, 3e-3'):
+        assert part in first
+
+
+@pytest.mark.parametrize(('then', 'status'), [('sys.exit(me)', 1), ('sys.exit(2)', 2)])
+def test_a_final_status_is_returned(then, status, cluster, trainer, capfd):
+    assert stub_run(trainer, f"print('why', me); {then}") == status
+    captured = capfd.readouterr()
+    assert captured.out == 'why 0\n' and 'host 1 said last:\nwhy 1' in captured.err
+    assert len((trainer / 'arguments').read_text().splitlines()) == 2
+
+
+def test_a_run_that_was_ended_is_started_again(cluster, trainer, capfd):
+    """42 at first, and a signal, and then it is done."""
+    then = (
+        "tries = len((here / 'arguments').read_text().splitlines())\n"
+        'tries <= 1 and sys.exit(42)\n'
+        'tries <= 2 and os.kill(os.getpid(), signal.SIGKILL)\n'
+        "print('done')\n"
+    )
+    assert stub_run(trainer, then, nodes=1) == 0
+    captured = capfd.readouterr()
+    assert captured.out == 'done\n'
+    assert 'status 42: restart 1' in captured.err and 'status 137: restart 2' in captured.err
+    assert len(cluster.removed) == 3
+
+
+def test_a_lost_host_is_asked_for_anew(cluster, trainer, capfd):
+    cluster.lost.append('read')
+    assert stub_run(trainer, "print('done')", nodes=1) == 0
+    captured = capfd.readouterr()
+    assert captured.out == 'done\n' and 'host 0 is lost: the node is gone\n' in captured.err
+    assert 'status 42: restart 1' in captured.err and len(cluster.removed) == 2
+
+
+def test_sigterm_is_sent_to_every_host(cluster, trainer, capfd):
+    then = (
+        'def stop(number, frame):\n'
+        "    (here / f'saved{me}').touch()\n"
+        '    sys.exit(128 + number)\n'
+        'signal.signal(signal.SIGTERM, stop)\n'
+        "(here / f'begun{me}').touch()\n"
+        'while True: time.sleep(0.05)\n'
+    )
+
+    def stop():
+        while len(list(trainer.glob('begun*'))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert stub_run(trainer, then) == 143
+    assert {path.name for path in trainer.glob('saved*')} == {'saved0', 'saved1'}
+
+
+def test_what_earlier_slices_left_is_not_handed_on():
+    """libtpu waits for the slices that they name, which are gone."""
+    env = {'MEGASCALE_COORDINATOR_ADDRESS': 'old', 'MEGASCALE_NUM_SLICES': '2', 'PATH': 'p'}
+    assert child_env(env, {}) == {'PATH': 'p'}
+    assert child_env(env, {'MEGASCALE_SLICE_ID': '1'}) == {'PATH': 'p', 'MEGASCALE_SLICE_ID': '1'}
+
+
+def test_slices_have_their_own_variables():
+    first = {'address': '10.0.0.1', 'ports': (1, 2)}
+    assert engine.slice_env(first, 1, 0) == {}
+    env = engine.slice_env(first, 3, 2)
+    assert env['MEGASCALE_COORDINATOR_ADDRESS'] == '10.0.0.1'
+    assert (env['MEGASCALE_NUM_SLICES'], env['MEGASCALE_SLICE_ID']) == ('3', '2')
+
+
+def test_processes_are_numbered_as_in_their_slices():
+    hosts = [{'worker': worker} for worker in (1, 0, 1, 0)]
+    assert engine.order(hosts, slices=2) == [1, 0, 3, 2]
+    assert engine.order([{'worker': None}] * 3, slices=1) == [0, 1, 2]
+
+
+def test_an_actor_takes_its_bundle():
+    assert engine.actor_options({'CPU': 1.0, 'TPU': 4.0}) == {
+        'num_cpus': 1.0,
+        'resources': {'TPU': 4.0},
+    }
+    assert engine.actor_options({'GPU': 8.0}) == {'num_cpus': 0, 'num_gpus': 8.0, 'resources': {}}
+
+
+def test_a_tpu_slice_is_asked_for_as_a_whole(cluster, trainer):
+    """With variables of its own for each of several."""
+    (trainer / 'then.py').write_text(
+        'import os\nwith open(here / "slices", "a") as file:\n'
+        '    print(os.environ["MEGASCALE_SLICE_ID"], sys.argv[-1], file=file)\n'
+    )
+    config = trainer / 'config.py'
+    config.touch()
+    asked = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--name=job']
+    folder = f'--folder={trainer}'
+    command = ['--engine=ray', *asked, folder, '--', 'train.py', f'--config={config}']
+    assert launch.main(command) == 0
+    assert cluster.slices == {'names': ('4x4', 'v6e'), 'num_slices': 2, 'name': 'job'}
+    assert sorted((trainer / 'slices').read_text().splitlines()) == [
+        '0 --process_id=0',
+        '1 --process_id=1',
+    ]
+    assert cluster.removed == [0]
+
+
+def test_what_is_waited_for_is_said(cluster, trainer, capfd):
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert stub_run(trainer, '', nodes=3) == 143
+    assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err
+
+
+def test_dry_run(capsys):
+    flags = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--dry_run']
+    config = ROOT / 'configs' / 'default.py'
+    assert launch.main(['--engine=ray', *flags, '--', 'train.py', f'--config={config}']) == 0
+    said = capsys.readouterr().out
+    assert "# ray.util.tpu.slice_placement_group('4x4', 'v6e', num_slices=2)" in said
+    assert f'{sys.executable} train.py --config={config} --coordinator=HOST0:PORT' in said

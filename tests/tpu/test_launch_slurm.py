@@ -1,0 +1,196 @@
+"""Jobs of SLURM: the batch script, which bash runs here, and programs that play back states. With
+SLURM itself: tests/slurm_on_one_machine.py.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.stubs import NASTY, Stub
+from tpu import launch
+from tpu.launchers import slurm
+from tpu.launchers.base import Job
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ['--', 'train.py', '--config=configs/default.py']
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch):
+    monkeypatch.setattr(slurm, 'LOOK_SEC', 0.0)
+    monkeypatch.setattr(slurm, 'MOST_FAILURES', 10)
+    monkeypatch.chdir(ROOT)
+
+
+def shown(state, code='0:0', restarts=0, reason='None'):
+    """A line of `scontrol show job --oneliner`."""
+    return (
+        f'JobId=7 JobName=job UserId=me(1) Priority=1 Account=(null) JobState={state} '
+        f'Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 '
+        f'ExitCode={code} RunTime=00:00:01 Command=(null) Comment=a=b'
+    )
+
+
+class Controller:
+    def __init__(self, monkeypatch, tmp_path, lines, queue='', says=''):
+        self.logs = tmp_path / 'logs'
+        script = f'cat > {tmp_path}/batch; '
+        script += f'printf {shlex.quote(says)} > {self.logs}/job-7.out; ' if says else ''
+        stub = lambda name, **answers: Stub(monkeypatch, tmp_path, name, **answers)  # noqa: E731
+        self.sbatch = stub('sbatch', any=[script + 'echo "7;cluster"'])
+        self.squeue = stub('squeue', any=[f'echo {queue}'])
+        self.scancel = stub('scancel')
+        self.scontrol = stub(
+            'scontrol', show=[f'echo {shlex.quote(line)}' for line in lines], update=['true']
+        )
+
+    def run(self, *flags):
+        flags = [f'--logs={self.logs}', '--nodes=2', '--name=job', *flags]
+        return launch.main(['--engine=slurm', *flags, *TRAIN])
+
+
+def batch(flags, max_restarts=10, **options):
+    return slurm.batch(
+        Job('job', tuple(flags), python='python3', max_restarts=max_restarts),
+        slurm.Options(nodes=2, **options),
+    )
+
+
+def test_the_batch_script_asks_for_the_job():
+    text = batch(['--config=c.py'], tasks_per_node=8, logs='/shared/logs', folder='/x y')
+    head = [line[8:] for line in text.splitlines() if line.startswith('#SBATCH ')]
+    assert head == [
+        '--job-name=job',
+        '--nodes=2',
+        '--ntasks-per-node=8',
+        '--output=/shared/logs/job-%j.out',
+        '--open-mode=append',
+        '--requeue',
+        '--signal=TERM@120',
+    ]
+    assert "\ncd '/x y' || exit 1\n" in text and text.startswith('#!/bin/bash\n#SBATCH')
+
+
+@pytest.mark.parametrize(
+    ('status', 'restarts', 'requeued'),
+    [
+        *[(status, None, False) for status in (0, 1, 2, 126, 127, 128)],
+        *[(status, None, True) for status in (42, 130, 137, 143, 255)],
+        *[(143, '2', True), (143, '3', False), (42, '4', False)],
+    ],
+)
+def test_the_batch_script_queues_itself_again(status, restarts, requeued, monkeypatch, tmp_path):
+    """With the flags as they are, and srun leaving the tasks to themselves."""
+    srun = Stub(monkeypatch, tmp_path, 'srun', any=[f'exit {status}'])
+    scontrol = Stub(monkeypatch, tmp_path, 'scontrol')
+    Stub(monkeypatch, tmp_path, 'sleep')
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    if restarts is not None:
+        monkeypatch.setenv('SLURM_RESTART_COUNT', restarts)
+    flags = [flag for flag in NASTY]
+    done = subprocess.run(['bash', '-c', batch(flags, max_restarts=3, folder=str(tmp_path))])
+    assert done.returncode == status
+    tasks = ['--kill-on-bad-exit=0', '--wait=0']
+    assert srun.calls == [[*tasks, 'python3', 'train.py', *flags]]
+    assert scontrol.calls == ([['requeue', '7']] if requeued else [])
+
+
+@pytest.mark.parametrize(
+    ('state', 'code', 'status'),
+    [
+        ('COMPLETED', '0:0', 0),
+        ('FAILED', '1:0', 1),
+        ('FAILED', '2:0', 2),
+        ('FAILED', '42:0', 42),
+        ('FAILED', '143:0', 143),
+        ('CANCELLED', '0:15', 143),
+        ('NODE_FAIL', '0:0', 42),
+        ('TIMEOUT', '0:0', 42),
+        ('OUT_OF_MEMORY', '0:125', 253),
+        *[(state, '0:0', None) for state in ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED')],
+    ],
+)
+def test_the_status_of_a_job(state, code, status):
+    assert slurm.status_of(slurm.fields_of(shown(state, code))) == status
+
+
+def test_a_job_is_submitted_and_followed(monkeypatch, tmp_path, capfd):
+    """Through a preemption, after which SLURM runs it again."""
+    lines = [
+        shown('PENDING', reason='Resources'),
+        shown('RUNNING'),
+        shown('COMPLETING'),
+        shown('PENDING', restarts=1, reason='BeginTime'),
+        shown('RUNNING', restarts=1),
+        shown('COMPLETED', restarts=1),
+    ]
+    controller = Controller(monkeypatch, tmp_path, lines, says='step 1\nstep 2\n')
+    assert controller.run('--submit_flags=--gres=gpu:8 --time=9', '--max_restarts=5') == 0
+    captured = capfd.readouterr()
+    assert captured.out == 'step 1\nstep 2\n'
+    assert 'job 7 is PENDING (Resources), 0 restarts' in captured.err
+    assert 'job 7 is RUNNING, 1 restarts' in captured.err
+    assert controller.sbatch.calls == [['--parsable', '--gres=gpu:8', '--time=9']]
+    assert '< 5 )); then' in (tmp_path / 'batch').read_text()
+    assert controller.squeue.calls == [['--me', '--noheader', '--name=job', '--format=%i']]
+    assert controller.scontrol.calls[0] == ['show', 'job', '--oneliner', '7']
+
+
+@pytest.mark.parametrize('status', [1, 42])
+def test_its_status_is_returned_and_nothing_is_submitted_twice(status, monkeypatch, tmp_path):
+    controller = Controller(monkeypatch, tmp_path, [shown('FAILED', f'{status}:0')])
+    assert controller.run() == status and len(controller.sbatch.calls) == 1
+
+
+def test_a_job_in_the_queue_is_found_again(monkeypatch, tmp_path):
+    """A second trainer would find the workdir locked."""
+    controller = Controller(monkeypatch, tmp_path, [shown('COMPLETED')], queue='7')
+    assert controller.run() == 0 and not controller.sbatch.calls
+
+
+@pytest.mark.parametrize(
+    ('state', 'cancelled'), [('RUNNING', ['--signal=TERM', '7']), ('PENDING', ['7'])]
+)
+def test_sigterm_stops_the_tasks_for_good(state, cancelled, monkeypatch, tmp_path):
+    """Were it not held first, its script would queue it again."""
+    controller = Controller(monkeypatch, tmp_path, [shown(state)])
+    after = f'echo {shlex.quote(shown("FAILED", "143:0"))}'
+    (controller.scancel.folder / 'any.1').write_text(
+        f'[ $(wc -c < {controller.scontrol.folder}/held) = 5 ] &&'
+        f' printf "%s" {shlex.quote(after)} > {controller.scontrol.folder}/show.1\n'
+    )
+    (controller.scontrol.folder / 'update.1').write_text(
+        f'echo held > {controller.scontrol.folder}/held\n'
+    )
+    threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert controller.run() == 143
+    assert controller.scancel.calls == [cancelled]
+    assert ['update', 'JobId=7', 'Requeue=0'] in controller.scontrol.calls
+
+
+def test_scontrol_may_fail_for_a_while(monkeypatch, tmp_path, capfd):
+    controller = Controller(monkeypatch, tmp_path, [shown('RUNNING')] * 9 + [shown('COMPLETED')])
+    for i in range(1, 10):
+        (controller.scontrol.folder / f'show.{i}').write_text('echo down >&2; exit 1\n')
+    assert controller.run() == 0
+    (controller.scontrol.folder / 'show.10').write_text('echo down >&2; exit 1\n')
+    assert controller.run() == 1
+    assert 'ended with status 1: down' in capfd.readouterr().err
+
+
+def test_dry_run_prints_lines_that_a_shell_reads(monkeypatch, tmp_path, capsys):
+    """Contract: pasted, it submits the same script."""
+    controller = Controller(monkeypatch, tmp_path, [shown('COMPLETED')])
+    assert controller.run('--dry_run') == 0
+    printed = capsys.readouterr().out
+    assert not controller.squeue.calls
+    upto = printed[: printed.index('# every')]
+    subprocess.run(['bash', '-c', upto], check=True)
+    pasted = (tmp_path / 'batch').read_text()
+    assert controller.run() == 0 and (tmp_path / 'batch').read_text() == pasted
+    assert controller.sbatch.calls[0] == controller.sbatch.calls[1]

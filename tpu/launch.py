@@ -1,0 +1,169 @@
+"""Starts a training on every host of a TPU slice, a GKE cluster, SLURM or Ray, and keeps it going.
+
+    python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
+        [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
+
+What follows -- is the command of README, "Several hosts", without what runs it (--python). The
+first host's output is passed on, and train.py's exit status returned. After a preemption, or where
+a host is lost (42, 128 + n), the command is started again, at most --max_restarts times.
+
+--dry_run prints what would run. The flags of an engine, its waits and what it asks how often are in
+tpu/launchers/ENGINE.py and in --help.
+"""
+
+import dataclasses
+import hashlib
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from lm.run.signals import caught_signals
+from lm.run.statuses import BAD_INPUT, DONE
+from modules.choices import choose
+from tpu.launchers import gcloud, ray, slurm, xpk
+from tpu.launchers.base import (
+    MOST_RESTARTS,
+    Job,
+    check_flags,
+    check_installed,
+    check_name,
+    read_options,
+    supervise,
+)
+
+ENGINES = {
+    'gcloud': gcloud.ENGINE,
+    'ray': ray.ENGINE,
+    'slurm': slurm.ENGINE,
+    'xpk': xpk.ENGINE,
+}
+DEFAULT_NAME = 28  # characters: what xpk takes for jobs over slices that it joins
+DEFINE = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_bool}
+
+
+def define_flags() -> tuple[flags.FlagValues, list[str]]:
+    """The flags of this command, and the names of those that are options of engines. One that
+    several engines read has the words of each.
+    """
+    found = flags.FlagValues()
+    names = ', '.join(ENGINES)
+    flags.DEFINE_string('engine', None, f'What starts the hosts: {names}.', found)
+    flags.DEFINE_string('name', None, 'Of the job; default CONFIG-HASH of the command.', found)
+    words = 'Words before train.py on the hosts, such as "uv run" or python3.'
+    flags.DEFINE_string('python', '', words, found)
+    words = 'How often the job is started again.'
+    flags.DEFINE_integer('max_restarts', MOST_RESTARTS, words, 0, flag_values=found)
+    flags.DEFINE_bool('dry_run', False, 'Print what would run, and run nothing.', found)
+    flags.DEFINE_alias('dry-run', 'dry_run', found)
+    flags.DEFINE_bool('help', False, 'Print this.', found)
+    fields: dict[str, dict[str, dataclasses.Field]] = {}
+    for engine, row in ENGINES.items():
+        for field in dataclasses.fields(row.options):
+            fields.setdefault(field.name, {})[engine] = field
+    for name, by_engine in fields.items():
+        (kind,) = {field.type for field in by_engine.values()}
+        DEFINE[kind](name, None, option_words(by_engine), flag_values=found)
+    return found, list(fields)
+
+
+def option_words(fields: dict[str, dataclasses.Field]) -> str:
+    """'[gcloud, xpk] Zone of ...' of an option's field in each engine that reads it."""
+    words: dict[str, list[str]] = {}
+    for engine, field in fields.items():
+        words.setdefault(field.metadata['words'], []).append(engine)
+    return ' '.join(f'[{", ".join(engines)}] {text}' for text, engines in words.items())
+
+
+def job_name(training: Sequence[str], config: str) -> str:
+    """'default-1a2b3c4d': the same command finds the same job, another one another."""
+    stem = re.sub(r'[^a-z0-9]+', '-', Path(config).stem.lower()).strip('-')
+    if not stem[:1].isalpha():
+        stem = f'run-{stem}'.strip('-')
+    digest = hashlib.sha256(shlex.join(training).encode()).hexdigest()[:8]
+    return f'{stem[: DEFAULT_NAME - 9].rstrip("-")}-{digest}'
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first -- and after it, where train.py may stand without one."""
+    own = list(argv)
+    for first in ('--', 'train.py'):
+        if first in own:
+            place = own.index(first)
+            return own[:place], own[place + (first == '--') :]
+    return own, []
+
+
+def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """(flags of train.py, the config file). ValueError for what is no training."""
+    if not words:
+        raise ValueError('what to train is missing: ... -- train.py --config=configs/default.py')
+    if words[0] != 'train.py':
+        raise ValueError(
+            f'what follows -- must begin with train.py; got {words[0]!r}. What runs it on the '
+            'hosts is --python, such as --python="uv run".'
+        )
+    given = list(words[1:])
+    files = [
+        flag.partition('=')[2] if '=' in flag else ''.join(given[i + 1 : i + 2])
+        for i, flag in enumerate(given)
+        if re.fullmatch(r'--?config(=.*)?', flag, re.DOTALL)
+    ]
+    if not files:
+        raise ValueError('train.py needs --config=PATH, such as --config=configs/default.py')
+    path = files[-1].partition(':')[0]  # PATH:ARGUMENT, which get_config takes
+    if not Path(path).is_file():
+        raise ValueError(
+            f'--config={files[-1]} is no file here; paths are from the folder of the repository, '
+            'here and on the hosts'
+        )
+    return tuple(given), path
+
+
+def launch(argv: Sequence[str]) -> int:
+    """The exit status. ValueError for what cannot be, before anything runs."""
+    values, options = define_flags()
+    own, words = split(argv)
+    stray = values(['tpu.launch', *own])[1:]
+    if values.help:
+        print(f'{__doc__}\n{values.get_help()}')
+        return DONE
+    if values.engine is None:
+        raise ValueError(f'--engine is missing: one of {", ".join(ENGINES)}')
+    engine = choose(ENGINES, values.engine, '--engine')
+    if stray:
+        raise ValueError(f'flags begin with --, as in --engine=slurm; got {stray}')
+    training, config = read_training(words)
+    given = {name: values[name].value for name in options if values[name].value is not None}
+    asked = read_options(values.engine, engine.options, given)
+    name = values.name or job_name(training, config)
+    job = Job(name, training, values.python, values.max_restarts)
+    check_name('--name', name)
+    check_flags(job)
+    engine.check(job, asked)
+    if values.dry_run:
+        print(engine.script(job, asked), end='')
+        return DONE
+    check_installed(values.engine, engine)
+    with caught_signals() as caught:
+        return supervise(engine.launch(job, asked, caught, say), caught, say)
+
+
+def say(text: str) -> None:
+    """To stderr, as stdout is the first host's."""
+    print(f'launch: {text}', file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        return launch(argv)
+    except (ValueError, OSError, flags.Error) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return BAD_INPUT
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
