@@ -33,6 +33,7 @@ from ml_collections import config_flags
 
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
+from lm.buckets import is_url
 from lm.check import check
 from lm.check_mesh import check_devices, check_single
 from eval.choices import listing
@@ -47,6 +48,7 @@ from lm.record.host import device_name
 from lm.record.workdir import LOCK, SWEEP, check_shared, is_final, open_workdir
 from lm.run.describe import describe, memory_words
 from lm.run.experiment import Experiment
+from lm.run.mirrored import mirrored
 from lm.run.program import Program
 from lm.run.schedule import schedule_listing
 from lm.run.signals import caught_signals
@@ -63,7 +65,9 @@ from lm.sweep.ledger import open_sweep
 from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; default runs/NAME-HASH.')
+WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
+)
 CHOICES = flags.DEFINE_flag(
     flags.Flag(  # boolean, so that it may stand alone: it is 'true' then
         flags.ArgumentParser(),
@@ -199,6 +203,15 @@ def default_workdir(config: Config, config_file: str, suffix: str = '') -> Path:
     return Path('runs') / f'{Path(config_file).stem}-{digest(config)}{suffix}'
 
 
+def check_engine(engine: str, workdir: str | Path) -> None:
+    """ValueError where processes of other machines would train in a folder of this one."""
+    if engine != 'local' and is_url(str(workdir)):
+        raise ValueError(
+            f'--engine={engine} trains on machines that need a disk they share: give a --workdir on '
+            f'one, not {workdir}'
+        )
+
+
 def parse_resources(texts: list[str] | None) -> dict[str, float]:
     """{'GPU': 1.0} for GPU=1."""
     try:
@@ -252,17 +265,19 @@ def main(argv: list[str]) -> None:
             return
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'
-        workdir = Path(WORKDIR.value or default_workdir(config, config_file, suffix))
-        if sweep is None:
-            join(digest(config))
-            if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
-                raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
-            status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
-        else:
-            how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
-            status = train_sweep(
-                base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value
-            )
+        where = WORKDIR.value or default_workdir(config, config_file, suffix)
+        with mirrored(where) as workdir:
+            if sweep is None:
+                join(digest(config))
+                if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
+                    raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
+                status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
+            else:
+                check_engine(ENGINE.value, where)
+                how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
+                status = train_sweep(
+                    base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value
+                )
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         status = BAD_INPUT

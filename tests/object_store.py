@@ -1,0 +1,132 @@
+"""An S3 server on this machine (moto's, in a process of its own), and a line to it that can be cut.
+
+What a program does with it is real: its requests, its conditions and its errors. The server keeps
+objects in memory, and takes any credentials.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from lm.buckets import Bucket, open_bucket
+
+BUCKET = 'runs-of-tests'
+CREDENTIALS = {
+    'AWS_ACCESS_KEY_ID': 'testing',
+    'AWS_SECRET_ACCESS_KEY': 'testing',
+    'AWS_REGION': 'us-east-1',
+}
+QUICK = {  # in place of 15 s, 180 s and 60 s
+    'EVENKEEL_BUCKET_PACE_SEC': '0.1',
+    'EVENKEEL_BUCKET_RETRY_SEC': '1.0',
+    'EVENKEEL_BUCKET_LEASE_SEC': '3.0',
+}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        return one.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server() -> Iterator[int]:
+    """The port of a server with BUCKET in it."""
+    port = free_port()
+    command = [sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]
+    quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+    process = subprocess.Popen(command, **quiet)
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(port):
+            assert process.poll() is None and time.monotonic() < deadline, 'no server'
+            time.sleep(0.05)
+        client(port).create_bucket(Bucket=BUCKET)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), 1):
+        return True
+    return False
+
+
+def client(port: int):
+    """The AWS SDK's, for what only an administrator does."""
+    import boto3
+
+    keys = {'aws_access_key_id': 'testing', 'aws_secret_access_key': 'testing'}
+    url = f'http://127.0.0.1:{port}'
+    return boto3.client('s3', endpoint_url=url, region_name='us-east-1', **keys)
+
+
+class Line:
+    """Passes connections on to a port of this machine, until it is cut."""
+
+    def __init__(self, to: int):
+        self.port, self._to = free_port(), to
+        self._open: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self.mend()
+
+    def mend(self) -> None:
+        self._listener = socket.create_server(('127.0.0.1', self.port))
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """Connections are reset, and new ones refused."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = listener.accept()
+                other = socket.create_connection(('127.0.0.1', self._to))
+                self._open += [one, other]
+                for ends in ((one, other), (other, one)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+
+def environment(port: int, cache) -> dict[str, str]:
+    """For a program: where the server is, and a cache of its own."""
+    return {
+        **CREDENTIALS,
+        **QUICK,
+        'AWS_ENDPOINT_URL': f'http://127.0.0.1:{port}',
+        'EVENKEEL_CACHE': str(cache),
+    }
+
+
+def contents(url: str) -> dict[str, bytes]:
+    """All objects."""
+    bucket: Bucket = open_bucket(url)
+    return {name: bucket.read(name)[0] for name in sorted(bucket.list())}
+
+
+def variables_of_aws() -> list[str]:
+    return [name for name in os.environ if name.startswith(('AWS_', 'EVENKEEL_'))]
