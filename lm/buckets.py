@@ -30,6 +30,8 @@ TRY_SEC = 20.0  # of one request with its repetitions by the library
 REQUEST_SEC = 60.0  # of one of them, which moves 5 MB at most, or all of what is read
 PART_BYTES = 5 << 20  # the least that S3 takes
 MOST_PARTS = 9_000  # S3 takes 10,000 of an object
+ROLES = '169.254.169.254'  # where a machine in a cloud is asked for its role, when all else is unset
+REFUSALS = ('401 Unauthorized', '403 Forbidden')
 MOST_SAID = 300  # characters of the library's error
 
 
@@ -196,7 +198,9 @@ class Bucket:
 
     def replace(self, name: str, content: bytes, before: Stored) -> Stored:
         """Raises Changed where the object is not `before` any more."""
-        return self._put(name, content, mode={'e_tag': before.e_tag, 'version': before.version})
+        known = {'e_tag': before.e_tag, 'version': before.version}  # GCS goes by the latter
+        how = {key: value for key, value in known.items() if value is not None}
+        return self._put(name, content, mode=how)
 
     def _put(self, name: str, content: bytes | Path, **how: Any) -> Stored:
         import obstore
@@ -226,15 +230,17 @@ class Bucket:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise Changed(f'{where} has been changed by another process') from error
-        except FileNotFoundError as error:
-            if 'NoSuchBucket' in str(error):
+        except (exceptions.BaseError, FileNotFoundError) as error:
+            # Of a listing all errors have one type, and what the store answered in their text.
+            said = str(error)
+            if 'NoSuchBucket' in said:
                 raise NoBucket(no_bucket(self.url)) from error
-            raise FileNotFoundError(f'there is no {where}') from error
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise Denied(denied(where, _line(error))) from error
-        except exceptions.BaseError as error:
-            if 'NoSuchBucket' in str(error):
-                raise NoBucket(no_bucket(self.url)) from error
+            if ROLES in said:
+                raise Denied(denied(where, 'none were found')) from error
+            if any(status in said for status in REFUSALS):
+                raise Denied(denied(where, _line(error))) from error
+            if isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(f'there is no {where}') from error
             raise BucketError(f'{where} cannot be reached ({_line(error)})') from error
 
 

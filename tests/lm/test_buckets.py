@@ -83,7 +83,7 @@ def test_a_large_file_goes_in_parts(bucket_url, tmp_path):
     (tmp_path / 'a').write_bytes(content)
     bucket = open_bucket(bucket_url)
     written = bucket.write('a', tmp_path / 'a')
-    assert bucket.list() == {'a': written}
+    assert bucket.list()['a'].e_tag == written.e_tag and written.e_tag.endswith('-3"')
     bucket.fetch('a', tmp_path / 'b')
     assert (tmp_path / 'b').read_bytes() == content
 

@@ -312,8 +312,7 @@ def test_what_is_the_same_here_is_not_fetched_again(machine, monkeypatch):
     assert sorted(fetched) == [
         'checkpoints/8/meta/metadata',
         'checkpoints/8/weights/d/0',
-        'config.json',  # written anew by `train`
-        'metrics.jsonl',
+        'metrics.jsonl',  # and not config.json, which is written anew, and is the same
     ]
     assert not [line for line in again.said if line.startswith('NOTE')]
 
@@ -341,6 +340,7 @@ def test_a_path_that_holds_other_things_is_refused(machine, bucket_url):
 def test_a_folder_without_a_manifest_is_set_aside(machine):
     first = machine('a')
     train(first.copy.folder, 4)
+    end(first)
     (first.copy.place / 'manifest.json').write_text('{')
     again = machine('a')
     assert not files(again.copy.folder)
