@@ -23,7 +23,7 @@ CREDENTIALS = {
 }
 QUICK = {  # in place of 15 s, 180 s and 60 s
     'EVENKEEL_BUCKET_PACE_SEC': '0.1',
-    'EVENKEEL_BUCKET_RETRY_SEC': '1.0',
+    'EVENKEEL_BUCKET_RETRY_SEC': '2.5',
     'EVENKEEL_BUCKET_LEASE_SEC': '3.0',
 }
 

@@ -1,44 +1,31 @@
-"""A run in a bucket that is killed by SIGKILL at a moment of its own:
+"""A run in a bucket that is killed by SIGKILL when it is about to write the mark of the checkpoint of
+that step, whose data are all there:
 
-    python -m tests.victims URL SOURCE CACHE_DIR marking|marked STEP
-
-when it is about to write the mark of the checkpoint of that step, whose data are all there, or once
-it has.
+    python -m tests.victims URL SOURCE CACHE_DIR STEP
 """
 
 import os
 import signal
 import sys
-import time
 
 import jax
 
 from lm.buckets import Bucket
 from lm.run.mirrored import mirrored
-from lm.run.wave import Wave
+from lm.whole import MARK
 from tests.commands import tiny
 from train import train
 
 
-def main(url: str, source: str, cache_dir: str, when: str, step: str) -> None:
-    write, dispatch = Bucket.write, Wave.dispatch
-    mark = f'checkpoints/{step}/.whole'
+def main(url: str, source: str, cache_dir: str, step: str) -> None:
+    write = Bucket.write
 
     def killing(bucket, name, content):
-        if name == mark and when == 'marking':
+        if name == f'checkpoints/{step}/{MARK}':
             os.kill(os.getpid(), signal.SIGKILL)
-        found = write(bucket, name, content)
-        if name == mark:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
+        return write(bucket, name, content)
 
-    def waiting(wave):
-        """The bucket is slower than a tiny model: the next step comes after it."""
-        while wave.slots[0].journal.step == int(step) + 1:
-            time.sleep(0.05)
-        dispatch(wave)
-
-    Bucket.write, Wave.dispatch = killing, waiting
+    Bucket.write = killing
     with mirrored(url) as workdir:
         train(tiny({'data.source': source, 'data.cache_dir': cache_dir}), workdir)
 

@@ -113,6 +113,7 @@ class Mirror:
         """Writes what is new here, and deletes what is gone; see above. Raises lease.Lost, or
         BucketError: then it is to be called again.
         """
+        self.lease.check()  # one that has lost its lease ends, also where it has nothing to write
         folder = self.copy.folder
         summaries = {
             name: (found, (folder / name).read_bytes())
