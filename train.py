@@ -203,12 +203,16 @@ def default_workdir(config: Config, config_file: str, suffix: str = '') -> Path:
     return Path('runs') / f'{Path(config_file).stem}-{digest(config)}{suffix}'
 
 
-def check_engine(engine: str, workdir: str | Path) -> None:
-    """ValueError where processes of other machines would train in a folder of this one."""
-    if engine != 'local' and is_url(str(workdir)):
+def check_engine(sweep: Any, workdir: str | Path) -> None:
+    """ValueError for flags that a single run has no use for, and for processes of other machines
+    that would train in a folder of this one.
+    """
+    if sweep is None and (ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value):
+        raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
+    if ENGINE.value != 'local' and is_url(str(workdir)):
         raise ValueError(
-            f'--engine={engine} trains on machines that need a disk they share: give a --workdir on '
-            f'one, not {workdir}'
+            f'--engine={ENGINE.value} needs a --workdir on a disk that its machines share, and '
+            f'{workdir} is in object storage'
         )
 
 
@@ -266,14 +270,12 @@ def main(argv: list[str]) -> None:
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'
         where = WORKDIR.value or default_workdir(config, config_file, suffix)
+        check_engine(sweep, where)
         with mirrored(where) as workdir:
             if sweep is None:
                 join(digest(config))
-                if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
-                    raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
                 status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
             else:
-                check_engine(ENGINE.value, where)
                 how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
                 status = train_sweep(
                     base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value

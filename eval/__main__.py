@@ -19,7 +19,9 @@ from lm.buckets import local_path
 from lm.record.workdir import write_json
 from modules.choices import choose
 
-CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; a path or URL.')
+CHECKPOINT = flags.DEFINE_string(
+    'checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
+)
 SUITE = flags.DEFINE_list('suite', None, f'Of {", ".join(SUITES)}; several with commas.')
 OUT = flags.DEFINE_string('out', None, 'JSON file to write the results to.')
 

@@ -30,7 +30,7 @@ TRY_SEC = 20.0  # of one request with its repetitions by the library
 REQUEST_SEC = 60.0  # of one of them, which moves 5 MB at most, or all of what is read
 PART_BYTES = 5 << 20  # the least that S3 takes
 MOST_PARTS = 9_000  # S3 takes 10,000 of an object
-ROLES = '169.254.169.254'  # where a machine in a cloud is asked for its role, when all else is unset
+ROLES = '169.254.169.254'  # knows the role of a machine in a cloud; asked when all is unset
 REFUSALS = ('401 Unauthorized', '403 Forbidden')
 MOST_SAID = 300  # characters of the library's error
 

@@ -90,6 +90,7 @@ def test_a_run_there_is_the_run_on_a_disk(
     assert page.exists() and whole not in page.parents
     with pytest.raises(ValueError, match=f'{bucket_url}/nothing holds no checkpoint'):
         load(f'{bucket_url}/nothing')
+    elsewhere()
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/12/meta/metadata', b'x' * bucket.list()[METADATA].size)
     said = []
@@ -247,7 +248,7 @@ def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, steal)
-        with pytest.raises(OSError, match='is written to by process .* Nothing more has been wri'):
+        with pytest.raises(OSError, match=r'is written to by process .* Nothing more has been w'):
             train_there(tiny(corpus), bucket_url)
     assert bucket.list() == after
 

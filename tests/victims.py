@@ -1,5 +1,5 @@
-"""A run in a bucket that is killed by SIGKILL when it is about to write the mark of the checkpoint of
-that step, whose data are all there:
+"""A run in a bucket that is killed by SIGKILL when it is about to write the mark of the checkpoint
+of that step, whose data are all there:
 
     python -m tests.victims URL SOURCE CACHE_DIR STEP
 """

@@ -58,9 +58,7 @@ class Copy:
 
     def save(self) -> None:
         record = {'url': self.bucket.url, 'id': self.id}
-        write_json(
-            self.place / MANIFEST, record | {'files': self.files, 'folders': self.folders}
-        )
+        write_json(self.place / MANIFEST, record | {'files': self.files, 'folders': self.folders})
 
     def set_aside(self) -> Path:
         """Moves what is there to a name of its own, and begins with an empty folder."""

@@ -172,10 +172,10 @@ def load(
     if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
         return _load(folder, newest, say, mesh)
     tried = []
-    for folder, step in checkpoints_at(path) if is_url(path) else _newest_first(folder):
+    for place, step in checkpoints_at(path) if is_url(path) else _newest_first(folder):
         tried.append(step)
         try:
-            return _load(folder, step, say, mesh)
+            return _load(place, step, say, mesh)
         except Damaged as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')

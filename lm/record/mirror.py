@@ -121,9 +121,7 @@ class Mirror:
             if is_summary(name)
         }
         listed = checkpoints_here(folder)
-        new = {
-            name: found for name, found in listed.items() if not self._is_written(name, found)
-        }
+        new = {name: found for name, found in listed.items() if not self._is_written(name, found)}
         staged = {name: self._second_name(name) for name in new}
         self._push_files(is_all=is_last or bool(new))
         for name in sorted(new, key=step_of, reverse=True):

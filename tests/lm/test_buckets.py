@@ -117,7 +117,7 @@ def test_a_store_that_refuses(monkeypatch, bucket_url):
         monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{refusing.server_port}')
         bucket = open_bucket(bucket_url)
         for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
-            with pytest.raises(Denied, match='these credentials may not .* AWS_ACCESS_KEY_ID'):
+            with pytest.raises(Denied, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'):
                 act()
         refusing.shutdown()
 

@@ -218,7 +218,8 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
         rows = bucket.read('metrics.jsonl')[0].decode().splitlines()
         assert steps and max(steps) <= len(rows)
         for step in steps:
-            words = [bucket.read(f'checkpoints/{step}/{one}')[0] for one in found_files(found, step)]
+            marked = found[f'checkpoints/{step}'].files
+            words = [bucket.read(f'checkpoints/{step}/{one}')[0] for one in marked]
             assert len({text.split()[-1] for text in words}) == 1, 'of two trainings'
         assert 12 in steps or 'summary.json' not in bucket.list()
         monkeypatch.setenv('EVENKEEL_CACHE', str(folder.parents[3] / f'other-{n}'))
@@ -232,10 +233,6 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
     }
     end(first)
     assert files(machine('b').copy.folder) == files(folder)
-
-
-def found_files(found: dict[str, whole.Mark], step: int) -> list[str]:
-    return sorted(found[f'checkpoints/{step}'].files)
 
 
 @pytest.mark.parametrize('lost', ['.whole', 'weights/d/0'])
