@@ -4,7 +4,6 @@ Equivalence: a run there writes the numbers of one on a disk, wherever it was ki
 machine it goes on.
 """
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from lm.files import InUse
 from lm.record.digests import of_arrays
 from lm.record.lease import LEASE, Lease
 from lm.run.mirrored import mirrored
+from lm.run.start import check_init_from, pinned
 from tests.commands import ROOT, finished, start_run, tiny
 from tests.object_store import Line
 from tests.sweep_helpers import base, before_step, curves, table, terminate_at, timeless
@@ -80,7 +80,11 @@ def test_a_run_there_is_the_run_on_a_disk(
     assert here.step == there.step == 12
     assert of_arrays(here.weights) == of_arrays(there.weights)
     assert generate(here, ['norm'], 4) == generate(there, ['norm'], 4)
-    assert load(f'{bucket_url}/checkpoints/8').step == 8
+    older = load(f'{bucket_url}/checkpoints/8')
+    assert older.step == 8 and pinned(bucket_url, older) == f'{bucket_url}/checkpoints/8'
+    check_init_from(tiny(corpus, train_init_from=bucket_url))
+    with pytest.raises(ValueError, match=r'train\.init_from: .*/nothing holds no checkpoint'):
+        check_init_from(tiny(corpus, train_init_from=f'{bucket_url}/nothing'))
     left_out = {'cell', 'workdir', 'tokens_per_sec', 'wall_sec', 'compile_sec', 'git_commit'}
     (a,), (b,) = gather(whole), gather(bucket_url)
     assert {k: v for k, v in a.items() if k not in left_out} == {
@@ -88,8 +92,6 @@ def test_a_run_there_is_the_run_on_a_disk(
     }
     page = report([bucket_url])
     assert page.exists() and whole not in page.parents
-    with pytest.raises(ValueError, match=f'{bucket_url}/nothing holds no checkpoint'):
-        load(f'{bucket_url}/nothing')
     elsewhere()
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/12/meta/metadata', b'x' * bucket.list()[METADATA].size)
@@ -98,18 +100,6 @@ def test_a_run_there_is_the_run_on_a_disk(
 
 
 METADATA = 'checkpoints/12/meta/metadata'
-
-
-def test_a_run_starts_from_weights_there(whole, corpus, bucket_url, tmp_path):
-    """As from the same ones on a disk."""
-    with mirrored(bucket_url) as workdir:
-        shutil.copytree(whole, workdir, dirs_exist_ok=True)
-    runs = {}
-    for name, start in {'here': str(whole), 'there': bucket_url}.items():
-        config = tiny(corpus, train_init_from=start, train_steps=2)
-        assert train(config, tmp_path / name) == DONE
-        runs[name] = timeless(tmp_path / name)
-    assert runs['here'] == runs['there']
 
 
 def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere):

@@ -1,5 +1,5 @@
 """Reads what a bucket holds of runs: a local folder gets their records, and the checkpoints that
-are asked for. Nothing is written to the bucket, and no lease is taken: a run may train there meanwhile.
+are asked for. Nothing is written there and no lease is taken: a run may train there meanwhile.
 """
 
 import contextlib

@@ -221,11 +221,10 @@ def check_is_ours(bucket: Bucket) -> None:
     """ValueError where the path holds what no run has put there, before anything is written."""
     found = bucket.list()
     if found and LEASE not in found:
-        first = ', '.join(sorted(found)[:3])
         raise ValueError(
-            f'{bucket.url} holds {len(found)} objects, such as {first}, and no run has put them '
-            'there. Give a --workdir that is new. A run of a disk that was copied there can be '
-            'gone on from on a disk alone.'
+            f'{bucket.url} holds {len(found)} objects, such as {min(found)}, and is no workdir: '
+            f'there is no {LEASE} in it. Give a --workdir that is new. A run that was copied there '
+            'by other means goes on from a copy on a disk alone.'
         )
 
 
