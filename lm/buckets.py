@@ -27,9 +27,12 @@ SCHEMES = ('gs', 's3')
 FORM = 'gs://BUCKET/PATH or s3://BUCKET/PATH'
 AT_ONCE = 16  # requests of one job
 TRY_SEC = 20.0  # of one request with its repetitions by the library
-REQUEST_SEC = 60.0  # of one of them, which moves 5 MB at most, or all of what is read
+REQUEST_SEC = 30.0  # of one of them, which moves a part at most
 PART_BYTES = 5 << 20  # the least that S3 takes
 MOST_PARTS = 9_000  # S3 takes 10,000 of an object
+PARTS_AT_ONCE = 4  # of an object that is written
+READS = 5  # of one that is replaced all the time
+RANGE_BYTES = 16 << 20  # of an object that is read, at once
 ROLES = '169.254.169.254'  # knows the role of a machine in a cloud; asked when all is unset
 REFUSALS = ('401 Unauthorized', '403 Forbidden')
 MOST_SAID = 300  # characters of the library's error
@@ -125,8 +128,9 @@ def place(url: str, kind: str) -> Path:
     variable under the user's cache. Its last part is for what the URL holds: `local_name`.
     """
     scheme, bucket, path = parse(url)
-    at = os.environ.get('AWS_ENDPOINT_URL', '') if scheme == 's3' else ''
-    name = hashlib.blake2b(f'{at} {scheme}://{bucket}/{path}'.encode(), digest_size=8).hexdigest()
+    name = hashlib.blake2b(
+        f'{_endpoint(scheme)} {scheme}://{bucket}/{path}'.encode(), digest_size=8
+    ).hexdigest()
     given = os.environ.get('EVENKEEL_CACHE')
     root = Path(given).expanduser().absolute() if given else user_cache() / 'buckets'
     return root / kind / name
@@ -173,23 +177,32 @@ class Bucket:
             return bytes(found.bytes()), stored
 
     def fetch(self, name: str, path: Path) -> Stored:
-        """Reads an object into a file. Raises BucketError where it ends early."""
+        """Reads an object into a file; again where it is replaced meanwhile."""
+        for _ in range(READS - 1):
+            with contextlib.suppress(Changed):
+                return self._fetch(name, path)
+        return self._fetch(name, path)
+
+    def _fetch(self, name: str, path: Path) -> Stored:
         import obstore
 
         with path.open('wb') as file, self._errors(name):
             found = obstore.get(self._store, name)
             stored = _stored(found.meta)
-            for part in found.stream():
-                file.write(part)
-        if path.stat().st_size != stored.size:
-            raise BucketError(f'{below(self.url, name)} was cut short')
+            if stored.size <= RANGE_BYTES:
+                file.write(found.bytes())
+                return stored
+            for start in range(0, stored.size, RANGE_BYTES):  # all of the same object
+                part = start, min(start + RANGE_BYTES, stored.size)
+                same = {'range': part, 'if_match': stored.e_tag}
+                file.write(obstore.get(self._store, name, options=same).bytes())
         return stored
 
     def write(self, name: str, content: bytes | Path) -> Stored:
         """Bytes, or a file."""
         if isinstance(content, Path):
             part = max(PART_BYTES, -(-content.stat().st_size // MOST_PARTS))
-            return self._put(name, content, chunk_size=part)
+            return self._put(name, content, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
         return self._put(name, content)
 
     def create(self, name: str, content: bytes) -> Stored:
@@ -270,7 +283,7 @@ def open_bucket(url: str) -> Bucket:
     kinds = {'s3': store.S3Store, 'gs': store.GCSStore}
     options = {
         'timeout': timedelta(seconds=REQUEST_SEC),
-        'allow_http': os.environ.get('AWS_ENDPOINT_URL', '').startswith('http://'),
+        'allow_http': _endpoint(scheme).startswith('http://'),
     }
     retries = {
         'max_retries': 100,
@@ -283,6 +296,11 @@ def open_bucket(url: str) -> Bucket:
     }
     opened = kinds[scheme](bucket, prefix=path, client_options=options, retry_config=retries)
     return Bucket(url, opened)
+
+
+def _endpoint(scheme: str) -> str:
+    """Where it is not the usual one."""
+    return os.environ.get({'s3': 'AWS_ENDPOINT_URL', 'gs': 'GOOGLE_BASE_URL'}[scheme], '')
 
 
 def _stored(meta: Any) -> Stored:

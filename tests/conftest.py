@@ -88,6 +88,17 @@ def bucket_url(s3_port, tmp_path, monkeypatch) -> str:
 
 
 @pytest.fixture
+def gs_url(bucket_url, tmp_path, monkeypatch) -> str:
+    """The same of Google's kind; no server of Google's is asked."""
+    from tests import object_store
+
+    with object_store.serving(object_store.Gcs) as address:
+        monkeypatch.setenv('GOOGLE_BASE_URL', address)
+        monkeypatch.setenv('GOOGLE_SKIP_SIGNATURE', 'true')
+        yield bucket_url.replace('s3://', 'gs://')
+
+
+@pytest.fixture
 def nothing_is_traced():
     """Fails the test where JAX traces or compiles anything."""
     seen = []

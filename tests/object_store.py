@@ -1,17 +1,22 @@
-"""An S3 server on this machine (moto's, in a process of its own), and a line to it that can be cut.
+"""An S3 server on this machine (moto's, in a process of its own), a line to it that can be cut, and
+as much of Google's interface as is used.
 
 What a program does with it is real: its requests, its conditions and its errors. The server keeps
 objects in memory, and takes any credentials.
 """
 
 import contextlib
+import http.server
+import itertools
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
+from typing import ClassVar
 
 from lm.buckets import Bucket, open_bucket
 
@@ -66,6 +71,69 @@ def client(port: int):
     keys = {'aws_access_key_id': 'testing', 'aws_secret_access_key': 'testing'}
     url = f'http://127.0.0.1:{port}'
     return boto3.client('s3', endpoint_url=url, region_name='us-east-1', **keys)
+
+
+class Gcs(http.server.BaseHTTPRequestHandler):
+    """As much of Google's XML interface as the library uses, in memory. Its conditions are of the
+    number of an object's generation, where S3 has those of its tag.
+    """
+
+    objects: ClassVar[dict[str, tuple[bytes, int]]] = {}
+    generations = itertools.count(1)
+    protocol_version = 'HTTP/1.1'
+
+    def do_GET(self):
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        if 'list-type' in query:
+            return self._list(url.path, query.get('prefix', ''))
+        found = self.objects.get(url.path)
+        return self._answer(404, b'') if found is None else self._answer(200, *found)
+
+    def _list(self, bucket: str, prefix: str) -> None:
+        start = f'{bucket.rstrip("/")}/'
+        rows = ''.join(
+            f'<Contents><Key>{name.removeprefix(start)}</Key><Size>{len(content)}</Size>'
+            f'<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>"{n}"</ETag></Contents>'
+            for name, (content, n) in sorted(self.objects.items())
+            if name.startswith(start + prefix)
+        )
+        text = f'<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>'
+        self._answer(200, text.encode())
+
+    def do_PUT(self):
+        content = self.rfile.read(int(self.headers['Content-Length']))
+        path = urllib.parse.urlsplit(self.path).path
+        _, n = self.objects.get(path, (b'', 0))
+        if self.headers.get('x-goog-if-generation-match', str(n)) != str(n):
+            return self._answer(412, b'')
+        self.objects[path] = content, next(self.generations)
+        return self._answer(200, b'', self.objects[path][1])
+
+    def do_DELETE(self):
+        found = self.objects.pop(urllib.parse.urlsplit(self.path).path, None)
+        self._answer(404 if found is None else 204, b'')
+
+    def _answer(self, status: int, body: bytes, generation: int = 0) -> None:
+        self.send_response(status)
+        self.send_header('Content-Length', str(len(body)))
+        self.send_header('Last-Modified', 'Thu, 01 Jan 2026 00:00:00 GMT')
+        self.send_header('ETag', f'"{generation}"')
+        self.send_header('x-goog-generation', str(generation))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Quietly."""
+
+
+@contextlib.contextmanager
+def serving(handler: type) -> Iterator[str]:
+    """Its URL, from a thread."""
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{running.server_port}'
+        running.shutdown()
 
 
 class Line:
@@ -129,4 +197,4 @@ def contents(url: str) -> dict[str, bytes]:
 
 
 def variables_of_aws() -> list[str]:
-    return [name for name in os.environ if name.startswith(('AWS_', 'EVENKEEL_'))]
+    return [name for name in os.environ if name.startswith(('AWS_', 'GOOGLE_', 'EVENKEEL_'))]

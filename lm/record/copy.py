@@ -128,14 +128,22 @@ class Copy:
     def note_folder(self, folder: str, token: str, files: dict[str, Stat], is_up: bool) -> None:
         self.folders[folder] = {'token': token, 'files': files, 'is_up': is_up}
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Files and checkpoints that are in neither place any more."""
+        for name in names:
+            self.files.pop(name, None)
+            self.folders.pop(name, None)
+
     def drop(self, names: Iterable[str]) -> None:
-        """Files and checkpoints that the workdir does not hold."""
+        """Removes files and checkpoints that the workdir does not hold, and folders that are empty
+        then. Not while a run has the folder: it may have made one that it is about to fill.
+        """
+        names = list(names)
         for name in names:
             path = self.folder / name
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-            self.files.pop(name, None)
-            self.folders.pop(name, None)
+        self.forget(names)
         for path in sorted(self.folder.rglob('*/'), reverse=True):  # the deepest first
             with contextlib.suppress(OSError):
                 path.rmdir()  # where it is empty

@@ -157,7 +157,7 @@ class Mirror:
         if gone:
             self.lease.check()
             self.bucket.delete(gone)
-            self.copy.drop(gone)
+            self.copy.forget(gone)
         due = [
             name
             for name, one in found.items()
@@ -214,7 +214,7 @@ class Mirror:
         self._halves.pop(name, None)
         self._sent.pop(self.copy.folders.get(name, {}).get('token'), None)
         if name in self.copy.folders and not (self.copy.folder / name).is_dir():
-            self.copy.drop([name])
+            self.copy.forget([name])
 
 
 def check_is_ours(bucket: Bucket) -> None:

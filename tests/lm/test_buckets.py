@@ -2,7 +2,6 @@
 
 import http.server
 import sys
-import threading
 
 import pytest
 
@@ -20,7 +19,7 @@ from lm.buckets import (
     place,
     times,
 )
-from tests.object_store import free_port
+from tests.object_store import free_port, serving
 
 pytestmark = pytest.mark.xdist_group('buckets')
 
@@ -62,8 +61,10 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
         open_bucket('s3://b/a')
 
 
-def test_conditions_of_writes(bucket_url):
-    bucket = open_bucket(bucket_url)
+@pytest.mark.parametrize('kind', ['bucket_url', 'gs_url'])
+def test_conditions_of_writes(kind, request):
+    url = request.getfixturevalue(kind)
+    bucket = open_bucket(url)
     first = bucket.create('a/x', b'1')
     with pytest.raises(Changed):
         bucket.create('a/x', b'2')
@@ -71,14 +72,16 @@ def test_conditions_of_writes(bucket_url):
     with pytest.raises(Changed):
         bucket.replace('a/x', b'3', first)
     content, stored = bucket.read('a/x')
-    assert (content, stored) == (b'2', second) and bucket.list() == {'a/x': second}
+    assert (content, stored) == (b'2', second)
+    assert bucket.list()['a/x'].e_tag == second.e_tag
     bucket.delete(['a/x', 'a/y'])
     assert bucket.list() == {}
-    with pytest.raises(FileNotFoundError, match=f'there is no {bucket_url}/a/x'):
+    with pytest.raises(FileNotFoundError, match=f'there is no {url}/a/x'):
         bucket.read('a/x')
 
 
-def test_a_large_file_goes_in_parts(bucket_url, tmp_path):
+def test_a_large_file_goes_in_parts(bucket_url, tmp_path, monkeypatch):
+    monkeypatch.setattr('lm.buckets.RANGE_BYTES', 5_000_000)
     content = bytes(range(256)) * (48 << 10)  # 12 MiB: three parts
     (tmp_path / 'a').write_bytes(content)
     bucket = open_bucket(bucket_url)
@@ -112,14 +115,12 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
 
 def test_a_store_that_refuses(monkeypatch, bucket_url):
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Refusing) as refusing:
-        threading.Thread(target=refusing.serve_forever, daemon=True).start()
-        monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{refusing.server_port}')
+    with serving(Refusing) as address:
+        monkeypatch.setenv('AWS_ENDPOINT_URL', address)
         bucket = open_bucket(bucket_url)
         for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
             with pytest.raises(Denied, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'):
                 act()
-        refusing.shutdown()
 
 
 def test_a_store_that_is_not_there(monkeypatch, bucket_url):

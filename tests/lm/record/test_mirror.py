@@ -27,9 +27,9 @@ def machine(bucket_url, tmp_path, monkeypatch):
     """
     said = []
 
-    def begin(name: str) -> Mirror:
+    def begin(name: str, url: str = bucket_url) -> Mirror:
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / name))
-        bucket = open_bucket(bucket_url)
+        bucket = open_bucket(url)
         check_is_ours(bucket)
         copy = Copy(bucket, KIND)
         copy.place.mkdir(parents=True, exist_ok=True)
@@ -88,14 +88,16 @@ def watched(monkeypatch) -> list[str]:
     return done
 
 
-def test_another_machine_gets_what_the_first_left(machine):
-    first = machine('a')
+@pytest.mark.parametrize('kind', ['bucket_url', 'gs_url'])
+def test_another_machine_gets_what_the_first_left(kind, machine, request):
+    url = request.getfixturevalue(kind)
+    first = machine('a', url)
     train(first.copy.folder, 4)
     train(first.copy.folder, 8)
     write(first.copy.folder, 'summary.json', '{"status": "stopped"}')
     first.push()
     end(first)
-    second = machine('b')
+    second = machine('b', url)
     assert files(second.copy.folder) == files(first.copy.folder)
     assert second.said[-1].endswith(f'checkpoints up to step 8; trained in {second.copy.folder}')
 
@@ -287,6 +289,30 @@ def test_what_another_machine_wrote_since_is_right_and_what_was_here_is_set_asid
     assert 'checkpoints/8' in said and 'another process has written to since' in said
     aside = again.copy.place / f'{again.copy.folder.name}.aside-1'
     assert str(aside) in said and (aside / 'checkpoints' / '8').is_dir()
+
+
+def test_a_start_that_was_cut_off_leaves_no_folder_that_seems_further_on(machine):
+    """What is here is from before another machine trained, until all of that is here."""
+    first = machine('a')
+    train(first.copy.folder, 4)
+    first.push()
+    end(first)
+    second = machine('b')
+    train(second.copy.folder, 8, 'b')
+    second.push()
+    end(second)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Bucket, 'fetch', killed)
+        machine('a')
+    again = machine('a')
+    assert files(again.copy.folder) == files(second.copy.folder)
+    again.push()
+    end(again)
+    assert files(machine('c').copy.folder) == files(second.copy.folder)
+
+
+def killed(*_):
+    raise Killed
 
 
 def test_what_is_the_same_here_is_not_fetched_again(machine, monkeypatch):
