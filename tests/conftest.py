@@ -94,7 +94,7 @@ def gs_url(bucket_url, tmp_path, monkeypatch) -> str:
 
     with object_store.serving(object_store.Gcs) as address:
         monkeypatch.setenv('GOOGLE_BASE_URL', address)
-        monkeypatch.setenv('GOOGLE_SKIP_SIGNATURE', 'true')
+        monkeypatch.setenv('GOOGLE_BEARER_TOKEN', 'any')
         yield bucket_url.replace('s3://', 'gs://')
 
 

@@ -82,12 +82,16 @@ class Gcs(http.server.BaseHTTPRequestHandler):
     generations = itertools.count(1)
     protocol_version = 'HTTP/1.1'
 
+    @property
+    def _name(self) -> str:
+        """/BUCKET/NAME."""
+        return urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+
     def do_GET(self):
-        url = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query))
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         if 'list-type' in query:
-            return self._list(url.path, query.get('prefix', ''))
-        found = self.objects.get(url.path)
+            return self._list(self._name, query.get('prefix', ''))
+        found = self.objects.get(self._name)
         return self._answer(404, b'') if found is None else self._answer(200, *found)
 
     def _list(self, bucket: str, prefix: str) -> None:
@@ -103,15 +107,14 @@ class Gcs(http.server.BaseHTTPRequestHandler):
 
     def do_PUT(self):
         content = self.rfile.read(int(self.headers['Content-Length']))
-        path = urllib.parse.urlsplit(self.path).path
-        _, n = self.objects.get(path, (b'', 0))
+        _, n = self.objects.get(self._name, (b'', 0))
         if self.headers.get('x-goog-if-generation-match', str(n)) != str(n):
             return self._answer(412, b'')
-        self.objects[path] = content, next(self.generations)
-        return self._answer(200, b'', self.objects[path][1])
+        self.objects[self._name] = content, next(self.generations)
+        return self._answer(200, b'', self.objects[self._name][1])
 
     def do_DELETE(self):
-        found = self.objects.pop(urllib.parse.urlsplit(self.path).path, None)
+        found = self.objects.pop(self._name, None)
         self._answer(404 if found is None else 204, b'')
 
     def _answer(self, status: int, body: bytes, generation: int = 0) -> None:

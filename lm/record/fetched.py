@@ -10,7 +10,7 @@ from lm import whole
 from lm.buckets import Stored, is_url, open_bucket
 from lm.files import locked
 from lm.record.checkpoint import FOLDER
-from lm.record.copy import CHECKPOINT, Copy, split, step_of
+from lm.record.local_copy import CHECKPOINT, Copy, split, step_of
 from lm.record.metrics import FILE
 from lm.record.workdir import CONFIG, SUMMARY, SWEEP
 

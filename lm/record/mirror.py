@@ -26,12 +26,13 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 
 from lm import whole
 from lm.buckets import Bucket, Times, each
-from lm.record.copy import (
+from lm.record.lease import LEASE, Lease
+from lm.record.local_copy import (
     Copy,
     Stat,
     checkpoints_here,
@@ -41,7 +42,6 @@ from lm.record.copy import (
     stats_in,
     step_of,
 )
-from lm.record.lease import LEASE, Lease
 from lm.record.workdir import CONFIG, SUMMARY, SWEEP
 
 KIND = 'runs'
@@ -88,7 +88,7 @@ class Mirror:
         held = 'no checkpoint yet' if newest is None else f'checkpoints up to step {newest}'
         self.say(f'{self.bucket.url} holds {held}; trained in {copy.folder}')
 
-    def _drop_what_differs(self, files, marks: dict[str, whole.Mark]) -> None:
+    def _drop_what_differs(self, files: Collection[str], marks: dict[str, whole.Mark]) -> None:
         """What the bucket does not hold, or holds another one of."""
         copy = self.copy
         here = checkpoints_here(copy.folder)
@@ -116,17 +116,22 @@ class Mirror:
         self.lease.check()  # one that has lost its lease ends, also where it has nothing to write
         folder = self.copy.folder
         summaries = {
-            name: (found, (folder / name).read_bytes())
+            name: (found, content)
             for name, found in files_here(folder).items()
-            if is_summary(name)
+            if is_summary(name) and (content := read(folder / name)) is not None
         }
         listed = checkpoints_here(folder)
         new = {name: found for name, found in listed.items() if not self._is_written(name, found)}
         staged = {name: self._second_name(name) for name in new}
         self._push_files(is_all=is_last or bool(new))
-        for name in sorted(new, key=step_of, reverse=True):
-            if stats_in(staged[name]) == new[name]:  # or it was removed while it was listed
-                self._push_checkpoint(name, staged[name], new[name])
+        self._note(new)
+        try:
+            for name in sorted(new, key=step_of, reverse=True):
+                if stats_in(staged[name]) == new[name]:  # or it was removed while it was listed
+                    self._push_checkpoint(name, staged[name])
+        finally:
+            if new:
+                self.copy.save()
         for name in [*(self._marks.keys() - listed.keys()), *self._halves]:
             self._delete(name)
         for name, (found, content) in summaries.items():
@@ -180,32 +185,33 @@ class Mirror:
         if self.copy.files.get(name, [])[:2] == found:
             return
         if content is None:
-            with contextlib.suppress(FileNotFoundError):
-                content = (self.copy.folder / name).read_bytes()
+            content = read(self.copy.folder / name)
         if content is not None:
             self.lease.check()
             stored = self.bucket.write(name, content)
             self.copy.files[name] = [*found, stored.e_tag]
             self._written[name] = time.monotonic()
 
-    def _push_checkpoint(self, name: str, path: Path, found: dict[str, Stat]) -> None:
-        """The manifest knows the token of the mark before the mark is there: if this process is
-        killed in between, the next one sees that the checkpoint is this one.
+    def _note(self, new: dict[str, dict[str, Stat]]) -> None:
+        """Gives tokens to checkpoints. The manifest knows them before there is a mark: if this
+        process is killed in between, the next one sees that the checkpoint is this one.
         """
-        noted = self.copy.folders.get(name)
-        if noted is None or noted['files'] != found:
-            noted = {'token': secrets.token_hex(8)}
+        for name, found in new.items():
+            noted = self.copy.folders.get(name)
+            if noted is None or noted['files'] != found:
+                self.copy.note_folder(name, secrets.token_hex(8), found, is_up=False)
+        if new:
+            self.copy.save()
+
+    def _push_checkpoint(self, name: str, path: Path) -> None:
+        noted = self.copy.folders[name]
         token = noted['token']
         if name in self._marks or (name in self._halves and token not in self._sent):
             self._delete(name)  # another one of this step
-        self.copy.note_folder(name, token, found, is_up=False)
-        self.copy.save()
         self._halves[name] = []
         sent = self._sent.setdefault(token, set())
         whole.upload(self.bucket, path, name, token, self.lease.check, sent)
-        self._marks[name] = token
-        self.copy.note_folder(name, token, found, is_up=True)
-        self.copy.save()
+        self._marks[name], noted['is_up'] = token, True
         del self._halves[name], self._sent[token]
 
     def _delete(self, name: str) -> None:
@@ -226,6 +232,13 @@ def check_is_ours(bucket: Bucket) -> None:
             f'there is no {LEASE} in it. Give a --workdir that is new. A run that was copied there '
             'by other means goes on from a copy on a disk alone.'
         )
+
+
+def read(path: Path) -> bytes | None:
+    """None for a file that has been removed."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None
 
 
 def is_summary(name: str) -> bool:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from lm.buckets import is_url, open_bucket, times
 from lm.files import locked
-from lm.record.copy import Copy, checkpoints_here, step_of
 from lm.record.lease import Lease, Lost
+from lm.record.local_copy import Copy, checkpoints_here, step_of
 from lm.record.mirror import KIND, Mirror, check_is_ours
 from lm.record.workdir import PATIENCE_SEC
 from lm.run.hosts import child_host

@@ -12,9 +12,9 @@ import pytest
 
 from lm import whole
 from lm.buckets import Bucket, Times, open_bucket
-from lm.record.copy import Copy
 from lm.record.fetched import at_hand, checkpoints_at, of_workdir
 from lm.record.lease import LEASE, Lease
+from lm.record.local_copy import Copy
 from lm.record.mirror import KIND, Mirror, check_is_ours
 
 pytestmark = pytest.mark.xdist_group('buckets')
