@@ -68,7 +68,6 @@ def whole(corpus, tmp_path_factory) -> Path:
 @pytest.fixture(scope='session')
 def s3_port():
     """Of a server of object storage."""
-    pytest.importorskip('obstore')
     from tests.object_store import server
 
     with server() as port:
@@ -80,7 +79,7 @@ def bucket_url(s3_port, tmp_path, monkeypatch) -> str:
     """A path of a bucket that holds nothing; this process has what it takes to use it."""
     from tests import object_store
 
-    for name in object_store.variables_of_aws():
+    for name in object_store.variables():
         monkeypatch.delenv(name)
     for name, value in object_store.environment(s3_port, tmp_path / 'cache').items():
         monkeypatch.setenv(name, value)

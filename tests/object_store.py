@@ -18,8 +18,6 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import ClassVar
 
-from lm.buckets import Bucket, open_bucket
-
 BUCKET = 'runs-of-tests'
 CREDENTIALS = {
     'AWS_ACCESS_KEY_ID': 'testing',
@@ -193,11 +191,7 @@ def environment(port: int, cache) -> dict[str, str]:
     }
 
 
-def contents(url: str) -> dict[str, bytes]:
-    """All objects."""
-    bucket: Bucket = open_bucket(url)
-    return {name: bucket.read(name)[0] for name in sorted(bucket.list())}
-
-
-def variables_of_aws() -> list[str]:
-    return [name for name in os.environ if name.startswith(('AWS_', 'GOOGLE_', 'EVENKEEL_'))]
+def variables() -> list[str]:
+    """Those that are set here, and must not reach a test."""
+    kinds = ('AWS_', 'GOOGLE_', 'EVENKEEL_BUCKET_', 'EVENKEEL_CACHE')
+    return [name for name in os.environ if name.startswith(kinds)]
