@@ -52,10 +52,22 @@ class Lease:
 
     def take(self, say: Callable[[str], None], patience: float, is_only: bool = False) -> None:
         """Waits until it is free. Raises InUse where another process renews it, and still has it
-        after `patience` seconds.
+        after `patience` seconds, and OSError where the store does not keep to conditions.
 
         is_only: no other process is in the local folder, so that one that had it there has ended.
         """
+        self._wait(say, patience, is_only)
+        try:
+            self.bucket.create(LEASE, self._text())
+        except Changed:
+            return
+        raise OSError(
+            f'the store of {self.bucket.url} writes an object that is there, where it was asked to '
+            'only if it is not (If-None-Match): two processes could train in one workdir. Give a '
+            '--workdir on a disk, or in a store with conditional writes.'
+        )
+
+    def _wait(self, say: Callable[[str], None], patience: float, is_only: bool) -> None:
         began = time.monotonic()
         seen, since, is_alive, is_said = None, began, False, False
         while True:
@@ -65,6 +77,9 @@ class Lease:
                     return
                 continue
             record, stored = found
+            if record['owner'] == self.owner:  # the library repeated the write that took it
+                self._stored = stored
+                return
             if stored.e_tag != seen:
                 is_alive = seen is not None
                 seen, since = stored.e_tag, time.monotonic()

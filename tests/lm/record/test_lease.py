@@ -127,6 +127,27 @@ def test_a_write_whose_answer_was_lost_is_its_own(lease_of, monkeypatch):
     own.claim()
 
 
+def test_so_is_the_one_that_took_it(lease_of, monkeypatch):
+    said, own = [], lease_of('a', seconds=1000.0)
+    create = own.bucket.create
+
+    def twice(name, content):
+        create(name, content)
+        return create(name, content)
+
+    monkeypatch.setattr(own.bucket, 'create', twice)
+    own.take(said.append, 0.0)
+    own.claim()
+    assert not said
+
+
+def test_a_store_without_conditions_is_refused(lease_of, monkeypatch):
+    own = lease_of('a')
+    monkeypatch.setattr(own.bucket, 'create', own.bucket.write)
+    with pytest.raises(OSError, match='If-None-Match'):
+        own.take(nothing, 0.0)
+
+
 def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
     own = lease_of('a')
     own.take(nothing, 0.0)
