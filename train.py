@@ -32,6 +32,7 @@ from ml_collections import config_flags
 
 from eval.progress import Progress, counts
 from eval.runs import gather, write_table
+from lm.buckets import is_url
 from lm.check import check
 from lm.check_mesh import check_devices, check_single
 from eval.choices import listing
@@ -45,6 +46,7 @@ from lm.record.host import device_name
 from lm.record.workdir import LOCK, SWEEP, check_shared, is_final, open_workdir
 from lm.run.describe import describe, memory_words
 from lm.run.experiment import Experiment
+from lm.run.mirrored import mirrored
 from lm.run.program import Program
 from lm.run.schedule import schedule_listing
 from lm.run.signals import caught_signals
@@ -62,7 +64,9 @@ from lm.sweep.ledger import open_sweep
 from modules.choices import choose
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; default runs/NAME-HASH.')
+WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
+)
 CHOICES = flags.DEFINE_flag(
     flags.Flag(  # boolean, so that it may stand alone: it is 'true' then
         flags.ArgumentParser(),
@@ -198,6 +202,19 @@ def default_workdir(config: Config, config_file: str, suffix: str = '') -> Path:
     return Path('runs') / f'{Path(config_file).stem}-{digest(config)}{suffix}'
 
 
+def check_engine(sweep: Any, workdir: str | Path) -> None:
+    """ValueError for flags that a single run has no use for, and for processes of other machines
+    that would train in a folder of this one.
+    """
+    if sweep is None and (ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value):
+        raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
+    if ENGINE.value != 'local' and is_url(str(workdir)):
+        raise ValueError(
+            f'--engine={ENGINE.value} needs a --workdir on a disk that its machines share, and '
+            f'{workdir} is in object storage'
+        )
+
+
 def parse_resources(texts: list[str] | None) -> dict[str, float]:
     """{'GPU': 1.0} for GPU=1."""
     try:
@@ -231,17 +248,17 @@ def main(argv: list[str]) -> None:
             return
         config_file = config_flags.get_config_filename(flags.FLAGS['config'])
         suffix = '' if sweep is None else '-sweep'
-        workdir = Path(WORKDIR.value or default_workdir(config, config_file, suffix))
-        if sweep is None:
-            join(digest(config))
-            if ENGINE.value != 'local' or RUNS_AT_ONCE.value or RESOURCES.value:
-                raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
-            status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
-        else:
-            how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
-            status = train_sweep(
-                base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value
-            )
+        where = WORKDIR.value or default_workdir(config, config_file, suffix)
+        check_engine(sweep, where)
+        with mirrored(where) as workdir:
+            if sweep is None:
+                join(digest(config))
+                status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
+            else:
+                how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))
+                status = train_sweep(
+                    base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value
+                )
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         status = BAD_INPUT

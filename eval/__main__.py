@@ -9,29 +9,32 @@ if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
 import json
-from pathlib import Path
 
 from absl import app, flags
 
 from eval import SUITES
 from eval.load import load
 from lm.run.command import run_main
+from lm.buckets import local_path
 from lm.record.workdir import write_json
 from modules.choices import choose
 
-CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')
+CHECKPOINT = flags.DEFINE_string(
+    'checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
+)
 SUITE = flags.DEFINE_list('suite', None, f'Of {", ".join(SUITES)}; several with commas.')
 OUT = flags.DEFINE_string('out', None, 'JSON file to write the results to.')
 
 
 def main(_) -> None:
+    out = local_path(OUT.value, '--out') if OUT.value else None
     suites = {name: choose(SUITES, name, '--suite') for name in SUITE.value}
     checkpoint = load(CHECKPOINT.value)
     results = {name: suite(checkpoint) for name, suite in suites.items()}
     record = {'checkpoint': CHECKPOINT.value, 'step': checkpoint.step, **results}
     print(json.dumps(record, indent=2))
-    if OUT.value:
-        write_json(Path(OUT.value), record)
+    if out:
+        write_json(out, record)
 
 
 if __name__ == '__main__':

@@ -24,7 +24,9 @@ from lm.run.command import run_main
 from lm.cached import Cache, extend, init_cache
 from lm.state import Learner
 
-CHECKPOINT = flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')
+CHECKPOINT = flags.DEFINE_string(
+    'checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
+)
 PROMPT = flags.DEFINE_multi_string(
     'prompt', [''], 'Text to go on from; empty: from the beginning. Several are gone on together.'
 )

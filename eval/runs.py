@@ -26,6 +26,7 @@ from eval.results import config_of, naming, naming_sweep, results_of, rows_of, s
 from eval.text import FORMATS, number, render
 from lm.config import flatten
 from lm.files import replacing
+from lm.record.fetched import at_hand
 from lm.record.workdir import CONFIG, SWEEP
 from lm.run.command import run_main
 from lm.sections import FIELDS
@@ -46,9 +47,10 @@ def gather(workdir: str | Path) -> list[Record]:
     Numbers that are not known yet, or not finite, are None; so is a config field that a run of an
     older version does not have. A cell, or what lies below the folder, whose files cannot be read
     is `UNREADABLE`, with a reason that names the file. Raises ValueError where the folder holds
-    neither run nor sweep, or where its own config.json or sweep.json cannot be read.
+    neither run nor sweep, or where its own config.json or sweep.json cannot be read. Of a URL
+    (`lm.buckets`) the records are fetched, and `workdir` is where they then are.
     """
-    folder = Path(workdir)
+    folder = at_hand(workdir)
     if (folder / SWEEP).exists():
         return _gather_sweep(folder)
     if (folder / CONFIG).exists():
@@ -56,7 +58,7 @@ def gather(workdir: str | Path) -> list[Record]:
     below = [path for path in sorted(folder.glob('*')) if _holds_runs(path)]
     if not below:
         raise ValueError(
-            f'{folder} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
+            f'{workdir} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
             'folder below it. Give a --workdir that train.py wrote'
         )
     return [record for path in below for record in _gather_below(path)]
@@ -254,6 +256,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':  # only here, since train.py imports this module and has a --workdir too
-    flags.DEFINE_list('workdir', ['runs'], 'Run, sweep, or folder of them; several with commas.')
+    flags.DEFINE_list('workdir', ['runs'], 'Run, sweep, or folder of them; or URLs; with commas.')
     flags.DEFINE_enum('format', 'table', FORMATS, 'How to print what was asked.')
     app.run(run_main(main))

@@ -27,6 +27,11 @@ class Unreadable(ValueError):
     """A file is cut, damaged, or holds something else."""
 
 
+def user_cache() -> Path:
+    """$XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel."""
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'evenkeel'
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error of any type says that a disk, or a quota of it, is full."""
     known = getattr(error, 'errno', None) in FULL

@@ -20,6 +20,49 @@ from tests.bugs_in_modules import BUGS_IN_MODULES, Bug
 ROOT = Path(__file__).parent.parent
 
 BUGS = BUGS_IN_MODULES | {
+    # Workdirs in object storage.
+    'a mark before what it is the mark of': Bug(
+        'lm/whole.py',
+        '    each(one, sizes)\n    check()',
+        '    check()',
+        'tests/lm/record/test_mirror.py',
+    ),
+    'a checkpoint deleted before its mark': Bug(
+        'lm/whole.py',
+        "    bucket.delete([f'{folder}/{MARK}'])\n",
+        '',
+        'tests/lm/record/test_mirror.py',
+    ),
+    'half a checkpoint is whole': Bug(
+        'lm/whole.py',
+        'return all(one is not None and',
+        'return True or all(one is not None and',
+        'tests/lm/record/test_mirror.py -k half',
+    ),
+    'a folder that is further on is thrown away': Bug(
+        'lm/record/mirror.py',
+        'self.copy, self.lease.written_by == self.copy.id',
+        'self.copy, False',
+        'tests/lm/record/test_mirror.py -k further_on',
+    ),
+    'a folder from before wins': Bug(
+        'lm/record/mirror.py',
+        'self.copy, self.lease.written_by == self.copy.id',
+        'self.copy, True',
+        'tests/lm/record/test_mirror.py -k set_aside',
+    ),
+    'a lease is taken from one that renews it': Bug(
+        'lm/record/lease.py',
+        "unchanged > record['seconds']",
+        'unchanged >= 0',
+        'tests/lm/record/test_lease.py -k refused',
+    ),
+    'a process without its lease goes on': Bug(
+        'lm/record/mirror.py',
+        'self.lease.check()  # one that',
+        '# one that',
+        'tests/test_train_bucket.py -k lost_its_lease',
+    ),
     # The language model.
     'an own option loses to its section': Bug(
         'lm/config.py',

@@ -65,6 +65,38 @@ def whole(corpus, tmp_path_factory) -> Path:
     return workdir
 
 
+@pytest.fixture(scope='session')
+def s3_port():
+    """Of a server of object storage."""
+    from tests.object_store import server
+
+    with server() as port:
+        yield port
+
+
+@pytest.fixture
+def bucket_url(s3_port, tmp_path, monkeypatch) -> str:
+    """A path of a bucket that holds nothing; this process has what it takes to use it."""
+    from tests import object_store
+
+    for name in object_store.variables():
+        monkeypatch.delenv(name)
+    for name, value in object_store.environment(s3_port, tmp_path / 'cache').items():
+        monkeypatch.setenv(name, value)
+    return f's3://{object_store.BUCKET}/{tmp_path.parent.name}/{tmp_path.name}'
+
+
+@pytest.fixture
+def gs_url(bucket_url, tmp_path, monkeypatch) -> str:
+    """The same of Google's kind; no server of Google's is asked."""
+    from tests import object_store
+
+    with object_store.serving(object_store.Gcs) as address:
+        monkeypatch.setenv('GOOGLE_BASE_URL', address)
+        monkeypatch.setenv('GOOGLE_BEARER_TOKEN', 'any')
+        yield bucket_url.replace('s3://', 'gs://')
+
+
 @pytest.fixture
 def nothing_is_traced():
     """Fails the test where JAX traces or compiles anything."""

@@ -36,6 +36,7 @@ MORE = {  # flags for the lines with these words
     'layernorm_removal': REMOVED,
     'eval.generate': {'tokens': 3},
 }
+IN_BUCKETS = 'tests/test_train_bucket.py has a server of object storage'
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
     'uv run pytest tests/hosts_on_loopback.py': 'minutes',
@@ -48,6 +49,10 @@ LEFT_OUT = {  # line: why it is not run here
         )
         for topology in ('v6e:16x16', 'v5p:4x4x4 --search --figure=search.png')
     },
+    'uv sync --extra buckets': 'the environment of the tests has it',
+    'uv run train.py --config=configs/default.py --workdir=s3://my-bucket/runs/mine': IN_BUCKETS,
+    'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
+    'uv run python -m eval.runs --workdir=s3://my-bucket/runs': IN_BUCKETS,
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m tests.bench.step': 'minutes',

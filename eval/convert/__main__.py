@@ -14,7 +14,7 @@ from eval.convert.commands import run
 from eval.convert.fold import TARGETS
 from lm.run.command import run_main
 
-flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP.')
+flags.DEFINE_string('checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.')
 flags.DEFINE_string('out', None, 'Workdir to write; it must be empty or not exist.')
 flags.DEFINE_string('to', None, f'What model.norm becomes: {", ".join(TARGETS)}.')
 flags.DEFINE_bool('untie', False, 'Give tied embeddings a readout of their own.')

@@ -7,17 +7,18 @@ fold: the same function with simpler norms, or none, and without reparametrisati
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eval.convert.converted import write
 from eval.convert.fold import fold_checkpoint
 from eval.load import load
+from lm.buckets import local_path
 from modules.choices import choose
 
 
 def fold(options: Mapping[str, Any]) -> None:
-    checkpoint, out = load(options['checkpoint']), Path(options['out'])
+    out = local_path(options['out'], '--out')
+    checkpoint = load(options['checkpoint'])
     folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
     meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
     write(out, folded.config, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)

@@ -27,7 +27,7 @@ from eval.fit.report import fit_points, record, text
 from lm.run.command import run_main
 from lm.files import replacing
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Sweep, or folder of runs.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'Sweep, or folder of runs, or its URL.')
 TABLE = flags.DEFINE_string('table', None, 'CSV or Parquet file, in place of a workdir.')
 LAW = flags.DEFINE_enum('law', 'chinchilla', sorted(LAWS), 'What to fit.')
 LOSS = flags.DEFINE_string(
@@ -58,7 +58,7 @@ def main(_) -> None:
     if TABLE.value:
         points = from_table(law, Path(TABLE.value), options)
     else:
-        points = from_workdir(law, Path(WORKDIR.value), options)
+        points = from_workdir(law, WORKDIR.value, options)
     share = None if HOLD_OUT_WHERE.value else HOLD_OUT.value
     found = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
     for line in points.left_out:

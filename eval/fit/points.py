@@ -122,7 +122,7 @@ def check_steps(name: str, rows: Sequence[Row]) -> None:
             raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
 
 
-def from_workdir(law: Law, workdir: Path, options: Options) -> Points:
+def from_workdir(law: Law, workdir: str | Path, options: Options) -> Points:
     """Runs that have ended; of the others is said why they are left out."""
     rows = asked(as_arrow(gather(workdir)), options.where, options.held_out)
     often = collections.Counter(row['cell'] for row in rows)

@@ -25,6 +25,7 @@ from eval.report.subject import Subject, read_subject
 from eval.runs import Record
 from eval.stats import CONFIDENCE
 from eval.text import markdown, number
+from lm.buckets import local_path
 from lm.config import flatten
 from lm.record.workdir import write_text
 
@@ -68,7 +69,7 @@ def report(
         'has_final': any(c.losses for c in comparisons) and subject.is_sweep,
         'has_differences': bool(compared(shown)),
     }
-    page = Path(out) if out else subject.folders[0] / _name(subject)
+    page = local_path(out, '--out') if out else subject.folders[0] / _name(subject)
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, _html(content, plotted(subject, styled, final, series)))
     more = unstable.as_tables(content['warnings'], content['lasts'])

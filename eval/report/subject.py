@@ -11,6 +11,7 @@ from eval.runs import SWEEP, Record, gather, read_sweep
 from eval.text import number
 from eval.variants import LR, SEEDS, Variant, split
 from lm.config import flatten
+from lm.record.fetched import at_hand
 from lm.record.workdir import CONFIG
 
 BITS_PER_BYTE = 'bits_per_byte'
@@ -45,7 +46,7 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     Raises ValueError where one holds neither a run nor a sweep, where one is given twice, and where
     losses per token do not compare and there are no bits per byte.
     """
-    folders = [Path(workdir) for workdir in workdirs]
+    folders = [at_hand(workdir) for workdir in workdirs]
     for folder in folders:
         if not any((folder / name).exists() for name in (SWEEP, CONFIG)):
             raise ValueError(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
+from lm.buckets import is_url, open_bucket
 from lm.data import mixed, pieces, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
@@ -16,6 +17,7 @@ from lm.data.loader import (
 )
 from lm.data.packing import PACKINGS
 from lm.data.rows import Rows
+from lm.data.shared import shared
 from lm.data.sources import SOURCES, Source, open_source
 from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
@@ -81,6 +83,8 @@ def _check(cfg: DataConfig) -> tokenizers.Plan:
             'data.validation_fraction must be at least 0 and less than 1; '
             f'got {cfg.validation_fraction}.'
         )
+    if is_url(cfg.cache_dir):
+        open_bucket(cfg.cache_dir)
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     return tokenizers.plan(cfg.tokenizer)
@@ -116,7 +120,16 @@ def _open(
     cfg: DataConfig, source: Source, plan: tokenizers.Plan, say: Callable, wait: bool = True
 ) -> Dataset:
     name = prepare.digest(source, plan, cfg)
-    found = prepared.load(pieces.made_together(source, plan, cfg, name, say, wait))
+    found = prepared.load(
+        shared(
+            cfg.cache_dir,
+            name,
+            make=lambda: pieces.made_together(source, plan, cfg, name, say, wait),
+            damage=prepared.damage,
+            say=say,
+            wait=wait,
+        )
+    )
     held = found.report['train']['tokens']
     if held < cfg.seq_len + 1:
         raise ValueError(

@@ -11,7 +11,8 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from lm.files import is_full, locked, write_text
+from lm.buckets import is_url, place
+from lm.files import is_full, locked, user_cache, write_text
 
 PARTIAL = '.partial'  # ends the name of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # a name that a folder cannot be given
@@ -19,10 +20,12 @@ SAME = 'data: another process prepares the same data; waiting for it'
 
 
 def root(cache_dir: str) -> Path:
-    """`cache_dir`, or else $XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel."""
-    if cache_dir:
-        return Path(cache_dir).expanduser().absolute()
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'evenkeel'
+    """`cache_dir`, for a URL the folder of this machine that stands for it; without one
+    `lm.files.user_cache`.
+    """
+    if is_url(cache_dir):
+        return place(cache_dir, 'data')
+    return Path(cache_dir).expanduser().absolute() if cache_dir else user_cache()
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:

@@ -7,6 +7,7 @@ each as it holds: shares do not count, so that other shares prepare nothing anew
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from lm.data import cache, prepare, prepared, tokenizers
 from lm.data.prepared import TOKENIZER
 from lm.data.scan import scanned
+from lm.data.shared import shared
 from lm.data.sources import Source, open_source
 from lm.data.split import SPLITS
 from lm.mixture import Ingredient, parse
@@ -56,13 +58,16 @@ def shared_plan(plan: tokenizers.Plan, found: Sequence[Part], say: Callable) -> 
         return plan
     alone = {prepare.digest(p.source, plan, p.cfg): p for p in found}
     name = _digest('tokenizer of', *sorted(alone))
-    folder = cache.made_once(
-        cache.root(found[0].cfg.cache_dir),
-        name,
-        make=lambda partial: _train(plan, alone, partial, say),
-        damage=lambda path: prepared.damage(path, (TOKENIZER,)),
-        say=say,
-    )
+    cache_dir = found[0].cfg.cache_dir
+
+    def damage(path: Path) -> str:
+        return prepared.damage(path, (TOKENIZER,))
+
+    def make() -> Path:
+        train = functools.partial(_train, plan, alone, say=say)
+        return cache.made_once(cache.root(cache_dir), name, make=train, damage=damage, say=say)
+
+    folder = shared(cache_dir, name, make=make, damage=damage, say=say)
     tokenizer = tokenizers.load(folder / TOKENIZER)
     return tokenizers.Plan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from jax.sharding import Mesh
 
 from lm import data
 from lm.activations import Activations, gradients, next_token_loss, observe
+from lm.buckets import is_url
 from lm.cached import Cache, extend, init_cache
 from lm.config import AUTO
 from lm.mesh import make_mesh
 from lm.model import Transformer, chosen_kernels
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import Damaged
+from lm.record.fetched import at_hand, checkpoints_at, of_workdir
 from lm.record.host import device_memory_bytes
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
@@ -111,12 +113,15 @@ class Checkpoint:
         return jax.jit(functools.partial(observe, self.learner))
 
 
-def find(path: Path) -> tuple[Path, int]:
+def find(path: str | Path) -> tuple[Path, int]:
     """(folder of checkpoints, step) for a workdir, whose newest is meant, or for one checkpoint in
-    it.
+    it; for a URL those of a folder that it is fetched to.
 
     Raises ValueError where there is none.
     """
+    if is_url(path):
+        return _find_in_bucket(path)
+    path = Path(path)
     if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
         return path.parent, int(path.name)
     folder = path / FOLDER
@@ -129,11 +134,27 @@ def find(path: Path) -> tuple[Path, int]:
             'lists what each cell is and how it ended.'
         )
     if not steps:
-        raise ValueError(
-            f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
-            f'WORKDIR/{FOLDER}/STEP.'
-        )
+        raise ValueError(no_checkpoint(path))
     return folder, steps[-1]
+
+
+def _find_in_bucket(url: str) -> tuple[Path, int]:
+    found = next(checkpoints_at(url), None)
+    if found is not None:
+        return found
+    if (at_hand(of_workdir(url)[0]) / SWEEP).exists():
+        raise ValueError(
+            f'{url} is a sweep; give the workdir of one of its cells, {url}/CELL. "python -m '
+            f'eval.runs --workdir={url}" lists what each cell is and how it ended.'
+        )
+    raise ValueError(no_checkpoint(url))
+
+
+def no_checkpoint(path: str | Path) -> str:
+    return (
+        f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
+        f'WORKDIR/{FOLDER}/STEP.'
+    )
 
 
 def load(
@@ -142,19 +163,26 @@ def load(
     """Reads weights, config and tokenizer, however many devices trained it; on those of `mesh`, or
     else on one, or on all of this machine for weights that are too large for that.
 
+    path: a workdir or WORKDIR/checkpoints/STEP, as a path or a URL (`lm.buckets`).
     Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot, and of
     kernels that do not run here, which others stand for.
     Raises ValueError where there is none, or its weights do not fit its config.
     """
-    folder, newest = find(Path(path))
-    if folder == Path(path).parent:
+    folder, newest = find(path)
+    if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
         return _load(folder, newest, say, mesh)
-    for step in reversed(steps_in(folder)):
+    tried = []
+    for place, step in checkpoints_at(path) if is_url(path) else _newest_first(folder):
+        tried.append(step)
         try:
-            return _load(folder, step, say, mesh)
+            return _load(place, step, say, mesh)
         except Damaged as error:
             say(f'{error}; taking the one before')
-    raise ValueError(f'none of the checkpoints {steps_in(folder)} in {folder} can be read')
+    raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
+
+
+def _newest_first(folder: Path) -> Iterator[tuple[Path, int]]:
+    return ((folder, step) for step in reversed(steps_in(folder)))
 
 
 def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:

@@ -9,12 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import data
+from lm.buckets import below, is_url
 from lm.check import check
 from lm.config import part_at
 from lm.data.tokenizers import Tokenizer
 from lm.mixture import source_of
 from lm.processes import from_first, is_first
-from lm.record.checkpoint import TreeMismatch, check_tree, fields_that_differ, tree_record
+from lm.record.checkpoint import (
+    FOLDER,
+    TreeMismatch,
+    check_tree,
+    fields_that_differ,
+    tree_record,
+)
+from lm.record.fetched import of_workdir
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
 from lm.sections import Config
@@ -36,7 +44,7 @@ def check_init_from(config: Config) -> None:
     if not config.train.init_from:
         return
     try:
-        find(Path(config.train.init_from))
+        find(config.train.init_from)
     except ValueError as error:
         raise ValueError(
             f'train.init_from: {error} A run that has begun goes on without it: '
@@ -141,7 +149,7 @@ def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
     """The checkpoint of train.init_from; ValueError where its weights or tokenizer are others."""
     # Of process 0, as the run that it is from may be training still, and saving.
     source = load(config.train.init_from) if is_first() else None
-    path = from_first(str(source.path) if source else None)
+    path = from_first(pinned(config.train.init_from, source) if source else None)
     source = source or load(path)
     if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
         raise ValueError(
@@ -156,6 +164,13 @@ def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
     except TreeMismatch as error:
         raise TreeMismatch(fields_that_differ(source.config, config) + str(error)) from error
     return source
+
+
+def pinned(path: str, source: Checkpoint) -> str:
+    """The very checkpoint that was found at `path`, for another host to read."""
+    if is_url(path):
+        return below(of_workdir(path)[0], FOLDER, source.step)
+    return str(source.path)
 
 
 def used_record(learner: Learner, state: State | Weights) -> dict[str, str]:

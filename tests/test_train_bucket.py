@@ -1,0 +1,262 @@
+"""The training program with a workdir in object storage: how it goes on, and when it refuses.
+
+Equivalence: a run there writes the numbers of one on a disk, wherever it was killed, on whatever
+machine it goes on.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from eval.generate import generate
+from eval.load import load
+from eval.report.page import report
+from eval.runs import gather
+from lm import whole
+from lm.buckets import open_bucket
+from lm.files import InUse
+from lm.record.digests import of_arrays
+from lm.record.lease import LEASE, Lease
+from lm.run.mirrored import mirrored
+from lm.run.start import check_init_from, pinned
+from tests.commands import ROOT, finished, start_run, tiny
+from tests.object_store import Line
+from tests.sweep_helpers import base, before_step, curves, table, terminate_at, timeless
+from train import DONE, SIGNALLED, train, train_sweep
+
+pytestmark = pytest.mark.xdist_group('buckets')
+
+
+def checkpoints_of(url: str) -> set[int]:
+    """The steps of those that are whole."""
+    bucket = open_bucket(url)
+    return {int(n.split('/')[-1]) for n in whole.whole_folders(bucket, bucket.list())}
+
+
+def train_there(config, url: str) -> int:
+    with mirrored(url) as workdir:
+        return train(config, workdir)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """elsewhere(): from now on this process is on a machine that holds nothing yet."""
+    machines = iter(range(100))
+
+    def move():
+        monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / f'machine-{next(machines)}'))
+
+    return move
+
+
+def test_a_run_there_is_the_run_on_a_disk(
+    whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
+):
+    """Also over a short outage; and so is what reads it: suites, generation, tables, a page."""
+    line = Line(s3_port)
+
+    def cut(wave):
+        if wave.slots[0].journal.step == 6:
+            line.cut()
+            time.sleep(0.5)
+            line.mend()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{line.port}')
+        patch.setenv('EVENKEEL_BUCKET_RETRY_SEC', '60')
+        before_step(patch, cut)
+        assert train_there(tiny(corpus), bucket_url) == DONE
+    line.cut()
+    assert f'{bucket_url} holds all of it' in capsys.readouterr().out
+    elsewhere()
+    with mirrored(bucket_url) as workdir:
+        assert timeless(workdir) == timeless(whole)
+        assert train(tiny(corpus), workdir) == DONE
+    assert 'nothing left to do' in capsys.readouterr().out
+    here, there = load(whole), load(bucket_url)
+    assert here.step == there.step == 12
+    assert of_arrays(here.weights) == of_arrays(there.weights)
+    assert generate(here, ['norm'], 4) == generate(there, ['norm'], 4)
+    older = load(f'{bucket_url}/checkpoints/8')
+    assert older.step == 8 and pinned(bucket_url, older) == f'{bucket_url}/checkpoints/8'
+    check_init_from(tiny(corpus, train_init_from=bucket_url))
+    with pytest.raises(ValueError, match=r'train\.init_from: .*/nothing holds no checkpoint'):
+        check_init_from(tiny(corpus, train_init_from=f'{bucket_url}/nothing'))
+    left_out = {'cell', 'workdir', 'tokens_per_sec', 'wall_sec', 'compile_sec', 'git_commit'}
+    (a,), (b,) = gather(whole), gather(bucket_url)
+    assert {k: v for k, v in a.items() if k not in left_out} == {
+        k: v for k, v in b.items() if k not in left_out
+    }
+    page = report([bucket_url])
+    assert page.exists() and whole not in page.parents
+    elsewhere()
+    bucket = open_bucket(bucket_url)
+    bucket.write('checkpoints/12/meta/metadata', b'x' * bucket.list()[METADATA].size)
+    said = []
+    assert load(bucket_url, said.append).step == 8 and 'taking the one before' in said[0]
+
+
+METADATA = 'checkpoints/12/meta/metadata'
+
+
+def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere):
+    """Killed with all of checkpoint 8 there but its mark: the one before counts."""
+    where = [corpus['data.source'], corpus['data.cache_dir']]
+    command = [sys.executable, '-m', 'tests.victims', bucket_url, *where]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert 'checkpoints/8/meta/metadata' in open_bucket(bucket_url).list()
+    assert checkpoints_of(bucket_url) == {4}
+    elsewhere()
+    said = []
+    with mirrored(bucket_url, said.append) as workdir:
+        assert 'waiting for it to end' in said[0]  # until the lease has run out
+        assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
+        assert train(tiny(corpus), workdir) == DONE
+        assert timeless(workdir) == timeless(whole)
+    assert checkpoints_of(bucket_url) == {8, 12}
+
+
+def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypatch, elsewhere):
+    """The first is stopped by SIGTERM, and the same command goes on at once."""
+    monkeypatch.setattr('lm.run.mirrored.PATIENCE_SEC', 0.5)
+    process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
+    deadline = time.monotonic() + 100
+    while 'metrics.jsonl' not in open_bucket(bucket_url).list():
+        assert process.poll() is None and time.monotonic() < deadline, finished(process)
+        time.sleep(0.1)
+    with (
+        pytest.raises(InUse, match=f'another process trains in {bucket_url}'),
+        mirrored(bucket_url),
+    ):
+        pass
+    elsewhere()
+    with (
+        pytest.raises(InUse, match=rf'another process trains in {bucket_url} \(process '),
+        mirrored(bucket_url),
+    ):
+        pass
+    process.terminate()
+    code, output = finished(process)
+    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
+    (step,) = checkpoints_of(bucket_url)
+    with mirrored(bucket_url) as workdir:
+        assert timeless(workdir)[-1]['step'] == step
+
+
+def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
+    sweep = {'optim.lr': (0.003, 0.01)}
+    assert train_sweep(base(corpus), sweep, tmp_path / 'disk') == DONE
+    with pytest.MonkeyPatch.context() as patch, mirrored(bucket_url) as workdir:
+        before_step(patch, terminate_at(6))
+        assert train_sweep(base(corpus), sweep, workdir) == SIGNALLED + signal.SIGTERM
+    assert len(checkpoints_of_cells(bucket_url)) == 2
+    elsewhere()
+    with mirrored(bucket_url) as workdir:
+        assert train_sweep(base(corpus), sweep, workdir) == DONE
+        assert curves(workdir) == curves(tmp_path / 'disk')
+    elsewhere()
+    without = [{k: v for k, v in row.items() if k != 'sweep'} for row in table(bucket_url)]
+    assert without == [
+        {k: v for k, v in row.items() if k != 'sweep'} for row in table(tmp_path / 'disk')
+    ]
+    assert {'report.html', 'cells.parquet', 'sweep.json'} <= set(open_bucket(bucket_url).list())
+    with pytest.raises(ValueError, match=f'{bucket_url} is a sweep; give the workdir of one of'):
+        load(bucket_url)
+    (cell, *_) = {name.split('/')[0] for name in checkpoints_of_cells(bucket_url)}
+    assert load(f'{bucket_url}/{cell}').step == 8
+
+
+def checkpoints_of_cells(url: str) -> list[str]:
+    """The newest of each."""
+    bucket = open_bucket(url)
+    found = sorted(whole.whole_folders(bucket, bucket.list()))
+    return list({name.split('/')[0]: name for name in found}.values())
+
+
+def until_stopped(from_step: int):
+    """For `before_step`: the run waits at that step until it is asked to stop."""
+
+    def act(wave):
+        deadline = time.monotonic() + 60
+        while wave.slots[0].journal.step >= from_step and not wave._stopping.now:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return act
+
+
+def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
+    whole, corpus, bucket_url, s3_port, monkeypatch, capsys
+):
+    line = Line(s3_port)
+    monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{line.port}')
+    wait = until_stopped(6)
+
+    def cut(wave):
+        if wave.slots[0].journal.step == 6:
+            line.cut()
+        wait(wave)
+
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, cut)
+        with pytest.raises(OSError) as error:
+            train_there(tiny(corpus), bucket_url)
+    said = capsys.readouterr().out
+    assert 'tried again for 2.5 s' in said and 'the run is stopped' in said
+    text = str(error.value)
+    assert f'{bucket_url} could not be written' in text and 'the same command' in text
+    assert 'up to the checkpoint of step 7 is in ' in text or 'step 6 is in ' in text
+    with pytest.raises(OSError, match='cannot be reached'):
+        train_there(tiny(corpus), bucket_url)
+    line.mend()
+    with mirrored(bucket_url) as workdir:
+        assert train(tiny(corpus), workdir) == DONE
+        assert timeless(workdir) == timeless(whole)
+    assert 'resuming after step ' in capsys.readouterr().out
+    assert checkpoints_of(bucket_url) == {8, 12}
+    line.cut()
+
+
+def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
+    corpus, bucket_url, monkeypatch, tmp_path, capsys
+):
+    bucket, after = open_bucket(bucket_url), {}
+    wait = until_stopped(6)
+
+    def steal(wave):
+        if wave.slots[0].journal.step == 6:
+            other = Lease(bucket, 'of another machine', 1000.0)
+            stored = bucket.list()[LEASE]
+            other.written_by = other.folder
+            bucket.replace(LEASE, other._text(), stored)
+            time.sleep(1.5)  # what was on its way has come
+            after.update(bucket.list())
+        wait(wave)
+
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, steal)
+        with pytest.raises(OSError, match=r'is written to by process .* Nothing more has been w'):
+            train_there(tiny(corpus), bucket_url)
+    assert bucket.list() == after
+
+
+@pytest.mark.parametrize('kind', ['bucket', 'scheme', 'store', 'hosts'])
+def test_what_cannot_work_is_refused_before_anything_is_compiled(
+    kind, corpus, bucket_url, monkeypatch, nothing_is_traced
+):
+    url, words = {
+        'bucket': ('s3://no-such-bucket/run', 'there is no bucket no-such-bucket'),
+        'scheme': ('az://a/run', 'gs://BUCKET/PATH or s3://BUCKET/PATH'),
+        'store': (bucket_url, 'cannot be reached'),
+        'hosts': (bucket_url, 'a job of several hosts cannot train in a bucket'),
+    }[kind]
+    if kind == 'store':
+        monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://127.0.0.1:1')
+    if kind == 'hosts':
+        monkeypatch.setattr('lm.run.mirrored.child_host', object)
+    with pytest.raises((ValueError, OSError), match=words):
+        train_there(tiny(corpus), url)

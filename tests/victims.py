@@ -1,0 +1,44 @@
+"""A run in a bucket that is killed by SIGKILL when it is about to write the mark of the checkpoint
+of step 8, whose data are all there, while that of step 4 is there whole:
+
+    python -m tests.victims URL SOURCE CACHE_DIR
+"""
+
+import os
+import signal
+import sys
+import time
+
+from lm.buckets import Bucket
+from lm.run.mirrored import mirrored
+from lm.run.wave import Wave
+from lm.whole import MARK
+from tests.commands import tiny
+from train import train
+
+
+def main(url: str, source: str, cache_dir: str) -> None:
+    write, dispatch, there = Bucket.write, Wave.dispatch, []
+
+    def killing(bucket, name, content):
+        if name == f'checkpoints/8/{MARK}':
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = write(bucket, name, content)
+        there.append(name)
+        return found
+
+    def waiting(wave):
+        """So tiny a model is faster than the bucket."""
+        for step in (4, 8):
+            mark = f'checkpoints/{step}/{MARK}'
+            while wave.slots[0].journal.step == step + 1 and mark not in there:
+                time.sleep(0.02)
+        dispatch(wave)
+
+    Bucket.write, Wave.dispatch = killing, waiting
+    with mirrored(url) as workdir:
+        train(tiny({'data.source': source, 'data.cache_dir': cache_dir}), workdir)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
