@@ -40,6 +40,7 @@ IN_BUCKETS = 'tests/test_train_bucket.py has a server of object storage'
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
     'uv run pytest tests/hosts_on_loopback.py': 'minutes',
+    'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
     'uv sync --extra cluster': 'the environment of the tests has it',
     'uv sync --extra tpu': 'the environment of the tests has it',
     'uv sync --extra cuda-compiler': 'the environment of the tests has it',

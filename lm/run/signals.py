@@ -52,6 +52,17 @@ def caught_signals() -> Iterator[Caught]:
 
 
 @contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """What the block makes of SIGTERM and SIGINT ends with it: Ray takes them for itself."""
+    before = {number: signal.getsignal(number) for number in ASKED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def nothing_to_lose(caught: list[int]) -> Iterator[None]:
     """Text is prepared, or a program compiled: a signal that comes now raises Interrupted, where
     `caught` is of `caught_signals`.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lm.record.workdir import is_final, record_failure
 from lm.run.process import TUNABLES
+from lm.run.signals import handlers_kept
 from lm.run.stopping import asked_to_stop
 from lm.sweep.cells import Cell
 from lm.sweep.group import train_group
@@ -71,7 +72,8 @@ def on_ray(work: Work) -> None:
         ) from error
     connected = ray.is_initialized()
     if not connected:
-        with warnings.catch_warnings():  # JAX's, of a fork that is followed by exec at once
+        # JAX warns of a fork, which is followed by exec at once.
+        with handlers_kept(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
             ray.init(include_dashboard=False, logging_level='ERROR')
     try:

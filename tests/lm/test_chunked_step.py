@@ -71,7 +71,7 @@ def test_tokens_at_a_time_are_chosen_for_each_device():
     """As many on each of a mesh as on one device; where `tensor` cuts their logits, more. Catches
     rounds of two tokens on a pod.
     """
-    learner, vocab = tiny_learner(tiny_config()), 2**17
+    learner, vocab = tiny_learner(tiny_config()), 2**14
     alone = chunk_of(learner, (512, 8192), vocab)
     assert alone == LOGITS // vocab
     for sizes, parts in (({'data': 2, 'fsdp': 2, 'context': 2}, 8), ({'data': 2, 'tensor': 4}, 8)):

@@ -20,13 +20,13 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 
-from lm.run.statuses import ASKED, DONE, RESUME
+from lm.run.signals import handlers_kept
+from lm.run.statuses import DONE, RESUME
 from tpu.launchers import base
 from tpu.launchers.base import Engine, Job, option
 from tpu.launchers.ray_host import Host
@@ -260,9 +260,7 @@ def _connect(address: str):
     import ray.util.tpu
 
     if not ray.is_initialized():
-        # It takes signals for itself, and would end this process where it is.
-        before = {number: signal.getsignal(number) for number in ASKED}
-        with warnings.catch_warnings():
+        with handlers_kept(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', category=RuntimeWarning)
             ray.init(
                 address=address or None,
@@ -270,8 +268,6 @@ def _connect(address: str):
                 logging_level='ERROR',
                 log_to_driver=False,
             )
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return ray
 
 
