@@ -75,7 +75,7 @@ TPUS = {
     'v4': _tpu(
         'v4',
         'TPU v4',
-        memory=int(30.5 * GIB),
+        memory=int(30.75 * GIB),
         gb_per_second=1200,
         link=45,
         network=6.25,
