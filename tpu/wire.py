@@ -40,14 +40,14 @@ class Collective(NamedTuple):
 def collectives(module: Module) -> list[Collective]:
     """Those of a program for TPUs, GPUs or CPUs."""
     found, by_channel = [], {}
-    for name, one, times in module.instructions():
+    for _, one, times in module.instructions():
         if one.opcode == 'fusion' and (one.called or '').startswith(SCATTERS):
             parts = module.computations[one.called].values()
             (inner,) = (part for part in parts if OPCODE.match(part.opcode))
             found.append(_collective('reduce-scatter', one.arrays, times, inner))
             continue
-        parts = module.inside(one) if one.opcode == 'fusion' else [(None, one)]
-        for _, part in parts:
+        fused = one.opcode == 'fusion'
+        for _, part in module.inside(one) if fused else [(None, one)]:
             if not (kind := OPCODE.match(part.opcode)):
                 continue
             arrays = part.arrays
@@ -56,8 +56,11 @@ def collectives(module: Module) -> list[Collective]:
                 arrays = arrays[len(arrays) // 2 :]
             channel = CHANNEL.search(part.attributes)
             key = kind[1], channel and channel[1], tuple(a[:2] for a in arrays)
-            where = by_channel.setdefault(key, {}).setdefault(one.called or name, [])
-            where.append(_collective(kind[1], arrays, times, part))
+            read = _collective(kind[1], arrays, times, part)
+            if fused:
+                by_channel.setdefault(key, {}).setdefault(one.called, []).append(read)
+            else:
+                found.append(read)
     # One that is fused with others, to run meanwhile, stands in several computations.
     for of_computations in by_channel.values():
         found += max(of_computations.values(), key=len)

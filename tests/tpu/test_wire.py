@@ -71,7 +71,8 @@ ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[2,4] {
   %done = f32[8]{0} fusion(%b), kind=kCustom, calls=%ended
   %gather = (f32[4]{0}, f32[16]{0}) all-gather-start(%b), channel_id=1, replica_groups={{0,1,2,3}}
   %whole = f32[16]{0} all-gather-done(%gather)
-  %both = (f32[4]{0}, f32[]) all-reduce(%b, %b), channel_id=2, replica_groups={{0,1}}
+  %both = (f32[4]{0}, f32[]) all-reduce(%b, %b), channel_id=2, replica_groups={{0,1}}, to_apply=%k
+  %more = (f32[4]{0}, f32[]) all-reduce(%b, %b), channel_id=2, replica_groups={{0,1}}, to_apply=%v
   ROOT %own = f32[2,4]{1,0} fusion(%a), kind=kCustom, calls=%scatter
 }
 """
@@ -82,18 +83,18 @@ PROGRAM = PROGRAM.replace('calls=%scatter', 'calls=%all-reduce-scatter.1').repla
 
 def test_collectives_count_once_and_by_what_they_give():
     """Catches a reduce-scatter of a TPU that counts as an all-reduce of the whole, one that is
-    fused and stands twice, and a start whose operands count.
+    fused and stands twice, a start whose operands count, and two of one channel that count as one.
     """
     found = collectives(Module(PROGRAM))
     assert sorted(found) == [
         Collective('all-gather', 32, 32, 1, (0, 1)),
         Collective('all-gather', 64, 64, 1, (0, 1, 2, 3)),
-        Collective('all-reduce', 20, 16, 1, (0, 1)),
+        *[Collective('all-reduce', 20, 16, 1, (0, 1))] * 2,
         Collective('reduce-scatter', 32, 32, 1, (0, 1, 2, 3)),
     ]
     assert list(by_kind(found)) == [
         ('all-gather', 2, 96),
-        ('all-reduce', 1, 20),
+        ('all-reduce', 2, 40),
         ('reduce-scatter', 1, 32),
     ]
 
