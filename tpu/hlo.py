@@ -6,6 +6,7 @@ rounds; here it is multiplied by them.
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -26,6 +27,7 @@ FAST = re.compile(r'S\([1-9]\d*\)')
 CALLS = re.compile(r'(?:calls|to_apply)=%?([\w.\-]+)')
 BRANCHES = re.compile(r'(?:branch_computations=\{(.*?)\}|(?:true|false)_computation=%?([\w.\-]+))')
 LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
+INDEX = re.compile(r'index=(\d+)')
 INTEGER = re.compile(r'[su](32|64)\[\]')
 BEGUN = re.compile(r'\s+(?:ROOT )?%[\w.\-]+ = ')
 PARENTHESES = re.compile(r'[()]')
@@ -98,7 +100,7 @@ class Module:
         for one in self.computations[name].values():
             if one.opcode == 'while':
                 condition, body = LOOP.search(one.attributes).groups()
-                self._visit(body, times * self._trips(one, condition))
+                self._visit(body, times * self._trips(one, condition, body))
             elif one.opcode in ('call', 'async-start') and one.called in self.computations:
                 self._visit(one.called, times)
             elif one.opcode == 'conditional':
@@ -106,17 +108,20 @@ class Module:
                     for branch in NAMES.findall(several) or [single]:
                         self._visit(branch, times)
 
-    def _trips(self, loop: Instruction, condition: str) -> int:
-        """The rounds of a loop: as the compiler says, or by the constant that its condition
-        compares a count with, which JAX has begin at 0.
+    def _trips(self, loop: Instruction, condition: str, body: str) -> int:
+        """The rounds of a loop: as the compiler says, or by the constant below which its count is
+        to be, and by what a round adds to it: 2 where the compiler has put two rounds into one. It
+        begins at 0, as JAX and the compiler have it.
         """
         if known := KNOWN.search(loop.attributes):
             return int(known[1])
-        body = self.computations[condition].values()
-        whole = [one for one in body if one.opcode == 'constant' and INTEGER.match(one.type)]
-        limits = [int(one.argument) for one in whole]
-        if len(limits) == 1:
-            return limits[0]
+        asked, computed = self.computations[condition], self.computations[body]
+        count, limit = _beside_constant(asked, _root(asked), 'compare')
+        if place := count and INDEX.search(count.attributes):
+            carried = computed[_root(computed).operands[int(place[1])]]
+            _, added = _beside_constant(computed, carried, 'add')
+            if added:
+                return math.ceil(limit / added)
         self.unknown.append(loop.name)
         return 1
 
@@ -127,15 +132,30 @@ class Module:
                 yield name, one, times
 
     def inside(self, one: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        """The instruction itself; of a fusion those that it is made of, nested ones included. Each
-        with the computation that its operands are of.
+        """What a fusion is made of, nested ones included, each with the computation that its
+        operands are of.
         """
-        inner = self.computations.get(one.called) if one.opcode == 'fusion' else None
+        inner = self.computations.get(one.called)
         for part in inner.values() if inner else ():
             if part.opcode == 'fusion':
                 yield from self.inside(part)
             else:
                 yield inner, part
+
+
+def _root(computation: Computation) -> Instruction:
+    return next(one for one in computation.values() if one.is_root)
+
+
+def _beside_constant(
+    computation: Computation, one: Instruction, opcode: str
+) -> tuple[Instruction | None, int]:
+    """(the other operand, the constant) of an `opcode` whose second is an integer; or (None, 0)."""
+    if one.opcode == opcode:
+        other, second = (computation[name] for name in one.operands)
+        if second.opcode == 'constant' and INTEGER.match(second.type):
+            return other, int(second.argument)
+    return None, 0
 
 
 def _computations(text: str) -> tuple[dict[str, Computation], str]:

@@ -21,13 +21,15 @@ LOOP = """HloModule step, is_scheduled=true
 
 %body (state.1: (s32[], f32[8])) -> (s32[], f32[8]) {
   %state.1 = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
-  %count.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  %count.1 = s32[]{:T(128)S(6)} get-tuple-element(%state.1), index=0
   %x = f32[8]{0:T(256)S(1)} get-tuple-element(%state.1), index=1
+  %one = s32[]{:T(128)S(6)} constant(1)
+  %more = s32[]{:T(128)S(6)} add(%count.1, %one)
   %kernel = f32[8]{0:T(256)} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={metadata={"a
 "b": 1
 }}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"11","bytes_accessed":"5"}}}
   %mystery = f32[8]{0:T(256)} custom-call(%kernel), custom_call_target="tpu_custom_call"
-  ROOT %next = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(256)}) tuple(%count.1, %mystery)
+  ROOT %next = (s32[]{:T(128)}, /*index=1*/f32[8]{0:T(256)}) tuple(%more, %mystery)
 }
 
 ENTRY %main (start: (s32[], f32[8])) -> (s32[], f32[8]) {
@@ -87,8 +89,19 @@ def test_a_loop_of_a_tpu_says_its_rounds_in_its_condition():
     assert not module.unknown
 
 
-def test_a_loop_whose_rounds_nobody_knows_is_named():
-    module = Module(LOOP.replace('constant(7)', 'parameter(1)'))
+def test_a_loop_that_counts_by_twos_runs_half_as_often():
+    """As the compiler writes products that go along with what the devices send each other."""
+    module = Module(LOOP.replace('constant(1)', 'constant(2)'))
+    assert module.rounds == {'main': 1, 'body': 4}
+
+
+@pytest.mark.parametrize(
+    'known, unknown',
+    [('constant(7)', 'parameter(1)'), ('tuple(%more', 'tuple(%count.1')],
+    ids=['limit', 'count'],
+)
+def test_a_loop_whose_rounds_nobody_knows_is_named(known, unknown):
+    module = Module(LOOP.replace(known, unknown))
     assert module.unknown == ['loop']
     assert module.rounds['body'] == 1
 
