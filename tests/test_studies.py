@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
 VARIANTS = {  # what stands behind the colon
     'losses': ('z_loss', 'forms'),
-    'norm_placement_lr': ('fitted', 'longer'),
+    'norm_placement_lr': ('fitted', 'longer', 'pod'),
     'optimizers': ('rates', 'equal_time'),
 }
 

@@ -7,8 +7,10 @@ Question: each norm layer in pre-norm, and RMSNorm at each placement, over three
 Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdir=runs/norms
           uv run train.py --config=configs/studies/norm_placement_lr.py:longer \\
             --workdir=runs/norms_longer
+          uv run python -m tpu.plan --config=configs/studies/norm_placement_lr.py:pod \\
+            --topology=v6e:4x4
 Cost:     588 runs of 0.26 million parameters, half an hour on two CPU cores; 72 longer ones, 24
-          minutes.
+          minutes; 72 of 124 million on a pod: tpu/PLANS.md.
 Result:   ahead is what keeps the first update from drowning the embeddings; where they start at 1,
           pre-norm is as good as any and post-norm alone is worse; LayerNorm, RMSNorm equal:
           configs/studies/results/norm_placement_lr.md
@@ -24,10 +26,14 @@ embeddings too; `peri` stands here with that and without.
 norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
 norm_placement_lr.py:longer asks eight variants again, for twice as many steps and with embeddings
 that start at a deviation of 1, where no first update drowns them: 72 runs.
+norm_placement_lr.py:pod is planned and not trained: 24 variants of a model of 124 million
+parameters, each from three seeds at one learning rate, 20 tokens a parameter; all but the four
+whose statistics are those of the batch at hand.
 """
 
 from ml_collections import ConfigDict
 
+from configs import llama_124m
 from configs.studies import small
 from configs.studies.depth_variance import PLACEMENTS
 
@@ -51,6 +57,8 @@ NORMS = (  # all there were, but those that remove the norms of a trained model
     'evonorm_b0',
     'none',
 )
+
+OF_THE_BATCH = ('batchnorm', 'ghost_batchnorm', 'batch_channel', 'evonorm_b0')
 
 LONGER = (  # norm, placement
     ('rmsnorm', 'pre'),
@@ -82,7 +90,9 @@ def is_fitted(variant: dict[str, str]) -> bool:
 
 
 def get_config(which: str = 'all') -> ConfigDict:
-    """which: 'all' variants, those that are 'fitted', or LONGER ones ('longer')."""
+    """which: 'all' variants, those that are 'fitted', LONGER ones ('longer'), or for a 'pod'."""
+    if which == 'pod':
+        return _on_a_pod()
     config = small.get_config()
     config.train.diagnose_every = 100
     rates = tuple(10**exponent for exponent in DECADES)
@@ -95,4 +105,23 @@ def get_config(which: str = 'all') -> ConfigDict:
     else:
         chosen = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
     config.sweep = {'list': chosen, 'optim.lr': rates, 'train.seed': (0, 1, 2)}
+    return config
+
+
+def _on_a_pod() -> ConfigDict:
+    config = llama_124m.get_config()
+    config.data.seq_len = 2048
+    config.data.batch_size = 128
+    config.train.microbatches = 16
+    config.train.steps = 9500
+    warmups = {
+        'powernorm:warmup=50': 'powernorm:warmup=2375',
+        'unified:warmup=40': 'unified:warmup=1900',
+    }
+    chosen = tuple(
+        variant | {'model.norm': warmups.get(variant['model.norm'], variant['model.norm'])}
+        for variant in variants()
+        if variant['model.norm'] not in OF_THE_BATCH
+    )
+    config.sweep = {'list': chosen, 'train.seed': (0, 1, 2)}
     return config
