@@ -100,7 +100,8 @@ class Module:
         for one in self.computations[name].values():
             if one.opcode == 'while':
                 condition, body = LOOP.search(one.attributes).groups()
-                self._visit(body, times * self._trips(one, condition, body))
+                trips = self._trips(self.computations[name], one, condition, body)
+                self._visit(body, times * trips)
             elif one.opcode in ('call', 'async-start') and one.called in self.computations:
                 self._visit(one.called, times)
             elif one.opcode == 'conditional':
@@ -108,10 +109,10 @@ class Module:
                     for branch in NAMES.findall(several) or [single]:
                         self._visit(branch, times)
 
-    def _trips(self, loop: Instruction, condition: str, body: str) -> int:
+    def _trips(self, around: Computation, loop: Instruction, condition: str, body: str) -> int:
         """The rounds of a loop: as the compiler says, or by the constant below which its count is
-        to be, and by what a round adds to it: 2 where the compiler has put two rounds into one. It
-        begins at 0, as JAX and the compiler have it.
+        to be, where it begins, and what a round adds to it. The compiler begins at 1 where it has
+        taken the first round out, and adds 2 where it has put two into one.
         """
         if known := KNOWN.search(loop.attributes):
             return int(known[1])
@@ -121,7 +122,7 @@ class Module:
             carried = computed[_root(computed).operands[int(place[1])]]
             _, added = _beside_constant(computed, carried, 'add')
             if added:
-                return math.ceil(limit / added)
+                return math.ceil((limit - _begins(around, loop, int(place[1]))) / added)
         self.unknown.append(loop.name)
         return 1
 
@@ -145,6 +146,17 @@ class Module:
 
 def _root(computation: Computation) -> Instruction:
     return next(one for one in computation.values() if one.is_root)
+
+
+def _begins(computation: Computation, loop: Instruction, place: int) -> int:
+    """What a loop is given for its count; 0, as JAX has it, where that is no constant."""
+    given = computation[loop.operands[0]]
+    if given.opcode != 'tuple':
+        return 0
+    one = computation[given.operands[place]]
+    while one.opcode == 'copy':
+        one = computation[one.operands[0]]
+    return int(one.argument) if one.opcode == 'constant' else 0
 
 
 def _beside_constant(

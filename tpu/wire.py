@@ -19,13 +19,18 @@ LISTED = re.compile(r'replica_groups=\{\{([\d,]+)\}')
 COUNTED = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
 NAMED = re.compile(r'replica_groups=mesh\[(.*?)\] \{(.*?)\}')
 PAIRS = re.compile(r'source_target_pairs=\{\{(\d+),(\d+)\}')
+# What TPUs of several slices exchange, their hosts send and receive over the network: the compiler
+# takes it out of the collective, whose devices are those of one slice then.
+BETWEEN = ' between slices'
+RECEIVED = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 # A TPU's reduce-scatter is an all-reduce in a computation of this name, whose caller has the part
 # of the device as its result.
 SCATTERS = 'all-reduce-scatter'
 
 
 class Collective(NamedTuple):
-    """One operation on each device. bytes: of its result there, the largest array of a combined
+    """One operation on each device. kind: one of KINDS, with BETWEEN behind it where it is the part
+    of one that goes over the network. bytes: of its result there, the largest array of a combined
     one apart; times: rounds of the loops around it; group: devices that take part, one group of
     all, by their places in the mesh, () for all of them.
     """
@@ -45,6 +50,11 @@ def collectives(module: Module) -> list[Collective]:
             parts = module.computations[one.called].values()
             (inner,) = (part for part in parts if OPCODE.match(part.opcode))
             found.append(_collective('reduce-scatter', one.arrays, times, inner))
+            continue
+        if one.opcode == 'recv' and (sent := RECEIVED.search(one.attributes)):
+            kind = sent[1].lower().replace('_', '-')
+            kind = (kind if kind in KINDS else 'collective-permute') + BETWEEN
+            found.append(_collective(kind, one.arrays[:1], times, one))
             continue
         fused = one.opcode == 'fusion'
         for _, part in module.inside(one) if fused else [(None, one)]:
@@ -104,7 +114,7 @@ def _along_axes(axes: str, over: str) -> tuple[int, ...]:
 
 
 class Link(NamedTuple):
-    """How a group of n devices is connected, of which `slices` lie in different slices.
+    """How a group of n devices of one slice is connected.
 
     rate: bytes a second that a device sends and receives at once in a ring, over all dimensions.
     far: how much longer than that an all-to-all takes, whose bytes go several links.
@@ -113,8 +123,6 @@ class Link(NamedTuple):
     n: int
     rate: float
     far: float
-    slices: int
-    network: float
 
 
 def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device]) -> float:
@@ -123,17 +131,16 @@ def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device
 
         all-gather s (n - 1) / n / W, reduce-scatter s (n - 1) / W, all-reduce 2 s (n - 1) / n / W
 
-    and between m slices the same of a device's own part, over the network. devices: in the order of
-    the mesh.
+    and between slices the same with their number for n and the network of a device for W. devices:
+    in the order of the mesh.
     """
-    group = [devices[i] for i in one.group] if one.group else list(devices)
+    if one.kind.endswith(BETWEEN):
+        size = _ring_bytes(one.kind.removesuffix(BETWEEN), one.bytes, topology.slices)
+        return size / (1e9 * topology.chip.network)
+    group = [devices[i] for i in one.group or range(len(devices) // topology.slices)]
     link = link_of(group, topology)
-    within = _ring_bytes(one.kind, one.bytes, link.n) / link.rate if link.n > 1 else 0.0
-    if one.kind == 'all-to-all':
-        within *= link.far
-    own = one.bytes if one.kind == 'reduce-scatter' else one.bytes / link.n
-    across = _ring_bytes(one.kind, own, link.slices) / link.network if link.slices > 1 else 0.0
-    return within + across
+    seconds = _ring_bytes(one.kind, one.bytes, link.n) / link.rate if link.n > 1 else 0.0
+    return seconds * link.far if one.kind == 'all-to-all' else seconds
 
 
 def _ring_bytes(kind: str, size: float, n: int) -> float:
@@ -154,14 +161,11 @@ def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
     their links with k - 1 other groups.
     """
     chip = topology.chip
-    slices = {getattr(device, 'slice_index', 0) or 0 for device in group}
-    own = [d for d in group if (getattr(d, 'slice_index', 0) or 0) == min(slices)]
-    network = 1e9 * chip.network
     if chip.platform != 'tpu':
-        return Link(len(own), 1e9 * chip.link, 1.0, len(slices), network)
+        return Link(len(group), 1e9 * chip.link, 1.0)
     rates, far = [], 1.0
     for dimension, length in enumerate(topology.shape):
-        along = sorted({device.coords[dimension] for device in own})
+        along = sorted({device.coords[dimension] for device in group})
         if len(along) == 1:
             continue
         apart = min(b - a for a, b in itertools.pairwise(along))
@@ -170,12 +174,12 @@ def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
         far = max(far, len(along) / (4 if ring else 2))
     # The two devices of a chip exchange at least as fast as with others.
     rate = sum(rates) or 1e9 * chip.link * 2
-    return Link(len(own), rate, far, len(slices), network)
+    return Link(len(group), rate, far)
 
 
 def by_kind(found: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
     """(kind, how many a step, bytes of their results on a device) of each kind there is."""
-    for kind in KINDS:
+    for kind in (*KINDS, *(kind + BETWEEN for kind in KINDS)):
         own = [one for one in found if one.kind == kind]
         if own:
             yield kind, sum(c.times for c in own), sum(c.times * c.bytes for c in own)

@@ -5,8 +5,6 @@ send each other: one line of JSON each. A process of its own, as libtpu is loade
 import json
 from typing import Any
 
-from jax.experimental import topologies
-
 from lm.blueprint import Blueprint
 from lm.check import check
 from lm.check_mesh import check_devices
@@ -14,6 +12,7 @@ from lm.many import SINGLE
 from lm.run.program import Program
 from tests.helpers import BOS, tiny_config
 from tpu.hlo import Module
+from tpu.topology import open_topology
 from tpu.wire import collectives
 
 VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
@@ -40,6 +39,7 @@ SHAMPOO = {'optim.name': 'shampoo', 'model.d_ff': D}
 # name: TPUs, their mesh, changes. One axis over a whole torus has no reduce-scatter.
 PROGRAMS = {
     'rows': ('v5e:2x2', {'data': 4}, {}),
+    'slices': ('v5e:2x2 x 2', {'data': 8}, {}),
     'parameters': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {}),
     'heads': ('v5e:2x4', {'data': 2, 'tensor': 4}, {}),
     'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
@@ -54,7 +54,8 @@ def blueprint(topology: str, sizes: dict[str, int], changes: dict[str, Any]) -> 
     mesh = {f'mesh.{axis}': n for axis, n in sizes.items()}
     config = tiny_config(COMMON | changes | mesh)
     check(config)
-    devices = topologies.get_topology_desc(topology_name=topology, platform='tpu').devices
+    name, _, slices = topology.partition(' x ')
+    devices = open_topology(name, int(slices or 1)).devices
     made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0)
     check_devices(config, made.mesh)
     return made

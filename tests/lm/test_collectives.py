@@ -58,6 +58,16 @@ def test_rows_alone_are_summed_and_no_parameter_is_gathered():
     assert tables <= sum(sent('rows', 'all-reduce', 1)) < tables + SMALL
 
 
+def test_slices_exchange_each_device_its_part_of_the_gradients():
+    """Once in a step, in the layers' own rounds, of which the compiler takes one out."""
+    found = [one for one in programs()['slices'] if one.kind == 'all-reduce between slices']
+    of_layers = sum(one.bytes for one in found if one.times == LAYERS - 1 and one.bytes > SMALL)
+    assert of_layers == OF_LAYER // 4
+    of_tables = 2 * VOCAB * D * F32 // 4
+    alone = sum(one.bytes for one in found if one.times == 1 and one.bytes > SMALL)
+    assert of_tables <= alone - OF_LAYER // 4 < of_tables + SMALL
+
+
 def test_parameters_are_gathered_and_their_gradients_scattered():
     """Catches an all-reduce of a whole gradient, which the compiler makes of one that is cut along
     its last axis, and that of a table which is looked up in.

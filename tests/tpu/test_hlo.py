@@ -95,6 +95,14 @@ def test_a_loop_that_counts_by_twos_runs_half_as_often():
     assert module.rounds == {'main': 1, 'body': 4}
 
 
+def test_a_loop_whose_first_round_was_taken_out_runs_once_less():
+    """As the compiler does to have what slices exchange go along with the next round."""
+    begins = '%first = s32[]{:T(128)} constant(1)\n  %count.2 = s32[]{:T(128)} copy(%first)\n'
+    begins += '  %given = (s32[]{:T(128)}, f32[8]{0:T(256)}) tuple(%count.2, %start)\n  ROOT %loop'
+    module = Module(LOOP.replace('ROOT %loop', begins).replace('while(%start)', 'while(%given)'))
+    assert module.rounds == {'main': 1, 'body': 6}
+
+
 @pytest.mark.parametrize(
     'known, unknown',
     [('constant(7)', 'parameter(1)'), ('tuple(%more', 'tuple(%count.1')],
