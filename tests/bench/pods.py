@@ -35,7 +35,7 @@ MODELS = [
     ('llama_8b', 'v6e:16x16', 2, 2, {'mesh.fsdp': 16}),
 ]
 SCALING = [
-    ('llama_8b', 'v6e:4x4', 1, 2, {'mesh.fsdp': 16}),
+    ('llama_8b', 'v6e:4x4', 1, 2, {'mesh.fsdp': 8}),
     ('llama_8b', 'v6e:8x8', 1, 2, {'mesh.fsdp': 8}),
     ('llama_8b', 'v6e:16x16', 1, 2, {'mesh.fsdp': 16}),
     ('llama_8b', 'v6e:16x16', 4, 2, {'mesh.fsdp': 16}),
