@@ -34,6 +34,7 @@ from lm.check import check
 from lm.config import resolve
 from lm.files import write_json
 from lm.run.command import parse_flags, run_main
+from lm.run.terminal import LOG_WIDTH
 from lm.sweep.cells import split_sweep
 from tpu.advice import tried
 from tpu.compiled import DoesNotFit, blueprint_of, compile_step
@@ -69,6 +70,7 @@ def main(_) -> None:
         _write(found.record())
         return
     if SEARCH.value:
+        console.width = max(console.width, LOG_WIDTH)  # a narrow terminal wraps what it cannot show
         rows = search(config, topology, say, TRIES.value, PRICE.value)
         console.print(table_of(rows))
         _write({'tried': [row.record() for row in rows]})

@@ -116,6 +116,21 @@ def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
     assert '4 runs in 2 programs' in printed
 
 
+def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
+    out, figure = tmp_path / 'plan.json', tmp_path / 'plan.svg'
+    status, printed, noise = planned(
+        *('--topology=here', '--search', '--tries=1', '--config.model.n_layers=1'),
+        *(f'--out={out}', f'--figure={figure}'),
+        COLUMNS='80',
+    )
+    assert status == 0, noise
+    heading, *rows = printed.splitlines()
+    assert heading.split()[-2:] == ['bound', 'by'] and '…' not in printed
+    assert {row.split()[1] for row in rows} == {'microbatches=1', 'microbatches=2'}
+    assert len(json.loads(out.read_text())['tried']) == 2
+    assert 'microbatches=2' in figure.read_text()
+
+
 @pytest.mark.parametrize(
     'flags, said',
     [
