@@ -60,23 +60,21 @@ def picture(rows: Sequence[Trial], path: Path) -> None:
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
-    fitting = [row for row in rows if row.estimate]
-    others = [row for row in rows if row.needed and not row.estimate]
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout='constrained')
-    for row in fitting:
-        at = row.estimate.memory_needed / GIB, 1e3 * row.estimate.step_seconds
-        axes.plot(*at, 'o', color='tab:blue' if row is not rows[0] else 'tab:green')
-        axes.annotate(row.words, at, xytext=(5, 4), textcoords='offset points', fontsize=7)
-    top = max((1e3 * row.estimate.step_seconds for row in fitting), default=1.0)
-    for row in others:
-        axes.plot(row.needed / GIB, 1.05 * top, 'x', color='tab:red')
-        at = row.needed / GIB, 1.05 * top
-        axes.annotate(row.words, at, xytext=(5, 4), textcoords='offset points', fontsize=7)
-    if rows and rows[0].estimate:
-        axes.axvline(rows[0].estimate.memory_there / GIB, color='gray', linestyle='--')
-        axes.set_title(f'{rows[0].estimate.topology}; dashed: what there is; crosses do not fit')
+    top = max((1e3 * row.estimate.step_seconds for row in rows if row.estimate), default=1.0)
+    figure, axes = plt.subplots(figsize=(10, 5.5), layout='constrained')
+    tried = [row for row in rows if row.needed]
+    for number, row in enumerate(tried, 1):
+        fits = row.estimate is not None
+        at = row.needed / GIB, 1e3 * row.estimate.step_seconds if fits else 1.05 * top
+        color = ('tab:green' if number == 1 else 'tab:blue') if fits else 'tab:red'
+        axes.plot(*at, 'o' if fits else 'x', color=color, label=f'{number}  {row.words}')
+        axes.annotate(str(number), at, xytext=(5, 4), textcoords='offset points', fontsize=9)
+    if tried and tried[0].estimate:
+        axes.axvline(tried[0].there / GIB, color='gray', linestyle='--')
+        axes.set_title(f'{tried[0].estimate.topology}; dashed: what there is; crosses do not fit')
     axes.set_xlabel('memory of a device, GiB')
     axes.set_ylabel('shortest step, ms')
-    axes.margins(x=0.15, y=0.15)
+    axes.margins(x=0.1, y=0.1)
+    figure.legend(loc='outside right upper', fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
