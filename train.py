@@ -250,9 +250,10 @@ def main(argv: list[str]) -> None:
         suffix = '' if sweep is None else '-sweep'
         where = WORKDIR.value or default_workdir(config, config_file, suffix)
         check_engine(sweep, where)
+        if sweep is None:
+            join(digest(config))
         with mirrored(where) as workdir:
             if sweep is None:
-                join(digest(config))
                 status = train(config, workdir, CONTINUE_CHANGED.value, START_OVER.value)
             else:
                 how = (ENGINE.value, RUNS_AT_ONCE.value, parse_resources(RESOURCES.value))

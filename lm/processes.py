@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+_has_own_disks = False  # see `disk_of_first`
 WAIT_MS = 1000  # between looks at signals
 _numbers = itertools.count()  # of exchanges: all processes make the same ones in the same order
 
@@ -27,6 +28,22 @@ def several() -> bool:
 def is_first() -> bool:
     """Whether this is the process that writes and decides: process 0."""
     return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def disk_of_first() -> Iterator[None]:
+    """Within it, process 0 alone sees what it writes, and reads it for the others."""
+    global _has_own_disks
+    _has_own_disks = True
+    try:
+        yield
+    finally:
+        _has_own_disks = False
+
+
+def has_own_disks() -> bool:
+    """Whether what process 0 writes is there for itself alone."""
+    return _has_own_disks
 
 
 def gathered(value: Any) -> list[Any]:
@@ -60,23 +77,24 @@ def first_then_others(act: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def raised_by_all(kind: type[Exception]) -> Iterator[None]:
-    """An error of this kind in the block of one process is raised by all; nothing in the block may
-    wait for another process.
+def raised_by_all(*kinds: type[Exception]) -> Iterator[None]:
+    """An error of one of these kinds in the block of one process is raised by all; nothing in the
+    block may wait for another process.
     """
-    own = None
+    own, said = None, None
     try:
         yield
-    except kind as error:
+    except kinds as error:
         if not several():
             raise
         own = error
-    said = gathered(own and str(own))
+        said = [isinstance(error, kind) for kind in kinds].index(True), str(error)
+    found = gathered(said)
     if own is not None:
         raise own
-    for process_id, text in enumerate(said):
-        if text is not None:
-            raise kind(f'host {process_id}: {text}')
+    for process_id, one in enumerate(found):
+        if one is not None:
+            raise kinds[one[0]](f'host {process_id}: {one[1]}')
 
 
 def same_everywhere(what: str, value: str) -> None:

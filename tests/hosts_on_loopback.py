@@ -6,6 +6,7 @@ Not part of `uv run pytest`: some are killed and all wait for each other, for mi
 """
 
 import contextlib
+import itertools
 import os
 import resource
 import signal
@@ -24,10 +25,12 @@ from lm.record.checkpoint import read_meta, steps_in
 from lm.record.load import load
 from lm.record.metrics import read_rows
 from lm.record.workdir import read_json
+from lm.run.mirrored import mirrored
 from lm.run.statuses import BAD_INPUT, DONE, RESUME, SIGNALLED
 from lm.sweep.cells import cells
 from modules.params import named_leaves
 from tests.commands import ROOT
+from tests.object_store import BUCKET, CREDENTIALS, QUICK, server
 from tests.sweep_helpers import (
     assert_close,
     assert_same_curves,
@@ -363,3 +366,70 @@ def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
     assert job.end() == [BAD_INPUT] * N
     assert 'holds a single run' in job.said(0)
     assert f'host 0 ({NAME}) ended with status 1' in job.said(1)
+
+
+@pytest.fixture(scope='module')
+def bucket_env():
+    with server() as port:
+        yield CREDENTIALS | QUICK | {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{port}'}
+
+
+CUT = {'mesh_data': 1, 'mesh_fsdp': 8}  # each host holds a part of every parameter
+
+
+def test_hosts_without_a_common_disk_train_in_a_bucket(
+    bucket_env, start, corpus, tmp_path, monkeypatch
+):
+    """Killed, stopped, and gone on with, each time on machines that hold nothing: bitwise what
+    hosts with a common disk do. Catches a checkpoint that only one host has a part of.
+    """
+    job = start(tmp_path / 'disk', corpus, **CUT)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    url, machines = f's3://{BUCKET}/hosts', itertools.count()
+
+    def begun():
+        disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
+        each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
+        return start(url, corpus, each=each, **CUT), disks
+
+    def reach(job, disks, step):
+        deadline = time.monotonic() + MOST_SEC
+        while not (found := list(disks[0].rglob('metrics.jsonl'))):
+            assert time.monotonic() < deadline and job.hosts[0].poll() is None, job.said(0)
+            time.sleep(0.01)
+        job.wait_for_step(found[0].parent, step)
+
+    job, disks = begun()
+    reach(job, disks, 25)
+    os.kill(job.child_of(1), signal.SIGKILL)
+    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    assert not list(disks[1].rglob('checkpoints'))
+
+    job, disks = begun()
+    reach(job, disks, 35)
+    job.hosts[1].send_signal(signal.SIGTERM)
+    assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
+    assert 'resuming after step' in job.said(0)
+
+    job, _ = begun()
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert f'{url} holds all of it' in job.said(0)
+    assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
+    for name, value in (bucket_env | {'EVENKEEL_CACHE': str(tmp_path / 'reads')}).items():
+        monkeypatch.setenv(name, value)
+    with mirrored(url) as workdir:
+        assert_same(workdir, tmp_path / 'disk')
+
+
+def test_a_bucket_that_host_0_cannot_reach_ends_all(bucket_env, start, corpus, tmp_path):
+    nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
+    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere})
+    assert job.end() == [BAD_INPUT] * N, (job.said(0), job.said(1))
+    assert f'error: s3://{BUCKET}/nowhere' in job.said(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
+
+
+def test_a_sweep_that_hosts_share_needs_a_disk(bucket_env, start, corpus):
+    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=lambda i: {'env': bucket_env})
+    assert job.end() == [BAD_INPUT] * N
+    assert 'need a --workdir on a disk that all of them see' in job.said(0)

@@ -253,7 +253,7 @@ def test_what_cannot_work_is_refused_before_anything_is_compiled(
         'bucket': ('s3://no-such-bucket/run', 'there is no bucket no-such-bucket'),
         'scheme': ('az://a/run', 'gs://BUCKET/PATH or s3://BUCKET/PATH'),
         'store': (bucket_url, 'cannot be reached'),
-        'hosts': (bucket_url, 'a job of several hosts cannot train in a bucket'),
+        'hosts': (bucket_url, 'need a --workdir on a disk that all of them see'),
     }[kind]
     if kind == 'store':
         monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://127.0.0.1:1')

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from lm.config import differences
-from lm.processes import raised_by_all
+from lm.processes import from_first, has_own_disks, is_first, raised_by_all
 from lm.record import digests
 from lm.record.digests import Damaged
+from lm.record.of_first import from_first_arrays, to_first
 from lm.sections import Config
 from lm.state import State, Weights
 from modules.params import named_leaves
@@ -130,12 +132,18 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(ocp.utils.checkpoint_steps(folder.absolute())) if folder.is_dir() else []
 
 
-def items_of(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite:
-    """What is written of a run: its state, and `meta` with the digests of everything."""
+def items_of(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | None:
+    """What is written of a run: its state, and `meta` with the digests of everything. Where process
+    0 alone writes it, that has all arrays in its memory, and the others nothing.
+    """
     weights, training = _weights(state), _training(state)
     arrays = {'weights': digests.of_arrays(weights), 'training': digests.of_arrays(training)}
     trees = {'tree': state_record(state), 'training_tree': tree_record(training)}
     record = {**meta, **trees, 'digests': arrays}
+    if has_own_disks():
+        weights, training = to_first((weights, training))
+        if not is_first():
+            return None
     return ocp.args.Composite(
         weights=ocp.args.StandardSave(weights),
         training=ocp.args.StandardSave(training),
@@ -163,10 +171,25 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
     Raises TreeMismatch where the parameters or the optimizer's state do not fit, Damaged where
     anything is not what was written, on all processes if on one.
     """
-    with raised_by_all(Damaged):
-        items, meta = _read_items(folder, step, shapes, {'training': _training(shapes)})
+    if has_own_disks():
+        items, meta = _read_by_first(folder, step, shapes)
+    else:
+        with raised_by_all(Damaged):
+            items, meta = _read_items(folder, step, shapes, {'training': _training(shapes)})
     _check_digests(folder / str(step), items, meta)
     return State(**_complete(items['weights'], shapes), **items['training']), meta
+
+
+def _read_by_first(folder: Path, step: int, shapes: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    items, meta = {}, None
+    with raised_by_all(TreeMismatch, Damaged):
+        if is_first():
+            whole = jax.tree.map(lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes)
+            items, meta = _read_items(folder, step, whole, {'training': _training(whole)})
+    wanted = {'weights': _stored_weights(shapes), 'training': _training(shapes)}
+    return {
+        name: from_first_arrays(items.get(name), item) for name, item in wanted.items()
+    }, from_first(meta)
 
 
 def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
@@ -215,14 +238,20 @@ def _weights(state: State) -> dict[str, Any]:
     return weights | {name: tree for name, tree in more.items() if tree}
 
 
-def _restore_weights(shapes: State) -> ocp.args.CheckpointArgs:
-    """How to read them. Where the reparametrisation carries no arrays, what is stored of it is left
-    out: empty tuples, nested as it was chained by the version that wrote them.
+def _stored_weights(shapes: State) -> dict[str, Any]:
+    """What is read of them. Where the reparametrisation carries no arrays, what is stored of it is
+    left out: empty tuples, nested as it was chained by the version that wrote them.
     """
     weights = _weights(shapes)
-    if jax.tree.leaves(weights['reparam']):
+    if not jax.tree.leaves(weights['reparam']):
+        del weights['reparam']
+    return weights
+
+
+def _restore_weights(shapes: State) -> ocp.args.CheckpointArgs:
+    weights = _stored_weights(shapes)
+    if 'reparam' in weights:
         return ocp.args.StandardRestore(weights)
-    del weights['reparam']
     how = ocp.checkpoint_utils.construct_restore_args(weights)
     return ocp.args.PyTreeRestore(weights, how, partial_restore=True)
 

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from lm.files import sync
-from lm.processes import from_first, is_first, several
+from lm.processes import from_first, has_own_disks, is_first, several
 from lm.record.checkpoint import (
     FOLDER,
     check_path,
@@ -29,6 +29,8 @@ from lm.state import State
 
 DAMAGED = 'checkpoints_damaged'
 LOSS = 'validation_ce'  # by which the best ones are kept
+TOGETHER = ocp.options.MultiprocessingOptions()
+ALONE = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
 MOST_WRITERS = 4  # at once in a process; each has threads and descriptors of its own
 
 
@@ -49,8 +51,9 @@ class LowestLoss:
 class Checkpoints:
     """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss.
 
-    Several processes save and restore together, what process 0 sees on the disk. At most
-    MOST_WRITERS of a process write at a time; a further one waits for the first of them.
+    Several processes save and restore together, what process 0 sees on the disk; where that is its
+    own, it writes and reads for all. At most MOST_WRITERS of a process write at a time; a further
+    one waits for the first of them.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
@@ -80,30 +83,42 @@ class Checkpoints:
         step = int(state.step)
         with _as_os_error():
             manager = self._writer()
-            manager.wait_until_finished()
+            if manager is not None:
+                manager.wait_until_finished()
             if loss is not None:
                 self._losses[step] = loss
             self._saving = step
-            manager.save(step, args=items_of(state, meta | {'loss': loss}))
+            items = items_of(state, meta | {'loss': loss})
+            if manager is not None:
+                manager.save(step, args=items)
 
-    def _writer(self) -> ocp.CheckpointManager:
+    def _writer(self) -> ocp.CheckpointManager | None:
+        """None of a process whose arrays another one writes."""
         if self._failure:
             raise self._failure
+        alone = has_own_disks()
+        if alone and not is_first():
+            return None
         if self._manager is None:
             while len(self._writers) >= MOST_WRITERS:
                 self._writers[0]._let_go()
             policies = [LatestN(self._keep_last)]
             if self._keep_best:
-                stored = from_first(list(self._stored_losses().items()))
+                stored = list(self._stored_losses().items())
+                stored = stored if alone else from_first(stored)
                 self._losses |= {step: loss for step, loss in stored}
                 policies.append(LowestLoss(self._keep_best, self._losses))
+            if alone:  # Orbax makes the folder for all or for none
+                self.folder.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(
                 self.folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=AnyPreservationPolicy(policies),
+                    create=not alone,
+                    multiprocessing_options=ALONE if alone else TOGETHER,
                     async_options=ocp.AsyncOptions(
                         post_finalization_callback=self._sync,
-                        barrier_sync_fn=_barrier() if several() else None,
+                        barrier_sync_fn=_barrier() if several() and not alone else None,
                     ),
                 ),
             )
@@ -182,6 +197,8 @@ class Checkpoints:
         with _as_os_error():
             if self._manager:
                 self._manager.wait_until_finished()
+        if has_own_disks():
+            from_first(None)  # the others have nothing to write, and are not to end before
 
     def _let_go(self) -> None:
         """Ends the threads of writing. An error is kept for the next `save` or `wait`."""

@@ -97,7 +97,9 @@ class Journal:
 
     def _which_fields(self) -> str:
         """The fields in which the newest checkpoint's config is another, for an error."""
-        meta = read_meta(self.checkpoints.folder, self.checkpoints.steps()[-1])
+        if not (steps := self.checkpoints.steps()):
+            return ''  # it is on the disk of process 0
+        meta = read_meta(self.checkpoints.folder, steps[-1])
         return fields_that_differ(stored_config(meta['config']), self.config)
 
     def _refuse_to_start_over(self) -> None:

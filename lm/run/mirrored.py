@@ -11,13 +11,17 @@ import contextlib
 import functools
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
+
 from lm.buckets import is_url, open_bucket, times
 from lm.files import locked
+from lm.processes import disk_of_first, from_first, is_first
 from lm.record.lease import Lease, Lost
 from lm.record.local_copy import Copy, checkpoints_here, step_of
 from lm.record.mirror import KIND, Mirror, check_is_ours
@@ -32,21 +36,37 @@ say_at_once = functools.partial(print, flush=True)
 @contextlib.contextmanager
 def mirrored(workdir: str | Path, say: Callable[[str], None] = say_at_once) -> Iterator[Path]:
     """The folder to train in: `workdir` itself, or that which stands for a URL. When the block ends
-    the bucket holds all of it.
+    the bucket holds all of it. Of several processes the first has that folder; the others have an
+    empty one, and process 0 reads and writes checkpoints for them (`lm.processes.disk_of_first`).
 
     Raises ValueError for a URL of another kind, where obstore is missing, for a path that holds
-    other things, and on several hosts; InUse where another process trains there; OSError where the
-    bucket cannot be reached, read or written.
+    other things, and of several processes that have not joined (`lm.run.together`); InUse where
+    another process trains there; OSError where the bucket cannot be reached, read or written.
     """
     if not is_url(str(workdir)):
         yield Path(workdir)
         return
-    bucket, every = open_bucket(str(workdir)), times()
-    if child_host() is not None:
+    if child_host() is None:
+        with _mirrored(str(workdir), say) as folder:
+            yield folder
+        return
+    if not jax.distributed.is_initialized():
         raise ValueError(
-            f'{bucket.url}: a job of several hosts cannot train in a bucket. Give a --workdir on a '
-            'disk that all hosts share, or that a bucket is mounted on.'
+            f'{workdir}: hosts that share the cells of a sweep need a --workdir on a disk that all '
+            'of them see, or that a bucket is mounted on. A single run takes a bucket.'
         )
+    with disk_of_first(), contextlib.ExitStack() as held:
+        if is_first():
+            yield held.enter_context(_mirrored(str(workdir), say))
+            held.close()
+        else:
+            yield Path(held.enter_context(tempfile.TemporaryDirectory()))
+        from_first(None)  # what process 0 has still to write is written
+
+
+@contextlib.contextmanager
+def _mirrored(url: str, say: Callable[[str], None]) -> Iterator[Path]:
+    bucket, every = open_bucket(url), times()
     check_is_ours(bucket)
     copy = Copy(bucket, KIND)
     copy.place.mkdir(parents=True, exist_ok=True)
