@@ -4,6 +4,7 @@ Equivalence: a run there writes the numbers of one on a disk, wherever it was ki
 machine it goes on.
 """
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from eval.load import load
 from eval.report.page import report
 from eval.runs import gather
 from lm import whole
-from lm.buckets import open_bucket
+from lm.buckets import Changed, open_bucket
 from lm.files import InUse
 from lm.record.digests import of_arrays
 from lm.record.lease import LEASE, Lease
@@ -225,17 +226,21 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
 def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
     corpus, bucket_url, monkeypatch, tmp_path, capsys
 ):
-    bucket, after = open_bucket(bucket_url), {}
+    bucket, taken, after = open_bucket(bucket_url), {}, {}
     wait = until_stopped(6)
 
     def steal(wave):
         if wave.slots[0].journal.step == 6:
             other = Lease(bucket, 'of another machine', 1000.0)
-            stored = bucket.list()[LEASE]
             other.written_by = other.folder
-            bucket.replace(LEASE, other._text(), stored)
-            time.sleep(1.5)  # what was on its way has come
-            after.update(bucket.list())
+            while LEASE not in taken:
+                with contextlib.suppress(Changed):  # renewed between the two
+                    stored = bucket.list()[LEASE]
+                    taken[LEASE] = bucket.replace(LEASE, other._text(), stored)
+            while after != (now := bucket.list()):  # what was on its way comes
+                after.clear()
+                after.update(now)
+                time.sleep(1.5)
         wait(wave)
 
     with pytest.MonkeyPatch.context() as patch:
