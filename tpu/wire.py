@@ -1,5 +1,6 @@
 """What the devices of a compiled program send each other, and how long their links take for it."""
 
+import collections
 import itertools
 import math
 import re
@@ -18,7 +19,7 @@ CHANNEL = re.compile(r'channel_id=(\d+)')
 LISTED = re.compile(r'replica_groups=\{\{([\d,]+)\}')
 COUNTED = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
 NAMED = re.compile(r'replica_groups=mesh\[(.*?)\] \{(.*?)\}')
-PAIRS = re.compile(r'source_target_pairs=\{\{(\d+),(\d+)\}')
+PAIRS = re.compile(r'source_target_pairs=\{([{},\d]+)\}')
 # What TPUs of several slices exchange, their hosts send and receive over the network: the compiler
 # takes it out of the collective, whose devices are those of one slice then.
 BETWEEN = ' between slices'
@@ -32,7 +33,8 @@ class Collective(NamedTuple):
     """One operation on each device. kind: one of KINDS, with BETWEEN behind it where it is the part
     of one that goes over the network. bytes: of its result there, the largest array of a combined
     one apart; times: rounds of the loops around it; group: devices that take part, one group of
-    all, by their places in the mesh, () for all of them.
+    all, by their places in the mesh, () for all of them. Of a collective-permute it has all pairs,
+    each device that sends before the one that receives.
     """
 
     kind: str
@@ -83,11 +85,11 @@ def _collective(kind: str, arrays: Sequence[Array], times: int, one: Instruction
 
 
 def _group(text: str) -> tuple[int, ...]:
-    """The first of the groups, which are alike."""
+    """The first of the groups, which are alike, or all pairs."""
     if found := LISTED.search(text):
         return tuple(map(int, found[1].split(',')))
     if found := PAIRS.search(text):
-        return int(found[1]), int(found[2])
+        return tuple(map(int, re.findall(r'\d+', found[1])))
     if found := COUNTED.search(text):
         shape, dims = ([int(n) for n in found[i].split(',')] for i in (1, 2))
         places = np.arange(math.prod(dims)).reshape(dims)
@@ -131,13 +133,17 @@ def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device
 
         all-gather s (n - 1) / n / W, reduce-scatter s (n - 1) / W, all-reduce 2 s (n - 1) / n / W
 
-    and between slices the same with their number for n and the network of a device for W. devices:
-    in the order of the mesh.
+    and between slices the same with their number for n and the network of a device for W. A
+    collective-permute takes s for each transfer of the link that most of them share. devices: in
+    the order of the mesh.
     """
     if one.kind.endswith(BETWEEN):
         size = _ring_bytes(one.kind.removesuffix(BETWEEN), one.bytes, topology.slices)
         return size / (1e9 * topology.chip.network)
     group = [devices[i] for i in one.group or range(len(devices) // topology.slices)]
+    if one.kind == 'collective-permute' and one.group:
+        pairs = list(itertools.batched(group, 2))
+        return transfers(pairs, topology) * one.bytes / (1e9 * topology.chip.link)
     link = link_of(group, topology)
     seconds = _ring_bytes(one.kind, one.bytes, link.n) / link.rate if link.n > 1 else 0.0
     return seconds * link.far if one.kind == 'all-to-all' else seconds
@@ -175,6 +181,28 @@ def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
     # The two devices of a chip exchange at least as fast as with others.
     rate = sum(rates) or 1e9 * chip.link * 2
     return Link(len(group), rate, far)
+
+
+def transfers(pairs: Sequence[tuple[jax.Device, jax.Device]], topology: Topology) -> float:
+    """How many of these, each from one device to another, go over the link that most of them share:
+    along one dimension of the torus after the other, the shorter way around.
+    """
+    moving = [(a, b) for a, b in pairs if a != b]
+    if topology.chip.platform != 'tpu':
+        return float(bool(moving))
+    loads = collections.Counter()
+    for source, target in moving:
+        place = list(source.coords)
+        for dimension, length in enumerate(topology.shape):
+            way = target.coords[dimension] - place[dimension]
+            if topology.wraps(dimension) and abs(way) > length / 2:
+                way -= int(math.copysign(length, way))
+            step = 1 if way > 0 else -1
+            for _ in range(abs(way)):
+                loads[dimension, step, tuple(place)] += 1
+                place[dimension] = (place[dimension] + step) % length
+    # The two devices of a chip exchange at least as fast as with others.
+    return max(loads.values(), default=0.5 * bool(moving))
 
 
 def by_kind(found: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:

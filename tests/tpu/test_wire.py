@@ -37,7 +37,7 @@ def topology(name, slices=1):
         ("replica_groups=mesh['data'=2,'fsdp'=4,'tensor'=2] {'data','tensor'}, use", (0, 1, 8, 9)),
         ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp':(1)2}, use", (0, 2)),
         ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp':(2)2}, use", (0, 1)),
-        ('source_target_pairs={{3,1},{1,0}}, use', (3, 1)),
+        ('source_target_pairs={{3,1},{1,0}}, use', (3, 1, 1, 0)),
         ('to_apply=%add', ()),
     ],
     ids=str,
@@ -136,6 +136,30 @@ def test_seconds_are_those_of_rings():
     assert seconds('all-to-all', whole / 16) == pytest.approx(whole / rate / 4 * 15 / 16)
     everyone = seconds('all-gather', whole, ())
     assert everyone == pytest.approx(whole / (2 * rate) * 255 / 256)
+
+
+def test_a_permutation_takes_as_long_as_its_busiest_link():
+    """Catches the distance of the first pair, which may stay where it is, for that of all; and the
+    long way around a ring.
+    """
+    pod, part = topology('v6e:16x16'), topology('v6e:8x8')
+
+    def seconds(moves, where, size=9e8):
+        group = tuple(itertools.chain.from_iterable(moves))
+        one = Collective('collective-permute', size, size, 1, group)
+        return seconds_of(one, where, where.devices)
+
+    def turned(n, by, stride=1):
+        return [(stride * i, stride * ((i + by) % n)) for i in range(n)]
+
+    assert seconds(turned(16, 1), pod) == pytest.approx(0.01)
+    assert seconds(turned(16, -3, 16), pod) == pytest.approx(0.03)
+    assert seconds([(0, 0), (1, 2), (2, 1)], pod) == pytest.approx(0.01)  # each link both ways
+    assert seconds([(i, i) for i in range(16)], pod) == 0.0
+    # Along a line of 8 each link carries one of them on, and the last comes back all the way.
+    assert seconds(turned(8, 1), part) == pytest.approx(0.01)
+    assert seconds(turned(8, 3), part) == pytest.approx(0.03)
+    assert seconds([(0, 9), (9, 0)], part) == pytest.approx(0.01)  # along both dimensions
 
 
 def test_between_slices_a_device_has_its_share_of_the_network():
