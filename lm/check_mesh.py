@@ -15,6 +15,7 @@ from modules.attention.softmax import SoftmaxAttention
 from modules.choices import nearest_divisor
 from modules.devices import BATCH
 from modules.kernels import OF_CUT_ROWS
+from modules.kernels.attention.splash import BLOCKS, block_of
 from modules.mlp import MLPS
 
 # Mesh axis -> the sizes of the model that it cuts, and must divide.
@@ -105,6 +106,15 @@ def _check_context(config: Config, mesh: Mesh) -> None:
         raise ValueError(
             f'mesh.context={mesh.shape["context"]} cuts rows of tokens, which kernels.attention='
             f'{name} must have whole; choose one of {", ".join(OF_CUT_ROWS)}.'
+        )
+    n, length = mesh.shape['context'], config.data.seq_len
+    if name == 'splash' and block_of(length, n) is None:
+        multiple = 2 * n * BLOCKS[-1]
+        nearest = max(1, round(length / multiple)) * multiple
+        raise ValueError(
+            f'kernels.attention=splash computes two pieces of a row on each of mesh.context={n} '
+            f'devices, in blocks of {BLOCKS[-1]} tokens: data.seq_len must be a multiple of '
+            f'{multiple}; got {length}. Nearest that works: {nearest}.'
         )
 
 

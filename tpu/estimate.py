@@ -122,7 +122,8 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
     made, config = step.blueprint, step.blueprint.config
     module = Module(step.executable.as_text())
     rates = rates_of(topology)
-    cost = cost_of(module, rates.flops, rates.bytes, pairs_computed(config))
+    pairs = pairs_computed(config, made.mesh.shape['context'])
+    cost = cost_of(module, rates.flops, rates.bytes, pairs)
     devices = list(made.mesh.devices.flat)
     sent = collectives(module)
     seconds = [one.times * seconds_of(one, topology, devices) for one in sent]
@@ -181,14 +182,16 @@ def memory_by_kind(step: Step, topology: Topology) -> dict[str, int]:
     return found | {'program': program, 'activations, gradients and buffers': rest}
 
 
-def pairs_computed(config: Config) -> float:
-    """The share of all pairs of tokens whose blocks splash attention computes, over the layers."""
+def pairs_computed(config: Config, parts: int = 1) -> float:
+    """The share of all pairs of tokens whose blocks splash attention computes, over the layers.
+    parts: how many devices the tokens of a row are cut over.
+    """
     part = part_at(config, 'model.attention')
     window, every = (option_of(config, part, name) for name in ('window', 'full_every'))
     total = 0.0
     for block in range(1, config.model.n_layers + 1):
         full = window is None or (every and block % every == 0)
-        total += share_computed(config.data.seq_len, None if full else window)
+        total += share_computed(config.data.seq_len, None if full else window, parts)
     return total / config.model.n_layers
 
 

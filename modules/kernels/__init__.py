@@ -30,7 +30,7 @@ OPERATIONS = {
     'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
 # Kernels of attention for rows whose tokens are cut over devices.
-OF_CUT_ROWS = ('blocked', 'reference')
+OF_CUT_ROWS = ('blocked', 'reference', 'splash')
 # Their rows say on which platforms they run.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from modules.devices import ACTIVATIONS
@@ -62,6 +63,16 @@ def over_devices(
     if set(mesh.manual_axes) - {'run'}:
         on_own = _unnamed(on_own)
     return on_own(*arrays)
+
+
+def of_all_tokens(x_BKT_: jax.Array, axis_name: str) -> jax.Array:
+    """x of all tokens of a row, of which each device along a mesh axis has some.
+
+    Devices are put along an axis in front of all others at first: the gradient is then scattered
+    along that one, where XLA for TPUs has a reduce-scatter; along T it sums whole arrays.
+    """
+    of_devices = jnp.moveaxis(jax.lax.all_gather(x_BKT_, axis_name), 0, 2)
+    return of_devices.reshape(*x_BKT_.shape[:2], -1, *x_BKT_.shape[3:])
 
 
 def _unnamed(function: Callable[..., Any]) -> Callable[..., Any]:

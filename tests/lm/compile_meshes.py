@@ -33,6 +33,7 @@ EXPERT = {
     'mlp.expert_capacity': CAPACITY,
     'mlp.capacity_over': 'row',
 }
+LONG = {'data.seq_len': 4 * TOKENS, 'data.batch_size': ROWS // 4}
 # Decompositions of larger sides are other programs, which take minutes to compile.
 SOAP = {'optim.name': 'soap', 'optim.soap_max_dim': D}
 SHAMPOO = {'optim.name': 'shampoo', 'model.d_ff': D}
@@ -43,6 +44,7 @@ PROGRAMS = {
     'parameters': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {}),
     'heads': ('v5e:2x4', {'data': 2, 'tensor': 4}, {}),
     'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
+    'dealt': ('v5e:2x4', {'data': 2, 'context': 4}, {'kernels.attention': 'splash', **LONG}),
     'experts': ('v5e:2x4', {'data': 2, 'expert': 4}, EXPERT),
     'matrices': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'muon'}),
     'rotated': ('v6e:4x4', {'data': 4, 'fsdp': 4}, SOAP),

@@ -99,6 +99,16 @@ def test_keys_and_values_of_cut_rows_are_gathered_and_their_gradients_scattered(
     assert sum(sent('tokens', 'all-reduce', LAYERS)) == OF_LAYER
 
 
+def test_queries_of_cut_rows_are_dealt_for_splash_attention():
+    """Half of them, and of the results back, forward and backward; keys and values as without."""
+    sizes = PROGRAMS['dealt'][1]
+    own = activations(ROWS // sizes['data'])
+    halves = sent('dealt', 'collective-permute', LAYERS)
+    assert halves == [own // sizes['context'] // 2] * 4
+    assert set(sent('dealt', 'all-gather')) == {own}
+    assert sent('dealt', 'reduce-scatter') == [own // sizes['context']] * 2
+
+
 def test_tokens_go_to_their_experts_and_back():
     """Forward and backward, as many as the experts take; nothing is gathered."""
     sizes = PROGRAMS['experts'][1]

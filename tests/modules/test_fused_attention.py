@@ -11,17 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.check import check
-from lm.mesh import batch_sharding, replicated, traced_on
+from lm.check_mesh import check_devices
+from lm.mesh import batch_sharding, make_mesh, replicated, traced_on
 from lm.record.load import with_kernels_of
+from lm.sections import MeshConfig
 from lm.shardings import batch_shapes, state_shapes
 from lm.state import build_learner, hyper_from
 from lm.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
 from modules.kernels.attention.cudnn import cudnn
-from modules.kernels.attention.splash import splash
+from modules.kernels.attention.splash import dealt_places, splash
 from tests.helpers import BOS, FAST, VOCAB, tiny_config
 
 PLAIN = Scores()
@@ -133,6 +136,62 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
     text = cut.lower(*arrays).as_text()
     heads, rows_each = 4, 1 if batch == 4 else 3
     assert f'tensor<{rows_each}x{heads}x128x8xf32>' in text
+
+
+@pytest.mark.usefixtures('plain_operations')
+@pytest.mark.parametrize(
+    ('sizes', 'length', 'scores'),
+    [
+        ({'data': 2, 'context': 2, 'tensor': 2}, 512, PLAIN),
+        ({'data': 2, 'context': 4}, 1024, Scores(softcap=0.7, window=300, sinks=True)),
+    ],
+)
+def test_splash_computes_cut_rows_in_pieces_of_equal_work(sizes, length, scores):
+    """Each device has queries of two pieces and all keys; documents reach over pieces. Catches
+    queries that take part at a place that is not theirs, and results that do not come back.
+    """
+    mesh = make_mesh(MeshConfig(**sizes))
+    arrays, n = draw(length), sizes['context']
+    run = traced_on(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
+    spec = PartitionSpec('data', 'tensor', 'context')
+    cut = jax.jit(
+        run,
+        in_shardings=(
+            *[NamedSharding(mesh, spec)] * 4,
+            NamedSharding(mesh, PartitionSpec('data')),
+            replicated(mesh),
+        ),
+        compiler_options=FAST,
+    )
+    assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
+    heads = 4 // sizes.get('tensor', 1)
+    assert f'tensor<1x{heads}x{length // n}x8xf32>' in cut.lower(*arrays).as_text()
+
+
+@pytest.mark.parametrize('parts', [2, 3, 4, 8])
+def test_queries_are_dealt_so_that_each_device_sees_as_many_keys(parts):
+    """Every query once; of an early piece and a late one together."""
+    places = dealt_places(12 * parts, parts)
+    assert sorted(places.ravel()) == list(range(12 * parts))
+    assert len({int(own.sum()) for own in places}) == 1
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('splash', r'a multiple of 512; got 768\. Nearest that works: 1024'),
+        ('cudnn', r'attention=cudnn must have whole; choose one of blocked, reference, splash'),
+    ],
+)
+def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, monkeypatch):
+    changes = {'kernels.attention': name, 'data.seq_len': 768, 'mesh.context': 2}
+    config = tiny_config(changes | {'data.batch_size': 8})
+    mesh, home = make_mesh(config.mesh), ATTENTION_KERNELS[name].platforms[0]
+    monkeypatch.setattr(
+        'lm.check_mesh.chosen_kernels', lambda config, platform: kernels_for(home, name)
+    )
+    with pytest.raises(ValueError, match=words):
+        check_devices(config, mesh)
 
 
 @pytest.mark.parametrize(

@@ -155,16 +155,18 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
 
 
 @pytest.mark.parametrize(
-    'length, window, every, share',
+    'length, window, every, parts, share',
     [
-        (1024, None, 0, 3 / 4),  # of 2 x 2 blocks of 512
-        (4096, None, 0, 36 / 64),
-        (4096, 513, 0, 15 / 64),  # its own block, and the one before
-        (4096, 513, 2, (15 + 36) / 2 / 64),
-        (96, None, 0, 97 / (2 * 96)),  # no block divides it
+        (1024, None, 0, 1, 3 / 4),  # of 2 x 2 blocks of 512
+        (4096, None, 0, 1, 36 / 64),
+        (4096, None, 0, 4, 36 / 64),
+        (4096, None, 0, 8, 136 / 256),  # pieces of 256
+        (4096, 513, 0, 1, 15 / 64),  # its own block, and the one before
+        (4096, 513, 2, 1, (15 + 36) / 2 / 64),
+        (96, None, 0, 1, 97 / (2 * 96)),  # no block divides it
     ],
 )
-def test_blocks_that_splash_attention_computes(length, window, every, share):
+def test_blocks_that_splash_attention_computes(length, window, every, parts, share):
     changes = {'model.n_layers': 2, 'data.seq_len': length, 'attention.window': window}
     changes |= {'attention.full_every': every} if every else {}
-    assert pairs_computed(tiny_config(changes)) == pytest.approx(share)
+    assert pairs_computed(tiny_config(changes), parts) == pytest.approx(share)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from modules.devices import parts_of
 from modules.kernels.attention.reference import of_one_prefix, sees
 from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
-from modules.kernels.devices import over_devices
+from modules.kernels.devices import of_all_tokens, over_devices
 from modules.statistics import at_least_float32
 
 # Logits of all heads in one tile, and the bounds of its side. Of the sides tried on two CPU cores,
@@ -117,7 +117,7 @@ def _on_device(
     if axis_name is not None:
         parts = jax.lax.axis_size(axis_name)
         k_BKSH, v_BKSH, key_bias_BKS = jax.tree.map(
-            functools.partial(_gathered, axis_name=axis_name), (k_BKSH, v_BKSH, key_bias_BKS)
+            functools.partial(of_all_tokens, axis_name=axis_name), (k_BKSH, v_BKSH, key_bias_BKS)
         )
     static = tiles_for(scores, batch * n_heads, length, parts)
     if axis_name is not None:
@@ -151,16 +151,6 @@ def _on_device(
     rows = Rows(of_rows(sinks_N), of_rows(slopes_N), key_bias_GS)
     out_GTH = _tiled(static, q_GTH, k_GSH, v_GSH, rows, places)
     return out_GTH[:, :length].reshape(q_BNTH.shape)
-
-
-def _gathered(x_BKT_: jax.Array, axis_name: str) -> jax.Array:
-    """Those of all tokens, each device having some.
-
-    Devices are put along an axis in front of all others at first: the gradient is then scattered
-    along that one, where XLA for TPUs has a reduce-scatter; along T it sums whole arrays.
-    """
-    of_devices = jnp.moveaxis(jax.lax.all_gather(x_BKT_, axis_name), 0, 2)
-    return of_devices.reshape(*x_BKT_.shape[:2], -1, *x_BKT_.shape[3:])
 
 
 def tiles_for(scores: Scores, rows: int, length: int, parts: int = 1) -> Static:

@@ -1,13 +1,26 @@
-"""JAX's splash attention on TPUs: a Pallas kernel that skips the blocks which a mask hides."""
+"""JAX's splash attention on TPUs: a Pallas kernel that skips the blocks which a mask hides.
+
+Of rows whose tokens are cut over C devices, each gathers all keys and values. Of queries as they
+lie the last device would have 2 C - 1 times the work of the first, as it sees most. So they are
+dealt for the kernel: device i and its mirror C - 1 - i exchange the second halves of theirs, and
+each then has two of 2 C pieces that see as much as any such two. Llama 3 (arXiv:2407.21783, section
+3.3.2) deals the text itself, pieces i and 2 C - 1 - i to device i; here all other layers have it
+in order, and half of the queries stay.
+"""
 
 import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from modules.devices import parts_of
 from modules.kernels.attention.scores import Scores
-from modules.kernels.devices import over_devices
+from modules.kernels.devices import of_all_tokens, over_devices
 
 BLOCKS = (512, 256, 128)  # of queries and keys: the largest that divides the length
+AXIS = 'context'  # the mesh axis that tokens are cut over
 
 
 def splash(
@@ -24,41 +37,84 @@ def splash(
 
     Queries are scaled before the kernel, which has no scale, in their own type. A program of
     several devices is traced under `jax.sharding.use_abstract_mesh`: XLA cannot cut the call, so
-    that its rows and heads are cut over the mesh here. interpret: in plain operations, for tests.
+    that its rows and heads are cut over the mesh here, and so are tokens where a block divides the
+    halves that devices exchange. interpret: in plain operations, for tests.
     """
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
-    compute = functools.partial(_of_rows, scores=scores, interpret=interpret)
+    length, parts = q_BNTH.shape[2], parts_of('T')
+    is_cut = parts > 1 and block_of(length, parts) is not None
+    compute = _of_cut_rows if is_cut else _of_rows
+    compute = functools.partial(compute, scores=scores, interpret=interpret)
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
+    if is_cut:
+        return over_devices(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N'), 'BNT')
     return over_devices(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
 
 
-def block_of(length: int) -> int | None:
-    """The largest block that divides a row; None where none does."""
-    return next((size for size in BLOCKS if length % size == 0), None)
+def block_of(length: int, parts: int = 1) -> int | None:
+    """The largest block that divides a row, or a piece of one whose tokens are cut into several
+    parts; None where none does.
+    """
+    pieces = 1 if parts == 1 else 2 * parts
+    return next((size for size in BLOCKS if length % (size * pieces) == 0), None)
 
 
-def share_computed(length: int, window: int | None) -> float:
+def share_computed(length: int, window: int | None, parts: int = 1) -> float:
     """Of all pairs of tokens, those in blocks that are not hidden as a whole; of a row without a
     block, those that are not hidden.
     """
-    size = block_of(length) or 1
+    size = block_of(length, parts) or block_of(length) or 1
     blocks = length // size
     reach = blocks if window is None else -(-(window - 1) // size)  # blocks before a query's own
     return sum(min(i, reach) + 1 for i in range(blocks)) / blocks**2
 
 
 def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
-    """The kernel takes one row; it finds the key head of each query head by itself."""
+    places = np.arange(q_BNTH.shape[2], dtype=np.int32)
+    kernel = _kernel(q_BNTH.shape[1], places[None], scores, interpret)
+    return _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
+
+
+def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
+    """q, k and v are those of the tokens on this device, segments those of all."""
+    parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
+    places = dealt_places(q_BNTH.shape[2] * parts, parts)
+    kernel = _kernel(q_BNTH.shape[1], places, scores, interpret)
+    k_BKSH, v_BKSH = (of_all_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
+    own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
+    q_BNTH = _exchanged(q_BNTH, parts)
+    mixed_BNTH = _called(
+        _part_of(kernel, parts, index), q_BNTH, k_BKSH, v_BKSH, own_BT, segments_BT, sinks_N
+    )
+    return _exchanged(mixed_BNTH, parts)
+
+
+def dealt_places(length: int, parts: int) -> np.ndarray:
+    """[parts, T / parts] int32: which queries each device computes."""
+    pieces = np.arange(length, dtype=np.int32).reshape(parts, 2, -1)
+    return np.stack([pieces[:, 0], pieces[::-1, 1]], 1).reshape(parts, -1)
+
+
+def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
+    """The tokens of this device, but its mirror's second half for its own; twice: as they were."""
+    first, second = jnp.split(x_BNTH, 2, axis=2)
+    mirrors = [(device, parts - 1 - device) for device in range(parts)]
+    return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
+
+
+def _kernel(n_heads: int, places: np.ndarray, scores: Scores, interpret: bool) -> Any:
+    """JAX's kernel for queries at `places` [parts, T / parts] of rows of T tokens."""
     # Here, as it takes half a second to import.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    n_heads, length = q_BNTH.shape[1:3]
+    length, parts = places.size, len(places)
     mask = masks.CausalMask((length, length))
     if scores.window is not None:
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
-    block = block_of(length)
-    kernel = kernels.make_splash_mha(
+    mask.q_sequence = places.reshape(-1)
+    block = block_of(length, parts)
+    return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * n_heads),
         block_sizes=kernels.BlockSizes(
             block_q=block,
@@ -70,12 +126,30 @@ def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
         ),
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
-        q_seq_shards=1,
+        q_seq_shards=parts,
         interpret=interpret,
     )
 
-    def of_row(q_NTH, k_KSH, v_KSH, segments_T):
-        ids = None if segments_T is None else kernels.SegmentIds(segments_T, segments_T)
+
+def _part_of(kernel: Any, parts: int, index: jax.Array) -> Any:
+    """What the kernel knows of the queries of one device: of each array, an equal part of the
+    queries' axis, which is the only one of their places, and the second of what is said of blocks.
+    """
+
+    def cut(x):
+        axis = 0 if x.ndim == 1 else 1
+        size = x.shape[axis] // parts
+        return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
+
+    return jax.tree.map(cut, kernel)
+
+
+def _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS, sinks_N):
+    """The kernel takes one row; it finds the key head of each query head by itself."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+
+    def of_row(q_NTH, k_KSH, v_KSH, segments_T, segments_S):
+        ids = None if segments_T is None else kernels.SegmentIds(segments_T, segments_S)
         return kernel(q_NTH, k_KSH, v_KSH, ids, sinks_N)
 
-    return jax.vmap(of_row)(q_BNTH, k_BKSH, v_BKSH, segments_BT)
+    return jax.vmap(of_row)(q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS)
