@@ -3,7 +3,7 @@
 The time is a roofline's. Every operation takes as long as its products take at the published peak,
 or its bytes at the published bandwidth of memory, whichever is longer, one operation after another;
 the links take as long as their bytes take in rings. `step_seconds` has the links work meanwhile,
-`step_seconds_exposed` has them wait. Neither knows what LEFT_OUT names: a step takes longer.
+`step_seconds_exposed` has them wait. Neither knows what LEFT_OUT names.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ from tpu.wire import by_kind, collectives, seconds_of
 LEFT_OUT = (
     'vector operations that are no product, and tiles that shapes do not fill',
     'the latency of operations and of collectives, which small ones consist of',
+    'that conditionals may take a cheaper branch than their dearest, as optimizers at most steps',
     'links and hosts that others use, throttled clocks, stragglers',
     'evaluation, checkpoints, and waiting for text',
 )

@@ -4,11 +4,12 @@ The compiler's own sums (`Compiled.cost_analysis`) count the body of a loop once
 rounds; here it is multiplied by them.
 """
 
+import collections
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 ITEM_BITS = {
@@ -86,28 +87,42 @@ Computation = dict[str, Instruction]
 
 class Module:
     """computations: by name. rounds: how often a step runs each of them that is not a part of a
-    fusion. unknown: loops whose rounds the text does not say; they are counted once.
+    fusion; of the branches of a conditional, the one that makes most. unknown: loops whose rounds
+    the text does not say; they are counted once.
     """
 
     def __init__(self, text: str):
         self.computations, self.entry = _computations(text)
-        self.rounds: dict[str, int] = {}
         self.unknown: list[str] = []
-        self._visit(self.entry, 1)
+        self.rounds = dict(self._rounds_of(self.entry))
 
-    def _visit(self, name: str, times: int) -> None:
-        self.rounds[name] = self.rounds.get(name, 0) + times
+    def _rounds_of(self, name: str) -> collections.Counter[str]:
+        """How often a computation runs itself, 1, and those that it calls."""
+        found = collections.Counter({name: 1})
         for one in self.computations[name].values():
             if one.opcode == 'while':
                 condition, body = LOOP.search(one.attributes).groups()
                 trips = self._trips(self.computations[name], one, condition, body)
-                self._visit(body, times * trips)
+                for inner, times in self._rounds_of(body).items():
+                    found[inner] += trips * times
             elif one.opcode in ('call', 'async-start') and one.called in self.computations:
-                self._visit(one.called, times)
+                found += self._rounds_of(one.called)
             elif one.opcode == 'conditional':
-                for several, single in BRANCHES.findall(one.attributes):
-                    for branch in NAMES.findall(several) or [single]:
-                        self._visit(branch, times)
+                named = BRANCHES.findall(one.attributes)
+                branches = [
+                    b for several, single in named for b in NAMES.findall(several) or [single]
+                ]
+                found += max(map(self._rounds_of, branches), key=self._bytes_made)
+        return found
+
+    def _bytes_made(self, rounds: Mapping[str, int]) -> int:
+        """Of all results, by which branches of a conditional are compared."""
+        return sum(
+            times * sum(array.bytes for array in one.arrays)
+            for name, times in rounds.items()
+            for one in self.computations[name].values()
+            if one.opcode not in ('parameter', 'tuple', 'get-tuple-element', 'bitcast')
+        )
 
     def _trips(self, around: Computation, loop: Instruction, condition: str, body: str) -> int:
         """The rounds of a loop: as the compiler says, or by the constant below which its count is

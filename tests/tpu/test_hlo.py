@@ -83,6 +83,21 @@ def test_products_in_a_loop_count_as_often_as_it_runs():
     assert not module.unknown
 
 
+def test_of_the_branches_of_a_conditional_the_dearest_counts():
+    """With the loop in it. Catches layers with a window and without, of which each is one, that
+    count as both.
+    """
+
+    def either(is_long, x, w):
+        def times(n):
+            return lambda: jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ w), x)
+
+        return jax.lax.switch(is_long.astype(int), [times(3), lambda: x, times(7), times(2)])
+
+    module, _ = module_of(either, (), (N, N), (N, N))
+    assert cost_of(module, SECOND, SECOND).flops == 7 * 2 * N**3
+
+
 def test_a_loop_of_a_tpu_says_its_rounds_in_its_condition():
     module = Module(LOOP)
     assert module.rounds == {'main': 1, 'body': 7}
