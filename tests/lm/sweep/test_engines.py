@@ -51,6 +51,7 @@ def cluster():
     """Of two CPUs; its workers share the programs that this process has compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
+        patch.setenv('RAY_worker_niceness', '0')  # 15 by default, behind all other tests
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
