@@ -14,6 +14,7 @@ from tests import sweep_helpers
 from tests.sweep_helpers import curves, settings
 
 ROOT = Path(__file__).parent.parent
+PATIENCE_SEC = 600  # with what may hang: far more than it takes where nothing else runs
 TWELVE = {
     'train_steps': 12,
     'optim_warmup_steps': 5,
@@ -57,12 +58,12 @@ def start_run(
 
 
 def finished(process: subprocess.Popen) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_SEC)
     return process.returncode, output
 
 
 def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline and process.poll() is None:
         rows = read_rows(workdir / 'metrics.jsonl')
         if rows and rows[-1]['step'] >= step:
@@ -106,7 +107,7 @@ def log_of(workdir: Path) -> Path:
 
 def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
     """Until the cells have recorded so many, together."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline and process.poll() is None:
         if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:
             return

@@ -19,6 +19,8 @@ os.environ |= {
     'JAX_COMPILATION_CACHE_DIR': str(PROGRAMS),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+    'RAY_USAGE_STATS_ENABLED': '0',
+    'RAY_worker_niceness': '0',  # 15 by default, behind all other tests
 }
 
 import jax

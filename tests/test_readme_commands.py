@@ -17,6 +17,7 @@ import pytest
 from configs import default
 from eval.columns import IDENTITY, RESULTS, columns
 from lm.config import digest, resolve
+from tests.commands import PATIENCE_SEC
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / 'README.md').read_text()
@@ -133,7 +134,7 @@ def outcome(tmp_path, monkeypatch):
         log = tmp_path / 'log'
         process = processes.Process(target=run, args=(words, code, tmp_path, log))
         process.start()
-        process.join(timeout=120)
+        process.join(timeout=PATIENCE_SEC)
         process.kill()
         return process.exitcode, log.read_text()
 

@@ -23,7 +23,7 @@ from eval.suites.perplexity import perplexity
 from lm.record.workdir import open_workdir
 from lm.run.program import Program
 from lm.run.wave import Wave
-from tests.commands import log_of, start_sweep
+from tests.commands import PATIENCE_SEC, log_of, start_sweep
 from tests.sweep_helpers import (
     MODES,
     assert_close,
@@ -277,7 +277,7 @@ def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
 def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
     process = start_sweep(tmp_path / 'x', corpus, sweep)
-    assert process.wait(timeout=120) == BAD_INPUT and not (tmp_path / 'x').exists()
+    assert process.wait(timeout=PATIENCE_SEC) == BAD_INPUT and not (tmp_path / 'x').exists()
     assert log_of(tmp_path / 'x').read_text() == (
         "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
     )

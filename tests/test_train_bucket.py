@@ -23,7 +23,7 @@ from lm.record.digests import of_arrays
 from lm.record.lease import LEASE, Lease
 from lm.run.mirrored import mirrored
 from lm.run.start import check_init_from, pinned
-from tests.commands import ROOT, finished, start_run, tiny
+from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny
 from tests.object_store import Line
 from tests.sweep_helpers import base, before_step, curves, table, terminate_at, timeless
 from train import DONE, SIGNALLED, train, train_sweep
@@ -108,7 +108,7 @@ def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere
     """Killed with all of checkpoint 8 there but its mark: the one before counts."""
     where = [corpus['data.source'], corpus['data.cache_dir']]
     command = [sys.executable, '-m', 'tests.victims', bucket_url, *where]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 'checkpoints/8/meta/metadata' in open_bucket(bucket_url).list()
     assert checkpoints_of(bucket_url) == {4}
@@ -126,7 +126,7 @@ def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypa
     """The first is stopped by SIGTERM, and the same command goes on at once."""
     monkeypatch.setattr('lm.run.mirrored.PATIENCE_SEC', 0.5)
     process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + PATIENCE_SEC
     while 'metrics.jsonl' not in open_bucket(bucket_url).list():
         assert process.poll() is None and time.monotonic() < deadline, finished(process)
         time.sleep(0.1)

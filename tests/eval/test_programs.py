@@ -13,7 +13,7 @@ from eval import ngram, perplexity
 from eval.generate import generate, sample
 from eval.load import load
 from lm.record.metrics import read_rows
-from tests.commands import ROOT, tiny
+from tests.commands import PATIENCE_SEC, ROOT, tiny
 from tests.sweep_helpers import TINY
 from train import DONE, train
 
@@ -117,7 +117,7 @@ def test_changed_data_is_refused(corpus, tmp_path):
 
 def program(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, '-m', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
 
 
 def test_eval_program_writes_json(workdir, tmp_path):

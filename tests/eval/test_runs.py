@@ -18,6 +18,7 @@ from lm.record.metrics import read_rows
 from lm.sections import FIELDS
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
+from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
 from tests.helpers import tiny_raw
 from tests.test_layering import ROOT
@@ -264,7 +265,7 @@ def test_sql_that_cannot_be_answered(sweep, sql, answer):
 
 def program(*arguments):
     command = [sys.executable, '-m', 'eval.runs', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
 
 
 def test_program_prints_csv(sweep):

@@ -12,6 +12,7 @@ import pytest
 from tests.commands import (
     LONG,
     LONGER,
+    PATIENCE_SEC,
     SWEEP,
     finished,
     log_of,
@@ -83,9 +84,9 @@ def test_kill_9_of_a_sweep(engine, trial, whole_sweep, corpus, tmp_path):
         share = (part + rng.uniform(0.1, 0.9)) / parts
         wait_for_rows(workdir, int(share * recorded(whole)), process)
         process.kill()
-        assert process.wait(timeout=120) == -signal.SIGKILL
+        assert process.wait(timeout=PATIENCE_SEC) == -signal.SIGKILL
     process = start_sweep(workdir, corpus, engine=engine, **changes)
-    code, output = process.wait(timeout=120), log_of(workdir).read_text()
+    code, output = process.wait(timeout=PATIENCE_SEC), log_of(workdir).read_text()
     assert code == DONE and 'resuming after step' in output, output
     assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
     found = [(one['log_every'], one['lr'], one['group']) for one in table(workdir)]

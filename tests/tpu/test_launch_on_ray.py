@@ -12,6 +12,7 @@ import pytest
 
 from lm.record.checkpoint import steps_in
 from lm.record.metrics import read_rows
+from tests.commands import PATIENCE_SEC
 from tests.sweep_helpers import settings, write_corpus
 from tpu import launch
 
@@ -23,8 +24,6 @@ ACTOR = 'ray::Host'
 def cluster():
     """Of one CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
-        patch.setenv('RAY_worker_niceness', '0')  # 15 by default, behind all other tests
         patch.chdir(ROOT)  # workers import from here
         import ray
 
@@ -54,7 +53,7 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
     overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **steps).items()]
 
     def kill():
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + PATIENCE_SEC
         while time.monotonic() < deadline:
             if (workdir / 'checkpoints').exists() and steps_in(workdir / 'checkpoints'):
                 return [victim.kill() for victim in actors()]
@@ -89,7 +88,7 @@ def test_sigterm_reaches_the_trainer(trainer, tmp_path):
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + PATIENCE_SEC
         while not (trainer / 'begun').exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         launched.send_signal(signal.SIGTERM)

@@ -24,6 +24,7 @@ from lm.sections import NormConfig
 from lm.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves
+from tests.commands import PATIENCE_SEC
 from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
 from tests.sweep_helpers import base, changed, write_corpus
 from train import DONE, train
@@ -227,7 +228,7 @@ def program(variables, *arguments):
         env=os.environ | variables | {'XLA_FLAGS': ''},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SEC,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from eval.report.page import report
+from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_unstable import HEADS, diagnosed, warned
 
@@ -138,7 +139,7 @@ def browse(page: str, script: str, folder: Path) -> dict[str, Any]:
     command += ['--host-resolver-rules=MAP * ~NOTFOUND', f'--user-data-dir={folder}/profile']
     command += ['--window-size=1280,2000', '--virtual-time-budget=20000', '--dump-dom']
     command += [f'file://{folder}/page.html']
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SEC)
     found = re.search(r'<pre id="findings">(.*?)</pre>', done.stdout, re.S)
     assert found, done.stderr
     result = json.loads(html.unescape(found[1]))

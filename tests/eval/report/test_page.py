@@ -18,6 +18,7 @@ from eval.report.page import report
 from eval.report.tables import plus_minus
 from eval.runs import gather, read_sweep
 from eval.stats import Interval
+from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
 from tests.test_layering import ROOT
 
@@ -252,7 +253,7 @@ def test_maps():
 
 def program(*arguments):
     command = [sys.executable, '-m', 'eval.report', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
 
 
 def test_program_writes_the_page(sweep, tmp_path):

@@ -17,6 +17,7 @@ from lm.record.checkpoint import steps_in
 from lm.record.workdir import write_json
 from lm.sweep.cells import cells, groups
 from lm.sweep.engines import Work, default_resources, split
+from tests.commands import PATIENCE_SEC
 from tests.sweep_helpers import (
     base,
     cell_folders,
@@ -49,17 +50,14 @@ def local(corpus, tmp_path_factory):
 @pytest.fixture(scope='module')
 def cluster():
     """Of two CPUs; its workers share the programs that this process has compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
-        patch.setenv('RAY_worker_niceness', '0')  # 15 by default, behind all other tests
-        import ray
+    import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
-        before = set(workers())
-        yield ray
-        ray.shutdown()
-        left = [process for process in before | set(workers()) if process.is_running()]
-        assert not psutil.wait_procs(left, timeout=20)[1]
+    ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
+    before = set(workers())
+    yield ray
+    ray.shutdown()
+    left = [process for process in before | set(workers()) if process.is_running()]
+    assert not psutil.wait_procs(left, timeout=20)[1]
 
 
 def workers() -> list[psutil.Process]:
@@ -78,7 +76,7 @@ def when(happened, act) -> threading.Thread:
     """Calls act() in a thread, once happened() is true."""
 
     def watch():
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE_SEC
         while time.monotonic() < deadline:
             if happened():
                 return act()
