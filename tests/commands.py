@@ -12,6 +12,7 @@ from lm.record.metrics import read_rows
 from lm.sections import Config
 from tests import sweep_helpers
 from tests.sweep_helpers import curves, settings
+from tests.xla import ONE_DEVICE
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_SEC = 600  # with what may hang: far more than it takes where nothing else runs
@@ -49,7 +50,7 @@ def start_run(
     return subprocess.Popen(
         command(workdir, corpus, *flags, **changes),
         cwd=ROOT,
-        env={**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'},
+        env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,22 +1,24 @@
 """Tests run on the CPU, seen as eight devices, whatever the machine has.
 
 Programs are compiled once: all tests, their subprocesses and later sessions share a cache, in
-.pytest_cache. Most of what a test costs is compiling.
+.pytest_cache. Most of what a test costs is compiling, so that nothing is optimised.
 """
 
+import gc
 import os
 import shutil
 from pathlib import Path
 
+from tests.costs import Meter
+from tests.xla import EIGHT_DEVICES
+
 PROGRAMS = Path(__file__).parent.parent / '.pytest_cache' / 'programs'
 MOST_BYTES = 4e9  # of programs that no code wants any more, too; a session leaves a tenth of it
 
-os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = (
-    os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
-)
 os.environ |= {
-    'JAX_COMPILATION_CACHE_DIR': str(PROGRAMS),
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': f'{os.environ.get("XLA_FLAGS", "")} {EIGHT_DEVICES}',
+    'JAX_COMPILATION_CACHE_DIR': os.environ.get('JAX_COMPILATION_CACHE_DIR', str(PROGRAMS)),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
     'RAY_USAGE_STATS_ENABLED': '0',
@@ -30,10 +32,14 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 MAPS = Path('/proc/self/maps')
 MOST_MAPS = 20_000  # of the 65,530 that Linux gives a process by default
+PROGRAMS_BETWEEN_LOOKS = 200  # each maps some tens; to read the list takes 10 ms
+
+gc.disable()  # until all tests are collected: nothing of what imports make is garbage
 
 
 def pytest_addoption(parser):
     parser.addoption('--long', action='store_true', help='tests/faults at length')
+    parser.addoption('--costs', metavar='FILE', help='writes the CPU-seconds of each test')
 
 
 def pytest_generate_tests(metafunc):
@@ -116,6 +122,8 @@ def nothing_is_traced():
 
 def pytest_configure(config):
     is_worker = hasattr(config, 'workerinput')
+    written = None if is_worker else config.getoption('costs')
+    config.pluginmanager.register(Meter(written), 'costs')
     kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
     if sum(path.stat().st_size for path in kept) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
@@ -130,13 +138,52 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not any(name in item.name for name in LONGEST))
+    for item in items:
+        if shared := shared_by(item):
+            item.add_marker(pytest.mark.xdist_group(shared))
+
+
+def shared_by(item) -> str | None:
+    """The group of tests that one process has to run, lest what they share be made in each: those
+    of a module or class that have a fixture of it in common, and those of the run `whole`.
+    """
+    if item.get_closest_marker('xdist_group'):
+        return None
+    scopes = {name: f[-1].scope for name, f in item._fixtureinfo.name2fixturedefs.items()}
+    if scopes.get('whole') == 'session':
+        return 'whole'
+    return item.module.__name__ if {'module', 'class'} & set(scopes.values()) else None
+
+
+def pytest_collection_finish():
+    """Collecting garbage is spared what stays: modules, tests, parameters."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope='session')
+def programs_compiled() -> list[int]:
+    """How many programs this process has compiled since the number was last set to 0."""
+    count = [0]
+
+    def listen(event, duration, **_):
+        del duration
+        count[0] += event == '/jax/core/compile/backend_compile_duration'
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return count
 
 
 @pytest.fixture(autouse=True)
-def room_for_programs():
+def room_for_programs(programs_compiled):
     """Each compiled program maps memory: hundreds of them are more than a process may."""
     yield
+    if programs_compiled[0] < PROGRAMS_BETWEEN_LOOKS:
+        return
+    programs_compiled[0] = 0
     if MAPS.exists() and MAPS.read_bytes().count(b'\n') > MOST_MAPS:
         jax.clear_caches()

@@ -21,7 +21,6 @@ from modules.options import Option
 from modules.scaling import PARAMETRIZATIONS
 
 VOCAB, BOS = 16, 0
-FAST = {'xla_backend_optimization_level': 0}  # compiles in half the time; for `jax.jit` in tests
 TINY = {
     'model.d_model': 16,
     'model.n_layers': 2,
@@ -133,13 +132,13 @@ def program_of(config: Config) -> Config:
 @functools.cache
 def train_step(config: Config) -> Callable:
     """jitted; it runs on one device and donates nothing."""
-    return jax.jit(make_train_step(tiny_learner(config)), compiler_options=FAST)
+    return jax.jit(make_train_step(tiny_learner(config)))
 
 
 @functools.cache
 def _init(program: Config) -> Callable:
     learner = tiny_learner(program)
-    return jax.jit(lambda key, hyper: init_state(learner, hyper, key), compiler_options=FAST)
+    return jax.jit(lambda key, hyper: init_state(learner, hyper, key))
 
 
 def initial_state(config: Config, seed: int = 0) -> State:
@@ -167,7 +166,7 @@ def trained(learner: Learner, runs: int | None = None) -> Callable:
         return losses, last
 
     mapped = run if runs is None else jax.vmap(run, in_axes=(0, 0, 1), out_axes=(1, 0))
-    return jax.jit(mapped, compiler_options=FAST)
+    return jax.jit(mapped)
 
 
 def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> State:
@@ -186,7 +185,6 @@ def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> Stat
         run,
         in_shardings=(rows, replicated(mesh)),
         out_shardings=replicated(mesh),
-        compiler_options=FAST,
     )
     return jax.device_get(cut(batches, hyper))
 

@@ -23,6 +23,7 @@ from lm.record.metrics import read_rows
 from lm.run.statuses import BAD_INPUT, DONE, SIGNALLED
 from tests.commands import ROOT
 from tests.sweep_helpers import settings
+from tests.xla import ONE_DEVICE
 from tpu.launchers import slurm
 
 PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'srun')
@@ -136,7 +137,7 @@ class Launched:
         command += ['--tasks_per_node=2', f'--python={sys.executable}', f'--logs={cluster}/logs']
         command += [f'--name={workdir.name}', *flags, '--', 'train.py']
         command += ['--config=configs/default.py', f'--workdir={workdir}', *overrides]
-        env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+        env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ONE_DEVICE}
         with self.log.open('a') as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT

@@ -18,6 +18,7 @@ from configs import default
 from eval.columns import IDENTITY, RESULTS, columns
 from lm.config import digest, resolve
 from tests.commands import PATIENCE_SEC
+from tests.xla import ONE_DEVICE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / 'README.md').read_text()
@@ -126,7 +127,7 @@ def run(words: list[str], code: str, folder: Path, log: Path) -> None:
 def outcome(tmp_path, monkeypatch):
     """outcome(words, code='') -> (exit status, what it printed), in tmp_path."""
     monkeypatch.setenv('GLIBC_TUNABLES', '')  # set: the program does not start itself again
-    monkeypatch.setenv('XLA_FLAGS', '')  # one device, as a user has
+    monkeypatch.setenv('XLA_FLAGS', ONE_DEVICE)  # one device, as a user has
     processes = multiprocessing.get_context('forkserver')
     processes.set_forkserver_preload([*PRELOADED, __name__])
 

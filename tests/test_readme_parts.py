@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_layering import ROOT
+from tests.xla import ONE_DEVICE
 
 ROOMS = ('configs', 'eval', 'lm', 'modules')
 README = (ROOT / 'README.md').read_text()
@@ -54,7 +55,7 @@ def project(tmp_path_factory) -> Path:
 
 
 def command(project: Path, *arguments: str) -> str:
-    environment = {**os.environ, 'PYTHONPATH': str(project), 'XLA_FLAGS': ''}
+    environment = {**os.environ, 'PYTHONPATH': str(project), 'XLA_FLAGS': ONE_DEVICE}
     done = subprocess.run(
         [sys.executable, 'train.py', *arguments],
         cwd=project,

@@ -16,6 +16,7 @@ from lm.config import resolve
 from lm.record.metrics import read_rows
 from tests.commands import ROOT, command, finished, start_run, tiny
 from tests.sweep_helpers import base, cell_folders, timeless
+from tests.xla import ONE_DEVICE
 from train import DONE, train, train_sweep
 
 SHARES = {'first': 0.75, 'again': 0.25}  # whose names, sorted, are in another order
@@ -106,7 +107,7 @@ def test_equivalence_evaluated_later(whole):
     out = subprocess.run(
         [sys.executable, '-m', 'eval', f'--checkpoint={whole[0]}', '--suite=perplexity,ngram'],
         cwd=ROOT,
-        env={**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'},
+        env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
         text=True,
         capture_output=True,
         check=True,

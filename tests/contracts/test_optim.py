@@ -27,7 +27,7 @@ from modules.options import options
 from modules.params import ROLES, ParamSpec, named_leaves
 from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS, Decay, growth_of, scaling_of
 from modules.scaling.decay import in_gradient
-from tests.helpers import FAST, another, assert_trees_close, stack
+from tests.helpers import another, assert_trees_close, stack
 
 LAYERS, STEPS = 2, 30
 SPECS = {
@@ -153,7 +153,7 @@ def results():
             'quiet': quiet,
         }
 
-    return jax.device_get(jax.jit(every, compiler_options=FAST)())
+    return jax.device_get(jax.jit(every)())
 
 
 def stack_jnp(trees):
@@ -228,7 +228,7 @@ def test_every_average(name):
         mapped = jax.vmap(lambda _, numbers: run(numbers))
         return [run(numbers) for numbers in given], mapped(jnp.arange(len(given)), stack_jnp(given))
 
-    alone, mapped = jax.device_get(jax.jit(every, compiler_options=FAST)())
+    alone, mapped = jax.device_get(jax.jit(every)())
     assert_trees_close(mapped, stack(alone), rtol=1e-5, atol=1e-6)
     averaged, kept = alone[0]
     assert loss(averaged) < 0.5 * loss(START)

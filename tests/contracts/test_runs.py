@@ -10,7 +10,7 @@ from lm.many import over_mesh
 from lm.mesh import make_mesh
 from lm.step import make_train_step
 from tests.contracts.test_choices import BASE, STEPS, batch, four_runs
-from tests.helpers import FAST, checked_config, initial_state, stack, tiny_learner, train_step
+from tests.helpers import checked_config, initial_state, stack, tiny_learner, train_step
 
 
 def test_loop_is_the_run_alone_to_the_bit():
@@ -22,7 +22,7 @@ def test_loop_is_the_run_alone_to_the_bit():
     starts[1] = initial_state(checked_config(BASE | init_scale))
     mesh = make_mesh(config.mesh, jax.devices()[:1], runs=4)
     together = over_mesh('loop', mesh, make_train_step(tiny_learner(config)))
-    together = jax.jit(together, compiler_options=FAST)
+    together = jax.jit(together)
     states, active, losses = stack(starts), np.ones(4, bool), []
     orders = (0, 0, 0, 1)
     for i in range(STEPS):

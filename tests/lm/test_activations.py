@@ -14,7 +14,6 @@ from lm.activations import by_group, by_name, gradients, next_token_loss, observ
 from lm.model import OF_BLOCKS, groups_of_blocks
 from modules.params import named_leaves
 from tests.helpers import (
-    FAST,
     VOCAB,
     assert_trees_close,
     checked_config,
@@ -40,14 +39,14 @@ def seen(case, scan=True):
     changes = {'model.n_layers': LAYERS, 'model.scan_layers': scan}
     config = checked_config(CASES[case] | changes)
     learner, weights = tiny_learner(config), initial_state(config).weights
-    run = jax.jit(functools.partial(observe, learner), compiler_options=FAST)
+    run = jax.jit(functools.partial(observe, learner))
     return learner, weights, *run(weights, TOKENS)
 
 
 @functools.cache
 def found_gradients(case):
     learner, weights, *_ = seen(case)
-    return jax.jit(lambda w: gradients(learner, w, TOKENS), compiler_options=FAST)(weights)
+    return jax.jit(lambda w: gradients(learner, w, TOKENS))(weights)
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -69,7 +68,7 @@ def test_every_block_is_there_scanned_or_not(case):
 def test_the_last_activations_make_the_logits_of_the_model(case):
     learner, weights, logits, activations = seen(case)
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @functools.partial(jax.jit)
     def in_training(weights, final):
         variables = learner.variables(weights)
         x_BTD, readout = learner.model.apply(variables, TOKENS, method='activations')

@@ -17,7 +17,6 @@ from lm.updates import refuse_unserved
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
-    FAST,
     VOCAB,
     assert_trees_close,
     initial_state,
@@ -78,7 +77,7 @@ def test_what_can_be_asked_of_a_batch():
             'tokens': jnp.sum(asked.weights) - total,
         }
 
-    found = jax.jit(sums, compiler_options=FAST)(state.params)
+    found = jax.jit(sums)(state.params)
     _, metrics = train_step(config)(state, batch, hyper)
     for name in ('value', 'shares', 'sequences', 'logits'):
         np.testing.assert_allclose(found[name], metrics['loss'], rtol=1e-6, err_msg=name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.cached import extend, init_cache
-from tests.helpers import FAST, checked_config, initial_state, tiny_batch, tiny_learner
+from tests.helpers import checked_config, initial_state, tiny_batch, tiny_learner
 
 ROWS = [
     {'model.position': 'learned', 'model.n_kv_heads': 1},
@@ -35,7 +35,7 @@ def test_rows_read_in_parts(changes):
     def part(variables, cache, tokens, counts):
         return extend(learner, variables, cache, tokens, counts)
 
-    wanted, run = whole(variables), jax.jit(part, compiler_options=FAST)
+    wanted, run = whole(variables), jax.jit(part)
     cache = init_cache(learner, variables, 2, 8)
     first, cache = run(variables, cache, tokens[:, :5], jnp.int32([5, 3]))
     then = np.stack([tokens[0, 5:], tokens[1, 3:6]])

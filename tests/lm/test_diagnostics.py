@@ -17,7 +17,6 @@ from modules.params import named_leaves
 from modules.sequence import whole_rows
 from tests.helpers import (
     BOS,
-    FAST,
     initial_state,
     packed_batch,
     program_of,
@@ -36,7 +35,7 @@ OF_ROLES = ('gradient_rms', 'update_rms', 'weight_rms', 'update_ratio')
 
 @functools.cache
 def program(config):
-    return jax.jit(make_diagnose(tiny_learner(config)), compiler_options=FAST)
+    return jax.jit(make_diagnose(tiny_learner(config)))
 
 
 def diagnose(config, state, batch):

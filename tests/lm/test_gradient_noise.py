@@ -7,7 +7,7 @@ import numpy as np
 from lm.diagnostics import gradient_noise, make_diagnose
 from lm.state import hyper_from
 from lm.step import token_sums
-from tests.helpers import FAST, initial_state, packed_batch, tiny_config, tiny_learner
+from tests.helpers import initial_state, packed_batch, tiny_config, tiny_learner
 
 
 def test_noise_is_that_between_even_and_odd_rows():
@@ -33,7 +33,7 @@ def test_noise_is_that_between_even_and_odd_rows():
     n, whole = n_even + n_odd, (even + odd) / (n_even + n_odd)
     small = (np.sum((even / n_even) ** 2) + np.sum((odd / n_odd) ** 2)) / 2
     signal, trace = 2 * np.sum(whole**2) - small, n * (small - np.sum(whole**2))
-    found = jax.jit(make_diagnose(learner), compiler_options=FAST)(state, batch, hyper)
+    found = jax.jit(make_diagnose(learner))(state, batch, hyper)
     np.testing.assert_allclose(found['gradient_noise_signal'], signal, rtol=1e-3)
     np.testing.assert_allclose(found['gradient_noise_trace'], trace, rtol=1e-3)
     np.testing.assert_allclose(found['gradient_noise_scale'], trace / signal, rtol=1e-3)

@@ -13,7 +13,7 @@ from lm.mesh import batch_sharding, make_mesh, replicated, traced_on
 from lm.shardings import state_shardings
 from lm.state import hyper_from, init_state
 from lm.step import make_train_step
-from tests.helpers import FAST, packed_batch, tiny_config, tiny_learner
+from tests.helpers import packed_batch, tiny_config, tiny_learner
 
 STEPS = 20
 COMMON = {'model.n_heads': 4, 'model.n_kv_heads': 4, 'data.mask_documents': True}
@@ -67,9 +67,7 @@ def losses_of(model, sizes, devices=None):
         return jax.lax.scan(one, state, batches)
 
     whole = replicated(mesh)
-    jitted = jax.jit(
-        traced_on(mesh, run), in_shardings=(whole, whole, over_steps), compiler_options=FAST
-    )
+    jitted = jax.jit(traced_on(mesh, run), in_shardings=(whole, whole, over_steps))
     state, losses = jitted(jax.random.key(0), hyper_from(config), batches)
     return np.array(losses), state.params
 

@@ -14,7 +14,6 @@ from lm.model import DIAGNOSTICS
 from lm.sections import CHOICES
 from modules.params import LAYER, named_leaves
 from tests.helpers import (
-    FAST,
     VOCAB,
     assert_trees_close,
     initial_state,
@@ -46,7 +45,7 @@ def compiled(config, with_gradient=False):
         return jnp.sum(out * weights), out
 
     run = jax.grad(weighted, has_aux=True) if with_gradient else logits
-    return jax.jit(run, compiler_options=FAST)
+    return jax.jit(run)
 
 
 def forward(changes, params, tokens=TOKENS, segments=None):
@@ -146,7 +145,7 @@ def test_no_token_sees_a_later_one(position):
         logits_1TV = model.apply({'params': params | {'embedding': table}}, tokens_1T)
         return logits_1TV[0] @ jnp.cos(jnp.arange(VOCAB, dtype=jnp.float32))
 
-    jacobian = jax.jit(jax.jacrev(projected), compiler_options=FAST)
+    jacobian = jax.jit(jax.jacrev(projected))
     seen_TS = np.abs(jacobian(params['embedding'])[:, :8]).max(-1) > 0
     np.testing.assert_array_equal(seen_TS, np.tri(8, dtype=bool))
 
@@ -242,7 +241,7 @@ def test_logits_are_the_readout_of_the_last_activations(changes):
         params = params | {'readout_bias': np.arange(VOCAB, dtype=np.float32)}
     model = tiny_model(config)
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @functools.partial(jax.jit)
     def parts(params):
         return model.apply({'params': params}, TOKENS, method='activations', mutable=[DIAGNOSTICS])
 

@@ -12,7 +12,6 @@ import pytest
 from modules.params import named_leaves, path_name
 from modules.placements import PLACEMENTS
 from tests.helpers import (
-    FAST,
     VOCAB,
     assert_trees_close,
     initial_state,
@@ -83,7 +82,7 @@ def compiled_with(config):
         weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
         return jnp.sum(out * weights), out
 
-    return jax.jit(jax.grad(weighted, has_aux=True), compiler_options=FAST)
+    return jax.jit(jax.grad(weighted, has_aux=True))
 
 
 def logits_of(changes, params):

@@ -13,7 +13,6 @@ from lm.shardings import jit_train_step, state_shardings
 from lm.state import hyper_from
 from modules.statistics import STATS, as_int, as_key
 from tests.helpers import (
-    FAST,
     assert_trees_close,
     checked_config,
     initial_state,
@@ -57,7 +56,7 @@ def test_eight_devices_drop_what_one_drops():
     mesh, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
     lowered = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config))
-    step = lowered.compile(FAST)
+    step = lowered.compile()
     for _ in range(2):
         state, metrics = step(state, put_batch(mesh, BATCH), hyper_from(config))
     assert_trees_close((state, metrics), after_two_steps(), rtol=1e-4, atol=1e-5)
@@ -96,7 +95,7 @@ def test_each_option_of_rope_reaches_it():
     """All of them give other logits than the default, and than each other."""
     params, tokens = initial_state(checked_config()).params, tiny_batch(rows=2)['tokens'][:, :-1]
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @functools.partial(jax.jit)
     def logits(params):
         configs = map(checked_config, [{}, *OPTIONS])
         return [tiny_model(config).apply({'params': params}, tokens) for config in configs]

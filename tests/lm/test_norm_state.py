@@ -18,7 +18,6 @@ from modules.options import options
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 from tests.helpers import (
     BOS,
-    FAST,
     assert_trees_close,
     initial_state,
     packed_batch,
@@ -67,7 +66,6 @@ def step_on_eight(name):
         make_train_step(learner),
         in_shardings=(everywhere, batch_sharding(mesh), everywhere),
         out_shardings=everywhere,
-        compiler_options=FAST,
     )
     return lambda state, rows: jax.device_get(step(state, rows, hyper))
 
@@ -110,7 +108,7 @@ def in_turn(name):
         ce = optax.softmax_cross_entropy_with_integer_labels(logits, part['tokens'][:, 1:])
         return jnp.sum(ce * target_weights(part, BOS)) / total, new[STATS]
 
-    update = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST)
+    update = jax.jit(jax.value_and_grad(loss, has_aux=True))
     start, losses = after_one_step(name), []
     stats = dict(start.stats)
     for first in (0, 1):
@@ -169,7 +167,7 @@ def test_evaluation_reads_each_row_on_its_own(name):
     """
     learner, hyper = tiny_learner(config(name)), hyper_from(config(name))
     weights, whole = after_one_step(name).weights, batch(2)
-    step = jax.jit(make_eval_step(learner), compiler_options=FAST)
+    step = jax.jit(make_eval_step(learner))
 
     def ce(weights, rows):
         return step(weights, jax.tree.map(lambda v: np.where(rows, v, 0), whole), hyper)['ce']

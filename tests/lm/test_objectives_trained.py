@@ -14,7 +14,6 @@ from lm.step import activations, make_train_step, target_weights
 from lm.sweep.cells import cells, groups
 from tests.helpers import (
     BOS,
-    FAST,
     VOCAB,
     assert_trees_close,
     checked_config,
@@ -102,7 +101,7 @@ def test_property_a_batch_says_how_far_the_prefix_reaches():
     learner, batch = tiny_learner(config), prefixed_batch()
     weights = initial_state(config).weights
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @functools.partial(jax.jit)
     def first_position(weights, batch):
         return activations(learner, learner.variables(weights), batch, ())[0][0][:, 0]
 
@@ -116,7 +115,7 @@ def test_property_a_batch_says_how_far_the_prefix_reaches():
 def test_property_what_a_prefix_holds_is_no_target():
     """The loss does not move with the label of a token of the prefix, and its share is recorded."""
     config = checked_config(PREFIXED | {'data.seq_len': 12})
-    step = jax.jit(make_train_step(tiny_learner(config)), compiler_options=FAST)
+    step = jax.jit(make_train_step(tiny_learner(config)))
     state, batch = initial_state(config), prefixed_batch()
     _, metrics = step(state, batch, hyper_from(config))
     assert metrics['batch_tokens'] == 4 * (3 + 5)
@@ -130,19 +129,17 @@ def test_equivalence_microbatches_and_mapped_runs():
     config = checked_config(PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4})
     state, batch, hyper = initial_state(config), prefixed_batch(), hyper_from(config)
     batch['targets'][0] = 0  # parts of other size
-    alone, metrics = jax.jit(make_train_step(tiny_learner(config)), compiler_options=FAST)(
-        state, batch, hyper
-    )
+    alone, metrics = jax.jit(make_train_step(tiny_learner(config)))(state, batch, hyper)
     halves = checked_config(
         PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4, 'train.microbatches': 2}
     )
-    other = jax.jit(make_train_step(tiny_learner(halves)), compiler_options=FAST)
+    other = jax.jit(make_train_step(tiny_learner(halves)))
     in_parts, of_parts = other(state, batch, hyper)
     assert_trees_close(in_parts.params, alone.params, 1e-4, 1e-6)
     np.testing.assert_allclose(of_parts['loss'], metrics['loss'], rtol=1e-6)
     np.testing.assert_allclose(of_parts['target_share'], metrics['target_share'], rtol=1e-6)
     plain = batch | {'prefix': np.zeros_like(batch['prefix'])}
-    many = jax.jit(jax.vmap(make_train_step(tiny_learner(config))), compiler_options=FAST)
+    many = jax.jit(jax.vmap(make_train_step(tiny_learner(config))))
     both, seen = many(stack([state, state]), stack([plain, batch]), stack([hyper, hyper]))
     own = jax.tree.map(lambda leaf: leaf[1], both.params)
     assert_trees_close(own, alone.params, 1e-4, 1e-6)

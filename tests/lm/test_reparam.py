@@ -24,7 +24,6 @@ from modules.params import as_matrices, named_leaves
 from modules.spectrum import power_iteration
 from tests.helpers import (
     BOS,
-    FAST,
     assert_trees_close,
     checked_config,
     initial_state,
@@ -94,7 +93,6 @@ def test_eight_devices_are_one():
         make_train_step(learner),
         in_shardings=(states, batch_sharding(mesh), None),
         out_shardings=(states, None),
-        compiler_options=FAST,
     )
     start = moved(config)
     after, _ = step(start, packed_batch(), hyper_from(config))
@@ -113,7 +111,7 @@ def test_a_looped_run_is_the_run_alone_to_the_bit():
     starts = [initial_state(config, seed) for seed in (0, 1)]
     hypers, batches = stack([hyper_from(config)] * 2), stack([packed_batch()] * 2)
     states, active = stack(starts), np.ones(2, bool)
-    found, _ = jax.jit(together, compiler_options=FAST)(active, states, batches, hypers)
+    found, _ = jax.jit(together)(active, states, batches, hypers)
     for run, start in enumerate(starts):
         own = jax.tree.map(lambda leaf, run=run: leaf[run], found)
         assert_same_bits(own, stepped(config, start))

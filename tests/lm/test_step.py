@@ -18,7 +18,6 @@ from lm.step import make_eval_step, microbatched, target_weights
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
-    FAST,
     assert_trees_close,
     initial_state,
     packed_batch,
@@ -79,7 +78,7 @@ def by_definition():
         means = jax.tree.map(lambda x: jnp.sum(x * weights) / weights.sum(), sums)
         return means['loss'], means
 
-    grads, means = jax.jit(jax.grad(mean, has_aux=True), compiler_options=FAST)(STATE().params)
+    grads, means = jax.jit(jax.grad(mean, has_aux=True))(STATE().params)
     return means | {'batch_tokens': weights.sum()}, grads
 
 
@@ -197,7 +196,7 @@ def on_eight_devices():
     state = jax.device_put(STATE(), shardings)
     jitted = jit_train_step(learner, mesh)
     batch = packed_batch(rows=16)
-    step = jitted.lower(state, batch, hyper_from(config)).compile(FAST)
+    step = jitted.lower(state, batch, hyper_from(config)).compile()
     return mesh, state, step, batch, shardings
 
 
@@ -218,7 +217,7 @@ def test_eight_devices_equal_one():
 def test_init_on_eight_devices_equals_one():
     key, hyper = jax.random.key(0), hyper_from(CONFIG)
     init = jit_init(tiny_learner(CONFIG), make_mesh(CONFIG.mesh))
-    state = init.lower(key, hyper).compile(FAST)(key, hyper)
+    state = init.lower(key, hyper).compile()(key, hyper)
     assert_trees_close(state, STATE(), rtol=1e-6, atol=1e-7)
     assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(state))
 
@@ -227,7 +226,7 @@ def test_evaluation_sums_what_training_reports():
     """The same numbers before the update, as sums; on one device and on eight."""
     learner, hyper, batch = tiny_learner(CONFIG), hyper_from(CONFIG), packed_batch()
     _, metrics = run()
-    step = jax.jit(make_eval_step(learner), compiler_options=FAST)
+    step = jax.jit(make_eval_step(learner))
     sums = step(STATE().weights, batch, hyper)
     tokens = float(metrics['batch_tokens'])
     assert float(sums['tokens']) == tokens
@@ -236,7 +235,7 @@ def test_evaluation_sums_what_training_reports():
     mesh = make_mesh(CONFIG.mesh)
     jitted = jit_eval_step(learner, mesh)
     arguments = (STATE().weights, batch, hyper)
-    spread = jitted.lower(*arguments).compile(FAST)
+    spread = jitted.lower(*arguments).compile()
     arguments = jax.device_put(arguments, spread.input_shardings[0])
     assert_trees_close(spread(*arguments), sums, rtol=1e-5, atol=0)
 
@@ -294,7 +293,7 @@ def test_masked_documents_reach_the_model():
     """
     config = tiny_config({'data.mask_documents': True})
     hyper = hyper_from(config)
-    step = jax.jit(make_eval_step(tiny_learner(config)), compiler_options=FAST)
+    step = jax.jit(make_eval_step(tiny_learner(config)))
     batch, other = packed_batch(), packed_batch()
     first = (batch['segments'] == 1) & (batch['tokens'] != BOS)
     other['tokens'] = np.where(first, tiny_batch(seed=5)['tokens'], batch['tokens'])
@@ -302,6 +301,6 @@ def test_masked_documents_reach_the_model():
         b['segments'] = np.where(b['segments'] == 1, 0, b['segments'])
     sums = [step(STATE().weights, b, hyper) for b in (batch, other)]
     assert_same_bits(*sums)
-    plain = jax.jit(make_eval_step(tiny_learner(CONFIG)), compiler_options=FAST)
+    plain = jax.jit(make_eval_step(tiny_learner(CONFIG)))
     sums = [plain(STATE().weights, b, hyper) for b in (batch, other)]
     assert abs(sums[0]['ce'] - sums[1]['ce']) > 1e-3

@@ -17,7 +17,6 @@ from modules.scaling import PARAMETRIZATIONS, Growth
 from modules.scaling.parametrization import parametrization, standard
 from tests.helpers import (
     BOS,
-    FAST,
     VOCAB,
     packed_batch,
 )
@@ -77,7 +76,7 @@ def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
     learner = build_learner(config, VOCAB, BOS, 'cpu')
     hyper = hyper_from(config) | {'optim.weight_decay': 0.0, 'optim.clip_norm': 1e-3}
     state = STATE().replace(opt_state=optimizer(config, learner.described, hyper).init(None))
-    step = jax.jit(make_train_step(learner), compiler_options=FAST)
+    step = jax.jit(make_train_step(learner))
     _, metrics = step(state, packed_batch(), hyper)
     assert metrics['grad_norm'] > 0.1
     assert metrics['update_norm'] < 1e-5

@@ -16,7 +16,6 @@ from lm.shardings import abstract_state, jit_train_step, state_shardings
 from lm.state import hyper_from
 from modules.statistics import STATS
 from tests.helpers import (
-    FAST,
     assert_trees_close,
     checked_config,
     initial_state,
@@ -107,7 +106,7 @@ def test_no_token_moves_to_another_device():
     config = checked_config(SOME)
     mesh, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
-    step = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config)).compile(FAST)
+    step = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config)).compile()
     assert 'all-reduce(' in step.as_text()
     for moved in ('all-gather(', 'all-to-all(', 'collective-permute('):
         assert moved not in step.as_text()

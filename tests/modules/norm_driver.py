@@ -9,7 +9,6 @@ import numpy as np
 from modules.norms import NORMS
 from modules.params import split
 from modules.statistics import BACKWARD_STATS, STATS
-from tests.helpers import FAST
 
 M, D = 12, 16
 WEIGHTS = np.float64([1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0])[:, None]  # 0 for padding
@@ -82,4 +81,4 @@ def differentiate(norm, training):
         grads, backward, grad_x = pull(dy)
         return y, new, grads, backward.get(BACKWARD_STATS, {}), grad_x
 
-    return jax.jit(pulled, compiler_options=FAST)
+    return jax.jit(pulled)

@@ -7,7 +7,6 @@ import numpy as np
 from modules.optim import unboxed, with_share
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
-from tests.helpers import FAST
 
 MATRIX = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
 VECTOR = ParamSpec('vector', ('embed',))
@@ -34,7 +33,6 @@ def trajectory(make, shape: str, lr: float, decay: float = 0.0, spec=None, dtype
     start = {'w': jnp.asarray(problem.start(shape), dtype)}
     run = jax.jit(
         lambda: jax.lax.scan(step, (start, unboxed(tx.init(start))), grads)[1],
-        compiler_options=FAST,
     )
     weights = np.asarray(run())
     return {t: weights[t - 1] for t in problem.KEPT}

@@ -14,7 +14,6 @@ from modules.norms import NORMS
 from modules.params import split
 from modules.positions import POSITIONS
 from modules.sequence import documents, part_of_rows, whole_rows
-from tests.helpers import FAST
 
 D, HEADS, LENGTH = 16, 4, 6
 
@@ -43,12 +42,12 @@ def draw_x(batch=1, seed=0):
 
 @functools.cache
 def draw_params(module):
-    init = jax.jit(module.init, compiler_options=FAST)
+    init = jax.jit(module.init)
     params, specs = split(init(jax.random.key(0), draw_x(), whole_rows(LENGTH))['params'])
     return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, params), specs
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+@functools.partial(jax.jit, static_argnums=0)
 def run(module, variables, x_BTD, sequence):
     """As one program: operation by operation, each would be compiled by itself."""
     return module.apply(variables, x_BTD, sequence)
@@ -67,7 +66,6 @@ def test_no_token_sees_a_later_one(name):
     row = whole_rows(LENGTH)
     slopes_BTBTD = jax.jit(
         jax.jacrev(lambda x: module.apply({'params': params}, x, row) @ weigh_D),
-        compiler_options=FAST,
     )(draw_x(batch=2))
     seen = np.abs(slopes_BTBTD).max(-1).reshape(2 * LENGTH, 2 * LENGTH) > 0
     one = np.tril(np.ones((LENGTH, LENGTH), bool))
@@ -320,7 +318,7 @@ def test_a_row_read_in_parts_is_the_row_read_whole(options):
         variables['stats'] = {'affine_mean': jnp.full(HEADS, 0.7)}
     wanted = run(module, variables, x_BTD, whole_rows(LENGTH))
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @functools.partial(jax.jit)
     def in_parts(x_BTD):
         cache, starts, parts = {}, jnp.zeros(2, jnp.int32), []
         for columns, second in PARTS:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
-from tests.helpers import FAST
 
 ANYWHERE = [name for name, row in ATTENTION_KERNELS.items() if row.platforms is None]
 FAST_ATTENTIONS = sorted({*ANYWHERE} - {'reference'})  # test_fused_attention.py has the others
@@ -35,7 +34,7 @@ def segments_of(length, batch=1):
     return jnp.asarray(np.stack([np.roll(row, 3 * b) for b in range(batch)]), jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6), compiler_options=FAST)
+@functools.partial(jax.jit, static_argnums=(0, 6))
 def forward_and_gradients(name, q, k, v, grad, segments=None, scores=PLAIN, more=None):
     """The output, and gradients of q, k, v and of the arrays in `more`, by name."""
 
@@ -199,7 +198,7 @@ def test_fields_over_several_tiles(length, fields, monkeypatch):
         monkeypatch.setattr(sys.modules['modules.kernels.attention.blocked'], name, 4)
     scores, arrays = Scores(**fields), draw(length, 4, 2, batch=2)
     segments, more = segments_of(length, batch=2), arrays_of(scores, length)
-    run = jax.jit(forward_and_gradients.__wrapped__, static_argnums=(0, 6), compiler_options=FAST)
+    run = jax.jit(forward_and_gradients.__wrapped__, static_argnums=(0, 6))
     for of_rows in (None, segments):
         ours = run('blocked', *arrays, of_rows, scores, more)
         assert_close(ours, numpy_attention(*arrays, of_rows, scores, **more), 2**-23)
@@ -211,7 +210,7 @@ def test_a_layer_may_leave_its_window_out(name):
     arrays = draw(9, 4, 2, batch=2)
     q, k, v, grad = arrays
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @functools.partial(jax.jit)
     def run(is_full):
         out, pull = jax.vjp(
             lambda q, k, v: attend(name, q, k, v, Scores(window=3), is_full=is_full), q, k, v

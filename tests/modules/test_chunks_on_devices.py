@@ -19,7 +19,6 @@ from modules.kernels.matmul import direct
 from modules.losses import LOSSES, by_chunks, logits_loss, with_error_probability
 from modules.losses.devices import own_tokens
 from modules.products import Readout
-from tests.helpers import FAST
 from tpu.hlo import Module
 from tpu.wire import collectives
 
@@ -85,12 +84,12 @@ def compiled(mesh, compute, given, tied=False):
             out_shardings=(replicated(mesh), differentiated),
         )
         .lower(x, weight, bias, labels, weights)
-        .compile(FAST)
+        .compile()
     )
 
 
 def on_one(compute, given):
-    return jax.jit(compute, compiler_options=FAST)(*given)
+    return jax.jit(compute)(*given)
 
 
 def assert_close(found, wanted, rtol):
@@ -212,7 +211,7 @@ def runs_and_their_gradients(mesh, many, loss):
     numbers = {'z_loss': 0.1, 'label_smoothing': 0.0}
     chunks = value_and_gradients(by_chunks(loss, CHUNK), **numbers)
     over = NamedSharding(mesh, PartitionSpec('run'))
-    cut = jax.jit(traced_on(mesh, many(chunks)), in_shardings=over, compiler_options=FAST)
+    cut = jax.jit(traced_on(mesh, many(chunks)), in_shardings=over)
     plain = value_and_gradients(LOSSES['cross_entropy'], **numbers)
     one_by_one = [on_one(plain, own) for own in given]
     return cut(*of_both), jax.tree.map(lambda *runs: jnp.stack(runs), *one_by_one)
@@ -261,7 +260,7 @@ def test_gradients_have_derivatives(sizes):
     plain, chunks = (by_chunks(LOSSES['cross_entropy'], chunk) for chunk in (0, CHUNK))
     right = on_one(functools.partial(both, plain), (weight,))
     cut = traced_on(mesh_of(sizes), functools.partial(both, chunks))
-    found = jax.jit(cut, compiler_options=FAST, in_shardings=replicated(mesh_of(sizes)))(weight)
+    found = jax.jit(cut, in_shardings=replicated(mesh_of(sizes)))(weight)
     assert_close(found, right, 3e-6)
 
 
@@ -281,7 +280,7 @@ def test_what_devices_cannot_go_through_alone_is_left_to_xla(sizes, rows, tokens
     compute = value_and_gradients(by_chunks(LOSSES[name], 12))
     devices = jax.devices()[:1] if sizes == {'data': 1} else None
     mesh = make_mesh(MeshConfig(**{'data': 1} | sizes), devices)
-    cut = jax.jit(traced_on(mesh, compute), in_shardings=replicated(mesh), compiler_options=FAST)
+    cut = jax.jit(traced_on(mesh, compute), in_shardings=replicated(mesh))
     assert 'manual' not in cut.lower(*given).as_text()
     assert_close(cut(*given), on_one(value_and_gradients(LOSSES[name]), given), 2e-6)
 

@@ -16,7 +16,6 @@ from lm.mesh import batch_sharding, traced_on
 from modules.kernels import tpu_rows
 from modules.kernels.cross_entropy import fused, lanes, reference, tpu
 from modules.losses.cross_entropy import cross_entropy as loss_of_house
-from tests.helpers import FAST
 
 ROUNDING = {'float32': 2**-24, 'bfloat16': 2**-8}  # of half a unit of the last place
 statistics = functools.partial(fused.statistics, platform='tpu')
@@ -80,7 +79,7 @@ def statistics_and_gradient(form, gradient, logits, labels, cotangents):
 
 def jitted(function, *static):
     """Compiled anew for each test, as the interpreter and the sizes of blocks are."""
-    return jax.jit(functools.partial(function, *static), compiler_options=FAST)
+    return jax.jit(functools.partial(function, *static))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_rows_are_cut_over_devices():
     run = functools.partial(statistics_and_gradient, 'auto', 'kernel')
     rows = batch_sharding(mesh)
     over = jax.sharding.NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(traced_on(mesh, run), in_shardings=(rows, rows, over), compiler_options=FAST)
+    cut = jax.jit(traced_on(mesh, run), in_shardings=(rows, rows, over))
     for ours, right in zip(cut(*arrays), jitted(run)(*arrays), strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-6)
     assert 'tensor<2x42xf32>' in cut.lower(*arrays).as_text()

@@ -18,7 +18,6 @@ from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.optim.muon import newton_schulz
 from modules.optim.whole import as_it_lies, whole_matrices
 from modules.params import ParamSpec
-from tests.helpers import FAST
 
 RNG = np.random.default_rng(0)
 
@@ -31,7 +30,6 @@ def on(mesh, function, *arrays):
     program = jax.jit(
         traced_on(mesh, function),
         in_shardings=replicated(mesh),
-        compiler_options=FAST,
         keep_unused=True,
     )
     return program(*arrays)

@@ -25,7 +25,7 @@ from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
 from modules.kernels.attention.cudnn import cudnn
 from modules.kernels.attention.splash import dealt_places, splash
-from tests.helpers import BOS, FAST, VOCAB, tiny_config
+from tests.helpers import BOS, VOCAB, tiny_config
 
 PLAIN = Scores()
 IN_PLAIN_OPERATIONS = {
@@ -67,7 +67,7 @@ def forward_and_gradients(name, scores, segmented, q, k, v, grad, segments, sink
     return out, *jax.tree.leaves(pull(grad))
 
 
-jitted = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2), compiler_options=FAST)
+jitted = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2))
 
 
 def assert_close(actual, wanted, rounding):
@@ -112,7 +112,7 @@ def test_a_layer_may_leave_its_window_out(name):
     """By a traced scalar, as the layers of a scan differ; padded rows and documents."""
     q, k, v, _, segments, _ = draw(9)
 
-    @functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+    @functools.partial(jax.jit, static_argnums=0)
     def run(name, is_full):
         return attend(name, q, k, v, Scores(window=3), segments, is_full=is_full)
 
@@ -131,7 +131,7 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
     arrays, scores = draw(128, batch=batch), Scores(sinks=True, window=9)
     rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
     run = traced_on(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
-    cut = jax.jit(run, in_shardings=(*[rows] * 5, replicated(mesh)), compiler_options=FAST)
+    cut = jax.jit(run, in_shardings=(*[rows] * 5, replicated(mesh)))
     assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
     text = cut.lower(*arrays).as_text()
     heads, rows_each = 4, 1 if batch == 4 else 3
@@ -161,7 +161,6 @@ def test_splash_computes_cut_rows_in_pieces_of_equal_work(sizes, length, scores)
             NamedSharding(mesh, PartitionSpec('data')),
             replicated(mesh),
         ),
-        compiler_options=FAST,
     )
     assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
     heads = 4 // sizes.get('tensor', 1)

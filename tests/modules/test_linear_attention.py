@@ -24,7 +24,7 @@ from modules.params import split
 from modules.positions import POSITIONS
 from modules.sequence import documents, part_of_rows, whole_rows
 from modules.statistics import DIAGNOSTICS
-from tests.helpers import FAST, assert_trees_close
+from tests.helpers import assert_trees_close
 
 LINEAR = {'linear': LinearAttention, 'nala': NaLaAttention}
 LENGTH, D, HEADS, KV_HEADS, HEAD_DIM = 9, 16, 4, 2, 4
@@ -50,13 +50,11 @@ def draw_x(batch=1, length=LENGTH, seed=0):
 
 @functools.cache
 def params_of(module):
-    variables = jax.jit(module.init, compiler_options=FAST)(
-        jax.random.key(0), draw_x(), whole_rows(LENGTH)
-    )
+    variables = jax.jit(module.init)(jax.random.key(0), draw_x(), whole_rows(LENGTH))
     return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, split(variables['params'])[0])
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+@functools.partial(jax.jit, static_argnums=0)
 def read(module, params, x_BTD, sequence):
     """What a layer gives of whole rows."""
     return module.apply({'params': params}, x_BTD, sequence)
@@ -115,14 +113,14 @@ def test_both_kernels_give_one_layer(name):
         def total(params):
             return jnp.sum(jnp.square(module.apply({'params': params}, x, sequence)))
 
-        return jax.jit(jax.grad(total), compiler_options=FAST)(params_of(layer(name)))
+        return jax.jit(jax.grad(total))(params_of(layer(name)))
 
     ours, wanted = gradients('xla'), gradients('reference')
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
     assert_trees_close(ours, wanted, rtol=1e-3, atol=1e-5 * scale)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST)
+@functools.partial(jax.jit, static_argnums=0)
 def read_part(module, variables, x_BTD, sequence):
     return module.apply(variables, x_BTD, sequence, mutable=[CACHE])
 

@@ -15,7 +15,7 @@ from modules.attention.linear import (
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.linear_attention.chunked import chunked
 from modules.kernels.linear_attention.quadratic import State, quadratic
-from tests.helpers import FAST, assert_trees_close
+from tests.helpers import assert_trees_close
 
 LENGTH, HEADS, KV_HEADS = 9, 4, 2
 SHOWING_EPS = 0.3
@@ -38,7 +38,7 @@ def draw(length, batch=2, features=3, seed=0):
     return *map(jnp.float32, arrays), grads
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=FAST)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def forward_and_gradients(name, more, *arrays, segments=None, state=None):
     """((the output, the state), gradients of q_num, k_num, q_den, k_den, v and the first state)."""
     *inputs, grad, grad_of_state = arrays
@@ -137,7 +137,7 @@ def bytes_of(kernel, length, features=32):
     def total(*arrays):
         return jnp.sum(jnp.square(kernel(*arrays, EPS)[0]))
 
-    program = jax.jit(jax.value_and_grad(total, argnums=range(5)), compiler_options=FAST)
+    program = jax.jit(jax.value_and_grad(total, argnums=range(5)))
     return program.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 

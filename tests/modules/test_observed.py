@@ -15,7 +15,7 @@ from modules.kernels.attention import attend
 from modules.kernels.attention.observed import attention_statistics, statistics_of
 from modules.kernels.attention.scores import Scores
 from modules.statistics import DIAGNOSTICS
-from tests.helpers import FAST, checked_config, initial_state, packed_batch, tiny_learner
+from tests.helpers import checked_config, initial_state, packed_batch, tiny_learner
 
 B, N, K, T, H = 2, 4, 2, 11, 8
 
@@ -105,7 +105,6 @@ def test_against_all_scores_at_once(case, block):
     q, k = jnp.float32(given['q']), jnp.float32(given['k'])
     found = jax.jit(
         lambda q, k, extra: attention_statistics(q, k, scores, **extra, block=block),
-        compiler_options=FAST,
     )(q, k, jax.tree.map(jnp.asarray, extra | biases))
     assert found.keys() == wanted.keys()
     for name, value in found.items():

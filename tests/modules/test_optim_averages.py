@@ -12,7 +12,6 @@ from modules.optim.adamw import adamw
 from modules.optim.schedules import constant
 from modules.optim.sgd import sgd
 from tests.fixtures.optim import problem
-from tests.helpers import FAST
 from tests.modules.optim_trajectories import MATRIX, VECTOR, assert_follows
 
 ADAM = functools.partial(adamw, b1=0.0)
@@ -57,7 +56,7 @@ def points(average, make, shape, decay, warmup, lr=0.05):
         carry = start, tx.init(start), average.init(start)
         return jax.lax.scan(step, carry, (grads, jnp.arange(problem.STEPS)))[1]
 
-    trained, averaged = jax.jit(run, compiler_options=FAST)()
+    trained, averaged = jax.jit(run)()
     return tuple({t: np.asarray(w[t - 1]) for t in problem.KEPT} for w in (trained, averaged))
 
 
@@ -110,5 +109,5 @@ def test_of_constant_weights_it_is_the_weights(name):
         carry, _ = jax.lax.scan(step, carry, jnp.linspace(0.1, 1.0, 40))
         return carry[0], average.averaged(*carry)
 
-    for found in jax.jit(run, compiler_options=FAST)():
+    for found in jax.jit(run)():
         np.testing.assert_array_equal(found['w'], params['w'])

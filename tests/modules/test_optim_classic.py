@@ -14,7 +14,6 @@ from modules.optim.adamp import adamp, sgdp, without_radial
 from modules.optim.adamw import adamw
 from modules.optim.scale import scale
 from modules.params import ParamSpec
-from tests.helpers import FAST
 from tests.modules.optim_trajectories import assert_follows, trajectory
 
 EMBEDDING = ParamSpec('embedding', ('vocab', 'embed'))
@@ -33,7 +32,7 @@ def first_step(make, spec, grad, weight):
     def step(grad, weight):
         return tx.update({'w': grad}, unboxed(tx.init({'w': weight})), {'w': weight})
 
-    direction, state = jax.jit(step, compiler_options=FAST)(grad, weight)
+    direction, state = jax.jit(step)(grad, weight)
     return with_share(direction['w']).of, state
 
 
@@ -105,7 +104,7 @@ def test_the_whole_matrix_where_the_units_do_not_fire():
     weight = jnp.float32([[1.0, 1.0], [0.0, 0.0]])
     grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
-    project = jax.jit(functools.partial(without_radial, spec), compiler_options=FAST)
+    project = jax.jit(functools.partial(without_radial, spec))
     found = project(grad + weight, grad, weight, 0.1, 1e-8, 0.25)
     np.testing.assert_allclose(found.of, grad, atol=1e-6)
     np.testing.assert_array_equal(found.decayed, 0.25)
@@ -196,7 +195,7 @@ def test_adafactor_of_a_stack_is_that_of_each_layer(spec, shape):
         ]
         return directions(spec, weight, *grads), jnp.stack(alone)
 
-    together, alone = jax.jit(both, compiler_options=FAST)(weight, *grads)
+    together, alone = jax.jit(both)(weight, *grads)
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 

@@ -20,7 +20,6 @@ from modules.optim.low_rank import limited, singular_basis
 from modules.params import ParamSpec, named_leaves
 from modules.reparam.weight_norm import weight_norm
 from tests.fixtures.optim import make_galore
-from tests.helpers import FAST
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 
 FIXED = {'rank': make_galore.RANK, 'projection_every': make_galore.EVERY}
@@ -73,7 +72,7 @@ def directions(make, specs, grads):
             found.append(direction)
         return found, state
 
-    return jax.jit(run, compiler_options=FAST)()
+    return jax.jit(run)()
 
 
 def gradients(number, shape=SHAPE):

@@ -13,7 +13,6 @@ from modules.optim import OPTIMIZERS, unboxed
 from modules.optim.auon import cosh_rms
 from modules.optim.muon import COEFFICIENTS, newton_schulz
 from modules.params import ParamSpec
-from tests.helpers import FAST
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 
 LR = 0.1  # of the stored trajectories
@@ -96,7 +95,7 @@ def directions(name, grads, spec=MATRIX, right=None, **options):
             state = state._replace(of=state.of | {'right': {'w': right}})
         return jax.lax.scan(step, state, grads)[1]
 
-    found = jax.jit(run, compiler_options=FAST)(jnp.float32(grads))
+    found = jax.jit(run)(jnp.float32(grads))
     return np.asarray(found, np.float64)
 
 

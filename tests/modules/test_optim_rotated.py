@@ -16,7 +16,6 @@ from modules.optim.conda import conda
 from modules.optim.shampoo import shampoo
 from modules.optim.soap import soap
 from modules.params import ParamSpec
-from tests.helpers import FAST
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 
 SOAP_CASES = [
@@ -63,7 +62,7 @@ def directions(make, grads, spec=MATRIX):
         def run(grads):
             return jax.lax.scan(step, unboxed(tx.init(weight)), grads)[1]
 
-        return jax.device_get(jax.jit(run, compiler_options=FAST)(jnp.asarray(grads)))
+        return jax.device_get(jax.jit(run)(jnp.asarray(grads)))
 
 
 def draw(*shape):

@@ -11,7 +11,6 @@ import pytest
 from modules.optim import by_role, unboxed
 from modules.optim.sophia import curvature_estimate, random_like, sophia
 from modules.params import ParamSpec
-from tests.helpers import FAST
 
 STEPS, LR, EVERY, GAMMA, EPS = 50, 0.05, 5, 0.3, 1e-3
 SPECS = {
@@ -53,7 +52,6 @@ def followed(tx, start, steps=STEPS, lr=LR):
     start = jax.tree.map(jnp.asarray, start)
     run = jax.jit(
         lambda: jax.lax.scan(one, (start, unboxed(tx.init(start))), None, length=steps)[1],
-        compiler_options=FAST,
     )
     found = run()
     return np.stack([flat(jax.tree.map(lambda leaf, t=t: leaf[t], found)) for t in range(steps)])
@@ -109,7 +107,6 @@ def test_the_estimate_is_the_diagonal_on_average():
     params = jax.tree.map(jnp.float32, START)
     looks = jax.jit(
         jax.vmap(lambda t: curvature_estimate(loss, params, random_like(params, t))),
-        compiler_options=FAST,
     )(jnp.arange(4000))
     each = np.concatenate([np.reshape(leaf, (4000, -1)) for leaf in jax.tree.leaves(looks)], 1)
     wanted = np.diag(hessian(flat(START)))

@@ -13,7 +13,6 @@ from modules.optim.cge import cge
 from modules.optim.sven import pseudo_inverse, sven
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
-from tests.helpers import FAST
 
 SPECS = {
     'first': ParamSpec('hidden', ('embed', 'mlp'), ('embed',)),
@@ -59,7 +58,6 @@ def followed(tx, steps, lr=LR, n=1):
     start = jax.tree.map(jnp.asarray, START)
     run = jax.jit(
         lambda: jax.lax.scan(one, (start, unboxed(tx.init(start))), None, length=steps)[1],
-        compiler_options=FAST,
     )
     return np.asarray(run())
 

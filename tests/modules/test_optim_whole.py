@@ -11,7 +11,6 @@ from lm.mesh import make_mesh, over_runs, param_sharding, replicated, traced_on
 from lm.sections import MeshConfig
 from modules.optim import OPTIMIZERS, state_specs, unboxed
 from modules.params import ParamSpec
-from tests.helpers import FAST
 from tpu.hlo import Module
 from tpu.wire import KINDS, collectives
 
@@ -72,7 +71,6 @@ def directions(name, mesh, gradients):
         traced_on(mesh, tx.update),
         in_shardings=(of_params, of_state, of_params),
         out_shardings=(of_params, of_state),
-        compiler_options=FAST,
     )
     state, found = jax.device_put(unboxed(tx.init(weights)), of_state), []
     for i in range(UPDATES):
@@ -147,14 +145,13 @@ def test_runs_side_by_side_are_each_alone(name, of_float64):
     def update(grads, state, eps):
         return ROWS[name](SPECS, eps=eps).update(grads, state, grads)
 
-    one, of_runs = jax.jit(update, compiler_options=FAST), jax.vmap(update, spmd_axis_name='run')
+    one, of_runs = jax.jit(update), jax.vmap(update, spmd_axis_name='run')
     of_params_R, of_state_R = jax.tree.map(over_runs, (of_params, of_state))
     over = over_runs(replicated(mesh))
     many = jax.jit(
         traced_on(mesh, of_runs),
         in_shardings=(of_params_R, of_state_R, over),
         out_shardings=(of_params_R, of_state_R),
-        compiler_options=FAST,
     )
     begun = unboxed(tx.init(jax.tree.map(lambda g: g[0], gradients)))
     later = one(jax.tree.map(lambda g: -g[0], gradients), begun, eps_R[1])[1]

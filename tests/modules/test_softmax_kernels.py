@@ -16,7 +16,6 @@ from jax.experimental.pallas import tpu as pltpu
 from lm.mesh import batch_sharding, replicated, traced_on
 from modules.kernels.softmax import blocks, fused, reference, tpu
 from modules.kernels.tpu_rows import call_on_tpu
-from tests.helpers import FAST
 
 softmax = functools.partial(fused.softmax, platform='tpu')
 logsumexp = functools.partial(fused.logsumexp, platform='tpu')
@@ -113,7 +112,7 @@ def with_gradients(compute, x, g, sink=None, **more):
 
 
 def run(compute, x, g, **more):
-    return jax.jit(lambda x, g: with_gradients(compute, x, g, **more), compiler_options=FAST)(x, g)
+    return jax.jit(lambda x, g: with_gradients(compute, x, g, **more))(x, g)
 
 
 def assert_close(actual, wanted, dtype, width, least=1e-2):
@@ -277,7 +276,7 @@ def test_softmax_maps_and_scans(monkeypatch):
         return jax.lax.scan(layer, 0.0, x)[0]
 
     results = [
-        jax.jit(jax.value_and_grad(functools.partial(total, compute)), compiler_options=FAST)(x)
+        jax.jit(jax.value_and_grad(functools.partial(total, compute)))(x)
         for compute in (softmax, reference.reference)
     ]
     for ours, right in zip(*results, strict=True):
@@ -310,7 +309,7 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
     )
     rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
     shardings = (rows, rows, replicated(mesh))
-    cut = jax.jit(compute, in_shardings=shardings, compiler_options=FAST)
+    cut = jax.jit(compute, in_shardings=shardings)
     assert_is_softmax(cut(x, g, more['sink']), x, g, **more)
     rows_each = 1 if batch == 4 else 3
     assert f'f32[1,{2 * rows_each},5,40]' in str(jax.make_jaxpr(compute)(x, g, more['sink']))

@@ -26,7 +26,6 @@ from modules.mlp import MLP
 from modules.params import split
 from modules.products import product, shared_input
 from modules.statistics import STATS, as_int
-from tests.helpers import FAST
 
 TOKENS, KEPT, WIDE, NARROW = 64, 20, 8, 5
 RNG = np.random.default_rng(0)
@@ -53,7 +52,7 @@ def three(kernel):
 def estimates(draws=20_000, **options):
     """[draws, WIDE, NARROW]: the gradient of W by as many keys."""
     kernel = WTACRS(**{'wta_crs_ratio': KEPT / TOKENS, 'wta_crs_least': 1} | options)
-    many = jax.jit(jax.vmap(lambda key: three(kernel)(key)[2]), compiler_options=FAST)
+    many = jax.jit(jax.vmap(lambda key: three(kernel)(key)[2]))
     return np.float64(many(jax.random.split(jax.random.key(0), draws)))
 
 
@@ -136,7 +135,7 @@ def test_rows_of_a_cut_batch_are_drawn_by_each_shard():
     assert rows.places_SK.max() < 16 and len(np.unique(rows.places_SK, axis=0)) > 1
     many = jax.vmap(traced_on(mesh, lambda key: three(kernel)(key)[2]))
     keys = jax.random.split(jax.random.key(1), 20_000)
-    assert_unbiased(np.float64(jax.jit(many, compiler_options=FAST)(keys)), EXACT)
+    assert_unbiased(np.float64(jax.jit(many)(keys)), EXACT)
 
 
 class Two(nn.Module):
@@ -179,7 +178,7 @@ def test_keys_move_on_and_are_of_training_alone():
     x = X.reshape(4, 16, WIDE)
     params, stats = made(Two(), x)
     assert stats[STATS].keys() == {'input_rows', 'c_rows'}
-    step = jax.jit(jax.grad(trained_loss(Two(), stats, x), has_aux=True), compiler_options=FAST)
+    step = jax.jit(jax.grad(trained_loss(Two(), stats, x), has_aux=True))
     (first, carried), (again, _) = step(params), step(params)
     later, _ = jax.grad(trained_loss(Two(), carried, x), has_aux=True)(params)
     np.testing.assert_array_equal(first['a'], again['a'])
@@ -211,7 +210,7 @@ def test_experts_draw_their_own_rows():
         return jax.grad(lambda p: trained_loss(Experts(), carried, x)(p)[0])(params)['up']
 
     keys = jax.random.split(jax.random.key(0), 10_000)
-    draws = np.float64(jax.jit(jax.vmap(gradient), compiler_options=FAST)(keys))
+    draws = np.float64(jax.jit(jax.vmap(gradient))(keys))
     exact = jax.grad(lambda p: jnp.sum(Experts().apply({'params': p}, x) ** 2))(params)['up']
     assert not draws[:, 2].any()
     used = [0, 1, 3]

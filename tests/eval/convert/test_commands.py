@@ -27,6 +27,7 @@ from modules.params import named_leaves
 from tests.commands import PATIENCE_SEC
 from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
 from tests.sweep_helpers import base, changed, write_corpus
+from tests.xla import ONE_DEVICE
 from train import DONE, train
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -225,7 +226,7 @@ def program(variables, *arguments):
     return subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | variables | {'XLA_FLAGS': ''},
+        env=os.environ | variables | {'XLA_FLAGS': ONE_DEVICE},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SEC,

@@ -21,7 +21,7 @@ from lm.state import build_learner, hyper_from, init_state
 from lm.step import make_train_step
 from modules.params import NORM, named_leaves
 from tests import helpers
-from tests.helpers import BOS, FAST, VOCAB, packed_batch, tiny_config
+from tests.helpers import BOS, VOCAB, packed_batch, tiny_config
 from tests.sweep_helpers import (
     base,
     cell_folders,
@@ -184,9 +184,9 @@ def assert_norms_alone_changed(after, before, specs):
 def made(config):
     """(learner, step, state at step 0) on one device."""
     learner = build_learner(config, VOCAB, BOS, 'cpu')
-    step = jax.jit(make_train_step(learner), compiler_options=FAST)
+    step = jax.jit(make_train_step(learner))
     hyper, key = hyper_from(config), jax.random.key(0)
-    init = jax.jit(lambda: init_state(learner, hyper, key), compiler_options=FAST)
+    init = jax.jit(lambda: init_state(learner, hyper, key))
     return learner, step, jax.device_get(init())
 
 

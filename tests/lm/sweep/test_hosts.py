@@ -11,6 +11,7 @@ from lm.run.hosts import CHILD, JOB, TELL, Host
 from lm.sections import MeshConfig
 from lm.sweep import hosts
 from lm.sweep.hosts import dealt, first_then_others, join_sweep
+from tests.xla import ONE_DEVICE
 
 HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
 
@@ -54,7 +55,7 @@ def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh,
 
 
 def test_devices_are_counted_without_being_opened(monkeypatch):
-    monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=3')
+    monkeypatch.setenv('XLA_FLAGS', f'{ONE_DEVICE} --xla_force_host_platform_device_count=3')
     assert hosts._own_devices(HOST) == 3
     assert hosts._own_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
 
