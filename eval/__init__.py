@@ -1,10 +1,16 @@
 """Reads checkpoints and run records. `from eval import perplexity`; a bare import would hide
 eval().
-
-Each row of `SUITES` maps a loaded checkpoint to a dict of numbers.
 """
 
-from eval.suites.ngram import ngram
-from eval.suites.perplexity import perplexity
+import importlib
+from pathlib import Path
+from typing import Any
 
-SUITES = {'ngram': ngram, 'perplexity': perplexity}
+
+def __getattr__(name: str) -> Any:
+    """Imports the suites, and JAX with them, when one is asked for: `python -m eval.X` imports this
+    package before it prepares its process, which has to happen before JAX is imported.
+    """
+    if name == 'SUITES' or (Path(__file__).parent / 'suites' / f'{name}.py').exists():
+        return getattr(importlib.import_module('eval.suites'), name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -12,7 +12,7 @@ import json
 
 from absl import app, flags
 
-from eval import SUITES
+from eval.suites import SUITES
 from eval.load import load
 from lm.run.command import run_main
 from lm.buckets import local_path
