@@ -36,8 +36,8 @@ class Hosts:
         self.job = Job('job', tuple(flags), python=sys.executable)
         self.options = gcloud.Options(**REQUIRED, folder=trainer.name)
 
-    def ssh(self, command: str) -> subprocess.Popen:
-        """gcloud splits at blanks, and ssh joins the words again."""
+    def ssh(self, command: str, hangup=signal.SIG_DFL) -> subprocess.Popen:
+        """gcloud splits at blanks, and ssh joins the words again. hangup: what SIGHUP does."""
         words = command.split(' ')
         return subprocess.Popen(
             [self.shell, '-c', ' '.join(words)],
@@ -47,10 +47,11 @@ class Hosts:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
         )
 
-    def start(self) -> subprocess.Popen:
-        return self.ssh(gcloud.remote(self.job, self.options))
+    def start(self, hangup=signal.SIG_DFL) -> subprocess.Popen:
+        return self.ssh(gcloud.remote(self.job, self.options), hangup)
 
     def arguments(self) -> list[list[str]]:
         """Of each time that train.py was started."""
@@ -79,8 +80,9 @@ def test_flags_survive_ssh(host):
     assert out == 'a step\nevenkeel: a host ended with status 42\n'
 
 
-def test_a_connection_that_breaks_leaves_the_trainer(host):
-    """Whoever comes back finds it, with all that it said; a second one is not started."""
+@pytest.fixture
+def gate(host) -> Path:
+    """A file without which the trainer does not end."""
     gate = host.trainer / 'gate'
     (host.trainer / 'then.py').write_text(
         'import time\n'
@@ -88,12 +90,21 @@ def test_a_connection_that_breaks_leaves_the_trainer(host):
         f'while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)\n'
         "print('ended')\n"
     )
-    first = host.start()
+    return gate
+
+
+@pytest.mark.parametrize('hangup', [signal.SIG_DFL, signal.SIG_IGN], ids=['ends', 'ignored'])
+def test_a_connection_that_breaks_leaves_the_trainer(host, gate, hangup):
+    """Whoever comes back finds it, with all that it said; a second one is not started. Nothing else
+    is left, which would hold the pipe that is read to its end here.
+    """
+    first = host.start(hangup)
     host.wait_for_trainer()
     assert first.stdout.readline() == 'begun\n'
     os.killpg(first.pid, signal.SIGHUP)  # as of a terminal that is gone
     first.kill()
-    first.communicate()
+    first.wait(20)  # as its ssh server does
+    first.communicate(timeout=20)
     second = host.start()
     assert second.stdout.readline() == 'begun\n'
     gate.touch()
@@ -103,6 +114,20 @@ def test_a_connection_that_breaks_leaves_the_trainer(host):
     third = host.start()  # it has ended: it begins again, and finds nothing left to do
     third.communicate(timeout=20)
     assert len(host.arguments()) == 2
+
+
+def test_a_connection_that_nobody_reads_leaves_the_trainer_alone(host, gate):
+    first = host.start(signal.SIG_IGN)
+    host.wait_for_trainer()
+    first.stdout.close()
+    first.stderr.close()
+    assert first.wait(20) != 0
+    assert not gate.exists()  # the trainer has not ended
+    second = host.start()
+    assert second.stdout.readline() == 'begun\n'
+    gate.touch()
+    assert second.communicate(timeout=20)[0].endswith('evenkeel: a host ended with status 0\n')
+    assert len(host.arguments()) == 1
 
 
 def test_a_stop_is_a_sigterm(host):

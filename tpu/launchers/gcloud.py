@@ -105,18 +105,25 @@ def ssh(job: Job, options: Options, command: str) -> list[str]:
 def remote(job: Job, options: Options) -> str:
     """The host's script: starts the trainer, apart from the connection, and passes on what it says.
     Where this job's trainer runs already, it only does the latter. In the end it says how the
-    trainer ended, as gcloud's own status does not tell train.py's 1 from one of its own.
+    trainer ended, as gcloud's own status does not tell train.py's 1 from one of its own. When the
+    connection breaks, all but the trainer ends: at the hangup, or where that is ignored, as under
+    nohup, when its shell is gone or nobody reads what it says.
     """
     enter = f'{{ {_ready(options)}cd {shlex.quote(options.folder)} || false; }}'
     train = f'{{ {job.command("uv run")} & echo $! > "$d/pid"; wait $!; }}'
+    follow = (
+        f'tail -n +1 -f -s {HOST_SEC} --pid="$(cat "$d/pid")" "$d/log" & t=$!; '
+        f'(while kill -0 $$ && kill -0 $t; do sleep {HOST_SEC}; done; kill $t) >/dev/null 2>&1 & '
+        'wait $t; if kill -0 "$(cat "$d/pid")" 2>/dev/null; then exit 1; fi'
+    )
     return (
         f'd={_folder(job)}; mkdir -p "$d"; '
         'if ! grep -qs train.py "/proc/$(cat "$d/pid" 2>/dev/null)/cmdline"; then '
         'rm -f "$d/pid" "$d/status"; : > "$d/log"; '
         f'(trap "" HUP; {enter} && {train}; echo $? > "$d/status") >> "$d/log" 2>&1 & fi; '
         f'until [ -s "$d/pid" ] || [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
-        f'[ -s "$d/pid" ] && tail -n +1 -f -s {HOST_SEC} --pid="$(cat "$d/pid")" "$d/log" || '
-        f'cat "$d/log"; until [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
+        f'if [ -s "$d/pid" ]; then {follow}; else cat "$d/log"; fi; '
+        f'until [ -s "$d/status" ]; do sleep {HOST_SEC}; done; '
         'status=$(cat "$d/status"); '
         'echo "evenkeel: a host ended with status $status"; exit "$status"'
     )
