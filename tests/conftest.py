@@ -4,6 +4,7 @@ Programs are compiled once: all tests, their subprocesses and later sessions sha
 .pytest_cache. Most of what a test costs is compiling, so that nothing is optimised.
 """
 
+import collections
 import gc
 import os
 import shutil
@@ -138,12 +139,23 @@ LONGEST = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the marks, and xdist the groups
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not any(name in item.name for name in LONGEST))
+    rows = collections.defaultdict(set)
     for item in items:
         if shared := shared_by(item):
             item.add_marker(pytest.mark.xdist_group(shared))
+        if marker := item.get_closest_marker('default_rows'):
+            rows[item.function, marker.args].add(item.callspec.id)
+            if item.callspec.id not in marker.args:
+                item.add_marker(pytest.mark.full)
+    for (function, shown), found in rows.items():
+        if len(found) > 1 and (unknown := set(shown) - found):
+            raise pytest.UsageError(
+                f'{function.__module__}.{function.__qualname__} has no rows {sorted(unknown)}, which '
+                f'`default_rows` names. It has {sorted(found)}.'
+            )
 
 
 def shared_by(item) -> str | None:
