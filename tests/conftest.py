@@ -140,7 +140,7 @@ LONGEST = (
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the marks, and xdist the groups
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: not any(name in item.name for name in LONGEST))
     rows = collections.defaultdict(set)
     for item in items:
@@ -148,13 +148,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(shared))
         if marker := item.get_closest_marker('default_rows'):
             rows[item.function, marker.args].add(item.callspec.id)
-            if item.callspec.id not in marker.args:
+            if item.callspec.id not in marker.args and not item.get_closest_marker('product'):
                 item.add_marker(pytest.mark.full)
     for (function, shown), found in rows.items():
-        if len(found) > 1 and (unknown := set(shown) - found):
+        unknown = set(shown) - found
+        if unknown and not any('::' in argument for argument in config.args):
+            name = f'{function.__module__}.{function.__qualname__}'
             raise pytest.UsageError(
-                f'{function.__module__}.{function.__qualname__} has no rows {sorted(unknown)}, which '
-                f'`default_rows` names. It has {sorted(found)}.'
+                f'{name} has no rows {sorted(unknown)}, which its default_rows name; it has '
+                f'{sorted(found)}.'
             )
 
 
@@ -175,6 +177,10 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture(scope='session')

@@ -149,6 +149,7 @@ def test_the_lines_are_found():
     assert len(blocks('python')) == 3
 
 
+@pytest.mark.full  # six minutes of programs
 def test_every_command_works_as_printed(outcome, tmp_path):
     """In the README's order: later lines read what earlier ones wrote. One that is printed with an
     error ends with it.

@@ -131,6 +131,7 @@ class TestTheSameCommandAgain:
         assert found == [0, 0, None, 0, None, None]
         assert statuses(workdir) == ['done'] * 6
 
+    @pytest.mark.full
     def test_tries_failed_cells_again(self, swept, corpus, tmp_path, monkeypatch, capsys):
         """From their checkpoints, and to the results of a sweep that did not fail."""
         with monkeypatch.context() as patch:
@@ -167,6 +168,7 @@ class TestAFailure:
         output = capsys.readouterr().out
         assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
 
+    @pytest.mark.full
     def test_to_open_a_cell_leaves_the_others_of_its_group(self, swept, corpus, tmp_path, capsys):
         """A file is where the folder of a cell has to be."""
         name = cell_folders(swept['loop'])[json.dumps(CELLS[0])].name
@@ -283,6 +285,7 @@ def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
     )
 
 
+@pytest.mark.default_rows('--engine=ray')
 @pytest.mark.parametrize('flag', ['--engine=ray', '--runs_at_once=2', '--resources=CPU=1'])
 def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
     """They would be lost in silence."""

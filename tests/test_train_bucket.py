@@ -104,6 +104,7 @@ def test_a_run_there_is_the_run_on_a_disk(
 METADATA = 'checkpoints/12/meta/metadata'
 
 
+@pytest.mark.full
 def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere):
     """Killed with all of checkpoint 8 there but its mark: the one before counts."""
     where = [corpus['data.source'], corpus['data.cache_dir']]
@@ -122,6 +123,7 @@ def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere
     assert checkpoints_of(bucket_url) == {8, 12}
 
 
+@pytest.mark.full
 def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypatch, elsewhere):
     """The first is stopped by SIGTERM, and the same command goes on at once."""
     monkeypatch.setattr('lm.run.mirrored.PATIENCE_SEC', 0.5)
@@ -149,6 +151,7 @@ def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypa
         assert timeless(workdir)[-1]['step'] == step
 
 
+@pytest.mark.full
 def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
     sweep = {'optim.lr': (0.003, 0.01)}
     assert train_sweep(base(corpus), sweep, tmp_path / 'disk') == DONE

@@ -19,6 +19,10 @@ from tests.sweep_helpers import base, cell_folders, timeless
 from tests.xla import ONE_DEVICE
 from train import DONE, train, train_sweep
 
+pytestmark = (
+    pytest.mark.full
+)  # eight runs and their processes; tests/lm/data/test_mixed.py has the numbers
+
 SHARES = {'first': 0.75, 'again': 0.25}  # whose names, sorted, are in another order
 
 

@@ -68,6 +68,7 @@ def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
     assert timeless(tmp_path) == timeless(whole)
 
 
+@pytest.mark.full
 def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
     process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
@@ -78,6 +79,7 @@ def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
     assert (tmp_path / 'checkpoints' / str(saved)).is_dir()
 
 
+@pytest.mark.default_rows('meta/metadata')
 @pytest.mark.parametrize(
     'victim', ['meta/metadata', 'weights/_METADATA', 'training/manifest.ocdbt']
 )
@@ -99,6 +101,7 @@ def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, caps
     assert timeless(tmp_path) == timeless(whole)
 
 
+@pytest.mark.full
 def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
     whole, corpus, tmp_path
 ):
@@ -119,6 +122,7 @@ def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):
     assert 'model.' not in str(error.value)
 
 
+@pytest.mark.full
 def test_other_config_goes_on_with_the_flag(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     assert train(tiny(corpus, optim_lr=0.0), tmp_path, continue_changed=True) == DONE
@@ -166,6 +170,7 @@ def test_loading_takes_the_newest_checkpoint_that_can_be_read(whole, tmp_path):
         load(workdir, said.append)
 
 
+@pytest.mark.full
 def test_other_data_is_refused(corpus, tmp_path):
     folder = tmp_path / 'text'
     folder.mkdir()

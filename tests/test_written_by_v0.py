@@ -65,6 +65,7 @@ def test_a_checkpoint_is_evaluated_to_what_it_was(copied):
     assert found == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
     """Catches moments, counters or a schedule that start anew, and a config said to differ."""
     folder = copied('run')
@@ -81,6 +82,7 @@ def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
             )
 
 
+@pytest.mark.full
 def test_a_sweep_goes_on(copied):
     """The cells that were done stay as they are, under their names; the others are trained."""
     folder, raw = copied('sweep'), default.get_config()

@@ -74,6 +74,7 @@ FLAT_ROWS = {
 }
 
 
+@pytest.mark.default_rows('complete_p')
 @pytest.mark.parametrize('name', FLAT_ROWS)
 def test_stays_flat_in_width(name):
     """Every activation of the model and its change, with attention, norms and gated MLPs; but for
@@ -86,6 +87,7 @@ def test_stays_flat_in_width(name):
     assert moving == ({('embedding', CHANGE)} if name == 'unit' else set())
 
 
+@pytest.mark.full
 def test_standard_fails():
     """What a layer adds grows with width at one learning rate."""
     found = slopes(tiny_config(SMALL), 'width', WIDTHS, 2, 3)
@@ -93,6 +95,7 @@ def test_standard_fails():
     assert 'after_mlp 1/1' in grown or 'after_attention 1/1' in grown
 
 
+@pytest.mark.full
 def test_depth():
     """At the last block what training changes grows with depth under `standard`, and under
     `complete_p` it does not. Catches blocks of a deep model that are not looked at.
@@ -133,6 +136,7 @@ def test_sizes_that_cannot_be():
         slopes(tiny_config(), 'width', (20, 40), 2, 1)
 
 
+@pytest.mark.full
 def test_bad_input_ends_with_a_line():
     command = [sys.executable, '-m', 'eval.coordinates', '--config=configs/default.py']
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -354,6 +354,7 @@ def test_constants_that_no_run_depends_on():
         fit(LAWS['data_constrained'], columns, loss, 4)
 
 
+@pytest.mark.full
 def test_bad_input_ends_with_a_line(tmp_path):
     command = [sys.executable, '-m', 'eval.fit', f'--workdir={tmp_path}']
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -71,6 +71,7 @@ def test_generate_goes_on_as_the_text_does(workdir):
     assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
 
 
+@pytest.mark.full
 def test_prompts_of_different_length_are_gone_on_as_alone(workdir):
     """Beyond one window of 16 tokens; the first row draws what it draws alone."""
     checkpoint, prompts = load(workdir), ['3: abcdefgh abc', '1']
@@ -128,6 +129,7 @@ def test_eval_program_writes_json(workdir, tmp_path):
     assert json.loads(done.stdout)['step'] == 200
 
 
+@pytest.mark.full
 def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
     done = program('eval', f'--checkpoint={workdir}', '--suite=perplexty')
     assert done.returncode == 1 and "Did you mean 'perplexity'" in done.stderr

@@ -219,6 +219,7 @@ def test_a_config_file_may_call_them(tmp_path):
     assert config.optim.lr == rules.step_law_rate(4e8, 2e10)
 
 
+@pytest.mark.full
 def test_bad_input_ends_with_a_line():
     """One line, exit status 1."""
     command = [sys.executable, '-m', 'eval.rules', '--parameters=124e6']

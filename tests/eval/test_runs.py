@@ -282,6 +282,7 @@ def test_overview_tells_cells_apart(sweep):
     assert rows[-1]['cell'] == 'single' and rows[-1]['swept'] == ''
 
 
+@pytest.mark.full
 def test_program_fails_in_one_line(sweep):
     done = program(f'--workdir={sweep}', 'select nrom from runs')
     assert done.returncode == 1 and done.stderr.count('\n') == 1

@@ -196,6 +196,7 @@ def test_what_is_taken_makes_steps(trial, tmp_path):
     train_step.cache_clear()
 
 
+@pytest.mark.full
 @pytest.mark.trials(short=1, long=50)
 def test_what_is_taken_trains_or_diverges(trial, tmp_path):
     """Two steps of the program, on one device or eight."""

@@ -190,6 +190,7 @@ def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tm
     assert everything(open_dataset(own, say=quiet)) == wanted
 
 
+@pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
 def test_another_process_goes_on_where_one_is_killed(trial, cfg, undisturbed, tmp_path):
     """Neither waits for a piece that nobody encodes, nor takes half of one."""

@@ -71,6 +71,7 @@ def whole_sweep(corpus, tmp_path_factory):
     return workdir_of
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('engine', OF_ENGINE)
 @pytest.mark.trials(short=1, long=7)
 def test_kill_9_of_a_sweep(engine, trial, whole_sweep, corpus, tmp_path):

@@ -21,6 +21,7 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp('corpus'))
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_a_run_with_what_it_has_saved(corpus, tmp_path):
     """A limit of the size of files raises as a full disk does, wherever a file reaches it."""
     changes = {'train_steps': 2000, 'train_checkpoint_every': 100, 'train_eval_every': 0}
@@ -46,6 +47,7 @@ def test_ctrl_c_before_training_is_one_line_and_the_same_command_goes_on(trial, 
     assert last.startswith('SIGINT: '), output
 
 
+@pytest.mark.full
 def test_files_and_threads_are_bounded_whatever_the_number_of_cells(is_long, corpus, tmp_path):
     cells, allowed = (2000, 256) if is_long else (40, OTHER_FILES + 16)
     workdir = tmp_path / 'sweep'

@@ -97,6 +97,7 @@ def swept(tree, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'sweep.json'])
 @pytest.mark.trials(short=1, long=10)
 def test_a_damaged_file_of_a_sweep_leaves_the_other_cells(name, trial, tree, swept, tmp_path):

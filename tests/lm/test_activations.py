@@ -49,6 +49,7 @@ def found_gradients(case):
     return jax.jit(lambda w: gradients(learner, w, TOKENS))(weights)
 
 
+@pytest.mark.default_rows('resi_dual')
 @pytest.mark.parametrize('case', CASES)
 def test_every_block_is_there_scanned_or_not(case):
     *_, logits, activations = seen(case)
@@ -105,6 +106,7 @@ def test_groups_and_names_hold_the_same(case):
     assert counts == [group.count for group in groups_of_blocks(config)]
 
 
+@pytest.mark.default_rows('pre', 'hybrid_star')
 @pytest.mark.parametrize('case', CASES)
 def test_gradients_are_of_all_weights_and_all_activations(case):
     """Catches blocks that a scan leaves out, and one shift for all of them."""

@@ -84,6 +84,7 @@ def test_what_can_be_asked_of_a_batch():
     assert found['tokens'] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 def test_mapped_runs_in_microbatches_are_runs_alone(name):
     """Two steps of two runs with other seeds, beside adamw. Catches means of microbatches, and a
@@ -107,6 +108,7 @@ def test_mapped_runs_in_microbatches_are_runs_alone(name):
     assert_trees_close(found.params, stack(alone), rtol=rtol, atol=rtol / 10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['sven', 'adamw'])
 def test_cut_over_devices_it_is_the_step_on_one(name):
     """Catches a largest, or a mean, of one device's rows."""
@@ -171,6 +173,7 @@ def test_the_radius_of_a_linear_model():
             np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_a_step_is_shortened_to_the_radius():
     """That of the model's logits along all that the step adds, decay included; it is linear in the
     learning rate, so that the shorter step has just the radius that is asked for, and one that is

@@ -92,6 +92,7 @@ def evaluated(learner, hyper, state):
     return learner.evaluated(state.weights, state.average, hyper).params
 
 
+@pytest.mark.full
 def test_what_a_run_records_is_what_is_read_back(runs, swept):
     """Catches an evaluation of the weights that are trained, in the run or of its checkpoint."""
     for workdir in (*runs.values(), *swept):
@@ -100,6 +101,7 @@ def test_what_a_run_records_is_what_is_read_back(runs, swept):
         assert read_json(workdir / 'summary.json')['best_validation_ce'] <= recorded
 
 
+@pytest.mark.full
 def test_a_sweep_over_its_numbers_is_each_run_alone(tree, free, swept, tmp_path):
     """To the bit; the second's are not those of the program. Catches a number that is not the
     run's own, in the step or in evaluation.
@@ -113,6 +115,7 @@ def test_a_sweep_over_its_numbers_is_each_run_alone(tree, free, swept, tmp_path)
     assert losses(free, 'validation_ce') != losses(alone, 'validation_ce')
 
 
+@pytest.mark.default_rows('schedule_free')
 @pytest.mark.parametrize('name', AVERAGED)
 def test_resumed_is_uninterrupted(tree, runs, name, tmp_path):
     """To the bit, where gradients are taken and where it is evaluated."""
@@ -150,6 +153,7 @@ def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
 
 @pytest.mark.parametrize('changes', AVERAGED.values(), ids=AVERAGED)
 class TestEachAverage:
+    @pytest.mark.full
     def test_eight_devices_are_one(self, changes):
         learner, hyper, _, wanted = two_steps(changes)
         batches = stack([packed_batch(0), packed_batch(1)])
@@ -170,6 +174,7 @@ class TestEachAverage:
         params = sum(4 * leaf.size for leaf in jax.tree.leaves(shapes.params))
         assert params < more < params + 20
 
+    @pytest.mark.default_rows('ema')
     def test_what_is_not_trained_stays(self, changes):
         """To the bit, in the average too."""
         learner, hyper, start, state = two_steps(

@@ -23,6 +23,7 @@ from tests.helpers import (
 TIED = {'model.tie_embeddings': True, 'model.logit_softcap': 5.0, 'train.microbatches': 2}
 
 
+@pytest.mark.default_rows('tied')
 @pytest.mark.parametrize('changes', [{}, TIED], ids=['usual', 'tied'])
 def test_a_step_in_chunks_is_the_step(changes):
     """State and metrics, where 3 or 6 tokens of each row do not divide it. Catches a gradient
@@ -35,6 +36,7 @@ def test_a_step_in_chunks_is_the_step(changes):
     assert_trees_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_cut_over_devices_it_is_the_step_on_one():
     """Two steps of chunks that hold tokens of every device."""
     config = tiny_config({'loss.chunk': 24, 'kernels.implementation': 'reference'})
@@ -46,6 +48,7 @@ def test_cut_over_devices_it_is_the_step_on_one():
     assert_trees_close(found.params, state.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('changes', [{}, TIED], ids=['usual', 'tied'])
 @pytest.mark.parametrize(
     'sizes',

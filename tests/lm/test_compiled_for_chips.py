@@ -4,6 +4,8 @@ import pytest
 
 from tests.programs import COMPILERS, printed_by
 
+pytestmark = pytest.mark.full  # whole steps are compiled for TPUs and GPUs: a minute each
+
 OF_ROWS = ['cross_entropy', 'cross_entropy_backward', 'rms_norm', 'rms_norm_backward']
 
 

@@ -189,6 +189,7 @@ def test_an_option_that_nothing_reads_is_refused(changes, said):
 class TestIdentity:
     """Property: what a name depends on."""
 
+    @pytest.mark.full
     @pytest.mark.parametrize('path', sorted(FIELDS))
     def test_a_default_is_left_out(self, path):
         """As if the field did not exist yet."""

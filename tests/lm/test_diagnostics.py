@@ -55,6 +55,7 @@ def test_residual_rms_is_that_of_the_stream_behind_each_block():
         np.testing.assert_allclose(seen[layer], np.sqrt(np.mean(np.square(x_BTD))), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_unrolled_layers_are_recorded_as_scanned_ones():
     unrolled = tiny_config({'model.n_layers': 3, 'model.scan_layers': False})
     state, batch = initial_state(CONFIG), tiny_batch()
@@ -63,6 +64,7 @@ def test_unrolled_layers_are_recorded_as_scanned_ones():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.full
 def test_gradient_norm_by_layer_is_part_of_the_whole():
     """Of the mean token loss: the step's own gradient norm, squared, less what no layer holds."""
     state, batch, hyper = initial_state(CONFIG), tiny_batch(), hyper_from(CONFIG)
@@ -104,6 +106,7 @@ def rms(*arrays):
     return np.sqrt(np.mean(flat**2))
 
 
+@pytest.mark.default_rows('shared')
 @pytest.mark.parametrize('reparam', ['weight_norm', 'shared', 'normalize_and_project'])
 def test_updates_are_those_of_the_step(reparam):
     """By role and layer, from the parameters before and after a training step: catches a direction
@@ -186,6 +189,7 @@ def test_singular_values_are_of_the_weights_used(reparam):
         np.testing.assert_allclose(seen[f'singular_value_{name}'], wanted, rtol=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('reparam', ['sigma', 'shared+sigma'])
 def test_what_a_reparametrisation_knows_of_its_matrices(reparam):
     """sigmaReparam's own norm and gain, by layer, also where one matrix serves all: of the stored
@@ -210,6 +214,7 @@ def test_matrices_of_norms_and_of_one_name_are_told_apart():
     assert {'up', 'down', 'attention_gate', 'mlp_gate', 'mlp_norm_in_down', 'query'} <= names
 
 
+@pytest.mark.full
 def test_experts_give_the_largest_of_theirs():
     config = tiny_config({'model.mlp': 'moe', 'mlp.n_experts': 3})
     state = initial_state(config)
@@ -281,6 +286,7 @@ def test_norm_by_layer_is_over_all_but_the_first_axis():
     np.testing.assert_allclose(norm_by_layer(tree), [2.0, np.sqrt(8 + 2 + 25)])
 
 
+@pytest.mark.default_rows('resi_dual')
 @pytest.mark.parametrize('placement', ['mix', 'hybrid_star', 'resi_dual', 'wide'])
 def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
     """One number a block, the first block's first: catches groups in the order of their names."""

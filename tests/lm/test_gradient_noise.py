@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from lm.diagnostics import gradient_noise, make_diagnose
 from lm.state import hyper_from
@@ -10,6 +11,7 @@ from lm.step import token_sums
 from tests.helpers import initial_state, packed_batch, tiny_config, tiny_learner
 
 
+@pytest.mark.full
 def test_noise_is_that_between_even_and_odd_rows():
     """Each part's gradient on its own. Catches halves of other rows, and means over rows where
     parts have other numbers of tokens.

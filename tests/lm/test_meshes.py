@@ -77,6 +77,7 @@ def losses_alone(model):
     return losses_of(model, {}, tuple(jax.devices()[:1]))[0]
 
 
+@pytest.mark.default_rows('default-2data-2fsdp-2tensor')
 @pytest.mark.parametrize(
     ('model', 'sizes'),
     PAIRS,

@@ -57,6 +57,7 @@ def test_placement_decides_which_norms_there_are(placement):
 
 
 # Blocks that know their number, and two groups of them; tests/contracts/test_norms.py has others.
+@pytest.mark.full
 @pytest.mark.parametrize('placement', ['layernorm_scaling', 'mix'])
 def test_scan_changes_neither_logits_nor_gradients_wherever_norms_sit(placement):
     """Catches parameters or block numbers that a scan hands out in another order."""
@@ -129,6 +130,7 @@ def test_blocks_are_numbered_through_all_groups(monkeypatch):
     np.testing.assert_allclose(again, whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_mix_is_post_norm_below_and_pre_norm_above():
     """At both ends of the fraction it is one of the two, the final norm kept; floor in between."""
     mix = {'model.placement': 'mix', 'model.n_layers': 4}

@@ -44,12 +44,14 @@ def after_two_steps(**changes):
     return jax.device_get((state, metrics))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('changes', [{'scan_layers': False}, {'remat': 'full'}], ids=str)
 def test_unrolled_or_computed_again_it_is_the_same_step(changes):
     """Losses, weights and keys. Catches a layer computed again that drops others."""
     assert_trees_close(after_two_steps(**changes), after_two_steps(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_eight_devices_drop_what_one_drops():
     """Catches a device that drops by its own rows."""
     config = checked_config(TOGETHER)

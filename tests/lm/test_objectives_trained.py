@@ -124,6 +124,7 @@ def test_property_what_a_prefix_holds_is_no_target():
     assert not np.asarray(weights)[batch['prefix'][:, 1:] > 0].any()
 
 
+@pytest.mark.full
 def test_equivalence_microbatches_and_mapped_runs():
     """The same update of a mixture's batch at once, in two parts, and beside another run."""
     config = checked_config(PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4})
@@ -160,6 +161,7 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp('corpus'))
 
 
+@pytest.mark.full
 def test_equivalence_a_run_gone_on_with_is_the_run(corpus, tmp_path):
     """To the bit, half way through; what it records of other objectives too."""
     more = {'data_objective': MIXED, 'train_eval_objectives': 'causal+infill', 'data_seq_len': 24}

@@ -63,6 +63,7 @@ def test_others_have_a_learning_rate_of_their_own():
         np.testing.assert_allclose(change - added[path], wanted, atol=1e-5, err_msg=path)
 
 
+@pytest.mark.default_rows('adamp')
 @pytest.mark.parametrize('others', ['adamp', 'lion'])
 def test_an_optimizer_may_spare_a_matrix_some_of_its_decay(others):
     """AdamP projects all of them at this delta, and vectors never. Catches a share that is lost,
@@ -84,6 +85,7 @@ def test_one_optimizer_for_all_is_as_without_a_second():
     assert not any('others' in path for path in named_leaves(state.opt_state))
 
 
+@pytest.mark.full
 def test_the_gradient_of_the_word_embedding_is_shrunk():
     """Before clipping, so that the others are clipped less; learned positions are no words."""
     changes = {'optim.name': 'sgd', 'optim.others': 'sgd', 'optim.momentum': 0.0}

@@ -34,6 +34,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.full
 def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
     """Norms of the stream, of queries and keys, attention and routers, the loss in chunks."""
     monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))

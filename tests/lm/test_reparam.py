@@ -82,6 +82,7 @@ def test_one_power_iteration_a_step():
         assert not np.allclose(u, wanted, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.full
 def test_eight_devices_are_one():
     """Vectors lie everywhere, and come out as those of one device."""
     config = checked_config(CHAIN)
@@ -103,6 +104,7 @@ def test_eight_devices_are_one():
     assert_trees_close(after.params, alone.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_looped_run_is_the_run_alone_to_the_bit():
     """That a mapped one is, to rounding, is a row of tests/contracts/test_choices.py."""
     config = checked_config(SIGMA)
@@ -155,6 +157,7 @@ def test_the_map_is_computed_in_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves((used, vectors))} == {np.dtype(np.float32)}
 
 
+@pytest.mark.full
 def test_projected_norms_are_those_of_the_start():
     """Over steps that would change them, and decay; the optimizer's moments are those without."""
     changes = SMALL | {'optim.lr': 0.05, 'optim.weight_decay': 0.5}
@@ -259,6 +262,7 @@ def started(changes, source, used):
     return stored, state, learner.described.reparam.apply(stored, state, False)[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('reparam', ['sigma', 'spectral_norm', 'normalize_and_project'])
 def test_the_same_reparam_is_taken_over_as_it_is(reparam):
     """Stored weights, vectors and the norms of the first start. Catches `init` of those used."""
@@ -268,6 +272,7 @@ def test_the_same_reparam_is_taken_over_as_it_is(reparam):
     assert_same_bits(found, used)
 
 
+@pytest.mark.default_rows('there4-here4')
 @pytest.mark.parametrize(
     ('there', 'here'),
     [
@@ -288,6 +293,7 @@ def test_another_one_holds_the_weights_that_were_used(there, here):
     assert_trees_close(found, used, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.default_rows('here0', 'here5')
 @pytest.mark.parametrize(
     'here',
     [

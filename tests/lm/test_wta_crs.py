@@ -42,6 +42,7 @@ def after_two_steps(**changes):
     return jax.device_get((state, metrics))
 
 
+@pytest.mark.full
 def test_unrolled_and_computed_again_it_is_the_same_step():
     """Losses, weights and keys. Catches a layer computed again that draws others."""
     changed = after_two_steps(scan_layers=False, remat='full')
@@ -74,6 +75,7 @@ def test_a_resumed_run_goes_on_bitwise(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((whole, resumed)))
 
 
+@pytest.mark.full
 def test_it_learns_as_the_exact_gradient_does():
     """By 0.3 of 64 tokens, over 50 steps, from the same weights: the first loss is the same, and
     the last ones are within a tenth of what was learnt.
@@ -99,6 +101,7 @@ def repeating_batch(seed):
     return batch
 
 
+@pytest.mark.full
 def test_no_token_moves_to_another_device():
     """Eight devices: the loss is that of one, and nothing but sums is exchanged, as without it.
     Catches tokens that are chosen from all of the batch.

@@ -5,6 +5,8 @@ import pytest
 from tests.programs import COMPILERS, printed_by
 from tpu.chips import GPUS, TPUS
 
+pytestmark = pytest.mark.full  # kernels are compiled for TPUs and GPUs: two minutes
+
 # Arrays of rows read and written, by how many kernels.
 PASSES = {
     'rms_norm': (2, 1),

@@ -43,6 +43,7 @@ def actors() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.full
 def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypatch):
     """A real training; the actor of its host is killed as the node would be."""
     monkeypatch.chdir(ROOT)
@@ -71,6 +72,7 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
     assert steps == list(range(1, 301))
 
 
+@pytest.mark.full
 def test_sigterm_reaches_the_trainer(trainer, tmp_path):
     """The command in a process of its own: Ray, which it starts, takes signals for itself."""
     (trainer / 'then.py').write_text(

@@ -88,6 +88,7 @@ def test_products_of_a_plan_are_those_of_the_model(folder):
     assert found['model_flops'] == pytest.approx(4 * exact)
 
 
+@pytest.mark.full
 def test_compiling_for_tpus_is_quiet(folder):
     """Nothing but what the plan says: libtpu complains at length where it finds no TPU."""
     _, noise, _ = of_tpus(folder)

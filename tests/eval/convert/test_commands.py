@@ -88,6 +88,7 @@ def folded(name):
     return fold_checkpoint(checkpoint(changes), to, untie=True)
 
 
+@pytest.mark.default_rows('no bias', 'compressed tied', 'batchnorm')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_stay(name):
     """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
@@ -233,6 +234,7 @@ def program(variables, *arguments):
     )
 
 
+@pytest.mark.full
 def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
     out = tmp_path / 'none'
@@ -252,6 +254,7 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     assert texts[0] == texts[1] != 'norm la'
 
 
+@pytest.mark.full
 def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
     """Its workdir is that of a run at the step of the source."""
     source, out = load(tuned.parent / 'layernorm'), tmp_path / 'rmsnorm'

@@ -181,6 +181,7 @@ def test_text_that_would_end_the_script(tmp_path):
     assert config['data']['source'] in data_of(text)['variants'][0]['name']
 
 
+@pytest.mark.full
 def test_figures_for_papers(sweep, tmp_path):
     report(sweep, tmp_path / 'page.html', figures=tmp_path / 'figures')
     names = [

@@ -45,6 +45,7 @@ def written(tmp_path_factory):
     return folder, kept, losses
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('sizes', 'scanned'),
     [

@@ -67,6 +67,7 @@ def test_summary_has_the_warnings_of_each_run_alone(sweep):
     assert all(warning['help'] and warning['seen'] for warning in found)
 
 
+@pytest.mark.full
 def test_report_has_them(sweep):
     text = report(sweep).with_suffix('.md').read_text()
     assert '## Warnings' in text and 'largest logit' in text

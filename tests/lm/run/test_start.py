@@ -95,6 +95,7 @@ def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, s
     assert {int(np.max(n)) for n in named_leaves(state.stats).values()} == {0, 1}
 
 
+@pytest.mark.full
 def test_weights_are_stored_as_the_present_reparam_has_them(tuned, source):
     """Catches the stored weights of the checkpoint taken for those its model used."""
     config = tuned({'model.reparam': 'weight_norm'})
@@ -202,6 +203,7 @@ def test_norms_alone_are_trained():
     assert_norms_alone_changed(after.params, before.params, learner.described.specs)
 
 
+@pytest.mark.full
 def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_path):
     config = tuned(ONLY_NORMS | {'train.steps': 2})
     rates = {'optim.lr': (0.003, 0.03)}
@@ -224,6 +226,7 @@ def test_norms_alone_in_a_model_without_any_is_refused_before_compiling(
         train(changed(tree, bare), tmp_path / 'run')
 
 
+@pytest.mark.full
 def test_norms_are_removed_in_their_order():
     """MLPs from the first layer on, then attention, then the final norm, one every removal_gap
     updates: the deviation of a removed norm stays, those of the others move.

@@ -85,6 +85,7 @@ def infinite_lr_at(step: int, slot: int = 0):
 
 
 class TestDivergence:
+    @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('how', MODES)
     def test_a_nan_leaves_the_other_runs_bitwise_unchanged(
         self, how, five, corpus, tmp_path, capsys
@@ -101,6 +102,7 @@ class TestDivergence:
         assert table(tmp_path)[BAD]['reason'] == record['reason']
         assert '4 of 5 done, 1 diverged' in capsys.readouterr().out
 
+    @pytest.mark.full
     def test_a_diverged_run_is_a_result_and_not_tried_again(self, corpus, tmp_path, monkeypatch):
         listed = [{'optim.lr': 1e30, **one} for one in FIVE]
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
@@ -108,6 +110,7 @@ class TestDivergence:
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         assert statuses(tmp_path) == ['diverged'] * 5
 
+    @pytest.mark.default_rows('loop-6')
     @pytest.mark.parametrize(('how', 'step'), [('loop', 6), ('vmap', 8)])
     def test_rollback_of_a_run_is_that_of_the_run_alone(
         self, how, step, five, corpus, tmp_path, monkeypatch
@@ -142,6 +145,7 @@ class TestDivergence:
         assert statuses(tmp_path) == ONE_DIVERGED
         assert 'no checkpoint to roll back to' in summary(tmp_path, FIVE[BAD])['reason']
 
+    @pytest.mark.full
     def test_skip_step_of_a_run_is_that_of_the_run_alone(self, five, corpus, tmp_path, monkeypatch):
         """The learning rate is infinite at step 6 only: that step changes nothing but the count."""
         tree = base(corpus, train_on_divergence='skip_step')
@@ -160,6 +164,7 @@ class TestDivergence:
         ce = [[one['ce'] for one in table(path)] for path in (tmp_path / 'sweep', five['loop'])]
         assert ce[0][:BAD] + ce[0][BAD + 1 :] == pytest.approx(ce[1][:BAD] + ce[1][BAD + 1 :], RTOL)
 
+    @pytest.mark.full
     def test_skip_step_gives_up_on_one_run_alone(self, corpus, tmp_path, monkeypatch):
         before_step(monkeypatch, poison_at(2, BAD))
         tree = base(corpus, train_on_divergence='skip_step')
@@ -184,6 +189,7 @@ def takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
 
 
 class TestBatches:
+    @pytest.mark.full
     def test_are_made_ahead_and_once_for_all_runs_of_one_order(self, corpus, tmp_path, monkeypatch):
         """Two orders of the text, one of which three runs share; and no thread is left over."""
         made, original = [], loader.batch_at
@@ -207,6 +213,7 @@ class TestBatches:
         assert taken == [[step, step] for step in range(4)] + [[step] for step in range(4, 8)]
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_cannot_be_written_ends_that_run_alone(
     five, corpus, tmp_path, monkeypatch, capsys
 ):
@@ -225,6 +232,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_that_run_alone(
 
 
 class TestWaves:
+    @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('how', MODES)
     def test_runs_at_once_changes_no_number(self, how, five, corpus, tmp_path, monkeypatch):
         sizes = sizes_of_waves(monkeypatch)
@@ -233,6 +241,7 @@ class TestWaves:
         assert sizes == [2, 2, 2]
         assert_same_curves(tmp_path, five[how], 0.0 if how == 'loop' else RTOL)
 
+    @pytest.mark.full
     def test_a_group_that_does_not_fit_goes_in_waves(
         self, five, corpus, tmp_path, monkeypatch, capsys
     ):
@@ -258,6 +267,7 @@ class TestWaves:
         program.shares_memory = False
         assert lm.sweep.group.slots_for(program, 16, 0, lambda text: None) == 16
 
+    @pytest.mark.full
     def test_a_run_that_does_not_fit_fails_with_what_to_do(
         self, corpus, tmp_path, monkeypatch, capsys
     ):
@@ -298,6 +308,7 @@ def test_not_even_one_run_fits():
         runs_that_fit(16, 4, 4e9, lambda n: (1 + n) * 1e9)
 
 
+@pytest.mark.full
 def test_a_mesh_of_runs_and_data_changes_no_number(five, corpus, tmp_path, monkeypatch):
     """Five runs on four times two devices: five slots of eight are empty."""
     sizes = sizes_of_waves(monkeypatch)
@@ -335,5 +346,6 @@ class TestCompaction:
         assert self.sweep(corpus, dear, monkeypatch, 'vmap', compile_sec=1e9) == [5]
         assert_same_curves(cheap, dear, RTOL)
 
+    @pytest.mark.full
     def test_a_loop_has_no_need_of_it(self, corpus, tmp_path, monkeypatch):
         assert self.sweep(corpus, tmp_path, monkeypatch, 'loop', compile_sec=0.0) == [5]

@@ -105,6 +105,7 @@ def half_way(workdir: Path) -> bool:
     )
 
 
+@pytest.mark.full
 def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
     """All of them, since the one that trains the cell seen cannot be told from the others."""
     killed = []
@@ -124,6 +125,7 @@ def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, c
     assert curves(tmp_path) == curves(local)
 
 
+@pytest.mark.full
 def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
     """What they saved is for the same command to go on from."""
     thread = when(lambda: all_have_saved(tmp_path), lambda: os.kill(os.getpid(), signal.SIGTERM))
