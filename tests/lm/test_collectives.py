@@ -20,7 +20,8 @@ from tests.lm.compile_meshes import (
 from tests.programs import COMPILERS, printed_by
 from tpu.wire import Collective
 
-pytestmark = pytest.mark.full  # four programs are compiled for slices of TPUs: two minutes
+# Four programs are compiled for slices of TPUs, once: four minutes.
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group('collectives')]
 
 BF16, F32 = 2, 4
 OF_LAYER = (4 * D * D + 2 * D * F) * BF16  # parameters of a layer

@@ -36,8 +36,16 @@ MESHES = [
     {'data': 2, 'fsdp': 2, 'tensor': 2},
     {'data': 2, 'context': 4},
 ]
-PAIRS = [(model, mesh) for model in MODELS for mesh in MESHES]
-PAIRS += [('experts', {'data': 2, 'expert': 4}), ('experts', {'expert': 2, 'fsdp': 2, 'tensor': 2})]
+# Every mesh with the default model, and every other model where its own code has the most to lose:
+# Muon's matrices cut both ways, statistics over rows that are cut, experts along their own axis and
+# queues that end with a row.
+PAIRS = [
+    *(('default', mesh) for mesh in MESHES),
+    ('spectral', {'data': 2, 'fsdp': 2, 'tensor': 2}),
+    ('of batches', {'data': 2, 'context': 4}),
+    ('experts', {'expert': 2, 'fsdp': 2, 'tensor': 2}),
+    ('experts by rows', {'fsdp': 8}),
+]
 
 
 def config_of(model, sizes):
