@@ -58,7 +58,7 @@ def is_long(request) -> bool:
 @pytest.fixture(scope='session')
 def corpus(tmp_path_factory) -> dict[str, str]:
     """A folder of small documents, and a cache of its own."""
-    from tests.sweep_helpers import write_corpus
+    from tests.corpora import write_corpus
 
     return write_corpus(tmp_path_factory.mktemp('corpus'))
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.test_layering import ROOT
+from tests import ROOT
 from tpu.chips import CHIPS
 from tpu.environment import FOR_OTHERS
 

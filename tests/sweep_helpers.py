@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import read_json
 from lm.run.wave import Wave
 from lm.sections import Config
+from tests.corpora import write_corpus as write_corpus
 
 TINY = {
     'model.d_model': 16,
@@ -48,15 +48,6 @@ TINY = {
 MODES = ('loop', 'vmap')
 TIMES = ('tokens_per_sec', 'wall_sec', 'compile_sec', 'workdir', 'sweep')
 RTOL = 1e-5  # of float32 sums in another order, over some steps
-
-
-def write_corpus(folder: Path) -> dict[str, str]:
-    """Some small documents, and a cache of their own: the fields of config.data that name them."""
-    words = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'loss']
-    rng = random.Random(0)
-    for i in range(30):
-        (folder / f'{i}.txt').write_text(' '.join(rng.choices(words, k=60)))
-    return {'data.source': f'text:{folder}/*.txt', 'data.cache_dir': str(folder / 'cache')}
 
 
 def settings(corpus: dict, **changes) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lm.sections import FIELDS
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {  # of the project's own rooms
     'modules': {'modules'},
     'configs': {'configs'},

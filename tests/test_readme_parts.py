@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layering import ROOT
+from tests import ROOT
 from tests.xla import ONE_DEVICE
 
 ROOMS = ('configs', 'eval', 'lm', 'modules')

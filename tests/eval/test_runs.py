@@ -18,10 +18,10 @@ from lm.record.metrics import read_rows
 from lm.sections import FIELDS
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
+from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
 from tests.helpers import tiny_raw
-from tests.test_layering import ROOT
 
 
 @pytest.fixture(scope='module')

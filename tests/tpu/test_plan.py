@@ -11,9 +11,9 @@ import pytest
 from lm.config import resolve
 from lm.flops import flops_per_token
 from lm.state import build_learner
+from tests import ROOT
 from tests.helpers import tiny_raw
 from tests.programs import COMPILERS
-from tests.test_layering import ROOT
 from tpu.compiled import vocabulary_of
 
 TINY = {

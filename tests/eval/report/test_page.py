@@ -18,9 +18,9 @@ from eval.report.page import report
 from eval.report.tables import plus_minus
 from eval.runs import gather, read_sweep
 from eval.stats import Interval
+from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
-from tests.test_layering import ROOT
 
 
 @pytest.fixture(scope='module')

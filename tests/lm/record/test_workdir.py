@@ -21,9 +21,9 @@ from lm.record.workdir import (
     status_of,
     write_config,
 )
+from tests import ROOT
 from tests.helpers import tiny_config
 from tests.lm.record.test_series import META, state
-from tests.test_layering import ROOT
 
 CONFIG = tiny_config()
 OTHER = """

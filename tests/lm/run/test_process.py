@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.test_layering import ROOT
+from tests import ROOT
 
 
 def test_no_program_has_imported_jax_when_it_prepares_its_process():

@@ -1,0 +1,356 @@
+"""Property: what a change touches, in a small invented project and in this one."""
+
+import dataclasses
+import functools
+import gc
+import importlib
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from configs import default
+from lm.config import flatten, resolve
+from lm.sections import CHOICES
+from modules.kernels import kernels_for
+from tests import ROOT, touched
+from tests.bugs import BUGS
+
+INVENTED = {
+    'LICENSE': '',
+    'README.md': 'uv run train.py --config.model.norm=ghost',
+    'pyproject.toml': '',
+    'configs/default.py': "def get_config():\n    return {'model.norm': 'plain'}\n",
+    'configs/study.py': "def get_config():\n    return {'model.norm': ('batch', 'ghost')}\n",
+    'eval/__init__.py': '',
+    'eval/__main__.py': "import eval.table\nif __name__ == '__main__':\n    pass\n",
+    'eval/page.js': '',
+    'eval/page.py': 'HERE = Path(__file__).parent\n',
+    'eval/table.py': '',
+    'lm/model.py': "from lm.sections import Model\nHINT = 'python train.py does it'\n",
+    'lm/sections.py': (
+        'from modules.norms import NORMS\nfrom modules.places import PLACES\n'
+        'class Model:\n'
+        '    norm: Annotated[str, Choice(NORMS)]\n    place: Annotated[str, Choice(PLACES)]\n'
+    ),
+    'lm/wave.py': '"""Of tests/test_plain.py and train.py."""\nfrom lm.model import Model\n',
+    'modules/norms/__init__.py': (
+        'from modules.norms.base import Norm\n'
+        'from modules.norms.batch import Batch, Ghost\n'
+        'from modules.norms.lone import Lone\n'
+        'from modules.norms.plain import Plain\nfrom modules.norms.used import Used\n'
+        "NORMS = {'plain': Plain, 'batch': Batch, 'ghost': Ghost, 'lone': Lone, 'used': Used}\n"
+        'def made(): return Used()\n'
+    ),
+    'modules/norms/base.py': 'class Norm: ...\n',
+    'modules/norms/batch.py': 'from modules.statistics import mean\n',
+    'modules/norms/lone.py': 'from modules.statistics import mean\n',
+    'modules/norms/used.py': '',
+    'modules/places.py': "PLACES = {'pre': Place(), 'wide': Place(needs={'norm': 'lone'})}\n",
+    'modules/norms/plain.py': 'from modules.norms.base import Norm\n',
+    'modules/statistics.py': 'def mean(): ...\n',
+    'train.py': "from lm.wave import Wave\nif __name__ == '__main__':\n    pass\n",
+    'tests/__init__.py': 'ROOT = ...\n',
+    'tests/conftest.py': (
+        'import pytest\n@pytest.fixture\ndef trained():\n    from train import train\n'
+        '@pytest.fixture\ndef chain(trained): ...\n'
+    ),
+    'tests/fixtures/old/run.json': '{"norm": "lone"}',
+    'tests/helpers.py': (
+        "from lm.model import Model\nBATCH = {'model.norm': 'batch:eps=1'}\n"
+        "SEE = 'tests/test_plain.py'\n"
+    ),
+    'tests/test_class.py': 'from modules.norms import Batch\n',
+    'tests/test_copied.py': "shutil.copy(ROOT / 'train.py', folder)\n",
+    'tests/test_eval.py': "command = [sys.executable, '-m', 'eval']\n",
+    'tests/test_fixture.py': 'def test_done(chain): ...\n',
+    'tests/test_helped.py': (
+        'from tests import helpers\n'
+        'def test_with_it(): Model(helpers.BATCH)\n'
+        'def test_other(): Model()\n'
+    ),
+    'tests/test_launch.py': "words = ['--', 'train.py']\n(folder / 'train.py').touch()\n",
+    'tests/test_loop.py': (
+        'from modules.norms import NORMS\nfrom lm.model import Model\n'
+        "def test_all():\n    assert all(NORMS)\ndef test_one():\n    NORMS['plain']\n"
+    ),
+    'tests/test_old.py': "OLD = ROOT / 'fixtures' / 'old' / name\n",
+    'tests/test_page.py': 'from eval.page import HERE\n',
+    'tests/test_plain.py': (
+        '"""As python train.py does."""\nfrom lm.model import Model\ndef test_model(): Model()\n'
+    ),
+    'tests/test_program.py': "command = [sys.executable, 'train.py']\n",
+    'tests/test_readme.py': "runpy.run_path(ROOT / 'README.md')\n",
+    'tests/test_rooms.py': "ROOMS = ('configs', 'eval')\n",
+    'tests/test_rows.py': (
+        'from modules.norms import NORMS\nfrom lm.model import Model\n'
+        "@pytest.mark.parametrize('name', NORMS)\ndef test_norm(name): NORMS[name]\n"
+    ),
+    'tests/test_study.py': "config = 'configs/study.py'\n",
+}
+RUNS = {'copied', 'fixture', 'program', 'readme'}
+MODELS = {*RUNS, 'helped', 'loop', 'plain', 'rows'}
+EVERY = {path[11:-3] for path in INVENTED if path.startswith('tests/test_')}
+
+
+@pytest.fixture(scope='module')
+def invented(tmp_path_factory):
+    root = tmp_path_factory.mktemp('invented')
+    for path, text in INVENTED.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+@pytest.fixture(scope='module')
+def selector(invented):
+    return touched.Selector(invented, INVENTED)
+
+
+def short(paths):
+    return {path.removeprefix('tests/test_').removesuffix('.py') for path in paths}
+
+
+@pytest.mark.parametrize(
+    ('file', 'whole'),
+    [
+        ('lm/wave.py', RUNS),  # a launcher's test passes the word train.py on
+        ('train.py', RUNS),
+        ('lm/model.py', MODELS),
+        ('lm/sections.py', MODELS),
+        ('eval/table.py', {'eval', 'rooms'}),
+        ('eval/page.js', {'page', 'rooms'}),
+        ('tests/fixtures/old/run.json', {'old'}),
+        ('README.md', {'readme'}),
+        ('configs/study.py', {'rooms', 'study'}),
+        ('tests/helpers.py', {'helped'}),
+        ('tests/test_plain.py', {'plain'}),
+        ('LICENSE', set()),
+        ('tests/conftest.py', EVERY),
+        ('pyproject.toml', EVERY),
+        # Behind a table: a row that a run has unasked, and what such a row reads, touch all models.
+        ('modules/norms/plain.py', {*MODELS, 'class'}),
+        ('modules/norms/base.py', {*MODELS, 'class'}),
+        ('modules/norms/__init__.py', {*MODELS, 'class'}),
+        ('modules/norms/used.py', {*MODELS, 'class'}),  # its package uses it, not its row alone
+        ('modules/places.py', MODELS),
+    ],
+)
+def test_files_touched_whole(selector, file, whole):
+    found = selector.touched_by(file)
+    assert (short(found.files), found.rows) == (whole, frozenset())
+
+
+@pytest.mark.parametrize(
+    ('file', 'rows', 'whole', 'named'),
+    [
+        ('modules/norms/lone.py', {'lone', 'wide'}, {'old'}, {'loop', 'rows'}),
+        (
+            'modules/norms/batch.py',
+            {'batch', 'ghost'},
+            {'class', 'readme', 'rooms', 'study'},
+            {'helped', 'loop', 'rows'},
+        ),
+        (
+            'modules/statistics.py',
+            {'batch', 'ghost', 'lone', 'wide'},
+            {'class', 'old', 'readme', 'rooms', 'study'},
+            {'helped', 'loop', 'rows'},
+        ),
+    ],
+)
+def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named):
+    """Whole: what names the class, or reads a config, a page or data that name the row."""
+    found = selector.touched_by(file)
+    assert (found.rows, short(found.files), short(found.named)) == (rows, whole, named)
+
+
+@pytest.mark.parametrize(
+    ('test', 'given', 'wanted'),
+    [
+        ('rows.py::test_norm[batch]', ['batch'], True),
+        ('rows.py::test_norm[plain]', ['plain'], False),
+        ('rows.py::test_norm[changes0]', ['model.norm', 'batch:eps=1'], True),
+        ('helped.py::test_with_it', [], True),
+        ('helped.py::test_other', [], False),
+        ('loop.py::test_all', [], True),
+        ('loop.py::test_one', [], False),
+        ('plain.py::test_a_batch_of_tokens', [], True),  # by its name, though it means another
+        ('plain.py::test_batches', [], False),
+    ],
+)
+def test_single_tests_touched_by_a_row(selector, test, given, wanted):
+    tables = selector.touched_by('modules/norms/batch.py').tables
+    found = selector.definitions.is_of(f'tests/test_{test}', given, {'batch', 'ghost'}, tables)
+    assert found == wanted
+
+
+def test_a_file_that_is_gone_touches_who_still_imports_it(tmp_path):
+    there = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
+    for path, text in there.items():
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    selector = touched.Selector(tmp_path, [*there, 'lm/gone.py', 'tests/test_gone.py'])
+    assert selector.touched_by('lm/gone.py').files == {'tests/test_left.py'}
+    assert not selector.touched_by('tests/test_gone.py').files  # pytest would not find it
+
+
+def test_a_file_that_does_not_parse_is_named(tmp_path):
+    (tmp_path / 'lm.py').write_text('def (')
+    with pytest.raises(SystemExit, match=r'^lm.py:1 is no Python: '):
+        touched.Selector(tmp_path, ['lm.py'])
+
+
+def commit_all(root):
+    git = ['git', '-c', 'user.name=A', '-c', 'user.email=a@b', '-C', str(root)]
+    for words in (['init', '--quiet'], ['add', '.'], ['commit', '--quiet', '-m', 'Begins']):
+        subprocess.run([*git, *words], check=True)
+
+
+def test_a_change_is_what_differs_and_what_is_new(tmp_path):
+    for name in ('kept', 'edited', 'removed', 'before'):
+        (tmp_path / name).write_text(f'{name}\n' * 9)
+    (tmp_path / '.gitignore').write_text('ignored\n')
+    commit_all(tmp_path)
+    (tmp_path / 'edited').write_text('')
+    (tmp_path / 'removed').unlink()
+    subprocess.run(['git', '-C', str(tmp_path), 'mv', 'before', 'after'], check=True)
+    for name in ('new', 'ignored'):
+        (tmp_path / name).write_text('')
+    wanted = ['after', 'before', 'edited', 'new', 'removed']
+    assert touched.changed(tmp_path, 'HEAD') == wanted
+    with pytest.raises(SystemExit, match=r'^nothing is no commit of this project; '):
+        touched.changed(tmp_path, 'nothing')
+
+
+@pytest.fixture
+def commands(invented, monkeypatch):
+    """The commands of pytest that `main` starts, in place of which `statuses` come."""
+    begun, statuses, real = [], [], subprocess.run
+
+    def run(command, **given):
+        if command[0] != sys.executable:
+            return real(command, **given)
+        ids = Path(command[3][1:]).read_text().splitlines()
+        begun.append((ids, command[command.index('-m', 4) + 1], command[6:]))
+        return SimpleNamespace(returncode=statuses.pop(0))
+
+    if not (invented / '.git').exists():
+        commit_all(invented)
+    monkeypatch.setattr(touched, 'ROOT', invented)
+    monkeypatch.setattr(touched.subprocess, 'run', run)
+    yield SimpleNamespace(begun=begun, statuses=statuses)
+    gc.enable()
+
+
+def test_the_tiers_run_one_after_the_other(commands, capsys):
+    commands.statuses += [5, 0]  # no test of the default tier
+    assert touched.main(['--files', 'eval/page.js', '--run', '--pytest=-x']) == 0
+    (first, second), ids = commands.begun, ['tests/test_page.py', 'tests/test_rooms.py']
+    assert first == (ids, 'not full and not product', ['-x'])
+    assert second == (ids, 'full and not product', ['-x'])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == ['eval/page.js: read by 2 test files', *ids]
+
+
+def test_a_tier_that_fails_ends_it(commands):
+    commands.statuses += [1]
+    assert touched.main(['--files', 'eval/page.js', '--run']) == 1
+    commands.statuses += [0]
+    assert touched.main(['--files', 'eval/page.js', '--run', '--tier=full']) == 0
+    assert [tier for _, tier, _ in commands.begun] == list(touched.TIERS.values())
+
+
+def test_no_test_is_touched(commands, capsys):
+    assert touched.main(['--run']) == 0
+    assert capsys.readouterr().out.endswith('no test is touched\n') and not commands.begun
+    assert touched.main(['--files', 'LICENSE', '--run']) == 0
+    assert 'LICENSE: nothing reads it or names it' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r'^no file of the project: lm/no.py; '):
+        touched.main(['--files', 'lm/no.py'])
+
+
+# This project.
+
+
+@pytest.fixture(scope='module')
+def project():
+    gc.disable()
+    yield touched.Selector(ROOT, touched.files_of(ROOT))
+    gc.enable()
+
+
+def test_bugs_are_seen_by_tests_that_their_files_touch(project):
+    """Each bug made by hand (`tests.bugs`) is known to fail the tests named beside it."""
+    missed = {}
+    for name, bug in BUGS.items():
+        found = project.touched_by(bug.file)
+        words = [word.partition('::')[0] for word in shlex.split(bug.tests)]
+        wanted = {word for word in words if word.startswith('tests/')}
+        assert wanted <= project.tests, name
+        if not wanted <= found.files | found.named:
+            missed[name] = bug.file, wanted - found.files - found.named
+    assert not missed
+
+
+@pytest.mark.parametrize(
+    ('file', 'most'),
+    [
+        ('tpu/hlo.py', 0.1),
+        ('eval/compare.py', 0.3),
+        ('lm/run/wave.py', 0.3),
+        ('lm/sweep/group.py', 0.3),
+        ('modules/norms/batchnorm.py', 0.3),
+        ('modules/optim/soap.py', 0.2),
+        ('modules/losses/comp_sum.py', 0.2),
+    ],
+)
+def test_a_change_touches_few_files(project, file, most):
+    """Catches an import, at the top of a shared helper, of what most tests do not need."""
+    found = project.touched_by(file)
+    assert 1 < len(found.files | found.named) < most * len(project.tests)
+
+
+def test_every_table_is_read_as_it_is(project):
+    """What the sources say of the rows is what Python makes of them: names, and where from."""
+    known = {id(choice.table) for choice in CHOICES.values()}
+    found = {}
+    for table in project.tables.all:
+        made = getattr(importlib.import_module(module_of(table.file)), table.name)
+        found[id(made)] = table
+        assert made.keys() == table.rows.keys()
+        for name, row in made.items():
+            files = {path_of(held.__module__) for held in held_by(row)}
+            assert files & set(project.sources.paths) <= table.rows[name] | {table.file}, name
+    assert found.keys() == known
+
+
+def module_of(path):
+    return path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')
+
+
+def path_of(module):
+    path = module.replace('.', '/')
+    return f'{path}/__init__.py' if (ROOT / path).is_dir() else f'{path}.py'
+
+
+def held_by(row):
+    """The functions and classes of a row: it, or those that a record has."""
+    if isinstance(row, functools.partial):
+        return held_by(row.func)
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return [one for value in vars(row).values() for one in held_by(value)]
+    return [row] if callable(row) and hasattr(row, '__qualname__') else []
+
+
+def test_the_rows_of_the_default_run_are_known(project):
+    values = flatten(resolve(default.get_config()))
+    chosen = {name for path in CHOICES for name in str(values[path]).split('+')} - {'auto'}
+    kernels = {word.partition('=')[2] for word in str(kernels_for('cpu')).split()}
+    assert {'rmsnorm', 'adamw', 'dense', 'narrow_first'} <= chosen | kernels
+    assert chosen | kernels <= project.tables.defaults
+    for row in ('batchnorm', 'soap', 'focal', 'splash', 'moe'):
+        assert row not in project.tables.defaults
