@@ -143,6 +143,15 @@ def test_muon_spectral_divides_muon_by_its_spectral_norm():
     np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
+@pytest.mark.parametrize('scale', ['rms', 'none'])
+def test_a_transposed_gradient_has_a_transposed_update(scale):
+    """Where the factor is of both sides alike. Catches one of a single side."""
+    grads = gradients((4, 6), 3)
+    found = directions('muon', grads.swapaxes(-1, -2), muon_scale=scale)
+    wanted = directions('muon', grads, muon_scale=scale).swapaxes(-1, -2)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 HEADS = {  # axes and fan_in of a stacked parameter of heads, its shape, and that of its matrix
     'query': (('layer', 'embed', 'heads', 'head_dim'), ('embed',), (2, 6, 2, 4), (6, 8)),
     'out': (('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'), (2, 2, 4, 6), (8, 6)),

@@ -2,6 +2,8 @@
 but in the last tests: memory is a function of the config here.
 """
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 
@@ -12,6 +14,7 @@ from tpu.advice import tried, ways
 from tpu.chips import CHIPS
 from tpu.compiled import DoesNotFit, _needed
 from tpu.estimate import pairs_computed
+from tpu.sweeps import GroupPlan, SweepPlan
 from tpu.topology import Topology
 
 GIB = 2**30
@@ -108,6 +111,18 @@ def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     assert seconds == sorted(seconds) and len(seconds) >= 2
     assert rows[0].estimate and not rows[-1].estimate  # the given one does not fit
     assert len({row.words for row in rows}) == len(rows)
+
+
+def test_a_sweep_takes_the_devices_that_its_programs_leave():
+    """Of 8 devices 5 go to the first program, and 3 to the second, of 2 runs each.
+
+    Catches a device counted twice, and waves one after the other.
+    """
+    hour = SimpleNamespace(steps=10, step_seconds=360.0)
+    groups = [GroupPlan('a', 5, 1, hour), GroupPlan('b', 8, 2, hour)]
+    plan = SweepPlan(eight(), groups, None)
+    assert (plan.runs, plan.at_once) == (13, 5 + 3 * 2)
+    assert (plan.device_hours, plan.hours) == (5 + 4, 2.0)
 
 
 def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):

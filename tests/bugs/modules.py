@@ -1,20 +1,10 @@
-"""Bugs made by hand in modules/, one line each (`tests.bugs`)."""
+"""Bugs made by hand in modules/."""
 
-from typing import NamedTuple
+from tests.bugs.bug import Bug
 
-
-class Bug(NamedTuple):
-    """In `file`, the text `right` becomes `wrong`; `tests` are arguments of pytest."""
-
-    file: str
-    right: str
-    wrong: str
-    tests: str
-
-
-BUGS_IN_MODULES = {
+MODULES = {
     'rms of a sum': Bug(
-        'modules/norms/rmsnorm.py',
+        'modules/kernels/rms_norm/reference.py',
         'jnp.mean(x**2, -1, keepdims=True) + eps)',
         'jnp.sum(x**2, -1, keepdims=True) + eps)',
         'tests/modules/test_norms.py -k "rmsnorm and forward"',
@@ -101,7 +91,7 @@ BUGS_IN_MODULES = {
     ),
     'tokens without weight count': Bug(
         'modules/losses/base.py',
-        'jnp.sum(weights.reshape(-1) * term)',
+        'jnp.sum(weights * term.reshape(weights.shape))',
         'jnp.sum(term)',
         'tests/contracts/test_losses.py',
     ),

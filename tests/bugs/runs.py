@@ -1,25 +1,8 @@
-"""Bugs made by hand, one line each, over all rooms: does a test see each of them?
+"""Bugs made by hand in runs: workdirs, steps, sweeps, data, programs."""
 
-    uv run python -m tests.bugs [NAME ...]
+from tests.bugs.bug import Bug
 
-In a copy of the project each line is changed alone and the tests named beside it are run, which
-must fail. Prints a table; the exit status is 1 where a bug went unseen, and an error where a line
-is no longer there to be changed. Takes about forty minutes on two cores; no test runs it.
-"""
-
-import argparse
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
-
-from tests.bugs_in_modules import BUGS_IN_MODULES, Bug
-
-ROOT = Path(__file__).parent.parent
-
-BUGS = BUGS_IN_MODULES | {
+RUNS = {
     # Workdirs in object storage.
     'a mark before what it is the mark of': Bug(
         'lm/whole.py',
@@ -104,7 +87,7 @@ BUGS = BUGS_IN_MODULES | {
         'lm/state.py',
         'lambda g, factor: g / factor',
         'lambda g, factor: g * factor',
-        'tests/lm/test_step.py -k factors',
+        'tests/lm/test_step_wiring.py -k factors',
     ),
     # Records, runs, sweeps.
     'a checkpoint of another model': Bug(
@@ -152,7 +135,7 @@ BUGS = BUGS_IN_MODULES | {
     ),
     'a best checkpoint that a resume forgets': Bug(
         'lm/record/series.py',
-        'self._losses |= self._stored_losses()',
+        'self._losses |= {step: loss for step, loss in stored}',
         'pass',
         'tests/lm/record/test_series.py',
     ),
@@ -170,8 +153,8 @@ BUGS = BUGS_IN_MODULES | {
     ),
     'a run that starts over unasked': Bug(
         'lm/run/journal.py',
-        'if not start_over:',
-        'if start_over:',
+        'if not start_over and is_first():',
+        'if start_over and is_first():',
         'tests/test_train_resumed.py -k nothing_is_written_over',
     ),
     'a failed start that claims its folder': Bug(
@@ -383,58 +366,18 @@ BUGS = BUGS_IN_MODULES | {
         'lm/step.py',
         "batch['targets'][:, 1:]",
         "batch['targets'][:, :-1]",
-        'tests/lm/test_objectives.py -k "weights or no_target"',
+        'tests/lm/test_objectives_trained.py -k "weights or no_target"',
     ),
     'a prefix that reaches one token less': Bug(
         'lm/step.py',
         "batch['prefix'][:, :-1] if",
         "batch['prefix'][:, 1:] if",
-        'tests/lm/test_objectives.py -k reaches',
+        'tests/lm/test_objectives_trained.py -k reaches',
     ),
     'tiles behind the queries left out': Bug(
         'modules/kernels/attention/blocked.py',
-        '_over(i + 1, static.tiles,',
+        '_over(i + 1, static.key_tiles,',
         '_over(i + 1, i + 1,',
-        'tests/modules/test_kernels.py -k several_tiles',
+        'tests/modules/test_attention_kernels.py -k several_tiles',
     ),
 }
-
-
-def seen(bug: Bug, project: Path) -> bool:
-    """Whether a test fails with the bug in the copy `project`, which is mended again."""
-    path = project / bug.file
-    text = path.read_text()
-    if text.count(bug.right) != 1:
-        raise ValueError(f'{bug.file} has {text.count(bug.right)} times {bug.right!r}; wanted once')
-    path.write_text(text.replace(bug.right, bug.wrong))
-    command = f'{sys.executable} -m pytest -q -x -n 0 -p no:cacheprovider {bug.tests}'
-    done = subprocess.run(command, shell=True, cwd=project, capture_output=True, text=True)
-    path.write_text(text)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f'{bug.tests}: {(done.stdout + done.stderr)[-2000:]}')
-    return done.returncode == 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument('names', nargs='*', help=f'Of {", ".join(BUGS)}; default: all.')
-    chosen = parser.parse_args().names or list(BUGS)
-    missed = 0
-    print('| bug | in | seen | seconds |\n|---|---|---|---|')
-    with tempfile.TemporaryDirectory() as folder:
-        project = Path(folder) / 'project'
-        left_out = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
-        shutil.copytree(ROOT, project, ignore=left_out)
-        for name in chosen:
-            start = time.monotonic()
-            caught = seen(BUGS[name], project)
-            missed += not caught
-            took = time.monotonic() - start
-            says = 'yes' if caught else 'NO'
-            print(f'| {name} | {BUGS[name].file} | {says} | {took:.0f} |', flush=True)
-    print(f'\n{len(chosen) - missed} of {len(chosen)} seen')
-    return 1 if missed else 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

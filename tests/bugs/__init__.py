@@ -1,0 +1,8 @@
+"""Bugs made by hand, one line each, over all rooms (`python -m tests.bugs`)."""
+
+from tests.bugs.bug import Bug as Bug
+from tests.bugs.modules import MODULES
+from tests.bugs.pods import PODS
+from tests.bugs.runs import RUNS
+
+BUGS = MODULES | RUNS | PODS

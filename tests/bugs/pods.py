@@ -1,0 +1,173 @@
+"""Bugs made by hand in what many devices need: meshes, kernels, plans, buckets, launchers."""
+
+from tests.bugs.bug import Bug
+
+PODS = {
+    # Meshes.
+    'an axis cut over what is taken': Bug(
+        'modules/devices.py',
+        '        free -= set(over)\n',
+        '',
+        'tests/lm/test_mesh.py',
+    ),
+    'an axis cut unevenly': Bug(
+        'modules/devices.py',
+        'length % (n * size) == 0',
+        'length % size == 0',
+        'tests/lm/test_mesh.py',
+    ),
+    'slices crossed by runs': Bug(
+        'lm/mesh.py',
+        'across = [len(slices) if i == data',
+        'across = [len(slices) if i == 0',
+        'tests/lm/test_mesh.py -k slices',
+    ),
+    'every host reads the first rows': Bug(
+        'lm/mesh.py',
+        'return own[0] // len(own), len(by_part) // len(own)',
+        'return 0, len(by_part) // len(own)',
+        'tests/lm/test_mesh.py -k hosts',
+    ),
+    'few axes make a matrix small': Bug(
+        'lm/mesh.py',
+        'for axis in spec.axes) < 2:',
+        'for axis in spec.axes) < 3:',
+        'tests/lm/test_mesh.py',
+    ),
+    "heads cut where their keys' are not": Bug(
+        'modules/kernels/devices.py',
+        'whole |= set(axes) if found else set()',
+        'pass',
+        'tests/modules/test_devices.py',
+    ),
+    'runs not laid over devices first': Bug(
+        'lm/mesh.py',
+        "PartitionSpec('run', *sharding.spec)",
+        'PartitionSpec(None, *sharding.spec)',
+        'tests/lm/test_many.py',
+    ),
+    # Kernels.
+    'a class beyond the last': Bug(
+        'modules/kernels/cross_entropy/tpu.py',
+        'x = jnp.where(column < width, x, -jnp.inf)',
+        'x = jnp.where(column <= width, x, -jnp.inf)',
+        'tests/modules/test_cross_entropy_kernels.py',
+    ),
+    'a gradient of rows beyond the last': Bug(
+        'modules/kernels/rms_norm/tpu.py',
+        'jnp.where(row < rows, g * normal, 0.0)',
+        'g * normal',
+        'tests/modules/test_rms_norm_kernels.py',
+    ),
+    'a residual without its own gradient': Bug(
+        'modules/kernels/rms_norm/tpu.py',
+        "    if 'g_total' in refs:\n",
+        "    if 'scale' in refs and 'g_total' in refs and False:\n",
+        'tests/modules/test_rms_norm_kernels.py',
+    ),
+    'powers of two that end too early': Bug(
+        'modules/kernels/exponentials.py',
+        'jnp.clip(n, -127.0, 0.0)',
+        'jnp.clip(n, -63.0, 0.0)',
+        'tests/modules/test_exponentials.py tests/modules/test_softmax_kernels.py',
+    ),
+    'sums of devices without their largest': Bug(
+        'modules/kernels/exponentials.py',
+        'terms = (mantissa * form.power(exponent - most) for',
+        'terms = (mantissa for',
+        'tests/modules/test_exponentials.py',
+    ),
+    'queries dealt in order': Bug(
+        'modules/kernels/attention/splash.py',
+        'np.stack([pieces[:, 0], pieces[::-1, 1]], 1)',
+        'np.stack([pieces[:, 0], pieces[:, 1]], 1)',
+        'tests/modules/test_fused_attention.py tests/modules/test_attention_kernels.py',
+    ),
+    'a window that sees one token more': Bug(
+        'modules/kernels/attention/splash.py',
+        '(scores.window - 1, 0), 0)',
+        '(scores.window, 0), 0)',
+        'tests/modules/test_fused_attention.py tests/modules/test_attention_kernels.py',
+    ),
+    # Optimizers of matrices, whose shape counts.
+    'muon_scale=rms by fan_in alone': Bug(
+        'modules/optim/muon.py',
+        'ADAMW_RMS * math.sqrt(max(fan_in, fan_out))',
+        'ADAMW_RMS * math.sqrt(fan_in)',
+        'tests/modules/test_optim_muon.py',
+    ),
+    # Plans.
+    'a scatter is as long as a gather': Bug(
+        'tpu/wire.py',
+        'return size * (n - 1)\n',
+        'return size * (n - 1) / n\n',
+        'tests/tpu/test_wire.py',
+    ),
+    'a line is as fast as a ring': Bug(
+        'tpu/wire.py',
+        '(2 if ring else 1) / apart',
+        '2 / apart',
+        'tests/tpu/test_wire.py',
+    ),
+    'a permutation the long way around': Bug(
+        'tpu/wire.py',
+        'abs(way) > length / 2',
+        'abs(way) > length',
+        'tests/tpu/test_wire.py',
+    ),
+    'a product counted once': Bug(
+        'tpu/cost.py',
+        'return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)\n\n\ndef _conv',
+        'return 1.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)\n\n\ndef _conv',
+        'tests/tpu/test_hlo.py',
+    ),
+    'a slice read as the whole': Bug(
+        'tpu/cost.py',
+        'if user.opcode in SLICES and user.operands[0] == name:',
+        'if False:',
+        'tests/tpu/test_hlo.py',
+    ),
+    'what does not fit is first': Bug(
+        'tpu/search.py',
+        'return math.inf, trial.needed or math.inf',
+        'return 0.0, trial.needed or math.inf',
+        'tests/tpu/test_trials.py',
+    ),
+    'runs at once of one group': Bug(
+        'tpu/sweeps.py',
+        '            left -= used\n',
+        '',
+        'tests/tpu/test_trials.py',
+    ),
+    # Buckets and launchers.
+    'one folder for all endpoints': Bug(
+        'lm/buckets.py',
+        "f'{_endpoint(scheme)} {scheme}://",
+        "f'{scheme}://",
+        'tests/lm/test_buckets.py',
+    ),
+    'a condition of a write that holds always': Bug(
+        'lm/buckets.py',
+        'name, content, mode=how)',
+        'name, content)',
+        'tests/lm/test_buckets.py',
+    ),
+    'the end of a large object': Bug(
+        'lm/buckets.py',
+        'part = start, min(start + RANGE_BYTES, stored.size)',
+        'part = start, min(start + RANGE_BYTES - 1, stored.size)',
+        'tests/lm/test_buckets.py',
+    ),
+    'a job that SLURM killed has failed': Bug(
+        'tpu/launchers/slurm.py',
+        'return SIGNALLED + int(number) if int(number or 0) else RESUME',
+        'return SIGNALLED + int(number or 0)',
+        'tests/tpu/test_launch_slurm.py',
+    ),
+    'a stopped job queues itself again': Bug(
+        'tpu/launchers/slurm.py',
+        '        base.answer(hold(self.number))\n        if',
+        '        if',
+        'tests/tpu/test_launch_slurm.py',
+    ),
+}
