@@ -172,8 +172,16 @@ def shared_by(item) -> str | None:
     return item.module.__name__ if {'module', 'class'} & set(scopes.values()) else None
 
 
-def pytest_collection_finish():
-    """Collecting garbage is spared what stays: modules, tests, parameters."""
+def pytest_collection_finish(session):
+    """Collecting garbage is spared what stays: modules, tests, parameters. UsageError where a
+    version of pytest-xdist groups nothing, which it does in silence: a fixture would be made twice.
+    """
+    grouped = [item for item in session.items if item.get_closest_marker('xdist_group')]
+    is_worker = getattr(session.config.option, 'loadgroup', False)
+    if is_worker and not all('@' in item.nodeid for item in grouped):
+        raise pytest.UsageError(
+            'pytest-xdist does not group tests under this version of pytest; run `uv sync`.'
+        )
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -68,6 +68,7 @@ def command(project: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_the_parts_are_listed_with_their_options(project):
     assert 'length' in command(project, '--choices=model.norm').split('scalenorm')[1]
     listed = command(project, '--choices=optim.name').split('signum')[1]

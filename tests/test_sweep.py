@@ -5,6 +5,7 @@ that was not.
 """
 
 import contextlib
+import functools
 import json
 import signal
 import subprocess
@@ -67,11 +68,15 @@ def alone(corpus, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def swept(corpus, tmp_path_factory):
-    """{how: workdir} of CELLS, undisturbed. Not to be written to."""
-    folder = tmp_path_factory.mktemp('swept')
-    for how in MODES:
-        assert train_sweep(base(corpus, kernels_run_axis=how), CELLS, folder / how) == DONE
-    return {how: folder / how for how in MODES}
+    """swept(how): the workdir of CELLS, undisturbed. Not to be written to."""
+
+    @functools.cache
+    def workdir(how):
+        folder = tmp_path_factory.mktemp('swept')
+        assert train_sweep(base(corpus, kernels_run_axis=how), CELLS, folder) == DONE
+        return folder
+
+    return workdir
 
 
 def contents(workdir: Path) -> dict[Path, bytes]:
@@ -81,32 +86,35 @@ def contents(workdir: Path) -> dict[Path, bytes]:
 
 class TestACell:
     def test_records_exactly_what_the_run_alone_does_in_a_loop(self, swept, alone):
-        assert curves(swept['loop']) == alone
+        assert curves(swept('loop')) == alone
 
+    @pytest.mark.full
     def test_records_what_the_run_alone_does_under_vmap(self, swept, alone):
-        found = curves(swept['vmap'])
+        found = curves(swept('vmap'))
         assert found.keys() == alone.keys()
         for changes, rows in alone.items():
             assert_close(found[changes], rows)
 
+    @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('how', MODES)
     def test_loads_and_evaluates_to_what_was_recorded(self, how, swept):
         """Each checkpoint holds the weights of its own run."""
-        for folder in cell_folders(swept[how]).values():
+        for folder in cell_folders(swept(how)).values():
             recorded = json.loads((folder / 'summary.json').read_text())
             found = perplexity(load(folder))['validation_ce']
             assert found == pytest.approx(recorded['validation_ce'], rel=1e-6)
 
+    @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('how', MODES)
     def test_runs_to_its_own_last_step(self, how, swept):
-        assert [(one['status'], one['step'], one['ce'] > 0) for one in table(swept[how])] == [
+        assert [(one['status'], one['step'], one['ce'] > 0) for one in table(swept(how))] == [
             ('done', steps, True) for steps in (8, 12, 8, 8)
         ]
 
 
 class TestTheSameCommandAgain:
     def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
-        workdir = copied(swept['loop'], tmp_path / 'again')
+        workdir = copied(swept('loop'), tmp_path / 'again')
         before, results = contents(workdir), table(workdir)
         monkeypatch.setattr(Program, '__init__', None)  # cannot be made
         (workdir / TABLE).unlink()
@@ -114,10 +122,11 @@ class TestTheSameCommandAgain:
         assert contents(workdir) == before and table(workdir) == results
         assert (workdir / TABLE).exists()
 
+    @pytest.mark.full
     def test_with_other_axes_trains_the_new_cells_and_keeps_the_old(
         self, swept, alone, corpus, tmp_path, monkeypatch
     ):
-        workdir = copied(swept['loop'], tmp_path / 'extended')
+        workdir = copied(swept('loop'), tmp_path / 'extended')
         before, trained = contents(workdir), []
         before_step(monkeypatch, lambda wave: trained.append([s.config for s in wave.slots]))
         new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
@@ -141,8 +150,8 @@ class TestTheSameCommandAgain:
         assert statuses(tmp_path) == ['failed', 'failed', 'done', 'done']
         assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
         assert capsys.readouterr().out.count('resuming after step 4') == 2
-        assert table(tmp_path) == table(swept['loop'])
-        assert curves(tmp_path) == curves(swept['loop'])
+        assert table(tmp_path) == table(swept('loop'))
+        assert curves(tmp_path) == curves(swept('loop'))
 
 
 def fail_at(step: int):
@@ -164,25 +173,26 @@ class TestAFailure:
         found = table(tmp_path)
         assert [one['status'] for one in found] == ['failed', 'failed', 'done', 'done']
         assert all('Set data.epochs=' in one['reason'] for one in found[:2])
-        assert [one['ce'] for one in found[2:]] == [one['ce'] for one in table(swept['loop'])[2:]]
+        assert [one['ce'] for one in found[2:]] == [one['ce'] for one in table(swept('loop'))[2:]]
         output = capsys.readouterr().out
         assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
 
     @pytest.mark.full
     def test_to_open_a_cell_leaves_the_others_of_its_group(self, swept, corpus, tmp_path, capsys):
         """A file is where the folder of a cell has to be."""
-        name = cell_folders(swept['loop'])[json.dumps(CELLS[0])].name
+        name = cell_folders(swept('loop'))[json.dumps(CELLS[0])].name
         (tmp_path / name).write_text('in the way')
         assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
         assert f'workdir {tmp_path / name} cannot be written' in capsys.readouterr().out
         assert statuses(tmp_path)[1:] == ['done', 'done', 'done']
         assert (tmp_path / name).read_text() == 'in the way'
 
+    @pytest.mark.full
     def test_a_cell_that_another_process_trains_is_left_to_it(
         self, swept, corpus, tmp_path, capsys, monkeypatch
     ):
         monkeypatch.setattr('lm.sweep.group.PATIENCE_SEC', 0.0)
-        workdir, cell = copied(swept['loop'], tmp_path / 'shared'), CELLS[0]
+        workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()
         before = contents(workdir)
@@ -191,12 +201,12 @@ class TestAFailure:
         assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
         assert contents(workdir) == before
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        assert table(workdir) == table(swept['loop'])
+        assert table(workdir) == table(swept('loop'))
 
     def test_a_cell_that_another_process_ends_meanwhile_is_not_trained_again(
         self, swept, corpus, tmp_path, monkeypatch
     ):
-        workdir, cell = copied(swept['loop'], tmp_path / 'shared'), CELLS[0]
+        workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
         summary = cell_folders(workdir)[json.dumps(cell)] / 'summary.json'
         text = summary.read_text()
         summary.unlink()
@@ -207,7 +217,7 @@ class TestAFailure:
         monkeypatch.setattr('lm.sweep.group.Program', lambda *setting: programs.append(setting))
         threading.Timer(1.0, held.close).start()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE and not programs
-        assert table(workdir) == table(swept['loop'])
+        assert table(workdir) == table(swept('loop'))
 
 
 class TestRefused:
@@ -219,16 +229,16 @@ class TestRefused:
 
     def test_workdir_of_a_sweep_for_a_single_run(self, swept, corpus):
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
-            train.train(changed(base(corpus), {}), swept['loop'])
+            train.train(changed(base(corpus), {}), swept('loop'))
 
     def test_another_base_config_with_the_fields_that_differ(self, swept, corpus):
         other = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
-        before = contents(swept['loop'])
+        before = contents(swept('loop'))
         with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
-            train_sweep(other, {'optim.lr': (0.1, 0.2)}, swept['loop'])
+            train_sweep(other, {'optim.lr': (0.1, 0.2)}, swept('loop'))
         assert 'data.batch_size: 8 -> 16' in str(error.value)
         assert 'model.' not in str(error.value) and '--continue_changed' in str(error.value)
-        assert contents(swept['loop']) == before
+        assert contents(swept('loop')) == before
 
     def test_unknown_engine_with_the_nearest(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r"--engine must be one of .*Did you mean 'local'"):
@@ -258,6 +268,7 @@ class TestRefused:
         assert flags.FLAGS['runs_at_once'].value == 0
 
 
+@pytest.mark.full
 def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
     swept, corpus, tmp_path, monkeypatch, capsys
 ):
@@ -272,8 +283,8 @@ def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
     assert statuses(tmp_path) == ['stopped', 'stopped', 'waiting', 'waiting']
     assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
     assert capsys.readouterr().out.count('resuming after step 7') == 2
-    assert table(tmp_path) == table(swept['loop'])
-    assert curves(tmp_path) == curves(swept['loop'])
+    assert table(tmp_path) == table(swept('loop'))
+    assert curves(tmp_path) == curves(swept('loop'))
 
 
 def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):

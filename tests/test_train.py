@@ -107,6 +107,7 @@ class TestDivergence:
         events = json.loads((tmp_path / 'summary.json').read_text())['events']
         assert [event['kind'] for event in events] == ['rollback']
 
+    @pytest.mark.full
     def test_rollback_gives_up_in_the_end(self, corpus, tmp_path, monkeypatch, capsys):
         before_step(monkeypatch, poison_at(6, times=100))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DIVERGED
@@ -143,6 +144,7 @@ def test_more_steps_than_epochs_allow(corpus, tmp_path):
         train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)
 
 
+@pytest.mark.full
 def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
     assert (
         train(tiny(corpus, train_steps=70, train_checkpoint_every=0, train_eval_every=0), tmp_path)

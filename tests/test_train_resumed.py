@@ -93,6 +93,7 @@ def test_damaged_last_checkpoint_falls_back_and_says_so(victim, whole, corpus, t
     assert timeless(tmp_path) == timeless(whole)
 
 
+@pytest.mark.full
 def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, capsys):
     stop_after(4, tiny(corpus), tmp_path)
     (tmp_path / 'checkpoints' / '6.orbax-checkpoint-tmp').mkdir()
@@ -129,6 +130,7 @@ def test_other_config_goes_on_with_the_flag(corpus, tmp_path):
     assert timeless(tmp_path)[-2]['lr'] == 0.0
 
 
+@pytest.mark.full
 def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     other = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')

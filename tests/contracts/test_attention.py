@@ -46,7 +46,7 @@ def learner_of(row: str, scanned: bool = True):
     return tiny_learner(checked_config(BASE | ROWS[row] | {'model.scan_layers': scanned}))
 
 
-@pytest.mark.default_rows('softmax')
+@pytest.mark.full
 @pytest.mark.parametrize('row', ROWS)
 def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(row):
     learner = learner_of(row)
@@ -65,7 +65,7 @@ def one_device():
     return make_mesh(checked_config({'mesh.data': 1}).mesh, jax.devices()[:1])
 
 
-@pytest.mark.default_rows('sigma')
+@pytest.mark.full
 @pytest.mark.parametrize('row', ROWS)
 def test_a_state_written_half_way_goes_on_to_the_bit(row, tmp_path):
     """What layers and reparametrisations carry included: catches vectors that are drawn anew."""

@@ -103,6 +103,7 @@ TWO_OPTIMIZERS = {
     'optim.name': 'lion',
     'optim.others_lr': 0.005,
     'optim.ghost_radius': 0.2,
+    'kernels.implementation': 'reference',  # has the forward mode that the radius asks for
     'optim.match_rms': 0.2,
     'optim.update_clip': 1.0,
     'optim.embedding_gradient_shrink': 0.1,

@@ -5,6 +5,7 @@ That a vmapped run is the run alone, to rounding, is a row of every choice (test
 
 import jax
 import numpy as np
+import pytest
 
 from lm.many import over_mesh
 from lm.mesh import make_mesh
@@ -13,6 +14,7 @@ from tests.contracts.test_choices import BASE, STEPS, batch, four_runs
 from tests.helpers import checked_config, initial_state, stack, tiny_learner, train_step
 
 
+@pytest.mark.full
 def test_loop_is_the_run_alone_to_the_bit():
     """Losses and states, of a run as configured, of other numbers, of a seed and of an order."""
     config = checked_config(BASE)

@@ -97,6 +97,7 @@ def test_constants_are_found_again(law):
 
 
 # B, C and beta of multi_power are not told apart with noise: their intervals span decades.
+@pytest.mark.default_rows('chinchilla')
 @pytest.mark.parametrize('law', [name for name in LAWS if name != 'multi_power'])
 def test_constants_are_within_their_intervals(law):
     """Reference: with noise of 0.2%, of 95% each, and of one run all miss together. Catches
@@ -362,6 +363,7 @@ def test_bad_input_ends_with_a_line(tmp_path):
     assert 'holds no run and no sweep' in done.stderr
 
 
+@pytest.mark.full
 def test_the_program(tmp_path):
     table = table_of_sizes(tmp_path / 't.csv')
     command = [sys.executable, '-m', 'eval.fit', f'--table={table}', '--law=kaplan', '--starts=2']

@@ -65,6 +65,7 @@ def test_ngram_suite_on_the_same_split(workdir):
     assert 0 < measured['ngram5_bits_per_byte'] < 2  # eight words, each of one following letter
 
 
+@pytest.mark.full
 def test_generate_goes_on_as_the_text_does(workdir):
     """Beyond one window of 16 tokens too."""
     (text,) = generate(load(workdir), ['3: abcdefgh abc'], tokens=40, temperature=0)
@@ -81,6 +82,7 @@ def test_prompts_of_different_length_are_gone_on_as_alone(workdir):
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.full
 def test_generate_is_repeatable_by_seed(workdir):
     checkpoint = load(workdir)
     texts = [generate(checkpoint, ['1'], 20, temperature=2.0, seed=s)[0] for s in (0, 0, 1)]
@@ -104,6 +106,7 @@ def test_no_checkpoint_says_what_to_give(place, workdir, tmp_path):
         load(root / place)
 
 
+@pytest.mark.full
 def test_changed_data_is_refused(corpus, tmp_path):
     folder = tmp_path / 'text'
     folder.mkdir()

@@ -174,6 +174,7 @@ def launch(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen:
     return process
 
 
+@pytest.mark.default_rows('0-2')
 @pytest.mark.trials(short=1, long=20)
 @pytest.mark.parametrize('sent', [signal.SIGKILL, signal.SIGINT])
 def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tmp_path):

@@ -34,6 +34,7 @@ def test_a_full_disk_ends_a_run_with_what_it_has_saved(corpus, tmp_path):
     assert code == DONE and 'resuming after step' in output and 'lacks' not in output, output
 
 
+@pytest.mark.full
 @pytest.mark.trials(short=1, long=10)
 def test_ctrl_c_before_training_is_one_line_and_the_same_command_goes_on(trial, corpus, tmp_path):
     process = start_run(

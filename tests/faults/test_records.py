@@ -53,6 +53,7 @@ def intact_lines(path, before):
     return [line for line in lines if line in before]
 
 
+@pytest.mark.default_rows('0-cut')
 @pytest.mark.parametrize('damage', [flip, cut, delete], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=1, long=20)
 def test_no_intact_row_is_lost_and_a_gap_is_said(
@@ -72,6 +73,7 @@ def test_no_intact_row_is_lost_and_a_gap_is_said(
     assert timeless(workdir)[-1] == whole[-1]
 
 
+@pytest.mark.default_rows('0-cut-summary.json')
 @pytest.mark.parametrize('name', ['config.json', 'summary.json'])
 @pytest.mark.parametrize('damage', [flip, cut], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=1, long=10)

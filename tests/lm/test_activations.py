@@ -65,6 +65,7 @@ def test_every_block_is_there_scanned_or_not(case):
     assert logits.shape == (B, T, VOCAB)
 
 
+@pytest.mark.default_rows('mix')
 @pytest.mark.parametrize('case', CASES)
 def test_the_last_activations_make_the_logits_of_the_model(case):
     learner, weights, logits, activations = seen(case)
@@ -106,7 +107,7 @@ def test_groups_and_names_hold_the_same(case):
     assert counts == [group.count for group in groups_of_blocks(config)]
 
 
-@pytest.mark.default_rows('pre', 'hybrid_star')
+@pytest.mark.default_rows('hybrid_star')
 @pytest.mark.parametrize('case', CASES)
 def test_gradients_are_of_all_weights_and_all_activations(case):
     """Catches blocks that a scan leaves out, and one shift for all of them."""

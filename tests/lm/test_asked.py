@@ -120,6 +120,7 @@ def test_cut_over_devices_it_is_the_step_on_one(name):
     assert_trees_close(found.params, state.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_descent_is_divided_by_the_probability_of_errors():
     """The mean over target tokens of 1 - p, which is recorded of such runs alone."""
     config = tiny_config(REFERENCE | PLAIN)

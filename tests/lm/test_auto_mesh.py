@@ -115,7 +115,7 @@ def test_torus_of_devices():
     assert torus_of(tpus) == [4, 2] and torus_of(tpus[::2]) == [4] and torus_of(jax.devices()) == []
 
 
-@pytest.mark.default_rows('changes0')
+@pytest.mark.full
 @pytest.mark.parametrize('changes', [{}, {'model.remat': 'full'}, {'train.microbatches': 2}])
 def test_bytes_are_those_that_the_compiler_reports(changes):
     """Of a wide batch, whose activations are most of what a step takes; XLA keeps less than layers

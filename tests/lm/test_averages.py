@@ -115,7 +115,7 @@ def test_a_sweep_over_its_numbers_is_each_run_alone(tree, free, swept, tmp_path)
     assert losses(free, 'validation_ce') != losses(alone, 'validation_ce')
 
 
-@pytest.mark.default_rows('schedule_free')
+@pytest.mark.full
 @pytest.mark.parametrize('name', AVERAGED)
 def test_resumed_is_uninterrupted(tree, runs, name, tmp_path):
     """To the bit, where gradients are taken and where it is evaluated."""
@@ -127,6 +127,7 @@ def test_resumed_is_uninterrupted(tree, runs, name, tmp_path):
     assert_same(load(cut).weights, load(runs[name]).weights)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['none', 'ema'])
 def test_a_run_with_another_average_does_not_go_on(tree, free, name):
     other = {'optim.average': name, 'optim.b1': 0.0}
@@ -143,6 +144,7 @@ def test_a_run_starts_from_the_average_of_another(tree, free):
     assert int(state.average['updates']) == 0
 
 
+@pytest.mark.full
 def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
     source = load(free)
     write(
@@ -197,6 +199,7 @@ def test_a_step_averages_the_weights_that_it_makes():
     helpers.assert_trees_close(found, wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.full
 def test_a_projection_holds_for_the_average():
     """Norms of matrices are those of the start, and the average is not the weights."""
     learner, hyper, start, state = two_steps(

@@ -11,17 +11,18 @@ import pytest
 from lm.cached import extend, init_cache
 from tests.helpers import checked_config, initial_state, tiny_batch, tiny_learner
 
-ROWS = [
-    {'model.position': 'learned', 'model.n_kv_heads': 1},
-    {'attention.window': 3, 'attention.full_every': 2, 'model.scan_layers': False},
-    {'model.placement': 'mix', 'model.mix_fraction': 0.5, 'model.norm': 'batchnorm'},
-    {'model.placement': 'resi_dual', 'model.mlp': 'moe', 'attention.affine_scaled': True},
-    {'model.attention': 'linear', 'model.n_kv_heads': 1},
-    {'model.attention': 'nala', 'model.position': 'none', 'model.reparam': 'sigma'},
-]
+ROWS = {
+    'learned': {'model.position': 'learned', 'model.n_kv_heads': 1},
+    'window': {'attention.window': 3, 'attention.full_every': 2, 'model.scan_layers': False},
+    'mix': {'model.placement': 'mix', 'model.mix_fraction': 0.5, 'model.norm': 'batchnorm'},
+    'moe': {'model.placement': 'resi_dual', 'model.mlp': 'moe', 'attention.affine_scaled': True},
+    'linear': {'model.attention': 'linear', 'model.n_kv_heads': 1},
+    'nala': {'model.attention': 'nala', 'model.position': 'none', 'model.reparam': 'sigma'},
+}
 
 
-@pytest.mark.parametrize('changes', ROWS, ids=str)
+@pytest.mark.default_rows('window', 'linear')
+@pytest.mark.parametrize('changes', ROWS.values(), ids=ROWS)
 def test_rows_read_in_parts(changes):
     """Five tokens and three, then three and one, of rows of eight and four."""
     learner = tiny_learner(checked_config(changes))

@@ -23,7 +23,7 @@ from tests.helpers import (
 TIED = {'model.tie_embeddings': True, 'model.logit_softcap': 5.0, 'train.microbatches': 2}
 
 
-@pytest.mark.default_rows('tied')
+@pytest.mark.full
 @pytest.mark.parametrize('changes', [{}, TIED], ids=['usual', 'tied'])
 def test_a_step_in_chunks_is_the_step(changes):
     """State and metrics, where 3 or 6 tokens of each row do not divide it. Catches a gradient

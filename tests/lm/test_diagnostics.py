@@ -106,7 +106,7 @@ def rms(*arrays):
     return np.sqrt(np.mean(flat**2))
 
 
-@pytest.mark.default_rows('shared')
+@pytest.mark.full
 @pytest.mark.parametrize('reparam', ['weight_norm', 'shared', 'normalize_and_project'])
 def test_updates_are_those_of_the_step(reparam):
     """By role and layer, from the parameters before and after a training step: catches a direction
@@ -137,6 +137,7 @@ def test_updates_are_those_of_the_step(reparam):
         assert seen[f'update_rms_{name}'] == pytest.approx(update, rel=1e-3)
 
 
+@pytest.mark.full
 def test_gradients_by_role_make_the_gradient_norm():
     """Catches a gradient of the weights used, one after clipping, and a role that is left out."""
     config = tiny_config({'model.n_layers': 3, 'model.reparam': 'weight_norm'})
@@ -154,6 +155,7 @@ def test_gradients_by_role_make_the_gradient_norm():
     assert np.sqrt(total) == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.full
 def test_readout_over_the_tokens_of_the_loss():
     """Against all logits at once: catches padding and beginnings of documents that count."""
     config = tiny_config({'model.n_layers': 3, 'model.logit_softcap': 3.0})
@@ -172,6 +174,7 @@ def test_readout_over_the_tokens_of_the_loss():
         assert seen[name] == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.default_rows('weight_norm')
 @pytest.mark.parametrize('reparam', ['none', 'weight_norm'])
 def test_singular_values_are_of_the_weights_used(reparam):
     config = tiny_config({'model.n_layers': 3, 'model.reparam': reparam})
@@ -249,6 +252,7 @@ def test_outputs_of_sublayers_and_the_stream_without_padding():
             assert seen[f'{name}_largest'][layer] == pytest.approx(np.abs(kept).max(), rel=1e-4)
 
 
+@pytest.mark.default_rows('True')
 @pytest.mark.parametrize('scan', [True, False])
 def test_nothing_of_it_is_in_the_training_step(scan, monkeypatch):
     """Off means absent from the text of the lowered step, which is the same where the functions
@@ -286,7 +290,7 @@ def test_norm_by_layer_is_over_all_but_the_first_axis():
     np.testing.assert_allclose(norm_by_layer(tree), [2.0, np.sqrt(8 + 2 + 25)])
 
 
-@pytest.mark.default_rows('resi_dual')
+@pytest.mark.full
 @pytest.mark.parametrize('placement', ['mix', 'hybrid_star', 'resi_dual', 'wide'])
 def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
     """One number a block, the first block's first: catches groups in the order of their names."""

@@ -96,6 +96,7 @@ def test_forward_is_the_decoder_in_numpy():
         np.testing.assert_allclose(ours[row], wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.default_rows('changes0')
 @pytest.mark.parametrize(
     'changes', [{'model.scan_layers': False}, {'model.remat': 'dots'}, {'model.remat': 'full'}]
 )
@@ -225,6 +226,7 @@ def test_every_parameter_is_described(changes):
         assert bool(spec.fan_in) == (spec.role in ('hidden', 'readout')), path
 
 
+@pytest.mark.default_rows("{'model.tie_embeddings': True}")
 @pytest.mark.parametrize(
     'changes',
     [

@@ -170,6 +170,7 @@ def test_embedding_and_final_norm_are_options():
     )
 
 
+@pytest.mark.full
 def test_dyt_multiplies_the_embeddings_by_a_learned_number():
     """sqrt(D) at the start, unless the config says otherwise."""
     params = params_of({'model.norm': 'dyt'})
@@ -203,6 +204,7 @@ def test_crmsnorm_streams_one_coordinate_less():
     assert shapes['readout'] == (15, VOCAB)
 
 
+@pytest.mark.full
 def test_biases_are_added():
     """One behind each matrix that `bias` and `readout_bias` stand for, none elsewhere."""
     changes = {'model.bias': True, 'model.readout_bias': True, 'model.activation': 'swiglu'}

@@ -119,7 +119,7 @@ def in_turn(name):
     return stats, sum(losses)
 
 
-@pytest.mark.default_rows('unified')
+@pytest.mark.full
 @pytest.mark.parametrize('name', STATEFUL)
 def test_each_microbatch_is_one_update_in_order(name):
     """Catches statistics of a device's own rows, of the last microbatch alone, or of all at once;
@@ -136,7 +136,7 @@ REMAT = [
 ]
 
 
-@pytest.mark.default_rows('batchnorm-full')
+@pytest.mark.full
 @pytest.mark.parametrize(('name', 'remat'), REMAT)
 def test_computing_again_is_no_update(name, remat):
     """The same loss, parameters and statistics. Catches an update in the backward pass."""
@@ -145,7 +145,7 @@ def test_computing_again_is_no_update(name, remat):
     assert_trees_close(jax.device_get(found), after_two_steps(name), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.default_rows('batchnorm', 'batch_channel', 'evonorm_b0', 'unified')
+@pytest.mark.default_rows('batchnorm')
 @pytest.mark.parametrize('name', STATEFUL)
 def test_padding_is_not_measured(name):
     """Other tokens where there is padding: the same loss and statistics, to the bit.

@@ -55,6 +55,7 @@ def prefixed_batch():
     return batch
 
 
+@pytest.mark.default_rows('blocked')
 @pytest.mark.parametrize('kernel', ['reference', 'blocked'])
 def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
     """By the gradient of each position with respect to each embedding, through two layers, with

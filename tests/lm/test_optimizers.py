@@ -63,7 +63,7 @@ def test_others_have_a_learning_rate_of_their_own():
         np.testing.assert_allclose(change - added[path], wanted, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.default_rows('adamp')
+@pytest.mark.full
 @pytest.mark.parametrize('others', ['adamp', 'lion'])
 def test_an_optimizer_may_spare_a_matrix_some_of_its_decay(others):
     """AdamP projects all of them at this delta, and vectors never. Catches a share that is lost,

@@ -128,6 +128,7 @@ def test_a_skipped_step_keeps_the_vectors():
     assert_same_bits(after.params, start.params)
 
 
+@pytest.mark.full
 def test_a_checkpoint_half_way_changes_no_bit(tmp_path):
     """Vectors and norms are read back as they were. Catches a start anew from the weights."""
     config = checked_config(CHAIN)

@@ -69,7 +69,7 @@ def test_init_scale_multiplies_matrices_alone():
         assert np.array_equal(other[path], value) == is_vector
 
 
-@pytest.mark.default_rows('none', 'shared', 'weight_norm', 'sigma')
+@pytest.mark.default_rows('none', 'shared')
 @pytest.mark.parametrize('reparam', REPARAMS)
 def test_description_covers_the_stored_parameters(reparam):
     """Every consumer's record is parallel to the parameters; the stds are of the weights used."""
@@ -86,6 +86,7 @@ def test_description_covers_the_stored_parameters(reparam):
     assert named_leaves(described.init_stds).keys() == drawn
 
 
+@pytest.mark.default_rows('sigma')
 @pytest.mark.parametrize('reparam', [name for name in HOLDING if name != 'shared'])
 def test_reparam_starts_from_the_same_weights(reparam):
     """The same seed gives the same model, whatever is stored."""

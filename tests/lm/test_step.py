@@ -148,6 +148,7 @@ def test_padding_does_not_matter():
     assert_same_bits(run(batch), run(other))
 
 
+@pytest.mark.default_rows('0-decoupled-0.025', '2-independent-0.25')
 @pytest.mark.parametrize(('rule', 'share'), [('decoupled', 0.1 * 0.25), ('independent', 0.25)])
 @pytest.mark.parametrize('warmup', [0, 2])
 def test_weight_decay_of_a_step_without_gradient(rule, share, warmup):
@@ -200,6 +201,7 @@ def on_eight_devices():
     return mesh, state, step, batch, shardings
 
 
+@pytest.mark.full
 def test_eight_devices_equal_one():
     """Two steps, the batch cut over them; the state is donated, and laid out as it came."""
     mesh, state, step, batch, shardings = on_eight_devices()

@@ -49,6 +49,7 @@ def test_unrolled_and_computed_again_it_is_the_same_step():
     assert_trees_close(changed, after_two_steps(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_each_product_layer_microbatch_and_step_draws_others():
     """Four inputs in two layers, three steps of two microbatches: no key comes twice."""
     config, keys = checked_config(SOME), []
@@ -61,6 +62,7 @@ def test_each_product_layer_microbatch_and_step_draws_others():
     assert len({tuple(key) for layers in keys for key in layers.tolist()}) == 3 * 4 * 2
 
 
+@pytest.mark.full
 def test_a_resumed_run_goes_on_bitwise(tmp_path):
     """From a checkpoint of the first step. Catches keys that are no part of the state."""
     config = checked_config(SOME)

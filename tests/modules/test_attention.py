@@ -294,19 +294,25 @@ def test_a_norm_over_the_model_sees_all_heads_together():
 
 
 CACHED = [
-    *(({'name': name}) for name in ATTENTIONS),
+    *({'name': name} for name in ATTENTIONS),
+    {'affine_scaled': True, 'window': 2, 'full_every': 2, 'block': 2},
+]
+CACHED_TOO = [
     {'position': 'none', 'n_kv_heads': 2},
     {'softcap': 0.5, 'logit_scale': 'learned', 'sinks': 'learned', 'gate': 'elementwise'},
     {'affine_scaled': True, 'window': 3, 'n_kv_heads': 2},
-    {'affine_scaled': True, 'window': 2, 'full_every': 2, 'block': 2},
     {'window': 2, 'full_every': 2, 'block': 1, 'sinks': 'off_by_one', 'gate': 'headwise'},
     {'qk_norm': 'rmsnorm', 'qk_norm_over': 'model', 'norm_values': True},
-    *(({'position': name}) for name, row in POSITIONS.items() if row.slopes),
+    *({'position': name} for name, row in POSITIONS.items() if row.slopes),
 ]
 PARTS = ((2, 2), (3, 1), (1, 1))  # columns read, and of the second row those that are no padding
 
 
-@pytest.mark.parametrize('options', CACHED, ids=str)
+@pytest.mark.parametrize(
+    'options',
+    [*CACHED, *(pytest.param(one, marks=pytest.mark.full) for one in CACHED_TOO)],
+    ids=str,
+)
 def test_a_row_read_in_parts_is_the_row_read_whole(options):
     """Equivalence: many tokens, then fewer in one row than in the other, then one. Catches a key
     that padding has overwritten, a position that begins again, a state that padding adds to.

@@ -182,11 +182,11 @@ def test_scores_are_their_equations(name, fields):
 @pytest.mark.parametrize(
     ('length', 'fields'),
     [
-        (15, {}),
-        (15, {'window': 2}),
+        pytest.param(15, {}, marks=pytest.mark.full),
+        pytest.param(15, {'window': 2}, marks=pytest.mark.full),
         (15, {'prefix': True}),
         (15, FIELDS[-1]),
-        (7, FIELDS[-1]),
+        pytest.param(7, FIELDS[-1], marks=pytest.mark.full),
     ],
     ids=str,
 )

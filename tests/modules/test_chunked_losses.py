@@ -41,7 +41,9 @@ def sums_and_grads(loss, x, readout, labels, weights, of='objective', **numbers)
     return found, grads
 
 
-@pytest.mark.parametrize('chunk', [1, 3, 6, 7, 12, 30, 1000])
+@pytest.mark.parametrize(
+    'chunk', [7, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 3, 6, 12, 30, 1000))]
+)
 @pytest.mark.parametrize('name', sorted(LOSSES))
 def test_chunks_equal_all_at_once(name, chunk):
     """float64: every term and the gradients, whatever the chunk does not divide, with all options

@@ -112,6 +112,9 @@ def program(tied, **sizes):
     return compiled(mesh_of(sizes), value_and_gradients(loss, tied), wanted(tied)[0], tied)
 
 
+@pytest.mark.default_rows(
+    '2data-2fsdp-2tensor-own', '4data-2tensor-tied', '2data-2fsdp-2context-own', '2data-4expert-own'
+)
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', MESHES, ids=id_of)
 def test_on_a_mesh_it_is_the_loss_on_one_device(sizes, tied):
@@ -123,7 +126,17 @@ def test_on_a_mesh_it_is_the_loss_on_one_device(sizes, tied):
 
 
 @pytest.mark.parametrize('name', sorted(LOSSES))
-@pytest.mark.parametrize('sizes', [BOTH, VOCABULARY, {'data': 2, 'fsdp': 4}], ids=id_of)
+@pytest.mark.parametrize(
+    'sizes',
+    [
+        BOTH,
+        *(
+            pytest.param(one, marks=pytest.mark.full)
+            for one in (VOCABULARY, {'data': 2, 'fsdp': 4})
+        ),
+    ],
+    ids=id_of,
+)
 def test_every_loss_on_a_mesh(sizes, name):
     """float64. With `context`, a loss of whole rows is left to XLA."""
     softcap = 0.0 if hasattr(LOSSES[name], 'linear_readout') else 3.0
@@ -185,6 +198,7 @@ def test_every_term_has_its_gradient(sizes):
     assert_close(found, right, 2e-6)
 
 
+@pytest.mark.default_rows('2data-2fsdp-2tensor')
 @pytest.mark.parametrize('sizes', [SHARDED, VOCABULARY], ids=id_of)
 def test_the_kernel_of_cross_entropy_on_a_mesh(sizes, monkeypatch):
     """Inside of a device's own loop, with the error probability beside it. Catches a kernel that
@@ -229,6 +243,7 @@ def one_after_the_other(mesh, compute):
     )
 
 
+@pytest.mark.default_rows('2fsdp-2tensor-vmap')
 @pytest.mark.parametrize('how', ['vmap', 'loop', 'vmap of kernels'])
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 2}, {'fsdp': 2, 'tensor': 2}], ids=id_of)
 def test_runs_of_a_sweep(sizes, how, monkeypatch):

@@ -82,6 +82,12 @@ def jitted(function, *static):
     return jax.jit(functools.partial(function, *static))
 
 
+@pytest.mark.default_rows(
+    '20-42-bfloat16-two_pass-plain',
+    '70-1000-bfloat16-online-kernel',
+    '300-42-float32-row-kernel',
+    '6-4097-float32-two_pass-kernel',
+)
 @pytest.mark.parametrize(
     ('rows', 'width', 'dtype', 'form', 'gradient'),
     [
@@ -136,6 +142,7 @@ def test_the_reference_is_float64_too():
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.default_rows('online')
 @pytest.mark.parametrize('form', FORMS)
 def test_in_place(form, monkeypatch):
     """The gradient in the logits' memory, which the interpreter shares where blocks divide them.
@@ -169,6 +176,7 @@ def scanned(run):
     return over
 
 
+@pytest.mark.default_rows('nested')
 @pytest.mark.parametrize('way', ['once', 'nested', 'scanned'])
 def test_the_loss_is_that_of_the_house(way):
     """Values and gradient with both weights traced. Catches a weight that is another's, runs that
@@ -214,6 +222,7 @@ def test_a_checkpoint_computes_the_statistics_again():
     assert text.count('kernel_name = "cross_entropy_backward"') == 1
 
 
+@pytest.mark.default_rows('4-online-kernel-False')
 @pytest.mark.parametrize(
     ('devices', 'form', 'gradient', 'checked'),
     [(4, 'online', 'kernel', False), (8, 'two_pass', 'plain', False), (4, 'row', 'kernel', True)],

@@ -121,6 +121,7 @@ def test_a_layer_may_leave_its_window_out(name):
     assert np.abs(full - narrow).max() > 0.1
 
 
+@pytest.mark.default_rows('3')
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('batch', [4, 3])
 def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
@@ -138,6 +139,7 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
     assert f'tensor<{rows_each}x{heads}x128x8xf32>' in text
 
 
+@pytest.mark.default_rows('sizes0-512-scores0')
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize(
     ('sizes', 'length', 'scores'),

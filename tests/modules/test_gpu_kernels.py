@@ -37,6 +37,7 @@ def interpreted(monkeypatch):
         yield
 
 
+@pytest.mark.default_rows('(3, 3, 42)-bfloat16', '(5, 1000)-float32')
 @pytest.mark.parametrize(
     ('shape', 'dtype'),
     [
@@ -96,6 +97,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.default_rows('(5, 42)-bfloat16-two_pass', '(5, 1000)-float32-online')
 @pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
 def test_softmax_is_exact(shape, dtype, form):
     """Rows at 1e4 and -1e4, scaled by 2000, with -inf and of it alone. Catches a thread's sum that
@@ -105,6 +107,7 @@ def test_softmax_is_exact(shape, dtype, form):
     of_softmax.assert_is_softmax(of_softmax.run(functools.partial(softmax, form=form), x, g), x, g)
 
 
+@pytest.mark.default_rows('(5, 1000)-float32-online')
 @pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
 def test_logsumexp_is_exact(shape, dtype, form):
     x, _ = of_softmax.draw(shape, dtype, 'wild')
@@ -116,6 +119,7 @@ def test_logsumexp_is_exact(shape, dtype, form):
     of_softmax.assert_close(ours_dx, dx, dtype, shape[-1])
 
 
+@pytest.mark.default_rows('(2, 2, 4, 42)-two_pass-float32', '(1, 2, 6, 200)-online-bfloat16')
 @pytest.mark.parametrize(
     ('shape', 'form', 'dtype'),
     [
@@ -142,6 +146,7 @@ def test_a_sink_of_every_row():
     of_softmax.assert_is_softmax(of_softmax.run(softmax, x, g, sink=sink), x, g, sink=sink)
 
 
+@pytest.mark.default_rows('5-1000-float32-online', '10-42-bfloat16-two_pass')
 @pytest.mark.parametrize(
     ('rows', 'width', 'dtype', 'form'),
     [

@@ -143,6 +143,7 @@ def read_in_parts(module, params, x_BTD, counts):
     return [np.concatenate(row) for row in found], variables[CACHE]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', LINEAR)
 def test_a_row_read_in_parts_is_the_row(name):
     """Rows of different length with padding, by one token and by many. Catches padding in the

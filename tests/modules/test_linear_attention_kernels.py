@@ -89,7 +89,9 @@ def test_a_kernel_is_the_recurrence(name, given):
     np.testing.assert_allclose(last.keys_BKF, keys, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('chunk', [1, 4, 6, 7, 128])
+@pytest.mark.parametrize(
+    'chunk', [4, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 6, 7, 128))]
+)
 @pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
 def test_chunks_change_nothing(chunk, given):
     """Forward, state and gradients, of lengths that a chunk divides and of others. Catches a chunk

@@ -102,7 +102,7 @@ def per_token(name, logits, labels, **given):
     def alone(weights):
         return LOSSES[name](logits[:, None], readout, labels[:, None], weights[:, None], **given)
 
-    return jax.vmap(alone)(jnp.eye(len(logits), dtype=logits.dtype))
+    return jax.jit(jax.vmap(alone))(jnp.eye(len(logits), dtype=logits.dtype))
 
 
 def of_probability(function):
@@ -211,7 +211,7 @@ def test_losses_have_finite_gradients_where_the_model_is_certain(name):
     """Right and wrong, by 60 nats: p is 1 in float32, or e^-60."""
     logits, labels = jnp.float32([[60.0, 0.0, 0.0], [60.0, 0.0, 0.0]]), jnp.int32([0, 1])
     found = per_token(name, logits, labels)
-    grad = jax.grad(lambda z: per_token(name, z, labels)['objective'].sum())(logits)
+    grad = jax.jit(jax.grad(lambda z: per_token(name, z, labels)['objective'].sum()))(logits)
     assert np.isfinite(found['objective']).all() and np.isfinite(grad).all()
     assert found['objective'][1] > found['objective'][0]
 

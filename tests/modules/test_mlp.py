@@ -86,6 +86,7 @@ def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
     np.testing.assert_allclose(evaluate(layer, params, stats, x), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.default_rows('0.4')
 @pytest.mark.parametrize('expert_capacity', [0.4, 1.2, 10.0])
 def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     """With noise of deviation 1/E from the layer's own key. Catches a drop by likelihood, or a

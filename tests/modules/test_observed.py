@@ -89,7 +89,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize('block', [4, 128])
+@pytest.mark.parametrize('block', [4, pytest.param(128, marks=pytest.mark.full)])
 @pytest.mark.parametrize('case', CASES)
 def test_against_all_scores_at_once(case, block):
     """Catches a mask, a bias or a sink that is left out or applied in another order, a first token
@@ -168,6 +168,9 @@ def test_memory_grows_with_the_length_alone():
         assert temporary < length * length  # bytes of a mask alone; the scores take four times that
 
 
+@pytest.mark.default_rows(
+    "{'attention.softcap': 2.0, 'attention.sinks': 'learned', 'data.mask_documents': True}"
+)
 @pytest.mark.parametrize(
     'changes',
     [

@@ -97,6 +97,7 @@ def assert_close(found, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), found, right)
 
 
+@pytest.mark.default_rows("{'data': 2, 'fsdp': 2, 'tensor': 2}-soap", "{'fsdp': 8}-shampoo")
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
 def test_directions_and_state_are_those_of_one_device(name, sizes, of_float64):
@@ -134,6 +135,7 @@ def test_each_matrix_is_exchanged_once_in_and_once_out(name):
         assert cut == ([] if not one.shape else [0] if one.shape[0] == 4 else [1])  # or experts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 def test_runs_side_by_side_are_each_alone(name, of_float64):
     """Catches numbers of a run, its count among them, that are those of another."""

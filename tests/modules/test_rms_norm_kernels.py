@@ -79,6 +79,13 @@ def close(ours, right, dtype, summed=1):
     np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=0, atol=atol)
 
 
+@pytest.mark.default_rows(
+    'reference-(3, 7, 42)-float32',
+    'pallas-(3, 7, 42)-float32',
+    'pallas-(3, 7, 42)-bfloat16',
+    'pallas-(33, 1000)-float32',
+    'pallas-(9, 4097)-bfloat16',
+)
 @pytest.mark.parametrize('dtype', ROUNDING)
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
 @pytest.mark.parametrize('name', ADD_RMS_NORM_KERNELS)
@@ -98,6 +105,7 @@ def test_sum_norm_and_gradients(name, shape, dtype, small_blocks):
     close(d_scale, right_scale, 'float32', rows * np.sqrt(width))
 
 
+@pytest.mark.default_rows('reference-True-bfloat16', 'pallas-True-bfloat16', 'pallas-False-float32')
 @pytest.mark.parametrize('dtype', ROUNDING)
 @pytest.mark.parametrize('has_scale', [True, False])
 @pytest.mark.parametrize('name', RMS_NORM_KERNELS)
@@ -144,6 +152,7 @@ def test_mapped_twice_scanned_and_computed_again(small_blocks, plainly_interpret
         close(ours, right, 'float32', 42)
 
 
+@pytest.mark.default_rows('16')
 @pytest.mark.parametrize('rows', [16, 3])
 def test_on_eight_devices_each_has_its_rows(rows):
     """Equal to one device; nothing but the gradient of the scale crosses. Rows that eight do not

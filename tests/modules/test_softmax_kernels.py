@@ -151,6 +151,9 @@ PLAIN = [
 ]
 
 
+@pytest.mark.default_rows(
+    '(2, 5, 42)-bfloat16-row', '(5, 4097)-float32-two_pass', '(5, 4097)-bfloat16-online'
+)
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
 def test_softmax_is_exact(shape, dtype, form):
@@ -162,6 +165,7 @@ def test_softmax_is_exact(shape, dtype, form):
         assert_is_softmax(run(compute, x, g), x, g)
 
 
+@pytest.mark.default_rows('(2, 5, 42)-bfloat16-row', '(5, 4097)-float32-two_pass')
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
 def test_logsumexp_is_exact(shape, dtype, form):
@@ -184,6 +188,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, 'MOST_ROWS', 64)
 
 
+@pytest.mark.default_rows('row-float32', 'online-bfloat16')
 @pytest.mark.usefixtures('interpreted', 'small_blocks')
 @pytest.mark.parametrize(
     ('form', 'dtype'), [('row', 'float32'), ('online', 'bfloat16'), ('two_pass', 'float32')]
@@ -253,6 +258,7 @@ def test_a_pass_is_one_kernel():
         assert large <= {'reshape'}, large
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 def test_softmax_maps_and_scans(monkeypatch):
     """Under vmap in vmap, of which one is not of the first axis, in a scan. Catches a rule that
@@ -295,6 +301,7 @@ def test_softmax_is_computed_again():
     assert text.count('pallas_call[') == 3, names
 
 
+@pytest.mark.default_rows('3')
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('batch', [4, 3])
 def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):

@@ -173,6 +173,7 @@ def made(layer, x):
     return split(found['params'])[0], {STATS: found[STATS]}
 
 
+@pytest.mark.full
 def test_keys_move_on_and_are_of_training_alone():
     """Other tokens in each update, the same from the same state; evaluation needs no key."""
     x = X.reshape(4, 16, WIDE)

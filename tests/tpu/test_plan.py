@@ -95,6 +95,7 @@ def test_compiling_for_tpus_is_quiet(folder):
     assert noise == ''
 
 
+@pytest.mark.full
 def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
     """Two programs of two runs each, on the one device at hand."""
     sweep = "{'model.norm': ('rmsnorm', 'layernorm'), 'train.seed': (0, 1)}"
@@ -117,6 +118,7 @@ def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
     assert '4 runs in 2 programs' in printed
 
 
+@pytest.mark.full
 def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
     out, figure = tmp_path / 'plan.json', tmp_path / 'plan.svg'
     status, printed, noise = planned(
@@ -132,6 +134,7 @@ def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
     assert 'microbatches=2' in figure.read_text()
 
 
+@pytest.mark.default_rows("('--topology=v5p-8',)-Did you mean v5p:4x4x4?")
 @pytest.mark.parametrize(
     'flags, said',
     [

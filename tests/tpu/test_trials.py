@@ -136,6 +136,7 @@ def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):
     assert not list(search.candidates(config, eight()))
 
 
+@pytest.mark.full
 def test_what_the_compiler_says_of_memory_is_read():
     text = (
         'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory '

@@ -162,6 +162,7 @@ def test_a_permutation_takes_as_long_as_its_busiest_link():
     assert seconds([(0, 9), (9, 0)], part) == pytest.approx(0.01)  # along both dimensions
 
 
+@pytest.mark.full
 def test_between_slices_a_device_has_its_share_of_the_network():
     """Catches what the compiler has hosts send, which no collective is."""
     pods = topology('v6e:4x4', slices=4)

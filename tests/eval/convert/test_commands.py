@@ -88,7 +88,7 @@ def folded(name):
     return fold_checkpoint(checkpoint(changes), to, untie=True)
 
 
-@pytest.mark.default_rows('no bias', 'compressed tied', 'batchnorm')
+@pytest.mark.default_rows('no bias')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_stay(name):
     """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
@@ -97,6 +97,7 @@ def test_logits_stay(name):
     assert norm_name(folded(name).config) == CASES[name][1]
 
 
+@pytest.mark.default_rows('no bias', 'batchnorm')
 @pytest.mark.parametrize('name', CASES)
 def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
     left = named_leaves(folded(name).weights.params)
@@ -106,6 +107,7 @@ def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
     assert bool(inside) == (name in gains)
 
 
+@pytest.mark.full
 def test_config_says_what_was_folded():
     """Catches an option left that no norm reads, and one of queries and keys that is lost."""
     found = {name: folded(name).config for name in CASES}

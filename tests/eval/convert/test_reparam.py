@@ -49,7 +49,7 @@ def test_every_reparam_is_folded():
     assert CASES.keys() >= REPARAMS.keys() - {'none'}
 
 
-@pytest.mark.default_rows('shared+sigma', 'weight_norm')
+@pytest.mark.default_rows('weight_norm')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_stay(name):
     """Catches weights of another power iteration than evaluation's, and one that is left out."""
@@ -74,6 +74,7 @@ def test_the_map_is_computed_in_float64():
         np.testing.assert_allclose(weight, named_leaves(exact)[path], rtol=6.1e-8)
 
 
+@pytest.mark.default_rows('sigma', 'weight_norm')
 @pytest.mark.parametrize('name', CASES)
 def test_norms_stay_and_it_is_said_why(name):
     before, after = source(name).config.model, plain(name).config.model
@@ -87,6 +88,7 @@ def test_norms_stay_and_it_is_said_why(name):
     assert not after.tie_embeddings
 
 
+@pytest.mark.full
 def test_norms_that_can_be_are_folded_with_it():
     found = fold_checkpoint(
         checkpoint(SMALL | {'model.norm': 'unified', 'model.reparam': 'sigma'}), 'none'

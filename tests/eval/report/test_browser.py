@@ -20,6 +20,8 @@ from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_unstable import HEADS, diagnosed, warned
 
+pytestmark = pytest.mark.full  # a browser: half a minute
+
 BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 
 WATCH = """<script>

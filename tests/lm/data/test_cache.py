@@ -127,6 +127,7 @@ def test_property_killed_midway_and_prepared_again(cfg, tmp_path):
         np.testing.assert_array_equal(a['tokens'], b['tokens'])
 
 
+@pytest.mark.full
 def test_property_two_at_once_prepare_once(cfg):
     both = [launch(cfg(), RACE) for _ in range(2)]
     outs = [process.communicate()[0] for process in both]

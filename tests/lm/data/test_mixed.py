@@ -91,7 +91,7 @@ def test_equivalence_processes_together_hold_the_batch(count):
         np.testing.assert_array_equal(np.concatenate([p['tokens'] for p in parts]), whole)
 
 
-@pytest.mark.default_rows('1-sizes0', '3-sizes1')
+@pytest.mark.default_rows('1-sizes0')
 @pytest.mark.parametrize('sizes', [(50, 20, 30), (7, 100, 1), (3, 3, 3)])
 @pytest.mark.parametrize('epochs', [1, 3])
 def test_reference_steps_until_a_source_repeats(sizes, epochs, cfg):

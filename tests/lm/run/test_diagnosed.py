@@ -21,6 +21,8 @@ from tests.sweep_helpers import (
 )
 from train import DONE, train_sweep
 
+pytestmark = pytest.mark.full  # a sweep with all diagnostics: a minute
+
 STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 0.3}
 CHANGES = {'train_diagnose_every': 3, 'train_eval_every': 0, 'model_norm': 'none'}
 CHANGES |= {'optim_schedule': 'constant'}

@@ -75,6 +75,7 @@ def test_arrays_have_no_axis_more(program, wave):
     assert all(jnp.shape(leaf) == () for leaf in jax.tree.leaves((wave.hypers, wave._pending[1])))
 
 
+@pytest.mark.full
 def test_a_state_goes_in_and_out_without_a_copy(wave):
     """Catches a take that doubles the memory of a large model in each checkpoint."""
     saved = []

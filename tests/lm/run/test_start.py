@@ -106,6 +106,7 @@ def test_weights_are_stored_as_the_present_reparam_has_them(tuned, source):
     helpers.assert_trees_close(used, load(source).weights.params, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.full
 def test_a_second_launch_goes_on_with_its_own_checkpoint(tuned, removed, tmp_path, monkeypatch):
     """As a run of that length does at once; the checkpoint to start from is not read again."""
     assert train(tuned(REMOVAL | {'train.steps': 8}), tmp_path / 'cut') == DONE
@@ -118,6 +119,7 @@ def test_a_second_launch_goes_on_with_its_own_checkpoint(tuned, removed, tmp_pat
     assert len(losses) == 12
 
 
+@pytest.mark.full
 def test_statistics_are_taken_over_where_they_fit(tuned, removed):
     """Fine-tuning that goes on in another workdir keeps what was removed."""
     config = tuned(REMOVAL | {'train.init_from': str(removed)})

@@ -136,6 +136,7 @@ class TestDivergence:
         assert found == others
         assert_close(bad, timeless(folder / 'alone'), 0.0 if how == 'loop' else RTOL)
 
+    @pytest.mark.full
     def test_rollback_without_a_checkpoint_ends_that_run_alone(
         self, five, corpus, tmp_path, monkeypatch
     ):
@@ -206,6 +207,7 @@ class TestBatches:
         assert [begun for _, _, begun in seen] == [6] * 6 + [4, 2]  # those of this step included
         assert not [one for one in threading.enumerate() if one.name.startswith(loader.THREADS)]
 
+    @pytest.mark.full
     def test_of_a_run_that_has_ended_are_not_made(self, corpus, tmp_path, monkeypatch):
         seen = takes(monkeypatch)
         assert train_sweep(base(corpus), [{'train.steps': 4}, {}], tmp_path) == DONE
@@ -340,6 +342,7 @@ class TestCompaction:
         assert statuses(workdir) == ONE_DIVERGED
         return sizes
 
+    @pytest.mark.full
     def test_saves_slots_and_changes_no_number(self, corpus, tmp_path, monkeypatch):
         cheap, dear = tmp_path / 'cheap', tmp_path / 'dear'
         assert self.sweep(corpus, cheap, monkeypatch, 'vmap', compile_sec=0.0) == [5, 2]
