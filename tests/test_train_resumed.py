@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import Lost
 from lm.sections import Config
 from tests import sweep_helpers
-from tests.commands import finished, start_run, tiny, wait_for_step
+from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_for_step
 from tests.sweep_helpers import before_step, terminate_at, timeless
 from train import DONE, SIGNALLED, train
 
@@ -47,6 +49,32 @@ def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, t
     stop_after(8, config, tmp_path)
     assert timeless(tmp_path)[-1]['step'] == 8
     assert train(config, tmp_path) == DONE
+    assert timeless(tmp_path) == timeless(whole)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lm.run.wave import Wave
+from tests.commands import tiny
+from train import train
+
+def killing(wave):
+    if wave.slots[0].journal.step == 11:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dispatch(wave)
+
+dispatch, Wave.dispatch = Wave.dispatch, killing
+train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sys.argv[3]))
+"""
+
+
+def test_a_run_that_was_killed_is_gone_on_with(whole, corpus, tmp_path):
+    """By SIGKILL before step 11, so that it goes on from step 8 at most."""
+    given = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
+    done = subprocess.run([sys.executable, '-c', KILLED, *given], cwd=ROOT, timeout=PATIENCE_SEC)
+    assert done.returncode == -signal.SIGKILL and timeless(tmp_path)
+    assert train(tiny(corpus), tmp_path) == DONE
     assert timeless(tmp_path) == timeless(whole)
 
 

@@ -130,8 +130,14 @@ NOT_PLAIN = [
     {'loss.chunk': 20},
     {'optim.average': 'schedule_free'},
 ]
+# A norm stands in blocks, before the readout or behind the embedding: three of them a program.
+SITES = ('model.norm', 'model.final_norm', 'model.embedding_norm')
+OF_TABLES = rows_of(PATHS, tiny_config(BASE))
+IN_BLOCKS = [changes for changes in OF_TABLES if 'model.norm' in changes]
+OTHERS = [changes for changes in OF_TABLES if changes not in IN_BLOCKS]
 PLAIN = [
-    *rows_of(PATHS, tiny_config(BASE)),
+    *OTHERS,
+    *({SITES[i % 3]: changes['model.norm']} for i, changes in enumerate(IN_BLOCKS)),
     *({path: name} for path, names in SAME_LAYERS.items() for name in names),
     *ATTENTION_OPTIONS,
     {'model.tie_embeddings': True, 'model.activation': 'swiglu'},
@@ -172,10 +178,12 @@ def combined(every) -> list[dict]:
 
 
 ROWS = combined([*NOT_PLAIN, *(changes for changes in PLAIN if changes not in NOT_PLAIN)])
+ALONE = [row for row in ROWS if any(changes.items() <= row.items() for changes in NOT_PLAIN)]
+IN_BLOCKS = [row for row in IN_BLOCKS if not any(row.items() <= other.items() for other in ROWS)]
 
 
-def is_plain(row) -> bool:
-    return not any(changes.items() <= row.items() for changes in NOT_PLAIN)
+def name_of(row) -> str:
+    return ' '.join(f'{path}={row[path]}' for path in row)
 
 
 # Of the loss, relative. Batched products add up in another order than single ones.
@@ -206,21 +214,20 @@ def four_runs(config):
     return keys, [plain, changed, plain, plain], batches
 
 
-@pytest.mark.parametrize('changes', ROWS, ids=lambda row: ' '.join(f'{k}={row[k]}' for k in row))
+def train_four(config):
+    keys, hypers, batches = four_runs(config)
+    mapped = jax.tree.map(lambda *b: np.stack(b, 1), *batches)
+    return trained(tiny_learner(config), runs=4)(jnp.stack(keys), stack(hypers), mapped)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [*ROWS, *(pytest.param(row, marks=pytest.mark.full) for row in IN_BLOCKS)],
+    ids=name_of,
+)
 def test_every_choice(changes):
     """Catches, beside what a choice does alone, what it does to another one of its row."""
-    config = checked_config(BASE | changes)
-    learner = tiny_learner(config)
-    keys, hypers, batches = four_runs(config)
-    losses, last = trained(learner, runs=4)(
-        jnp.stack(keys), stack(hypers), jax.tree.map(lambda *b: np.stack(b, 1), *batches)
-    )
-    if not is_plain(changes):
-        alone = trained(learner)
-        rtol = RTOL_OF_NORM.get(config.model.norm, RTOL[config.model.dtype])
-        for run in range(4):
-            own, _ = alone(keys[run], hypers[run], batches[run])
-            np.testing.assert_allclose(losses[:, run], own, rtol=rtol, atol=0)
+    losses, last = train_four(checked_config(BASE | changes))
     for leaf in jax.tree.leaves(last):
         assert leaf.dtype in (jnp.float32, jnp.int32)
     assert len({float(loss) for loss in losses[-1]}) == 4
@@ -228,6 +235,18 @@ def test_every_choice(changes):
     assert np.all(fell > np.array([0.1, 0.02, 0.1, 0.1])), fell  # the changed one learns slowly
 
 
+@pytest.mark.full
+@pytest.mark.parametrize('changes', ALONE, ids=name_of)
+def test_each_run_is_the_run_alone(changes):
+    config = checked_config(BASE | changes)
+    losses, _ = train_four(config)
+    alone = trained(tiny_learner(config))
+    rtol = RTOL_OF_NORM.get(config.model.norm, RTOL[config.model.dtype])
+    for run, given in enumerate(zip(*four_runs(config), strict=True)):
+        np.testing.assert_allclose(losses[:, run], alone(*given)[0], rtol=rtol, atol=0)
+
+
+@pytest.mark.full
 def test_every_number_alone_changes_the_losses():
     """One run for each, mapped together: a number that no program reads would show."""
     config = checked_config(BASE | {'model.mlp': 'moe'})

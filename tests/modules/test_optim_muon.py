@@ -158,7 +158,7 @@ HEADS = {  # axes and fan_in of a stacked parameter of heads, its shape, and tha
 }
 
 
-@pytest.mark.parametrize('part', HEADS)
+@pytest.mark.parametrize('part', ['query', pytest.param('out', marks=pytest.mark.full)])
 @pytest.mark.parametrize('name', ['auon', 'hybrid_auon', 'muon', 'muon_spectral'])
 def test_a_stack_is_each_layer_with_its_heads_merged(name, part):
     """Catches norms over layers, matrices of single heads, and the wrong side for the factor."""
