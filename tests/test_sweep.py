@@ -296,7 +296,7 @@ def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
     )
 
 
-@pytest.mark.default_rows('--engine=ray')
+@pytest.mark.full
 @pytest.mark.parametrize('flag', ['--engine=ray', '--runs_at_once=2', '--resources=CPU=1'])
 def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
     """They would be lost in silence."""

@@ -69,6 +69,7 @@ def test_keep_last_and_keep_best(whole):
     assert steps == {8, 12} | {min(losses, key=losses.get)}
 
 
+@pytest.mark.full
 def test_rows_are_synced_before_the_checkpoint_that_covers_them(corpus, tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(Recorder, 'sync', lambda recorder: done.append(('synced', recorder.rows)))
@@ -171,6 +172,7 @@ def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_pa
     assert (said in capsys.readouterr().out) == (norm == 'batchnorm')
 
 
+@pytest.mark.full
 def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
     for flag, answer in (
         ('--config.model.nrom=none', "Did you mean 'model.norm'"),

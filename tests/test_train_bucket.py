@@ -53,6 +53,7 @@ def elsewhere(monkeypatch, tmp_path):
     return move
 
 
+@pytest.mark.full
 def test_a_run_there_is_the_run_on_a_disk(
     whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
 ):

@@ -107,7 +107,7 @@ def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
     assert (tmp_path / 'checkpoints' / str(saved)).is_dir()
 
 
-@pytest.mark.default_rows('meta/metadata')
+@pytest.mark.full
 @pytest.mark.parametrize(
     'victim', ['meta/metadata', 'weights/_METADATA', 'training/manifest.ocdbt']
 )

@@ -112,7 +112,7 @@ def test_what_is_tried_is_not_plain():
     assert len(TRIED_NORMS) >= 4 and len(TRIED_PLACEMENTS) >= 4
 
 
-@pytest.mark.default_rows('crmsnorm-deepnorm', 'powernorm-hybrid_star')
+@pytest.mark.default_rows('powernorm-hybrid_star')
 @pytest.mark.parametrize(('norm', 'placement'), PAIRS)
 def test_norm_at_placement(norm, placement):
     learner = learner_of(norm, placement)
@@ -127,7 +127,7 @@ ALONE += [(norm, 'pre') for norm in TRIED_NORMS]
 ALONE += [('rmsnorm', placement) for placement in TRIED_PLACEMENTS]
 
 
-@pytest.mark.default_rows('powernorm-pre')
+@pytest.mark.full
 @pytest.mark.parametrize(('norm', 'placement'), ALONE)
 def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(norm, placement):
     learner = learner_of(norm, placement)

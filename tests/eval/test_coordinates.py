@@ -74,7 +74,7 @@ FLAT_ROWS = {
 }
 
 
-@pytest.mark.default_rows('complete_p')
+@pytest.mark.full
 @pytest.mark.parametrize('name', FLAT_ROWS)
 def test_stays_flat_in_width(name):
     """Every activation of the model and its change, with attention, norms and gated MLPs; but for

@@ -268,6 +268,7 @@ def program(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
 
 
+@pytest.mark.full
 def test_program_prints_csv(sweep):
     sql = 'select norm, count(*) n, sum(train_seed) s from runs group by norm order by norm'
     done = program(f'--workdir={sweep},{sweep.parent}', '--format=csv', sql)

@@ -179,7 +179,7 @@ def late_refusal(changes: dict[str, Any]):
         raise AssertionError(f'{changes}: {type(error).__name__}: {error}') from error
 
 
-@pytest.mark.default_rows('0')
+@pytest.mark.full
 @pytest.mark.trials(short=2, long=100)
 def test_what_is_taken_makes_steps(trial, tmp_path):
     """Two of them, on one device: finite, or with metrics that say otherwise."""

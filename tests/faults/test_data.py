@@ -174,7 +174,7 @@ def launch(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen:
     return process
 
 
-@pytest.mark.default_rows('0-2')
+@pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
 @pytest.mark.parametrize('sent', [signal.SIGKILL, signal.SIGINT])
 def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tmp_path):
@@ -206,6 +206,7 @@ def test_another_process_goes_on_where_one_is_killed(trial, cfg, undisturbed, tm
     assert everything(open_dataset(own, say=pytest.fail)) == wanted
 
 
+@pytest.mark.full
 @pytest.mark.trials(short=1, long=30)
 def test_a_disk_that_is_full_anywhere_is_named(trial, cfg, corpus, tmp_path):
     """A limit on the size of files stands in for it: the same calls fail, in the same places.

@@ -53,7 +53,7 @@ def intact_lines(path, before):
     return [line for line in lines if line in before]
 
 
-@pytest.mark.default_rows('0-cut')
+@pytest.mark.full
 @pytest.mark.parametrize('damage', [flip, cut, delete], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=1, long=20)
 def test_no_intact_row_is_lost_and_a_gap_is_said(

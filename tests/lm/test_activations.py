@@ -49,7 +49,7 @@ def found_gradients(case):
     return jax.jit(lambda w: gradients(learner, w, TOKENS))(weights)
 
 
-@pytest.mark.default_rows('resi_dual')
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_every_block_is_there_scanned_or_not(case):
     *_, logits, activations = seen(case)
@@ -96,6 +96,7 @@ def test_activations_are_what_their_names_say():
         assert 0.01 < float(jnp.abs(after - before).mean()) < 10
 
 
+@pytest.mark.default_rows('mix')
 @pytest.mark.parametrize('case', CASES)
 def test_groups_and_names_hold_the_same(case):
     learner, _, _, activations = seen(case)
@@ -122,6 +123,7 @@ def test_gradients_are_of_all_weights_and_all_activations(case):
         assert np.all(sizes > 0) and len(set(sizes.tolist())) == LAYERS, name
 
 
+@pytest.mark.full
 def test_the_gradient_of_an_activation_is_what_a_small_shift_does():
     learner, weights, _, activations = seen('mix')
     _, by_activation = found_gradients('mix')

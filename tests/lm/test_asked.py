@@ -141,6 +141,7 @@ def test_descent_is_divided_by_the_probability_of_errors():
     assert_trees_close(found, scaled, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.full
 def test_no_gradient_is_computed_of_what_reads_none():
     """Its norm is that of the others. Catches a backward pass that the metrics keep."""
     plain, _ = step(PLAIN)

@@ -135,6 +135,7 @@ def test_a_run_with_another_average_does_not_go_on(tree, free, name):
         train(changed(tree, other), free, continue_changed=True)
 
 
+@pytest.mark.full
 def test_a_run_starts_from_the_average_of_another(tree, free):
     """And its own average starts there, as that of a converted checkpoint does."""
     config = changed(tree, EMA | {'train.init_from': str(free)})

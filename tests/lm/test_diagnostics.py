@@ -82,6 +82,7 @@ def test_gradient_norm_by_layer_is_part_of_the_whole():
     np.testing.assert_allclose(np.sum(np.square(by_layer)), whole**2 - rest, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_names():
     """Those that reports and warnings read: catches one that gets lost, or a shape that changes."""
     shapes = {name: value.shape for name, value in diagnose(CONFIG, STATE(), tiny_batch()).items()}
@@ -174,7 +175,7 @@ def test_readout_over_the_tokens_of_the_loss():
         assert seen[name] == pytest.approx(value, rel=1e-4), name
 
 
-@pytest.mark.default_rows('weight_norm')
+@pytest.mark.full
 @pytest.mark.parametrize('reparam', ['none', 'weight_norm'])
 def test_singular_values_are_of_the_weights_used(reparam):
     config = tiny_config({'model.n_layers': 3, 'model.reparam': reparam})
@@ -252,7 +253,7 @@ def test_outputs_of_sublayers_and_the_stream_without_padding():
             assert seen[f'{name}_largest'][layer] == pytest.approx(np.abs(kept).max(), rel=1e-4)
 
 
-@pytest.mark.default_rows('True')
+@pytest.mark.full
 @pytest.mark.parametrize('scan', [True, False])
 def test_nothing_of_it_is_in_the_training_step(scan, monkeypatch):
     """Off means absent from the text of the lowered step, which is the same where the functions

@@ -90,6 +90,7 @@ def logits_of(changes, params):
     return tiny_model(tiny_config(changes)).apply({'params': params}, TOKENS)
 
 
+@pytest.mark.full
 def test_first_block_of_layernorm_scaling_is_a_pre_norm_block():
     """And the second one is not: 1/sqrt(l) with l from 1."""
     for layers, equal in ((1, True), (2, False)):

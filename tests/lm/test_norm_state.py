@@ -162,7 +162,7 @@ def test_padding_is_not_measured(name):
     assert metrics['loss'] == wanted_metrics['loss']
 
 
-@pytest.mark.default_rows('batchnorm', 'unified')
+@pytest.mark.default_rows('batchnorm')
 @pytest.mark.parametrize('name', STATEFUL)
 def test_evaluation_reads_each_row_on_its_own(name):
     """Sums over rows that are read with others are those of the rows read without them.
@@ -184,6 +184,7 @@ def test_evaluation_reads_each_row_on_its_own(name):
         assert abs(ce(others, first | True) - together) > 1e-3
 
 
+@pytest.mark.full
 def test_a_skipped_step_measures_nothing():
     """Neither in the forward nor in the backward pass, though both were run, with NaN."""
     name = 'unified'

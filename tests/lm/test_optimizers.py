@@ -48,6 +48,7 @@ def test_hidden_matrices_and_the_others_have_an_optimizer_each():
         assert is_sign == (roles[path] == 'hidden'), path
 
 
+@pytest.mark.full
 def test_others_have_a_learning_rate_of_their_own():
     """Also in their weight decay. Catches one that all have."""
     added, roles = moved({'optim.others_lr': 0.125})

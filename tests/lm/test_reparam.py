@@ -119,6 +119,7 @@ def test_a_looped_run_is_the_run_alone_to_the_bit():
         assert_same_bits(own, stepped(config, start))
 
 
+@pytest.mark.full
 def test_a_skipped_step_keeps_the_vectors():
     config = checked_config(SIGMA | {'train.on_divergence': 'skip_step'})
     start, infinite = moved(config), hyper_from(config) | {'optim.lr': np.float32(np.inf)}
@@ -145,6 +146,7 @@ def test_a_checkpoint_half_way_changes_no_bit(tmp_path):
     assert_same_bits(stepped(config, jax.device_get(state)), stepped(config, half))
 
 
+@pytest.mark.full
 def test_the_map_is_computed_in_float32():
     """Whatever the products are computed in: the weights that the model casts are the same."""
     half, full = (
@@ -186,6 +188,7 @@ def test_projected_norms_are_those_of_the_start():
     np.testing.assert_array_equal(*readouts)
 
 
+@pytest.mark.full
 def test_what_is_not_trained_is_not_projected():
     """To the bit. Catches a map after the update that rounds what training leaves alone."""
     config = checked_config(

@@ -117,6 +117,7 @@ def test_the_size_of_the_optimizer_state(name, per_parameter):
     assert kept == per_parameter * parameter_count(learner) + 4
 
 
+@pytest.mark.default_rows('none', 'sigma')
 @pytest.mark.parametrize('reparam', REPARAMS)
 def test_table_tells_of_every_parameter(reparam):
     """One row each, with numbers that are those used. Catches a factor left out."""

@@ -112,9 +112,7 @@ def program(tied, **sizes):
     return compiled(mesh_of(sizes), value_and_gradients(loss, tied), wanted(tied)[0], tied)
 
 
-@pytest.mark.default_rows(
-    '2data-2fsdp-2tensor-own', '4data-2tensor-tied', '2data-2fsdp-2context-own', '2data-4expert-own'
-)
+@pytest.mark.default_rows('2data-2fsdp-2tensor-own', '2data-2fsdp-2context-own')
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', MESHES, ids=id_of)
 def test_on_a_mesh_it_is_the_loss_on_one_device(sizes, tied):
@@ -125,6 +123,7 @@ def test_on_a_mesh_it_is_the_loss_on_one_device(sizes, tied):
     assert_close(program(tied, **sizes)(*given), right, 1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', sorted(LOSSES))
 @pytest.mark.parametrize(
     'sizes',
@@ -279,6 +278,7 @@ def test_gradients_have_derivatives(sizes):
     assert_close(found, right, 3e-6)
 
 
+@pytest.mark.default_rows('tokens', 'whole rows')
 @pytest.mark.parametrize(
     ('sizes', 'rows', 'tokens', 'name'),
     [

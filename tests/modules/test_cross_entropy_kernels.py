@@ -254,6 +254,7 @@ def test_columns_are_cut_over_devices(devices, form, gradient, checked):
         assert np.all(difference <= CONSTANT * 2**-24 * np.sqrt(424) * size)
 
 
+@pytest.mark.full
 def test_rows_are_cut_over_devices():
     """Over the axis `data`, as on one device: catches rows that are gathered or mixed."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))

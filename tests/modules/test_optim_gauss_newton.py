@@ -132,6 +132,7 @@ def test_the_product_is_that_of_the_dense_matrix():
     np.testing.assert_allclose(flat(found), wanted, atol=1e-10)
 
 
+@pytest.mark.default_rows('None')
 @pytest.mark.parametrize('role', [None, 'hidden'])
 def test_the_step_is_the_dense_solution(role):
     """(G + |g| / gamma)^-1 g, of all or of one role's block while the others stand still; gamma is

@@ -87,7 +87,7 @@ SLOPES = {
 }
 
 
-@pytest.mark.default_rows('mup-sgd', 'mup-adam', 'standard-adam')
+@pytest.mark.default_rows('mup-adam', 'standard-adam')
 @pytest.mark.parametrize(('name', 'family'), SLOPES)
 def test_slopes_against_width(name, family):
     """`standard` blows up, with `ntk` features stop moving, `mup` is flat (arXiv:2011.14522)."""

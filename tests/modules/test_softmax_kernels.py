@@ -301,7 +301,7 @@ def test_softmax_is_computed_again():
     assert text.count('pallas_call[') == 3, names
 
 
-@pytest.mark.default_rows('3')
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('batch', [4, 3])
 def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):

@@ -134,7 +134,7 @@ def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
     assert 'microbatches=2' in figure.read_text()
 
 
-@pytest.mark.default_rows("('--topology=v5p-8',)-Did you mean v5p:4x4x4?")
+@pytest.mark.full
 @pytest.mark.parametrize(
     'flags, said',
     [

@@ -125,6 +125,7 @@ def test_a_sweep_takes_the_devices_that_its_programs_leave():
     assert (plan.device_hours, plan.hours) == (5 + 4, 2.0)
 
 
+@pytest.mark.full
 def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):
     """Catches a mesh that leaves devices idle, and memory that is not looked at."""
     config = tiny_config(LAID)

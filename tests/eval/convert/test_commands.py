@@ -125,6 +125,7 @@ def test_config_says_what_was_folded():
     assert not found['compressed tied'].model.tie_embeddings
 
 
+@pytest.mark.full
 def test_writers_of_an_rmsnorm_are_left_as_they_are():
     """Its mean is part of what it computes; catches recentring whatever the source."""
     source = checkpoint(CASES['rmsnorm'][0])
@@ -149,6 +150,7 @@ def test_logits_are_computed_in_float64():
     np.testing.assert_allclose(slopes[0], slopes[1], atol=1e-3 * np.max(np.abs(slopes[1])))
 
 
+@pytest.mark.full
 def test_a_fold_that_changes_the_model_is_refused(monkeypatch):
     monkeypatch.setattr(algebra, 'recentre_writer', lambda kernel: kernel)
     with pytest.raises(ValueError, match=r'another one: in float64 .* Nothing was written'):

@@ -65,6 +65,7 @@ def test_logits_stay(name):
             np.testing.assert_allclose(weight, used[path], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
 def test_the_map_is_computed_in_float64():
     """What is stored is its nearest float32. Catches a map in float32, off by some of these."""
     weights = cast(source('sigma').weights, np.float64)

@@ -138,6 +138,7 @@ def test_property_two_at_once_prepare_once(cfg):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.full
 def test_property_no_tensorflow(cfg):
     process = launch(cfg(tokenizer='bpe:300', packing='best_fit'))
     out, err = process.communicate()

@@ -38,7 +38,7 @@ def refuse(*args, **kwargs):
     raise AssertionError('done already')
 
 
-@pytest.mark.default_rows('byte')
+@pytest.mark.full
 def test_a_killed_process_is_gone_on_with(own, wanted, encoding, monkeypatch):
     """Only what is left is done: catches a scan, a training or a piece that is made once more."""
     killed = launch(own, KILL.replace('BYTES', str(PIECE_BYTES)))

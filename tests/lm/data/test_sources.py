@@ -204,6 +204,7 @@ assert 'tensorflow' not in sys.modules
 """
 
 
+@pytest.mark.full  # imports TensorFlow
 def test_reference_tfds(tmp_path):
     """In a process of its own: TFDS reads TFDS_DATA_DIR once, when it is imported."""
     result = subprocess.run(

@@ -30,6 +30,7 @@ def test_a_sweep_names_its_cells_with_checkpoints(tmp_path):
     assert find(tmp_path / 'a') == (tmp_path / 'a' / FOLDER, 3)
 
 
+@pytest.mark.full
 def test_what_a_checkpoint_computes_is_of_its_weights():
     """Its methods are `lm.activations`' functions, whose own test this is not."""
     config = tiny_config()

@@ -46,6 +46,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
 
 
+@pytest.mark.full
 def test_another_process_is_refused_until_the_first_is_killed(tmp_path, said, impatient):
     command = [sys.executable, '-c', OTHER, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:

@@ -85,6 +85,7 @@ def assert_same(actual, wanted):
         np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
 
 
+@pytest.mark.full
 def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, source):
     """The removal norms have the parameters of those they remove, and statistics of their own."""
     config = tuned({'model.norm': 'layernorm_removal'})
@@ -196,6 +197,7 @@ def made(config):
 ONLY_NORMS = {'train.trainable': 'norms', 'optim.weight_decay': 0.5}
 
 
+@pytest.mark.full
 def test_norms_alone_are_trained():
     """Though weight decay is on; a reparametrisation's gains are no norm's."""
     kinds = {'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm', 'model.reparam': 'weight_norm'}

@@ -85,7 +85,7 @@ def infinite_lr_at(step: int, slot: int = 0):
 
 
 class TestDivergence:
-    @pytest.mark.default_rows('loop')
+    @pytest.mark.full
     @pytest.mark.parametrize('how', MODES)
     def test_a_nan_leaves_the_other_runs_bitwise_unchanged(
         self, how, five, corpus, tmp_path, capsys
@@ -110,7 +110,7 @@ class TestDivergence:
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         assert statuses(tmp_path) == ['diverged'] * 5
 
-    @pytest.mark.default_rows('loop-6')
+    @pytest.mark.full
     @pytest.mark.parametrize(('how', 'step'), [('loop', 6), ('vmap', 8)])
     def test_rollback_of_a_run_is_that_of_the_run_alone(
         self, how, step, five, corpus, tmp_path, monkeypatch

@@ -54,6 +54,7 @@ def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh,
     assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
 
 
+@pytest.mark.full
 def test_devices_are_counted_without_being_opened(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', f'{ONE_DEVICE} --xla_force_host_platform_device_count=3')
     assert hosts._own_devices(HOST) == 3
