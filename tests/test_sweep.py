@@ -85,6 +85,7 @@ def contents(workdir: Path) -> dict[Path, bytes]:
 
 
 class TestACell:
+    @pytest.mark.full
     def test_records_exactly_what_the_run_alone_does_in_a_loop(self, swept, alone):
         assert curves(swept('loop')) == alone
 

@@ -154,6 +154,7 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
     assert re.search(r'NOTE: 70 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_the_size_of_the_state_and_a_warmup_longer_than_the_run_are_said_aloud(
     corpus, tmp_path, capsys
 ):

@@ -85,6 +85,7 @@ def repeated(x: dict) -> tuple[dict, np.ndarray, dict]:
     return x, np.array(losses), c
 
 
+@pytest.mark.default_rows('chinchilla', 'multi_power')
 @pytest.mark.parametrize('law', LAWS)
 def test_constants_are_found_again(law):
     """Reference: without noise to 1e-3. Catches a sign or unit, and a fit that stops early."""

@@ -216,6 +216,7 @@ def test_eight_devices_equal_one():
         state = new
 
 
+@pytest.mark.full
 def test_init_on_eight_devices_equals_one():
     key, hyper = jax.random.key(0), hyper_from(CONFIG)
     init = jit_init(tiny_learner(CONFIG), make_mesh(CONFIG.mesh))
@@ -247,6 +248,7 @@ SKIPPING = tiny_config(
 )
 
 
+@pytest.mark.default_rows('loss')
 @pytest.mark.parametrize('what', ['update', 'loss'])
 def test_a_step_that_is_not_finite_is_skipped(what):
     """Parameters and moments keep every bit; the step is counted, and says so."""

@@ -115,7 +115,7 @@ def test_parameters_are_described_as_they_are_used(name):
 
 
 @pytest.mark.parametrize('name', ATTENTIONS)
-@pytest.mark.parametrize('key', ['query', 'key'])
+@pytest.mark.parametrize('key', ['query', pytest.param('key', marks=pytest.mark.full)])
 def test_qk_norm_takes_the_scale_off_the_weights(name, key):
     """With it, logits do not depend on the scale of Wq or Wk; without, they do."""
     for qk_norm in ('rmsnorm', 'none'):

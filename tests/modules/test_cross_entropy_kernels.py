@@ -85,7 +85,6 @@ def jitted(function, *static):
 @pytest.mark.default_rows(
     '20-42-bfloat16-two_pass-plain',
     '70-1000-bfloat16-online-kernel',
-    '300-42-float32-row-kernel',
     '6-4097-float32-two_pass-kernel',
 )
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ ALL_OF_SPLASH = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
 @pytest.mark.parametrize(
     ('name', 'length', 'scores', 'segmented', 'dtype'),
     [
-        ('cudnn', 8, PLAIN, False, 'float32'),
+        pytest.param('cudnn', 8, PLAIN, False, 'float32', marks=pytest.mark.full),
         ('cudnn', 9, Scores(scale=0.3, window=3), True, 'float32'),
-        ('cudnn', 12, Scores(window=1), False, 'float32'),
+        pytest.param('cudnn', 12, Scores(window=1), False, 'float32', marks=pytest.mark.full),
         ('cudnn', 32, Scores(window=20), True, 'bfloat16'),
-        ('splash', 128, PLAIN, False, 'float32'),
+        pytest.param('splash', 128, PLAIN, False, 'float32', marks=pytest.mark.full),
         ('splash', 100, ALL_OF_SPLASH, True, 'float32'),
         ('splash', 256, Scores(window=200), True, 'bfloat16'),  # a window across blocks
     ],

@@ -102,6 +102,7 @@ def test_a_layer_is_its_equation(name, position):
     np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
 
 
+@pytest.mark.default_rows('linear')
 @pytest.mark.parametrize('name', LINEAR)
 def test_both_kernels_give_one_layer(name):
     """In documents, gradients too: the layer passes the same to both."""

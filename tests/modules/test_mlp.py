@@ -76,6 +76,7 @@ def mixed(probs, outputs, capacity, per_token=2):
     return y
 
 
+@pytest.mark.default_rows('swiglu')
 @pytest.mark.parametrize('activation', ['relu', 'swiglu'])
 def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
     """Not normalized over them, no token dropped, no noise."""

@@ -188,7 +188,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, 'MOST_ROWS', 64)
 
 
-@pytest.mark.default_rows('row-float32', 'online-bfloat16')
+@pytest.mark.default_rows('online-bfloat16')
 @pytest.mark.usefixtures('interpreted', 'small_blocks')
 @pytest.mark.parametrize(
     ('form', 'dtype'), [('row', 'float32'), ('online', 'bfloat16'), ('two_pass', 'float32')]

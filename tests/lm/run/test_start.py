@@ -135,6 +135,7 @@ def test_a_path_without_checkpoint_is_refused_before_anything_is_made(tuned, tmp
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.default_rows('changes3-extra    readout')
 @pytest.mark.parametrize(
     'changes, match',
     [
