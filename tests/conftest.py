@@ -4,11 +4,17 @@ Programs are compiled once: all tests, their subprocesses and later sessions sha
 .pytest_cache. Most of what a test costs is compiling, so that nothing is optimised.
 """
 
+import atexit
 import collections
 import gc
 import os
 import shutil
+import sys
 from pathlib import Path
+
+# Containers often ask for no bytecode. Then every process compiles all that it imports, in 3 s.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+sys.dont_write_bytecode = False
 
 from tests.costs import Meter
 from tests.xla import EIGHT_DEVICES
@@ -185,10 +191,7 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure():
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # pytest collects five times before; nanobind misses what is left
 
 
 @pytest.fixture(scope='session')

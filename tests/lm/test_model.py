@@ -198,8 +198,9 @@ def test_learned_positions_are_added_to_the_embeddings():
     np.testing.assert_allclose(forward(changes, same), forward(none, without), rtol=1e-3, atol=1e-4)
 
 
+OTHER_NORMS = ('model.final_norm', 'model.embedding_norm', 'model.qk_norm')
 ROWS = [
-    {path: name}
+    pytest.param({path: name}, marks=pytest.mark.full if path in OTHER_NORMS else ())
     for path, choice in CHOICES.items()
     for name in choice.table
     if path.startswith('model.')

@@ -2,6 +2,8 @@
 depends on whom, in training and in evaluation.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,16 +35,18 @@ def moe(activation='relu', expert_capacity=1.2, dtype=jnp.float32, **options):
 def draw(layer, seed=0):
     """x [M, D], params scaled so that experts are neither equal nor overwhelming, and stats."""
     x = jnp.float32(np.random.default_rng(seed).normal(size=(TOKENS, WIDTH)))
-    variables = layer.init(jax.random.key(seed), x)
+    variables = jax.jit(layer.init)(jax.random.key(seed), x)
     params, specs = split(variables['params'])
     assert all(spec.role == 'hidden' for spec in specs.values())
     return x, params, {STATS: variables[STATS]} if STATS in variables else {}
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def train(layer, params, stats, x, valid=None):
     return layer.apply({'params': params, **stats}, x, valid, mutable=[STATS, AUXILIARY])
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def evaluate(layer, params, stats, x):
     return layer.apply({'params': params, **stats}, x)
 

@@ -202,10 +202,15 @@ def test_galore_of_a_normalized_weight_is_gradnormlorp():
         tx = by_role(map_.specs, functools.partial(adamw, **given), hidden=row)
         stored, carried = map_.init({'w': jnp.asarray(start)})
         state = unboxed(tx.init(stored))
-        for grad in grads:
+
+        @jax.jit
+        def step(grad, state, stored):
             _, back = jax.vjp(lambda s: map_.apply(s, carried, True)[0], stored)
-            directions, state = tx.update(*back({'w': jnp.asarray(grad)}), state, stored)
-            stored = jax.tree.map(lambda w, d: w - lr * d, stored, directions)
+            directions, state = tx.update(*back({'w': grad}), state, stored)
+            return state, jax.tree.map(lambda w, d: w - lr * d, stored, directions)
+
+        for grad in grads:
+            state, stored = step(jnp.asarray(grad), state, stored)
     v, g = start.copy(), np.linalg.norm(start, axis=0)
     of_v, of_g = np.zeros((2, 2, 6)), np.zeros((2, 6))  # both moments
     for t, grad in enumerate(grads, start=1):

@@ -50,7 +50,7 @@ def test_a_reparam_changes_nothing_at_the_start(name):
 def test_every_reparam_describes_what_it_stores(name):
     """specs and stored are parallel trees, and each axis has its name."""
     reparam = REPARAMS[name](SPECS, shapes_of(sample()))
-    stored, _ = reparam.init(sample())
+    stored, _ = jax.eval_shape(reparam.init, sample())
     assert jax.tree.structure(stored) == jax.tree.structure(reparam.specs)
     for path, spec in named_leaves(reparam.specs).items():
         assert named_leaves(stored)[path].ndim == len(spec.axes), path
@@ -59,7 +59,7 @@ def test_every_reparam_describes_what_it_stores(name):
 @pytest.mark.parametrize('name', REPARAMS)
 def test_evaluation_leaves_the_state_alone(name):
     reparam = REPARAMS[name](SPECS, shapes_of(sample()))
-    stored, state = reparam.init(sample())
+    stored, state = jax.jit(reparam.init)(sample())
     _, after = reparam.apply(stored, state, False)
     jax.tree.map(np.testing.assert_array_equal, after, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -71,17 +71,17 @@ def test_every_reparam_says_how_small_a_start_may_be(name):
     least = getattr(REPARAMS[name], 'least_init_scale', 0.0)
     small = jax.tree.map(lambda w: w * least, sample())
     reparam = REPARAMS[name](SPECS, shapes_of(small))
-    stored, state = reparam.init(small)
+    stored, state = jax.jit(reparam.init)(small)
 
     def total(stored):
         return sum(map(jnp.sum, jax.tree.leaves(reparam.apply(stored, state, True)[0])))
 
-    assert all(map(jnp.all, map(jnp.isfinite, jax.tree.leaves(jax.grad(total)(stored)))))
+    assert all(map(jnp.all, map(jnp.isfinite, jax.tree.leaves(jax.jit(jax.grad(total))(stored)))))
 
 
 def test_none_stores_the_parameters_themselves():
     reparam = REPARAMS['none'](SPECS, shapes_of(sample()))
-    stored, state = reparam.init(sample())
+    stored, state = jax.jit(reparam.init)(sample())
     assert reparam.specs == SPECS
     assert jax.tree.leaves(state) == []
     jax.tree.map(np.testing.assert_array_equal, stored, sample())
@@ -90,7 +90,7 @@ def test_none_stores_the_parameters_themselves():
 def weight_norm_with_gains(scale=1.0):
     """Stored weights whose gains are not those of the start, and what each hidden one is."""
     reparam = REPARAMS['weight_norm'](SPECS, shapes_of(sample()))
-    stored, state = reparam.init(sample())
+    stored, state = jax.jit(reparam.init)(sample())
     for key in SUMMED:
         gain = stored[key]['gain']
         random = np.random.default_rng(1).uniform(0.5, 2, gain.shape)
@@ -216,7 +216,7 @@ def test_factors_multiply_where_the_weight_is_used():
     """What is stored is the weight by its factor, and its gradient comes through it."""
     factors = {key: float(i + 1) for i, key in enumerate(SPECS)}
     reparam = multiplied(SPECS, factors)
-    stored, state = reparam.init(sample())
+    stored, state = jax.jit(reparam.init)(sample())
     for key, factor in factors.items():
         np.testing.assert_allclose(stored[key] * factor, sample()[key], rtol=1e-6)
     used, _ = reparam.apply(stored, state, True)
