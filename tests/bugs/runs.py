@@ -69,7 +69,7 @@ RUNS = {
         'lm/step.py',
         "sums['objective'] += weighed * sums['tokens']",
         "sums['objective'] += total * sums['tokens']",
-        'tests/contracts/test_choices.py -k every_number',
+        'tests/lm/test_step_wiring.py',
     ),
     'a skipped step that is not skipped': Bug(
         'lm/step.py',
@@ -293,7 +293,7 @@ RUNS = {
         'lm/state.py',
         'lr if others is None else others',
         'lr',
-        'tests/lm/test_optimizers.py -k rate_of_their_own',
+        'tests/lm/test_step_wiring.py',
     ),
     'programs that hold what is not given': Bug(
         'lm/sweep/cells.py',

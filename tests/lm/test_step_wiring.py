@@ -8,17 +8,22 @@ import numpy as np
 import optax
 
 from lm.config import replaced
-from lm.state import build_learner, hyper_from, init_state, optimizer
-from lm.step import make_train_step, token_sums
+from lm.state import build_learner, hyper_from, init_state, optimizer, peaks_of
+from lm.step import loss_sums, make_train_step, token_sums
+from modules.kernels.matmul import direct
 from modules.optim import OPTIMIZERS
 from modules.optim.base import of_family
 from modules.params import named_leaves
+from modules.products import Readout
 from modules.scaling import PARAMETRIZATIONS, Growth
 from modules.scaling.parametrization import parametrization, standard
+from modules.statistics import AUXILIARY
 from tests.helpers import (
     BOS,
     VOCAB,
     packed_batch,
+    tiny_config,
+    tiny_learner,
 )
 from tests.lm.test_step import CONFIG, STATE
 
@@ -80,3 +85,25 @@ def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
     _, metrics = step(state, packed_batch(), hyper)
     assert metrics['grad_norm'] > 0.1
     assert metrics['update_norm'] < 1e-5
+
+
+def test_what_layers_sow_is_weighed_in_the_objective_and_recorded_as_it_is():
+    """Once for each token that is a target. Catches a weight that is lost, or that records have."""
+    config = tiny_config({'model.mlp': 'moe'})
+    learner, batch = tiny_learner(config), packed_batch()
+    x = jnp.ones((*batch['tokens'][:, 1:].shape, 4))
+    readout = Readout(jnp.ones((4, VOCAB)), None, 0.0, direct, jnp.float32)
+    hyper = hyper_from(config) | {'loss.balance_loss': jnp.float32(0.25)}
+    sown = {AUXILIARY: {'layers': {'mlp': {'balance_loss': (jnp.float32([1.0, 3.0]),)}}}}
+    plain = loss_sums(learner, x, readout, {}, batch, hyper)
+    found = loss_sums(learner, x, readout, sown, batch, hyper)
+    np.testing.assert_allclose(found['balance_loss'], 4.0 * plain['tokens'])
+    added = found['objective'] - plain['objective']
+    np.testing.assert_allclose(added, 0.25 * 4.0 * plain['tokens'], rtol=1e-5)
+
+
+def test_the_peak_of_the_others_is_that_of_all_where_none_is_given():
+    rates = {'optim.lr': 0.5, 'optim.others_lr': 0.125}
+    assert peaks_of(rates) == {'optim.name': 0.5, 'optim.others': 0.125}
+    for alone in ({'optim.lr': 0.5}, {'optim.lr': 0.5, 'optim.others_lr': None}):
+        assert peaks_of(alone) == {'optim.name': 0.5, 'optim.others': 0.5}

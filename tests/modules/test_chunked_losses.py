@@ -27,7 +27,7 @@ def problem(dtype=jnp.float32, softcap=0.0, bias=False):
         dtype=dtype,
     )
     labels = jnp.asarray(rng.integers(0, V, (B, T)))
-    weights = jnp.asarray(rng.integers(0, 2, (B, T)), stored)
+    weights = jnp.asarray(rng.integers(0, 2, (B, T)), stored).at[:, -1].set(1)
     return jnp.asarray(rng.normal(size=(B, T, D)), dtype), readout, labels, weights
 
 

@@ -12,6 +12,7 @@ from modules.kernels.exponentials import (
     add,
     log_of,
     nothing,
+    power_of_two,
     probabilities,
     together,
 )
@@ -56,3 +57,9 @@ def test_sums_of_parts_are_put_together(form):
     exact, _ = log_exactly(z, np.ones(5))
     np.testing.assert_allclose(log_of(form, pair)[:, 0], exact, rtol=4 * 2**-23, atol=4 * 2**-23)
     assert log_of(form, nothing((1, 1))) == -np.inf
+
+
+def test_powers_of_two_are_exact_down_to_the_least_normal_number():
+    """Catches an end before it, which sums of logits 50 and more apart would lose."""
+    n = jnp.float32([0, -1, -63, -64, -126, -127, -1e9])
+    assert power_of_two(n).tolist() == [1, 0.5, 2.0**-63, 2.0**-64, 2.0**-126, 0, 0]

@@ -153,6 +153,7 @@ def test_a_job_in_the_queue_is_found_again(monkeypatch, tmp_path):
     assert controller.run() == 0 and not controller.sbatch.calls
 
 
+@pytest.mark.timeout(60)  # a job that is not held is looked at for ever
 @pytest.mark.parametrize(
     ('state', 'cancelled'), [('RUNNING', ['--signal=TERM', '7']), ('PENDING', ['7'])]
 )

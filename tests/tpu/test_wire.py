@@ -155,6 +155,7 @@ def test_a_permutation_takes_as_long_as_its_busiest_link():
     assert seconds(turned(16, 1), pod) == pytest.approx(0.01)
     assert seconds(turned(16, -3, 16), pod) == pytest.approx(0.03)
     assert seconds([(0, 0), (1, 2), (2, 1)], pod) == pytest.approx(0.01)  # each link both ways
+    assert seconds([(0, 15), (1, 2)], pod) == pytest.approx(0.01)  # around the end, past neither
     assert seconds([(i, i) for i in range(16)], pod) == 0.0
     # Along a line of 8 each link carries one of them on, and the last comes back all the way.
     assert seconds(turned(8, 1), part) == pytest.approx(0.01)
