@@ -1,5 +1,7 @@
 """Contract: every loss, at its own interface, on one array of activations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,8 +31,9 @@ def numbers(name):
     return {n: jnp.float32(d.default) for n, d in declared.items() if d.option.traced}
 
 
-def sums(name, given, x=X_BTD, labels=LABELS_BT, weights=WEIGHTS_BT, dtype=jnp.float32):
-    found = LOSSES[name](x, readout(WEIGHT_DV, dtype), labels, weights, **given)
+@functools.partial(jax.jit, static_argnums=0)
+def sums(name, given, x=X_BTD, labels=LABELS_BT, weights=WEIGHTS_BT):
+    found = LOSSES[name](x, readout(jnp.asarray(WEIGHT_DV)), labels, weights, **given)
     assert {'objective', 'ce'} <= set(found)
     return found
 
@@ -60,7 +63,7 @@ class TestEveryLoss:
         alone = [sums(name, one)['objective'] for one in given]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
         each = jnp.arange(len(given))  # of a loss without numbers there is one
-        mapped = jax.vmap(lambda _, one: sums(name, one)['objective'])(each, stacked)
+        mapped = jax.jit(jax.vmap(lambda _, one: sums(name, one)['objective']))(each, stacked)
         np.testing.assert_allclose(mapped, alone, rtol=1e-6)
         assert len({float(value) for value in alone}) == len(given)
 
@@ -73,6 +76,6 @@ class TestEveryLoss:
             return found['objective']
 
         x = X_BTD.astype(jnp.bfloat16)
-        grads = jax.grad(objective, argnums=(0, 1))(x, WEIGHT_DV)
+        grads = jax.jit(jax.grad(objective, argnums=(0, 1)))(x, WEIGHT_DV)
         assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in grads)
         assert grads[0].dtype == jnp.bfloat16 and grads[1].dtype == jnp.float32
