@@ -9,6 +9,7 @@ import collections
 import gc
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from pathlib import Path
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 sys.dont_write_bytecode = False
 
+# What is started in the background of a script inherits that SIGINT is ignored: what a test
+# interrupts would go on for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from tests import crashes
 from tests.costs import Meter
 from tests.xla import EIGHT_DEVICES
 
@@ -131,6 +137,7 @@ def pytest_configure(config):
     is_worker = hasattr(config, 'workerinput')
     written = None if is_worker else config.getoption('costs')
     config.pluginmanager.register(Meter(written), 'costs')
+    config.pluginmanager.register(crashes)
     kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
     if sum(path.stat().st_size for path in kept) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
