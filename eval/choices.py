@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm.choice import AUTO, Choice
+from lm.recipe import sown_by
 from lm.sections import CHOICES
 from modules.choices import choose
-from modules.losses import AUXILIARIES
 from modules.numerics import REMAT_SUMMARIES
 from modules.options import Declared, Option, options
 
@@ -56,8 +56,8 @@ def rows_of(field: str) -> list[Row]:
         if sources(words) and words.endswith(f' ({sources(words)})'):  # it is in `source` too
             words = words.removesuffix(f' ({sources(words)})')
         found = {f'{choice.section}.{n}': declared for n, declared in options(part).items()}
-        for term in getattr(part, 'auxiliary', ()):
-            found |= {f'loss.{n}': d for n, d in options(AUXILIARIES[term]).items()}
+        for term in sown_by(choice, part).values():
+            found |= {f'loss.{n}': d for n, d in options(term).items()}
         rows.append(Row(name, words, source, found))
     return rows
 
@@ -148,7 +148,7 @@ def bounds(option: Option) -> str:
 
 
 def description(part: Any) -> str:
-    """The text that says what a row is: its summary, its docstring, that of the one function it
+    """The text that says what a row is: its summary, its docstring, that of the first function it
     holds, or the names of what it holds.
     """
     if isinstance(part, Mapping):
@@ -158,7 +158,7 @@ def description(part: Any) -> str:
             return part.summary
         held = vars(part)
         functions = [value for value in held.values() if inspect.isfunction(value)]
-        if len(functions) == 1:
+        if functions:
             return description(functions[0])
     else:
         own = part.__dict__.get('__doc__') if isinstance(part, type) else part.__doc__

@@ -69,7 +69,7 @@ def generate(
     generator = Generator(
         checkpoint.learner,
         jax.device_put(checkpoint.variables),
-        min(checkpoint.config.data.seq_len, max(starts) + tokens),
+        min(checkpoint.recipe.data.seq_len, max(starts) + tokens),
         functools.partial(sample, temperature=temperature, top_k=top_k),
         jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(
             jnp.arange(len(rows))

@@ -9,11 +9,11 @@ __all__ = ['Checkpoint', 'find', 'load', 'open_data']
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:
     """The data it was trained on; ValueError where that is no longer what the config names."""
-    config = checkpoint.config.data
-    dataset = data.open_dataset(config)
+    fields = checkpoint.recipe.data
+    dataset = data.open_dataset(fields)
     if dataset.digest != checkpoint.meta['data']:
         raise ValueError(
-            f'{source_of(config)} has changed since training: it was '
+            f'{source_of(fields)} has changed since training: it was '
             f'{checkpoint.meta["data"]} and is {dataset.digest}. Numbers would not compare.'
         )
     return dataset

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.model import ACTIVATIONS, OF_BLOCKS, SHIFTS, groups_of_blocks
-from lm.sections import Config
+from lm.recipe import Recipe
 from lm.state import Learner, Weights
 
 Activations = dict[str, jax.Array]
@@ -26,24 +26,24 @@ def observe(
     """
     variables = learner.variables(weights)
     if shifts is not None:
-        variables = variables | {SHIFTS: by_group(learner.config, shifts)}
+        variables = variables | {SHIFTS: by_group(learner.recipe, shifts)}
     logits_BTV, filled = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
-    return logits_BTV, by_name(learner.config, filled[ACTIVATIONS])
+    return logits_BTV, by_name(learner.recipe, filled[ACTIVATIONS])
 
 
-def by_name(config: Config, collection: dict) -> Activations:
+def by_name(recipe: Recipe, collection: dict) -> Activations:
     """From the collection, where each group of blocks has its own, to arrays over all blocks."""
-    names = [group.name for group in groups_of_blocks(config)]
+    names = [group.name for group in groups_of_blocks(recipe)]
     whole = {name: x for name, x in collection.items() if name not in names}
     parts = [collection[name] for name in names]
     return whole | {name: jnp.concatenate([part[name] for part in parts]) for name in OF_BLOCKS}
 
 
-def by_group(config: Config, activations: Activations) -> dict:
+def by_group(recipe: Recipe, activations: Activations) -> dict:
     """The inverse of `by_name`."""
     found = {name: x for name, x in activations.items() if name not in OF_BLOCKS}
     start = 0
-    for group in groups_of_blocks(config):
+    for group in groups_of_blocks(recipe):
         stop = start + group.count
         found[group.name] = {
             name: x[start:stop] for name, x in activations.items() if name in OF_BLOCKS

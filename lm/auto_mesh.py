@@ -33,7 +33,8 @@ from jax.sharding import Mesh
 from lm.check_mesh import check_devices
 from lm.config import replaced
 from lm.mesh import make_mesh, mesh_words, refuse_idle, share_of_process, torus_of
-from lm.sections import Config, MeshConfig
+from lm.recipe import Recipe
+from lm.sections import MeshConfig
 from lm.shardings import batch_shapes, laid_out, state_layout
 from lm.state import Learner, build_learner, hyper_from
 from lm.step import TRAINING, observed_sums
@@ -77,7 +78,7 @@ class Candidate:
 
 
 def chosen(
-    config: Config, learner: Learner, devices: list[jax.Device], memory: int, runs: int = 1
+    recipe: Recipe, learner: Learner, devices: list[jax.Device], memory: int, runs: int = 1
 ) -> tuple[MeshConfig, list[str]]:
     """(the mesh, why it is that one, a line each).
 
@@ -87,7 +88,7 @@ def chosen(
 
     Raises ValueError where no mesh cuts batch and model evenly.
     """
-    found = _candidates(config, learner, devices, runs)
+    found = _candidates(recipe, learner, devices, runs)
     fitting = [one for one in found if one.needed <= USABLE * memory]
     simplest = min(found, key=lambda one: (one.parts, one.waits, one.moved))
     if not fitting:
@@ -109,27 +110,27 @@ def chosen(
 
 
 def _candidates(
-    config: Config, learner: Learner, devices: list[jax.Device], runs: int
+    recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
 ) -> list[Candidate]:
     """Those that the model, its batch and the hosts allow, with what they need."""
     n, layout, kept = len(devices), state_layout(learner), kept_bytes(learner)
     divisors = [size for size in range(1, n + 1) if n % size == 0]
-    given = {axis: getattr(config.mesh, axis) for axis in CHOSEN}
+    given = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN}
     sizes = [[given[axis]] if given[axis] > 1 else divisors for axis in CHOSEN]
     found, refusals = [], []
     for of_axes in itertools.product(*sizes):
-        asked = dataclasses.replace(config.mesh, **dict(zip(CHOSEN, of_axes, strict=True)))
+        asked = dataclasses.replace(recipe.mesh, **dict(zip(CHOSEN, of_axes, strict=True)))
         try:
             mesh = make_mesh(asked, devices, runs)
             if runs == 1:
                 refuse_idle(asked, mesh, n)
-            check_devices(config, mesh, jax.process_count())
+            check_devices(recipe, mesh, jax.process_count())
             share_of_process(mesh)
         except ValueError as error:
             refusals.append(error)
             continue
         parts = mesh.size // (mesh.shape['run'] * mesh.shape['tensor'])
-        moved = moved_bytes(config, learner, mesh)
+        moved = moved_bytes(recipe, learner, mesh)
         held = held_bytes(layout, mesh)
         found.append(Candidate(asked, mesh_words(mesh), held, kept // parts, moved))
     if not found:
@@ -152,22 +153,22 @@ def kept_bytes(learner: Learner) -> int:
     """What the backward pass of a microbatch keeps of its forward pass, on all devices together,
     and what it keeps of one layer when it goes through it again with model.remat.
     """
-    config, model = learner.config, learner.model
-    rows = config.data.batch_size // config.train.microbatches
+    recipe, model = learner.recipe, learner.model
+    rows = recipe.data.batch_size // recipe.train.microbatches
     kept = _kept_of(learner, 2 * rows) - _kept_of(learner, rows)  # parameters are kept too
-    if config.model.remat != 'none':
-        whole = replaced(config, {'model.remat': 'none'})
+    if recipe.model.remat != 'none':
+        whole = replaced(recipe, {'model.remat': 'none'})
         again = build_learner(whole, model.vocab_size, learner.bos_id, model.kernels.platform)
         of_layers = _kept_of(again, 2 * rows) - _kept_of(again, rows)
-        kept += of_layers // config.model.n_layers
+        kept += of_layers // recipe.model.n_layers
     return kept
 
 
 def _kept_of(learner: Learner, rows: int) -> int:
     shapes, _ = state_layout(learner)
-    config = learner.config
-    hyper = jax.eval_shape(lambda: hyper_from(config))
-    batch = batch_shapes(replaced(config, {'data.batch_size': rows, 'train.microbatches': 1}))
+    recipe = learner.recipe
+    hyper = jax.eval_shape(lambda: hyper_from(recipe))
+    batch = batch_shapes(replaced(recipe, {'data.batch_size': rows, 'train.microbatches': 1}))
 
     def backward(state, batch, hyper):
         used, _ = learner.described.reparam.apply(state.params, state.reparam, True)
@@ -182,9 +183,9 @@ def _kept_of(learner: Learner, rows: int) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in kept)
 
 
-def moved_bytes(config: Config, learner: Learner, mesh: Mesh) -> float:
+def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
     """What a device sends in a step, by the formulas above."""
-    n, model = mesh.shape, config.model
+    n, model = mesh.shape, recipe.model
     shapes = jax.tree.leaves(learner.described.shapes)
     elements = sum(math.prod(leaf.shape) for leaf in shapes) / n['tensor']
     item = jnp.dtype(model.dtype).itemsize
@@ -193,8 +194,8 @@ def moved_bytes(config: Config, learner: Learner, mesh: Mesh) -> float:
     torus = torus_of(mesh.devices.flat)
     if len(torus) > 1 and n['fsdp'] == math.prod(torus):
         gathered *= 2
-    rows = config.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
-    activation = item * rows * config.data.seq_len / n['context'] * model.d_model
+    rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
+    activation = item * rows * recipe.data.seq_len / n['context'] * model.d_model
     keys = 6 * activation * model.n_kv_heads / model.n_heads * (n['context'] - 1)
     return (
         2 * gradients / n['fsdp'] * share(n['data'] * n['context'])

@@ -1,29 +1,30 @@
 """The model that a parametrisation scales against: this one, at the width of the base."""
 
-from lm.config import part_at, replaced
-from lm.sections import Config
+from lm.config import replaced
+from lm.recipe import Recipe
 
 
-def base_of(config: Config) -> Config:
-    """The config at scaling.base_width, with scaling.base_heads or with heads as wide as here."""
-    width = config.scaling.base_width
-    return config if width is None else resized(config, width, config.scaling.base_heads)
+def base_of(recipe: Recipe) -> Recipe:
+    """The recipe at scaling.base_width, with scaling.base_heads or with heads as wide as here."""
+    width = recipe.config.scaling.base_width
+    return recipe if width is None else resized(recipe, width, recipe.config.scaling.base_heads)
 
 
-def resized(config: Config, width: int, n_heads: int | None) -> Config:
-    """The config at another width: MLPs, heads, and key and value heads grow alike.
+def resized(recipe: Recipe, width: int, n_heads: int | None) -> Recipe:
+    """The recipe at another width: MLPs, heads, and key and value heads grow alike.
 
     n_heads: None: as many as are as wide as here. Depth is left: blocks do not differ in their
     shapes. ValueError where a size is then no whole number.
     """
-    model = config.model
+    model = recipe.model
 
     def scaled(name: str, by: int, over: int) -> int:
-        found, rest = divmod(getattr(model, name) * by, over)
+        now = vars(model)[name]
+        found, rest = divmod(now * by, over)
         if rest or not found:
             raise ValueError(
-                f'at a width of {width} this model would have {getattr(model, name) * by / over:g} '
-                f'for model.{name}={getattr(model, name)}, which must be whole. Choose a width '
+                f'at a width of {width} this model would have {now * by / over:g} '
+                f'for model.{name}={now}, which must be whole. Choose a width '
                 'that divides evenly, or the number of heads of the base model '
                 '(scaling.base_heads).'
             )
@@ -36,7 +37,7 @@ def resized(config: Config, width: int, n_heads: int | None) -> Config:
             f'{heads} heads for a width of {width}'
         )
     return replaced(
-        config,
+        recipe,
         {
             'model.d_model': width,
             'model.d_ff': scaled('d_ff', width, model.d_model),
@@ -46,25 +47,25 @@ def resized(config: Config, width: int, n_heads: int | None) -> Config:
     )
 
 
-def base_head_dim(config: Config) -> int | None:
+def base_head_dim(recipe: Recipe) -> int | None:
     """The head width at which q k / H is what q k / sqrt(H) is; None where logits are not per H."""
-    if not part_at(config, 'scaling.name').row.logits_per_width:
+    if not recipe.scaling.row.logits_per_width:
         return None
-    if against_one(config):
+    if against_one(recipe):
         return 1
-    base = base_of(config).model
+    base = base_of(recipe).model
     return base.d_model // base.n_heads
 
 
-def against_one(config: Config) -> bool:
+def against_one(recipe: Recipe) -> bool:
     """Whether sizes count, and not growths from those of a base model."""
-    return part_at(config, 'scaling.name').row.against_one
+    return recipe.scaling.row.against_one
 
 
-def base_blocks(config: Config) -> int:
-    return 1 if against_one(config) else config.scaling.base_depth or config.model.n_layers
+def base_blocks(recipe: Recipe) -> int:
+    return 1 if against_one(recipe) else recipe.config.scaling.base_depth or recipe.model.n_layers
 
 
-def width_growth(config: Config) -> float:
-    base = 1 if against_one(config) else config.scaling.base_width or config.model.d_model
-    return config.model.d_model / base
+def width_growth(recipe: Recipe) -> float:
+    base = 1 if against_one(recipe) else recipe.config.scaling.base_width or recipe.model.d_model
+    return recipe.model.d_model / base

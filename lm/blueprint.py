@@ -9,7 +9,8 @@ import jax
 
 from lm.auto_mesh import chosen
 from lm.mesh import make_mesh
-from lm.sections import AUTO, Config, MeshConfig
+from lm.recipe import Recipe
+from lm.sections import AUTO, MeshConfig
 from lm.shardings import abstract_state
 from lm.state import build_learner
 from lm.updates import refuse_unserved
@@ -27,7 +28,7 @@ class Blueprint:
 
     def __init__(
         self,
-        config: Config,
+        recipe: Recipe,
         vocab_size: int,
         bos_id: int,
         devices: Sequence[jax.Device],
@@ -35,9 +36,9 @@ class Blueprint:
         say: Callable[[str], None] = print,
         runs: int = 1,
     ):
-        self.config, self.vocab_size = config, vocab_size
+        self.recipe, self.vocab_size = recipe, vocab_size
         self.platform = devices[0].platform
-        self.learner = build_learner(config, vocab_size, bos_id, self.platform)
+        self.learner = build_learner(recipe, vocab_size, bos_id, self.platform)
         refuse_unserved(self.learner)
         self.mesh = make_mesh(self._mesh_config(devices, memory, say, runs), list(devices), runs)
         self.state_shapes = abstract_state(self.learner, self.mesh)
@@ -50,9 +51,9 @@ class Blueprint:
         runs: int,
     ) -> MeshConfig:
         """As it is given, or chosen here."""
-        if self.config.mesh.axes != AUTO:
-            return self.config.mesh
-        mesh, why = chosen(self.config, self.learner, list(devices), memory(), runs)
+        if self.recipe.mesh.axes != AUTO:
+            return self.recipe.mesh
+        mesh, why = chosen(self.recipe, self.learner, list(devices), memory(), runs)
         for line in why:
             say(line)
         return mesh

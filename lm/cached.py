@@ -27,11 +27,11 @@ def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> C
     variables: as `learner.variables` gives them. Raises ValueError where the positions of the model
     end before `capacity`.
     """
-    config = learner.config
-    if config.model.position == 'learned' and capacity > config.data.seq_len:
+    recipe = learner.recipe
+    if recipe.position.row.table and capacity > recipe.data.seq_len:
         raise ValueError(
-            f'model.position=learned has data.seq_len={config.data.seq_len} positions; got a cache '
-            f'for {capacity} tokens. Read rows of {config.data.seq_len} at most.'
+            f'{recipe.position} has data.seq_len={recipe.data.seq_len} positions; got a cache '
+            f'for {capacity} tokens. Read rows of {recipe.data.seq_len} at most.'
         )
     zeros_B = jnp.zeros(batch, jnp.int32)
     cache = Cache({}, zeros_B, capacity)

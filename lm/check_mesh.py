@@ -6,17 +6,17 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from lm.check import asks_forward_mode
-from lm.config import option_of, part_at
+from lm.config import flatten
 from lm.mesh import batch_parts, make_mesh, refuse_idle, torus_of
 from lm.model import chosen_kernels
-from lm.sections import AUTO, Config
-from modules.attention.softmax import SoftmaxAttention
+from lm.recipe import Recipe
+from lm.sections import AUTO
+from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
 from modules.devices import BATCH
-from modules.kernels import OF_CUT_ROWS
-from modules.kernels.attention.splash import BLOCKS, block_of
+from modules.kernels.attention import ATTENTION_KERNELS
 from modules.mlp import MLPS
+from modules.options import options
 
 # Mesh axis -> the sizes of the model that it cuts, and must divide.
 WIDTHS = {
@@ -26,39 +26,38 @@ WIDTHS = {
 }
 
 
-def check_single(config: Config) -> None:
+def check_single(recipe: Recipe) -> None:
     """`check_devices` of a run alone, on the devices at hand; ValueError where it would leave some
     of them idle. With mesh.axes=auto it is asked when the mesh is chosen (`lm.auto_mesh`).
     """
-    if config.mesh.axes == AUTO:
+    if recipe.mesh.axes == AUTO:
         return
-    mesh = make_mesh(config.mesh)
-    refuse_idle(config.mesh, mesh, jax.device_count())
-    check_devices(config, mesh, jax.process_count())
+    mesh = make_mesh(recipe.mesh)
+    refuse_idle(recipe.mesh, mesh, jax.device_count())
+    check_devices(recipe, mesh, jax.process_count())
 
 
-def check_devices(config: Config, mesh: Mesh, n_processes: int = 1) -> None:
+def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
     """ValueError where a microbatch, or a width of the model, cannot be cut evenly over the mesh,
     or where the model has nothing that an axis of it could cut.
     """
-    _check_rows(config, mesh)
+    _check_rows(recipe, mesh)
     for axis, fields in WIDTHS.items():
         for field in fields:
-            section, name = field.split('.')
-            _check_width(mesh, axis, field, getattr(getattr(config, section), name))
-    for asker in asks_forward_mode(config) if mesh.shape['fsdp'] > 1 else ():
+            _check_width(mesh, axis, field, flatten(recipe)[field])
+    for asker in recipe.in_forward_mode if mesh.shape['fsdp'] > 1 else ():
         raise ValueError(
             f'{asker} differentiates in forward mode, which the table of embeddings has not where '
             f'it is cut: mesh.fsdp={mesh.shape["fsdp"]}. Lay these devices along mesh.data.'
         )
-    _check_experts(config, mesh)
-    _check_context(config, mesh)
+    _check_experts(recipe, mesh)
+    _check_context(recipe, mesh)
     if mesh.size % n_processes:
         raise ValueError(f'{mesh.size} devices do not spread evenly over {n_processes} processes')
 
 
-def _check_rows(config: Config, mesh: Mesh) -> None:
-    rows, parts, n = config.data.batch_size, config.train.microbatches, batch_parts(mesh)
+def _check_rows(recipe: Recipe, mesh: Mesh) -> None:
+    rows, parts, n = recipe.data.batch_size, recipe.train.microbatches, batch_parts(mesh)
     if rows % (parts * n):
         fitting = max(1, round(rows / (parts * n))) * parts * n
         over = [f'mesh.{axis}' for axis in BATCH if mesh.shape[axis] > 1] or ['devices']
@@ -77,48 +76,42 @@ def _check_width(mesh: Mesh, axis: str, field: str, width: int) -> None:
         )
 
 
-def _check_experts(config: Config, mesh: Mesh) -> None:
+def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
     if mesh.shape['expert'] == 1:
         return
-    part = part_at(config, 'model.mlp')
-    n_experts = option_of(config, part, 'n_experts')
+    n_experts = recipe.mlp.options.get('n_experts')
     if n_experts is None:
-        able = [name for name, row in MLPS.items() if hasattr(row, 'n_experts')]
+        able = [name for name, row in MLPS.items() if 'n_experts' in options(row)]
         raise ValueError(
-            f'mesh.expert={mesh.shape["expert"]} cuts experts, and model.mlp={part.name} has none; '
-            f'choose one of {", ".join(able)}, or lay these devices along mesh.data.'
+            f'mesh.expert={mesh.shape["expert"]} cuts experts, and {recipe.mlp} has none; choose '
+            f'one of {", ".join(able)}, or lay these devices along mesh.data.'
         )
     _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
 
 
-def _check_context(config: Config, mesh: Mesh) -> None:
+def _check_context(recipe: Recipe, mesh: Mesh) -> None:
     """Tokens of a row on several devices: softmax attention gathers the keys and values of all."""
-    if mesh.shape['context'] == 1:
+    n = mesh.shape['context']
+    if n == 1:
         return
-    part = part_at(config, 'model.attention')
-    if not issubclass(part.row, SoftmaxAttention):
+    if not recipe.attention.row.of_cut_rows:
+        able = [name for name, row in ATTENTIONS.items() if row.of_cut_rows]
         raise ValueError(
-            f'mesh.context={mesh.shape["context"]} cuts rows of tokens, which model.attention='
-            f'{part.name} reads in order; choose softmax, or mesh.context=1.'
+            f'mesh.context={n} cuts rows of tokens, which {recipe.attention} reads in order; '
+            f'choose {" or ".join(able)}, or mesh.context=1.'
         )
-    name = chosen_kernels(config, mesh.devices.flat[0].platform).attention_name
-    if name not in OF_CUT_ROWS:
+    name = chosen_kernels(recipe, mesh.devices.flat[0].platform).attention_name
+    refuse_cut = ATTENTION_KERNELS[name].refuse_cut
+    if refuse_cut is None:
+        able = [other for other, row in ATTENTION_KERNELS.items() if row.refuse_cut]
         raise ValueError(
-            f'mesh.context={mesh.shape["context"]} cuts rows of tokens, which kernels.attention='
-            f'{name} must have whole; choose one of {", ".join(OF_CUT_ROWS)}.'
+            f'mesh.context={n} cuts rows of tokens, which kernels.attention={name} must have '
+            f'whole; choose one of {", ".join(able)}.'
         )
-    n, length = mesh.shape['context'], config.data.seq_len
-    if name == 'splash' and block_of(length, n) is None:
-        multiple = 2 * n * BLOCKS[-1]
-        nearest = max(1, round(length / multiple)) * multiple
-        raise ValueError(
-            f'kernels.attention=splash computes two pieces of a row on each of mesh.context={n} '
-            f'devices, in blocks of {BLOCKS[-1]} tokens: data.seq_len must be a multiple of '
-            f'{multiple}; got {length}. Nearest that works: {nearest}.'
-        )
+    refuse_cut(recipe.data.seq_len, n)
 
 
-def notes_of_mesh(config: Config, mesh: Mesh, vocab_size: int) -> Iterator[str]:
+def notes_of_mesh(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
     """What stays whole on every device although an axis of the mesh could cut it, and devices that
     are left without work.
     """
@@ -133,7 +126,7 @@ def notes_of_mesh(config: Config, mesh: Mesh, vocab_size: int) -> Iterator[str]:
         )
     tensor = mesh.shape['tensor']
     for what, size, name in (
-        ('keys and values', config.model.n_kv_heads, 'model.n_kv_heads'),
+        ('keys and values', recipe.model.n_kv_heads, 'model.n_kv_heads'),
         ('embeddings and logits', vocab_size, 'the vocabulary'),
     ):
         if size % tensor:

@@ -18,7 +18,7 @@ class Choice:
 
     inline: options of this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
     rows joined by '+'. shares: each of these with its share of the whole, 'causal:0.5+infill:0.5'.
-    auto: 'auto' may stand for one.
+    auto: 'auto' may stand for one. sows: rows name auxiliary losses, whose options are in `loss`.
     """
 
     table: Mapping[str, Any]
@@ -27,6 +27,7 @@ class Choice:
     several: bool = False
     shares: bool = False
     auto: bool = False
+    sows: bool = False
 
     def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
         """(name, row, options given behind the name) of each row that `value` names.

@@ -1,13 +1,12 @@
-"""The seam between a ConfigDict, which a user edits, and frozen dataclasses, which the code reads.
+"""The seam between a ConfigDict, which a user edits, and a Recipe, which the code reads.
 
-The fields and their types are in `lm.sections`; `resolve` checks them and fills in what the chosen
-part's own signature has.
+The fields and their types are in `lm.sections`; `resolve` checks them, looks every name up, and
+fills in what the chosen part's own signature has.
 """
 
 import dataclasses
 import hashlib
 import json
-import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +15,9 @@ from ml_collections import ConfigDict
 from lm.choice import AUTO, joined_by_plus
 from lm.hints import field_hint
 from lm.mixture import settled
-from lm.sections import (
-    CHOICES,
-    FIELDS,
-    Config,
-)
+from lm.recipe import Recipe, parts_of, readers_of, recipe_of, rows_at, sown_by
+from lm.sections import CHOICES, FIELDS, Config
 from modules.choices import nearest
-from modules.losses import AUXILIARIES
 from modules.options import options, typed
 
 
@@ -30,74 +25,8 @@ class Unread(ValueError):
     """An option is given that no chosen part reads."""
 
 
-class Part(typing.NamedTuple):
-    """A row that a config has chosen. path: the field that names it; section: where its options
-    are; inline: those that follow its name.
-    """
-
-    path: str
-    name: str
-    row: Any
-    section: str
-    inline: Mapping[str, Any]
-
-
-def parts_of(config: Config) -> list[Part]:
-    """All that the config has chosen, in the order of its fields; 'auto' chooses nothing yet.
-
-    Raises ValueError for a name that there is not, with the nearest.
-    """
-    flat, found = flatten(config), []
-    for path, choice in CHOICES.items():
-        for name, row, inline in rows_at(path, flat[path]):
-            if row is None:
-                continue
-            found.append(Part(path, name, row, choice.section, inline))
-            for term in getattr(row, 'auxiliary', ()):
-                found.append(Part(path, term, AUXILIARIES[term], 'loss', {}))
-    return found
-
-
-def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
-    """`Choice.parts` of what a field names; a ValueError says which other field has such a row."""
-    try:
-        return CHOICES[path].parts(path, value)
-    except ValueError as error:
-        tables = {id(choice.table): field for field, choice in reversed(CHOICES.items())}
-        fields = [field for field in tables.values() if value in CHOICES[field].table]
-        elsewhere = f' {value!r} is one of {" and of ".join(fields)}.' if fields else ''
-        raise ValueError(f'{error}{elsewhere}') from None
-
-
-def parts_at(config: Config, path: str) -> list[Part]:
-    """The rows that the field `path` names, in order."""
-    section, field = path.split('.')
-    found = rows_at(path, getattr(getattr(config, section), field))
-    return [Part(path, name, row, CHOICES[path].section, inline) for name, row, inline in found]
-
-
-def part_at(config: Config, path: str) -> Part:
-    """The one row that the field `path` names."""
-    (part,) = parts_at(config, path)
-    return part
-
-
-def given(config: Config, part: Part) -> dict[str, Any]:
-    """The options of a part that the config gives, those behind its name before its section's."""
-    values = getattr(config, part.section).__dict__ if part.section else {}
-    found = {name: values[name] for name in options(part.row) if values[name] is not None}
-    return found | dict(part.inline)
-
-
-def option_of(config: Config, part: Part, name: str) -> Any:
-    """As given, or else as published; None where the part has no such option."""
-    if name not in options(part.row):
-        return None
-    return given(config, part).get(name, options(part.row)[name].default)
-
-
-def resolve(raw: Mapping[str, Any]) -> Config:
-    """A ConfigDict, or the dict of a config.json, as frozen dataclasses: one run.
+def resolve(raw: Mapping[str, Any]) -> Recipe:
+    """Looks up all that a ConfigDict, or the dict of a config.json, says of one run.
 
     'auto' is replaced by what it stands for, but for kernels, which depend on the machine. An
     option that is None becomes the default of the parts that read it, where these agree and there
@@ -111,7 +40,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
 
 
 def build(raw: Mapping[str, Any]) -> Config:
-    """As `resolve`, but nothing is filled in, and no names are looked up."""
+    """Checks fields and types alone: nothing is filled in, and no names are looked up."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
     if raw.get('sweep') is not None:
@@ -148,10 +77,10 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
     return cls(**values)
 
 
-def settle(config: Config) -> Config:
+def settle(config: Config) -> Recipe:
     """`resolve` for a config whose types are right."""
     config = without_auto(config)
-    readers, flat = readers_of(config), flatten(config)
+    readers, flat = readers_of(parts_of(config)), flatten(config)
     for path, value in flat.items():
         if FIELDS[path].of_parts and value is not None and path not in readers:
             raise Unread(unread(path, value, config))
@@ -161,39 +90,30 @@ def settle(config: Config) -> Config:
         several = any(CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
-    return replaced(config, values)
+    return recipe_of(changed(config, values))
 
 
 def without_auto(config: Config) -> Config:
     """What 'auto' or None stands for in the model, by its placement and its norm; data.mixture as
     it is spelt in records.
     """
-    model, placement = config.model, part_at(config, 'model.placement')
-    needs, norm = placement.row.needs, part_at(config, 'model.norm')
-    values = {}
+    model = config.model
+    ((_, placement, _),) = rows_at('model.placement', model.placement)
+    ((_, norm, _),) = rows_at('model.norm', model.norm)
+    needs, values = placement.needs, {}
     if model.mlp == AUTO:
         values['model.mlp'] = needs.get('mlp', 'dense')
     if model.reparam == AUTO:
         values['model.reparam'] = needs.get('reparam', 'none')
     if model.final_norm == AUTO:
-        values['model.final_norm'] = model.norm if placement.row.final_norm else 'none'
+        values['model.final_norm'] = model.norm if placement.final_norm else 'none'
     if model.embedding_scale is None:
-        values['model.embedding_scale'] = norm.row.scales_embedding
+        values['model.embedding_scale'] = norm.scales_embedding
     if config.attention.norm_values is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
     if config.data.mixture is not None:
         values |= settled(config.data.mixture, config.data.source)
-    return replaced(config, values)
-
-
-def readers_of(config: Config) -> dict[str, list[Part]]:
-    """{path of an option: the chosen parts that read it}; one behind a name is no path's."""
-    found: dict[str, list[Part]] = {}
-    for part in parts_of(config):
-        for name in options(part.row) if part.section else ():
-            if name not in part.inline:
-                found.setdefault(f'{part.section}.{name}', []).append(part)
-    return found
+    return changed(config, values)
 
 
 def unread(path: str, value: Any, config: Config) -> str:
@@ -202,7 +122,7 @@ def unread(path: str, value: Any, config: Config) -> str:
     would: dict[str, list[str]] = {}
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
-            terms = [AUXILIARIES[term] for term in getattr(part, 'auxiliary', ())]
+            terms = sown_by(choice, part).values()
             reads = choice.section == path.split('.')[0] and name in options(part)
             if reads or (path.startswith('loss.') and any(name in options(t) for t in terms)):
                 would.setdefault(field, []).append(row)
@@ -215,26 +135,31 @@ def unread(path: str, value: Any, config: Config) -> str:
     )
 
 
-def replaced(config: Config, values: Mapping[str, Any]) -> Config:
-    """The config with {'optim.lr': 0.01, ...} changed."""
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The fields of a config with {'optim.lr': 0.01, ...} changed."""
     by_section: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         section_name, name = path.split('.')
         by_section.setdefault(section_name, {})[name] = value
-    changed = {
-        name: dataclasses.replace(getattr(config, name), **fields)
+    sections = {
+        name: dataclasses.replace(vars(config)[name], **fields)
         for name, fields in by_section.items()
     }
-    return dataclasses.replace(config, **changed)
+    return dataclasses.replace(config, **sections)
 
 
-def to_dict(config: Config) -> dict[str, Any]:
+def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with fields changed whose values are settled, such as sizes."""
+    return recipe_of(changed(recipe.config, values))
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
     """The inverse of `resolve`, as plain dicts."""
-    return dataclasses.asdict(config)
+    return dataclasses.asdict(recipe.config)
 
 
-def to_json(config: Config) -> str:
-    return json.dumps(to_dict(config), indent=2) + '\n'
+def to_json(recipe: Recipe) -> str:
+    return json.dumps(to_dict(recipe), indent=2) + '\n'
 
 
 # Fields whose dataclass default stands for another value, and that default.
@@ -245,7 +170,7 @@ LEFT_OPEN = {
 }
 
 
-def identity(config: Config) -> dict[str, Any]:
+def identity(recipe: Recipe) -> dict[str, Any]:
     """What a resolved config says of its run, without what goes without saying.
 
     A field is left out that has its dataclass default, or what that stands for. Of the options of
@@ -255,14 +180,15 @@ def identity(config: Config) -> dict[str, Any]:
     its value, with what a default stands for or with the published default of an option: a part
     that differs in one of these is a new row.
     """
-    defaults = flatten(without_auto(replaced(config, LEFT_OPEN)))
+    config = recipe.config
+    defaults = flatten(without_auto(changed(config, LEFT_OPEN)))
     found = {}
     for path, value in flatten(config).items():
         default = defaults[path] if path in LEFT_OPEN else FIELDS[path].default
         if not FIELDS[path].of_parts and _names(path, value) != _names(path, default):
             found[path] = _names(path, value)
     for part in parts_of(config):
-        for name, value in given(config, part).items():
+        for name, value in part.options.items():
             if value != options(part.row)[name].default:
                 found[f'{part.path}={part.name}:{name}'] = value
     return found
@@ -275,14 +201,16 @@ def _names(path: str, value: Any) -> Any:
     return value
 
 
-def digest(config: Config) -> str:
+def digest(recipe: Recipe) -> str:
     """Eight hexadecimal digits that name a run by the `identity` of its resolved config."""
-    text = json.dumps(identity(config), sort_keys=True)
+    text = json.dumps(identity(recipe), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(config: Recipe | Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     """{'model.d_model': 256, ...}, in declaration order."""
+    if isinstance(config, Recipe):
+        config = config.config
     if isinstance(config, Config):
         return {
             f'{section}.{name}': value
@@ -298,7 +226,7 @@ def flatten(config: Config | Mapping[str, Any], prefix: str = '') -> dict[str, A
     return flat
 
 
-def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     """{'optim.lr': (old value, new value)} for every field in which two resolved configs differ; {}
     where they are of one `identity`.
     """

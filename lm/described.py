@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from lm.base_model import against_one, base_blocks, base_of, width_growth
-from lm.config import given, part_at, parts_at
 from lm.model import Transformer
-from lm.sections import Config
+from lm.recipe import Recipe
 from modules.params import NORM, ParamSpec, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
-from modules.scaling import INITS, growth_of, of_one_channel, scaling_of
+from modules.scaling import growth_of, of_one_channel, scaling_of
 from modules.statistics import BACKWARD_STATS, STATS
 
 QUERY = 'query'  # the name of its matrix in modules/attention/base.py
@@ -47,36 +46,36 @@ class Description:
         return params, reparam
 
 
-def describe_params(config: Config, model: Transformer) -> Description:
+def describe_params(recipe: Recipe, model: Transformer) -> Description:
     """From the model's own records (`modules.params`). ValueError where nothing is trainable."""
-    initial = jax.eval_shape(lambda: initial_parameters(config, model, jax.random.key(0))[0])
+    initial = jax.eval_shape(lambda: initial_parameters(recipe, model, jax.random.key(0))[0])
     used, used_specs = split(initial)
-    base = shapes_in_base(config, model, used, used_specs)
-    chosen = {part.name: given(config, part) for part in parts_at(config, 'model.reparam')}
+    base = shapes_in_base(recipe, model, used, used_specs)
+    chosen = {part.name: part.options for part in recipe.reparam}
 
     def mapped(shapes):
         reparam = reparametrise(list(chosen), used_specs, shapes, chosen)
         return reparam, jax.eval_shape(lambda params: reparam.init(params)[0], shapes)
 
-    _, used_scalings = scaled(config, used_specs, used, base)
+    _, used_scalings = scaled(recipe, used_specs, used, base)
     reparam, shapes = mapped(used)
     _, base_shapes = mapped(base)
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         reparam = chain(multiplied(used_specs, factors), reparam)
-    trainable = jax.tree.map(TRAINABLE[config.train.trainable], reparam.specs)
+    trainable = jax.tree.map(TRAINABLE[recipe.train.trainable], reparam.specs)
     if not any(jax.tree.leaves(trainable)):
         raise ValueError(
-            f'train.trainable={config.train.trainable} leaves nothing to train: the norms of this '
-            f'model (model.norm={config.model.norm}) have no parameters'
+            f'train.trainable={recipe.train.trainable} leaves nothing to train: the norms of this '
+            f'model (model.norm={recipe.model.norm}) have no parameters'
         )
-    growths, scalings = scaled(config, reparam.specs, shapes, base_shapes)
+    growths, scalings = scaled(recipe, reparam.specs, shapes, base_shapes)
 
     def initial_std(path, spec, scaling):
         if scaling.init_std is None:
             return None
         std = scaling.init_std * scaling.forward_factor
-        return std * (not starts_at_0(config, path_name(path), spec))
+        return std * (not starts_at_0(recipe, path_name(path), spec))
 
     return Description(
         used_shapes=used,
@@ -91,29 +90,28 @@ def describe_params(config: Config, model: Transformer) -> Description:
     )
 
 
-def shapes_in_base(config: Config, model: Transformer, shapes: Any, specs: Any) -> Any:
+def shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
     """Of the parameters in the base model; `shapes` themselves where there is none."""
-    if against_one(config):
+    if against_one(recipe):
         return jax.tree.map(
             lambda s, spec: jax.ShapeDtypeStruct(of_one_channel(spec, s.shape), s.dtype),
             shapes,
             specs,
         )
-    if config.scaling.base_width is None:
+    if recipe.config.scaling.base_width is None:
         return shapes
-    small = Transformer(base_of(config), model.vocab_size, model.kernels)
-    initial = jax.eval_shape(lambda: initial_parameters(small.config, small, jax.random.key(0))[0])
+    small = Transformer(base_of(recipe), model.vocab_size, model.kernels)
+    initial = jax.eval_shape(lambda: initial_parameters(small.recipe, small, jax.random.key(0))[0])
     return split(initial)[0]
 
 
-def scaled(config: Config, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
+def scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
     """(growths, scalings): what the parametrisation makes of each parameter.
 
     ValueError for a matrix that it has no rule for, with the optimizer it is given to.
     """
-    part, init = part_at(config, 'scaling.name'), INITS[config.scaling.init]
-    options, blocks = given(config, part), config.model.n_layers
-    deeper, wider = blocks / base_blocks(config), width_growth(config)
+    part, blocks = recipe.scaling, recipe.model.n_layers
+    deeper, wider = blocks / base_blocks(recipe), width_growth(recipe)
     growths = jax.tree.map(
         lambda s, base, spec: growth_of(spec, s.shape, base.shape, deeper, wider),
         shapes,
@@ -122,39 +120,39 @@ def scaled(config: Config, specs: Any, shapes: Any, base_shapes: Any) -> tuple[A
     )
 
     def scale(path, spec, shape, base, growth):
-        chosen = part_at(config, optimizer_of(spec))
+        chosen = recipe.optimizers[optimizer_of(spec)]
         if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
             raise ValueError(
-                f'scaling.name={part.name} has no rule for {path_name(path)}, of which one side '
-                f'alone grows, with {chosen.path}={chosen.name}, whose updates have singular '
+                f'{part} has no rule for {path_name(path)}, of which one side '
+                f'alone grows, with {chosen}, whose updates have singular '
                 'values of one size. Choose another optimizer, or a model without such matrices.'
             )
         return scaling_of(
             part.row,
-            init,
+            recipe.init.row,
             spec,
             (shape.shape, base.shape),
-            (blocks, base_blocks(config)),
+            (blocks, base_blocks(recipe)),
             growth,
             chosen.row.family,
-            **options,
+            **part.options,
         )
 
     scalings = jax.tree_util.tree_map_with_path(scale, specs, shapes, base_shapes, growths)
     return growths, scalings
 
 
-def starts_at_0(config: Config, path: str, spec: ParamSpec) -> bool:
+def starts_at_0(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
     """Whether scaling.zero_init, or the parametrisation, has this matrix begin at 0."""
-    asked = {config.scaling.zero_init, *part_at(config, 'scaling.name').row.zero}
+    asked = {recipe.config.scaling.zero_init, *recipe.scaling.row.zero}
     if path.split('/')[-1] == QUERY:
         return bool(asked & {'query', 'both'})
     return spec.role == 'readout' and bool(asked & {'readout', 'both'})
 
 
-def initial_parameters(config: Config, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
+def initial_parameters(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
     """(parameters at unit scale, in their boxes; what layers carry)."""
-    found = model.init(key, jnp.zeros((1, config.data.seq_len), jnp.int32))
+    found = model.init(key, jnp.zeros((1, recipe.data.seq_len), jnp.int32))
     return found['params'], {name: found[name] for name in (STATS, BACKWARD_STATS) if name in found}
 
 

@@ -64,7 +64,7 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
         used, to_stored, _ = jax.vjp(use, state.params, has_aux=True)
         grads, (sown, seen, means) = jax.grad(loss, has_aux=True)(used)
         (stored_grads,) = to_stored(grads)
-        parts = microbatched(batch, learner.config.train.microbatches)
+        parts = microbatched(batch, learner.recipe.train.microbatches)
         asked = asked_of(learner, state, hyper, parts, total)
         step = optimizer_step(learner, state, hyper, stored_grads, means, asked)
         changes = jax.tree.map(jnp.subtract, step.state.params, state.params)
@@ -117,7 +117,7 @@ def of_layers(learner: Learner, sown: Any, used: Any, grads: Any) -> Found:
     """What layers have sown, and what is seen of the weights they use."""
     names = short_names(learner)
     found = []
-    for group in groups_of_blocks(learner.config):
+    for group in groups_of_blocks(learner.recipe):
         own = sown_in(sown, group.name)
         own['layer_param_norm'] = norm_by_layer(used[group.name])
         own['layer_grad_norm'] = norm_by_layer(grads[group.name])
@@ -137,7 +137,7 @@ def sown_in(sown: Any, group: str) -> Found:
 
 def sown_by_layers(learner: Learner, sown: Any) -> Found:
     """The same of all blocks."""
-    groups = groups_of_blocks(learner.config)
+    groups = groups_of_blocks(learner.recipe)
     return joined([(group.count, sown_in(sown, group.name)) for group in groups])
 
 
@@ -146,7 +146,7 @@ def short_names(learner: Learner) -> dict[str, str]:
     it where two would have the same. That of a norm's is always whole.
     """
     specs: dict[str, ParamSpec] = {}
-    for group in groups_of_blocks(learner.config):
+    for group in groups_of_blocks(learner.recipe):
         own = named_leaves(learner.described.used_specs[group.name])
         specs |= {path: spec for path, spec in own.items() if spec.role == 'hidden'}
     counts = collections.Counter(p.split('/')[-1] for p, s in specs.items() if s.part != NORM)
@@ -208,7 +208,7 @@ def by_role(learner: Learner, params: Any, grads: Any, changes: Any) -> Found:
     """
     described, trees = learner.described, {'gradient': grads, 'update': changes, 'weight': params}
     groups, outside = [], named_leaves(described.specs)
-    for group in groups_of_blocks(learner.config):
+    for group in groups_of_blocks(learner.recipe):
         of_group = named_leaves(described.specs[group.name])
         layered = {f'{group.name}/{p}': s for p, s in of_group.items() if LAYER in s.axes}
         outside = {path: spec for path, spec in outside.items() if path not in layered}
@@ -254,7 +254,7 @@ def measured(learner: Learner, state: State) -> Found:
     """
     names, by_group = short_names(learner), []
     found = learner.described.reparam.measures(state.params, state.reparam)
-    for group in groups_of_blocks(learner.config):
+    for group in groups_of_blocks(learner.recipe):
         own = {}
         specs = named_leaves(learner.described.used_specs[group.name])
         for what, values in found.items():

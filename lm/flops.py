@@ -6,8 +6,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from lm.config import part_at
-from lm.sections import Config
+from lm.recipe import Recipe
 from lm.state import Learner
 from modules.params import named_leaves
 
@@ -37,14 +36,14 @@ def matmul_params(learner: Learner) -> int:
     A matrix is what has a fan_in; one in a norm of queries or keys, which multiplies each head,
     counts once.
     """
-    count, config = 0, learner.config
+    count, recipe = 0, learner.recipe
     shapes = named_leaves(learner.described.used_shapes)
     for path, spec in named_leaves(learner.described.used_specs).items():
         shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
         if 'expert' in shape:
-            shape['expert'] = config.mlp.experts_per_token
+            shape['expert'] = recipe.mlp.options['experts_per_token']
         is_table = spec.role == 'embedding' and 'vocab' in shape
-        if spec.fan_in or (is_table and config.model.tie_embeddings):
+        if spec.fan_in or (is_table and recipe.model.tie_embeddings):
             count += math.prod(shape.values())
     return count
 
@@ -55,20 +54,18 @@ def flops_per_token(learner: Learner) -> float:
     N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
     Recomputation under remat is not counted.
     """
-    return 6 * matmul_params(learner) + attention_flops(learner.config)
+    return 6 * matmul_params(learner) + attention_flops(learner.recipe)
 
 
-def attention_flops(config: Config) -> float:
+def attention_flops(recipe: Recipe) -> float:
     """Per token and all layers: 12 D for each pair of tokens (arXiv:2204.02311, appendix B).
 
     How many pairs that is, each form of attention says (`tokens_mixed`): those that it is for,
     whether or not a kernel computes others too.
     """
-    model, part = config.model, part_at(config, 'model.attention')
+    model, layer = recipe.model, recipe.attention
     pairs = sum(
-        part.row.tokens_mixed(
-            config.data.seq_len, model.d_model // model.n_heads, block, **vars(config.attention)
-        )
+        layer.row.tokens_mixed(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
         for block in range(1, model.n_layers + 1)
     )
     return 12 * model.d_model * pairs

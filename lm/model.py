@@ -10,15 +10,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from lm.base_model import base_head_dim, width_growth
-from lm.check_model import stream_width
-from lm.config import given, part_at
-from lm.sections import Config
+from lm.recipe import Part, Recipe
 from modules.attention.cache import CACHE
 from modules.devices import sharded
 from modules.embedding import looked_up
-from modules.kernels import OPERATIONS, Kernels, kernels_for
-from modules.numerics import DTYPES, REMAT_POLICIES
-from modules.options import build
+from modules.kernels import Kernels, kernels_for
+from modules.numerics import DTYPES
 from modules.params import LAYER, ParamSpec, declare
 from modules.placements import Blocks, Depth
 from modules.products import Readout, matrix
@@ -47,27 +44,24 @@ OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 
 
 def norm_maker(
-    config: Config,
+    part: Part,
     kernels: Kernels,
-    path: str,
     axis: str,
     site: str,
     valid: jax.Array | None = None,
     order: jax.Array | int = 0,
 ) -> Callable[[str], nn.Module]:
-    """name -> a new norm over `axis`, of the kind and with the options that the field `path` of
-    the config has, and with what it has a field for of the rest.
+    """name -> a new norm over `axis`, of the kind and with the options that `part` has, and with
+    what it has a field for of the rest.
     """
-    part = part_at(config, path)
-    options, wiring = given(config, part), {'site': site, 'valid': valid, 'order': order}
-    wiring['rms_norm'] = kernels.rms_norm
-    return lambda name: build(part.row, options, axis=axis, name=name, **wiring)
+    wiring = {'site': site, 'valid': valid, 'order': order, 'rms_norm': kernels.rms_norm}
+    return lambda name: part.build(axis=axis, name=name, **wiring)
 
 
-def groups_of_blocks(config: Config) -> list[Blocks]:
+def groups_of_blocks(recipe: Recipe) -> list[Blocks]:
     """The blocks in order, by groups of equal ones."""
-    placement = part_at(config, 'model.placement')
-    return placement.row.blocks(config.model.n_layers, **given(config, placement))
+    placement = recipe.placement
+    return placement.row.blocks(recipe.model.n_layers, **placement.options)
 
 
 def observed(module: nn.Module, name: str, streams: Any) -> Any:
@@ -91,13 +85,13 @@ class Block(nn.Module):
     block: this one's number, from 1.
     """
 
-    config: Config
+    recipe: Recipe
     kernels: Kernels
     group: Blocks
 
     @nn.compact
     def __call__(self, streams, block: jax.Array, sequence: Sequence):
-        depth = Depth(block, self.config.model.n_layers)
+        depth = Depth(block, self.recipe.model.n_layers)
         attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
         norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
@@ -129,26 +123,24 @@ class Block(nn.Module):
         return x_BTD
 
     def attention(self, valid_BT, block):
-        config, model = self.config, self.config.model
-        layer, position = part_at(config, 'model.attention'), part_at(config, 'model.position')
+        recipe, model = self.recipe, self.recipe.model
+        position = recipe.position
         valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
         valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
         over = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}
 
         def qk_norm(name, over_what):
             axis, valid = over[over_what]
-            return norm_maker(config, self.kernels, 'model.qk_norm', axis, 'qk', valid)(name)
+            return norm_maker(recipe.qk_norm, self.kernels, axis, 'qk', valid)(name)
 
-        return build(
-            layer.row,
-            given(config, layer),
+        return recipe.attention.build(
             n_heads=model.n_heads,
             n_kv_heads=model.n_kv_heads,
-            head_dim=model.d_model // model.n_heads,
+            head_dim=recipe.head_dim,
             qk_norm=qk_norm,
-            rotate=functools.partial(position.row.rotate, **given(config, position)),
+            rotate=functools.partial(position.row.rotate, **position.options),
             slopes=position.row.slopes,
-            base_head_dim=base_head_dim(config),
+            base_head_dim=base_head_dim(recipe),
             block=block,
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
@@ -158,14 +150,12 @@ class Block(nn.Module):
         )
 
     def mlp(self):
-        config, model = self.config, self.config.model
-        layer, activation = part_at(config, 'model.mlp'), part_at(config, 'model.activation')
-        return build(
-            layer.row,
-            given(config, layer),
+        recipe, model = self.recipe, self.recipe.model
+        activation = recipe.activation
+        return recipe.mlp.build(
             d_ff=model.d_ff,
             activation=activation.row,
-            dropout=activation.row.dropout(**given(config, activation)),
+            dropout=activation.row.dropout(**activation.options),
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
             bias=model.bias,
@@ -174,11 +164,10 @@ class Block(nn.Module):
         )
 
     def init_gain(self) -> float:
-        placement = part_at(self.config, 'model.placement').row
-        return placement.init_gain(self.config.model.n_layers)
+        return self.recipe.placement.row.init_gain(self.recipe.model.n_layers)
 
     def norms(self, sublayer: str, valid, order):
-        make = norm_maker(self.config, self.kernels, 'model.norm', 'embed', sublayer, valid, order)
+        make = norm_maker(self.recipe.norm, self.kernels, 'embed', sublayer, valid, order)
         return lambda name: make(f'{sublayer}_{name}')
 
 
@@ -190,7 +179,7 @@ class Transformer(nn.Module):
     there is none. Parameters of equal blocks are stacked along `layer`, scanned or not.
     """
 
-    config: Config
+    recipe: Recipe
     vocab_size: int
     kernels: Kernels
 
@@ -231,41 +220,42 @@ class Transformer(nn.Module):
     @nn.compact
     def read(self, tokens_BT: jax.Array, sequence: Sequence) -> tuple[jax.Array, Readout]:
         """`activations` of rows that a `Sequence` describes."""
-        config, model = self.config, self.config.model
-        placement = part_at(config, 'model.placement').row
+        recipe, model = self.recipe, self.recipe.model
+        placement = recipe.placement.row
         table_VD, x_BTD = self.embed(tokens_BT, sequence)
-        norm = functools.partial(norm_maker, config, self.kernels)
         valid_BT1 = sequence.valid_BT1
-        first_norm = norm('model.embedding_norm', 'embed', 'embedding', valid_BT1)('embedding_norm')
-        streams = placement.split(first_norm(x_BTD.astype(DTYPES[model.dtype])))
+        norm = norm_maker(recipe.embedding_norm, self.kernels, 'embed', 'embedding', valid_BT1)
+        x_BTD = norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype]))
+        streams = placement.split(x_BTD)
         streams, first = observed(self, EMBEDDING, streams), 1
-        for group in groups_of_blocks(config):
-            blocks = self.scanned(group.count)(config, self.kernels, group, name=group.name)
+        for group in groups_of_blocks(recipe):
+            blocks = self.scanned(group.count)(recipe, self.kernels, group, name=group.name)
             numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
             streams, _ = blocks(streams, numbers_L, sequence)
             first += group.count
-        final_norm = norm('model.final_norm', 'embed', 'final', valid_BT1, 2 * model.n_layers)
-        x_BTD = observed(self, FINAL, placement.join(streams, final_norm('final_norm')))
+        order = 2 * model.n_layers
+        norm = norm_maker(recipe.final_norm, self.kernels, 'embed', 'final', valid_BT1, order)
+        x_BTD = observed(self, FINAL, placement.join(streams, norm('final_norm')))
         return x_BTD, self.readout_of(table_VD)
 
     def embed(self, tokens_BT, sequence):
         """(the table [V, D], embeddings [B, T, D])."""
-        model, width = self.config.model, stream_width(self.config)
+        model, width = self.recipe.model, self.recipe.stream_width
         init = declare(nn.initializers.normal(1.0), 'embedding', ('vocab', 'embed'))
         table_VD = self.param('embedding', init, (self.vocab_size, width))
         x_BTD = looked_up(table_VD, tokens_BT)
         if model.embedding_scale:
             root = nn.initializers.constant(math.sqrt(width))
             x_BTD = x_BTD * self.param('embedding_scale', declare(root, 'vector', ()), ())
-        if table := part_at(self.config, 'model.position').row.table:
-            positions = table(self.config.data.seq_len, width, name='positions')
+        if table := self.recipe.position.row.table:
+            positions = table(self.recipe.data.seq_len, width, name='positions')
             x_BTD = x_BTD + jnp.broadcast_to(positions(sequence.positions_BT), x_BTD.shape)
         return table_VD, x_BTD
 
     def readout_of(self, table_VD) -> Readout:
-        model, bias_V = self.config.model, None
+        model, bias_V = self.recipe.model, None
         if model.tie_embeddings:
-            weight_DV = tied_factor(self.config) * table_VD.T
+            weight_DV = tied_factor(self.recipe) * table_VD.T
         else:
             shape, axes = table_VD.shape[::-1], ('embed', 'vocab')
             weight_DV = matrix(self, 'readout', shape, axes, ('embed',), role='readout')
@@ -277,10 +267,10 @@ class Transformer(nn.Module):
         return Readout(weight_DV, bias_V, softcap, self.kernels.matmul, dtype, is_table=tied)
 
     def scanned(self, length: int) -> type[nn.Module]:
-        model = self.config.model
+        model = self.recipe.model
         block = Block
-        if model.remat != 'none':
-            block = nn.remat(Block, policy=REMAT_POLICIES[model.remat], prevent_cse=False)
+        if policy := self.recipe.remat.row:
+            block = nn.remat(Block, policy=policy, prevent_cse=False)
         return nn.scan(
             block,
             variable_axes=dict.fromkeys(STACKED, 0),
@@ -292,23 +282,23 @@ class Transformer(nn.Module):
         )
 
 
-def tied_factor(config: Config) -> float:
+def tied_factor(recipe: Recipe) -> float:
     """What the parametrisation multiplies a readout by that is the table of embeddings: where it is
     looked up in, it is an input, and a reparametrisation cannot tell.
     """
     readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
-    part, growth = part_at(config, 'scaling.name'), Growth(fan_in=width_growth(config))
-    family = part_at(config, 'optim.others').row.family
-    return part.row(readout, growth, family, **given(config, part)).forward
+    part, growth = recipe.scaling, Growth(fan_in=width_growth(recipe))
+    return part.row(readout, growth, recipe.others.row.family, **part.options).forward
 
 
-def build_model(config: Config, vocab_size: int, platform: str) -> Transformer:
+def build_model(recipe: Recipe, vocab_size: int, platform: str) -> Transformer:
     """The configured model for devices of `platform`. `lm.check` has checked its names."""
-    return Transformer(config, vocab_size, chosen_kernels(config, platform))
+    return Transformer(recipe, vocab_size, chosen_kernels(recipe, platform))
 
 
-def chosen_kernels(config: Config, platform: str) -> Kernels:
+def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
     """ValueError for one that does not run there."""
-    named = {operation: getattr(config.kernels, operation) for operation in OPERATIONS}
-    options = given(config, part_at(config, 'kernels.matmul'))
-    return kernels_for(platform, config.kernels.implementation, matmul_options=options, **named)
+    named = {operation: part.name for operation, part in recipe.kernels.items()}
+    options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
+    implementation = recipe.config.kernels.implementation
+    return kernels_for(platform, implementation, matmul_options=options, **named)

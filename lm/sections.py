@@ -65,7 +65,7 @@ class ModelConfig:
     embedding_norm: Norm = 'none'
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None
-    mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True)] = AUTO
+    mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
     bias: bool = False
     readout_bias: bool = False
 

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from lm.mesh import batch_sharding, param_sharding, replicated, traced_on
 from lm.objectives import batch_fields
-from lm.sections import Config
+from lm.recipe import Recipe
 from lm.state import Learner, State, hyper_from, init_state, optimizer
 from lm.step import make_eval_step, make_train_step
 from modules.optim import state_specs
@@ -21,16 +21,16 @@ INIT_ON_CPU = {'xla_backend_optimization_level': 1}
 WHOLE = 'whole'  # of what has no ParamSpec: every device holds all of it
 
 
-def batch_shapes(config: Config, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(recipe: Recipe, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:
     """What the step takes, stacked along `leading`."""
-    shape = (*leading, config.data.batch_size, config.data.seq_len + 1)
+    shape = (*leading, recipe.data.batch_size, recipe.data.seq_len + 1)
     rows = jax.ShapeDtypeStruct(shape, jax.numpy.int32)
-    return dict.fromkeys(batch_fields(config), rows)
+    return dict.fromkeys(batch_fields(recipe), rows)
 
 
 def state_shapes(learner: Learner) -> State:
     """Shapes and types of the state; nothing is computed."""
-    hyper = jax.eval_shape(lambda: hyper_from(learner.config))
+    hyper = jax.eval_shape(lambda: hyper_from(learner.recipe))
     return jax.eval_shape(lambda h: init_state(learner, h, jax.random.key(0)), hyper)
 
 
@@ -65,9 +65,9 @@ def optimizer_specs(learner: Learner) -> Any:
     described = learner.described
 
     def init(hyper, params):
-        return optimizer(learner.config, described, hyper).init(params)
+        return optimizer(learner.recipe, described, hyper).init(params)
 
-    hyper = jax.eval_shape(lambda: hyper_from(learner.config))
+    hyper = jax.eval_shape(lambda: hyper_from(learner.recipe))
     return state_specs(
         jax.eval_shape(init, hyper, described.shapes), described.shapes, described.specs
     )

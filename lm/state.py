@@ -10,14 +10,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from lm.config import Part, flatten, given, part_at, readers_of
 from lm.described import Description, describe_params, initial_parameters
 from lm.model import Transformer, build_model
-from lm.sections import FIELDS, Config
+from lm.recipe import Recipe
 from modules.optim import Average, by_role, unboxed
-from modules.options import options
 from modules.params import named_leaves, path_name, split
-from modules.scaling.init import with_equal_singular_values
 
 
 class Weights(struct.PyTreeNode):
@@ -50,32 +47,15 @@ class State(struct.PyTreeNode):
 Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: what may differ between runs of one program
 
 
-def hyper_from(config: Config) -> Hyper:
-    """The traced options of the config and of the parts it has chosen, as float32 scalars.
-
-    Programs take them as data and never branch on them. What is None is none: an option whose parts
-    have different defaults, or what is not asked for.
-    """
-    readers, flat = readers_of(config), flatten(config)
-    return {
-        path: jnp.float32(flat[path])
-        for path, field in FIELDS.items()
-        if field.option and field.option.traced and (not field.of_parts or path in readers)
-        if flat[path] is not None
-    }
+def hyper_from(recipe: Recipe) -> Hyper:
+    """The numbers that programs take as data, and never branch on, as float32 scalars."""
+    return {path: jnp.float32(value) for path, value in recipe.traced.items()}
 
 
-def numbers(config: Config, part: Part, hyper: Hyper) -> dict[str, Any]:
-    """The options of a part: from `hyper` those that are traced, the rest as given."""
-    paths = {name: f'{part.section}.{name}' for name in options(part.row)}
-    traced = {name: hyper[path] for name, path in paths.items() if path in hyper}
-    return given(config, part) | traced
-
-
-def schedule_fraction(config: Config, step: jax.Array, hyper: Hyper) -> jax.Array:
+def schedule_fraction(recipe: Recipe, step: jax.Array, hyper: Hyper) -> jax.Array:
     """What the schedule makes of the peak at `step`, from 0."""
-    schedule = part_at(config, 'optim.schedule')
-    return schedule.row(step, hyper['train.steps'], **numbers(config, schedule, hyper))
+    schedule = recipe.schedule
+    return schedule.row(step, hyper['train.steps'], **schedule.numbers(hyper))
 
 
 def peaks_of(rates: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +68,7 @@ def peaks_of(rates: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimizer(
-    config: Config, described: Description, hyper: Hyper
+    recipe: Recipe, described: Description, hyper: Hyper
 ) -> optax.GradientTransformationExtraArgs:
     """Clipped gradients to a direction, in the same units for all; `lm.updates` scales it.
 
@@ -96,14 +76,13 @@ def optimizer(
     which epsilon is compared with the gradient does not change otherwise.
     """
 
-    def row(path):
-        part = part_at(config, path)
-        return functools.partial(part.row, **numbers(config, part, hyper))
-
-    if config.optim.name == config.optim.others:
-        chosen = row('optim.name')(described.specs)
+    own, others = (
+        functools.partial(part.row, **part.numbers(hyper)) for part in recipe.optimizers.values()
+    )
+    if recipe.optim.name == recipe.optim.others:
+        chosen = own(described.specs)
     else:
-        chosen = by_role(described.specs, row('optim.others'), hidden=row('optim.name'))
+        chosen = by_role(described.specs, others, hidden=own)
     factors = jax.tree.map(lambda scaling: scaling.eps_factor, described.scalings)
     stages = [optax.clip_by_global_norm(hyper['optim.clip_norm'])]
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
@@ -114,10 +93,9 @@ def optimizer(
     return optax.with_extra_args_support(optax.chain(*stages, chosen))
 
 
-def average_of(config: Config, hyper: Hyper) -> Average:
+def average_of(recipe: Recipe, hyper: Hyper) -> Average:
     """What is averaged of the stored weights, with its numbers."""
-    part = part_at(config, 'optim.average')
-    return part.row(**numbers(config, part, hyper))
+    return recipe.average.row(**recipe.average.numbers(hyper))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +105,7 @@ class Learner:
     bos_id: the token that begins a document and is no target.
     """
 
-    config: Config
+    recipe: Recipe
     model: Transformer
     bos_id: int
     described: Description
@@ -149,20 +127,20 @@ class Learner:
         """
         if not average:
             return weights
-        params = average_of(self.config, hyper).averaged(weights.params, average)
+        params = average_of(self.recipe, hyper).averaged(weights.params, average)
         return weights.replace(params=self.described.after_update(params, weights.reparam)[0])
 
 
-def build_learner(config: Config, vocab_size: int, bos_id: int, platform: str) -> Learner:
+def build_learner(recipe: Recipe, vocab_size: int, bos_id: int, platform: str) -> Learner:
     """For devices of `platform`. `lm.check` has checked the config's names."""
-    model = build_model(config, vocab_size, platform)
-    return Learner(config, model, bos_id, describe_params(config, model))
+    model = build_model(recipe, vocab_size, platform)
+    return Learner(recipe, model, bos_id, describe_params(recipe, model))
 
 
 def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     """Parameters drawn at unit scale, matrices multiplied by init_scale * init_std."""
     described = learner.described
-    boxes, stats = initial_parameters(learner.config, learner.model, key)
+    boxes, stats = initial_parameters(learner.recipe, learner.model, key)
     unit, _ = split(boxes)
     stds, specs = named_leaves(described.init_stds), named_leaves(described.used_specs)
 
@@ -173,11 +151,10 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
             return weight
         if specs[name].role == 'embedding':
             std = hyper.get('scaling.embedding_std', std)
-        if learner.config.scaling.init == 'orthogonal' and specs[name].role == 'hidden':
-            weight = with_equal_singular_values(specs[name], weight)
+        weight = learner.recipe.init.row.arranged(specs[name], weight)
         return weight * (hyper['scaling.init_scale'] * std)
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
-    opt_state = unboxed(optimizer(learner.config, described, hyper).init(params))
-    average = average_of(learner.config, hyper).init(params)
+    opt_state = unboxed(optimizer(learner.recipe, described, hyper).init(params))
+    average = average_of(learner.recipe, hyper).init(params)
     return State(jnp.int32(0), params, reparam, stats, opt_state, average)

@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.config import Part, part_at, parts_of
 from lm.described import optimizer_of
-from lm.sections import Config
-from lm.state import Hyper, Learner, State, Weights, numbers
+from lm.state import Hyper, Learner, State, Weights
 from lm.updates import Asked, optimizer_step
 from modules.devices import pieces
 from modules.losses import (
-    AUXILIARIES,
-    LOSSES,
     by_chunks,
     logits_loss,
     tokens_at_a_time,
@@ -71,7 +67,7 @@ def activations(
 ) -> tuple[tuple[jax.Array, Any], Any]:
     """((the last activations [B, T, D], the readout), the collections named in `mutable`)."""
     tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
-    segments_BT = read_BT if learner.config.data.mask_documents else None
+    segments_BT = read_BT if learner.recipe.data.mask_documents else None
     prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
     return learner.model.apply(
         variables,
@@ -88,28 +84,27 @@ def loss_sums(
     learner: Learner, x_BTD: jax.Array, readout: Any, filled: Any, batch: Batch, hyper: Hyper
 ) -> dict[str, jax.Array]:
     """`token_sums` of what `activations` gave."""
-    config, labels_BT = learner.config, batch['tokens'][:, 1:]
-    weights_BT, part = target_weights(batch, learner.bos_id), part_at(config, 'loss.name')
-    row = part.row
-    if learner.model.kernels.cross_entropy_name != 'reference' and row is LOSSES['cross_entropy']:
-        row = logits_loss(learner.model.kernels.cross_entropy)
-    if any(one.row.needs.error_probability for one in optimizers_of(config)):
+    recipe, labels_BT = learner.recipe, batch['tokens'][:, 1:]
+    weights_BT, row = target_weights(batch, learner.bos_id), recipe.loss.row
+    fused = learner.model.kernels.fused_cross_entropy
+    if fused is not None and row.has_kernels:
+        row = logits_loss(fused)
+    if any(part.row.needs.error_probability for part in recipe.optimizers.values()):
         row = with_error_probability(row)
     loss = by_chunks(row, chunk_of(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
-    sums = loss(x_BTD, readout, labels_BT, weights_BT, **numbers(config, part, hyper))
+    sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.numbers(hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
-    for part in parts_of(config):
-        if AUXILIARY in filled and part.row is AUXILIARIES.get(part.name):
-            total = total_sown(filled[AUXILIARY], part.name)
-            weighed = part.row(total, **numbers(config, part, hyper))
-            sums[part.name] = total * sums['tokens']
-            sums['objective'] += weighed * sums['tokens']
+    for part in recipe.auxiliaries if AUXILIARY in filled else ():
+        total = total_sown(filled[AUXILIARY], part.name)
+        weighed = part.row(total, **part.numbers(hyper))
+        sums[part.name] = total * sums['tokens']
+        sums['objective'] += weighed * sums['tokens']
     return sums
 
 
 def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
     """Of how many tokens logits are made at a time, on all devices together; 0: of all."""
-    chunk = learner.config.loss.chunk
+    chunk = learner.recipe.config.loss.chunk
     if chunk is not None:
         return chunk
     return tokens_at_a_time(math.prod(shape_BT), vocab_size, pieces('BTV', (*shape_BT, vocab_size)))
@@ -143,11 +138,11 @@ def make_train_step(
     turn. With on_divergence = skip_step, a step whose loss or gradient is not finite changes
     nothing but the step count, and says so in `skipped`.
     """
-    config, described = learner.config, learner.described
+    recipe, described = learner.recipe, learner.described
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
         total = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
-        parts = microbatched(batch, config.train.microbatches)
+        parts = microbatched(batch, recipe.train.microbatches)
 
         def loss(used, backward, carried, part):
             variables = {'params': used, **carried, **backward}
@@ -183,7 +178,7 @@ def make_train_step(
             of_text = jnp.sum(text_weights(batch, learner.bos_id))
             metrics['target_share'] = sums['tokens'] / jnp.maximum(of_text, 1.0)
         new = made.state
-        if config.train.on_divergence == 'skip_step':
+        if recipe.train.on_divergence == 'skip_step':
             new, metrics = _unless_divergent(state, new, metrics)
         return new, metrics
 
@@ -196,7 +191,7 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
 
     parts: the batch in microbatches; total: its target tokens.
     """
-    config, loss = learner.config, part_at(learner.config, 'loss.name')
+    loss = learner.recipe.loss
 
     def variables(params):
         stored = trained_alone(learner, params)
@@ -210,7 +205,7 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
     def value_fn(params):
         once = variables(params)
         own = functools.partial(share, once)
-        if learner.config.train.microbatches > 1:
+        if learner.recipe.train.microbatches > 1:
             own = jax.checkpoint(own)  # or the map keeps what all of them need to go backward
         return jnp.sum(jax.lax.map(own, parts))
 
@@ -219,7 +214,7 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
 
     def of_logits(logits_BTV, rows):
         weights_BT = target_weights(rows, learner.bos_id)
-        given = numbers(config, loss, hyper)
+        given = loss.numbers(hyper)
         sums = loss.row(logits_BTV, lambda x: x, rows['tokens'][:, 1:], weights_BT, **given)
         return sums['objective'] / total
 
@@ -235,16 +230,11 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
     )
 
 
-def optimizers_of(config: Config) -> list[Part]:
-    """That of hidden matrices, and that of the others."""
-    return [part_at(config, path) for path in ('optim.name', 'optim.others')]
-
-
 def differentiated(learner: Learner, params: Any) -> Any:
     """`trained_alone`, without those whose optimizer reads no gradient."""
 
     def own(w, spec):
-        needs = part_at(learner.config, optimizer_of(spec)).row.needs
+        needs = learner.recipe.optimizers[optimizer_of(spec)].row.needs
         return w if needs.gradient else jax.lax.stop_gradient(w)
 
     return jax.tree.map(own, trained_alone(learner, params), learner.described.specs)

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.check import asks_forward_mode
-from lm.config import part_at
 from lm.described import optimizer_of
 from lm.ghost import ghost_radius
 from lm.state import (
@@ -17,7 +15,6 @@ from lm.state import (
     Learner,
     State,
     average_of,
-    numbers,
     optimizer,
     peaks_of,
     schedule_fraction,
@@ -26,41 +23,40 @@ from modules.kernels import ATTENTION_KERNELS, OPERATIONS
 from modules.optim import with_share
 from modules.params import ParamSpec, named_leaves, root_mean_square
 from modules.scaling import Decay
-from modules.scaling.decay import in_gradient
 
 
 def refuse_unserved(learner: Learner) -> None:
     """ValueError where an optimizer has more parameters than it serves, or the step needs what the
     attention kernel of these devices does not have. Nothing is computed.
     """
-    config, described = learner.config, learner.described
+    recipe, described = learner.recipe, learner.described
     sizes = {'optim.name': 0, 'optim.others': 0}
     for path, spec in named_leaves(described.specs).items():
         sizes[optimizer_of(spec)] += math.prod(named_leaves(described.shapes)[path].shape)
-    if config.optim.name == config.optim.others:
+    if recipe.optim.name == recipe.optim.others:
         sizes = {'optim.name': sum(sizes.values())}
     for path, size in sizes.items():
-        part = part_at(config, path)
+        part = recipe.optimizers[path]
         most = part.row.needs.most_parameters
         if most is not None and size > most:
             raise ValueError(
-                f'{path}={part.name} is for at most {most:,} parameters; got {size:,}. Make the '
+                f'{part} is for at most {most:,} parameters; got {size:,}. Make the '
                 'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
                 'the rest), or choose another optimizer.'
             )
     kernels = learner.model.kernels
-    for asker, what in asks_forward_mode(config).items():
+    for asker, what in recipe.in_forward_mode.items():
         for operation in ('rms_norm', 'softmax', 'cross_entropy'):
-            name = getattr(kernels, f'{operation}_name')
+            name = kernels.name_of(operation)
             if not OPERATIONS[operation][name].is_forward_mode:
                 raise ValueError(
                     f'{asker} differentiates the {what} in forward mode, and kernels.{operation}='
                     f'{name} has no such derivative; choose kernels.{operation}=reference'
                 )
-    if not hasattr(part_at(config, 'model.attention').row, 'scores'):
+    if not recipe.attention.row.has_scores:
         return
     kernel = kernels.attention_name
-    for asker, what in asks_forward_mode(config).items():
+    for asker, what in recipe.in_forward_mode.items():
         able = [name for name, one in ATTENTION_KERNELS.items() if what in one.forward_mode]
         if kernel not in able:
             raise ValueError(
@@ -119,13 +115,13 @@ def optimizer_step(
 
     means: `objective` and the other terms of the loss, over the batch's target tokens.
     """
-    config, described = learner.config, learner.described
+    recipe, described = learner.recipe, learner.described
     grads = shrunk(described.specs, grads, hyper)
-    fraction = schedule_fraction(config, state.step, hyper)
-    if in_gradient(part_at(config, 'optim.decay_rule').row):
+    fraction = schedule_fraction(recipe, state.step, hyper)
+    if recipe.decay.row.in_gradient:
         shares = decay_shares(learner, hyper, fraction)
         grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
-    direction, opt_state = optimizer(config, described, hyper).update(
+    direction, opt_state = optimizer(recipe, described, hyper).update(
         grads,
         state.opt_state,
         state.params,
@@ -144,7 +140,7 @@ def optimizer_step(
         radius = ghost_radius(asked, state.params, updates, asked.tokens_at_a_time)
         updates = jax.tree.map(lambda u: most / jnp.maximum(radius, most) * u, updates)
         seen['ghost_radius'] = radius
-    average = average_of(config, hyper)
+    average = average_of(recipe, hyper)
     updates, kept = average.steer(updates, state.params, state.average, fraction)
     params = optax.apply_updates(state.params, updates)
     params, reparam = described.after_update(params, state.reparam)
@@ -158,7 +154,7 @@ def _updates(
 ) -> Any:
     """The step of each weight: the direction and the decay, scaled; fraction: of the peak."""
     described, peaks = learner.described, peaks_of(hyper)
-    taken_off = not in_gradient(part_at(learner.config, 'optim.decay_rule').row)
+    taken_off = not learner.recipe.decay.row.in_gradient
 
     def update(spec, direction, weight, scaling, decay, trained):
         if not trained:
@@ -183,9 +179,9 @@ def decay_shares(learner: Learner, hyper: Mapping[str, Any], fraction: Any) -> A
     """For each weight the number that `optim.decay_rule` multiplies it by in one step, to be taken
     off it, or added to its gradient; `fraction` is what the schedule makes of learning rates.
     """
-    config, described = learner.config, learner.described
-    rule, peaks = part_at(config, 'optim.decay_rule'), peaks_of(hyper)
-    options = numbers(config, rule, hyper)
+    recipe, described = learner.recipe, learner.described
+    rule, peaks = recipe.decay, peaks_of(hyper)
+    options = rule.numbers(hyper)
 
     def share(spec, scaling, growth, trained):
         if not (trained and scaling.decay_factor):

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from modules.facts import demands_nothing
 from modules.options import Option
 
 # The fixed point (0, 1) of mean and variance fixes both (arXiv:1706.02515, equation 14).
@@ -26,13 +27,15 @@ class Activation:
     """`fn` on the up projection or, where `gated`, fn(gate) * up (GLU, arXiv:2002.05202).
 
     summary: one line of what it is with its source. dropout: makes, of the options it declares,
-    what training does to the hidden activations; None: nothing.
+    what training does to the hidden activations; None: nothing. check: its own rule
+    (`modules.facts`).
     """
 
     summary: str
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False
     dropout: Callable[..., Dropout | None] = no_dropout
+    check: Callable[[Any, Any], None] = demands_nothing
 
 
 def gelu(x: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ Each is a Linen class called on (x [B, T, D], valid [B, T, 1] or None).
 import functools
 import math
 import sys
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,19 @@ from modules.products import product, shared_input
 from modules.statistics import AUXILIARY, is_training, next_key
 
 
-class MLP(nn.Module):
+class PositionWise(nn.Module):
+    """What is known of an MLP before there is one."""
+
+    # The rows of AUXILIARIES that it sows (`modules.losses`).
+    auxiliary: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def check(cls, recipe: Any, part: Any) -> None:
+        """Its own rule (`modules.facts`)."""
+        del recipe, part
+
+
+class MLP(PositionWise):
     """act(x W_up) W_down, or, with a gated activation, (act(x W_gate) * x W_up) W_down.
 
     Hidden width F; `bias` adds one to each product, `dropout` changes the hidden activations in
@@ -64,7 +76,7 @@ class MLP(nn.Module):
         )
 
 
-class MoE(nn.Module):
+class MoE(PositionWise):
     """sum over the k experts e likeliest by p = softmax(x W_router) of p_e(x) MLP_e(x).
 
     In training each expert takes capacity = ceil(expert_capacity * k * M / E) of the M = B * T
@@ -101,6 +113,17 @@ class MoE(nn.Module):
     ] = 'batch'
 
     auxiliary = ('balance_loss',)
+
+    @classmethod
+    def check(cls, recipe, part):
+        """Raises ValueError for biases, which experts do not have, and for too few experts."""
+        n_experts, taken = part.options['n_experts'], part.options['experts_per_token']
+        if recipe.model.bias:
+            raise ValueError(f'model.bias=True: experts ({part}) have no biases')
+        if taken > n_experts:
+            raise ValueError(
+                f'mlp.experts_per_token must be at most mlp.n_experts; got {taken} of {n_experts}'
+            )
 
     @nn.compact
     def __call__(self, x_BTD, valid_BT1=None):

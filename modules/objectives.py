@@ -9,10 +9,11 @@ is left as it is. NumPy alone: this runs where batches are made.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from modules.facts import demands_nothing
 from modules.options import Option
 
 MARKS = 5  # those that are not numbered
@@ -129,6 +130,17 @@ def span_corruption(
     return _joined([*pieces, ([marks.sep], False), *holes])
 
 
+def bounds_in_order(recipe: Any, part: Any) -> None:
+    """Raises ValueError for a least value above the largest."""
+    del recipe
+    for name in ('mask_ratio', 'span'):
+        least, most = part.options[f'{name}_least'], part.options[f'{name}_most']
+        if least > most:
+            raise ValueError(
+                f'data.{name}_least must be at most data.{name}_most; got {least} and {most}'
+            )
+
+
 def infill(
     tokens: np.ndarray, marks: Marks, rng: np.random.Generator, *, loss_on: LossOn = 'document'
 ) -> Document:
@@ -223,17 +235,20 @@ def _joined(pieces: list[tuple[np.ndarray | list[int], bool]]) -> Document:
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """of_document(tokens, marks, rng, **options) -> Document. has_marks: whether the vocabulary
-    must hold `Marks`; has_prefix: whether tokens see later ones.
+    must hold `Marks`; has_prefix: whether tokens see later ones; leaves_rows: whether it gives rows
+    back as they are, with every token a target; check: its own rule (`modules.facts`).
     """
 
     of_document: Callable[..., Document]
     has_marks: bool = False
     has_prefix: bool = False
+    leaves_rows: bool = False
+    check: Callable[[Any, Any], None] = demands_nothing
 
 
 OBJECTIVES = {
-    'causal': Objective(causal),
+    'causal': Objective(causal, leaves_rows=True),
     'prefix': Objective(prefix, has_prefix=True),
-    'span_corruption': Objective(span_corruption, has_marks=True),
+    'span_corruption': Objective(span_corruption, has_marks=True, check=bounds_in_order),
     'infill': Objective(infill, has_marks=True),
 }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 
+from modules.facts import demands_nothing
 from modules.options import Option
 
 Layer = Callable[[jax.Array], jax.Array]
@@ -143,6 +144,7 @@ class Placement:
     norms_updates: whether what a sublayer adds is normalized first, so that factors do nothing.
     init_gain: of L blocks, on the deviation of the matrices that `deepnorm_gain` names.
     needs: other choices that are a part of the method, by the name of their option or table.
+    check: its own rule (`modules.facts`).
     """
 
     summary: str
@@ -153,6 +155,7 @@ class Placement:
     join: Callable[[Any, Layer], jax.Array] = lambda x, final_norm: final_norm(x)
     init_gain: Callable[[int], float] = lambda blocks: 1.0
     needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    check: Callable[[Any, Any], None] = demands_nothing
 
 
 NORMED_VALUES = {'norm_values': True}

@@ -8,13 +8,14 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.options import Option
+from modules.facts import demands_nothing
+from modules.options import Option, options
 from modules.params import declare
 from modules.statistics import at_least_float32
 
@@ -103,6 +104,44 @@ def scaled(
     return (1 - kept_H) * frequency_H / factor + kept_H * frequency_H
 
 
+# The options of a scaling, with the scalings that read them.
+READ_BY = {
+    'rope_factor': ('linear', 'llama3'),
+    'rope_original_length': ('llama3',),
+    'rope_low_frequency_factor': ('llama3',),
+    'rope_high_frequency_factor': ('llama3',),
+}
+
+
+def check_rope(recipe: Any, part: Any) -> None:
+    """Raises ValueError where the features to turn make no pairs, or a scaling is half given."""
+    head_dim, given = recipe.head_dim, part.options
+    if given['rope_fraction'] == 1 and head_dim % 2:
+        raise ValueError(
+            f'{part} turns pairs: the head width d_model / n_heads must be even; got {head_dim}. '
+            'Change n_heads, or use position=learned.'
+        )
+    rotated_features(head_dim, given['rope_fraction'])
+    scaling, published = given['rope_scaling'], options(rope)
+    for name, scalings in READ_BY.items():
+        if scaling not in scalings and given[name] != published[name].default:
+            raise ValueError(
+                f'attention.{name}={given[name]} is read with attention.rope_scaling='
+                f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
+            )
+    if scaling != 'none' and given['rope_factor'] == 1:
+        raise ValueError(
+            f'attention.rope_scaling={scaling} divides frequencies by attention.rope_factor, which '
+            'is 1: nothing would change. Set it to how much longer rows are, or leave both out.'
+        )
+    low, high = given['rope_low_frequency_factor'], given['rope_high_frequency_factor']
+    if scaling == 'llama3' and low >= high:
+        raise ValueError(
+            'attention.rope_low_frequency_factor must be below '
+            f'attention.rope_high_frequency_factor; got {low} and {high}'
+        )
+
+
 def rotated_features(head_dim: int, fraction: float) -> int:
     """fraction * head_dim; ValueError, with the nearest that works, unless it is even and not 0."""
     features = fraction * head_dim
@@ -151,13 +190,15 @@ class LearnedPositions(nn.Module):
 @dataclasses.dataclass(frozen=True)
 class Position:
     """One line of what it is with its source; what turns queries and keys, the table, if any, that
-    is added to the embeddings, and the slopes, of N heads, by which logits fall with distance.
+    is added to the embeddings, and the slopes, of N heads, by which logits fall with distance; its
+    own rule (`modules.facts`).
     """
 
     summary: str
     rotate: Callable[[jax.Array, jax.Array], jax.Array] = no_rotation
     table: type[nn.Module] | None = None
     slopes: Callable[[int], jax.Array] | None = None
+    check: Callable[[Any, Any], None] = demands_nothing
 
 
 POSITIONS = {
@@ -170,5 +211,7 @@ POSITIONS = {
         'a table of vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions
     ),
     'none': Position('the causal mask alone tells the order'),
-    'rope': Position('queries and keys turned by angles: RoPE (arXiv:2104.09864)', rotate=rope),
+    'rope': Position(
+        'queries and keys turned by angles: RoPE (arXiv:2104.09864)', rotate=rope, check=check_rope
+    ),
 }

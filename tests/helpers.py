@@ -171,7 +171,7 @@ def trained(learner: Learner, runs: int | None = None) -> Callable:
 
 def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> State:
     """The state after a step with each of the batches [steps, B, ...], rows over the devices."""
-    mesh, step = make_mesh(learner.config.mesh), make_train_step(learner)
+    mesh, step = make_mesh(learner.recipe.mesh), make_train_step(learner)
     assert mesh.shape['data'] == len(jax.devices()) > 1
 
     def run(batches, hyper):

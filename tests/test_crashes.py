@@ -24,7 +24,8 @@ def test_last():
 
 
 @pytest.mark.parametrize(
-    ('times', 'status', 'said'), [(1, 0, '3 passed, 1 rerun'), (2, 1, '1 failed, 3 passed, 1 rerun')]
+    ('times', 'status', 'said'),
+    [(1, 0, '3 passed, 1 rerun'), (2, 1, '1 failed, 3 passed, 1 rerun')],
 )
 def test_a_test_has_two_lives(tmp_path, times, status, said):
     """Dropping the hook fails the first case; one that always forgives fails the second."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.sections import FIELDS
+from lm.sections import CHOICES, FIELDS
+from modules.kernels import OPERATIONS
 from tests import ROOT
 
 MAY_IMPORT = {  # of the project's own rooms
@@ -84,10 +85,17 @@ def test_nothing_touches_sys_path_or_shadows_eval():
                 assert 'eval' not in bound, path
 
 
+# The attribute of a Recipe that has what a field names.
+PARTS = {
+    **{f'kernels.{operation}': 'kernels' for operation in OPERATIONS},
+    'kernels.implementation': 'implementation',
+}
+
+
 def test_every_config_field_is_read():
-    """By attribute, from something called like its section, or by its path. `lm/config.py` and
-    `lm/check.py` alone do not count, nor the columns of a table. Options of parts are handed on by
-    name, and refused where no part reads them.
+    """By attribute, from something called like its section, or by its path; a field that names a
+    row as the part of a recipe. `lm/config.py` and `lm/check.py` alone do not count, nor the columns
+    of a table. Options of parts are handed on by name, and refused where no part reads them.
     """
     read, paths = set(), set()
     for path, tree in PRODUCT.items():
@@ -102,6 +110,7 @@ def test_every_config_field_is_read():
     assert len(FIELDS) > 50
     for path, field in FIELDS.items():
         section, name = path.split('.')
-        owners = (section, 'config', 'cfg', 'every', 'names')
+        owners = (section, 'config', 'cfg', 'every', 'fields', 'names')
         by_attribute = any((owner, name) in read for owner in owners)
-        assert field.of_parts or path in paths or by_attribute, path
+        as_part = ('recipe', PARTS.get(path)) in read
+        assert field.of_parts or path in paths or by_attribute or as_part, path

@@ -31,7 +31,7 @@ def test_cells_can_be_trained(name):
         found = cells(base, sweep) if sweep else []
         assert len({cell.name for cell in found}) == len(found)
         for cell in itertools.islice(found, 0, None, max(1, len(found) // 20)):
-            check(cell.config)
+            check(cell.recipe)
 
 
 @pytest.mark.parametrize('name', NAMES)

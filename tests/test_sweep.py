@@ -129,7 +129,7 @@ class TestTheSameCommandAgain:
     ):
         workdir = copied(swept('loop'), tmp_path / 'extended')
         before, trained = contents(workdir), []
-        before_step(monkeypatch, lambda wave: trained.append([s.config for s in wave.slots]))
+        before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
         new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
         assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
         assert trained == [[changed(base(corpus), one) for one in new]] * 8
@@ -159,7 +159,7 @@ def fail_at(step: int):
     """In the first group alone."""
 
     def act(wave: Wave) -> None:
-        log_every = wave.experiment.config.train.log_every
+        log_every = wave.experiment.recipe.train.log_every
         if log_every == 1 and wave.slots[0].journal.step == step - 1:
             raise RuntimeError('the device is on fire')
 

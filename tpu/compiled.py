@@ -14,9 +14,10 @@ from lm.data import tokenizers
 from lm.many import SINGLE
 from lm.mesh import refuse_idle
 from lm.objectives import n_marks
+from lm.recipe import Recipe
 from lm.record.host import device_memory_bytes
 from lm.run.program import Program
-from lm.sections import AUTO, Config
+from lm.sections import AUTO
 from tpu.topology import Topology
 
 GIB = 2**30
@@ -48,25 +49,25 @@ class Step:
 
 
 def blueprint_of(
-    config: Config, topology: Topology, say: Callable[[str], None], runs: int = 1
+    recipe: Recipe, topology: Topology, say: Callable[[str], None], runs: int = 1
 ) -> Blueprint:
     """What is to be compiled, without any text: a bpe:SIZE is taken to have that many tokens.
 
     Raises ValueError where the mesh does not fill the topology, or cuts the config unevenly.
     """
-    devices, (vocab_size, bos_id) = topology.devices, vocabulary_of(config)
-    made = Blueprint(config, vocab_size, bos_id, devices, lambda: memory_of(topology), say, runs)
-    if config.mesh.axes != AUTO:
+    devices, (vocab_size, bos_id) = topology.devices, vocabulary_of(recipe)
+    made = Blueprint(recipe, vocab_size, bos_id, devices, lambda: memory_of(topology), say, runs)
+    if recipe.mesh.axes != AUTO:
         if runs == 1:
-            refuse_idle(config.mesh, made.mesh, len(devices))
-        check_devices(config, made.mesh)
+            refuse_idle(recipe.mesh, made.mesh, len(devices))
+        check_devices(recipe, made.mesh)
     return made
 
 
-def vocabulary_of(config: Config) -> tuple[int, int]:
+def vocabulary_of(recipe: Recipe) -> tuple[int, int]:
     """(its size, a BOS), without the text: whichever BOS is, the program is the same."""
-    of_tokenizer = tokenizers.vocab_size(config.data.tokenizer)
-    return of_tokenizer + n_marks(config), of_tokenizer - 2
+    of_tokenizer = tokenizers.vocab_size(recipe.data.tokenizer)
+    return of_tokenizer + n_marks(recipe), of_tokenizer - 2
 
 
 def memory_of(topology: Topology) -> int:

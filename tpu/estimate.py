@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.config import option_of, part_at
 from lm.flops import flops_per_token, peak_flops
 from lm.mesh import mesh_words
+from lm.recipe import Recipe
 from lm.run.describe import bytes_a_device
 from lm.run.table import parameter_count
-from lm.sections import Config
 from modules.kernels.attention.splash import share_computed
 from tpu.compiled import Step, memory_of, peak_bytes
 from tpu.cost import cost_of
@@ -120,15 +119,15 @@ class Estimate:
 
 def estimate(step: Step, topology: Topology, price: float | None = None) -> Estimate:
     """Of a compiled step."""
-    made, config = step.blueprint, step.blueprint.config
+    made, recipe = step.blueprint, step.blueprint.recipe
     module = Module(step.executable.as_text())
     rates = rates_of(topology)
-    pairs = pairs_computed(config, made.mesh.shape['context'])
+    pairs = pairs_computed(recipe, made.mesh.shape['context'])
     cost = cost_of(module, rates.flops, rates.bytes, pairs)
     devices = list(made.mesh.devices.flat)
     sent = collectives(module)
     seconds = [one.times * seconds_of(one, topology, devices) for one in sent]
-    tokens = config.data.batch_size * config.data.seq_len * step.runs
+    tokens = recipe.data.batch_size * recipe.data.seq_len * step.runs
     return Estimate(
         topology=topology.words,
         mesh=mesh_words(made.mesh),
@@ -137,7 +136,7 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
         runs=step.runs,
         parameters=parameter_count(made.learner),
         tokens=tokens,
-        steps=config.train.steps,
+        steps=recipe.train.steps,
         memory=memory_by_kind(step, topology),
         memory_needed=peak_bytes(step.executable, topology),
         memory_there=memory_of(topology),
@@ -166,16 +165,16 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
 
 def memory_by_kind(step: Step, topology: Topology) -> dict[str, int]:
     """Bytes of a device when it holds most; what is not state or text is the step's own."""
-    shapes, config = step.blueprint.state_shapes, step.blueprint.config
+    shapes, recipe = step.blueprint.state_shapes, step.blueprint.recipe
     runs = step.runs / step.blueprint.mesh.shape['run']
     n = step.blueprint.mesh.shape
-    rows = config.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
+    rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
     found = {
         'parameters': bytes_a_device(shapes.params),
         'optimizer state': bytes_a_device(shapes.opt_state),
         'average': bytes_a_device(shapes.average),
         'carried by layers and reparametrisations': bytes_a_device((shapes.stats, shapes.reparam)),
-        'text': int(rows * (config.data.seq_len + 1) * 4),
+        'text': int(rows * (recipe.data.seq_len + 1) * 4),
     }
     found = {kind: int(runs * size) for kind, size in found.items() if size}
     program = step.executable.memory_analysis().generated_code_size_in_bytes
@@ -183,17 +182,17 @@ def memory_by_kind(step: Step, topology: Topology) -> dict[str, int]:
     return found | {'program': program, 'activations, gradients and buffers': rest}
 
 
-def pairs_computed(config: Config, parts: int = 1) -> float:
+def pairs_computed(recipe: Recipe, parts: int = 1) -> float:
     """The share of all pairs of tokens whose blocks splash attention computes, over the layers.
     parts: how many devices the tokens of a row are cut over.
     """
-    part = part_at(config, 'model.attention')
-    window, every = (option_of(config, part, name) for name in ('window', 'full_every'))
+    given = recipe.attention.options
+    window, every = given.get('window'), given.get('full_every')
     total = 0.0
-    for block in range(1, config.model.n_layers + 1):
+    for block in range(1, recipe.model.n_layers + 1):
         full = window is None or (every and block % every == 0)
-        total += share_computed(config.data.seq_len, None if full else window, parts)
-    return total / config.model.n_layers
+        total += share_computed(recipe.data.seq_len, None if full else window, parts)
+    return total / recipe.model.n_layers
 
 
 def rates_of(topology: Topology) -> Rates:

@@ -58,8 +58,8 @@ FIGURE = flags.DEFINE_string('figure', None, 'Picture of --search to write, .png
 
 def main(_) -> None:
     base, sweep = split_sweep(CONFIG.value)
-    config = resolve(base)
-    check(config)
+    recipe = resolve(base)
+    check(recipe)
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
@@ -71,19 +71,19 @@ def main(_) -> None:
         return
     if SEARCH.value:
         console.width = max(console.width, LOG_WIDTH)  # a narrow terminal wraps what it cannot show
-        rows = search(config, topology, say, TRIES.value, PRICE.value)
+        rows = search(recipe, topology, say, TRIES.value, PRICE.value)
         console.print(table_of(rows))
         _write({'tried': [row.record() for row in rows]})
         if FIGURE.value:
             picture(rows, Path(FIGURE.value))
         sys.exit(0 if any(row.estimate for row in rows) else DOES_NOT_FIT)
     try:
-        made = blueprint_of(config, topology, say)
+        made = blueprint_of(recipe, topology, say)
         found = estimate(compile_step(made, topology), topology, PRICE.value)
     except DoesNotFit as error:
         console.print(f'{topology.words}: does not fit. A step {error}.')
         helped = []
-        for row in tried(config, topology, say):
+        for row in tried(recipe, topology, say):
             console.print(f'  {row.line()}')
             helped.append(row.record())
         _write({'fits': False, 'needed': error.needed, 'there': error.there, 'tried': helped})

@@ -18,7 +18,8 @@ from lm.check_mesh import check_devices
 from lm.config import replaced
 from lm.flops import flops_per_token
 from lm.mesh import make_mesh
-from lm.sections import GIVEN, Config
+from lm.recipe import Recipe
+from lm.sections import GIVEN
 from lm.shardings import state_layout
 from lm.state import Learner, build_learner
 from modules.numerics import REMAT_POLICIES
@@ -44,24 +45,24 @@ class Guess:
 
 
 def search(
-    config: Config,
+    recipe: Recipe,
     topology: Topology,
     say: Callable[[str], None],
     tries: int,
     price: float | None = None,
 ) -> list[Trial]:
     """The trials, the fastest first, then those that do not fit."""
-    given = {f'mesh.{axis}': getattr(config.mesh, axis) for axis in ('data', *AXES)}
-    given |= {'model.remat': config.model.remat, 'train.microbatches': config.train.microbatches}
-    guesses = sorted(candidates(config, topology), key=lambda one: one.seconds)
+    given = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
+    given |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
+    guesses = sorted(candidates(recipe, topology), key=lambda one: one.seconds)
     say(f'{len(guesses)} candidates for {topology.words}; up to {tries} are compiled')
-    trials, too_much = [attempt(config, given, topology, say, price)], math.inf
+    trials, too_much = [attempt(recipe, given, topology, say, price)], math.inf
     for guess in guesses:
         if len(trials) > tries:
             break
         if guess.changes == given or guess.memory >= too_much:
             continue
-        trials.append(attempt(config, guess.changes, topology, say, price))
+        trials.append(attempt(recipe, guess.changes, topology, say, price))
         if trials[-1].estimate is None:  # what is thought to take more is not tried any more
             too_much = guess.memory
     return sorted(trials, key=_rank)
@@ -73,13 +74,13 @@ def _rank(trial: Trial) -> tuple[float, float]:
     return trial.estimate.step_seconds, trial.estimate.step_seconds_exposed
 
 
-def candidates(config: Config, topology: Topology) -> Iterator[Guess]:
+def candidates(recipe: Recipe, topology: Topology) -> Iterator[Guess]:
     """All that cut batch and model evenly and may fit."""
     n, there = len(topology.devices), memory_of(topology)
     sizes = [2**k for k in range(n.bit_length())]
     whole = {'mesh.data': -1, 'mesh.axes': GIVEN, 'train.microbatches': 1}
     for remat in REMAT_POLICIES:
-        own = replaced(config, whole | {'model.remat': remat})
+        own = replaced(recipe, whole | {'model.remat': remat})
         vocab_size, bos_id = vocabulary_of(own)
         learner = build_learner(own, vocab_size, bos_id, topology.devices[0].platform)
         layout, kept = state_layout(learner), kept_bytes(learner)
@@ -101,13 +102,13 @@ def candidates(config: Config, topology: Topology) -> Iterator[Guess]:
                 yield Guess(changes, _seconds(changed, learner, mesh, topology), memory)
 
 
-def _seconds(config: Config, learner: Learner, mesh: Any, topology: Topology) -> float:
+def _seconds(recipe: Recipe, learner: Learner, mesh: Any, topology: Topology) -> float:
     rates, link = rates_of(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
-    tokens = config.data.batch_size * config.data.seq_len
-    products = flops_per_token(learner) * tokens / mesh.size * AGAIN[config.model.remat] / 3
-    moved = moved_bytes(config, learner, mesh)
+    tokens = recipe.data.batch_size * recipe.data.seq_len
+    products = flops_per_token(learner) * tokens / mesh.size * AGAIN[recipe.model.remat] / 3
+    moved = moved_bytes(recipe, learner, mesh)
     # Parameters are gathered for each microbatch, and what tensor and context send waits.
     waits = mesh.shape['tensor'] * mesh.shape['context'] > 1
-    sent = moved * (config.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
+    sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
     compute = products / rates.flops
     return compute + sent if waits else max(compute, sent) + 0.1 * sent

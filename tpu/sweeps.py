@@ -131,7 +131,7 @@ def plan_sweep(
 
 def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:
     steps: dict[int, Step] = {}
-    how = run_axis(group[0].config.kernels.run_axis, one.devices[0].platform)
+    how = run_axis(group[0].recipe.config.kernels.run_axis, one.devices[0].platform)
     there = memory_of(one)
 
     def needed(runs):

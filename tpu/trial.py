@@ -6,7 +6,7 @@ from typing import Any
 
 from lm.check import check
 from lm.config import replaced
-from lm.sections import Config
+from lm.recipe import Recipe
 from tpu.compiled import DoesNotFit, blueprint_of, compile_step
 from tpu.estimate import Estimate, estimate
 from tpu.topology import Topology
@@ -80,7 +80,7 @@ class Trial:
 
 
 def attempt(
-    config: Config,
+    recipe: Recipe,
     changes: Mapping[str, Any],
     topology: Topology,
     say: Callable[[str], None],
@@ -88,7 +88,7 @@ def attempt(
 ) -> Trial:
     """Compiles it; what cannot be laid over the devices is refused, with the reason."""
     try:
-        changed = replaced(config, changes)
+        changed = replaced(recipe, changes)
         check(changed)
         made = blueprint_of(changed, topology, lambda _: None)
         found = estimate(compile_step(made, topology), topology, price)

@@ -21,9 +21,9 @@ def fold(options: Mapping[str, Any]) -> None:
     checkpoint = load(options['checkpoint'])
     folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
     meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
-    write(out, folded.config, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
+    write(out, folded.recipe, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
     of = ', '.join(f'{value:.1e} in {dtype}' for dtype, value in folded.differences.items())
-    before, after = checkpoint.config.model, folded.config.model
+    before, after = checkpoint.recipe.model, folded.recipe.model
     print(f'{out}: model.norm={before.norm} -> {after.norm}')
     if before.reparam != after.reparam:
         print(f'model.reparam={before.reparam} -> {after.reparam}')

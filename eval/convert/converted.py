@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint
-from lm.config import to_dict
+from lm.config import replaced, to_dict
 from lm.data.tokenizers import Tokenizer
 from lm.model import build_model
+from lm.recipe import Recipe
 from lm.record.checkpoint import check_tree, state_record
 from lm.record.host import versions
 from lm.record.series import Checkpoints
 from lm.record.workdir import write_config
-from lm.sections import FIELDS, Config, KernelsConfig
+from lm.sections import FIELDS, KernelsConfig
 from lm.state import (
     Learner,
     State,
@@ -39,7 +40,7 @@ class Folded:
     `kept`: why the norms are those of the source, where they are; '' where they are not.
     """
 
-    config: Config
+    recipe: Recipe
     weights: Weights
     differences: dict[str, float]
     kept: str = ''
@@ -62,29 +63,28 @@ def on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
         return jax.device_get(function())
 
 
-def logits_of(config: Config, vocab: int, variables: Any, dtype: str) -> np.ndarray:
+def logits_of(recipe: Recipe, vocab: int, variables: Any, dtype: str) -> np.ndarray:
     """Of random tokens, always the same; all in `dtype`, whatever model.dtype is, by the reference
     kernels.
     """
-    shape = (ROWS, config.data.seq_len)
+    shape = (ROWS, recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
-    model = dataclasses.replace(config.model, dtype=dtype)
-    config = by_reference(dataclasses.replace(config, model=model))
-    transformer = build_model(config, vocab, 'cpu')
+    recipe = by_reference(replaced(recipe, {'model.dtype': dtype}))
+    transformer = build_model(recipe, vocab, 'cpu')
     return on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
 
 
-def by_reference(config: Config) -> Config:
-    """`config` with the reference kernels, which run anywhere: its own may not run on a CPU. Its
+def by_reference(recipe: Recipe) -> Recipe:
+    """The recipe with the reference kernels, which run anywhere: its own may not run on a CPU. Its
     product does, and may carry something.
     """
-    kernels = KernelsConfig(implementation='reference', matmul=config.kernels.matmul)
-    return dataclasses.replace(config, kernels=kernels)
+    kernels = vars(KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul))
+    return replaced(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
 
 
-def learner_on_cpu(config: Config, vocab: int) -> Learner:
+def learner_on_cpu(recipe: Recipe, vocab: int) -> Learner:
     """To describe parameters or to make them: it is never trained."""
-    return build_learner(by_reference(config), vocab, 0, 'cpu')
+    return build_learner(by_reference(recipe), vocab, 0, 'cpu')
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -98,27 +98,27 @@ def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
     return on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
 
 
-def folded(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> Folded:
+def folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> Folded:
     """With the variables `after`, in float64, stored in float32; those of the source are `before`.
 
     ValueError where they are not those of the config, or compute something else.
     """
     stored = cast(after, np.float32)
     weights = Weights(stored.pop('params'), (), stored)
-    fresh = jax.eval_shape(lambda: fresh_state(config, checkpoint.meta['vocab_size']))
+    fresh = jax.eval_shape(lambda: fresh_state(recipe, checkpoint.meta['vocab_size']))
     check_tree(state_record(weights), state_record(fresh.weights), checkpoint.path)
-    return Folded(config, weights, compare(checkpoint, config, before, after))
+    return Folded(recipe, weights, compare(checkpoint, recipe, before, after))
 
 
-def compare(checkpoint: Checkpoint, config: Config, before: Any, after: Any) -> dict[str, float]:
+def compare(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> dict[str, float]:
     """Folded.differences, of variables in float64 and of those in float32; ValueError where the
     former are more than TOLERANCE.
     """
-    source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
+    source, vocab = checkpoint.recipe, checkpoint.meta['vocab_size']
     differences = {}
     for dtype, wanted in (('float64', before), ('float32', checkpoint.variables)):
         wanted = logits_of(source, vocab, jax.device_get(wanted), dtype)
-        found = logits_of(config, vocab, after, dtype)  # which rounds to float32 as storing does
+        found = logits_of(recipe, vocab, after, dtype)  # which rounds to float32 as storing does
         differences[dtype] = difference(found, wanted)
     if not differences['float64'] <= TOLERANCE:
         raise ValueError(
@@ -136,13 +136,13 @@ def without_reparam() -> dict[str, Any]:
     return {'model.reparam': 'none'} | dict.fromkeys(options_of_it)
 
 
-def fresh_state(config: Config, vocab: int) -> State:
-    learner = learner_on_cpu(config, vocab)
-    return init_state(learner, hyper_from(config), jax.random.key(0))
+def fresh_state(recipe: Recipe, vocab: int) -> State:
+    learner = learner_on_cpu(recipe, vocab)
+    return init_state(learner, hyper_from(recipe), jax.random.key(0))
 
 
 def write(
-    out: Path, config: Config, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
+    out: Path, recipe: Recipe, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
 ) -> None:
     """A workdir with one checkpoint, whose optimizer and average of the weights are new. `meta` is
     that of another checkpoint, or its like (`lm.run.journal`).
@@ -152,13 +152,13 @@ def write(
     if out.exists() and any(out.iterdir()):
         raise ValueError(f'--out={out} is not empty; give a new folder')
     weights = jax.tree.map(jnp.asarray, weights)
-    described, hyper = learner_on_cpu(config, meta['vocab_size']).described, hyper_from(config)
-    moments = optimizer(config, described, hyper).init(weights.params)
-    average = average_of(config, hyper).init(weights.params)
+    described, hyper = learner_on_cpu(recipe, meta['vocab_size']).described, hyper_from(recipe)
+    moments = optimizer(recipe, described, hyper).init(weights.params)
+    average = average_of(recipe, hyper).init(weights.params)
     state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
     tokenizer.save(out / 'tokenizer')
-    write_config(out, config)
+    write_config(out, recipe)
     checkpoints = Checkpoints(out, keep_last=1, keep_best=0)
-    checkpoints.save(state, meta | {'config': to_dict(config), 'versions': versions()}, None)
+    checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
     checkpoints.wait()
     checkpoints.close()

@@ -20,14 +20,14 @@ from eval.convert.converted import (
 )
 from eval.load import Checkpoint
 from lm.check import check
-from lm.config import option_of, part_at, readers_of, replaced, settle
+from lm.config import changed, replaced, settle
 from lm.model import groups_of_blocks
-from lm.sections import FIELDS, Config
+from lm.recipe import Recipe, parts_of, readers_of, recipe_of
+from lm.sections import FIELDS
 from modules.choices import choose
 from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
-from modules.options import options
 from modules.params import NORM, ParamSpec, named_leaves
 
 Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
@@ -64,31 +64,31 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     if kept:
         return fold_reparam(checkpoint, untie, kept)
     refuse(checkpoint, to, untie)
-    source, vocab = checkpoint.config, checkpoint.meta['vocab_size']
+    source, vocab = checkpoint.recipe, checkpoint.meta['vocab_size']
     before = used_in_float64(checkpoint)
     params = named_leaves(before['params'])
     if source.model.tie_embeddings:
         params['readout'] = params['embedding'].T
-    maps = affine_maps(TARGETS[to][norm_name(source)], source, params, before)
-    config = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
-    check(config)
-    params = folded_params(params, unfolded_specs(source, vocab), maps, source, config)
+    maps = affine_maps(TARGETS[to][source.norm.name], source, params, before)
+    recipe = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
+    check(recipe)
+    params = folded_params(params, unfolded_specs(source, vocab), maps, source, recipe)
     carried = {name: without(maps, before[name]) for name in before if name != 'params'}
     carried = {name: tree for name, tree in carried.items() if tree}
     after = {'params': unflatten_dict(params, sep='/'), **carried}
-    return folded(checkpoint, config, before, after)
+    return folded(checkpoint, recipe, before, after)
 
 
 def fold_reparam(checkpoint: Checkpoint, untie: bool, kept: str) -> Folded:
     """The model of a checkpoint with model.reparam = none and all else as it is."""
-    source, before = checkpoint.config, used_in_float64(checkpoint)
-    after, changed = dict(before), without_reparam() | {'train.init_from': ''}
+    source, before = checkpoint.recipe, used_in_float64(checkpoint)
+    after, changes = dict(before), without_reparam() | {'train.init_from': ''}
     if untie and source.model.tie_embeddings:
         after['params'] = before['params'] | {'readout': before['params']['embedding'].T}
-        changed |= {'model.tie_embeddings': False}
-    config = settle(replaced(source, changed))
-    check(config)
-    return dataclasses.replace(folded(checkpoint, config, before, after), kept=kept)
+        changes |= {'model.tie_embeddings': False}
+    recipe = settle(changed(source.config, changes))
+    check(recipe)
+    return dataclasses.replace(folded(checkpoint, recipe, before, after), kept=kept)
 
 
 def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
@@ -97,7 +97,7 @@ def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
 
     ValueError for a placement that is made of the reparametrisation.
     """
-    source, kept = checkpoint.config, ''
+    source, kept = checkpoint.recipe, ''
     if to != 'none' or source.model.reparam == 'none':
         return ''
     try:
@@ -105,10 +105,10 @@ def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
         refuse_unfinished(source, checkpoint.weights.stats)
     except ValueError as error:
         kept = str(error)
-    needed = part_at(source, 'model.placement').row.needs.get('reparam')
+    needed = source.placement.row.needs.get('reparam')
     if needed:
         raise ValueError(
-            f'a model with model.placement={source.model.placement} cannot be folded: it is made '
+            f'a model with {source.placement} cannot be folded: it is made '
             f'of model.reparam={needed}'
         )
     return kept
@@ -116,19 +116,19 @@ def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
 
 def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
     """ValueError, with what would work, for a model that cannot be folded so."""
-    config = checkpoint.config
-    refuse_model(config, to)
-    if config.model.tie_embeddings and not untie:
+    recipe = checkpoint.recipe
+    refuse_model(recipe, to)
+    if recipe.model.tie_embeddings and not untie:
         raise ValueError(
             'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
             'embedding too. --untie stores it as a matrix of its own.'
         )
-    refuse_unfinished(config, checkpoint.weights.stats)
+    refuse_unfinished(recipe, checkpoint.weights.stats)
 
 
-def refuse_model(config: Config, to: str) -> None:
+def refuse_model(recipe: Recipe, to: str) -> None:
     """ValueError, with what would work, for a model whose norms cannot be folded so."""
-    sources, norm, model = choose(TARGETS, to, '--to'), norm_name(config), config.model
+    sources, norm, model = choose(TARGETS, to, '--to'), recipe.norm.name, recipe.model
     wanted = {
         'model.placement': (model.placement, 'pre', 'its norms are not alone before a matrix'),
         'model.mlp': (model.mlp, 'dense', 'a router and experts read the norm'),
@@ -148,14 +148,14 @@ def refuse_model(config: Config, to: str) -> None:
         )
 
 
-def refuse_unfinished(config: Config, stats: Any) -> None:
+def refuse_unfinished(recipe: Recipe, stats: Any) -> None:
     """ValueError where norms are left to remove."""
-    norm = part_at(config, 'model.norm')
-    if 'removal_start' not in options(norm.row):
+    given = recipe.norm.options
+    if 'removal_start' not in given:
         return
-    start, gap = (option_of(config, norm, name) for name in ('removal_start', 'removal_gap'))
+    start, gap = given['removal_start'], given['removal_gap']
     updates = int(stats['stats']['final_norm']['updates'])
-    due = [removal_update(start, gap, order) for order in range(2 * config.model.n_layers + 1)]
+    due = [removal_update(start, gap, order) for order in range(2 * recipe.model.n_layers + 1)]
     left = sum(updates < update for update in due)
     if left:
         raise ValueError(
@@ -165,16 +165,12 @@ def refuse_unfinished(config: Config, stats: Any) -> None:
         )
 
 
-def norm_name(config: Config) -> str:
-    return part_at(config, 'model.norm').name
-
-
 def affine_maps(
-    kind: fold.AffineOf, config: Config, params: Flat, before: Any
+    kind: fold.AffineOf, recipe: Recipe, params: Flat, before: Any
 ) -> dict[str, Affine]:
     """{'layers/mlp_norm_in': what it does after it has normalized, ...} of all norms."""
-    (blocks,) = groups_of_blocks(config)
-    eps = option_of(config, part_at(config, 'model.norm'), 'eps')
+    (blocks,) = groups_of_blocks(recipe)
+    eps = recipe.norm.options.get('eps')
     sites = [f'{blocks.name}/{part}_norm_in' for part in ('attention', 'mlp')] + ['final_norm']
     stats = named_leaves(before.get('stats', {}))
 
@@ -204,18 +200,17 @@ def without(maps: Mapping[str, Affine], tree: Any) -> Any:
     return unflatten_dict(kept, sep='/')
 
 
-def folded_config(source: Config, to: str, biased: bool) -> Config:
+def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
     """`biased`: whether matrices take biases up."""
-    folded = {'model.norm': 'none', 'model.final_norm': 'none'}
-    others = readers_of(replaced(source, folded))  # of options of norms: model.qk_norm
+    no_norm = {'model.norm': 'none', 'model.final_norm': 'none'}
+    others = readers_of(parts_of(changed(source.config, no_norm)))  # as those of model.qk_norm
     unread = [path for path in FIELDS if path.startswith('norm.') and path not in others]
-    norm = folded_norm(source, to, replaced(source, dict.fromkeys(unread)))
+    config = changed(source.config, dict.fromkeys(unread) | without_reparam())
+    norm = folded_norm(source, to, recipe_of(changed(config, no_norm | {'model.norm': to})))
     return settle(
-        replaced(
-            source,
-            dict.fromkeys(unread)
-            | without_reparam()
-            | {
+        changed(
+            config,
+            {
                 'model.norm': norm,
                 'model.final_norm': norm,
                 'model.bias': source.model.bias or biased,
@@ -229,50 +224,46 @@ def folded_config(source: Config, to: str, biased: bool) -> Config:
     )
 
 
-def folded_norm(source: Config, to: str, config: Config) -> str:
+def folded_norm(source: Recipe, to: str, folded: Recipe) -> str:
     """model.norm with the options of the source's norm, but for its gains: 'rmsnorm:scale=False'.
 
-    config: what options are read from that do not stand behind the name.
+    folded: has the norm `to` with the options that do not stand behind its name.
     """
-    before, after = (
-        part_at(one, 'model.norm') for one in (source, replaced(config, {'model.norm': to}))
-    )
+    before, after = source.norm.options, folded.norm.options
     behind = {}
-    for name in options(after.row):
-        wanted = option_of(source, before, name)
-        if name == 'scale':
-            wanted = False
-        if wanted is not None and wanted != option_of(config, after, name):
+    for name, value in after.items():
+        wanted = False if name == 'scale' else before.get(name)
+        if wanted is not None and wanted != value:
             behind[name] = wanted
     text = ','.join(f'{name}={value!r}' for name, value in behind.items())
     return f'{to}:{text}' if text else to
 
 
-def unfolded_specs(source: Config, vocab: int) -> dict[str, ParamSpec]:
+def unfolded_specs(source: Recipe, vocab: int) -> dict[str, ParamSpec]:
     """Of the weights that the source's model uses, with a readout of its own."""
-    config = replaced(source, without_reparam() | {'model.tie_embeddings': False})
-    return named_leaves(learner_on_cpu(config, vocab).described.specs)
+    recipe = replaced(source, without_reparam() | {'model.tie_embeddings': False})
+    return named_leaves(learner_on_cpu(recipe, vocab).described.specs)
 
 
 def folded_params(
     params: Flat,
     specs: Mapping[str, ParamSpec],
     maps: Mapping[str, Affine],
-    source: Config,
-    config: Config,
+    source: Recipe,
+    recipe: Recipe,
 ) -> Flat:
     """What `config` uses, from what `source` did, in all that reads or writes the stream."""
-    drops = part_at(config, 'model.norm').row.drops
+    drops = recipe.norm.row.drops
     new = {path: w for path, w in params.items() if not any(at(site, path) for site in maps)}
     for path, spec in specs.items():
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
         if 'embed' not in spec.fan_in:
-            if norm_name(source) == 'layernorm':
+            if source.norm.name == 'layernorm':
                 new[path] = fold.recentre_writer(new[path])
             if drops:
                 new[path] = fold.compress_writer(new[path])
-            if spec.role == 'hidden' and config.model.bias:
+            if spec.role == 'hidden' and recipe.model.bias:
                 layers, width = len(new[path]), new[path].shape[-1]
                 new.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue

@@ -37,16 +37,16 @@ OUT = flags.DEFINE_string('out', None, 'Page (.html) or figure (.png, .svg) to w
 
 
 def main(_) -> None:
-    config = resolve(CONFIG.value)
+    recipe = resolve(CONFIG.value)
     if bool(WIDTHS.value) == bool(DEPTHS.value):
         raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
     along = 'width' if WIDTHS.value else 'depth'
     values = [int(value) for value in WIDTHS.value or DEPTHS.value]
     console = Console(stderr=True, highlight=False)
-    found = slopes(config, along, values, SEEDS.value, STEPS.value, console.print)
+    found = slopes(recipe, along, values, SEEDS.value, STEPS.value, console.print)
     rows = rows_of(found, TOLERANCE.value)
     Console(highlight=False).print(as_table(rows))
-    title = f'scaling.name={config.scaling.name}, {along} {values[0]} to {values[-1]}'
+    title = f'{recipe.scaling}, {along} {values[0]} to {values[-1]}'
     if OUT.value:
         write(Path(OUT.value), title, figure(found, along, values), rows)
     failed = sum(slope.fails(TOLERANCE.value) for slope in found)

@@ -20,7 +20,7 @@ from lm.check import check
 from lm.config import replaced
 from lm.diagnostics import sown_by_layers
 from lm.model import ACTIVATIONS
-from lm.sections import Config
+from lm.recipe import Recipe
 from lm.state import build_learner, hyper_from, init_state
 from lm.step import make_train_step
 from modules.optim import SCHEDULES
@@ -69,7 +69,7 @@ def least_slope(along: str, activation: str, of: str) -> float:
     return LEAST_OF_NOISE if is_logits or (along == 'depth' and of == SIZE) else 0.0
 
 
-def sized(config: Config, along: str, value: int) -> Config:
+def sized(recipe: Recipe, along: str, value: int) -> Recipe:
     """The config with another width or depth, at the peak of its rates from the first step on;
     ValueError where it cannot have that.
 
@@ -77,19 +77,19 @@ def sized(config: Config, along: str, value: int) -> Config:
     """
     of_schedules = {f'optim.{name}': None for row in SCHEDULES.values() for name in options(row)}
     at_peak = {'optim.schedule': 'constant', 'optim.warmup_steps': 0}
-    config = replaced(config, of_schedules | at_peak)
+    recipe = replaced(recipe, of_schedules | at_peak)
     if along == 'depth':
-        found = replaced(config, {'model.n_layers': value})
+        found = replaced(recipe, {'model.n_layers': value})
     else:
-        heads = config.model.n_heads if config.scaling.base_heads else None
-        found = resized(config, value, heads)
+        heads = recipe.model.n_heads if recipe.config.scaling.base_heads else None
+        found = resized(recipe, value, heads)
     check(found)
     return found
 
 
-def batch_of(config: Config) -> dict[str, jax.Array]:
+def batch_of(recipe: Recipe) -> dict[str, jax.Array]:
     """Random tokens, frequent and rare ones, each row one document: the same at every size."""
-    rows, length = config.data.batch_size, config.data.seq_len
+    rows, length = recipe.data.batch_size, recipe.data.seq_len
     shares = 1 / np.arange(1, VOCAB)
     tokens = np.random.default_rng(0).choice(VOCAB - 1, (rows, length + 1), p=shares / sum(shares))
     tokens = jnp.asarray(tokens + 1, jnp.int32)
@@ -97,7 +97,7 @@ def batch_of(config: Config) -> dict[str, jax.Array]:
 
 
 def sizes_of(
-    config: Config, seeds: int, steps: int, places: int
+    recipe: Recipe, seeds: int, steps: int, places: int
 ) -> dict[tuple[str, str], np.ndarray]:
     """{(activation, size or change): [seeds]}: mean |x| after the steps, or of what they changed.
 
@@ -105,8 +105,8 @@ def sizes_of(
     last of which is the last block; so are the logits of attention, of which there is the size
     alone.
     """
-    learner = build_learner(config, VOCAB, BOS, jax.default_backend())
-    train_step, hyper, batch = make_train_step(learner), hyper_from(config), batch_of(config)
+    learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
+    train_step, hyper, batch = make_train_step(learner), hyper_from(recipe), batch_of(recipe)
     inputs_BT = batch['tokens'][:, :-1]
 
     def at_places(name, x_L):
@@ -117,7 +117,7 @@ def sizes_of(
         logits_BTV, filled = learner.model.apply(
             learner.variables(weights), inputs_BT, mutable=(ACTIVATIONS, DIAGNOSTICS)
         )
-        found = by_name(config, filled[ACTIVATIONS])
+        found = by_name(recipe, filled[ACTIVATIONS])
         named = {name: x for name, x in found.items() if x.ndim == 3}
         for name, x_LBTD in found.items():
             if x_LBTD.ndim == 4:
@@ -144,7 +144,7 @@ def sizes_of(
 
 
 def slopes(
-    config: Config,
+    recipe: Recipe,
     along: str,
     values: Sequence[int],
     seeds: int,
@@ -154,7 +154,7 @@ def slopes(
     """Of each activation that all sizes have; ValueError for fewer than two sizes."""
     if len(set(values)) < 2:
         raise ValueError(f'a slope needs two {along}s and better four; got {list(values)}')
-    at = [sized(config, along, value) for value in values]
+    at = [sized(recipe, along, value) for value in values]
     each, places = [], min(one.model.n_layers for one in at)
     for value, one in zip(values, at, strict=True):
         each.append(sizes_of(one, seeds, steps, places))

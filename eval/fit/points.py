@@ -134,8 +134,8 @@ def from_workdir(law: Law, workdir: str | Path, options: Options) -> Points:
     found = []
     for row in ended:
         folder = Path(row['workdir'])
-        config = stored_config(read_json(folder / CONFIG))
-        every = config.optim.lr * fractions_at(config, np.arange(1, config.train.steps + 1))
+        recipe = stored_config(read_json(folder / CONFIG))
+        every = recipe.optim.lr * fractions_at(recipe, np.arange(1, recipe.train.steps + 1))
         found.append((row, every, rows_of(folder)))
     return of_curves(law, found, options, left_out)
 

@@ -19,7 +19,7 @@ def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     rows = open_data(c).validation
     eval_step = jit_eval_step(c.learner, c.mesh)
     parts = batch_parts(c.mesh)
-    batch_size = -(-(c.config.data.batch_size // c.config.train.microbatches) // parts) * parts
+    batch_size = -(-(c.recipe.data.batch_size // c.recipe.train.microbatches) // parts) * parts
     batches = functools.partial(data.evaluation_batches, batch_size=batch_size, limit=0)
     losses = evaluate(eval_step, c.weights, c.hyper, c.mesh, batches, rows)
     return losses | {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}

@@ -20,10 +20,10 @@ import orbax.checkpoint as ocp
 
 from lm.config import differences
 from lm.processes import from_first, has_own_disks, is_first, raised_by_all
+from lm.recipe import Recipe
 from lm.record import digests
 from lm.record.digests import Damaged
 from lm.record.of_first import from_first_arrays, to_first
-from lm.sections import Config
 from lm.state import State, Weights
 from modules.params import named_leaves
 
@@ -114,7 +114,7 @@ def check_tree(
         raise TreeMismatch(f'checkpoint {where} does not fit the configured {of}:\n  {listing}')
 
 
-def fields_that_differ(there: Config, here: Config) -> str:
+def fields_that_differ(there: Recipe, here: Recipe) -> str:
     """For the beginning of an error: the fields of the model in which two configs differ, a line
     each; '' where there are none.
     """

@@ -16,16 +16,17 @@ from lm import data
 from lm.activations import Activations, gradients, next_token_loss, observe
 from lm.buckets import is_url
 from lm.cached import Cache, extend, init_cache
-from lm.config import AUTO
+from lm.config import AUTO, replaced
 from lm.mesh import make_mesh
 from lm.model import Transformer, chosen_kernels
+from lm.recipe import Recipe
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import Damaged
 from lm.record.fetched import at_hand, checkpoints_at, of_workdir
 from lm.record.host import device_memory_bytes
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
-from lm.sections import Config, MeshConfig
+from lm.sections import MeshConfig
 from lm.shardings import abstract_state
 from lm.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
@@ -44,7 +45,7 @@ class Checkpoint:
     """
 
     path: Path
-    config: Config
+    recipe: Recipe
     step: int
     meta: dict[str, Any]
     learner: Learner
@@ -188,15 +189,15 @@ def _newest_first(folder: Path) -> Iterator[tuple[Path, int]]:
 def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:
     meta = read_meta(folder, step)
     platform = jax.devices()[0].platform
-    config = with_kernels_of(platform, stored_config(meta['config']), say)
+    recipe = with_kernels_of(platform, stored_config(meta['config']), say)
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
-    learner = build_learner(config, meta['vocab_size'], tokenizer.bos_id, platform)
+    learner = build_learner(recipe, meta['vocab_size'], tokenizer.bos_id, platform)
     mesh = mesh or mesh_at_hand(learner)
     stored, average = read_weights(folder, step, abstract_state(learner, mesh))
-    hyper = hyper_from(config)
+    hyper = hyper_from(recipe)
     weights = learner.evaluated(stored, average, hyper)
     path = folder / str(step)
-    return Checkpoint(path, config, step, meta, learner, mesh, hyper, weights, tokenizer)
+    return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
 
 
 def mesh_at_hand(learner: Learner) -> Mesh:
@@ -208,17 +209,16 @@ def mesh_at_hand(learner: Learner) -> Mesh:
     )
     devices = jax.local_devices()
     n = 1 if needed <= SHARE * device_memory_bytes() else len(devices)
-    fsdp = math.gcd(n, learner.config.model.d_model)
+    fsdp = math.gcd(n, learner.recipe.model.d_model)
     return make_mesh(MeshConfig(data=1, fsdp=fsdp), devices[:fsdp])
 
 
-def with_kernels_of(platform: str, config: Config, say: Callable[[str], None]) -> Config:
-    """`config`, with kernels that run on `platform` where it names others; `say` is told."""
+def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+    """The recipe, with kernels that run on `platform` where it names others; `say` is told."""
     try:
-        chosen_kernels(config, platform)
+        chosen_kernels(recipe, platform)
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
-        unbound = dict.fromkeys(('implementation', *PLATFORM_BOUND), AUTO)
-        kernels = dataclasses.replace(config.kernels, **unbound)
-        return dataclasses.replace(config, kernels=kernels)
-    return config
+        unbound = ('implementation', *PLATFORM_BOUND)
+        return replaced(recipe, {f'kernels.{name}': AUTO for name in unbound})
+    return recipe

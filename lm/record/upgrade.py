@@ -7,8 +7,9 @@ read them, and nothing was filled in for 'auto'. Records of that form lack some 
 from collections.abc import Mapping
 from typing import Any
 
-from lm.config import build, flatten, readers_of, replaced, resolve, settle, without_auto
-from lm.sections import FIELDS, Config
+from lm.config import build, changed, flatten, resolve, settle, without_auto
+from lm.recipe import Recipe, parts_of, readers_of
+from lm.sections import FIELDS
 
 NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
 MOVED = {
@@ -21,7 +22,7 @@ MOVED = {
 SPLIT = ('norm.momentum', 'norm.ema_decay')
 
 
-def stored_config(raw: Mapping[str, Any]) -> Config:
+def stored_config(raw: Mapping[str, Any]) -> Recipe:
     """The config in a record: in config.json, in a checkpoint's meta, or the base of sweep.json.
 
     One of the present form is resolved as any config. Raises ValueError where it does not hold a
@@ -30,9 +31,9 @@ def stored_config(raw: Mapping[str, Any]) -> Config:
     if not is_old(raw):
         return resolve(raw)
     config = without_auto(build(_nested(_present_fields(flatten(raw)))))
-    readers = readers_of(config)
+    readers = readers_of(parts_of(config))
     unread = [path for path in FIELDS if FIELDS[path].of_parts and path not in readers]
-    return settle(replaced(config, dict.fromkeys(unread)))
+    return settle(changed(config, dict.fromkeys(unread)))
 
 
 def is_old(raw: Mapping[str, Any]) -> bool:
@@ -41,12 +42,12 @@ def is_old(raw: Mapping[str, Any]) -> bool:
 
 def stored_cell(
     base: Mapping[str, Any], changes: Mapping[str, Any]
-) -> tuple[Config, dict[str, Any]]:
+) -> tuple[Recipe, dict[str, Any]]:
     """The config and the changes of a cell of an old sweep.json, by present names."""
-    config = stored_config(_nested(flatten(base) | changes))
-    values = flatten(config)
+    recipe = stored_config(_nested(flatten(base) | changes))
+    values = flatten(recipe)
     paths = [_present_path(path, values) for path in changes]
-    return config, {path: values[path] for path in paths}
+    return recipe, {path: values[path] for path in paths}
 
 
 def present_paths(flat: Mapping[str, Any]) -> dict[str, Any]:

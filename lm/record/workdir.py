@@ -12,10 +12,10 @@ from lm.config import differences, to_json
 from lm.files import InUse as InUse
 from lm.files import Unreadable, locked, read_json, write_json, write_text
 from lm.processes import from_first, gathered, has_own_disks, is_first
+from lm.recipe import Recipe
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
-from lm.sections import Config
 
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
@@ -30,7 +30,7 @@ FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 @contextlib.contextmanager
 def open_workdir(
     path: Path,
-    config: Config,
+    recipe: Recipe,
     continue_changed: bool,
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
@@ -51,7 +51,7 @@ def open_workdir(
         check_shared(path / LOCK)
         yield
         return
-    with held_workdir(path, config, continue_changed, say, wait_until):
+    with held_workdir(path, recipe, continue_changed, say, wait_until):
         check_shared(path / LOCK)
         yield
 
@@ -59,7 +59,7 @@ def open_workdir(
 @contextlib.contextmanager
 def held_workdir(
     path: Path,
-    config: Config,
+    recipe: Recipe,
     continue_changed: bool,
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
@@ -75,7 +75,7 @@ def held_workdir(
             path.mkdir(parents=True, exist_ok=True)
             held.enter_context(_held(path, say, wait_until))
         before = _config_before(path, say)
-        changed = without_mesh(differences(before, config)) if before else {}
+        changed = without_mesh(differences(before, recipe)) if before else {}
         if changed and not continue_changed:
             raise ValueError(refusal(path, 'a run with another config', changed))
         yield
@@ -86,7 +86,7 @@ def without_mesh(changed: dict[str, Any]) -> dict[str, Any]:
     return {field: both for field, both in changed.items() if not field.startswith(MESH)}
 
 
-def _config_before(path: Path, say: Callable[[str], None]) -> Config | None:
+def _config_before(path: Path, say: Callable[[str], None]) -> Recipe | None:
     """That of the run in the folder; None where none has begun. Where config.json is damaged, it is
     that of the newest checkpoint whose record can be read.
     """
@@ -164,14 +164,14 @@ def writable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_config(path: Path, config: Config) -> None:
+def write_config(path: Path, recipe: Recipe) -> None:
     """Writes config.json, unless it is there as it should be."""
-    text = to_json(config).encode()
+    text = to_json(recipe).encode()
     if not (path / CONFIG).exists() or (path / CONFIG).read_bytes() != text:
         write_text(path / CONFIG, text.decode())
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> Recipe:
     """The config of the run in `path`, of whatever version; ValueError where that is none, of the
     kind Unreadable where config.json is damaged.
     """

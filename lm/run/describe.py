@@ -9,15 +9,14 @@ import jax
 
 from lm import data
 from lm.check_mesh import notes_of_mesh
-from lm.config import option_of, part_at, parts_of
 from lm.data import Rows
 from lm.mesh import mesh_words
 from lm.mixture import Mixed
+from lm.recipe import Recipe
 from lm.run.experiment import Experiment
 from lm.run.journal import Journal
 from lm.run.program import Program
 from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
-from lm.sections import Config
 from modules.options import options
 
 
@@ -27,7 +26,7 @@ def describe(journal: Journal) -> None:
     """
     experiment, terminal = journal.experiment, journal.terminal
     learner = experiment.learner
-    batch_size = journal.config.data.batch_size
+    batch_size = journal.recipe.data.batch_size
     train, validation = experiment.dataset.train, experiment.dataset.validation
     epoch = 'before a source repeats' if isinstance(train, Mixed) else 'an epoch'
     terminal.say(
@@ -45,7 +44,7 @@ def describe(journal: Journal) -> None:
         f'{learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
         f'({experiment.peak_source})'
     )
-    noted = notes_of_mesh(journal.config, experiment.mesh, experiment.vocab_size)
+    noted = notes_of_mesh(journal.recipe, experiment.mesh, experiment.vocab_size)
     for note in (*notes(journal), *noted):
         terminal.say(f'NOTE: {note}')
 
@@ -85,8 +84,8 @@ def of_sources(train: Rows | Mixed, validation: Rows | Mixed) -> Iterator[str]:
 
 def notes(journal: Journal) -> list[str]:
     """What is allowed and yet may not be meant."""
-    config, found = journal.config, []
-    rows, batch_size = journal.experiment.dataset.train, config.data.batch_size
+    recipe, found = journal.recipe, []
+    rows, batch_size = journal.experiment.dataset.train, recipe.data.batch_size
     batches = journal.next_place().stop
     if isinstance(rows, Mixed):
         counts = rows.shares.counts(batches * batch_size)
@@ -96,30 +95,30 @@ def notes(journal: Journal) -> list[str]:
                 found.append(f'{batches} batches go over the text of {name} {times:.2f} times')
     elif batches > (epoch := data.steps_in_epoch(rows, batch_size)):
         found.append(f'{batches} batches go over the text {batches / epoch:.2f} times')
-    return found + notes_of(config)
+    return found + notes_of(recipe)
 
 
-def notes_of(config: Config) -> list[str]:
+def notes_of(recipe: Recipe) -> list[str]:
     """What a config allows and yet may not be meant, whatever the text."""
     return [
-        *_leaks(config),
-        *_never_reached(config),
-        *_never_trained(config),
-        *_averaged_twice(config),
+        *_leaks(recipe),
+        *_never_reached(recipe),
+        *_never_trained(recipe),
+        *recipe.average.row.notes(recipe, recipe.average),
     ]
 
 
-def notes_of_all(configs: Sequence[Config]) -> list[str]:
+def notes_of_all(recipes: Sequence[Recipe]) -> list[str]:
     """`notes_of` each of many runs, with how many each is of where it is not of all."""
-    counts = collections.Counter(note for config in configs for note in notes_of(config))
+    counts = collections.Counter(note for recipe in recipes for note in notes_of(recipe))
     return [
-        note if n == len(configs) else f'{n} of {len(configs)} runs: {note}'
+        note if n == len(recipes) else f'{n} of {len(recipes)} runs: {note}'
         for note, n in counts.items()
     ]
 
 
-def _leaks(config: Config) -> Iterator[str]:
-    leaks = {part.name: part.row.leaks for part in parts_of(config) if part.section == 'norm'}
+def _leaks(recipe: Recipe) -> Iterator[str]:
+    leaks = {norm.name: norm.row.leaks for norm in recipe.norms.values()}
     for name, what in sorted(leaks.items()):
         if what:
             yield (
@@ -129,24 +128,23 @@ def _leaks(config: Config) -> Iterator[str]:
             )
 
 
-def _never_reached(config: Config) -> Iterator[str]:
+def _never_reached(recipe: Recipe) -> Iterator[str]:
     """Of each part that would take as long as the run or longer to get where it is as published.
 
     Options say what they are counted in; a row with several says by `lasts` what they make.
     """
     lengths = {
-        'steps': config.train.steps,
-        'updates': config.train.steps * config.train.microbatches,
+        'steps': recipe.train.steps,
+        'updates': recipe.train.steps * recipe.train.microbatches,
     }
     found = {}  # a norm may stand at several places
-    for part in parts_of(config):
+    for part in recipe.parts:
         counted = {name: d for name, d in options(part.row).items() if d.option.counted_in}
         if not counted:
             continue
-        values = {name: option_of(config, part, name) for name in counted}
+        values = {name: part.options[name] for name in counted}
         (unit,) = {declared.option.counted_in for declared in counted.values()}
-        lasts = getattr(part.row, 'lasts', lambda blocks, **values: max(values.values()))
-        wanted, length = lasts(config.model.n_layers, **values), lengths[unit]
+        wanted, length = part.row.lasts(recipe.model.n_layers, **values), lengths[unit]
         if wanted >= length:
             why = ', '.join(f'{n}={v} ({counted[n].option.words})' for n, v in values.items())
             text = f'{part.name} needs more than {wanted} {unit} and the run has {length}: {why}'
@@ -154,28 +152,8 @@ def _never_reached(config: Config) -> Iterator[str]:
     yield from found.values()
 
 
-def _averaged_twice(config: Config) -> Iterator[str]:
-    """Of schedule_free, what it is published without: a decay of the learning rate, momentum."""
-    if config.optim.average != 'schedule_free':
-        return
-    if config.optim.schedule != 'constant':
-        yield (
-            f'optim.average=schedule_free takes the place of a decay: optim.schedule='
-            f'{config.optim.schedule} decays all the same; published with constant'
-        )
-    for path in ('optim.name', 'optim.others'):
-        part = part_at(config, path)
-        momentum = {name: option_of(config, part, name) for name in ('b1', 'momentum')}
-        for name, value in momentum.items():
-            if value:
-                yield (
-                    f'optim.average=schedule_free takes the place of momentum, and {path}='
-                    f'{part.name} has its own, optim.{name}={value}; published with 0'
-                )
-
-
-def _never_trained(config: Config) -> Iterator[str]:
-    train = config.train
+def _never_trained(recipe: Recipe) -> Iterator[str]:
+    train = recipe.train
     if train.trainable != 'all' and not train.init_from:
         yield (
             f'train.trainable={train.trainable} without train.init_from: all other parameters stay '

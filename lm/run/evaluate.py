@@ -23,12 +23,12 @@ def validation_batches(experiment: Experiment, rows: Rows | Mixed) -> Iterator[d
     """This process's share of them, of the size of a microbatch, so that evaluation needs no more
     memory than training.
     """
-    config = experiment.config
+    recipe = experiment.recipe
     process_index, process_count = share_of_process(experiment.mesh)
     return data.evaluation_batches(
         rows,
-        batch_size=config.data.batch_size // config.train.microbatches,
-        limit=config.train.eval_batches,
+        batch_size=recipe.data.batch_size // recipe.train.microbatches,
+        limit=recipe.train.eval_batches,
         process_index=process_index,
         process_count=process_count,
     )

@@ -9,8 +9,8 @@ from lm.blueprint import Blueprint
 from lm.flops import flops_per_token, peak_flops
 from lm.objectives import evaluated, n_marks, training_mixture
 from lm.processes import from_first, same_everywhere
+from lm.recipe import Recipe
 from lm.record.host import device_memory_bytes
-from lm.sections import Config
 from lm.shardings import jit_init
 
 
@@ -22,17 +22,17 @@ class Experiment(Blueprint):
     it, by name (`lm.objectives`). init: (key, hyper) -> the state of a run at step 0.
     """
 
-    def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
+    def __init__(self, recipe: Recipe, say: Callable[[str], None], runs: int = 1):
         # Where the cache is shared, so is the work (`lm.data.pieces`).
-        self.dataset = data.open_dataset(config.data, say=say)
+        self.dataset = data.open_dataset(recipe.data, say=say)
         same_everywhere('the digest of the prepared data', self.dataset.digest)
-        data.check_epochs(config.data, config.train.steps, self.dataset.train)
+        data.check_epochs(recipe.data, recipe.train.steps, self.dataset.train)
         tokenizer = self.dataset.tokenizer
-        self.mixture = training_mixture(config, tokenizer)
-        self.evaluated = evaluated(config, tokenizer, self.dataset.validation)
-        vocab_size = tokenizer.vocab_size + n_marks(config)
+        self.mixture = training_mixture(recipe, tokenizer)
+        self.evaluated = evaluated(recipe, tokenizer, self.dataset.validation)
+        vocab_size = tokenizer.vocab_size + n_marks(recipe)
         devices, bos_id = jax.devices(), tokenizer.bos_id
-        super().__init__(config, vocab_size, bos_id, devices, _memory_of_device, say, runs)
+        super().__init__(recipe, vocab_size, bos_id, devices, _memory_of_device, say, runs)
         self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.init = jit_init(self.learner, self.mesh)

@@ -16,6 +16,7 @@ from lm.config import to_dict
 from lm.files import is_full, write_json
 from lm.mixture import by_source, source_of
 from lm.processes import from_first, is_first
+from lm.recipe import Recipe
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
@@ -28,7 +29,6 @@ from lm.run.experiment import Experiment
 from lm.run.table import optimizer_state_bytes, parameter_count
 from lm.run.terminal import Terminal
 from lm.run.warnings import Watch, told
-from lm.sections import Config
 from lm.state import State
 from lm.step import MUST_BE_FINITE
 
@@ -46,8 +46,8 @@ class Lost(OSError):
 class Journal:
     """`step` is the last one dispatched; `last` the newest value of everything recorded."""
 
-    def __init__(self, config: Config, workdir: Path, experiment: Experiment, terminal: Terminal):
-        self.config, self.workdir, self.experiment = config, workdir, experiment
+    def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
+        self.recipe, self.workdir, self.experiment = recipe, workdir, experiment
         self.terminal = terminal
         self.began = time.perf_counter()
         self.step = 0
@@ -58,10 +58,10 @@ class Journal:
         if is_first():
             experiment.dataset.tokenizer.save(workdir / 'tokenizer')
         self.checkpoints = Checkpoints(
-            workdir, config.train.keep_last, config.train.keep_best, terminal.say
+            workdir, recipe.train.keep_last, recipe.train.keep_best, terminal.say
         )
         self.recorder: Recorder | NoRecorder | None = None
-        self.watch = Watch(config, [])
+        self.watch = Watch(recipe, [])
         self._saved_step = 0
         self._bad_step: int | None = None
 
@@ -83,7 +83,7 @@ class Journal:
                 self._refuse_to_start_over()
             return None
         state, meta = found
-        digest, source = self.experiment.dataset.digest, source_of(self.config.data)
+        digest, source = self.experiment.dataset.digest, source_of(self.recipe.data)
         if meta['data'] != digest and not continue_changed:
             raise ValueError(
                 f'{self.workdir} was trained on data {meta["data"]}, and {source} is now {digest}. '
@@ -100,13 +100,13 @@ class Journal:
         if not (steps := self.checkpoints.steps()):
             return ''  # it is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])
-        return fields_that_differ(stored_config(meta['config']), self.config)
+        return fields_that_differ(stored_config(meta['config']), self.recipe)
 
     def _refuse_to_start_over(self) -> None:
         """Raises Lost where starting at step 1 would write over what a run has recorded."""
         aside, rows = self.checkpoints.set_aside(), read_rows(self.workdir / FILE)
         last = rows[-1]['step'] if rows else 0
-        every = self.config.train.checkpoint_every
+        every = self.recipe.train.checkpoint_every
         # A run that was killed before its first checkpoint was written starts over rightly: that
         # happens until the second one is due, which waits for the first.
         had_one = 0 < 2 * every < last or status_of(self.workdir) == 'done'
@@ -128,7 +128,7 @@ class Journal:
         now on the folder is that of this run.
         """
         if is_first():
-            write_config(self.workdir, self.config)
+            write_config(self.workdir, self.recipe)
         self._record_from_here()
         if is_first():
             (self.workdir / SUMMARY).unlink(missing_ok=True)
@@ -138,19 +138,19 @@ class Journal:
             self.recorder = NoRecorder()
             return
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
-        self.watch = Watch(self.config, self.counters.warnings)
+        self.watch = Watch(self.recipe, self.counters.warnings)
         for row in read_rows(self.workdir / FILE):
             self.watch.recall(row)
 
     def evaluates(self) -> bool:
-        return self.finished or is_multiple(self.step, self.config.train.eval_every)
+        return self.finished or is_multiple(self.step, self.recipe.train.eval_every)
 
     def diagnoses(self) -> bool:
-        every = self.config.train.diagnose_every
+        every = self.recipe.train.diagnose_every
         return is_multiple(self.step, every) or (every > 0 and self.finished)
 
     def saves(self) -> bool:
-        return self.finished or is_multiple(self.step, self.config.train.checkpoint_every)
+        return self.finished or is_multiple(self.step, self.recipe.train.checkpoint_every)
 
     def is_due(self) -> bool:
         """Whether anything is to be done at this step before the next."""
@@ -158,12 +158,12 @@ class Journal:
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.config.train.steps
+        return self.step >= self.recipe.train.steps
 
     def next_place(self) -> data.Place:
         """The batch that the next step takes."""
         index = self.counters.batch_index
-        return data.Place(self.config.data.seed, index, index + self.config.train.steps - self.step)
+        return data.Place(self.recipe.data.seed, index, index + self.recipe.train.steps - self.step)
 
     def dispatched(self) -> None:
         self.step += 1
@@ -177,7 +177,7 @@ class Journal:
         self.throughput.steps += 1
         self.counters.tokens += tokens
         self._watch(step, row)
-        every, steps = self.config.train.log_every, self.config.train.steps
+        every, steps = self.recipe.train.log_every, self.recipe.train.steps
         if step == 1 or step % every == 0 or step == steps:
             row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
             self.recorder.write(row)
@@ -248,7 +248,7 @@ class Journal:
         self.counters.rows = self.recorder.rows
         meta = {
             'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},
-            'config': to_dict(self.config),
+            'config': to_dict(self.recipe),
             'data': self.experiment.dataset.digest,
             'vocab_size': self.experiment.vocab_size,
             'versions': versions(),

@@ -13,8 +13,8 @@ from lm.blueprint import Blueprint
 from lm.diagnostics import make_diagnose
 from lm.many import layout
 from lm.mesh import batch_sharding, put_batch, traced_on
+from lm.recipe import Recipe
 from lm.run.start import initial_state
-from lm.sections import Config
 from lm.shardings import batch_shapes, state_shardings
 from lm.state import Hyper, State, hyper_from
 from lm.step import make_eval_step, make_train_step
@@ -78,11 +78,11 @@ class Program:
         """step(active, states, batch, hypers) -> (states, metrics)."""
         start = time.perf_counter()
         experiment, shapes = self.experiment, self.layout.shapes
-        hyper = jax.eval_shape(lambda: hyper_from(experiment.config))
+        hyper = jax.eval_shape(lambda: hyper_from(experiment.recipe))
         compiled = self._step.lower(
             jax.ShapeDtypeStruct((slots,), bool),
             shapes(experiment.state_shapes, slots),
-            shapes(batch_shapes(experiment.config), slots),
+            shapes(batch_shapes(experiment.recipe), slots),
             shapes(hyper, slots),
         ).compile()
         self.compile_sec = time.perf_counter() - start
@@ -98,17 +98,17 @@ class Program:
             + report.temp_size_in_bytes
         )
 
-    def initial(self, config: Config) -> State:
+    def initial(self, recipe: Recipe) -> State:
         """The start of a run, exactly as it has it alone."""
-        return initial_state(config, self.experiment)
+        return initial_state(recipe, self.experiment)
 
     def empty(self, slots: int) -> Any:
         """Room for the states of `slots` runs."""
         return self.layout.empty(self.experiment.state_shapes, slots)
 
-    def hypers(self, configs: list[Config]) -> Hyper:
+    def hypers(self, recipes: list[Recipe]) -> Hyper:
         """Those of every slot."""
-        return self.layout.scalars_of([hyper_from(config) for config in configs])
+        return self.layout.scalars_of([hyper_from(recipe) for recipe in recipes])
 
     def batch(self, of_each: list[data.Batch]) -> dict[str, jax.Array]:
         """The batch of every slot, on the devices."""

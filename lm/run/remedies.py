@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lm.check import check
-from lm.config import flatten, replaced, settle
-from lm.sections import FIELDS, Config
+from lm.config import changed, flatten, settle
+from lm.recipe import Recipe
+from lm.sections import FIELDS
 
 Flat = dict[str, Any]
 
@@ -87,14 +88,14 @@ REMEDIES = {
 }
 
 
-def help_with(kind: str, config: Config) -> list[list[str]]:
+def help_with(kind: str, recipe: Recipe) -> list[list[str]]:
     """[['--config.model.qk_norm=rmsnorm', 'arXiv:2302.05442'], ...]: what the run has not, and what
     its config would be accepted with.
     """
-    flat, found = flatten(config), []
+    flat, found = flatten(recipe), []
     for path, value_of, source in REMEDIES[kind]:
         value = value_of(flat) if _is_read(flat, path) else None
-        if value is not None and _is_accepted(config, path, value):
+        if value is not None and _is_accepted(recipe, path, value):
             text = f'{value:g}' if isinstance(value, float) else str(value)
             found.append([f'--config.{path}={text}', source])
     return found
@@ -105,9 +106,9 @@ def _is_read(flat: Flat, path: str) -> bool:
     return path in FIELDS and (flat[path] is not None or not FIELDS[path].of_parts)
 
 
-def _is_accepted(config: Config, path: str, value: Any) -> bool:
+def _is_accepted(recipe: Recipe, path: str, value: Any) -> bool:
     try:
-        check(settle(replaced(config, {path: value})))
+        check(settle(changed(recipe.config, {path: value})))
     except ValueError:
         return False
     return True

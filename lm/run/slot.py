@@ -4,9 +4,9 @@ import dataclasses
 import enum
 from pathlib import Path
 
+from lm.recipe import Recipe
 from lm.run.journal import Journal
 from lm.run.terminal import Terminal
-from lm.sections import Config
 
 
 class Status(enum.StrEnum):
@@ -27,7 +27,7 @@ class RunSpec:
     where all checkpoints are damaged or gone.
     """
 
-    config: Config
+    recipe: Recipe
     folder: Path
     terminal: Terminal
     continue_changed: bool = False
@@ -43,8 +43,8 @@ class Slot:
     rolled_back: bool = False
 
     @property
-    def config(self) -> Config:
-        return self.journal.config
+    def recipe(self) -> Recipe:
+        return self.journal.recipe
 
     @property
     def active(self) -> bool:

@@ -11,10 +11,10 @@ import numpy as np
 from lm import data
 from lm.buckets import below, is_url
 from lm.check import check
-from lm.config import part_at
 from lm.data.tokenizers import Tokenizer
 from lm.mixture import source_of
 from lm.processes import from_first, is_first
+from lm.recipe import Recipe
 from lm.record.checkpoint import (
     FOLDER,
     TreeMismatch,
@@ -25,26 +25,25 @@ from lm.record.checkpoint import (
 from lm.record.fetched import of_workdir
 from lm.record.load import Checkpoint, find, load
 from lm.run.experiment import Experiment
-from lm.sections import Config
 from lm.state import Learner, State, Weights, average_of, hyper_from
 from modules.params import named_leaves
 
 HELD = 1e-5  # of its largest element: how far rounding may move a weight that is stored anew
 
 
-def check_run(config: Config) -> None:
+def check_run(recipe: Recipe) -> None:
     """`lm.check.check`, and the same of what a run reads from disk: its text and its start."""
-    check(config)
-    data.check(config.data)
-    check_init_from(config)
+    check(recipe)
+    data.check(recipe.data)
+    check_init_from(recipe)
 
 
-def check_init_from(config: Config) -> None:
+def check_init_from(recipe: Recipe) -> None:
     """ValueError where train.init_from names no checkpoint, with what a run does that has begun."""
-    if not config.train.init_from:
+    if not recipe.train.init_from:
         return
     try:
-        find(config.train.init_from)
+        find(recipe.train.init_from)
     except ValueError as error:
         raise ValueError(
             f'train.init_from: {error} A run that has begun goes on without it: '
@@ -52,7 +51,7 @@ def check_init_from(config: Config) -> None:
         ) from error
 
 
-def initial_state(config: Config, experiment: Experiment) -> State:
+def initial_state(recipe: Recipe, experiment: Experiment) -> State:
     """Step 0, laid out on the mesh.
 
     With train.init_from, the weights the model uses are those that the checkpoint's model used in
@@ -62,8 +61,8 @@ def initial_state(config: Config, experiment: Experiment) -> State:
     there is no checkpoint, a parameter has no counterpart of its shape, model.reparam cannot hold
     the weights, or the tokenizers differ.
     """
-    source = fitting_source(config, experiment) if config.train.init_from else None
-    state = experiment.init(jax.random.key(config.train.seed), hyper_from(config))
+    source = fitting_source(recipe, experiment) if recipe.train.init_from else None
+    state = experiment.init(jax.random.key(recipe.train.seed), hyper_from(recipe))
     if source is None:
         return state
     variables = source.variables
@@ -74,7 +73,7 @@ def initial_state(config: Config, experiment: Experiment) -> State:
     params, reparam, stats = jax.tree.map(
         laid_out, (stored, reparam, stats), (state.params, state.reparam, state.stats)
     )
-    average = average_of(config, hyper_from(config)).init(params)
+    average = average_of(recipe, hyper_from(recipe)).init(params)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
 
 
@@ -105,11 +104,11 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
     }
     worst = max(errors, key=errors.get, default=None)
     if worst is not None and not errors[worst] <= HELD:
-        names, options = reparam_of(learner.config)
+        names, options = reparam_of(learner.recipe)
         given = ''.join(f', reparam.{name}={value}' for name, value in options.items())
         raise ValueError(
             f'model.reparam={names}{given} cannot hold the weights of train.init_from='
-            f'{source.path}, whose model.reparam is {source.config.model.reparam}: {worst} would '
+            f'{source.path}, whose model.reparam is {source.recipe.model.reparam}: {worst} would '
             f'differ by {errors[worst]:.1e} of its largest element. Take the reparametrisation and '
             'its options from there, or one that any weights can be stored with: none, '
             'weight_norm, sigma with reparam.gamma_start=sigma.'
@@ -119,7 +118,7 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
 
 def same_reparam(learner: Learner, source: Checkpoint) -> bool:
     """Whether what is stored and carried there is the same here, and means the same."""
-    here, there = learner.config, source.config
+    here, there = learner.recipe, source.recipe
     shapes = jax.eval_shape(learner.described.reparam.init, learner.described.used_shapes)
     weights = source.weights.params, source.weights.reparam
     return (
@@ -129,40 +128,41 @@ def same_reparam(learner: Learner, source: Checkpoint) -> bool:
     )
 
 
-def forward_of(config: Config) -> tuple[Any, ...]:
+def forward_of(recipe: Recipe) -> tuple[Any, ...]:
     """What the factors of the forward pass follow from."""
-    scaling = config.scaling
+    scaling = recipe.config.scaling
     return (
-        part_at(config, 'optim.name').row.family,
-        part_at(config, 'optim.others').row.family,
+        *(part.row.family for part in recipe.optimizers.values()),
         *(scaling.name, scaling.base_width, scaling.base_depth, scaling.depth_alpha),
     )
 
 
-def reparam_of(config: Config) -> tuple[str, dict[str, Any]]:
+def reparam_of(recipe: Recipe) -> tuple[str, dict[str, Any]]:
     """What is chosen of the reparametrisation: model.reparam, and its options."""
-    options = {name: value for name, value in vars(config.reparam).items() if value is not None}
-    return config.model.reparam, options
+    options = {
+        name: value for name, value in vars(recipe.config.reparam).items() if value is not None
+    }
+    return recipe.model.reparam, options
 
 
-def fitting_source(config: Config, experiment: Experiment) -> Checkpoint:
+def fitting_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     """The checkpoint of train.init_from; ValueError where its weights or tokenizer are others."""
     # Of process 0, as the run that it is from may be training still, and saving.
-    source = load(config.train.init_from) if is_first() else None
-    path = from_first(pinned(config.train.init_from, source) if source else None)
+    source = load(recipe.train.init_from) if is_first() else None
+    path = from_first(pinned(recipe.train.init_from, source) if source else None)
     source = source or load(path)
     if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
         raise ValueError(
-            f'train.init_from={config.train.init_from} was trained with another tokenizer: '
-            f'{source.config.data.tokenizer} of {source_of(source.config.data)}, where this run '
-            f'has {config.data.tokenizer} of {source_of(config.data)}. A bpe is that of its '
+            f'train.init_from={recipe.train.init_from} was trained with another tokenizer: '
+            f'{source.recipe.data.tokenizer} of {source_of(source.recipe.data)}, where this run '
+            f'has {recipe.data.tokenizer} of {source_of(recipe.data)}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
     wanted = used_record(experiment.learner, experiment.state_shapes)
     try:
         check_tree(used_record(source.learner, source.weights), wanted, source.path)
     except TreeMismatch as error:
-        raise TreeMismatch(fields_that_differ(source.config, config) + str(error)) from error
+        raise TreeMismatch(fields_that_differ(source.recipe, recipe) + str(error)) from error
     return source
 
 

@@ -7,10 +7,10 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from rich.table import Table
 
-from lm.config import flatten, option_of, parts_at
+from lm.config import flatten
 from lm.described import optimizer_of, starts_at_0
 from lm.mesh import param_sharding
-from lm.sections import Config
+from lm.recipe import Recipe
 from lm.state import Learner, State, peaks_of
 from lm.updates import decay_shares
 from modules.params import LAYER, ParamSpec, named_leaves
@@ -23,19 +23,19 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     `decay` is the share that a step takes off at the peak of the schedule, `over steps` the number
     of steps whose updates the weight is then an average of.
     """
-    config, described = learner.config, learner.described
+    recipe, described = learner.recipe, learner.described
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable = named_leaves(described.trainable)
     used = named_leaves(described.used_specs)
-    rows, flat = [], flatten(config)
+    rows, flat = [], flatten(recipe)
     shares = {path: float(x) for path, x in named_leaves(decay_shares(learner, flat, 1.0)).items()}
     peaks = peaks_of(flat)
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'
         if scaling.init_std is not None:
-            drawn = drawn_with(config, used_path(path, used), spec, scaling.init_std)
-            std = f'{config.scaling.init_scale * drawn:.4g}'
+            drawn = drawn_with(recipe, used_path(path, used), spec, scaling.init_std)
+            std = f'{recipe.config.scaling.init_scale * drawn:.4g}'
         sharding = sharding_words(param_sharding(mesh, spec, shapes[path].shape).spec)
         rows.append(
             {
@@ -47,7 +47,7 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
                 'decay': f'{shares[path]:.4g}',
                 'over steps': f'{1 / shares[path]:,.0f}' if shares[path] else '-',
-                'reparam': reparam_of(config, used[used_path(path, used)], spec),
+                'reparam': reparam_of(recipe, used[used_path(path, used)], spec),
                 'sharding': sharding,
             }
         )
@@ -62,10 +62,10 @@ def sharding_words(over: PartitionSpec) -> str:
     return ', '.join('+'.join(axes) for axes in of_each)
 
 
-def drawn_with(config: Config, path: str, spec: ParamSpec, std: float) -> float:
-    if starts_at_0(config, path, spec):
+def drawn_with(recipe: Recipe, path: str, spec: ParamSpec, std: float) -> float:
+    if starts_at_0(recipe, path, spec):
         return 0.0
-    asked = config.scaling.embedding_std
+    asked = recipe.config.scaling.embedding_std
     return std if asked is None or spec.role != 'embedding' else asked
 
 
@@ -76,17 +76,16 @@ def used_path(path: str, used: Collection[str]) -> str:
     return path
 
 
-def reparam_of(config: Config, used: ParamSpec, stored: ParamSpec) -> str:
+def reparam_of(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
     """The rows of model.reparam that map a weight: 'shared+weight_norm'."""
 
     def maps(part):
-        roles = option_of(config, part, 'roles')
+        roles = part.options.get('roles')
         if roles is None:
             return LAYER in used.axes and LAYER not in stored.axes
         return used.role in parse_roles(roles)
 
-    parts = parts_at(config, 'model.reparam')
-    return '+'.join(part.name for part in parts if maps(part)) or 'none'
+    return '+'.join(part.name for part in recipe.reparam if maps(part)) or 'none'
 
 
 def parameter_count(learner: Learner) -> int:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lm.recipe import Recipe
 from lm.run.remedies import help_with
-from lm.sections import Config
 
 # Of a head's entropy over the most it can be. arXiv:2303.06296 calls it collapsed near 0 and names
 # no number; a head at 0.05 reads 1.3 of 256 tokens.
@@ -47,8 +47,8 @@ class Watch:
     [config line, source] each.
     """
 
-    def __init__(self, config: Config, warned: list[Warned]):
-        self._config = config
+    def __init__(self, recipe: Recipe, warned: list[Warned]):
+        self._config = recipe
         self._warned = {(one['kind'], one['layer']) for one in warned}
         self._first: dict[str, np.ndarray] = {}
         self._entropies: list[tuple[int, np.ndarray]] = []  # of layers, over FALL_STEPS

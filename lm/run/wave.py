@@ -67,12 +67,12 @@ class Wave:
         self.states = program.empty(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
         self._stopping = Stopping([])
-        config = self.experiment.config.data
+        fields = self.experiment.recipe.data
         process_index, process_count = share_of_process(self.experiment.mesh)
         self.feed = data.Feed(
             self.experiment.dataset.train,
-            batch_size=config.batch_size,
-            prefetch=config.prefetch,
+            batch_size=fields.batch_size,
+            prefetch=fields.prefetch,
             mixture=self.experiment.mixture,
             process_index=process_index,
             process_count=process_count,
@@ -85,10 +85,10 @@ class Wave:
 
     def _seat(self, run: RunSpec) -> None:
         """Opens a run and puts its state in the next slot."""
-        journal = Journal(run.config, run.folder, self.experiment, run.terminal)
+        journal = Journal(run.recipe, run.folder, self.experiment, run.terminal)
         state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
         if state is None:
-            state = self.program.initial(run.config)
+            state = self.program.initial(run.recipe)
         if journal.finished:
             journal.conclude()
         self.states = self.program.put(self.states, state, len(self.slots))
@@ -99,9 +99,9 @@ class Wave:
         if not self.slots:
             return
         self._step = self.program.compiled(self.size)
-        configs = [slot.config for slot in self.slots]
-        configs += [configs[0]] * (self.size - len(configs))
-        self.hypers = self.program.hypers(configs)
+        recipes = [slot.recipe for slot in self.slots]
+        recipes += [recipes[0]] * (self.size - len(recipes))
+        self.hypers = self.program.hypers(recipes)
         for slot in self.slots:
             slot.journal.compile_sec = self.program.compile_sec
 
@@ -211,7 +211,7 @@ class Wave:
         """Rolls a run back where its config asks for it and it can; otherwise it ends here."""
         slot, journal = self.slots[i], self.slots[i].journal
         try:
-            if journal.config.train.on_divergence != 'rollback':
+            if journal.recipe.train.on_divergence != 'rollback':
                 raise seen
             state = journal.roll_back(seen, self.experiment.state_shapes)
         except Diverged as final:
@@ -302,7 +302,7 @@ class Wave:
         skipped = self.program.layout.skips_inactive
         if skipped or not self.active or fewer > self.size // 2:
             return
-        left = max(s.config.train.steps - s.journal.step for s in self.slots if s.active)
+        left = max(s.recipe.train.steps - s.journal.step for s in self.slots if s.active)
         step_sec = self.slots[self.active[0]].journal.last.get('step_sec') or 0.0
         worth_it = left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
         if not from_first(worth_it):

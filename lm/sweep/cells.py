@@ -18,9 +18,10 @@ from typing import Any
 
 import lm.data
 from lm.check import check
-from lm.config import Unread, build, digest, flatten, replaced, settle
+from lm.config import Unread, build, changed, digest, flatten, settle
 from lm.hints import EXAMPLE, field_hint, sweep_flag, sweep_hint
-from lm.sections import FIELDS, RUN_PATHS, Config, DataConfig
+from lm.recipe import Recipe
+from lm.sections import FIELDS, RUN_PATHS, DataConfig
 from modules.choices import nearest
 from modules.options import typed
 
@@ -36,7 +37,7 @@ class Cell:
 
     name: str
     changes: Changes
-    config: Config
+    recipe: Recipe
 
 
 def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -151,14 +152,14 @@ def _refuse_shared_fields(axes: list[list[Changes]]) -> None:
         seen |= fields
 
 
-def _cell(base: Config, asked: Changes, checked_data: set[DataConfig]) -> Cell:
+def _cell(base: Recipe, asked: Changes, checked_data: set[DataConfig]) -> Cell:
     try:
         changes = {path: typed(path, value, FIELDS[path].types) for path, value in asked.items()}
-        config = settle(replaced(base, changes))
-        check(config)
-        if config.data not in checked_data:
-            lm.data.check(config.data)
-            checked_data.add(config.data)
+        recipe = settle(changed(base, changes))
+        check(recipe)
+        if recipe.data not in checked_data:
+            lm.data.check(recipe.data)
+            checked_data.add(recipe.data)
     except Unread as error:
         raise ValueError(
             f'sweep cell {asked}: {error} Where other cells read it, give it in a `list`, together '
@@ -166,7 +167,7 @@ def _cell(base: Config, asked: Changes, checked_data: set[DataConfig]) -> Cell:
         ) from error
     except ValueError as error:
         raise ValueError(f'sweep cell {asked}: {error}') from error
-    return Cell(digest(config), changes, config)
+    return Cell(digest(recipe), changes, recipe)
 
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
@@ -177,7 +178,7 @@ def groups(cells: list[Cell]) -> list[list[Cell]]:
     for cell in cells:
         program = tuple(
             (path, value)
-            for path, value in flatten(cell.config).items()
+            for path, value in flatten(cell.recipe).items()
             if path not in RUN_PATHS or value is None
         )
         by_program.setdefault(program, []).append(cell)

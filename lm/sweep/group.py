@@ -16,6 +16,7 @@ from pathlib import Path
 from lm.files import Unreadable
 from lm.many import SINGLE, run_axis
 from lm.processes import from_first, is_first, several
+from lm.recipe import Recipe
 from lm.record.host import device_memory_bytes
 from lm.record.workdir import (
     PATIENCE_SEC,
@@ -35,7 +36,7 @@ from lm.run.stopping import asked_to_stop
 from lm.run.table import parameter_count
 from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave, closing
-from lm.sections import RUN_PATHS, Config
+from lm.sections import RUN_PATHS
 from lm.sweep.cells import Cell
 
 MOST_RUNS = 256  # in one wave: each holds a descriptor, the lock of its folder
@@ -62,7 +63,7 @@ def train_group(
     """
     waiting = _seen_by_first(lambda: _waiting(group, workdir, say), group)
     if waiting:
-        for note in notes_of_all([cell.config for cell in waiting]):
+        for note in notes_of_all([cell.recipe for cell in waiting]):
             say(f'NOTE: {note}')
 
     @functools.cache
@@ -115,12 +116,12 @@ def _repair_config(folder: Path, cell: Cell, say: Callable) -> None:
         read_config(folder)
     except Unreadable as error:
         say(f'NOTE: {error}. It is written anew.')
-        write_config(folder, cell.config)
+        write_config(folder, cell.recipe)
 
 
 def _run_of(cell: Cell, workdir: Path, say: Callable, start_over: bool) -> RunSpec:
     terminal = CellTerminal(cell.name, say)
-    return RunSpec(cell.config, workdir / cell.name, terminal, start_over=start_over)
+    return RunSpec(cell.recipe, workdir / cell.name, terminal, start_over=start_over)
 
 
 def _even_parts(cells: list[Cell], most: int) -> Iterator[list[Cell]]:
@@ -134,7 +135,7 @@ def _open(
 ) -> bool:
     """Whether the run can be trained; its folder is held until `held` ends."""
     try:
-        held.enter_context(held_workdir(folder, cell.config, False, say, wait_until))
+        held.enter_context(held_workdir(folder, cell.recipe, False, say, wait_until))
         return not is_final(folder)  # which another process may have trained meanwhile
     except InUse as error:  # nothing is wrong with that run, and its folder is not ours
         say(f'{folder.name} left out: {error}')
@@ -146,7 +147,7 @@ def _open(
 def _compiled(cells: list[Cell], runs_at_once: int, say: Callable) -> tuple[Program, int]:
     """(the program of the cells, how many of them a wave has room for)."""
     experiment = Experiment(longest(cells), say, side_by_side(len(cells)))
-    how = run_axis(experiment.config.kernels.run_axis, experiment.platform)
+    how = run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, SINGLE if several() else how)
     alike = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
     say(
@@ -188,9 +189,9 @@ def _train(
             wave.train(caught, tick)
 
 
-def longest(cells: list[Cell]) -> Config:
+def longest(cells: list[Cell]) -> Recipe:
     """The config of the run with the most steps, which the text has to suffice for."""
-    return max((cell.config for cell in cells), key=lambda config: config.train.steps)
+    return max((cell.recipe for cell in cells), key=lambda recipe: recipe.train.steps)
 
 
 def slots_for(

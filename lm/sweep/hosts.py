@@ -57,7 +57,7 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
             f'--engine={engine} starts processes of its own: give the command once, on one host, '
             'with --num_processes=1.'
         )
-    needed = max(least_devices(group[0].config.mesh) for group in groups)
+    needed = max(least_devices(group[0].recipe.mesh) for group in groups)
     if needed > 1 and needed > _own_devices(host):
         join(_digest(groups))
         return 0, 1

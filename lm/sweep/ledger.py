@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config import differences, digest, to_dict
+from lm.config import differences, digest, replaced, to_dict
 from lm.files import Unreadable, read_json, write_json
+from lm.recipe import Recipe
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, without_mesh, writable
-from lm.sections import Config, MeshConfig
+from lm.sections import MeshConfig
 from lm.sweep.cells import Cell
 
 Record = dict[str, Any]
@@ -24,7 +25,7 @@ Record = dict[str, Any]
 
 def open_sweep(
     path: Path,
-    base: Config,
+    base: Recipe,
     groups: Sequence[Sequence[Cell]],
     continue_changed: bool,
     say: Callable[[str], None] = print,
@@ -47,7 +48,7 @@ def open_sweep(
             'cell': cell.name,
             'group': number,
             'changes': cell.changes,
-            'differs': _differs(base, cell.config),
+            'differs': _differs(base, cell.recipe),
         }
         for number, group in enumerate(groups)
         for cell in group
@@ -65,7 +66,7 @@ def open_sweep(
 
 
 def _begun_cells(
-    path: Path, base: Config, continue_changed: bool, say: Callable[[str], None]
+    path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]
 ) -> list[Record]:
     """Those on record; where sweep.json is damaged, those that have a folder."""
     try:
@@ -80,9 +81,9 @@ def _begun_cells(
     return record['cells']
 
 
-def _cells_of_folders(path: Path, base: Config) -> list[Record]:
+def _cells_of_folders(path: Path, base: Recipe) -> list[Record]:
     found = []
-    for folder in sorted(config.parent for config in path.glob(f'*/{CONFIG}')):
+    for folder in sorted(recipe.parent for recipe in path.glob(f'*/{CONFIG}')):
         try:
             differs = _differs(base, read_config(folder))
         except ValueError:  # damaged too: the sweep finds it by its name, if it is one of its own
@@ -105,8 +106,8 @@ def read_sweep(path: Path) -> Record:
         return record
     base, cells = stored_config(record['base']), []
     for cell in record['cells']:
-        config, changes = stored_cell(record['base'], cell['changes'])
-        cells.append(cell | {'changes': changes, 'differs': _differs(base, config)})
+        recipe, changes = stored_cell(record['base'], cell['changes'])
+        cells.append(cell | {'changes': changes, 'differs': _differs(base, recipe)})
     return {'base': to_dict(base), 'axes': _axes(cells), 'cells': cells}
 
 
@@ -118,34 +119,35 @@ def _with_earlier_names(
     in their meshes alone keep their own.
     """
     present = {cell.name for group in groups for cell in group}
-    alike = collections.Counter(_of_any_mesh(cell.config) for group in groups for cell in group)
+    alike = collections.Counter(_of_any_mesh(cell.recipe) for group in groups for cell in group)
     earlier = {}
     for cell in before:
         if cell['cell'] in present:
             continue
         try:
-            config = read_config(path / cell['cell'])
+            recipe = read_config(path / cell['cell'])
         except (ValueError, OSError):  # never begun, or of a form that nothing is known of
             continue
-        earlier[digest(config)] = earlier[_of_any_mesh(config)] = cell['cell']
+        earlier[digest(recipe)] = earlier[_of_any_mesh(recipe)] = cell['cell']
 
     def name(cell: Cell) -> str:
         if (path / cell.name).exists():
             return cell.name
         as_found = earlier.get(cell.name, cell.name)
-        same = _of_any_mesh(cell.config)
+        same = _of_any_mesh(cell.recipe)
         return earlier.get(same, as_found) if alike[same] == 1 else as_found
 
     return [[dataclasses.replace(cell, name=name(cell)) for cell in group] for group in groups]
 
 
-def _of_any_mesh(config: Config) -> str:
+def _of_any_mesh(recipe: Recipe) -> str:
     """The name of a config whatever its mesh."""
-    return digest(dataclasses.replace(config, mesh=MeshConfig(data=-1)))
+    mesh = vars(MeshConfig(data=-1))
+    return digest(replaced(recipe, {f'mesh.{axis}': size for axis, size in mesh.items()}))
 
 
-def _differs(base: Config, config: Config) -> dict[str, Any]:
-    return {field: new for field, (_, new) in differences(base, config).items()}
+def _differs(base: Recipe, recipe: Recipe) -> dict[str, Any]:
+    return {field: new for field, (_, new) in differences(base, recipe).items()}
 
 
 def _axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -1,7 +1,7 @@
 """What attention layers have in common: heads, norms of queries and keys, the gate, the output."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,28 @@ class MultiHead(nn.Module):
     ] = 'none'
     bias: bool = False
     init_gain: float = 1.0
+
+    # Whether it is made of logits of pairs, which `scores()` describes and kernels of attention
+    # compute; whether slopes are added to these; whether rows of tokens may be cut over devices.
+    has_scores: ClassVar[bool] = False
+    takes_slopes: ClassVar[bool] = False
+    of_cut_rows: ClassVar[bool] = False
+
+    @classmethod
+    def check(cls, recipe: Any, part: Any) -> None:
+        """Raises ValueError for norms of queries, keys or values where there is none."""
+        if recipe.qk_norm.name != 'none':
+            return
+        if part.options['qk_norm_over'] == 'model':
+            raise ValueError(
+                'attention.qk_norm_over=model is about model.qk_norm, which is none; set it, to '
+                'rmsnorm as in OLMo 2'
+            )
+        if part.options['norm_values']:
+            raise ValueError(
+                'attention.norm_values normalizes values by model.qk_norm, which is none '
+                f'({recipe.placement}); set it, to rmsnorm as published'
+            )
 
     @nn.compact
     def __call__(self, x_BTD, sequence: Sequence):

@@ -65,6 +65,29 @@ class SoftmaxAttention(MultiHead):
         int, Option('each n-th layer attends to all, whatever the window; 0: none does', 0)
     ] = 0
 
+    has_scores = True
+    takes_slopes = True
+    of_cut_rows = True
+
+    @classmethod
+    def check(cls, recipe, part):
+        """Raises ValueError for layers without a window where none has one, and for a mean of what
+        comes before where tokens see what comes after.
+        """
+        super().check(recipe, part)
+        given = part.options
+        if given['full_every'] and given['window'] is None:
+            raise ValueError(
+                f'attention.full_every={given["full_every"]} says which layers have no window, and '
+                'attention.window is None: all have none. Set the window, or leave it out.'
+            )
+        for objective in (*recipe.objective, *recipe.eval_objectives):
+            if objective.row.has_prefix and given['affine_scaled']:
+                raise ValueError(
+                    f'{objective} lets the tokens of a prefix see each other, and the mean that '
+                    'attention.affine_scaled=True adds is of earlier ones. Leave one of them out.'
+                )
+
     @classmethod
     def tokens_mixed(cls, length, head_dim, block, *, window, full_every, **options):
         """T / 2, half of the pairs being causal; W - W^2 / 2 T within a window of W < T tokens."""

@@ -29,8 +29,6 @@ OPERATIONS = {
     'softmax': SOFTMAX_KERNELS,
     'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
-# Kernels of attention for rows whose tokens are cut over devices.
-OF_CUT_ROWS = ('blocked', 'reference', 'splash')
 # Their rows say on which platforms they run.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 
@@ -78,6 +76,10 @@ class Kernels:
     cross_entropy_name: str
     matmul_options: tuple[tuple[str, Any], ...] = ()
 
+    def name_of(self, operation: str) -> str:
+        """The name of the kernel of an operation."""
+        return vars(self)[f'{operation}_name']
+
     @property
     def attention(self) -> Callable[..., jax.Array]:
         kernel = functools.partial(attend, self.attention_name)
@@ -101,6 +103,13 @@ class Kernels:
     @property
     def softmax(self) -> Callable[..., jax.Array]:
         return SOFTMAX_KERNELS[self.softmax_name].on(self.platform)
+
+    @property
+    def fused_cross_entropy(self) -> Callable[..., dict[str, jax.Array]] | None:
+        """None where what the loss itself computes is the chosen one."""
+        return (
+            None if CROSS_ENTROPY_KERNELS[self.cross_entropy_name].is_plain else self.cross_entropy
+        )
 
     @property
     def cross_entropy(self) -> Callable[..., dict[str, jax.Array]]:

@@ -13,12 +13,14 @@ PALLAS = ('tpu', 'gpu')  # those that have kernels of our own
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """compute: the kernel. platforms: those it runs on, of which it is given the `platform`; None:
-    all. is_forward_mode: whether it has a derivative in forward mode.
+    all. is_forward_mode: whether it has a derivative in forward mode. is_plain: whether it is the
+    operation as it is written elsewhere, and no kernel.
     """
 
     compute: Callable[..., Any]
     platforms: tuple[str, ...] | None = None
     is_forward_mode: bool = True
+    is_plain: bool = False
 
     def on(self, platform: str) -> Callable[..., Any]:
         """The kernel for devices of a platform, which is one of its own."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.losses.base import Sums, cross_entropies
+from modules.losses.base import Sums, cross_entropies, loss_row
 from modules.losses.comp_sum import Tau, of_cross_entropy
 from modules.options import Option
 from modules.statistics import at_least_float32
@@ -14,6 +14,7 @@ from modules.statistics import at_least_float32
 TINY = 1e-30  # added to squares, so that lengths of 0 have a gradient
 
 
+@loss_row(linear_readout=True)
 def adversarial_comp_sum(
     x: jax.Array,
     readout: Any,
@@ -84,6 +85,3 @@ def _unit(x_MD: jax.Array) -> jax.Array:
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-
-
-adversarial_comp_sum.linear_readout = True

@@ -5,9 +5,13 @@ from typing import Annotated
 
 import jax
 
+from modules.facts import demands_nothing, marks
 from modules.options import Option
 
+auxiliary_row = marks(check=demands_nothing)
 
+
+@auxiliary_row()
 def balance_loss(
     sown: jax.Array,
     *,

@@ -8,10 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from modules.devices import parts_of, sharded
+from modules.facts import demands_nothing, marks
 from modules.statistics import at_least_float32
 
 Sums = dict[str, jax.Array]
 Loss = Callable[..., Sums]
+
+# linear_readout: it is computed from sums of logits, which a softcap would bend. by_rows: a row of
+# tokens is not cut. convex: in the logits. has_kernels: rows of CROSS_ENTROPY_KERNELS compute it
+# too.
+loss_row = marks(
+    linear_readout=False, by_rows=False, convex=False, has_kernels=False, check=demands_nothing
+)
 
 
 def logits_loss(per_token: Callable[..., Sums]) -> Loss:
@@ -21,6 +29,7 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
     over tokens of weight * term}. The whole array of logits is made.
     """
 
+    @loss_row()
     @functools.wraps(per_token)
     def loss(x, readout: Callable[[Any], jax.Array], labels, weights, **numbers) -> Sums:
         logits = sharded(readout(x), {1: 'MV', 2: 'BTV'}[labels.ndim])

@@ -74,10 +74,9 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
 
     @functools.wraps(loss)
     def chunked(x, readout, labels, weights, **numbers) -> Sums:
-        by_rows = getattr(loss, 'by_rows', False)
-        over = own_tokens(labels.shape, by_rows)
+        over = own_tokens(labels.shape, loss.by_rows)
         own = max(1, chunk // pieces_of(over))
-        rounds = Rounds(0 if by_rows else labels.ndim - 1, own, over)
+        rounds = Rounds(0 if loss.by_rows else labels.ndim - 1, own, over)
         traced = {name: value for name, value in numbers.items() if isinstance(value, jax.Array)}
         static = {name: value for name, value in numbers.items() if name not in traced}
         of_part = functools.partial(loss, **static)

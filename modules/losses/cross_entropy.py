@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.cross_entropy.reference import terms
-from modules.losses.base import label_logits, logits_loss
+from modules.losses.base import label_logits, logits_loss, loss_row
 from modules.options import Option
 from modules.statistics import at_least_float32
 
 
+@loss_row(convex=True, has_kernels=True)
 @logits_loss
 def cross_entropy(
     logits_MV: jax.Array,

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.losses.base import Sums, cross_entropies
+from modules.losses.base import Sums, cross_entropies, loss_row
 from modules.options import Option
 
 
+@loss_row(by_rows=True)
 def dco(
     x: jax.Array,
     readout: Any,
@@ -47,6 +48,3 @@ def _factor(p: jax.Array, tries: Any) -> jax.Array:
     log_wrong = jnp.log1p(-jnp.minimum(some, 1 - 1e-7))
     factor = n * some * jnp.exp((n - 1) * log_wrong) / -jnp.expm1(n * log_wrong)
     return jnp.where(p > 0, factor, 1.0)
-
-
-dco.by_rows = True

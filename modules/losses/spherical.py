@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.losses.base import Loss, Sums, cross_entropies
+from modules.losses.base import Loss, Sums, cross_entropies, loss_row
 from modules.options import Option
 from modules.statistics import at_least_float32
 
@@ -27,6 +27,7 @@ def spherical(of_statistics: Callable[..., jax.Array]) -> Loss:
     (`linear_readout`). Source: arXiv:1412.7091, section 4.
     """
 
+    @loss_row(linear_readout=True)
     @functools.wraps(of_statistics)
     def loss(x, readout: Any, labels, weights, **numbers) -> Sums:
         vocab = readout.weight_DV.shape[-1]
@@ -48,7 +49,6 @@ def spherical(of_statistics: Callable[..., jax.Array]) -> Loss:
         ce_M = cross_entropies(fixed(fixed_x), labels_M)
         return {'objective': jnp.sum(weights_M * objective_M), 'ce': jnp.sum(weights_M * ce_M)}
 
-    loss.linear_readout = True
     return loss
 
 

@@ -1,11 +1,12 @@
 """What norm layers have in common."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 from flax import linen as nn
 
 from modules.choices import nearest_divisor
+from modules.facts import longest
 from modules.options import Option
 from modules.params import NORM, declare
 
@@ -39,6 +40,35 @@ class Norm(nn.Module):
     forward_mode: ClassVar[bool] = True
     # Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
     scales_embedding: ClassVar[bool] = False
+    # Whether it divides by the root mean square, for which there are kernels.
+    over_rms: ClassVar[bool] = False
+    # Its options that must divide what it is over.
+    divide_width: ClassVar[tuple[str, ...]] = ()
+    divide_sequences: ClassVar[tuple[str, ...]] = ()
+
+    lasts = staticmethod(longest)
+
+    @classmethod
+    def check(cls, recipe: Any, part: Any) -> None:
+        """Raises ValueError for groups that do not divide what the norm at this place is over."""
+        if cls.drops and recipe.model.d_model % 2 and part is recipe.norm:
+            raise ValueError(
+                f'{part} keeps d_model - {cls.drops} coordinates of a stream whose width '
+                f'model.d_model must be even; got {recipe.model.d_model}. Nearest that works: '
+                f'{recipe.model.d_model + 1}.'
+            )
+        for name in cls.divide_sequences:
+            what = 'the sequences of a microbatch'
+            _check_divides(name, part.options[name], recipe.microbatch, what)
+        for width in recipe.widths_at(part.path):
+            for name in cls.divide_width:
+                size = part.options[name]
+                _check_divides(name, size, width, f'the width {width} that {part} normalizes')
+                if name == 'groups' and size == width:
+                    raise ValueError(
+                        f'norm.groups={width} leaves {part} groups of one feature each, which have '
+                        'no spread; give fewer'
+                    )
 
     def vector(
         self, name: str, features: int, value: float, axis: str | None = None, decayed: bool = False
@@ -47,6 +77,14 @@ class Norm(nn.Module):
         axes = (axis or self.axis,) if features else ()
         init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)
         return self.param(name, init, (features,) if features else ())
+
+
+def _check_divides(name: str, size: int | None, whole: int, what: str) -> None:
+    if size is not None and whole % size:
+        raise ValueError(
+            f'norm.{name} must divide {what}; got {size} for {whole}. Nearest that works: '
+            f'{nearest_divisor(whole, size)}.'
+        )
 
 
 def along(vector: jax.Array, x: jax.Array) -> jax.Array:

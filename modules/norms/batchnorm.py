@@ -93,6 +93,8 @@ class GhostBatchNorm(BatchNorm):
 
     ghost_batches: Annotated[int, Option('parts of the batch, normalized alone', 1)] = 4
 
+    divide_sequences = ('ghost_batches',)
+
     leaks = 'statistics over all tokens of its ghost batch'
 
     def batch(self, x):
@@ -121,6 +123,8 @@ class BatchChannelNorm(Norm):
     eps: Eps = 1e-5
     momentum: Momentum = 0.1
     groups: Groups = None
+
+    divide_width = ('groups',)
     estimated: Annotated[
         bool, Option('whether training normalizes by the running averages too')
     ] = False

@@ -23,6 +23,8 @@ class EvoNormS0(Norm):
     eps: Eps = 1e-5
     groups: Groups = None
 
+    divide_width = ('groups',)
+
     @nn.compact
     def __call__(self, x):
         x32 = at_least_float32(x)

@@ -25,6 +25,8 @@ class OverRMS(Norm):
     eps: Eps = 1e-6
     rms_norm: Callable[..., jax.Array] = reference
 
+    over_rms = True
+
     def normalized(self, x: jax.Array, scale_D: jax.Array | None = None) -> jax.Array:
         """rms_normalize(x) * scale, in float32 at least."""
         return self.rms_norm(x, scale_D, self.eps, at_least_float32(x).dtype)
@@ -114,6 +116,8 @@ class SeeDNorm(OverRMS):
     """
 
     heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
+
+    divide_width = ('heads',)
 
     @nn.compact
     def __call__(self, x):

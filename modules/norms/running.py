@@ -78,6 +78,8 @@ class PowerNorm(Norm):
 
     eps: Eps = 1e-5
     groups: Groups = 1
+
+    divide_width = ('groups',)
     warmup: WarmupUpdates = 10_000
     ema_decay: EmaDecay = 0.9
     valid: jax.Array | None = None

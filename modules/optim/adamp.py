@@ -30,7 +30,17 @@ DecayRatio = Annotated[
 ]
 
 
-@of_family('adam')
+def decay_is_taken_off(recipe: Any, part: Any) -> None:
+    """Raises ValueError where weight decay is in the gradient, so that no share can be left."""
+    is_penalty = recipe.decay.row.in_gradient and recipe.optim.weight_decay
+    if is_penalty and part.options['adamp_decay_ratio'] != 1.0:
+        raise ValueError(
+            f'{recipe.decay} adds weight decay to the gradient, so that {part} cannot take less of '
+            'it off. Choose optim.decay_rule=decoupled, or optim.adamp_decay_ratio=1.0.'
+        )
+
+
+@of_family('adam', check=decay_is_taken_off)
 def adamp(
     specs: Any,
     *,
@@ -65,7 +75,7 @@ def adamp(
     return per_parameter(specs, init, update)
 
 
-@of_family('sgd')
+@of_family('sgd', check=decay_is_taken_off)
 def sgdp(
     specs: Any,
     *,

@@ -4,16 +4,28 @@ A row maps its numbers, which may be tracers, to an Average, which goes around a
 is averaged is what is stored (`modules.reparam`): with weight_norm, directions and gains apart.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from modules.facts import demands_nothing, marks
 from modules.optim.adamw import BELOW_1
 from modules.options import Option
 
 Kept = dict[str, Any]  # by name: a tree like the parameters, or a scalar
+
+
+def nothing_to_note(recipe: Any, part: Any) -> Iterator[str]:
+    """Whatever it is with is as published."""
+    del recipe, part
+    yield from ()
+
+
+# moves_weights: it cannot be where what is stored is mapped after updates (`modules.reparam`).
+# notes(recipe, part): lines on what it is allowed with, and is not published with.
+average_row = marks(moves_weights=False, notes=nothing_to_note, check=demands_nothing)
 
 
 def updates_as_they_are(updates: Any, params: Any, kept: Kept, fraction: Any) -> tuple[Any, Kept]:
@@ -43,11 +55,13 @@ class Average(NamedTuple):
     follow: Callable[[Any, Kept], Kept] = nothing_followed
 
 
+@average_row()
 def none() -> Average:
     """Evaluation uses the weights that are trained."""
     return Average(lambda params: {}, lambda params, kept: params)
 
 
+@average_row()
 def ema(
     *,
     average_decay: Annotated[
@@ -75,6 +89,24 @@ def ema(
     return Average(init, lambda params, kept: kept['average'], follow=follow)
 
 
+def in_their_place(recipe: Any, part: Any) -> Iterator[str]:
+    """Yields what Schedule-Free is published without: a decay of the rate, and momentum."""
+    schedule = recipe.schedule
+    if schedule.row.decays:
+        yield (
+            f'{part} takes the place of a decay: {schedule} decays all the same; published with '
+            'constant'
+        )
+    for optimizer in recipe.optimizers.values():
+        for name in ('b1', 'momentum'):
+            if value := optimizer.options.get(name):
+                yield (
+                    f'{part} takes the place of momentum, and {optimizer} has its own, '
+                    f'optim.{name}={value}; published with 0'
+                )
+
+
+@average_row(moves_weights=True, notes=in_their_place)
 def schedule_free(
     *,
     schedule_free_beta: Annotated[
@@ -125,6 +157,4 @@ def schedule_free(
     return Average(init, averaged, steer=steer)
 
 
-# It cannot be where what is stored is mapped after updates (`modules.reparam`).
-schedule_free.moves_weights = True
 AVERAGES = {'none': none, 'ema': ema, 'schedule_free': schedule_free}

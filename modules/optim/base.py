@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from modules.facts import demands_nothing
 from modules.params import (
     ROLES,
     Described,
@@ -28,16 +29,16 @@ class Needs:
     most_parameters: how many it serves at most; None: any number. gradient: whether it reads that
     of its parameters. forward_mode: what it differentiates in forward mode: 'logits', their
     'gradient', or nothing.
-    error_probability: whether it reads the mean of that name. cross_entropy: whether it is for that
-    loss alone. own_loss: whether it reads the loss itself, of which a penalty in the gradient, or
-    a factor of it, is no part.
+    error_probability: whether it reads the mean of that name. convex_loss: whether it is for losses
+    alone that are convex in the logits. own_loss: whether it reads the loss itself, of which a
+    penalty in the gradient, or a factor of it, is no part.
     """
 
     most_parameters: int | None = None
     gradient: bool = True
     forward_mode: str = ''
     error_probability: bool = False
-    cross_entropy: bool = False
+    convex_loss: bool = False
     own_loss: bool = False
 
 
@@ -45,19 +46,21 @@ def of_family(
     family: str,
     roles: tuple[str, ...] = ROLES,
     other_sizes: Mapping[str, Any] = MappingProxyType({}),
+    check: Callable[[Any, Any], None] = demands_nothing,
     **needs: Any,
 ) -> Callable[[Callable], Callable]:
     """Marks an optimizer as adam-like (no matter how large the gradient), sgd-like (as large as
     the gradient) or spectral (of given singular values): what a parametrisation scales it by; with
-    the roles of the parameters that it is for; with its `Needs`; and with the values of options by
-    which its updates are of another size than those of its family.
+    the roles of the parameters that it is for; with its `Needs`; with the values of options by
+    which its updates are of another size than those of its family; and with its own rule
+    (`modules.facts`).
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
 
     def mark(make):
         make.family, make.roles, make.needs = family, roles, Needs(**needs)
-        make.other_sizes = other_sizes
+        make.other_sizes, make.check = other_sizes, check
         return make
 
     return mark

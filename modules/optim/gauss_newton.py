@@ -21,7 +21,7 @@ class GaussNewtonState(NamedTuple):
     gamma: jax.Array
 
 
-@of_family('adam', forward_mode='logits', cross_entropy=True, own_loss=True)
+@of_family('adam', forward_mode='logits', convex_loss=True, own_loss=True)
 def gauss_newton(
     specs: Any,
     *,

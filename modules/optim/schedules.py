@@ -15,11 +15,15 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
+from modules.facts import demands_nothing, longest, marks
 from modules.options import Option
 
 WarmupSteps = Annotated[
     int, Option('steps of linear warm-up', 0, math.inf, counted_in='steps', traced=True)
 ]
+# decays: whether the rate falls before the end. lasts: see `modules.facts.longest`.
+schedule_row = marks(decays=True, lasts=longest, check=demands_nothing)
+
 FinalFraction = Annotated[float, Option('of the peak, at the last step', 0, 1, traced=True)]
 
 
@@ -36,12 +40,24 @@ def _cosine(progress, final):
     return final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 
 
+@schedule_row(decays=False)
 def constant(step: jax.Array, steps: Any, *, warmup_steps: WarmupSteps = 0) -> jax.Array:
     """Linear warm-up, then 1."""
     del steps
     return _warmup(step, warmup_steps)
 
 
+def two_steps_a_cycle(recipe: Any, part: Any) -> None:
+    """Raises ValueError for cycles of less than two steps."""
+    cycles, steps = part.options['cycles'], recipe.train.steps - part.options['warmup_steps']
+    if 2 * cycles > max(steps, 2):
+        raise ValueError(
+            f'optim.cycles must leave each cycle two steps or more; got {cycles} for the {steps} '
+            f'steps after the warm-up. The most that works: {max(steps // 2, 1)}.'
+        )
+
+
+@schedule_row(check=two_steps_a_cycle)
 def cyclic(
     step: jax.Array,
     steps: Any,
@@ -64,6 +80,18 @@ def cyclic(
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
 
 
+def ends_above_0(recipe: Any, part: Any) -> None:
+    """Raises ValueError for an end that no factor gets to."""
+    del recipe
+    if part.options['final_lr_fraction'] == 0:
+        raise ValueError(
+            f'{part} multiplies the learning rate by one factor each step and never gets to 0: '
+            'optim.final_lr_fraction must be above 0; got 0. Leave it out, give another such as '
+            '0.01, or choose optim.schedule=linear, which gets there.'
+        )
+
+
+@schedule_row(check=ends_above_0)
 def exponential(
     step: jax.Array,
     steps: Any,
@@ -79,6 +107,7 @@ def exponential(
     return _warmup(step, warmup_steps) * jnp.power(final_lr_fraction, progress)
 
 
+@schedule_row()
 def inverse_sqrt(
     step: jax.Array,
     steps: Any,
@@ -100,6 +129,7 @@ def inverse_sqrt(
     return _warmup(step, warmup_steps) * jnp.sqrt(first / jnp.maximum(step + 1, first))
 
 
+@schedule_row()
 def linear(
     step: jax.Array,
     steps: Any,
@@ -112,6 +142,7 @@ def linear(
     return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * progress)
 
 
+@schedule_row()
 def power(
     step: jax.Array,
     steps: Any,
@@ -126,6 +157,7 @@ def power(
     return _warmup(step, warmup_steps) * (final_lr_fraction + rest)
 
 
+@schedule_row()
 def warmup_cosine(
     step: jax.Array,
     steps: Any,
@@ -141,6 +173,7 @@ def warmup_cosine(
 DECAYED = {'linear': lambda progress: progress, 'sqrt': jnp.sqrt}  # of the way to the end
 
 
+@schedule_row()
 def warmup_stable_decay(
     step: jax.Array,
     steps: Any,

@@ -7,13 +7,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from modules.choices import nearest_divisor
 from modules.optim.base import of_family
 from modules.options import Option
 
 LEAST_SINGULAR_VALUE = 1e-10  # the authors' absolute bound
 
 
-@of_family('adam', most_parameters=5_000_000, own_loss=True)
+def whole_groups(recipe: Any, part: Any) -> None:
+    """Raises ValueError where sequences do not make groups of one size."""
+    group, rows = part.options['sven_group'], recipe.data.batch_size
+    if rows % group:
+        raise ValueError(
+            f'optim.sven_group must divide data.batch_size; got {group} for {rows} sequences. '
+            f'Nearest that works: {nearest_divisor(rows, group)}.'
+        )
+
+
+@of_family('adam', most_parameters=5_000_000, own_loss=True, check=whole_groups)
 def sven(
     specs: Any,
     *,

@@ -2,8 +2,7 @@
 
 Shaped like an optax transform and applied to the whole tree, so that layers never know. A new one
 is a file here and a row in `REPARAMS`: a function of the specs and the shapes of the parameters,
-and of its options, to a `Reparam`. One that divides by norms of what it is given says so
-(`modules.reparam.base.divides_by_norms`).
+and of its options, to a `Reparam`, with its facts (`modules.reparam.base.reparam_row`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

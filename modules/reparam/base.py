@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 import jax
 
+from modules.facts import demands_nothing, marks
 from modules.params import named_leaves
+
+# least_init_scale: of one that divides by norms of the initial matrices: below it their square is
+# 0 in float32. maps_after_update: it has `after_update`. shares_blocks: blocks have one matrix.
+reparam_row = marks(
+    least_init_scale=0.0, maps_after_update=False, shares_blocks=False, check=demands_nothing
+)
+LEAST_NORM = 1e-15
 
 
 def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
@@ -37,14 +45,7 @@ class Reparam(NamedTuple):
     measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = unmeasured
 
 
-def divides_by_norms(make: Callable[..., Reparam], least: float = 1e-15) -> Callable[..., Reparam]:
-    """Marks a row that divides by norms of the initial matrices: these must not be 0 in float32,
-    which the square of a smaller scale than `least` is.
-    """
-    make.least_init_scale = least
-    return make
-
-
+@reparam_row()
 def none(specs: Any, shapes: Any) -> Reparam:
     """Stored weights are used as they are."""
     del shapes

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices
-from modules.reparam.base import Reparam, divides_by_norms
-from modules.reparam.matrices import Roles, on_matrices, per_matrix
+from modules.reparam.base import LEAST_NORM, Reparam, reparam_row
+from modules.reparam.matrices import Roles, known_roles, on_matrices, per_matrix
 
 NEAR_BOUND = 0.99  # of the bound: the largest weight that the inverse is asked for
 
 
-@divides_by_norms
+@reparam_row(least_init_scale=LEAST_NORM, check=known_roles)
 def weight_compander(
     specs: Any,
     shapes: Any,

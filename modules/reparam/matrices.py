@@ -34,6 +34,12 @@ def parse_roles(text: str) -> tuple[str, ...]:
     return roles
 
 
+def known_roles(recipe: Any, part: Any) -> None:
+    """Raises ValueError for roles that are none."""
+    del recipe
+    parse_roles(part.options['roles'])
+
+
 def on_matrices(
     roles: str,
     specs: Any,

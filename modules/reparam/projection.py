@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from modules.params import ParamSpec, as_matrices
-from modules.reparam.base import Reparam, divides_by_norms
-from modules.reparam.matrices import Roles, on_matrices, per_matrix
+from modules.reparam.base import LEAST_NORM, Reparam, reparam_row
+from modules.reparam.matrices import Roles, known_roles, on_matrices, per_matrix
 
 
 def frobenius_norm(spec: ParamSpec, weight: jax.Array) -> jax.Array:
@@ -15,7 +15,7 @@ def frobenius_norm(spec: ParamSpec, weight: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(as_matrices(spec, weight)), (-2, -1)))
 
 
-@divides_by_norms
+@reparam_row(least_init_scale=LEAST_NORM, maps_after_update=True, check=known_roles)
 def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W <- W ||W_0||_F / ||W||_F after each optimizer step, for every matrix.
 
@@ -35,6 +35,3 @@ def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -
     return on_matrices(
         roles, specs, init, lambda spec, weight, start: (weight, start), after_update=after_update
     )
-
-
-normalize_and_project.maps_after_update = True

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from modules.params import LAYER, NORM, ParamSpec
-from modules.reparam.base import Reparam
+from modules.reparam.base import Reparam, reparam_row
 
 
+@reparam_row(shares_blocks=True)
 def shared(specs: Any, shapes: Any) -> Reparam:
     """W_l = W for every layer l and hidden matrix that is no norm's: stored once, used everywhere.
 

@@ -5,7 +5,6 @@ step, however many microbatches it has. Evaluation iterates once from the stored
 not keep the result, as published.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -14,8 +13,8 @@ import jax.numpy as jnp
 
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices
-from modules.reparam.base import Reparam, divides_by_norms
-from modules.reparam.matrices import Roles, batch_spec, on_matrices, per_matrix
+from modules.reparam.base import Reparam, reparam_row
+from modules.reparam.matrices import Roles, batch_spec, known_roles, on_matrices, per_matrix
 from modules.spectrum import first_right_vector, power_iteration
 
 LEAST_SCALE = 1e-9  # of initial matrices: products with unit vectors are well above spectrum.EPS
@@ -41,7 +40,7 @@ def _scaled(roles: str, specs: Any, factor: Callable[[jax.Array], jax.Array]) ->
     return on_matrices(roles, specs, init, apply, measure=measure)
 
 
-@functools.partial(divides_by_norms, least=LEAST_SCALE)
+@reparam_row(least_init_scale=LEAST_SCALE, check=known_roles)
 def sigma(
     specs: Any,
     shapes: Any,
@@ -80,7 +79,7 @@ def sigma(
     return on_matrices(roles, specs, init, apply, describe, measure=measure)
 
 
-@functools.partial(divides_by_norms, least=LEAST_SCALE)
+@reparam_row(least_init_scale=LEAST_SCALE, check=known_roles)
 def spectral_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W_used = W / sigma(W): `sigma` without its gain, so that every matrix has spectral norm 1.
 
@@ -90,6 +89,7 @@ def spectral_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Repara
     return _scaled(roles, specs, lambda largest: 1 / largest)
 
 
+@reparam_row(check=known_roles)
 def spectral_cap(
     specs: Any,
     shapes: Any,

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from modules.params import ParamSpec, as_matrices, matrix_axes, named_leaves
-from modules.reparam.base import Reparam
-from modules.reparam.matrices import Roles, on_matrices, parse_roles
+from modules.reparam.base import Reparam, reparam_row
+from modules.reparam.matrices import Roles, known_roles, on_matrices, parse_roles
 from modules.reparam.weight_norm import column_spec
 
 EPS = 1e-5  # as published
@@ -28,6 +28,7 @@ def spec_rows(spec: ParamSpec, weight: Any) -> int:
     return jax.eval_shape(lambda w: as_matrices(spec, w), weight).shape[-2]
 
 
+@reparam_row(check=known_roles)
 def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W[:, o] = gain[o] / sqrt(I) * (V[:, o] - mean) / sqrt(var + eps), over the I rows of V.
 

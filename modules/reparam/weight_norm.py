@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from modules.params import ParamSpec, matrix_axes
-from modules.reparam.base import Reparam, divides_by_norms
-from modules.reparam.matrices import Roles, on_matrices
+from modules.reparam.base import LEAST_NORM, Reparam, reparam_row
+from modules.reparam.matrices import Roles, known_roles, on_matrices
 
 
 def column_norm(spec: ParamSpec, weight: jax.Array) -> jax.Array:
@@ -23,7 +23,7 @@ def column_spec(spec: ParamSpec) -> ParamSpec:
     return ParamSpec('vector', kept, part=spec.part)
 
 
-@divides_by_norms
+@reparam_row(least_init_scale=LEAST_NORM, check=known_roles)
 def weight_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every matrix.
 

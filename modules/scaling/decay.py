@@ -5,14 +5,17 @@ weight.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from modules.facts import demands_nothing, marks
 from modules.options import Option
 from modules.scaling.growth import Growth
+
+# in_gradient: what it returns belongs into the gradient.
+decay_row = marks(in_gradient=False, check=demands_nothing)
 
 
 class Decay(NamedTuple):
@@ -32,6 +35,7 @@ class Decay(NamedTuple):
     hidden: bool = True
 
 
+@decay_row()
 def decoupled(decay: Decay) -> jax.Array:
     """lr * fraction * weight_decay * factor, as PyTorch and optax have AdamW where the factor is 1.
 
@@ -42,6 +46,7 @@ def decoupled(decay: Decay) -> jax.Array:
     return decay.lr * decay.fraction * decay.weight_decay * decay.factor
 
 
+@decay_row()
 def independent(decay: Decay) -> jax.Array:
     """fraction * weight_decay: with the schedule, whatever the learning rate.
 
@@ -51,6 +56,7 @@ def independent(decay: Decay) -> jax.Array:
     return decay.fraction * decay.weight_decay
 
 
+@decay_row()
 def constant(decay: Decay) -> jax.Array:
     """lr * fraction * weight_decay, whatever the parametrisation asks.
 
@@ -59,6 +65,7 @@ def constant(decay: Decay) -> jax.Array:
     return decay.lr * decay.fraction * decay.weight_decay
 
 
+@decay_row()
 def sqrt_width(decay: Decay) -> jax.Array:
     """`constant`, of hidden matrices times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
 
@@ -69,6 +76,7 @@ def sqrt_width(decay: Decay) -> jax.Array:
     return constant(decay) * (decay.growth.fan_in**0.5 if decay.hidden else 1.0)
 
 
+@decay_row()
 def linear_width(decay: Decay) -> jax.Array:
     """`constant`, of hidden matrices times m, the growth of fan_in (compared in arXiv:2510.15262).
 
@@ -77,6 +85,7 @@ def linear_width(decay: Decay) -> jax.Array:
     return constant(decay) * (decay.growth.fan_in if decay.hidden else 1.0)
 
 
+@decay_row()
 def timescale(
     decay: Decay,
     *,
@@ -94,6 +103,7 @@ def timescale(
     return jnp.where(jnp.asarray(decay.weight_decay) > 0, share, 0.0)
 
 
+@decay_row()
 def adamc(decay: Decay) -> jax.Array:
     """lr * fraction^2 * weight_decay of hidden matrices, `decoupled` of the others.
 
@@ -104,17 +114,13 @@ def adamc(decay: Decay) -> jax.Array:
     return share * decay.fraction if decay.hidden else share
 
 
+@decay_row(in_gradient=True)
 def l2(decay: Decay) -> jax.Array:
     """weight_decay, in the gradient: Adam divides it as it divides the gradient.
 
     The penalty weight_decay / 2 |w|^2; what AdamW is decoupled from (arXiv:1711.05101).
     """
     return jnp.asarray(decay.weight_decay)
-
-
-def in_gradient(rule: Callable) -> bool:
-    """Whether what it returns belongs into the gradient."""
-    return rule is l2
 
 
 DECAY_RULES = {

@@ -5,12 +5,41 @@ import math
 import jax
 import jax.numpy as jnp
 
+from modules.facts import marks
 from modules.params import ParamSpec, as_matrices, from_matrices
 from modules.scaling.growth import sizes, writes_to_stream
 
 SMALL = 0.02
 
 
+def as_drawn(spec: ParamSpec, unit: jax.Array) -> jax.Array:
+    """Entries are independent."""
+    del spec
+    return unit
+
+
+def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
+    """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)).
+
+    The factors of matrices of normal entries are uniformly distributed, and entries have the root
+    mean square 1 as before.
+    """
+    if spec.role != 'hidden':
+        return unit
+    matrices = as_matrices(spec, unit)
+    rows, columns = matrices.shape[-2:]
+    tall = matrices if rows >= columns else jnp.swapaxes(matrices, -2, -1)
+    q, r = jnp.linalg.qr(tall)
+    q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
+    found = q if rows >= columns else jnp.swapaxes(q, -2, -1)
+    return from_matrices(spec, math.sqrt(max(rows, columns)) * found, unit.shape)
+
+
+# arranged(spec, unit) -> entries of the same root mean square, from independent normal ones.
+init_row = marks(arranged=as_drawn)
+
+
+@init_row()
 def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """1 / sqrt(fan_in), and 1 / sqrt(D) for embeddings (as the baseline of arXiv:2309.14322)."""
     del blocks
@@ -18,6 +47,7 @@ def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     return 1 / math.sqrt(terms)
 
 
+@init_row()
 def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """sqrt(2 / (fan_in + fan_out)) for hidden matrices: where DeepNet starts (arXiv:2203.00555).
 
@@ -31,12 +61,14 @@ def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     return math.sqrt(2 / (terms + outputs // batch))
 
 
+@init_row()
 def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """0.02 for all, as BERT has it (arXiv:1810.04805)."""
     del spec, shape, blocks
     return SMALL
 
 
+@init_row()
 def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """0.02, and 0.02 / sqrt(2 L) for what writes to the stream: GPT-2's and Megatron's.
 
@@ -47,6 +79,7 @@ def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
 
 
+@init_row(arranged=with_equal_singular_values)
 def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """Hidden matrices with all singular values 1 (arXiv:1312.6120).
 
@@ -58,19 +91,6 @@ def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     batch = math.prod(n for n, axis in zip(shape, spec.axes, strict=True) if axis == 'expert')
     terms, outputs = sizes(spec, shape)
     return 1 / math.sqrt(max(terms, outputs // batch))
-
-
-def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
-    """Of matrices of normal entries the orthogonal factors, uniformly distributed, times
-    sqrt(max(I, O)): entries of root mean square 1 as before.
-    """
-    matrices = as_matrices(spec, unit)
-    rows, columns = matrices.shape[-2:]
-    tall = matrices if rows >= columns else jnp.swapaxes(matrices, -2, -1)
-    q, r = jnp.linalg.qr(tall)
-    q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
-    found = q if rows >= columns else jnp.swapaxes(q, -2, -1)
-    return from_matrices(spec, math.sqrt(max(rows, columns)) * found, unit.shape)
 
 
 INITS = {

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from modules.facts import demands_nothing
 from modules.options import Option
 from modules.params import ParamSpec
 from modules.scaling.growth import Factors, Growth, Scaling, in_blocks, writes_to_stream
@@ -30,6 +31,7 @@ def parametrization(
     logits_per_width: bool = False,
     zero: tuple[str, ...] = (),
     against_one: bool = False,
+    check: Callable[[Any, Any], None] = demands_nothing,
 ) -> Callable[[Callable], Callable]:
     """Marks a row with the families of optimizers that it has a table for, the sizes that its
     factors follow, whether attention's logits are q k / H and not q k / sqrt(H), each equal to
@@ -41,7 +43,7 @@ def parametrization(
     def mark(row):
         row.families, row.grows = families, grows
         row.logits_per_width, row.zero = logits_per_width, zero
-        row.against_one = against_one
+        row.against_one, row.check = against_one, check
         return row
 
     return mark

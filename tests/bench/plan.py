@@ -48,7 +48,7 @@ CONFIGS = {
 
 def measured(step, made) -> float:
     """Seconds of a step, the median of STEPS."""
-    config, hyper = made.config, hyper_from(made.config)
+    config, hyper = made.recipe, hyper_from(made.recipe)
     shape = config.data.batch_size, config.data.seq_len + 1
     tokens = np.random.default_rng(0).integers(0, made.vocab_size - 2, shape, np.int32)
     batch = put_batch(made.mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})

@@ -48,7 +48,7 @@ def evenkeel_step(shape, changes=None):
     from lm.state import hyper_from
 
     learner, vocab = bench_learner(shape, changes), shape[5]
-    hyper, mesh = hyper_from(learner.config), make_mesh(learner.config.mesh)
+    hyper, mesh = hyper_from(learner.recipe), make_mesh(learner.recipe.mesh)
     tokens = np.random.default_rng(0).integers(0, vocab, (shape[6], shape[4] + 1), np.int32)
     batch = put_batch(mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
     state = jit_init(learner, mesh)(jax.random.key(0), hyper)

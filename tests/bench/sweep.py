@@ -93,7 +93,7 @@ def loop_here(folder: Path, settings: dict) -> None:
     tree = base.to_dict()
     tree.pop('sweep')
     for cell in cells(tree, SWEEP):
-        train(cell.config, folder / cell.name)
+        train(cell.recipe, folder / cell.name)
 
 
 def summaries(folder: Path) -> list[dict]:

@@ -117,7 +117,7 @@ def test_what_is_tried_is_not_plain():
 def test_norm_at_placement(norm, placement):
     learner = learner_of(norm, placement)
     batches = stack([batch(i) for i in range(STEPS)])
-    losses, _ = trained(learner)(jax.random.key(0), hyper_from(learner.config), batches)
+    losses, _ = trained(learner)(jax.random.key(0), hyper_from(learner.recipe), batches)
     fell = losses[0] - np.mean(losses[-5:])
     assert fell > FALL, fell
 
@@ -131,7 +131,7 @@ ALONE += [('rmsnorm', placement) for placement in TRIED_PLACEMENTS]
 @pytest.mark.parametrize(('norm', 'placement'), ALONE)
 def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(norm, placement):
     learner = learner_of(norm, placement)
-    hyper = hyper_from(learner.config)
+    hyper = hyper_from(learner.recipe)
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     keys = jnp.stack([jax.random.key(0)] * 2)
     many = stack([stack([batch(i)] * 2) for i in range(COMPARED)])

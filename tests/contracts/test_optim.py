@@ -26,7 +26,6 @@ from modules.optim.base import FAMILIES
 from modules.options import options
 from modules.params import ROLES, ParamSpec, named_leaves
 from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS, Decay, growth_of, scaling_of
-from modules.scaling.decay import in_gradient
 from tests.helpers import another, assert_trees_close, stack
 
 LAYERS, STEPS = 2, 30
@@ -281,7 +280,7 @@ def test_every_decay_rule_follows_the_schedule_and_the_weight_decay(name):
     assert 0 < share < 1
     twice, later = rule(Decay(0.2, *numbers[1:])), rule(Decay(*numbers[:2], 1.0, 100.0))
     np.testing.assert_allclose(twice, share if name == 'timescale' else 2 * share, rtol=1e-6)
-    if not in_gradient(rule):
+    if not rule.in_gradient:
         np.testing.assert_allclose(later, {'adamc': 4}.get(name, 2) * share, rtol=1e-6)
     assert rule(Decay(0.0, *numbers[1:])) == 0
 

@@ -100,7 +100,7 @@ def test_activations_are_what_their_names_say():
 @pytest.mark.parametrize('case', CASES)
 def test_groups_and_names_hold_the_same(case):
     learner, _, _, activations = seen(case)
-    config = learner.config
+    config = learner.recipe
     again = by_name(config, by_group(config, activations))
     jax.tree.map(np.testing.assert_array_equal, again, activations)
     counts = [len(by_group(config, activations)[g.name]['after_mlp']) for g in

@@ -27,14 +27,14 @@ def learner_of(**changes):
 def words(memory=LOTS, runs=1, **changes):
     """The mesh that is chosen, and what is said."""
     learner = learner_of(**changes)
-    mesh, said = chosen(learner.config, learner, jax.devices(), memory, runs)
+    mesh, said = chosen(learner.recipe, learner, jax.devices(), memory, runs)
     return mesh_words(make_mesh(mesh, runs=runs)), said
 
 
 def needed_by(**changes):
     """What a device of data=8 holds, and what it keeps."""
     learner = learner_of(**changes)
-    mesh = make_mesh(learner.config.mesh)
+    mesh = make_mesh(learner.recipe.mesh)
     return held_bytes(state_layout(learner), mesh), kept_bytes(learner) // 8
 
 
@@ -84,7 +84,7 @@ def test_no_mesh_at_all():
 def test_what_is_sent_by_closed_form():
     """124 parameters in thousands would hide a factor: a model of known sizes."""
     learner = learner_of()
-    config = learner.config
+    config = learner.recipe
     n = sum(leaf.size for leaf in jax.tree.leaves(learner.described.shapes))
 
     def moved(**sizes):
@@ -105,9 +105,9 @@ def test_a_whole_torus_is_not_given_to_fsdp(monkeypatch):
     limit = (held / 8 + kept) / auto_mesh.USABLE * 1.02  # the state of eight parts
     assert words(limit)[0] == 'fsdp=8'
     learner, mesh = learner_of(), make_mesh(tiny_config({'mesh.data': 1, 'mesh.fsdp': 8}).mesh)
-    before = moved_bytes(learner.config, learner, mesh)
+    before = moved_bytes(learner.recipe, learner, mesh)
     monkeypatch.setattr(auto_mesh, 'torus_of', lambda devices: [2, 4])
-    assert moved_bytes(learner.config, learner, mesh) == pytest.approx(2 * before)
+    assert moved_bytes(learner.recipe, learner, mesh) == pytest.approx(2 * before)
 
 
 def test_torus_of_devices():
@@ -123,10 +123,10 @@ def test_bytes_are_those_that_the_compiler_reports(changes):
     """
     sizes = {'data.batch_size': 64, 'data.seq_len': 64, 'model.n_layers': 4} | changes
     learner = learner_of(**sizes)
-    mesh = make_mesh(learner.config.mesh)
-    hyper = hyper_from(learner.config)
+    mesh = make_mesh(learner.recipe.mesh)
+    hyper = hyper_from(learner.recipe)
     state = abstract_state(learner, mesh)
-    step = jit_train_step(learner, mesh).lower(state, batch_shapes(learner.config), hyper).compile()
+    step = jit_train_step(learner, mesh).lower(state, batch_shapes(learner.recipe), hyper).compile()
     report = step.memory_analysis()
     gradients = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params))
     held = held_bytes(state_layout(learner), mesh) - gradients

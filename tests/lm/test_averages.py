@@ -149,7 +149,7 @@ def test_a_run_starts_from_the_average_of_another(tree, free):
 def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
     source = load(free)
     write(
-        tmp_path / 'out', source.config, source.weights, source.tokenizer, source.step, source.meta
+        tmp_path / 'out', source.recipe, source.weights, source.tokenizer, source.step, source.meta
     )
     assert_same(load(tmp_path / 'out').weights, source.weights)
 

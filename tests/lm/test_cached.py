@@ -26,7 +26,7 @@ ROWS = {
 def test_rows_read_in_parts(changes):
     """Five tokens and three, then three and one, of rows of eight and four."""
     learner = tiny_learner(checked_config(changes))
-    variables = learner.variables(initial_state(learner.config).weights)
+    variables = learner.variables(initial_state(learner.recipe).weights)
     tokens = tiny_batch(rows=2)['tokens'][:, :-1]
 
     @jax.jit
@@ -54,6 +54,6 @@ def test_rows_read_in_parts(changes):
 def test_learned_positions_end():
     """Beyond them a table lookup would give the last one in silence."""
     learner = tiny_learner(checked_config({'model.position': 'learned'}))
-    variables = learner.variables(initial_state(learner.config).weights)
+    variables = learner.variables(initial_state(learner.recipe).weights)
     with pytest.raises(ValueError, match=r'data.seq_len=8 positions; got a cache for 9 tokens'):
         init_cache(learner, variables, 1, 9)

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from lm.check import check
-from lm.config import readers_of
 from lm.sections import CHOICES, FIELDS
 from modules.choices import choose
 from modules.losses import AUXILIARIES
@@ -153,5 +152,5 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
         assert said.startswith(f'{path}={value} is read by no part of this config')
         assert f'{reader[0]}=' in said.split('It is read with')[1]
     else:  # what all rows of its tables read
-        assert path in readers_of(config)
+        assert path in config.readers
     checked_config({reader[0]: reader[1]})

@@ -154,7 +154,7 @@ class TestAuto:
         config, row = checked_config({'model.placement': name}), PLACEMENTS[name]
         assert config.model.mlp == row.needs.get('mlp', 'dense')
         assert config.model.reparam == row.needs.get('reparam', 'none')
-        assert config.attention.norm_values == row.needs.get('norm_values', False)
+        assert config.attention.options['norm_values'] == row.needs.get('norm_values', False)
         assert config.model.final_norm == ('rmsnorm' if row.final_norm else 'none')
 
     def test_the_last_norm_is_as_the_others_with_their_options(self):
@@ -162,13 +162,13 @@ class TestAuto:
 
     def test_an_option_of_one_place_is_filled_in_and_one_of_norms_is_not(self):
         config = tiny_config()
-        assert (config.optim.b2, config.loss.z_loss) == (0.95, 1e-4)
-        assert config.norm.eps is config.optim.decay_fraction is None
+        assert (config.optim.b2, config.config.loss.z_loss) == (0.95, 1e-4)
+        assert config.config.norm.eps is config.optim.decay_fraction is None
 
     def test_settling_twice_changes_nothing(self):
         for name in PLACEMENTS:
             config = checked_config({'model.placement': name})
-            assert settle(config) == config
+            assert settle(config.config) == config
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def first_readers():
     """{field: the first config of READERS with a part that reads it}."""
     found = {}
     for config in map(checked_config, READERS):
-        found = dict.fromkeys(lm.config.readers_of(config), config) | found
+        found = dict.fromkeys(config.readers, config) | found
     return found
 
 

@@ -59,7 +59,7 @@ def batch(seed=0):
 def step_on_eight(name):
     """(state, batch) -> (state, metrics), the rows cut over eight devices."""
     learner, hyper = tiny_learner(config(name)), hyper_from(config(name))
-    mesh = make_mesh(learner.config.mesh)
+    mesh = make_mesh(learner.recipe.mesh)
     assert mesh.devices.size == 8
     everywhere = replicated(mesh)
     step = jax.jit(

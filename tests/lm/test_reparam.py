@@ -3,14 +3,13 @@ devices = one, a loop over runs = each alone, resumed = uninterrupted. Property:
 a step, in float32; projected norms stay. Contract: what a start takes over, and what it refuses.
 """
 
-import dataclasses
 import types
 
 import jax
 import numpy as np
 import pytest
 
-from lm.config import to_dict
+from lm.config import replaced, to_dict
 from lm.many import over_mesh
 from lm.mesh import batch_sharding, make_mesh
 from lm.record.checkpoint import read_state
@@ -87,7 +86,7 @@ def test_eight_devices_are_one():
     """Vectors lie everywhere, and come out as those of one device."""
     config = checked_config(CHAIN)
     learner = tiny_learner(config)
-    mesh = make_mesh(learner.config.mesh)
+    mesh = make_mesh(learner.recipe.mesh)
     assert mesh.devices.size == 8
     states = state_shardings(learner, mesh)
     step = jax.jit(
@@ -247,7 +246,7 @@ def test_nonsense_is_refused_before_anything_is_traced(changes, said):
 
 def test_tied_embeddings_leave_no_readout_to_map():
     config = tiny_config({'model.reparam': 'sigma', 'reparam.roles': 'readout'})
-    tied = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=True))
+    tied = replaced(config, {'model.tie_embeddings': True})
     with pytest.raises(ValueError, match=r"no parameter has the role 'readout' \(model.tie_emb"):
         build_learner(tied, 16, BOS, 'cpu')
 
@@ -256,7 +255,7 @@ def source_of(changes):
     """What a run starts from: a checkpoint of `lm.record.load`, and the weights it used."""
     config = checked_config(SMALL | changes)
     weights = moved(config).weights
-    found = types.SimpleNamespace(config=config, weights=weights, path='runs/source')
+    found = types.SimpleNamespace(recipe=config, weights=weights, path='runs/source')
     return found, tiny_learner(config).variables(weights)['params']
 
 

@@ -138,7 +138,7 @@ def test_on_a_mesh_it_is_the_loss_on_one_device(sizes, tied):
 )
 def test_every_loss_on_a_mesh(sizes, name):
     """float64. With `context`, a loss of whole rows is left to XLA."""
-    softcap = 0.0 if hasattr(LOSSES[name], 'linear_readout') else 3.0
+    softcap = 0.0 if LOSSES[name].linear_readout else 3.0
     with jax.enable_x64(True):
         given = problem('float64')
         right = on_one(value_and_gradients(LOSSES[name], softcap=softcap), given)

@@ -194,7 +194,7 @@ def test_a_layer_says_of_itself_what_its_kernel_gets(changes, monkeypatch):
         return spy
 
     learner, batch = tiny_learner(checked_config(changes)), packed_batch()
-    variables = learner.variables(initial_state(learner.config).weights)
+    variables = learner.variables(initial_state(learner.recipe).weights)
     kernel = spied('kernel', partial(attend, 'reference'))
     monkeypatch.setattr(softmax, 'attention_statistics', spied('seen', attention_statistics))
     monkeypatch.setattr(Kernels, 'attention', property(lambda kernels: kernel))

@@ -68,7 +68,7 @@ def test_evaluation_leaves_the_state_alone(name):
 @pytest.mark.parametrize('name', REPARAMS)
 def test_every_reparam_says_how_small_a_start_may_be(name):
     """Finite at the least scale it names, value and gradient; and a row that names none, at 0."""
-    least = getattr(REPARAMS[name], 'least_init_scale', 0.0)
+    least = REPARAMS[name].least_init_scale
     small = jax.tree.map(lambda w: w * least, sample())
     reparam = REPARAMS[name](SPECS, shapes_of(small))
     stored, state = jax.jit(reparam.init)(small)

@@ -30,7 +30,7 @@ class Compiled:
     """A step that takes what `needs` says of its config."""
 
     def __init__(self, made, needs):
-        self.config, self.needs = made.config, needs
+        self.recipe, self.needs = made.recipe, needs
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def compiler(monkeypatch):
 
     def use(needs):
         def compile_step(made, topology, *rest):
-            asked.append(made.config)
-            if needs(made.config) > 16:
-                raise DoesNotFit(int(needs(made.config) * GIB), 16 * GIB)
+            asked.append(made.recipe)
+            if needs(made.recipe) > 16:
+                raise DoesNotFit(int(needs(made.recipe) * GIB), 16 * GIB)
             return made
 
         monkeypatch.setattr(trial, 'compile_step', compile_step)
-        monkeypatch.setattr(trial, 'estimate', lambda step, *rest: Found(step.config, needs))
+        monkeypatch.setattr(trial, 'estimate', lambda step, *rest: Found(step.recipe, needs))
         return asked
 
     return use

@@ -18,9 +18,14 @@ from modules.kernels.attention.blocked import blocked
 from modules.kernels.attention.cudnn import cudnn
 from modules.kernels.attention.reference import reference
 from modules.kernels.attention.scores import Scores
-from modules.kernels.attention.splash import splash
+from modules.kernels.attention.splash import refuse_cut, splash
 
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
+
+
+def of_any_length(length: int, parts: int) -> None:
+    """Rows may be cut wherever a device's share is whole."""
+    del length, parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,9 @@ class AttentionKernel:
     dtypes: those of q, k and v that it takes; None: all. head_dims: the widths of a head that it
     takes; None: all. length_multiple: `attend` pads rows to a multiple of it. forward_mode: what
     can be differentiated in forward mode: the 'logits' of a model, or their 'gradient' alone.
+    holds_scores: whether it has all of them at once, for a softmax of `kernels.softmax`.
+    refuse_cut(length, parts): ValueError for rows of a length that it cannot have on several
+    devices; None: it must have rows whole.
     """
 
     compute: Callable[..., jax.Array]
@@ -41,6 +49,8 @@ class AttentionKernel:
     head_dims: range | None = None
     length_multiple: int = 1
     forward_mode: frozenset[str] = frozenset()
+    holds_scores: bool = False
+    refuse_cut: Callable[[int, int], None] | None = None
 
     def takes(self, dtype: str | None, head_dim: int | None) -> bool:
         """Whether q, k and v may be so; None: not asked."""
@@ -50,8 +60,16 @@ class AttentionKernel:
 
 
 ATTENTION_KERNELS = {
-    'blocked': AttentionKernel(blocked, ALL, forward_mode=frozenset({'gradient'})),
-    'reference': AttentionKernel(reference, ALL, forward_mode=frozenset({'logits', 'gradient'})),
+    'blocked': AttentionKernel(
+        blocked, ALL, forward_mode=frozenset({'gradient'}), refuse_cut=of_any_length
+    ),
+    'reference': AttentionKernel(
+        reference,
+        ALL,
+        forward_mode=frozenset({'logits', 'gradient'}),
+        holds_scores=True,
+        refuse_cut=of_any_length,
+    ),
     # An even length: its gradient with a mask needs that. Wider heads than 128 need Hopper, which
     # JAX checks as it traces.
     'cudnn': AttentionKernel(
@@ -69,6 +87,7 @@ ATTENTION_KERNELS = {
         dtypes=('bfloat16', 'float32'),
         head_dims=range(1, 257),  # at 512, float32 blocks are too large for a v4's vector memory
         length_multiple=128,  # the lanes of a vector register, which a block of keys fills
+        refuse_cut=refuse_cut,
     ),
 }
 

@@ -59,6 +59,18 @@ def block_of(length: int, parts: int = 1) -> int | None:
     return next((size for size in BLOCKS if length % (size * pieces) == 0), None)
 
 
+def refuse_cut(length: int, parts: int) -> None:
+    """Raises ValueError for rows that no block divides on so many devices."""
+    if block_of(length, parts) is None:
+        multiple = 2 * parts * BLOCKS[-1]
+        nearest = max(1, round(length / multiple)) * multiple
+        raise ValueError(
+            f'kernels.attention=splash computes two pieces of a row on each of mesh.{AXIS}={parts} '
+            f'devices, in blocks of {BLOCKS[-1]} tokens: data.seq_len must be a multiple of '
+            f'{multiple}; got {length}. Nearest that works: {nearest}.'
+        )
+
+
 def share_computed(length: int, window: int | None, parts: int = 1) -> float:
     """Of all pairs of tokens, those in blocks that are not hidden as a whole; of a row without a
     block, those that are not hidden.

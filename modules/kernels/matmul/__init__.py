@@ -8,14 +8,19 @@ but for `wta_crs`, whose gradients of weights are estimates in training (`module
 import jax
 import jax.numpy as jnp
 
+from modules.facts import demands_nothing, marks
 from modules.kernels.matmul.wta_crs import WTACRS
 
+matmul_row = marks(check=demands_nothing)
 
+
+@matmul_row()
 def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
     """x w, left to the compiler."""
     return jnp.matmul(x_MI, w_IO, preferred_element_type=out_dtype)
 
 
+@matmul_row()
 def narrow_first(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
     """x w, arranged so that XLA:CPU computes the weight gradient with its narrower side first.
 

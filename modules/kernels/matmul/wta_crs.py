@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,24 @@ class WTACRS:
         float, Option('share of the tokens that the gradients of weights are made of', 1e-37, 1)
     ] = 0.3
     wta_crs_least: Annotated[int, Option('the fewest tokens that they are made of', 1)] = 10
+
+    @staticmethod
+    def check(recipe: Any, part: Any) -> None:
+        """Raises ValueError where no gradient of a matrix is asked for, or more than an estimate
+        has.
+        """
+        if recipe.train.trainable != 'all':
+            raise ValueError(
+                f'{part} estimates the gradients of matrices, and train.trainable='
+                f'{recipe.train.trainable} trains none: it would change nothing. Leave one of them '
+                'out.'
+            )
+        for asker, what in recipe.in_forward_mode.items():
+            raise ValueError(
+                f'{asker} differentiates the {what}, and {part} makes gradients of a few tokens as '
+                'if these were constants: its derivative would be another, or none. Leave '
+                'kernels.matmul=auto, or leave the other out.'
+            )
 
     def __call__(
         self, x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None

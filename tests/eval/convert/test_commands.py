@@ -247,8 +247,8 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)
-    assert (result.step, result.config) == (source.step, read_config(out))
-    assert result.config.model.reparam == 'none'
+    assert (result.step, result.recipe) == (source.step, read_config(out))
+    assert result.recipe.model.reparam == 'none'
     assert not [path for path in named_leaves(result.weights.params) if 'norm' in path]
     assert result.weights.stats == {}
     wanted, found = perplexity(source), perplexity(result)
@@ -263,11 +263,11 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
     """Its workdir is that of a run at the step of the source."""
     source, out = load(tuned.parent / 'layernorm'), tmp_path / 'rmsnorm'
     result = fold_checkpoint(source, 'rmsnorm')
-    write(out, result.config, result.weights, source.tokenizer, source.step, source.meta)
-    assert train(result.config, out) == DONE
+    write(out, result.recipe, result.weights, source.tokenizer, source.step, source.meta)
+    assert train(result.recipe, out) == DONE
     assert f'is at step {source.step} of {source.step}: nothing left' in capsys.readouterr().out
     with pytest.raises(ValueError, match='is not empty; give a new folder'):
-        write(out, result.config, result.weights, source.tokenizer, source.step, source.meta)
+        write(out, result.recipe, result.weights, source.tokenizer, source.step, source.meta)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_logits_stay(name):
     found = plain(name)
     assert found.differences['float64'] < 1e-12
     assert found.differences['float32'] < 4e-6  # by the order of sums: 1.1e-6 on some CPUs
-    assert found.weights.reparam == () and found.config.model.reparam == 'none'
-    assert found.config.reparam == ReparamConfig()
+    assert found.weights.reparam == () and found.recipe.model.reparam == 'none'
+    assert found.recipe.config.reparam == ReparamConfig()
     used = named_leaves(source(name).variables['params'])
     for path, weight in named_leaves(found.weights.params).items():
         assert weight.dtype == np.float32
@@ -94,7 +94,7 @@ def test_norms_that_can_be_are_folded_with_it():
     found = fold_checkpoint(
         checkpoint(SMALL | {'model.norm': 'unified', 'model.reparam': 'sigma'}), 'none'
     )
-    assert (found.config.model.norm, found.config.model.reparam, found.kept) == ('none', 'none', '')
+    assert (found.recipe.model.norm, found.recipe.model.reparam, found.kept) == ('none', 'none', '')
     assert found.differences['float64'] < 1e-12
 
 

@@ -22,7 +22,7 @@ STEPS = 3
 
 def trained(learner, mesh, state, steps):
     """(the state after them, their losses)."""
-    step, hyper, losses = jit_train_step(learner, mesh), hyper_from(learner.config), []
+    step, hyper, losses = jit_train_step(learner, mesh), hyper_from(learner.recipe), []
     for i in steps:
         state, metrics = step(state, packed_batch(i), hyper)
         losses.append(float(metrics['loss']))

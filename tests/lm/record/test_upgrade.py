@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import flatten, readers_of, to_dict
+from lm.config import flatten, to_dict
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import read_config
 from modules.norms import NORMS
@@ -45,7 +45,7 @@ def test_all_that_is_not_mentioned_here_stays():
     }
     added = {path: now[path] for path in now.keys() - before.keys() if now[path] is not None}
     added = {path: value for path, value in added.items() if not path.startswith('kernels.')}
-    for path, parts in readers_of(stored_config(OLD)).items():
+    for path, parts in stored_config(OLD).readers.items():
         if path in added:
             assert {options(part.row)[path.split('.')[1]].default for part in parts} == {
                 added[path]
@@ -145,7 +145,7 @@ def test_a_field_that_no_version_had_is_named():
 def test_changes_of_a_cell_have_the_present_names():
     config, changes = stored_cell(OLD, {'model.norm_eps': 0.1, 'optim.lr': 0.5})
     assert changes == {'norm.eps': 0.1, 'optim.lr': 0.5}
-    assert (config.norm.eps, config.optim.lr) == (0.1, 0.5)
+    assert (config.norm.options['eps'], config.optim.lr) == (0.1, 0.5)
     for norm, path in (('powernorm', 'norm.ema_decay'), ('batchnorm', 'norm.momentum')):
         asked = {'model.norm': norm, 'norm.momentum': 0.5}
         assert stored_cell(OLD, asked)[1] == {'model.norm': norm, path: 0.5}

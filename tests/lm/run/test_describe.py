@@ -104,4 +104,4 @@ def test_the_study_of_norms_reaches_their_warm_ups():
     whole = cells(*split_sweep(norm_placement_lr.get_config()))
     assert len(fitted) == 4 * 7 * 3 and len(whole) == 28 * 7 * 3
     assert {cell.name for cell in fitted} < {cell.name for cell in whole}
-    assert not [note for cell in fitted for note in notes_of(cell.config) if 'causal' not in note]
+    assert not [note for cell in fitted for note in notes_of(cell.recipe) if 'causal' not in note]

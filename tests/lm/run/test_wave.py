@@ -4,7 +4,6 @@ Equivalence: what one run goes through, and how many train at once and where, ch
 another.
 """
 
-import dataclasses
 import json
 import re
 import threading
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import lm.sweep.group
+from lm.config import replaced
 from lm.data import loader
 from lm.record.series import Checkpoints
 from lm.run.experiment import Experiment
@@ -75,10 +75,9 @@ def infinite_lr_at(step: int, slot: int = 0):
     """Of one run, at that step only, for `before_step`."""
 
     def act(wave):
-        configs = [one.config for one in wave.slots]
+        configs = [one.recipe for one in wave.slots]
         if wave.slots[slot].journal.step == step - 1:
-            optim = dataclasses.replace(configs[slot].optim, lr=np.inf)
-            configs[slot] = dataclasses.replace(configs[slot], optim=optim)
+            configs[slot] = replaced(configs[slot], {'optim.lr': np.inf})
         wave.hypers = wave.program.hypers(configs)
 
     return act

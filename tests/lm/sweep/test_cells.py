@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import default
-from lm.config import digest, flatten, readers_of
+from lm.config import digest, flatten
 from lm.sections import CHOICES, FIELDS, RUN_PATHS
 from lm.sweep.cells import cells, groups, split_sweep
 from tests.helpers import another, tiny_config, tiny_raw
@@ -66,7 +66,7 @@ def test_a_sweep_that_is_a_tuple_is_one_list(kind):
 def test_a_cell_is_named_by_the_hash_of_the_run_it_would_be_alone():
     (cell,) = cells(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
     alone = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
-    assert cell.config == alone and cell.name == digest(alone)
+    assert cell.recipe == alone and cell.name == digest(alone)
 
 
 def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
@@ -80,7 +80,7 @@ def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
     for axis in ((1, 2), np.array([1.0, 2.0]), np.array([1, 2]), (np.float64(1), np.int64(2))):
         assert cells(tiny_raw(), {'optim.lr': axis}) == as_floats
     for cell in cells(tiny_raw(), {'train.seed': np.arange(2)}):
-        assert type(cell.changes['train.seed']) is type(cell.config.train.seed) is int
+        assert type(cell.changes['train.seed']) is type(cell.recipe.train.seed) is int
 
 
 def test_a_config_file_and_a_flag_give_the_same_cells():
@@ -160,15 +160,15 @@ def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
 def test_changes_are_made_before_anything_is_filled_in():
     """Catches a base that is resolved first: 'auto' would be what the base makes of it."""
     post, wide = cells(tiny_raw(), {'model.placement': ('post', 'wide')})
-    assert post.config.model.final_norm == 'none' and wide.config.model.mlp == 'moe'
+    assert post.recipe.model.final_norm == 'none' and wide.recipe.model.mlp == 'moe'
     stable, cosine = cells(tiny_raw(), {'optim.schedule': ('warmup_stable_decay', 'constant')})
-    assert (stable.config.optim.decay_fraction, cosine.config.optim.decay_fraction) == (0.2, None)
+    assert (stable.recipe.optim.decay_fraction, cosine.recipe.optim.decay_fraction) == (0.2, None)
 
 
 def test_a_list_gives_an_option_with_the_choices_that_read_it():
     stable = {'optim.schedule': 'warmup_stable_decay'}
     swept = cells(tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))])
-    assert [cell.config.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
+    assert [cell.recipe.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
 
 
 def test_hundreds_of_cells_take_a_second_or_two():
@@ -231,7 +231,7 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
             if name == 'exponential':
                 changes['optim.final_lr_fraction'] = 0.5
             config = tiny_config(changes)
-            for path in sorted({*readers_of(config)} & {*RUN_PATHS} - seen):
+            for path in sorted({*config.readers} & {*RUN_PATHS} - seen):
                 seen.add(path)
                 value = 0.5 if flatten(config)[path] is None else flatten(config)[path]
                 listed = [{path: float(value)}, {path: another(FIELDS[path].option, value)}]

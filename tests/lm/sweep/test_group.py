@@ -34,7 +34,7 @@ def test_a_failure_is_not_written_to_a_folder_that_another_process_has(tmp_path,
         raise RuntimeError('no program')
 
     monkeypatch.setattr(group, '_compiled', fail)
-    with open_workdir(tmp_path / others.name, others.config, False):
+    with open_workdir(tmp_path / others.name, others.recipe, False):
         group.train_group([mine, others], tmp_path, caught=[])
     assert (tmp_path / mine.name / SUMMARY).exists()
     assert not (tmp_path / others.name / SUMMARY).exists()
@@ -47,5 +47,5 @@ def test_the_config_of_a_cell_that_has_ended_is_repaired(tmp_path):
     (folder / SUMMARY).write_text('{"status": "done"}')
     (folder / 'config.json').write_text('{"mod')
     group.train_group([cell], tmp_path, caught=[], say=said.append)
-    assert group.read_config(folder) == cell.config
+    assert group.read_config(folder) == cell.recipe
     assert len(said) == 1 and 'config.json cannot be read' in said[0]

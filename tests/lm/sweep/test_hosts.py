@@ -31,7 +31,7 @@ def test_every_cell_is_dealt_once_and_evenly(n_hosts):
 class Cell:
     def __init__(self, **mesh):
         self.name = 'cell'
-        self.config = types.SimpleNamespace(mesh=MeshConfig(**{'data': -1} | mesh))
+        self.recipe = types.SimpleNamespace(mesh=MeshConfig(**{'data': -1} | mesh))
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_cells_of_other_axes_stay_on_record(tmp_path):
     opened(tmp_path, raw, {'optim.lr': (0.2,)})
     assert [c['changes'] for c in read_sweep(tmp_path)['cells']] == [{'optim.lr': 0.2}]
     (tmp_path / first.name).mkdir()
-    write_config(tmp_path / first.name, first.config)
+    write_config(tmp_path / first.name, first.recipe)
     opened(tmp_path, raw, {'optim.lr': (0.1,)})
     opened(tmp_path, raw, {'optim.lr': (0.2,)})
     cells_now = read_sweep(tmp_path)['cells']
@@ -140,7 +140,7 @@ def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_
     raw, said = tiny_raw(), []
     cell, *_ = cells(raw, {'optim.lr': (0.1, 0.2, 0.3)})
     (tmp_path / cell.name).mkdir()
-    write_config(tmp_path / cell.name, cell.config)
+    write_config(tmp_path / cell.name, cell.recipe)
     (tmp_path / 'sweep.json').write_text(text)
     left = groups(cells(raw, {'optim.lr': (0.2, 0.3)}))
     open_sweep(tmp_path, resolve(raw), left, False, said.append)
@@ -157,7 +157,7 @@ def test_a_sweep_goes_on_with_another_mesh(tmp_path):
     for group in found:
         for cell in group:
             (tmp_path / cell.name).mkdir()
-            write_config(tmp_path / cell.name, cell.config)
+            write_config(tmp_path / cell.name, cell.recipe)
     wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
     assert names(groups(cells(wider, swept))) != names(found)
     assert names(opened(tmp_path, wider, swept)) == names(found)
