@@ -153,9 +153,9 @@ def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     return recipe_of(changed(recipe.config, values))
 
 
-def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The inverse of `resolve`, as plain dicts."""
-    return dataclasses.asdict(recipe.config)
+def to_dict(config: Recipe | Config) -> dict[str, Any]:
+    """The inverse of `resolve`, or of `build`, as plain dicts."""
+    return dataclasses.asdict(config.config if isinstance(config, Recipe) else config)
 
 
 def to_json(recipe: Recipe) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.sections import CHOICES, FIELDS
+from lm.sections import FIELDS
 from modules.kernels import OPERATIONS
 from tests import ROOT
 
@@ -94,8 +94,9 @@ PARTS = {
 
 def test_every_config_field_is_read():
     """By attribute, from something called like its section, or by its path; a field that names a
-    row as the part of a recipe. `lm/config.py` and `lm/check.py` alone do not count, nor the columns
-    of a table. Options of parts are handed on by name, and refused where no part reads them.
+    row as the part of a recipe. `lm/config.py` and `lm/check.py` alone do not count, nor the
+    columns of a table. Options of parts are handed on by name, and refused where no part reads
+    them.
     """
     read, paths = set(), set()
     for path, tree in PRODUCT.items():

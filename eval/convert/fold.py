@@ -252,7 +252,7 @@ def folded_params(
     source: Recipe,
     recipe: Recipe,
 ) -> Flat:
-    """What `config` uses, from what `source` did, in all that reads or writes the stream."""
+    """What `recipe` uses, from what `source` did, in all that reads or writes the stream."""
     drops = recipe.norm.row.drops
     new = {path: w for path, w in params.items() if not any(at(site, path) for site in maps)}
     for path, spec in specs.items():

@@ -172,7 +172,7 @@ def _cell(base: Recipe, asked: Changes, checked_data: set[DataConfig]) -> Cell:
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
     """Cells that one compiled program can train together: those that differ in
-    `lm.config.RUN_PATHS` alone, and there by numbers: what is None is not in a program.
+    `lm.sections.RUN_PATHS` alone, and there by numbers: what is None is not in a program.
     """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:

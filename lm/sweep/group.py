@@ -1,6 +1,6 @@
 """Many runs in one program: the groups of a sweep, each compiled once.
 
-Cells that differ only in what a program takes as data (`lm.config.RUN_PATHS`) form a group;
+Cells that differ only in what a program takes as data (`lm.sections.RUN_PATHS`) form a group;
 one that does not fit in memory trains in waves (`lm.run.wave`). Where several processes train
 together, each run has the devices of all, and a wave is of one run. What they do follows from
 process 0's disk then, and an error of a run ends the job.
