@@ -5,9 +5,9 @@ Command:  uv run train.py --config=configs/default.py
 Cost:     under five minutes on two CPU cores, nothing downloaded.
 Result:   1.30 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
 
-What is left out is as published: an option of a part as its own signature has it, which `train.py
---choices=model.norm` lists, any other field as `lm/sections.py` has it. A flag and a config file set
-these as they do those that stand here. Other configs start from this one:
+What the run leaves as it is stands elsewhere: options of parts in the parts' own signatures, which
+`train.py --choices=model.norm` lists, other fields in lm/sections.py. Flags and files set them like
+those that stand here. Other configs start from this one:
 
     from configs import default
     def get_config():

@@ -1,20 +1,24 @@
 """How commands start, read their flags, and fail."""
 
 import dataclasses
+import os
 import re
 import signal
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from absl import flags
+from absl import app, flags
 from ml_collections import ConfigDict, FieldReference, config_flags
 
+from lm.config import digest
 from lm.hints import check_flags, field_hint, flag_refusal
-from lm.run.statuses import BAD_INPUT
+from lm.run.statuses import BAD_INPUT, SIGNALLED
 from lm.run.terminal import quiet_libraries
-from lm.sections import FIELDS, Field
+from lm.run.together import leave
+from lm.sections import FIELDS, Config, Field
 from modules.choices import nearest
 from modules.options import typed
 
@@ -39,6 +43,31 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     return wrapped
 
 
+def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
+    """`run_main` for a program that trains: it ends with the status that `main` returns, and where
+    it is one of several processes, as `lm.run.together.leave` has it.
+    """
+
+    def wrapped(argv: list[str]) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
+        quiet_libraries()
+        if len(argv) > 1:
+            raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
+        try:
+            status = main()
+        except (ValueError, OSError) as error:
+            print(f'error: {error}', file=sys.stderr)
+            status = BAD_INPUT
+        except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
+            number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+            said = 'nothing new has been trained; the same command goes on'
+            print(f'\n{number.name}: {said}', file=sys.stderr, flush=True)
+            os._exit(SIGNALLED + number)  # at once: no thread has anything to write
+        leave(status)
+
+    return wrapped
+
+
 def define_config() -> flags.FlagHolder[ConfigDict]:
     """Defines --config=PATH. With it --config.SECTION.FIELD=VALUE sets any field there is, one that
     the file leaves out as well: an option is known from its part alone.
@@ -46,6 +75,12 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
     holder = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
     flags.FLAGS['config'].parser = ConfigParser('config')
     return holder
+
+
+def default_workdir(config: Config, suffix: str = '') -> Path:
+    """runs/default-1a2b3c4d: the same command finds the same folder, another config another."""
+    file = config_flags.get_config_filename(flags.FLAGS['config'])
+    return Path('runs') / f'{Path(file).stem}-{digest(config)}{suffix}'
 
 
 class ConfigParser(config_flags.ConfigFileFlagParser):

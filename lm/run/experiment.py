@@ -1,4 +1,4 @@
-"""What runs of one program have in common: devices, text, model, and the speed to expect."""
+"""What runs of one program have in common: text, devices, model, and the speed to expect."""
 
 from collections.abc import Callable
 
@@ -14,22 +14,31 @@ from lm.sections import Config
 from lm.shardings import jit_init
 
 
+def open_text(config: Config, say: Callable[[str], None]) -> data.Dataset:
+    """The text of config.data as rows of tokens, prepared where that is not done yet.
+
+    Raises ValueError where it is too short for config.train.steps, or processes have other text.
+    """
+    # Where the cache is shared, so is the work (`lm.data.pieces`).
+    dataset = data.open_dataset(config.data, say=say)
+    same_everywhere('the digest of the prepared data', dataset.digest)
+    data.check_epochs(config.data, config.train.steps, dataset.train)
+    return dataset
+
+
 class Experiment(Blueprint):
-    """Opening it prepares the text where that is not done; `runs` is how many will share it. Raises
-    ValueError where processes have other text.
+    """The model and its text on the devices at hand; `runs` is how many will share it.
 
     mixture: what training makes of rows; evaluated: the validation split as other objectives have
     it, by name (`lm.objectives`). init: (key, hyper) -> the state of a run at step 0.
     """
 
-    def __init__(self, config: Config, say: Callable[[str], None], runs: int = 1):
-        # Where the cache is shared, so is the work (`lm.data.pieces`).
-        self.dataset = data.open_dataset(config.data, say=say)
-        same_everywhere('the digest of the prepared data', self.dataset.digest)
-        data.check_epochs(config.data, config.train.steps, self.dataset.train)
-        tokenizer = self.dataset.tokenizer
+    def __init__(
+        self, config: Config, dataset: data.Dataset, say: Callable[[str], None], runs: int = 1
+    ):
+        self.dataset, tokenizer = dataset, dataset.tokenizer
         self.mixture = training_mixture(config, tokenizer)
-        self.evaluated = evaluated(config, tokenizer, self.dataset.validation)
+        self.evaluated = evaluated(config, tokenizer, dataset.validation)
         vocab_size = tokenizer.vocab_size + n_marks(config)
         devices, bos_id = jax.devices(), tokenizer.bos_id
         super().__init__(config, vocab_size, bos_id, devices, _memory_of_device, say, runs)

@@ -3,7 +3,6 @@
 import types
 
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
