@@ -22,7 +22,7 @@ from absl import app, flags
 from rich.console import Console
 
 from eval.coordinates.slopes import figure, rows_of, slopes, write
-from lm.run.command import define_config, run_main
+from lm.run.command import define_config, parse_flags, run_main
 from lm.config import resolve
 from lm.run.table import as_table
 
@@ -55,4 +55,4 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     flags.mark_flags_as_required(['config'])
-    app.run(run_main(main))
+    app.run(run_main(main), flags_parser=parse_flags)

@@ -12,6 +12,7 @@ from typing import Any
 
 from absl import app, flags
 from ml_collections import ConfigDict, FieldReference, config_flags
+from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
 from lm.config import digest
 from lm.hints import check_flags, field_hint, flag_refusal
@@ -83,7 +84,7 @@ def default_workdir(config: Config, suffix: str = '') -> Path:
     return Path('runs') / f'{Path(file).stem}-{digest(config)}{suffix}'
 
 
-class ConfigParser(config_flags.ConfigFileFlagParser):
+class ConfigParser(ConfigFileFlagParser):
     """Reads a config file as ml_collections does, and adds the fields that it leaves out."""
 
     def parse(self, path: str) -> Any:
@@ -148,9 +149,9 @@ def _unknown_in_file(error: AttributeError) -> str:
     if written := re.search(r'Key "(\w+)" does not exist', str(error)):
         name, said = written[1], f'the config has no field {written[1]}.'
     elif isinstance(error.obj, ConfigDict):
-        name, said = error.name, f'the config file reads {error.name}, which nothing has set.'
-        if name in names:  # it is left as published
-            return said
+        name, said = error.name, f'the config file reads {error.name}, which is not set.'
+        if name in names:
+            return f'{said} Left as published it is None by .get({name!r}) alone.'
     else:
         return ''
     return said + (nearest(name, sections) or field_hint(name, FIELDS))

@@ -131,8 +131,8 @@ def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
     ('line', 'said'),
     [
         ('config.optim = {}; config.optimm = {}', "no field optimm. Did you mean 'optim'?"),
-        ('config.optimm.lr = 1.0', "reads optimm, which nothing has set. Did you mean 'optim'?"),
-        ('config.optim.lr = config.optim.others_lr', 'reads others_lr, which nothing has set.'),
+        ('config.optimm.lr = 1.0', "reads optimm, which is not set. Did you mean 'optim'?"),
+        ('config.optim.lr = config.optim.others_lr', "it is None by .get('others_lr') alone."),
     ],
 )
 def test_what_a_file_cannot_name_is_refused(line, said, refused, file):
