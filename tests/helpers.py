@@ -14,7 +14,7 @@ from lm.check import check
 from lm.config import flatten, replaced, resolve
 from lm.mesh import make_mesh, replicated
 from lm.model import Transformer, build_model
-from lm.sections import CHOICES, FIELDS, RUN_PATHS, Config
+from lm.sections import CHOICES, RUN_PATHS, Config
 from lm.state import Hyper, Learner, State, build_learner, hyper_from, init_state
 from lm.step import make_train_step
 from modules.options import Option
@@ -79,8 +79,6 @@ def tiny_raw(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     raw = default.get_config().to_dict()
     for path, value in (TINY | dict(changes or {})).items():
         section, name = path.split('.')
-        if path not in FIELDS:
-            raise KeyError(path)
         raw[section][name] = value
     return raw
 
