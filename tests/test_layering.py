@@ -87,7 +87,7 @@ def imported_at_the_top(tree):
 
 
 def test_a_single_run_waits_for_no_library_of_tables_or_figures():
-    """Arrow and DuckDB alone were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
+    """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
     known = {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES}
     left, seen, others = {'train'}, set(), set()
     while left:
