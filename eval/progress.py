@@ -1,13 +1,15 @@
 """A sweep as it goes: a line for each group, made from what the runs have written."""
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from eval.runs import UNREADABLE, Record, gather
+from eval.runs import UNREADABLE, Record, gather, write_table
 from eval.text import number
 from lm.sections import RUN_PATHS
 from lm.sweep.cells import Cell
@@ -15,6 +17,27 @@ from lm.sweep.cells import Cell
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
 SHARE = 0.01  # of the time that reading all the records may take
 ENDED = ('done', 'diverged', 'failed')
+
+
+class SweepView:
+    """What train.py makes of the records of a sweep (`lm.sweep.training.View`)."""
+
+    def __init__(self, workdir: Path):
+        self.workdir = workdir
+
+    @contextlib.contextmanager
+    def live(self, groups: list[list[Cell]], console: Console) -> Iterator[Callable[[], None]]:
+        with Progress(self.workdir, groups, console) as progress:
+            yield progress.tick
+
+    def table(self) -> str:
+        return f'{counts(gather(self.workdir))}; {write_table(self.workdir)}'
+
+    def report(self) -> str:
+        # It brings Matplotlib and SciPy, which the sweep need not wait for.
+        from eval.report.page import report
+
+        return str(report(self.workdir))
 
 
 class Progress:

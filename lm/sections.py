@@ -64,7 +64,7 @@ class ModelConfig:
     scan_layers: bool
     embedding_norm: Norm = 'none'
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
-    embedding_scale: bool | None = None
+    embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own
     mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
     bias: bool = False
     readout_bias: bool = False

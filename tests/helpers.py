@@ -79,8 +79,6 @@ def tiny_raw(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     raw = default.get_config().to_dict()
     for path, value in (TINY | dict(changes or {})).items():
         section, name = path.split('.')
-        if name not in raw[section]:
-            raise KeyError(path)
         raw[section][name] = value
     return raw
 

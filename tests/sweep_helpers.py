@@ -17,6 +17,7 @@ from eval.runs import gather
 from lm.config import build, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import read_json
+from lm.run.experiment import Experiment, open_text
 from lm.run.wave import Wave
 from lm.sections import Config
 from tests.corpora import write_corpus as write_corpus
@@ -69,6 +70,11 @@ def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
         section, name = path.split('.')
         nested.setdefault(section, {})[name] = value
     return resolve(nested)
+
+
+def silent_experiment(config: Config, runs: int = 1) -> Experiment:
+    """As a run has it, with its text; nothing is said."""
+    return Experiment(config, open_text(config, lambda text: None), lambda text: None, runs)
 
 
 def timeless(workdir: Path) -> list[dict[str, Any]]:

@@ -74,6 +74,35 @@ def test_linen_stays_in_modules_and_the_model():
     assert not {p for p in users if p.parts[0] != 'modules' and p != Path('lm/model.py')}
 
 
+def test_the_first_page_is_a_page():
+    """What a newcomer reads first: the rest has rooms of its own."""
+    assert len((ROOT / 'train.py').read_text().splitlines()) <= 150
+    nodes = ast.walk(TREES[Path('train.py')])
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes) <= 20
+
+
+def imported_at_the_top(tree):
+    """Dotted names of the imports that come with the module: not of those inside functions."""
+    kept = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return imports(ast.Module(body=kept, type_ignores=[]))
+
+
+def test_a_single_run_waits_for_no_library_of_tables_or_figures():
+    """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
+    known = {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES}
+    left, seen, others = {'train'}, set(), set()
+    while left:
+        seen |= left
+        found = {name for one in left for name in imported_at_the_top(TREES[known[one]])}
+        parts = [name.split('.') for name in found]
+        ours = {'.'.join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
+        left = (ours & known.keys()) - seen
+        others |= {part[0] for part in parts}
+    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.sweep.engines'} <= seen
+    slow = {'duckdb', 'jinja2', 'matplotlib', 'pandas', 'plotly', 'pyarrow', 'scipy'}
+    assert not others & slow
+
+
 def test_nothing_touches_sys_path_or_shadows_eval():
     for path, tree in TREES.items():
         assert 'sys.path' not in imports(tree), path

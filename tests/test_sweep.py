@@ -22,8 +22,10 @@ from eval.load import load
 from eval.runs import TABLE
 from eval.suites.perplexity import perplexity
 from lm.record.workdir import open_workdir
+from lm.run.command import parse_flags
 from lm.run.program import Program
 from lm.run.wave import Wave
+from lm.sweep.engines import parse_resources
 from tests.commands import PATIENCE_SEC, log_of, start_sweep
 from tests.sweep_helpers import (
     MODES,
@@ -258,12 +260,12 @@ class TestRefused:
     @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
     def test_resources_that_are_no_numbers(self, text):
         with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
-            train.parse_resources(['CPU=2', text])
-        assert train.parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
+            parse_resources(['CPU=2', text])
+        assert parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
 
     def test_fewer_than_no_runs_at_once(self, capsys):
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
-            train.parse_flags(['train.py', '--runs_at_once=-1'])
+            parse_flags(['train.py', '--runs_at_once=-1'])
         assert stopped.value.code == BAD_INPUT
         assert 'runs_at_once' in capsys.readouterr().err
         assert flags.FLAGS['runs_at_once'].value == 0

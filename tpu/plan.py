@@ -27,13 +27,12 @@ if __name__ == '__main__':
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from lm.check import check
 from lm.config import resolve
 from lm.files import write_json
-from lm.run.command import parse_flags, run_main
+from lm.run.command import define_config, parse_flags, run_main
 from lm.run.terminal import LOG_WIDTH
 from lm.sweep.cells import split_sweep
 from tpu.advice import tried
@@ -46,7 +45,7 @@ from tpu.words import lines_of, picture, table_of
 
 DOES_NOT_FIT = 3
 
-CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
+CONFIG = define_config()
 TOPOLOGY = flags.DEFINE_string('topology', None, 'Chips and their shape: v5p:4x4x4, h100:8, here.')
 SLICES = flags.DEFINE_integer('slices', 1, 'So many slices of TPUs, which data crosses.')
 SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, remat policies and microbatches.')

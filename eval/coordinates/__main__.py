@@ -19,15 +19,14 @@ import sys
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from eval.coordinates.slopes import figure, rows_of, slopes, write
-from lm.run.command import run_main
+from lm.run.command import define_config, parse_flags, run_main
 from lm.config import resolve
 from lm.run.table import as_table
 
-CONFIG = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
+CONFIG = define_config()
 WIDTHS = flags.DEFINE_list('widths', [], 'Values of model.d_model, smallest first.')
 DEPTHS = flags.DEFINE_list('depths', [], 'Values of model.n_layers, in place of widths.')
 SEEDS = flags.DEFINE_integer('seeds', 4, 'Initial weights at each size.', lower_bound=1)
@@ -56,4 +55,4 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     flags.mark_flags_as_required(['config'])
-    app.run(run_main(main))
+    app.run(run_main(main), flags_parser=parse_flags)

@@ -1,4 +1,4 @@
-"""What runs of one program have in common: devices, text, model, and the speed to expect."""
+"""What runs of one program have in common: text, devices, model, and the speed to expect."""
 
 from collections.abc import Callable
 
@@ -14,22 +14,31 @@ from lm.record.host import device_memory_bytes
 from lm.shardings import jit_init
 
 
+def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
+    """The text of config.data as rows of tokens, prepared where that is not done yet.
+
+    Raises ValueError where it is too short for config.train.steps, or processes have other text.
+    """
+    # Where the cache is shared, so is the work (`lm.data.pieces`).
+    dataset = data.open_dataset(recipe.data, say=say)
+    same_everywhere('the digest of the prepared data', dataset.digest)
+    data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
+    return dataset
+
+
 class Experiment(Blueprint):
-    """Opening it prepares the text where that is not done; `runs` is how many will share it. Raises
-    ValueError where processes have other text.
+    """The model and its text on the devices at hand; `runs` is how many will share it.
 
     mixture: what training makes of rows; evaluated: the validation split as other objectives have
     it, by name (`lm.objectives`). init: (key, hyper) -> the state of a run at step 0.
     """
 
-    def __init__(self, recipe: Recipe, say: Callable[[str], None], runs: int = 1):
-        # Where the cache is shared, so is the work (`lm.data.pieces`).
-        self.dataset = data.open_dataset(recipe.data, say=say)
-        same_everywhere('the digest of the prepared data', self.dataset.digest)
-        data.check_epochs(recipe.data, recipe.train.steps, self.dataset.train)
-        tokenizer = self.dataset.tokenizer
+    def __init__(
+        self, recipe: Recipe, dataset: data.Dataset, say: Callable[[str], None], runs: int = 1
+    ):
+        self.dataset, tokenizer = dataset, dataset.tokenizer
         self.mixture = training_mixture(recipe, tokenizer)
-        self.evaluated = evaluated(recipe, tokenizer, self.dataset.validation)
+        self.evaluated = evaluated(recipe, tokenizer, dataset.validation)
         vocab_size = tokenizer.vocab_size + n_marks(recipe)
         devices, bos_id = jax.devices(), tokenizer.bos_id
         super().__init__(recipe, vocab_size, bos_id, devices, _memory_of_device, say, runs)

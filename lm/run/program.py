@@ -11,7 +11,7 @@ import numpy as np
 from lm import data
 from lm.blueprint import Blueprint
 from lm.diagnostics import make_diagnose
-from lm.many import layout
+from lm.many import SINGLE, layout
 from lm.mesh import batch_sharding, put_batch, traced_on
 from lm.recipe import Recipe
 from lm.run.start import initial_state
@@ -24,11 +24,11 @@ class Program:
     """The step of `experiment`, for any number of slots; each number is compiled once. Of a
     Blueprint it can be compiled, and of an Experiment run.
 
-    how: `lm.many.SINGLE` for one run alone, or a row of `lm.many.RUN_AXES`. States, hypers, batches
+    how: SINGLE for one run alone, or a row of `lm.many.RUN_AXES`. States, hypers, batches
     and metrics have a leading axis R with a row of these, and none with SINGLE.
     """
 
-    def __init__(self, experiment: Blueprint, how: str):
+    def __init__(self, experiment: Blueprint, how: str = SINGLE):
         self.experiment, self.how = experiment, how
         self.compile_sec = 0.0
         self.shares_memory = experiment.platform == 'cpu'

@@ -50,8 +50,16 @@ class Wave:
     """Opened with every run at its newest checkpoint, or freshly initialised.
 
     size: how many slots the program has; some may be empty. on_failure(folder, error) is called for
-    an error that concerns one run; unless it raises, the others go on. To be compiled, trained and
-    closed.
+    an error that concerns one run; unless it raises, the others go on. To be compiled, then:
+
+        for is_due in wave.steps(caught):
+            if is_due:
+                wave.evaluate()
+                wave.diagnose()
+                wave.save()
+                wave.end_finished()
+
+    and to be closed.
     """
 
     def __init__(
@@ -109,28 +117,24 @@ class Wave:
     def active(self) -> list[int]:
         return [i for i, slot in enumerate(self.slots) if slot.active]
 
-    def train(self, caught: list[int], tick: Callable[[], None] = lambda: None) -> None:
-        """Steps until every run has ended, or a signal is in `caught`: then saves those left.
+    def steps(self, caught: list[int]) -> Iterator[bool]:
+        """Makes steps until every run has ended, or a signal is in `caught`: then saves those left.
 
-        `tick` is called after every step.
+        After each it yields whether a run is due to be evaluated, diagnosed or saved, or to end.
+        Then the metrics of all steps are here, and what is still active was finite.
         """
         self._stopping = stopping(caught)
         for i in self.active:
             self._act(i, Journal.open)
-        self.diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
+        self._diagnose([i for i in self._which(Journal.diagnoses) if self._is_new(i)])
         for i in self.active:
             self.slots[i].journal.throughput.reset()
         while self.active and not self._stopping.now:
             self.dispatch()
-            if self._which(Journal.is_due):
+            is_due = bool(self._which(Journal.is_due))
+            if is_due:
                 self.settle()
-                self.evaluate(self._which(Journal.evaluates))
-                self.diagnose(self._which(Journal.diagnoses))
-                for i in self._which(Journal.saves):
-                    self.save(i)
-                self.end_finished()
-                self.compact()
-            tick()
+            yield is_due
         if self._stopping.now:
             self.leave()
 
@@ -229,8 +233,9 @@ class Wave:
             steps, metrics = self._pending
             self._pending = ([(slot, step) for slot, step in steps if slot != i], metrics)
 
-    def evaluate(self, slots: list[int]) -> None:
-        """The validation losses of the runs in `slots`, recorded."""
+    def evaluate(self) -> None:
+        """Records the validation losses of the runs that are due."""
+        slots = self._which(Journal.evaluates)
         if not slots:
             return
         rows = self.experiment.dataset.validation
@@ -263,8 +268,11 @@ class Wave:
             name: [self.program.pick(of_batch, i) for of_batch in own] for name, own in sums.items()
         }
 
-    def diagnose(self, slots: list[int]) -> None:
-        """What each layer of the runs in `slots` does on a fixed batch, recorded."""
+    def diagnose(self) -> None:
+        """Records what each layer of the runs that are due does on a fixed batch."""
+        self._diagnose(self._which(Journal.diagnoses))
+
+    def _diagnose(self, slots: list[int]) -> None:
         if not slots:
             return
         batch = first_batch(self.experiment, self.experiment.dataset.validation)
@@ -274,7 +282,12 @@ class Wave:
             for i in slots:
                 self._act(i, Journal.diagnosed, self.program.pick(seen, i))
 
-    def save(self, i: int) -> None:
+    def save(self) -> None:
+        """Starts checkpoints of the runs that are due."""
+        for i in self._which(Journal.saves):
+            self.save_run(i)
+
+    def save_run(self, i: int) -> None:
         """Starts a checkpoint of run i. To be called when settled."""
         if self.slots[i].journal.saved:
             return
@@ -285,6 +298,7 @@ class Wave:
         return self.program.take(self.states, i)
 
     def end_finished(self) -> None:
+        """Sums up the runs that have made their last step."""
         self._end(self._which(lambda journal: journal.finished), Status.DONE)
 
     def _end(self, slots: list[int], status: Status) -> None:
@@ -319,7 +333,7 @@ class Wave:
         """Saves the runs that are left, for the same command to go on from."""
         self.settle()
         for i in self.active:
-            self.save(i)
+            self.save_run(i)
         self._end(self.active, Status.STOPPED)
 
     def close(self) -> None:

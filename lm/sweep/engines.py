@@ -1,4 +1,4 @@
-"""Where the groups of a sweep train: in this process, or on a Ray cluster.
+"""Where the groups of a sweep train: in this process, or on a Ray cluster; and its flags.
 
 Groups are independent work. An engine sees to it that each is trained; what a run leaves in its
 folder is all that passes between them, so any group can be taken up again by another process.
@@ -10,7 +10,11 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from absl import flags
+
+from lm.buckets import is_url
 from lm.record.workdir import is_final, record_failure
 from lm.run.process import TUNABLES
 from lm.run.signals import handlers_kept
@@ -18,8 +22,45 @@ from lm.run.stopping import asked_to_stop
 from lm.sweep.cells import Cell
 from lm.sweep.group import train_group
 
+flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+
 RETRIES = 10  # of a group whose worker was lost; its runs go on from their checkpoints
 POLL_SEC = 1.0
+
+
+def define_flags() -> None:
+    """Those of a sweep, which a single run has no use for."""
+    flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
+    flags.DEFINE_integer(
+        'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
+    )
+    flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
+
+
+def asked(sweep: Any, workdir: str | Path) -> tuple[str, int, dict[str, float]]:
+    """The engine, the runs at once and the resources that the flags give.
+
+    Raises ValueError where they are given to a single run (`sweep` is None), and where processes of
+    other machines would train in a folder of this one.
+    """
+    engine, runs_at_once = flags.FLAGS.engine, flags.FLAGS.runs_at_once
+    resources = flags.FLAGS.resources
+    if sweep is None and (engine != 'local' or runs_at_once or resources):
+        raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
+    if engine != 'local' and is_url(str(workdir)):
+        raise ValueError(
+            f'--engine={engine} needs a --workdir on a disk that its machines share, and '
+            f'{workdir} is in object storage'
+        )
+    return engine, runs_at_once, parse_resources(resources)
+
+
+def parse_resources(texts: list[str] | None) -> dict[str, float]:
+    """{'GPU': 1.0} for GPU=1."""
+    try:
+        return {name: float(n) for name, n in (text.split('=') for text in texts or [])}
+    except ValueError:
+        raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ from lm.record.workdir import (
     write_config,
 )
 from lm.run.describe import notes_of_all
-from lm.run.experiment import Experiment
+from lm.run.experiment import Experiment, open_text
 from lm.run.program import Program, runs_that_fit
 from lm.run.signals import nothing_to_lose
 from lm.run.slot import RunSpec
@@ -146,7 +146,8 @@ def _open(
 
 def _compiled(cells: list[Cell], runs_at_once: int, say: Callable) -> tuple[Program, int]:
     """(the program of the cells, how many of them a wave has room for)."""
-    experiment = Experiment(longest(cells), say, side_by_side(len(cells)))
+    recipe = longest(cells)
+    experiment = Experiment(recipe, open_text(recipe, say), say, side_by_side(len(cells)))
     how = run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, SINGLE if several() else how)
     alike = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
@@ -186,7 +187,14 @@ def _train(
             say(f'{len(part)} runs side by side ({program.how}), compiled in {sec:.1f} s')
         with closing(Wave(program, part, slots, on_failure)) as wave:
             wave.compile()
-            wave.train(caught, tick)
+            for is_due in wave.steps(caught):
+                if is_due:
+                    wave.evaluate()
+                    wave.diagnose()
+                    wave.save()
+                    wave.end_finished()
+                    wave.compact()
+                tick()
 
 
 def longest(cells: list[Cell]) -> Recipe:

@@ -23,11 +23,10 @@ import jax
 
 from configs import default
 from lm.config import resolve, to_dict
-from lm.many import SINGLE
 from lm.record import digests, series
 from lm.record.metrics import Recorder
 from lm.record.series import Checkpoints
-from lm.run.experiment import Experiment
+from lm.run.experiment import Experiment, open_text
 from lm.run.program import Program
 from lm.run.slot import RunSpec
 from lm.run.terminal import Terminal
@@ -62,7 +61,7 @@ def main() -> None:
     config = resolve(default.get_config())
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder)
-        program = Program(Experiment(config, print), SINGLE)
+        program = Program(Experiment(config, open_text(config, print), print))
         run = RunSpec(config, workdir / 'run', Terminal())
         run.folder.mkdir()
         with contextlib.closing(Wave(program, [run], size=1)) as wave:

@@ -107,7 +107,26 @@ RUNS = {
         'lambda g, factor: g * factor',
         'tests/lm/test_step_wiring.py -k factors',
     ),
+    # Flags and config files.
+    'a flag of the type that the file gives a field': Bug(
+        'lm/run/command.py',
+        'del section[name]  #',
+        'return  #',
+        'tests/lm/run/test_command.py -k not_of_the_value',
+    ),
+    'fields that a file leaves out are no flags': Bug(
+        'lm/run/command.py',
+        '            add_fields(config)\n',
+        '            config.lock()\n',
+        'tests/lm/run/test_command.py -k sets_every_field',
+    ),
     # Records, runs, sweeps.
+    'a step that is evaluated before it is known': Bug(
+        'lm/run/wave.py',
+        '            if is_due:\n                self.settle()\n',
+        '',
+        'tests/test_train.py -k workdir_holds',
+    ),
     'a checkpoint of another model': Bug(
         'lm/record/checkpoint.py',
         "lines = [f'missing",

@@ -1,9 +1,6 @@
 """Contract: the listing says of each part what it is, whose, and what options it has."""
 
-import ast
 import math
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,6 @@ from lm.sections import CHOICES, FIELDS
 from modules.numerics import DTYPES
 from modules.options import Declared, Option, typed
 
-ROOT = Path(__file__).parent.parent.parent
 ROWS = [(field, row) for field in CHOICES for row in rows_of(field)]
 LONGEST_LINE = 100
 # What everybody knows, and what is a way to compute and no idea.
@@ -141,21 +137,6 @@ def test_the_first_sentence_and_the_sources():
     assert sources(text) == 'arXiv:1111.11111, arXiv:2222.22222'
     assert sources('arXiv:2222.22222 and the code\nbeside it') == 'arXiv:2222.22222, code'
     assert sources('no source code') == ''
-
-
-def test_the_default_config_has_one_line_for_each_field():
-    """Without one a flag could not set the field; a second one would hide the first."""
-    lines = Counter()
-    for node in ast.walk(ast.parse((ROOT / 'configs' / 'default.py').read_text())):
-        if isinstance(node, ast.Assign):
-            _, *path = ast.unparse(node.targets[0]).split('.')
-            lines.update(['.'.join(path)] if len(path) == 2 else [])
-    missing = FIELDS.keys() - lines.keys()
-    unknown = lines.keys() - FIELDS.keys()
-    twice = [path for path, n in lines.items() if n > 1]
-    assert not twice, f'configs/default.py has {twice} twice'
-    assert not missing, f'configs/default.py lacks {sorted(missing)}'
-    assert not unknown, f'configs/default.py has {sorted(unknown)}, which no field is'
 
 
 def test_names_that_an_option_repeats_are_those_of_the_table():

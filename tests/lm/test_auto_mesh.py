@@ -9,7 +9,7 @@ import pytest
 from lm import auto_mesh
 from lm.auto_mesh import chosen, held_bytes, kept_bytes, moved_bytes
 from lm.mesh import make_mesh, mesh_words, torus_of
-from lm.run.experiment import Experiment
+from lm.run.experiment import Experiment, open_text
 from lm.shardings import abstract_state, batch_shapes, jit_train_step, state_layout
 from lm.state import build_learner, hyper_from
 from tests.helpers import VOCAB, tiny_config
@@ -138,6 +138,6 @@ def test_bytes_are_those_that_the_compiler_reports(changes):
 def test_a_run_says_what_was_chosen(corpus):
     said = []
     config = tiny_config(WIDE | corpus | {'mesh.axes': 'auto'})
-    experiment = Experiment(config, said.append)
+    experiment = Experiment(config, open_text(config, said.append), said.append)
     assert mesh_words(experiment.mesh) == 'data=8'
     assert any(line.startswith('mesh.axes=auto: data=8: ') for line in said)

@@ -13,7 +13,6 @@ from lm.record.checkpoint import TreeMismatch
 from lm.record.load import load
 from lm.record.metrics import read_rows
 from lm.record.workdir import read_json
-from lm.run.experiment import Experiment
 from lm.run.start import initial_state
 from lm.run.table import optimizer_state_bytes
 from lm.shardings import state_shapes, state_shardings
@@ -21,7 +20,7 @@ from lm.state import hyper_from
 from modules.params import named_leaves
 from tests import helpers
 from tests.helpers import checked_config, packed_batch, stack, tiny_learner, train_step
-from tests.sweep_helpers import base, cell_folders, changed, write_corpus
+from tests.sweep_helpers import base, cell_folders, changed, silent_experiment, write_corpus
 from train import DONE, train, train_sweep
 
 FREE = {'optim.average': 'schedule_free', 'optim.b1': 0.0}
@@ -139,7 +138,7 @@ def test_a_run_with_another_average_does_not_go_on(tree, free, name):
 def test_a_run_starts_from_the_average_of_another(tree, free):
     """And its own average starts there, as that of a converted checkpoint does."""
     config = changed(tree, EMA | {'train.init_from': str(free)})
-    state = initial_state(config, Experiment(config, lambda text: None))
+    state = initial_state(config, silent_experiment(config))
     assert_same(state.params, load(free).weights.params)
     assert_same(state.average['average'], state.params)
     assert int(state.average['updates']) == 0

@@ -45,28 +45,31 @@ def test_infinite_clip_norm_survives_json():
     assert resolve(json.loads(to_json(config))) == config
 
 
-def test_every_field_has_a_line_in_the_default_config():
-    """A flag can set no other; each is of its type."""
-    given = flatten(default.get_config().to_dict())
-    assert given.pop('sweep') is None  # describes many runs, and is no field of one
-    assert given.keys() == FIELDS.keys()
-    for path, field in FIELDS.items():
-        assert type(given[path]) in field.types, path
-
-
-def test_options_that_need_not_be_given_are_none_by_default():
-    """A number there would be the same for all parts that read it. How long the warm-up is depends
-    on the run, and no part knows.
+def test_the_default_config_names_only_what_its_run_sets():
+    """Each of its type, and all that has no default elsewhere. An option of a part stands in the
+    part's own signature; a number here would be the same for all parts that read it. How long the
+    warm-up is depends on the run, and no part knows.
     """
     given = flatten(default.get_config().to_dict())
-    options = {path for path, field in FIELDS.items() if field.of_parts}
-    assert {path for path in options if given[path] is not None} == {'optim.warmup_steps'}
+    assert given.pop('sweep') is None  # describes many runs, and is no field of one
+    assert given.keys() <= FIELDS.keys()
+    for path, value in given.items():
+        assert value is not None and type(value) in FIELDS[path].types, path
+    needed = {path for path, field in FIELDS.items() if field.default is dataclasses.MISSING}
+    assert needed <= given.keys()
+    assert {path for path in given if FIELDS[path].of_parts} == {'optim.warmup_steps'}
 
 
-def test_default_config_is_locked():
+def test_a_section_of_the_default_config_takes_options_that_it_leaves_out():
+    """What is no option is refused when the config is resolved, and what is no section at once."""
     config = default.get_config()
-    with pytest.raises(AttributeError, match='n_layers'):  # ml_collections names the nearest
-        config.model.n_layer = 3
+    config.optim.b2 = 0.5
+    assert resolve(config).optim.b2 == 0.5
+    config.model.n_layer = 3
+    with pytest.raises(ValueError, match=r"field model\.n_layer\. Did you mean 'model.n_layers'"):
+        resolve(config)
+    with pytest.raises(AttributeError, match='"optimm" does not exist'):
+        config.optimm = {}
 
 
 def test_config_is_frozen():

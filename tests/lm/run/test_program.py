@@ -6,15 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lm.many import SINGLE
-from lm.run.experiment import Experiment
 from lm.run.program import Program
 from lm.run.slot import RunSpec
 from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave
 from lm.shardings import batch_shapes, jit_train_step
 from lm.state import hyper_from
-from tests.sweep_helpers import base, changed, write_corpus
+from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
 
 
 @pytest.fixture(scope='module')
@@ -26,7 +24,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def program(config):
-    return Program(Experiment(config, lambda text: None), SINGLE)
+    return Program(silent_experiment(config))
 
 
 @pytest.fixture
@@ -82,7 +80,7 @@ def test_a_state_goes_in_and_out_without_a_copy(wave):
     wave.slots[0].journal.checkpoints.save = lambda state, *_: saved.append(state)
     wave.dispatch()
     wave.settle()
-    wave.save(0)
+    wave.save_run(0)
     assert saved[0] is wave.states
     state = jax.tree.map(jnp.copy, wave.states)
     assert wave.program.put(wave.states, state, 0) is state

@@ -14,7 +14,6 @@ from lm.record.checkpoint import TreeMismatch
 from lm.record.load import load
 from lm.record.metrics import read_rows
 from lm.run import start
-from lm.run.experiment import Experiment
 from lm.run.start import initial_state, saved_files
 from lm.run.wave import Wave
 from lm.state import build_learner, hyper_from, init_state
@@ -26,6 +25,7 @@ from tests.sweep_helpers import (
     base,
     cell_folders,
     changed,
+    silent_experiment,
     write_corpus,
 )
 from train import DONE, train, train_sweep
@@ -74,10 +74,6 @@ def removed(tree, source, tmp_path_factory):
     return workdir
 
 
-def quiet(config):
-    return Experiment(config, lambda text: None)
-
-
 def assert_same(actual, wanted):
     actual, wanted = named_leaves(actual), named_leaves(wanted)
     assert actual.keys() == wanted.keys()
@@ -89,7 +85,7 @@ def assert_same(actual, wanted):
 def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, source):
     """The removal norms have the parameters of those they remove, and statistics of their own."""
     config = tuned({'model.norm': 'layernorm_removal'})
-    state = initial_state(config, quiet(config))
+    state = initial_state(config, silent_experiment(config))
     assert_same(state.params, load(source).weights.params)
     assert int(state.step) == 0
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(state.opt_state))
@@ -100,7 +96,7 @@ def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, s
 def test_weights_are_stored_as_the_present_reparam_has_them(tuned, source):
     """Catches the stored weights of the checkpoint taken for those its model used."""
     config = tuned({'model.reparam': 'weight_norm'})
-    experiment = quiet(config)
+    experiment = silent_experiment(config)
     state = initial_state(config, experiment)
     assert 'layers/mlp/up/gain' in named_leaves(state.params)
     used = experiment.learner.variables(state.weights)['params']
@@ -124,7 +120,7 @@ def test_a_second_launch_goes_on_with_its_own_checkpoint(tuned, removed, tmp_pat
 def test_statistics_are_taken_over_where_they_fit(tuned, removed):
     """Fine-tuning that goes on in another workdir keeps what was removed."""
     config = tuned(REMOVAL | {'train.init_from': str(removed)})
-    state = initial_state(config, quiet(config))
+    state = initial_state(config, silent_experiment(config))
     assert_same(state.stats, load(removed).weights.stats)
     assert int(state.stats['stats']['final_norm']['updates']) == 12
 
@@ -155,13 +151,13 @@ def test_a_path_without_checkpoint_is_refused_before_anything_is_made(tuned, tmp
 def test_a_checkpoint_that_does_not_fit_is_refused(changes, match, tuned):
     config = tuned(changes)
     with pytest.raises(ValueError, match=match) as caught:
-        initial_state(config, quiet(config))
+        initial_state(config, silent_experiment(config))
     assert isinstance(caught.value, TreeMismatch) != ('data.tokenizer' in changes)
 
 
 def test_a_bpe_is_known_again(tree, tmp_path):
     """It is trained once, then stored with the data and with the checkpoint."""
-    tokenizer = quiet(changed(tree, {'data.tokenizer': 'bpe:300'})).dataset.tokenizer
+    tokenizer = silent_experiment(changed(tree, {'data.tokenizer': 'bpe:300'})).dataset.tokenizer
     tokenizer.save(tmp_path)
     assert saved_files(load_tokenizer(tmp_path)) == saved_files(tokenizer)
 

@@ -15,7 +15,6 @@ import lm.sweep.group
 from lm.config import replaced
 from lm.data import loader
 from lm.record.series import Checkpoints
-from lm.run.experiment import Experiment
 from lm.run.program import Program, runs_that_fit
 from lm.run.wave import Wave
 from tests.sweep_helpers import (
@@ -29,6 +28,7 @@ from tests.sweep_helpers import (
     changed,
     curves,
     poison_at,
+    silent_experiment,
     statuses,
     summary,
     table,
@@ -248,7 +248,7 @@ class TestWaves:
     ):
         """Of memory for two runs, as the compiler itself reports it."""
         tree = base(corpus)
-        program = Program(Experiment(changed(tree, {}), lambda text: None), 'loop')
+        program = Program(silent_experiment(changed(tree, {})), 'loop')
         needed = program.memory_bytes(2)
         assert 0 < needed < program.memory_bytes(5)
         monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: needed)
@@ -260,7 +260,7 @@ class TestWaves:
 
     def test_devices_of_a_host_share_its_memory(self, corpus, monkeypatch):
         """On a CPU a wave may use of each device what is left when all do so."""
-        setting = Experiment(changed(base(corpus, mesh_run=4), {}), lambda text: None, runs=4)
+        setting = silent_experiment(changed(base(corpus, mesh_run=4), {}), runs=4)
         program = Program(setting, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
         monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: 4 * 800)

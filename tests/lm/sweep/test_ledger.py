@@ -10,6 +10,7 @@ from lm.config import resolve, to_dict
 from lm.files import read_json, write_json
 from lm.record.upgrade import stored_config
 from lm.record.workdir import is_final, write_config
+from lm.sections import FIELDS
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep, read_sweep
 from tests.helpers import tiny_raw
@@ -25,8 +26,9 @@ def sweep(tmp_path):
     folder = shutil.copytree(V0 / 'sweep', tmp_path / 'sweep')
     raw, base = default.get_config().to_dict(), read_json(folder / 'sweep.json')['base']
     for section in ('model', 'data', 'train'):
-        given = {name: value for name, value in base[section].items() if name in raw[section]}
-        raw[section] |= {n: v for n, v in given.items() if n not in ('mlp', 'final_norm')}
+        known = [name for name in base[section] if f'{section}.{name}' in FIELDS]
+        left_open = ('mlp', 'final_norm')
+        raw[section] |= {name: base[section][name] for name in known if name not in left_open}
     raw['model']['reparam'] = 'auto'
     raw['scaling']['embedding_std'] = None
     return folder, raw
