@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from lm.config import flatten
 from lm.mesh import batch_parts, make_mesh, refuse_idle, torus_of
 from lm.model import chosen_kernels
 from lm.recipe import Recipe
@@ -17,13 +16,6 @@ from modules.devices import BATCH
 from modules.kernels.attention import ATTENTION_KERNELS
 from modules.mlp import MLPS
 from modules.options import options
-
-# Mesh axis -> the sizes of the model that it cuts, and must divide.
-WIDTHS = {
-    'fsdp': ('model.d_model',),
-    'context': ('data.seq_len',),
-    'tensor': ('model.n_heads', 'model.d_ff'),
-}
 
 
 def check_single(recipe: Recipe) -> None:
@@ -42,9 +34,10 @@ def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
     or where the model has nothing that an axis of it could cut.
     """
     _check_rows(recipe, mesh)
-    for axis, fields in WIDTHS.items():
-        for field in fields:
-            _check_width(mesh, axis, field, flatten(recipe)[field])
+    _check_width(mesh, 'fsdp', 'model.d_model', recipe.model.d_model)
+    _check_width(mesh, 'context', 'data.seq_len', recipe.data.seq_len)
+    _check_width(mesh, 'tensor', 'model.n_heads', recipe.model.n_heads)
+    _check_width(mesh, 'tensor', 'model.d_ff', recipe.model.d_ff)
     for asker in recipe.in_forward_mode if mesh.shape['fsdp'] > 1 else ():
         raise ValueError(
             f'{asker} differentiates in forward mode, which the table of embeddings has not where '

@@ -4,7 +4,7 @@ import dataclasses
 
 from lm.base_model import base_head_dim
 from lm.config import flatten
-from lm.objectives import check_objectives, has_prefix
+from lm.objectives import check_objectives
 from lm.recipe import Recipe
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
@@ -48,7 +48,7 @@ def _check_attention(recipe: Recipe) -> None:
             f'model.attention={"|".join(able)}, or another position.'
         )
     scores = scores_of(recipe)
-    if scores is not None and has_prefix(recipe):
+    if scores is not None and any(part.row.has_prefix for part in recipe.objectives):
         scores = dataclasses.replace(scores, prefix=True)
     unused = 'attention' if scores is None else 'linear_attention'
     if unused in recipe.kernels:

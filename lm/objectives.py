@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lm.choice import shares_of
 from lm.mixture import Mixed
 from lm.recipe import Part, Recipe
 from modules.attention import ATTENTIONS
@@ -19,16 +18,6 @@ TRAINED = 'data.objective'
 EVALUATION = 1  # the last of four numbers that a row is drawn by; in training that is 0
 
 Row = dict[str, np.ndarray]
-
-
-def all_objectives(recipe: Recipe) -> list[Part]:
-    """Those of training, then those of evaluation."""
-    return [*recipe.objective, *recipe.eval_objectives]
-
-
-def has_prefix(recipe: Recipe) -> bool:
-    """Whether attention has to show tokens later ones."""
-    return any(part.row.has_prefix for part in all_objectives(recipe))
 
 
 def check_objectives(recipe: Recipe) -> None:
@@ -43,7 +32,7 @@ def check_objectives(recipe: Recipe) -> None:
             f'at least {LEAST_WITH_MARKS}; got {data.seq_len}'
         )
     layer = recipe.attention
-    for part in all_objectives(recipe):
+    for part in recipe.objectives:
         if part.row.has_prefix and not layer.row.has_scores:
             able = [name for name, row in ATTENTIONS.items() if row.has_scores]
             raise ValueError(
@@ -58,7 +47,7 @@ def _check_loss_on(recipe: Recipe) -> None:
     loss_on = recipe.data.loss_on
     defaults = {
         part.path: options(part.row)['loss_on'].default
-        for part in all_objectives(recipe)
+        for part in recipe.objectives
         if 'loss_on' in options(part.row)
     }
     if loss_on not in (None, *defaults.values()) and TRAINED not in defaults:
@@ -72,7 +61,7 @@ def n_marks(recipe: Recipe) -> int:
     """How many ids the vocabulary has behind those of the tokenizer: MARKS and the holes that can
     be numbered, where an objective needs them, in training or evaluation; or 0.
     """
-    if not any(part.row.has_marks for part in all_objectives(recipe)):
+    if not any(part.row.has_marks for part in recipe.objectives):
         return 0
     return MARKS + (recipe.data.masks or 0)
 
@@ -128,9 +117,9 @@ def training_mixture(recipe: Recipe, tokenizer: Any) -> Mixture | None:
     """That of data.objective; None where it leaves rows as they are."""
     if leaves_rows(recipe):
         return None
-    shares = shares_of(TRAINED, recipe.data.objective)
     functions = [function_of(part, part.options, tokenizer) for part in recipe.objective]
-    return Mixture(tuple(functions), tuple(shares.values()), batch_fields(recipe))
+    shares = tuple(part.share for part in recipe.objective)
+    return Mixture(tuple(functions), shares, batch_fields(recipe))
 
 
 def evaluated(recipe: Recipe, tokenizer: Any, rows: Any) -> dict[str, Any]:

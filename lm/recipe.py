@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm.choice import Choice
+from lm.choice import Choice, shares_of
 from lm.sections import (
     CHOICES,
     FIELDS,
@@ -23,6 +23,13 @@ from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
 
+# The attribute of a Recipe, where it is not called as the field that names its part.
+ATTRIBUTES = {
+    'loss.name': 'loss',
+    'optim.name': 'optimizer',
+    'optim.decay_rule': 'decay',
+    'scaling.name': 'scaling',
+}
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
 
@@ -32,7 +39,7 @@ class Part:
 
     path: the field that names it. section: the section of the config that has its options, '' where
     none has. options: all that the row has, as given or else as published. inline: those that the
-    config gives behind the name.
+    config gives behind the name. share: of the whole, where the field names several with shares.
     """
 
     path: str
@@ -41,6 +48,7 @@ class Part:
     section: str
     options: Mapping[str, Any]
     inline: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    share: float = 1.0
 
     def __str__(self) -> str:
         """'optim.name=adamw', as the config says it."""
@@ -151,6 +159,11 @@ class Recipe:
         return {self.optimizer.path: self.optimizer, self.others.path: self.others}
 
     @property
+    def objectives(self) -> tuple[Part, ...]:
+        """Those of training, then those of evaluation."""
+        return (*self.objective, *self.eval_objectives)
+
+    @property
     def head_dim(self) -> int:
         return self.model.d_model // self.model.n_heads
 
@@ -205,17 +218,24 @@ def chosen_by(config: Config) -> dict[str, tuple[Part, ...]]:
     found = {}
     for path, choice in CHOICES.items():
         section, field = path.split('.')
-        rows = rows_at(path, vars(vars(config)[section])[field])
+        value = vars(vars(config)[section])[field]
+        shares = shares_of(path, value) if choice.shares else {}
         found[path] = tuple(
-            _part(config, path, name, row, choice.section, inline)
-            for name, row, inline in rows
+            _part(config, path, name, row, choice.section, inline, shares.get(name, 1.0))
+            for name, row, inline in rows_at(path, value)
             if row is not None or not choice.auto
         )
     return found
 
 
 def _part(
-    config: Config, path: str, name: str, row: Any, section: str, inline: Mapping[str, Any]
+    config: Config,
+    path: str,
+    name: str,
+    row: Any,
+    section: str,
+    inline: Mapping[str, Any],
+    share: float = 1.0,
 ) -> Part:
     """With its options: behind the name, or else in the section, or else as published."""
     of_section = vars(vars(config)[section]) if section else {}
@@ -223,7 +243,7 @@ def _part(
     for option, declared in options.options(row).items():
         value = inline.get(option, of_section.get(option))
         found[option] = declared.default if value is None else value
-    return Part(path, name, row, section, found, inline)
+    return Part(path, name, row, section, found, inline, share)
 
 
 def sown_by(choice: Choice, row: Any) -> dict[str, Any]:
@@ -258,39 +278,19 @@ def readers_of(parts: list[Part]) -> dict[str, list[Part]]:
 
 def recipe_of(config: Config) -> Recipe:
     """The parts that a config names whose options are filled in (`lm.config.settle`)."""
-    at = chosen_by(config)
-
-    def one(path: str) -> Part:
-        (part,) = at[path]
-        return part
-
-    kernels = {name: at[f'kernels.{name}'] for name in OPERATIONS}
+    found, kernels = {}, {}
+    for path, parts in chosen_by(config).items():
+        section, field = path.split('.')
+        one = next(iter(parts), None)
+        if section == 'kernels' and field in OPERATIONS:
+            kernels |= {field: one} if one else {}
+        else:
+            found[ATTRIBUTES.get(path, field)] = parts if CHOICES[path].several else one
     return Recipe(
-        config=config,
-        norm=one('model.norm'),
-        placement=one('model.placement'),
-        attention=one('model.attention'),
-        qk_norm=one('model.qk_norm'),
-        activation=one('model.activation'),
-        position=one('model.position'),
-        reparam=at['model.reparam'],
-        remat=one('model.remat'),
-        embedding_norm=one('model.embedding_norm'),
-        final_norm=one('model.final_norm'),
-        mlp=one('model.mlp'),
-        auxiliaries=auxiliaries_of(config, one('model.mlp')),
-        loss=one('loss.name'),
-        optimizer=one('optim.name'),
-        others=one('optim.others'),
-        schedule=one('optim.schedule'),
-        decay=one('optim.decay_rule'),
-        average=one('optim.average'),
-        scaling=one('scaling.name'),
-        init=one('scaling.init'),
-        objective=at['data.objective'],
-        eval_objectives=at['train.eval_objectives'],
-        implementation=next(iter(at['kernels.implementation']), None),
-        kernels={name: part for name, parts in kernels.items() for part in parts},
+        config,
+        **found,
+        auxiliaries=auxiliaries_of(config, found['mlp']),
+        kernels=kernels,
         traced=traced_of(config, readers_of(parts_of(config))),
     )
 

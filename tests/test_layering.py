@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.sections import FIELDS
+from lm.recipe import ATTRIBUTES
+from lm.sections import CHOICES, FIELDS
 from modules.kernels import OPERATIONS
 from tests import ROOT
 
@@ -114,10 +115,39 @@ def test_nothing_touches_sys_path_or_shadows_eval():
                 assert 'eval' not in bound, path
 
 
+# Files of lm/ that know rows: defaults of fields, records of older versions, advice.
+KNOW_ROWS = ('lm/sections.py', 'lm/config.py', 'lm/record/upgrade.py', 'lm/run/remedies.py')
+# Names of rows that mean something else too: an operation, a family, an array of a batch, nothing.
+ALSO_WORDS = {*OPERATIONS, 'spectral', 'prefix', 'none'}
+
+
+def test_no_part_is_named_outside_its_row():
+    """The language model decides by what a row says of itself. A row that a test of a name treats
+    apart would have to be known there, and so would the next one like it.
+    """
+    rows = {name for choice in CHOICES.values() for name in choice.table} - ALSO_WORDS
+    assert len(rows) > 100
+    found = {
+        (str(path), node.value)
+        for path, tree in PRODUCT.items()
+        if path.parts[0] == 'lm' and str(path) not in KNOW_ROWS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in rows
+    }
+    assert not found
+
+
+def test_what_a_row_can_do_is_not_probed():
+    """`getattr(part.row, ...)` has a default that no table knows of."""
+    for path, tree in PRODUCT.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ('getattr', 'hasattr'):
+                assert 'row' not in ast.unparse(node.args[0]).split('.'), (path, node.lineno)
+
+
 # The attribute of a Recipe that has what a field names.
-PARTS = {
-    **{f'kernels.{operation}': 'kernels' for operation in OPERATIONS},
-    'kernels.implementation': 'implementation',
+PARTS = {path: ATTRIBUTES.get(path, path.split('.')[1]) for path in CHOICES} | {
+    f'kernels.{operation}': 'kernels' for operation in OPERATIONS
 }
 
 

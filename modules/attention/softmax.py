@@ -81,7 +81,7 @@ class SoftmaxAttention(MultiHead):
                 f'attention.full_every={given["full_every"]} says which layers have no window, and '
                 'attention.window is None: all have none. Set the window, or leave it out.'
             )
-        for objective in (*recipe.objective, *recipe.eval_objectives):
+        for objective in recipe.objectives:
             if objective.row.has_prefix and given['affine_scaled']:
                 raise ValueError(
                     f'{objective} lets the tokens of a prefix see each other, and the mean that '

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.facts import demands_nothing
+from modules.facts import demands_nothing, longest
 from modules.params import (
     ROLES,
     Described,
@@ -60,7 +60,7 @@ def of_family(
 
     def mark(make):
         make.family, make.roles, make.needs = family, roles, Needs(**needs)
-        make.other_sizes, make.check = other_sizes, check
+        make.other_sizes, make.check, make.lasts = other_sizes, check, longest
         return make
 
     return mark

@@ -1,0 +1,42 @@
+"""Property: every row of every table says what its readers ask; unknown facts are refused."""
+
+import inspect
+
+import pytest
+
+from lm.sections import CHOICES
+from modules.facts import demands_nothing, longest, marks
+from modules.options import options
+
+ROWS = [
+    pytest.param(row, id=f'{field}={name}')
+    for field, choice in CHOICES.items()
+    if choice.section
+    for name, row in choice.table.items()
+]
+
+
+@pytest.mark.parametrize('row', ROWS)
+def test_a_row_has_a_rule_and_says_how_long_it_takes(row):
+    """Without its mark a row would fail in the run that chooses it first."""
+    assert list(inspect.signature(row.check).parameters) == ['recipe', 'part']
+    if counted := {n: d.default for n, d in options(row).items() if d.option.counted_in}:
+        assert row.lasts(2, **counted) >= max(counted.values())
+
+
+def test_a_mark_sets_each_fact_of_its_table():
+    mark = marks(is_fast=False, check=demands_nothing)
+
+    @mark(is_fast=True)
+    def fast(): ...
+
+    @mark()
+    def usual(): ...
+
+    assert (fast.is_fast, usual.is_fast, usual.check) == (True, False, demands_nothing)
+    with pytest.raises(TypeError, match=r"declare \['check', 'is_fast'\]; got \['is_slow'\]"):
+        mark(is_slow=True)
+
+
+def test_the_longest_of_several_lengths_counts():
+    assert longest(3, warmup=5, decay=40) == 40
