@@ -82,8 +82,9 @@ def train(
     terminal = alone.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
         terminal.say(alone.where(workdir))
-        # Data: text to rows of tokens, prepared once. Then the model, laid over a mesh of devices.
+        # Data: the text as rows of tokens, prepared once.
         dataset = open_text(recipe, terminal.say)
+        # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say)
         program = Program(experiment)
         # State: of the newest checkpoint, or of step 0. A run alone is a wave of one.
@@ -102,11 +103,12 @@ def train(
                 terminal.live(recipe.train.steps, slot.journal.step),
                 signals.caught_signals() as caught,
             ):
+                # Steps; a run that is due for nothing goes straight to the next one.
                 for is_due in wave.steps(caught):
                     if is_due:
                         wave.evaluate()
                         wave.diagnose()
-                        wave.save()  # a checkpoint
+                        wave.save()  # Checkpoints: this process goes on while one is written.
                         wave.end_finished()
                 return alone.exit_status(slot, caught)
 
