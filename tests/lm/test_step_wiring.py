@@ -39,8 +39,8 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
         return dataclasses.replace(found, **factors) if spec.role == 'hidden' else found
 
     monkeypatch.setitem(PARAMETRIZATIONS, 'standard', scaled)
-    learner, batch = build_learner(CONFIG, VOCAB, BOS, 'cpu'), packed_batch()
-    hidden = 'layers/mlp/up'
+    learner = build_learner(replaced(CONFIG, {}), VOCAB, BOS, 'cpu')  # with that row
+    batch, hidden = packed_batch(), 'layers/mlp/up'
     changes = {'optim.lr': 0.1, 'optim.weight_decay': 0.5, 'optim.clip_norm': np.inf}
     hyper = hyper_from(CONFIG) | {path: jnp.float32(value) for path, value in changes.items()}
 

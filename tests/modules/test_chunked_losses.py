@@ -64,7 +64,8 @@ def test_chunks_equal_all_at_once(name, chunk):
 
 def test_every_term_has_its_gradient():
     """Not that of the objective, which the forward pass makes. Catches a gradient of 0."""
-    given, loss = problem(), functools.partial(LOSSES['cross_entropy'], z_loss=0.5)
+    given, row = problem(), LOSSES['cross_entropy']
+    loss = functools.update_wrapper(functools.partial(row, z_loss=0.5), row)
     for term in ('ce', 'z_loss'):
         (_, wanted), (_, found) = (
             sums_and_grads(one, *given, of=term) for one in (loss, by_chunks(loss, 6))

@@ -15,7 +15,7 @@ import pytest
 from eval.convert import commands as convert
 from eval.convert import fold
 from eval.convert.converted import cast, logits_of, write
-from eval.convert.fold import fold_checkpoint, norm_name
+from eval.convert.fold import fold_checkpoint
 from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
@@ -94,7 +94,7 @@ def test_logits_stay(name):
     """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
     assert folded(name).differences['float64'] < 1e-12
     assert 0 < folded(name).differences['float32'] < 1e-5
-    assert norm_name(folded(name).config) == CASES[name][1]
+    assert folded(name).recipe.norm.name == CASES[name][1]
 
 
 @pytest.mark.default_rows('no bias', 'batchnorm')
@@ -110,7 +110,7 @@ def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
 @pytest.mark.full
 def test_config_says_what_was_folded():
     """Catches an option left that no norm reads, and one of queries and keys that is lost."""
-    found = {name: folded(name).config for name in CASES}
+    found = {name: folded(name).recipe for name in CASES}
     for name in ('no bias', 'learned', 'batchnorm', 'qk gains', 'biases'):
         assert found[name].norm == NormConfig()
     norms = {name: (config.model.norm, config.model.final_norm) for name, config in found.items()}

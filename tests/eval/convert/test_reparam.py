@@ -78,7 +78,7 @@ def test_the_map_is_computed_in_float64():
 @pytest.mark.default_rows('sigma', 'weight_norm')
 @pytest.mark.parametrize('name', CASES)
 def test_norms_stay_and_it_is_said_why(name):
-    before, after = source(name).config.model, plain(name).config.model
+    before, after = source(name).recipe.model, plain(name).recipe.model
     assert plain(name).kept
     assert (before.norm, before.final_norm, before.placement) == (
         (after.norm, after.final_norm, after.placement)
