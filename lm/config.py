@@ -187,7 +187,7 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         default = defaults[path] if path in LEFT_OPEN else FIELDS[path].default
         if not FIELDS[path].of_parts and _names(path, value) != _names(path, default):
             found[path] = _names(path, value)
-    for part in parts_of(config):
+    for part in recipe.parts:
         for name, value in part.options.items():
             if value != options(part.row)[name].default:
                 found[f'{part.path}={part.name}:{name}'] = value

@@ -5,6 +5,7 @@ looks a name up again.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,7 +73,6 @@ class Recipe:
     config: the fields as config.json has them; everything else follows from it, so that two recipes
     are equal where their configs are. scaling: the parametrisation. kernels: those that the config
     names, by operation; the others depend on the devices. auxiliaries: losses that layers sow.
-    traced: what a program takes as data, by path.
     """
 
     config: Config
@@ -100,7 +100,6 @@ class Recipe:
     eval_objectives: tuple[Part, ...]
     implementation: Part | None
     kernels: Mapping[str, Part]
-    traced: Mapping[str, float]
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Recipe) and self.config == other.config
@@ -146,6 +145,23 @@ class Recipe:
     def readers(self) -> dict[str, list[Part]]:
         """{path of an option: the parts that read it}."""
         return readers_of(list(self.parts))
+
+    @functools.cached_property
+    def traced(self) -> dict[str, float]:
+        """What a program takes as data: {path: number} of traced fields, and of traced options that
+        a part reads.
+
+        What is None is left out: an option whose parts have different defaults, or what is not
+        asked for.
+        """
+        found, readers = {}, self.readers
+        for path, field in FIELDS.items():
+            section, name = path.split('.')
+            value = vars(vars(self.config)[section])[name]
+            is_traced = field.option is not None and field.option.traced
+            if is_traced and value is not None and (not field.of_parts or path in readers):
+                found[path] = value
+        return found
 
     @property
     def norms(self) -> dict[str, Part]:
@@ -291,21 +307,4 @@ def recipe_of(config: Config) -> Recipe:
         **found,
         auxiliaries=auxiliaries_of(config, found['mlp']),
         kernels=kernels,
-        traced=traced_of(config, readers_of(parts_of(config))),
     )
-
-
-def traced_of(config: Config, readers: Mapping[str, Any]) -> dict[str, float]:
-    """The traced fields of the config, and the traced options of its parts, by path.
-
-    What is None is left out: an option whose parts have different defaults, or what is not asked
-    for.
-    """
-    found = {}
-    for path, field in FIELDS.items():
-        section, name = path.split('.')
-        value = vars(vars(config)[section])[name]
-        is_traced = field.option is not None and field.option.traced
-        if is_traced and value is not None and (not field.of_parts or path in readers):
-            found[path] = value
-    return found
