@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,31 @@ def optimizer(
 def average_of(recipe: Recipe, hyper: Hyper) -> Average:
     """What is averaged of the stored weights, with its numbers."""
     return recipe.average.row(**recipe.average.numbers(hyper))
+
+
+class StepNumbers(NamedTuple):
+    """What the numbers of a run make of one step.
+
+    fraction: of the peak learning rate, by the schedule. peaks: `peaks_of`. optimizer, average:
+    those of the recipe, with their numbers.
+    """
+
+    fraction: jax.Array
+    peaks: dict[str, Any]
+    optimizer: optax.GradientTransformationExtraArgs
+    average: Average
+
+
+def step_numbers(
+    recipe: Recipe, described: Description, step: jax.Array, hyper: Hyper
+) -> StepNumbers:
+    """All that the step at `step`, from 0, takes from the numbers of its run."""
+    return StepNumbers(
+        schedule_fraction(recipe, step, hyper),
+        peaks_of(hyper),
+        optimizer(recipe, described, hyper),
+        average_of(recipe, hyper),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,15 +10,7 @@ import optax
 
 from lm.described import optimizer_of
 from lm.ghost import ghost_radius
-from lm.state import (
-    Hyper,
-    Learner,
-    State,
-    average_of,
-    optimizer,
-    peaks_of,
-    schedule_fraction,
-)
+from lm.state import Hyper, Learner, State, StepNumbers, step_numbers
 from modules.kernels import ATTENTION_KERNELS, OPERATIONS
 from modules.optim import with_share
 from modules.params import ParamSpec, named_leaves, root_mean_square
@@ -117,11 +109,11 @@ def optimizer_step(
     """
     recipe, described = learner.recipe, learner.described
     grads = shrunk(described.specs, grads, hyper)
-    fraction = schedule_fraction(recipe, state.step, hyper)
+    now = step_numbers(recipe, described, state.step, hyper)
     if recipe.decay.row.in_gradient:
-        shares = decay_shares(learner, hyper, fraction)
+        shares = decay_shares(learner, hyper, now.fraction, now.peaks)
         grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
-    direction, opt_state = optimizer(recipe, described, hyper).update(
+    direction, opt_state = now.optimizer.update(
         grads,
         state.opt_state,
         state.params,
@@ -134,26 +126,23 @@ def optimizer_step(
         logits_fn=asked.logits_fn,
         of_logits=asked.of_logits,
     )
-    updates = _updates(learner, direction, state, hyper, fraction)
+    updates = _updates(learner, direction, state, hyper, now)
     seen = {}
     if (most := hyper.get('optim.ghost_radius')) is not None:
         radius = ghost_radius(asked, state.params, updates, asked.tokens_at_a_time)
         updates = jax.tree.map(lambda u: most / jnp.maximum(radius, most) * u, updates)
         seen['ghost_radius'] = radius
-    average = average_of(recipe, hyper)
-    updates, kept = average.steer(updates, state.params, state.average, fraction)
+    updates, kept = now.average.steer(updates, state.params, state.average, now.fraction)
     params = optax.apply_updates(state.params, updates)
     params, reparam = described.after_update(params, state.reparam)
-    kept = average.follow(params, kept)
+    kept = now.average.follow(params, kept)
     new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
-    return OptimizerStep(new, updates, peaks_of(hyper)['optim.name'] * fraction, seen)
+    return OptimizerStep(new, updates, now.peaks['optim.name'] * now.fraction, seen)
 
 
-def _updates(
-    learner: Learner, direction: Any, state: State, hyper: Hyper, fraction: jax.Array
-) -> Any:
-    """The step of each weight: the direction and the decay, scaled; fraction: of the peak."""
-    described, peaks = learner.described, peaks_of(hyper)
+def _updates(learner: Learner, direction: Any, state: State, hyper: Hyper, now: StepNumbers) -> Any:
+    """The step of each weight: the direction and the decay, scaled."""
+    described, (fraction, peaks, *_) = learner.described, now
     taken_off = not learner.recipe.decay.row.in_gradient
 
     def update(spec, direction, weight, scaling, decay, trained):
@@ -170,17 +159,20 @@ def _updates(
         direction,
         state.params,
         described.scalings,
-        decay_shares(learner, hyper, fraction),
+        decay_shares(learner, hyper, fraction, peaks),
         described.trainable,
     )
 
 
-def decay_shares(learner: Learner, hyper: Mapping[str, Any], fraction: Any) -> Any:
+def decay_shares(
+    learner: Learner, hyper: Mapping[str, Any], fraction: Any, peaks: Mapping[str, Any]
+) -> Any:
     """For each weight the number that `optim.decay_rule` multiplies it by in one step, to be taken
-    off it, or added to its gradient; `fraction` is what the schedule makes of learning rates.
+    off it, or added to its gradient; `fraction` is what the schedule makes of learning rates, whose
+    peaks are `peaks` (`lm.state.peaks_of`).
     """
     recipe, described = learner.recipe, learner.described
-    rule, peaks = recipe.decay, peaks_of(hyper)
+    rule = recipe.decay
     options = rule.numbers(hyper)
 
     def share(spec, scaling, growth, trained):

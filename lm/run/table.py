@@ -28,8 +28,9 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     trainable = named_leaves(described.trainable)
     used = named_leaves(described.used_specs)
     rows, flat = [], flatten(recipe)
-    shares = {path: float(x) for path, x in named_leaves(decay_shares(learner, flat, 1.0)).items()}
     peaks = peaks_of(flat)
+    shares = named_leaves(decay_shares(learner, flat, 1.0, peaks))
+    shares = {path: float(share) for path, share in shares.items()}
     for path, spec in named_leaves(described.specs).items():
         scaling = scalings[path]
         std = 'declared'

@@ -13,7 +13,7 @@ from lm.check_model import scores_of
 from lm.config import flatten, replaced
 from lm.mesh import make_mesh
 from lm.run.table import parameter_rows
-from lm.state import hyper_from
+from lm.state import hyper_from, peaks_of
 from lm.updates import decay_shares
 from modules.params import named_leaves
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
@@ -152,7 +152,8 @@ def test_orthogonal_matrices_of_the_model():
 
 
 def shares_of(config, fraction=1.0):
-    shares = named_leaves(decay_shares(tiny_learner(config), flatten(config), fraction))
+    flat = flatten(config)
+    shares = named_leaves(decay_shares(tiny_learner(config), flat, fraction, peaks_of(flat)))
     return {path: float(share) for path, share in shares.items()}
 
 
