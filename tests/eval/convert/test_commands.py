@@ -112,12 +112,12 @@ def test_config_says_what_was_folded():
     """Catches an option left that no norm reads, and one of queries and keys that is lost."""
     found = {name: folded(name).recipe for name in CASES}
     for name in ('no bias', 'learned', 'batchnorm', 'qk gains', 'biases'):
-        assert found[name].norm == NormConfig()
+        assert found[name].config.norm == NormConfig()
     norms = {name: (config.model.norm, config.model.final_norm) for name, config in found.items()}
     assert {*norms['learned'], *norms['qk gains']} == {'rmsnorm:scale=False'}
     assert {*norms['biases']} == {'rmsnorm:eps=0.1,scale=False'}
     assert {*norms['options behind names']} == {'rmsnorm:eps=0.1,scale=False'}
-    assert found['options behind names'].norm == NormConfig(eps=0.2)
+    assert found['options behind names'].config.norm == NormConfig(eps=0.2)
     for name, biased in (('no bias', False), ('learned', True), ('batchnorm', True)):
         model = found[name].model
         assert (model.bias, model.readout_bias, model.reparam) == (biased, biased, 'none')
