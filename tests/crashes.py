@@ -1,8 +1,8 @@
 """A test whose process has died is run once more, by a process that takes its place.
 
-Seen some three times in hundreds of hours: a process that has compiled hundreds of programs dies in
-native code (an exception of C++ is unwound through a program that is no more), each time in another
-test, which passes then. A test that ends two processes fails, and so does the run.
+A process that has compiled hundreds of programs dies in native code where it may map no more memory
+(`room_for_programs` in conftest.py makes room in time). The test that it runs passes in another.
+A test that ends two processes fails, and so does the run.
 """
 
 import collections
