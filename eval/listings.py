@@ -17,7 +17,7 @@ flags.disclaim_key_flags()  # those that are defined here are of the program tha
 
 
 def define_flags() -> None:
-    """Those that ask for something to read."""
+    """Flags that ask for something to read."""
     flags.DEFINE_flag(
         flags.Flag(  # boolean, so that it may stand alone: it is 'true' then
             flags.ArgumentParser(),

@@ -73,7 +73,7 @@ def _check_softmax(recipe: Recipe) -> None:
 
 
 def named_kernel(recipe: Recipe) -> str | None:
-    """That of attention which the config asks for; None: the platform's."""
+    """The attention kernel that the config asks for; None: the platform's."""
     if kernel := recipe.kernels.get('attention'):
         return kernel.name
     return recipe.implementation and recipe.implementation.row['attention']

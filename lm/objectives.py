@@ -114,7 +114,7 @@ def documents(segments: np.ndarray) -> Iterator[slice]:
 
 
 def training_mixture(recipe: Recipe, tokenizer: Any) -> Mixture | None:
-    """That of data.objective; None where it leaves rows as they are."""
+    """The mixture of data.objective; None where it leaves rows as they are."""
     if leaves_rows(recipe):
         return None
     functions = [function_of(part, part.options, tokenizer) for part in recipe.objective]

@@ -171,12 +171,12 @@ class Recipe:
 
     @property
     def optimizers(self) -> dict[str, Part]:
-        """That of hidden matrices and that of the others, by the field that names it."""
+        """The optimizers of hidden matrices and of the others, by the field that names each."""
         return {self.optimizer.path: self.optimizer, self.others.path: self.others}
 
     @property
     def objectives(self) -> tuple[Part, ...]:
-        """Those of training, then those of evaluation."""
+        """Objectives of training, then those of evaluation."""
         return (*self.objective, *self.eval_objectives)
 
     @property

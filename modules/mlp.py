@@ -28,7 +28,7 @@ class PositionWise(nn.Module):
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
-        """Its own rule (`modules.facts`)."""
+        """The rule of the row (`modules.facts`)."""
         del recipe, part
 
 

@@ -73,7 +73,7 @@ def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
 
 
 def silent_experiment(config: Config, runs: int = 1) -> Experiment:
-    """As a run has it, with its text; nothing is said."""
+    """The experiment of a run, with its text; nothing is said."""
     return Experiment(config, open_text(config, lambda text: None), lambda text: None, runs)
 
 

@@ -29,7 +29,7 @@ POLL_SEC = 1.0
 
 
 def define_flags() -> None:
-    """Those of a sweep, which a single run has no use for."""
+    """Flags of a sweep, which a single run has no use for."""
     flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
     flags.DEFINE_integer(
         'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
