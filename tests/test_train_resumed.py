@@ -43,6 +43,7 @@ def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch
     assert timeless(whole) == before
 
 
+@pytest.mark.full  # by SIGTERM between two, and by SIGKILL, in the default tier
 def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):
     """The same steps of the same schedule, in two processes' worth of state."""
     config = tiny(corpus)

@@ -62,7 +62,8 @@ def loss(params):
 
 
 # Relative, of what is more than rounded: differences of a loss of hundreds over 0.005, in float32.
-TOLERANCES = {'cge': 2e-3}
+# APOLLO divides by the norms of narrow projections.
+TOLERANCES = {'cge': 2e-3, 'apollo': 2e-4}
 
 
 def logits(params, row):
@@ -142,11 +143,15 @@ def results():
         changed = [numbers(name) | {n: jnp.float32(value)} for n, value in others.items()]
         every = {n: jnp.float32(value) for n, value in others.items()}
         mapped = stack_jnp([numbers(name), every, *changed])
+
+        def alone(i):
+            return descent(name, jax.tree.map(lambda leaf: leaf[i], mapped), START)
+
         tx = optimizer(name)
         zeros = jax.tree.map(jnp.zeros_like, START)
         quiet, _ = tx.update(zeros, unboxed(tx.init(START)), START, **asked_of(START, zeros))
         return {
-            'alone': [descent(name, given, START) for given in [numbers(name), every]],
+            'alone': jax.lax.map(alone, jnp.arange(2)),  # as published, all numbers changed
             'mapped': jax.vmap(lambda given, _: descent(name, given, START))(
                 mapped, jnp.arange(2 + len(changed))
             ),
@@ -164,15 +169,14 @@ def stack_jnp(trees):
 class TestEveryOptimizer:
     def test_mapped_is_alone_and_each_number_matters(self, results, name):
         mapped, rtol = results[name]['mapped'], TOLERANCES.get(name, 1e-5)
-        for i, alone in enumerate(results[name]['alone']):  # as published, all numbers changed
-            own = jax.tree.map(lambda leaf, i=i: leaf[i], mapped)
-            assert_trees_close(own, alone, rtol=rtol, atol=0.1 * rtol)
+        two = jax.tree.map(lambda leaf: leaf[:2], mapped)
+        assert_trees_close(two, results[name]['alone'], rtol=rtol, atol=0.1 * rtol)
         for i, number in enumerate(numbers(name), start=2):  # each of them alone
             moved = jax.tree.map(lambda leaf, i=i: np.abs(leaf[i] - leaf[0]).max(), mapped[0])
             assert max(jax.tree.leaves(moved)) > 1e-4, number
 
     def test_descends_and_keeps_types(self, results, name):
-        params, state, losses = results[name]['alone'][0]
+        params, state, losses = jax.tree.map(lambda leaf: leaf[0], results[name]['alone'])
         assert losses[-1] < 0.5 * losses[0]
         for leaf in jax.tree.leaves((params, state)):
             assert leaf.dtype in (np.float32, np.int32)

@@ -73,7 +73,7 @@ def test_no_intact_row_is_lost_and_a_gap_is_said(
     assert timeless(workdir)[-1] == whole[-1]
 
 
-@pytest.mark.default_rows('0-cut-summary.json')
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['config.json', 'summary.json'])
 @pytest.mark.parametrize('damage', [flip, cut], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=1, long=10)

@@ -102,6 +102,7 @@ def test_it_is_said_that_nothing_fits(compiler):
     assert 'Nothing that was tried fits v5e:2x4' in said[0]
 
 
+@pytest.mark.full  # 6 models are traced
 def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     asked = compiler(lambda config: 20 if config.mesh.data == -1 and config == given else 10)
     config = given = tiny_config(LAID | {'model.remat': 'none'})

@@ -189,8 +189,9 @@ def test_shared_arguments_are_those_that_hosts_have_in_common():
 
 # Parents, each a process of its own, with children that are a line of Python.
 PARENT = (
-    'import sys; from lm.run.hosts import Host; from lm.run.watch import watch; '
-    'sys.exit(watch(Host({address!r}, {count}, {number}, {port}, {timeout}), '
+    'import sys; import lm.run.watch as watch; from lm.run.hosts import Host; '
+    'watch.GRACE_SEC = 0.5; '  # what sleeps would not use more
+    'sys.exit(watch.watch(Host({address!r}, {count}, {number}, {port}, {timeout}), '
     '[sys.executable, "-c", {child!r}], {argv!r}))'
 )
 SLEEPS = 'import time; print("begun", flush=True); time.sleep(1000)'

@@ -233,7 +233,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_that_run_alone(
 
 
 class TestWaves:
-    @pytest.mark.default_rows('loop')
+    @pytest.mark.full
     @pytest.mark.parametrize('how', MODES)
     def test_runs_at_once_changes_no_number(self, how, five, corpus, tmp_path, monkeypatch):
         sizes = sizes_of_waves(monkeypatch)
