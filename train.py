@@ -12,8 +12,8 @@ On several hosts the same command on each, by SLURM, Open MPI or on a TPU pod; e
 --watch_port=PORT where the one after the coordinator's is taken.
 """
 
-from lm.run.process import prepare_process
-from lm.run.watch import watch_if_several
+from lm.launch.before_jax import prepare_process
+from lm.launch.supervisor import watch_if_several
 
 if __name__ == '__main__':
     watch_if_several()  # all of this before JAX is imported
@@ -25,17 +25,20 @@ from typing import Any
 from absl import app, flags
 
 from eval import listings
-from lm.config import digest, resolve
+from lm.config.resolve import digest, resolve
 from lm.record.workdir import open_workdir
-from lm.run import alone, command, signals, together
+from lm.run import alone
+from lm.launch import command
+from lm.launch import signals
+from lm.launch import distributed
 from lm.run.describe import describe, memory_words
 from lm.run.experiment import Experiment, open_text
-from lm.run.mirrored import mirrored
+from lm.record.remote.session import mirrored
 from lm.run.program import Program
 from lm.run.slot import RunSpec
-from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401 - what it ends with
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401 - what it ends with
 from lm.run.wave import Wave, closing
-from lm.recipe import Recipe
+from lm.config.recipe import Recipe
 from lm.sweep import cells, engines, training
 
 CONFIG = command.define_config()
@@ -50,7 +53,7 @@ START_OVER = flags.DEFINE_bool(
 )
 listings.define_flags()  # to print, and not to train: --choices, --print_config, --print_schedule
 engines.define_flags()  # of sweeps: --engine, --runs_at_once, --resources
-together.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...
+distributed.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...
 
 
 def main() -> int:
@@ -67,7 +70,7 @@ def main() -> int:
     place = WORKDIR.value or command.default_workdir(recipe, suffix)
     how = engines.asked(sweep, place)
     if sweep is None:
-        together.join(digest(recipe))
+        distributed.join(digest(recipe))
     with mirrored(place) as workdir:
         if sweep is None:
             return train(recipe, workdir, CONTINUE_CHANGED.value, START_OVER.value)

@@ -6,7 +6,7 @@ Cost:     under five minutes on two CPU cores, nothing downloaded.
 Result:   1.30 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
 
 What the run leaves as it is stands elsewhere: options of parts in the parts' own signatures, which
-`train.py --choices=model.norm` lists, other fields in lm/sections.py. Flags and files set them like
+`train.py --choices=model.norm` lists, other fields in lm/config/fields.py. Flags and files set them like
 those that stand here. Other configs start from this one:
 
     from configs import default

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from lm.config import resolve
+from lm.config.fields import Config
+from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
-from lm.sections import Config
 from tests import sweep_helpers
 from tests.sweep_helpers import curves, settings
 from tests.xla import ONE_DEVICE

@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import default
-from lm.check import check
-from lm.config import flatten, replaced, resolve
-from lm.mesh import make_mesh, replicated
-from lm.model import Transformer, build_model
-from lm.sections import CHOICES, RUN_PATHS, Config
-from lm.state import Hyper, Learner, State, build_learner, hyper_from, init_state
-from lm.step import make_train_step
+from lm.config.fields import CHOICES, RUN_PATHS, Config
+from lm.config.resolve import flatten, replaced, resolve
+from lm.devices.mesh import make_mesh, replicated
+from lm.model.check import check
+from lm.model.transformer import Transformer, build_model
+from lm.training.state import Hyper, Learner, State, build_learner, hyper_from, init_state
+from lm.training.step import make_train_step
 from modules.options import Option
 from modules.scaling import PARAMETRIZATIONS
 

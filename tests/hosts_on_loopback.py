@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 from lm import data
-from lm.config import resolve
+from lm.config.resolve import resolve
+from lm.inference.load import load
+from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, SIGNALLED
 from lm.record.checkpoint import read_meta, steps_in
-from lm.record.load import load
 from lm.record.metrics import read_rows
+from lm.record.remote.session import mirrored
 from lm.record.workdir import read_json
-from lm.run.mirrored import mirrored
-from lm.run.statuses import BAD_INPUT, DONE, RESUME, SIGNALLED
 from lm.sweep.cells import cells
 from modules.params import named_leaves
 from tests.commands import ROOT

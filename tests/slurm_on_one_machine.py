@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.record.checkpoint import steps_in
 from lm.record.metrics import read_rows
-from lm.run.statuses import BAD_INPUT, DONE, SIGNALLED
 from tests.commands import ROOT
 from tests.sweep_helpers import settings
 from tests.xla import ONE_DEVICE

@@ -14,12 +14,12 @@ import pytest
 
 from configs import default
 from eval.runs import gather
-from lm.config import build, flatten, resolve, to_dict
+from lm.config.fields import Config
+from lm.config.resolve import build, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import read_json
 from lm.run.experiment import Experiment, open_text
 from lm.run.wave import Wave
-from lm.sections import Config
 from tests.corpora import write_corpus as write_corpus
 
 TINY = {

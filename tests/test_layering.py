@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.recipe import ATTRIBUTES
-from lm.sections import CHOICES, FIELDS
+from lm.config.fields import CHOICES, FIELDS
+from lm.config.recipe import ATTRIBUTES
 from modules.kernels import OPERATIONS
 from tests import ROOT
 
@@ -22,11 +22,11 @@ MAY_IMPORT = {  # of the project's own rooms
 FILES = sorted(p for room in MAY_IMPORT for p in [ROOT / room, *(ROOT / room).rglob('*.py')])
 TREES = {p.relative_to(ROOT): ast.parse(p.read_text()) for p in FILES if p.is_file()}
 NO_READERS = (
-    'lm/config.py',
-    'lm/sections.py',
-    'lm/check.py',
-    'lm/check_model.py',
-    'lm/hints.py',
+    'lm/config/resolve.py',
+    'lm/config/fields.py',
+    'lm/model/check.py',
+    'lm/model/check_model.py',
+    'lm/config/suggestions.py',
     'eval/columns.py',
     'lm/record/upgrade.py',
 )
@@ -72,7 +72,7 @@ def test_every_file_of_lm_is_in_a_room_that_is_known():
 def test_linen_stays_in_modules_and_the_model():
     users = {p for p, tree in PRODUCT.items() if any('flax.linen' in n for n in imports(tree))}
     assert users  # the scan sees what it looks for
-    assert not {p for p in users if p.parts[0] != 'modules' and p != Path('lm/model.py')}
+    assert not {p for p in users if p.parts[0] != 'modules' and p != Path('lm/model/transformer.py')}
 
 
 def test_the_first_page_is_a_page():
@@ -116,7 +116,7 @@ def test_nothing_touches_sys_path_or_shadows_eval():
 
 
 # Files of lm/ that know rows: defaults of fields, records of older versions, advice.
-KNOW_ROWS = ('lm/sections.py', 'lm/config.py', 'lm/record/upgrade.py', 'lm/run/remedies.py')
+KNOW_ROWS = ('lm/config/fields.py', 'lm/config/resolve.py', 'lm/record/upgrade.py', 'lm/run/remedies.py')
 # Names of rows that mean something else too: an operation, a family, an array of a batch, nothing.
 ALSO_WORDS = {*OPERATIONS, 'spectral', 'prefix', 'none'}
 
@@ -153,7 +153,7 @@ PARTS = {path: ATTRIBUTES.get(path, path.split('.')[1]) for path in CHOICES} | {
 
 def test_every_config_field_is_read():
     """By attribute, from something called like its section, or by its path; a field that names a
-    row as the part of a recipe. `lm/config.py` and `lm/check.py` alone do not count, nor the
+    row as the part of a recipe. `lm/config/resolve.py` and `lm/model/check.py` alone do not count, nor the
     columns of a table. Options of parts are handed on by name, and refused where no part reads
     them.
     """

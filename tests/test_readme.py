@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eval.choices import rows_of
-from lm.sections import CHOICES, FIELDS
+from lm.config.fields import CHOICES, FIELDS
 
 README = (Path(__file__).parent.parent / 'README.md').read_text()
 # Options that no table repeats, with the sentence above the table that says who has them.

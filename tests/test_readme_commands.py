@@ -16,7 +16,7 @@ import pytest
 
 from configs import default
 from eval.columns import IDENTITY, RESULTS, columns
-from lm.config import digest, resolve
+from lm.config.resolve import digest, resolve
 from tests.commands import PATIENCE_SEC
 from tests.xla import ONE_DEVICE
 
@@ -65,7 +65,7 @@ LEFT_OUT = {  # line: why it is not run here
         for i in range(2)
     },
     'uv run train.py --config=configs/default.py --config.mesh.tensor=2 --config.mesh.context=2': (
-        'four devices or more; tests/lm/test_meshes.py has them'
+        'four devices or more; tests/lm/devices/test_meshes.py has them'
     ),
     'uv run python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup '
     '--config.scaling.base_width=64 --widths=64,128,256,512 --out=page.html': (

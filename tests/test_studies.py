@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.check import check
+from lm.model.check import check
 from lm.sweep.cells import cells, split_sweep
 
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'

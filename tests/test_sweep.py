@@ -21,8 +21,8 @@ import train
 from eval.load import load
 from eval.runs import TABLE
 from eval.suites.perplexity import perplexity
+from lm.launch.command import parse_flags
 from lm.record.workdir import open_workdir
-from lm.run.command import parse_flags
 from lm.run.program import Program
 from lm.run.wave import Wave
 from lm.sweep.engines import parse_resources

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
+from lm.record.checkpoints import Checkpoints
 from lm.record.metrics import TIME_FIELDS, Recorder, read_rows
-from lm.record.series import Checkpoints
 from tests.commands import finished, start_run, tiny
 from tests.sweep_helpers import before_step, poison_at, timeless
 from train import BAD_INPUT, DIVERGED, DONE, train

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from lm.config import replaced, resolve
+from lm.config.resolve import replaced, resolve
 from lm.record.metrics import read_rows
 from tests.commands import ROOT, command, finished, start_run, tiny
 from tests.sweep_helpers import base, cell_folders, timeless

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from lm.record.load import load
+from lm.config.fields import Config
+from lm.inference.load import load
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import Lost
-from lm.sections import Config
 from tests import sweep_helpers
 from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_for_step
 from tests.sweep_helpers import before_step, terminate_at, timeless

@@ -14,7 +14,7 @@ from configs import default
 from eval.load import load
 from eval.runs import gather
 from eval.suites.perplexity import perplexity
-from lm.config import resolve
+from lm.config.resolve import resolve
 from lm.record.metrics import FILE, TIME_FIELDS, read_rows
 from lm.record.workdir import read_config
 from train import DONE, train, train_sweep

@@ -9,10 +9,10 @@ import signal
 import sys
 import time
 
-from lm.buckets import Bucket
-from lm.run.mirrored import mirrored
+from lm.record.remote.session import mirrored
 from lm.run.wave import Wave
-from lm.whole import MARK
+from lm.storage.buckets import Bucket
+from lm.storage.complete_folders import MARK
 from tests.commands import tiny
 from train import train
 

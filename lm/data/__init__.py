@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from lm.buckets import is_url, open_bucket
+from lm.config.fields import DataConfig
+from lm.config.mixture import Mixed, Shares
 from lm.data import mixed, pieces, prepare, prepared, tokenizers
 from lm.data.loader import (
     Batch,
@@ -22,9 +23,8 @@ from lm.data.sources import SOURCES, Source, open_source
 from lm.data.split import SPLITS
 from lm.data.tokenizers import TOKENIZERS
 from lm.data.utf8 import INVALID_UTF8
-from lm.files import InUse
-from lm.mixture import Mixed, Shares
-from lm.sections import DataConfig
+from lm.storage.buckets import is_url, open_bucket
+from lm.storage.files import InUse
 from modules.choices import choose
 
 __all__ = [

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from lm.buckets import is_url, place
-from lm.files import is_full, locked, user_cache, write_text
+from lm.storage.buckets import is_url, place
+from lm.storage.files import is_full, locked, user_cache, write_text
 
 PARTIAL = '.partial'  # ends the name of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # a name that a folder cannot be given
@@ -21,7 +21,7 @@ SAME = 'data: another process prepares the same data; waiting for it'
 
 def root(cache_dir: str) -> Path:
     """`cache_dir`, for a URL the folder of this machine that stands for it; without one
-    `lm.files.user_cache`.
+    `lm.storage.files.user_cache`.
     """
     if is_url(cache_dir):
         return place(cache_dir, 'data')

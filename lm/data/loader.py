@@ -1,6 +1,6 @@
 """Which rows make the batch of a step: a pure function of (seed, step).
 
-Of a mixture, which source a row is from is a function of its number alone (`lm.mixture.Shares`), so
+Of a mixture, which source a row is from is a function of its number alone (`lm.config.mixture.Shares`), so
 that every beginning of the order has the shares, and each source has an order of its own. Neither
 the number of hosts nor of reading threads matters, and resuming at a step needs no state but its
 number.
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lm.config.fields import DataConfig
+from lm.config.mixture import Mixed
 from lm.data.rows import Rows
-from lm.mixture import Mixed
-from lm.sections import DataConfig
 
 Batch = dict[str, np.ndarray]
 Mixture = Callable[[Batch, np.random.Generator], Batch]  # of one row

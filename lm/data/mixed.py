@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm.config.fields import DataConfig
+from lm.config.mixture import Ingredient, parse
 from lm.data import cache, prepare, prepared, tokenizers
 from lm.data.prepared import TOKENIZER
 from lm.data.scan import scanned
 from lm.data.shared import shared
 from lm.data.sources import Source, open_source
 from lm.data.split import SPLITS
-from lm.mixture import Ingredient, parse
-from lm.sections import DataConfig
 
 
 class Part(NamedTuple):

@@ -29,13 +29,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from lm.config.fields import DataConfig
 from lm.data import cache, prepare, prepared, split, tokenizers
 from lm.data.prepared import REPORT, TOKENIZER
 from lm.data.scan import Damaged, Scan, opened, scan
 from lm.data.sources import Source
 from lm.data.tokenizers import Plan, Tokenizer
-from lm.files import POLL_SEC, InUse, locked, write_json
-from lm.sections import DataConfig
+from lm.storage.files import POLL_SEC, InUse, locked, write_json
 
 # Renamed when what is in them changes: a version may go on from where an older one was killed.
 SCAN, BUILT, PIECE = 'scan', 'built', 'piece'

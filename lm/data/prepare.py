@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lm.config.fields import DataConfig
 from lm.data import cache
 from lm.data.prepared import CONTENTS, INDEX, RECORDS, seal
 from lm.data.rows import CHUNK
@@ -23,7 +24,6 @@ from lm.data.split import SPLITS, Rule, Span, is_one_document, spans
 from lm.data.split import rule as split_rule
 from lm.data.tokenizers import Plan, Tokenizer, cut
 from lm.data.utf8 import characters
-from lm.sections import DataConfig
 
 FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores

@@ -18,7 +18,7 @@ from lm.data.cache import file_digest
 from lm.data.formats import first_line
 from lm.data.rows import CHUNK
 from lm.data.split import SPLITS
-from lm.files import read_json, write_json
+from lm.storage.files import read_json, write_json
 
 RECORDS, INDEX, REPORT, TOKENIZER = 'records', 'index.npz', 'report.json', 'tokenizer'
 CONTENTS = 'contents.json'

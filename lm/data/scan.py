@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.config.fields import DataConfig
 from lm.data.formats import BLOCK
 from lm.data.sources import Source
 from lm.data.utf8 import INVALID_UTF8, characters
-from lm.sections import DataConfig
 from modules.choices import choose
 
 LARGE = 1 << 22  # bytes of a document whose name is kept: it may be too long for a tokenizer

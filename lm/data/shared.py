@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from lm import whole
-from lm.buckets import BucketError, below, is_url, open_bucket
 from lm.data import cache
+from lm.storage import complete_folders
+from lm.storage.buckets import BucketError, below, is_url, open_bucket
 
 
 def shared(
@@ -31,26 +31,26 @@ def shared(
     if not is_url(cache_dir):
         return make()
     path, bucket = cache.root(cache_dir) / name, open_bucket(cache_dir)
-    mark, is_damaged = whole.read_mark(bucket, name), False
+    mark, is_damaged = complete_folders.read_mark(bucket, name), False
     if mark is not None and (not path.is_dir() or damage(path)):
         with cache.alone(path, cache.SAME, say, wait) as is_locked, cache.disk_full_explained(path):
             say(f'data: fetching {below(cache_dir, name)}, {sum(mark.files.values()) / 1e6:.1f} MB')
             with contextlib.suppress(FileNotFoundError):  # somebody deletes it: it is made here
 
                 def fetch(partial: Path) -> None:
-                    whole.fetch(bucket, name, mark, partial)
+                    complete_folders.fetch(bucket, name, mark, partial)
 
                 cache.filled(path, fetch, damage, say, is_locked)
         if path.is_dir() and damage(path):
             say(f'NOTE: {below(cache_dir, name)} is damaged: it is prepared again')
             is_damaged = True
     made = make()
-    if is_damaged or (mark is None and whole.read_mark(bucket, name) is None):
+    if is_damaged or (mark is None and complete_folders.read_mark(bucket, name) is None):
         try:
             if is_damaged:
-                whole.delete(bucket, name, bucket.list(name))
+                complete_folders.delete(bucket, name, bucket.list(name))
             # Where another host does the same now, it writes the same bytes.
-            whole.upload(bucket, made, name, secrets.token_hex(8))
+            complete_folders.upload(bucket, made, name, secrets.token_hex(8))
         except BucketError as error:
             say(f'NOTE: {error}; the prepared data stay in {made}, on this machine alone')
     return made

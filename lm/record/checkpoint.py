@@ -3,7 +3,7 @@
 It holds three items: `weights` (parameters, what their reparametrisation carries, and what is kept
 of their average), `training` (step and optimizer), and `meta`, a JSON record with the config, the
 tree of parameter shapes, the digests of all arrays, and the counters that are not arrays. The run's
-series of them is `lm.record.series`.
+series of them is `lm.record.checkpoints`.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from lm.config import differences
-from lm.processes import from_first, has_own_disks, is_first, raised_by_all
-from lm.recipe import Recipe
+from lm.config.recipe import Recipe
+from lm.config.resolve import differences
+from lm.launch.agreement import from_first, has_own_disks, is_first, raised_by_all
 from lm.record import digests
 from lm.record.digests import Damaged
-from lm.record.of_first import from_first_arrays, to_first
-from lm.state import State, Weights
+from lm.record.via_process_0 import from_first_arrays, to_first
+from lm.training.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = 'checkpoints'

@@ -7,9 +7,9 @@ read them, and nothing was filled in for 'auto'. Records of that form lack some 
 from collections.abc import Mapping
 from typing import Any
 
-from lm.config import build, changed, flatten, resolve, settle, without_auto
-from lm.recipe import Recipe, parts_of, readers_of
-from lm.sections import FIELDS
+from lm.config.fields import FIELDS
+from lm.config.recipe import Recipe, parts_of, readers_of
+from lm.config.resolve import build, changed, flatten, resolve, settle, without_auto
 
 NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
 MOVED = {

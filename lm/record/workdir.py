@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config import differences, to_json
-from lm.files import InUse as InUse
-from lm.files import Unreadable, locked, read_json, write_json, write_text
-from lm.processes import from_first, gathered, has_own_disks, is_first
-from lm.recipe import Recipe
+from lm.config.recipe import Recipe
+from lm.config.resolve import differences, to_json
+from lm.launch.agreement import from_first, gathered, has_own_disks, is_first
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import Damaged
 from lm.record.upgrade import stored_config
+from lm.storage.files import InUse as InUse
+from lm.storage.files import Unreadable, locked, read_json, write_json, write_text
 
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import jax
 
-from lm.check_mesh import check_single
-from lm.processes import is_first
-from lm.recipe import Recipe
-from lm.record.host import device_name
+from lm.config.recipe import Recipe
+from lm.devices.check_mesh import check_single
+from lm.launch.agreement import is_first
+from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
+from lm.launch.terminal import Terminal
+from lm.record.machine import device_name
 from lm.run.slot import Slot, Status
 from lm.run.start import check_run
-from lm.run.statuses import DIVERGED, DONE, SIGNALLED
-from lm.run.terminal import Terminal
 
 
 def check(recipe: Recipe) -> None:

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from lm.record.checkpoints import LOSS
 from lm.record.metrics import FILE, read_rows
-from lm.record.series import LOSS
 
 
 @dataclasses.dataclass

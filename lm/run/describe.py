@@ -8,15 +8,15 @@ from typing import Any
 import jax
 
 from lm import data
-from lm.check_mesh import notes_of_mesh
+from lm.config.mixture import Mixed
+from lm.config.recipe import Recipe
 from lm.data import Rows
-from lm.mesh import mesh_words
-from lm.mixture import Mixed
-from lm.recipe import Recipe
+from lm.devices.check_mesh import notes_of_mesh
+from lm.devices.mesh import mesh_words
 from lm.run.experiment import Experiment
 from lm.run.journal import Journal
+from lm.run.parameter_table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from lm.run.program import Program
-from lm.run.table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from modules.options import options
 
 

@@ -12,11 +12,11 @@ import jax
 from jax.sharding import Mesh
 
 from lm import data
+from lm.config.mixture import Mixed, by_source, mean_by_share
 from lm.data import Rows
-from lm.mesh import put_batch, share_of_process
-from lm.mixture import Mixed, by_source, mean_by_share
+from lm.devices.mesh import put_batch, share_of_process
 from lm.run.experiment import Experiment
-from lm.state import Hyper, Weights
+from lm.training.state import Hyper, Weights
 
 
 def validation_batches(experiment: Experiment, rows: Rows | Mixed) -> Iterator[data.Batch]:
@@ -81,7 +81,7 @@ def validation_losses(sums: Sums, rows: Rows | Mixed) -> dict[str, float]:
 
 
 def objective_loss(name: str, sums: Sums, rows: Any) -> dict[str, float]:
-    """Nats a target token of an objective (`lm.objectives`), by the name it is recorded under; of a
+    """Nats a target token of an objective (`lm.model.objectives`), by the name it is recorded under; of a
     mixture the mean of its sources', weighted.
     """
     means = {source: mean_ce(of_source) for source, of_source in sums.items()}

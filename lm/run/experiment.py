@@ -5,13 +5,13 @@ from collections.abc import Callable
 import jax
 
 from lm import data
-from lm.blueprint import Blueprint
-from lm.flops import flops_per_token, peak_flops
-from lm.objectives import evaluated, n_marks, training_mixture
-from lm.processes import from_first, same_everywhere
-from lm.recipe import Recipe
-from lm.record.host import device_memory_bytes
-from lm.shardings import jit_init
+from lm.config.recipe import Recipe
+from lm.devices.blueprint import Blueprint
+from lm.devices.shardings import jit_init
+from lm.launch.agreement import from_first, same_everywhere
+from lm.model.objectives import evaluated, n_marks, training_mixture
+from lm.record.machine import device_memory_bytes
+from lm.training.flops import flops_per_token, peak_flops
 
 
 def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
@@ -30,7 +30,7 @@ class Experiment(Blueprint):
     """The model and its text on the devices at hand; `runs` is how many will share it.
 
     mixture: what training makes of rows; evaluated: the validation split as other objectives have
-    it, by name (`lm.objectives`). init: (key, hyper) -> the state of a run at step 0.
+    it, by name (`lm.model.objectives`). init: (key, hyper) -> the state of a run at step 0.
     """
 
     def __init__(

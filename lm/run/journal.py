@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from lm import data
-from lm.config import to_dict
-from lm.files import is_full, write_json
-from lm.mixture import by_source, source_of
-from lm.processes import from_first, is_first
-from lm.recipe import Recipe
+from lm.config.mixture import by_source, source_of
+from lm.config.recipe import Recipe
+from lm.config.resolve import to_dict
+from lm.launch.agreement import from_first, is_first
+from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
-from lm.record.host import device_name, git_commit, peak_memory_bytes, versions
+from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
+from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
-from lm.record.series import DAMAGED, LOSS, Checkpoints
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SUMMARY, status_of, write_config
 from lm.run.counters import Counters, newest_values
 from lm.run.evaluate import objective_loss_name
 from lm.run.experiment import Experiment
-from lm.run.table import optimizer_state_bytes, parameter_count
-from lm.run.terminal import Terminal
+from lm.run.parameter_table import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Watch, told
-from lm.state import State
-from lm.step import MUST_BE_FINITE
+from lm.storage.files import is_full, write_json
+from lm.training.state import State
+from lm.training.step import MUST_BE_FINITE
 
 MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row: beyond that something else is wrong
 
@@ -229,7 +229,7 @@ class Journal:
         return [(name, objective_loss_name(name)) for name in names]
 
     def diagnosed(self, found: dict[str, Any]) -> None:
-        """Records what `lm.diagnostics` found: a number, one a layer, or one a head, by name."""
+        """Records what `lm.training.diagnostics` found: a number, one a layer, or one a head, by name."""
         row = {'step': self.step} | {name: value.tolist() for name, value in found.items()}
         self.recorder.write(row)
         self.last |= {name: value for name, value in row.items() if not isinstance(value, list)}

@@ -9,22 +9,22 @@ import jax
 import numpy as np
 
 from lm import data
-from lm.blueprint import Blueprint
-from lm.diagnostics import make_diagnose
-from lm.many import SINGLE, layout
-from lm.mesh import batch_sharding, put_batch, traced_on
-from lm.recipe import Recipe
+from lm.config.recipe import Recipe
+from lm.devices.blueprint import Blueprint
+from lm.devices.mesh import batch_sharding, put_batch, traced_on
+from lm.devices.run_axis import SINGLE, layout
+from lm.devices.shardings import batch_shapes, state_shardings
 from lm.run.start import initial_state
-from lm.shardings import batch_shapes, state_shardings
-from lm.state import Hyper, State, hyper_from
-from lm.step import make_eval_step, make_train_step
+from lm.training.diagnostics import make_diagnose
+from lm.training.state import Hyper, State, hyper_from
+from lm.training.step import make_eval_step, make_train_step
 
 
 class Program:
     """The step of `experiment`, for any number of slots; each number is compiled once. Of a
     Blueprint it can be compiled, and of an Experiment run.
 
-    how: SINGLE for one run alone, or a row of `lm.many.RUN_AXES`. States, hypers, batches
+    how: SINGLE for one run alone, or a row of `lm.devices.run_axis.RUN_AXES`. States, hypers, batches
     and metrics have a leading axis R with a row of these, and none with SINGLE.
     """
 
@@ -116,11 +116,11 @@ class Program:
         return put_batch(self.experiment.mesh, batch, self.layout.batch)
 
     def evaluate(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
-        """The sums of `lm.step.token_sums` of every active slot, all on the same batch."""
+        """The sums of `lm.training.step.token_sums` of every active slot, all on the same batch."""
         return self._evaluate(put_batch(self.experiment.mesh, batch), active, states, hypers)
 
     def diagnose(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
-        """What `lm.diagnostics` finds in every active slot, all on the same batch."""
+        """What `lm.training.diagnostics` finds in every active slot, all on the same batch."""
         return self._diagnose(put_batch(self.experiment.mesh, batch), active, states, hypers)
 
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lm.check import check
-from lm.config import changed, flatten, settle
-from lm.recipe import Recipe
-from lm.sections import FIELDS
+from lm.config.fields import FIELDS
+from lm.config.recipe import Recipe
+from lm.config.resolve import changed, flatten, settle
+from lm.model.check import check
 
 Flat = dict[str, Any]
 

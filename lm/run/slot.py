@@ -4,9 +4,9 @@ import dataclasses
 import enum
 from pathlib import Path
 
-from lm.recipe import Recipe
+from lm.config.recipe import Recipe
+from lm.launch.terminal import Terminal
 from lm.run.journal import Journal
-from lm.run.terminal import Terminal
 
 
 class Status(enum.StrEnum):

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import data
-from lm.buckets import below, is_url
-from lm.check import check
+from lm.config.mixture import source_of
+from lm.config.recipe import Recipe
 from lm.data.tokenizers import Tokenizer
-from lm.mixture import source_of
-from lm.processes import from_first, is_first
-from lm.recipe import Recipe
+from lm.inference.load import Checkpoint, find, load
+from lm.launch.agreement import from_first, is_first
+from lm.model.check import check
 from lm.record.checkpoint import (
     FOLDER,
     TreeMismatch,
@@ -22,17 +22,17 @@ from lm.record.checkpoint import (
     fields_that_differ,
     tree_record,
 )
-from lm.record.fetched import of_workdir
-from lm.record.load import Checkpoint, find, load
+from lm.record.remote.fetch import of_workdir
 from lm.run.experiment import Experiment
-from lm.state import Learner, State, Weights, average_of, hyper_from
+from lm.storage.buckets import below, is_url
+from lm.training.state import Learner, State, Weights, average_of, hyper_from
 from modules.params import named_leaves
 
 HELD = 1e-5  # of its largest element: how far rounding may move a weight that is stored anew
 
 
 def check_run(recipe: Recipe) -> None:
-    """`lm.check.check`, and the same of what a run reads from disk: its text and its start."""
+    """`lm.model.check.check`, and the same of what a run reads from disk: its text and its start."""
     check(recipe)
     data.check(recipe.data)
     check_init_from(recipe)

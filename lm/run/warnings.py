@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.recipe import Recipe
+from lm.config.recipe import Recipe
 from lm.run.remedies import help_with
 
 # Of a head's entropy over the most it can be. arXiv:2303.06296 calls it collapsed near 0 and names

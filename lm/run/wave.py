@@ -2,7 +2,7 @@
 
 Every run keeps its own step, batches, journal and checkpoints, so it may resume, end, roll back or
 diverge on its own. Several processes go through the same steps with the same decisions: what is
-decided by a clock, a disk or a signal is agreed on (`lm.processes`, `lm.run.stopping`).
+decided by a clock, a disk or a signal is agreed on (`lm.launch.agreement`, `lm.launch.stopping`).
 """
 
 import contextlib
@@ -15,9 +15,10 @@ import jax
 import numpy as np
 
 from lm import data
-from lm.mesh import share_of_process
-from lm.mixture import by_source
-from lm.processes import from_first, several
+from lm.config.mixture import by_source
+from lm.devices.mesh import share_of_process
+from lm.launch.agreement import from_first, several
+from lm.launch.stopping import Stopping, stopping
 from lm.run.evaluate import (
     Sums,
     first_batch,
@@ -28,8 +29,7 @@ from lm.run.evaluate import (
 from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
 from lm.run.slot import RunSpec, Slot, Status, raise_error
-from lm.run.stopping import Stopping, stopping
-from lm.state import State
+from lm.training.state import State
 
 
 @contextlib.contextmanager

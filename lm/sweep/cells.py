@@ -17,11 +17,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import lm.data
-from lm.check import check
-from lm.config import Unread, build, changed, digest, flatten, settle
-from lm.hints import EXAMPLE, field_hint, sweep_flag, sweep_hint
-from lm.recipe import Recipe
-from lm.sections import FIELDS, RUN_PATHS, DataConfig
+from lm.config.fields import FIELDS, RUN_PATHS, DataConfig
+from lm.config.recipe import Recipe
+from lm.config.resolve import Unread, build, changed, digest, flatten, settle
+from lm.config.suggestions import EXAMPLE, field_hint, sweep_flag, sweep_hint
+from lm.model.check import check
 from modules.choices import nearest
 from modules.options import typed
 
@@ -172,7 +172,7 @@ def _cell(base: Recipe, asked: Changes, checked_data: set[DataConfig]) -> Cell:
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
     """Cells that one compiled program can train together: those that differ in
-    `lm.sections.RUN_PATHS` alone, and there by numbers: what is None is not in a program.
+    `lm.config.fields.RUN_PATHS` alone, and there by numbers: what is None is not in a program.
     """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:

@@ -14,11 +14,11 @@ from typing import Any
 
 from absl import flags
 
-from lm.buckets import is_url
+from lm.launch.before_jax import TUNABLES
+from lm.launch.signals import handlers_kept
+from lm.launch.stopping import asked_to_stop
 from lm.record.workdir import is_final, record_failure
-from lm.run.process import TUNABLES
-from lm.run.signals import handlers_kept
-from lm.run.stopping import asked_to_stop
+from lm.storage.buckets import is_url
 from lm.sweep.cells import Cell
 from lm.sweep.group import train_group
 

@@ -1,6 +1,6 @@
 """Many runs in one program: the groups of a sweep, each compiled once.
 
-Cells that differ only in what a program takes as data (`lm.sections.RUN_PATHS`) form a group;
+Cells that differ only in what a program takes as data (`lm.config.fields.RUN_PATHS`) form a group;
 one that does not fit in memory trains in waves (`lm.run.wave`). Where several processes train
 together, each run has the devices of all, and a wave is of one run. What they do follows from
 process 0's disk then, and an error of a run ends the job.
@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lm.files import Unreadable
-from lm.many import SINGLE, run_axis
-from lm.processes import from_first, is_first, several
-from lm.recipe import Recipe
-from lm.record.host import device_memory_bytes
+from lm.config.fields import RUN_PATHS
+from lm.config.recipe import Recipe
+from lm.devices.run_axis import SINGLE, run_axis
+from lm.launch.agreement import from_first, is_first, several
+from lm.launch.signals import nothing_to_lose
+from lm.launch.stopping import asked_to_stop
+from lm.launch.terminal import CellTerminal
+from lm.record.machine import device_memory_bytes
 from lm.record.workdir import (
     PATIENCE_SEC,
     InUse,
@@ -29,14 +32,11 @@ from lm.record.workdir import (
 )
 from lm.run.describe import notes_of_all
 from lm.run.experiment import Experiment, open_text
+from lm.run.parameter_table import parameter_count
 from lm.run.program import Program, runs_that_fit
-from lm.run.signals import nothing_to_lose
 from lm.run.slot import RunSpec
-from lm.run.stopping import asked_to_stop
-from lm.run.table import parameter_count
-from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave, closing
-from lm.sections import RUN_PATHS
+from lm.storage.files import Unreadable
 from lm.sweep.cells import Cell
 
 MOST_RUNS = 256  # in one wave: each holds a descriptor, the lock of its folder

@@ -18,13 +18,13 @@ from typing import Any
 
 import jax
 
-from lm import processes
-from lm.files import write_text
-from lm.mesh import least_devices
+from lm.devices.mesh import least_devices
+from lm.launch import agreement
+from lm.launch.distributed import MEET_SEC, join
+from lm.launch.launchers import has_tpu
+from lm.launch.this_host import JOB, TELL, Host, child_host
 from lm.record.workdir import not_shared
-from lm.run.hosts import JOB, TELL, Host, child_host
-from lm.run.launchers import has_tpu
-from lm.run.together import MEET_SEC, join
+from lm.storage.files import write_text
 from lm.sweep.cells import Cell
 
 Groups = Sequence[Sequence[Cell]]
@@ -95,7 +95,7 @@ def first_then_others(workdir: Path, host: int, hosts: int, act: Callable[[], An
     Raises ValueError where cells are dealt, and a host does not see what host 0 writes there.
     """
     if hosts == 1:
-        return processes.first_then_others(act)
+        return agreement.first_then_others(act)
     job, deadline = os.environ[JOB], time.monotonic() + MEET_SEC
     while host > 0 and _marked(workdir) != job:
         if time.monotonic() > deadline:

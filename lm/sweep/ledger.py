@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config import differences, digest, replaced, to_dict
-from lm.files import Unreadable, read_json, write_json
-from lm.recipe import Recipe
+from lm.config.fields import MeshConfig
+from lm.config.recipe import Recipe
+from lm.config.resolve import differences, digest, replaced, to_dict
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, without_mesh, writable
-from lm.sections import MeshConfig
+from lm.storage.files import Unreadable, read_json, write_json
 from lm.sweep.cells import Cell
 
 Record = dict[str, Any]

@@ -9,17 +9,17 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from lm.check_mesh import check_devices, check_single
-from lm.config import resolve
-from lm.files import locked
-from lm.mesh import make_mesh
-from lm.processes import from_first, is_first, several
-from lm.record.host import device_name
+from lm.config.fields import AUTO
+from lm.config.resolve import resolve
+from lm.devices.check_mesh import check_devices, check_single
+from lm.devices.mesh import make_mesh
+from lm.launch.agreement import from_first, is_first, several
+from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
+from lm.launch.signals import caught_signals
+from lm.launch.terminal import Terminal
+from lm.record.machine import device_name
 from lm.record.workdir import LOCK, SWEEP, check_shared, is_final
-from lm.run.signals import caught_signals
-from lm.run.statuses import BAD_INPUT, DONE, SIGNALLED
-from lm.run.terminal import Terminal
-from lm.sections import AUTO
+from lm.storage.files import locked
 from lm.sweep.cells import Cell, cells, groups
 from lm.sweep.engines import ENGINES, Work
 from lm.sweep.hosts import dealt, first_then_others, join_sweep

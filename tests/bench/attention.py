@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from lm.run.process import has_accelerator
+from lm.launch.before_jax import has_accelerator
 from tests.bench.step import KEEPING, SHAPES, evenkeel_step
 
 LONG = {length: (256, 4, 4, 1024, length, 1024, 4096 // length) for length in (1024, 2048, 4096)}
@@ -42,7 +42,7 @@ def measure(length: int) -> dict:
     """Evenkeel's steps in this process."""
     import jax
 
-    from lm.record.host import peak_memory_bytes
+    from lm.record.machine import peak_memory_bytes
 
     state, step, _ = evenkeel_step(LONG[length])
     milliseconds = []

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from configs import default
-from lm.config import resolve
+from lm.config.resolve import resolve
 from lm.data import open_dataset, tokenizers
 from tests.bench.prepare import words
 

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 
-from lm.run.process import has_accelerator
+from lm.launch.before_jax import has_accelerator
 
 PROMPT = 8
 
@@ -20,8 +20,8 @@ def learner_and_variables(length: int):
     import jax
 
     from configs import default
-    from lm.config import resolve
-    from lm.state import build_learner, hyper_from, init_state
+    from lm.config.resolve import resolve
+    from lm.training.state import build_learner, hyper_from, init_state
 
     config = default.get_config()
     config.data.seq_len = length

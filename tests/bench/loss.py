@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 
-from lm.run.process import has_accelerator
+from lm.launch.before_jax import has_accelerator
 
 SIZES = (  # tokens, vocabulary, width, type
     (4096, 4096, 128, 'float32'),  # the default config

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from lm.run.process import has_accelerator
+from lm.launch.before_jax import has_accelerator
 from tests.bench.step import KEEPING, SHAPES, evenkeel_step
 
 STEPS, WARMUP_STEPS = 4, 2

@@ -7,7 +7,7 @@ of products and of memory measured right before, and then run on random tokens. 
 over predicted: a roofline is a bound from below, so that it is to be 1 or more.
 """
 
-from lm.run.process import prepare_process
+from lm.launch.before_jax import prepare_process
 
 if __name__ == '__main__':
     prepare_process()
@@ -19,10 +19,10 @@ import jax
 import numpy as np
 
 from configs import default
-from lm.config import replaced, resolve
-from lm.mesh import put_batch
-from lm.shardings import jit_init
-from lm.state import hyper_from
+from lm.config.resolve import replaced, resolve
+from lm.devices.mesh import put_batch
+from lm.devices.shardings import jit_init
+from lm.training.state import hyper_from
 from tpu.compiled import blueprint_of, compile_step
 from tpu.environment import HERE
 from tpu.estimate import estimate

@@ -15,8 +15,8 @@ if __name__ == '__main__':
 import argparse
 import importlib
 
-from lm.config import replaced, resolve
-from lm.sections import Config
+from lm.config.resolve import replaced, resolve
+from lm.config.fields import Config
 from tpu.topology import Topology, open_topology
 from tpu.trial import Trial, attempt
 

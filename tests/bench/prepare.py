@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from configs import default
-from lm.config import resolve
+from lm.config.resolve import resolve
 from lm.data import open_dataset
 
 LEXICON, LETTERS = 100_000, np.frombuffer(b'abcdefghijklmnopqrstuvwxyz', np.uint8)

@@ -7,7 +7,7 @@ time that the run trains meanwhile. Digests and syncs of rows are made between t
 checkpoint are synced by the thread that writes them. The first digest of a process compiles.
 """
 
-from lm.run.process import prepare_process
+from lm.launch.before_jax import prepare_process
 
 if __name__ == '__main__':
     prepare_process()
@@ -22,14 +22,14 @@ from pathlib import Path
 import jax
 
 from configs import default
-from lm.config import resolve, to_dict
-from lm.record import digests, series
+from lm.config.resolve import resolve, to_dict
+from lm.record import digests
 from lm.record.metrics import Recorder
-from lm.record.series import Checkpoints
+from lm.record.checkpoints import Checkpoints
 from lm.run.experiment import Experiment, open_text
 from lm.run.program import Program
 from lm.run.slot import RunSpec
-from lm.run.terminal import Terminal
+from lm.launch.terminal import Terminal
 from lm.run.wave import Wave
 
 TIMES, STEPS, WARMUP_STEPS = 15, 10, 5
@@ -89,7 +89,7 @@ def main() -> None:
             sync(checkpoints)
             synced.append(time.perf_counter() - start)
 
-        series.Checkpoints._sync = timed
+        Checkpoints._sync = timed
         checkpoints = Checkpoints(workdir / 'again', 1, 0)
         for _ in range(3):
             state = state.replace(step=state.step + 1)

@@ -5,8 +5,8 @@
 
 For each shape, several rounds, each in processes of their own so that memory is their own too:
 Evenkeel's step as train.py runs it; the plain decoder as anybody would run it; and the plain
-decoder with the malloc settings that train.py starts itself with (lm/run/process.py). `share` is
-model FLOP/s (lm/flops.py) over the float32 2048^3 product measured in the same process right before
+decoder with the malloc settings that train.py starts itself with (lm/launch/before_jax.py). `share` is
+model FLOP/s (lm/training/flops.py) over the float32 2048^3 product measured in the same process right before
 and after. Medians over rounds are printed. Last, the program itself: how long it waits for data.
 """
 
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lm.run.process import TUNABLES, has_accelerator
+from lm.launch.before_jax import TUNABLES, has_accelerator
 
 SHAPES = {
     'small': (128, 4, 4, 512, 256, 1024, 16),
@@ -43,9 +43,9 @@ def evenkeel_step(shape, changes=None):
     import jax
     import numpy as np
 
-    from lm.mesh import make_mesh, put_batch
-    from lm.shardings import abstract_state, jit_init, jit_train_step
-    from lm.state import hyper_from
+    from lm.devices.mesh import make_mesh, put_batch
+    from lm.devices.shardings import abstract_state, jit_init, jit_train_step
+    from lm.training.state import hyper_from
 
     learner, vocab = bench_learner(shape, changes), shape[5]
     hyper, mesh = hyper_from(learner.recipe), make_mesh(learner.recipe.mesh)
@@ -76,8 +76,8 @@ def bench_learner(shape, changes=None):
     import jax
 
     from configs import default
-    from lm.config import resolve
-    from lm.state import build_learner
+    from lm.config.resolve import resolve
+    from lm.training.state import build_learner
 
     config = default.get_config()
     names = ('model.d_model', 'model.n_heads', 'model.n_layers', 'model.d_ff', 'data.seq_len')
@@ -99,8 +99,8 @@ def measure(case: str, name: str, changes: dict | None = None) -> dict[str, floa
     """One case in this process."""
     import jax
 
-    from lm.flops import flops_per_token, gemm_flops
-    from lm.record.host import peak_memory_bytes
+    from lm.training.flops import flops_per_token, gemm_flops
+    from lm.record.machine import peak_memory_bytes
 
     shape = SHAPES[name]
     made = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)

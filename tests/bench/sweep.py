@@ -6,12 +6,12 @@
 included: the time from a command to its end. Each way is the project's own command, or its own
 train() called in a loop. The text is prepared beforehand. Medians over rounds are printed, then
 where the time of the sweep goes, and the tokens a second of the sweep beside those of a single run,
-with the malloc settings that train.py starts itself with (lm/run/process.py) and without them.
+with the malloc settings that train.py starts itself with (lm/launch/before_jax.py) and without them.
 """
 
 import sys
 
-from lm.run.process import prepare_process
+from lm.launch.before_jax import prepare_process
 
 if __name__ == '__main__' and any(argument.startswith('--loop') for argument in sys.argv):
     prepare_process()  # as train.py does
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from configs import default
 from lm.sweep.cells import cells
-from lm.config import resolve
+from lm.config.resolve import resolve
 
 RATES = tuple(10 ** (-4 + i / 3) for i in range(8))
 SEEDS = (0, 1)

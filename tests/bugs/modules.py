@@ -111,7 +111,7 @@ MODULES = {
         'modules/scaling/parametrization.py',
         'decays = spec.decayed',
         'decays = True',
-        'tests/modules/test_scaling.py tests/lm/test_step.py -k "decay or standard or asks"',
+        'tests/modules/test_scaling.py tests/lm/training/test_step.py -k "decay or standard or asks"',
     ),
     'a shift that folding loses': Bug(
         'modules/norms/fold.py',
@@ -231,7 +231,7 @@ MODULES = {
         'modules/params.py',
         'if i not in batch_axes(spec)',
         'if True',
-        'tests/lm/test_optimizers.py -k size_of_updates',
+        'tests/lm/training/test_optimizers.py -k size_of_updates',
     ),
     'draws that are not divided by their chance': Bug(
         'modules/kernels/matmul/wta_crs.py',

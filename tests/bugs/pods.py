@@ -8,31 +8,31 @@ PODS = {
         'modules/devices.py',
         '        free -= set(over)\n',
         '',
-        'tests/lm/test_mesh.py',
+        'tests/lm/devices/test_mesh.py',
     ),
     'an axis cut unevenly': Bug(
         'modules/devices.py',
         'length % (n * size) == 0',
         'length % size == 0',
-        'tests/lm/test_mesh.py',
+        'tests/lm/devices/test_mesh.py',
     ),
     'slices crossed by runs': Bug(
-        'lm/mesh.py',
+        'lm/devices/mesh.py',
         'across = [len(slices) if i == data',
         'across = [len(slices) if i == 0',
-        'tests/lm/test_mesh.py -k slices',
+        'tests/lm/devices/test_mesh.py -k slices',
     ),
     'every host reads the first rows': Bug(
-        'lm/mesh.py',
+        'lm/devices/mesh.py',
         'return own[0] // len(own), len(by_part) // len(own)',
         'return 0, len(by_part) // len(own)',
-        'tests/lm/test_mesh.py -k hosts',
+        'tests/lm/devices/test_mesh.py -k hosts',
     ),
     'few axes make a matrix small': Bug(
-        'lm/mesh.py',
+        'lm/devices/mesh.py',
         'for axis in spec.axes) < 2:',
         'for axis in spec.axes) < 3:',
-        'tests/lm/test_mesh.py',
+        'tests/lm/devices/test_mesh.py',
     ),
     "heads cut where their keys' are not": Bug(
         'modules/kernels/devices.py',
@@ -41,10 +41,10 @@ PODS = {
         'tests/modules/test_devices.py',
     ),
     'runs not laid over devices first': Bug(
-        'lm/mesh.py',
+        'lm/devices/mesh.py',
         "PartitionSpec('run', *sharding.spec)",
         'PartitionSpec(None, *sharding.spec)',
-        'tests/lm/test_many.py',
+        'tests/lm/devices/test_run_axis.py',
     ),
     # Kernels.
     'a class beyond the last': Bug(
@@ -141,22 +141,22 @@ PODS = {
     ),
     # Buckets and launchers.
     'one folder for all endpoints': Bug(
-        'lm/buckets.py',
+        'lm/storage/buckets.py',
         "f'{_endpoint(scheme)} {scheme}://",
         "f'{scheme}://",
-        'tests/lm/test_buckets.py',
+        'tests/lm/storage/test_buckets.py',
     ),
     'a condition of a write that holds always': Bug(
-        'lm/buckets.py',
+        'lm/storage/buckets.py',
         'name, content, mode=how)',
         'name, content)',
-        'tests/lm/test_buckets.py',
+        'tests/lm/storage/test_buckets.py',
     ),
     'the end of a large object': Bug(
-        'lm/buckets.py',
+        'lm/storage/buckets.py',
         'part = start, min(start + RANGE_BYTES, stored.size)',
         'part = start, min(start + RANGE_BYTES - 1, stored.size)',
-        'tests/lm/test_buckets.py',
+        'tests/lm/storage/test_buckets.py',
     ),
     'a job that SLURM killed has failed': Bug(
         'tpu/launchers/slurm.py',

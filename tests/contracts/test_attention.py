@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.mesh import make_mesh
-from lm.record.series import Checkpoints
-from lm.shardings import abstract_state
-from lm.state import hyper_from
+from lm.devices.mesh import make_mesh
+from lm.devices.shardings import abstract_state
+from lm.record.checkpoints import Checkpoints
+from lm.training.state import hyper_from
 from tests.contracts.test_choices import ATTENTION_OPTIONS
 from tests.helpers import (
     assert_trees_close,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.sections import CHOICES, FIELDS
-from lm.state import hyper_from
+from lm.config.fields import CHOICES, FIELDS
+from lm.training.state import hyper_from
 from tests.helpers import (
     VOCAB,
     another,

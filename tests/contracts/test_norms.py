@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.state import State, build_learner, hyper_from
+from lm.training.state import State, build_learner, hyper_from
 from modules.norms import NORMS
 from modules.params import named_leaves, split
 from modules.placements import PLACEMENTS

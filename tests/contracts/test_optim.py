@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from lm.mesh import RULES
+from lm.devices.mesh import RULES
 from modules.optim import (
     AVERAGES,
     OPTIMIZERS,
@@ -191,7 +191,7 @@ class TestEveryOptimizer:
             assert len(specs[path].axes) == len(leaf.shape), path
 
     def test_every_axis_of_its_state_has_a_sharding_rule(self, name):
-        """By lm.mesh, whatever it chooses. Catches a row with an axis of a name of its own, which
+        """By lm.devices.mesh, whatever it chooses. Catches a row with an axis of a name of its own, which
         trains here and is refused in every run, as its state cannot be laid on devices.
         """
         declared = options(OPTIMIZERS[name])
@@ -294,7 +294,7 @@ def test_every_decay_rule_follows_the_schedule_and_the_weight_decay(name):
 def test_every_parametrisation_covers_every_role(name, family):
     row = PARAMETRIZATIONS[name]
     if family not in row.families:
-        return  # refused: tests/lm/test_parametrization.py
+        return  # refused: tests/lm/training/test_parametrization.py
     for path, spec in named_leaves(SPECS).items():
         shape = named_leaves(SHAPES)[path].shape
         grows = ('embed', 'heads', 'mlp')

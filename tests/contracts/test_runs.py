@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from lm.many import over_mesh
-from lm.mesh import make_mesh
-from lm.step import make_train_step
+from lm.devices.mesh import make_mesh
+from lm.devices.run_axis import over_mesh
+from lm.training.step import make_train_step
 from tests.contracts.test_choices import BASE, STEPS, batch, four_runs
 from tests.helpers import checked_config, initial_state, stack, tiny_learner, train_step
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import default
-from lm.config import resolve, to_dict
+from lm.config.resolve import resolve, to_dict
 
 NORMS = ('rmsnorm', 'layernorm')
 LRS = (0.001, 0.003, 0.01, 0.03)

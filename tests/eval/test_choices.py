@@ -5,7 +5,7 @@ import math
 import pytest
 
 from eval.choices import WIDTH, bounds, first_sentence, kind, listing, rows_of, sources
-from lm.sections import CHOICES, FIELDS
+from lm.config.fields import CHOICES, FIELDS
 from modules.numerics import DTYPES
 from modules.options import Declared, Option, typed
 
@@ -140,8 +140,8 @@ def test_the_first_sentence_and_the_sources():
 
 
 def test_names_that_an_option_repeats_are_those_of_the_table():
-    from lm.described import TRAINABLE
-    from lm.many import RUN_AXES
+    from lm.devices.run_axis import RUN_AXES
+    from lm.model.parameters import TRAINABLE
 
     def named(path):
         return set(FIELDS[path].option.choices)

@@ -151,6 +151,6 @@ def test_tiny_settings_are_of_the_default_config():
 
 def json_fields() -> list[str]:
     from configs import default
-    from lm.config import flatten, resolve
+    from lm.config.resolve import flatten, resolve
 
     return list(flatten(resolve(default.get_config())))

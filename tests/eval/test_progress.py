@@ -8,7 +8,7 @@ from rich.console import Console
 from eval import progress
 from eval.progress import Progress
 from eval.runs import gather
-from lm.config import resolve
+from lm.config.resolve import resolve
 from lm.sweep.cells import Cell, groups
 from tests.eval import sweep_fixture as fixture
 

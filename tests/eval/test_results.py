@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
-from lm.files import read_json
+from lm.storage.files import read_json
 from tests.eval import sweep_fixture as fixture
 
 AXES = {'model.norm': fixture.NORMS, 'train.seed': (0, 1)}

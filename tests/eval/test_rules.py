@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from eval.rules.published import BEYOND, UNKNOWN, WITHIN, Given, as_text, published, write
-from lm.config import resolve
+from lm.config.resolve import resolve
 from modules.scaling import rules
 
 GOPHER_FLOPS = 5.76e23

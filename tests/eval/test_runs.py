@@ -13,9 +13,9 @@ import pytest
 
 from eval import runs
 from eval.columns import IDENTITY, SHORT
-from lm.config import resolve
+from lm.config.fields import FIELDS
+from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
-from lm.sections import FIELDS
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep
 from tests import ROOT

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.lm.record.test_series import assert_is, shapes, write
+from tests.lm.record.test_checkpoints import assert_is, shapes, write
 
 
 @pytest.fixture(scope='module')

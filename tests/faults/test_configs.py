@@ -13,15 +13,15 @@ import jax
 import numpy as np
 import pytest
 
-from lm.check import check
-from lm.check_mesh import check_devices
-from lm.config import build, resolve
-from lm.mesh import make_mesh
+from lm.config.fields import FIELDS, Config
+from lm.config.resolve import build, resolve
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import make_mesh
+from lm.model.check import check
 from lm.run.start import check_run
-from lm.sections import FIELDS, Config
-from lm.state import hyper_from
-from lm.step import MUST_BE_FINITE
-from lm.updates import refuse_unserved
+from lm.training.state import hyper_from
+from lm.training.step import MUST_BE_FINITE
+from lm.training.update import refuse_unserved
 from modules.options import options
 from tests.helpers import initial_state, tiny_batch, tiny_learner, tiny_raw, train_step
 from train import DIVERGED, DONE, train

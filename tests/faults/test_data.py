@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 
 from configs import default
-from lm.config import resolve
+from lm.config.fields import DataConfig
+from lm.config.resolve import resolve
 from lm.data import Feed, Place, open_dataset, prepared
 from lm.data.sources import open_source
-from lm.sections import DataConfig
 from tests.lm.data.conftest import document, quiet
 
 N_DOCUMENTS = 100
@@ -151,7 +151,7 @@ def test_a_damaged_parquet_file_is_named(trial, tmp_path):
 PROGRAM = """
 import resource, sys
 import tensorflow_datasets, tokenizers
-from lm.sections import DataConfig
+from lm.config.fields import DataConfig
 from lm.data import open_dataset, scan
 cfg, most_bytes = eval(sys.argv[1]), int(sys.argv[2])
 scan.PIECE = 20_000  # which makes some ten of the text

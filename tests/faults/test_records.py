@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from lm.config import resolve
+from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
 from tests.commands import TWELVE
 from tests.faults.test_checkpoints import cut, delete, flip

@@ -11,8 +11,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lm.mesh import make_mesh, replicated, traced_on
-from lm.sections import MeshConfig
+from lm.config.fields import MeshConfig
+from lm.devices.mesh import make_mesh, replicated, traced_on
 from modules.devices import ACTIVATIONS, PARAMETERS, partition
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS, tpu
 from modules.kernels.matmul import direct

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from lm.mesh import batch_sharding, traced_on
+from lm.devices.mesh import batch_sharding, traced_on
 from modules.kernels import tpu_rows
 from modules.kernels.cross_entropy import fused, lanes, reference, tpu
 from modules.losses.cross_entropy import cross_entropy as loss_of_house

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from lm.mesh import make_mesh, replicated, traced_on
-from lm.sections import MeshConfig
+from lm.config.fields import MeshConfig
+from lm.devices.mesh import make_mesh, replicated, traced_on
 from modules.devices import as_parameter, cuts_parameters, matrices_apart
 from modules.embedding import looked_up
 from modules.kernels.attention.blocked import blocked

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from lm.sections import CHOICES
+from lm.config.fields import CHOICES
 from modules.facts import demands_nothing, longest, marks
 from modules.options import options
 

@@ -1,6 +1,6 @@
 """Equivalence: the library's fused attention, computed in plain operations, is the reference, on
 one device and cut over several. Contract: what it lacks is refused by name before anything is
-compiled, and its programs hold its calls (tests/lm/test_compiled_for_chips.py: compiled for TPUs).
+compiled, and its programs hold its calls (tests/lm/devices/test_compiled_for_chips.py: compiled for TPUs).
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lm.check import check
-from lm.check_mesh import check_devices
-from lm.mesh import batch_sharding, make_mesh, replicated, traced_on
-from lm.record.load import with_kernels_of
-from lm.sections import MeshConfig
-from lm.shardings import batch_shapes, state_shapes
-from lm.state import build_learner, hyper_from
-from lm.step import make_train_step
+from lm.config.fields import MeshConfig
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
+from lm.devices.shardings import batch_shapes, state_shapes
+from lm.inference.load import with_kernels_of
+from lm.model.check import check
+from lm.training.state import build_learner, hyper_from
+from lm.training.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
 from modules.kernels.attention.cudnn import cudnn
@@ -189,7 +189,7 @@ def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, mon
     config = tiny_config(changes | {'data.batch_size': 8})
     mesh, home = make_mesh(config.mesh), ATTENTION_KERNELS[name].platforms[0]
     monkeypatch.setattr(
-        'lm.check_mesh.chosen_kernels', lambda config, platform: kernels_for(home, name)
+        'lm.devices.check_mesh.chosen_kernels', lambda config, platform: kernels_for(home, name)
     )
     with pytest.raises(ValueError, match=words):
         check_devices(config, mesh)

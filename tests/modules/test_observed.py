@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.step import activations
+from lm.training.step import activations
 from modules.attention import softmax
 from modules.kernels import Kernels
 from modules.kernels.attention import attend

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.mesh import RULES
+from lm.devices.mesh import RULES
 from modules.optim import by_role, state_specs, unboxed
 from modules.optim.adamw import adamw
 from modules.optim.apollo import apollo

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.mesh import make_mesh, over_runs, param_sharding, replicated, traced_on
-from lm.sections import MeshConfig
+from lm.config.fields import MeshConfig
+from lm.devices.mesh import make_mesh, over_runs, param_sharding, replicated, traced_on
 from modules.optim import OPTIMIZERS, state_specs, unboxed
 from modules.params import ParamSpec
 from tpu.hlo import Module

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from lm.mesh import batch_sharding, replicated, traced_on
+from lm.devices.mesh import batch_sharding, replicated, traced_on
 from modules.kernels.softmax import blocks, fused, reference, tpu
 from modules.kernels.tpu_rows import call_on_tpu
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from lm.mesh import make_mesh, traced_on
-from lm.sections import MeshConfig
+from lm.config.fields import MeshConfig
+from lm.devices.mesh import make_mesh, traced_on
 from modules.activations import ACTIVATIONS
 from modules.kernels import kernels_for
 from modules.kernels.matmul.wta_crs import (

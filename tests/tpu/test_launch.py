@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from tpu import launch
 from tpu.launchers import base
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from lm.config import resolve
-from lm.flops import flops_per_token
-from lm.state import build_learner
+from lm.config.resolve import resolve
+from lm.training.flops import flops_per_token
+from lm.training.state import build_learner
 from tests import ROOT
 from tests.helpers import tiny_raw
 from tests.programs import COMPILERS

@@ -19,9 +19,9 @@ from eval.convert.fold import fold_checkpoint
 from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
+from lm.config.fields import NormConfig
 from lm.record.workdir import read_config
-from lm.sections import NormConfig
-from lm.state import Weights
+from lm.training.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves
 from tests.commands import PATIENCE_SEC

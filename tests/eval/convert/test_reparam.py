@@ -12,8 +12,8 @@ from eval.convert import commands as convert
 from eval.convert.converted import cast
 from eval.convert.fold import fold_checkpoint
 from eval.load import Checkpoint
-from lm.sections import ReparamConfig
-from lm.state import Weights
+from lm.config.fields import ReparamConfig
+from lm.training.state import Weights
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
 from tests.eval.convert.test_commands import checkpoint, compiled_as_it_stands  # noqa: F401

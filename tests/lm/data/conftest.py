@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from configs import default
-from lm.config import resolve
+from lm.config.fields import DataConfig
+from lm.config.resolve import resolve
 from lm.data import cache, open_dataset, pieces, prepare, scan
-from lm.sections import DataConfig
 
 PIECE_BYTES = 2000
 INTERRUPT = KeyboardInterrupt()

@@ -72,7 +72,7 @@ def test_property_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from lm.sections import DataConfig
+from lm.config.fields import DataConfig
 from lm.data import open_dataset, prepare
 cfg = eval(sys.argv[1])
 flag = Path(cfg.cache_dir + '.flag')

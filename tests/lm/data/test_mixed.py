@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from lm.config.mixture import Mixed, Shares
 from lm.data import (
     Feed,
     Place,
@@ -20,8 +21,7 @@ from lm.data import (
     prepare,
     steps_in_epoch,
 )
-from lm.files import locked
-from lm.mixture import Mixed, Shares
+from lm.storage.files import locked
 from tests.lm.data.conftest import document, quiet
 from tests.lm.data.test_loader import Numbered
 

@@ -13,7 +13,7 @@ import pytest
 
 from lm.data import cache, open_dataset, scan
 from lm.data.sources import open_source
-from lm.files import locked
+from lm.storage.files import locked
 from tests.lm.data.conftest import (
     PIECE_BYTES,
     folder_of_pieces,
@@ -65,7 +65,7 @@ def test_equivalence_without_locks(own, wanted, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr('lm.files.fcntl.flock', refuse)
+    monkeypatch.setattr('lm.storage.files.fcntl.flock', refuse)
     said = []
     assert on_each(lambda: prepared_by(own, said.append), monkeypatch) == [wanted] * N
     assert any('cannot be locked' in line for line in said) and left_in(own) == []

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from lm import whole
-from lm.buckets import Denied, open_bucket
 from lm.data import cache, check, open_dataset
+from lm.storage import complete_folders
+from lm.storage.buckets import Denied, open_bucket
 from tests.lm.data.conftest import contents
 from tests.object_store import free_port
 
@@ -47,10 +47,10 @@ def test_the_second_machine_fetches_what_the_first_prepared(opened, remote, monk
 def test_half_of_it_is_prepared_again_and_put_there_whole(opened, remote):
     first, _ = opened('a')
     bucket = open_bucket(remote.cache_dir)
-    bucket.delete([f'{first.digest}/{whole.MARK}'])
+    bucket.delete([f'{first.digest}/{complete_folders.MARK}'])
     second, said = opened('b')
     assert second.digest == first.digest and any('preparing' in line for line in said)
-    assert whole.read_mark(bucket, first.digest) is not None
+    assert complete_folders.read_mark(bucket, first.digest) is not None
 
 
 def test_what_was_damaged_there_is_put_right(opened, remote, monkeypatch):
@@ -72,14 +72,14 @@ def test_what_is_here_and_was_never_put_there_is(opened, remote):
     bucket = open_bucket(remote.cache_dir)
     bucket.delete(bucket.list())
     _, said = opened('a')
-    assert said == [] and whole.read_mark(bucket, first.digest) is not None
+    assert said == [] and complete_folders.read_mark(bucket, first.digest) is not None
 
 
 def test_a_bucket_that_may_not_be_written_costs_a_note(opened, remote, monkeypatch):
     def refuse(*_, **__):
         raise Denied('it may not be')
 
-    monkeypatch.setattr('lm.whole.upload', refuse)
+    monkeypatch.setattr('lm.storage.complete_folders.upload', refuse)
     dataset, said = opened('a')
     assert len(dataset.train) > 0
     assert said[-1].startswith('NOTE: it may not be; the prepared data stay in ')

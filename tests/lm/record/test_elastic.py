@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from lm.config import replaced
-from lm.mesh import make_mesh
-from lm.record.load import mesh_at_hand
-from lm.record.series import Checkpoints
-from lm.sections import MeshConfig
-from lm.shardings import abstract_state, jit_init, jit_train_step
-from lm.state import hyper_from
+from lm.config.fields import MeshConfig
+from lm.config.resolve import replaced
+from lm.devices.mesh import make_mesh
+from lm.devices.shardings import abstract_state, jit_init, jit_train_step
+from lm.inference.load import mesh_at_hand
+from lm.record.checkpoints import Checkpoints
+from lm.training.state import hyper_from
 from tests.helpers import packed_batch, tiny_config, tiny_learner
 
 CONFIG = tiny_config(
@@ -76,7 +76,7 @@ def test_weights_that_one_device_cannot_hold_lie_over_all(monkeypatch):
     """For evaluation. Catches a mesh that does not divide the model's width."""
     learner = tiny_learner(CONFIG)
     assert mesh_at_hand(learner).size == 1
-    monkeypatch.setattr('lm.record.load.device_memory_bytes', lambda: 1000)
+    monkeypatch.setattr('lm.inference.load.device_memory_bytes', lambda: 1000)
     assert mesh_at_hand(learner).shape['fsdp'] == 8
     assert (
         mesh_at_hand(

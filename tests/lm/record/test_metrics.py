@@ -11,11 +11,11 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from lm.files import write_text
+from lm.launch.before_jax import TUNABLES
 from lm.record import metrics
 from lm.record.checkpoint import check_tree
 from lm.record.metrics import Recorder, Throughput, read_rows
-from lm.run.process import TUNABLES
+from lm.storage.files import write_text
 
 
 def rows_of(path):
@@ -185,7 +185,7 @@ def test_check_tree_accepts_equal_and_lists_all_differences():
 @pytest.mark.skipif(sys.platform != 'linux', reason='the settings are of glibc')
 def test_the_process_starts_again_with_its_malloc_settings_once():
     code = (
-        'import os; from lm.run.process import prepare_process; print(os.getpid(), flush=True); '
+        'import os; from lm.launch.before_jax import prepare_process; print(os.getpid(), flush=True); '
         'prepare_process(); print(os.environ["GLIBC_TUNABLES"])'
     )
     import os

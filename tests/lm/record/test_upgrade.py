@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import flatten, to_dict
+from lm.config.resolve import flatten, to_dict
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import read_config
 from modules.norms import NORMS

@@ -10,9 +10,8 @@ import threading
 
 import pytest
 
-from lm.config import to_dict
-from lm.files import Unreadable, read_json
-from lm.record.series import Checkpoints
+from lm.config.resolve import to_dict
+from lm.record.checkpoints import Checkpoints
 from lm.record.workdir import (
     InUse,
     is_final,
@@ -21,9 +20,10 @@ from lm.record.workdir import (
     status_of,
     write_config,
 )
+from lm.storage.files import Unreadable, read_json
 from tests import ROOT
 from tests.helpers import tiny_config
-from tests.lm.record.test_series import META, state
+from tests.lm.record.test_checkpoints import META, state
 
 CONFIG = tiny_config()
 OTHER = """
@@ -89,7 +89,7 @@ def test_a_file_system_without_locks_is_told_of(tmp_path, said, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr('lm.files.fcntl.flock', refuse)
+    monkeypatch.setattr('lm.storage.files.fcntl.flock', refuse)
     with open_workdir(tmp_path, CONFIG, False, said.append):
         (note,) = said
     assert note.startswith(f'NOTE: {tmp_path}/.lock cannot be locked') and 'No locks' in note
@@ -99,7 +99,7 @@ def test_another_error_of_locking_is_one_of_writing(tmp_path, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.EIO, 'Input/output error')
 
-    monkeypatch.setattr('lm.files.fcntl.flock', refuse)
+    monkeypatch.setattr('lm.storage.files.fcntl.flock', refuse)
     with (
         pytest.raises(OSError, match=r'cannot be written \(.*Input/output error'),
         open_workdir(tmp_path, CONFIG, False),

@@ -3,8 +3,8 @@
 import pytest
 
 from configs.studies import norm_placement_lr
+from lm.config.fields import CHOICES, FIELDS
 from lm.run.describe import notes_of, notes_of_all
-from lm.sections import CHOICES, FIELDS
 from lm.sweep.cells import cells, split_sweep
 from modules.options import options
 from tests.helpers import checked_config

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from eval.report.page import report
-from lm.config import resolve
-from lm.files import read_json
+from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
 from lm.run.warnings import Watch
+from lm.storage.files import read_json
 from tests.sweep_helpers import (
     base,
     before_step,

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from lm.devices.shardings import batch_shapes, jit_train_step
+from lm.launch.terminal import CellTerminal
 from lm.run.program import Program
 from lm.run.slot import RunSpec
-from lm.run.terminal import CellTerminal
 from lm.run.wave import Wave
-from lm.shardings import batch_shapes, jit_train_step
-from lm.state import hyper_from
+from lm.training.state import hyper_from
 from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
 
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from lm.config import to_dict
+from lm.config.resolve import to_dict
 from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer
 from lm.data.tokenizers import load as load_tokenizer
+from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
-from lm.record.load import load
 from lm.record.metrics import read_rows
 from lm.run import start
 from lm.run.start import initial_state, saved_files
 from lm.run.wave import Wave
-from lm.state import build_learner, hyper_from, init_state
-from lm.step import make_train_step
+from lm.training.state import build_learner, hyper_from, init_state
+from lm.training.step import make_train_step
 from modules.params import NORM, named_leaves
 from tests import helpers
 from tests.helpers import BOS, VOCAB, packed_batch, tiny_config

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from lm.check import check
-from lm.config import flatten, resolve
+from lm.config.fields import FIELDS
+from lm.config.resolve import flatten, resolve
+from lm.model.check import check
 from lm.run import remedies
 from lm.run.counters import Counters
 from lm.run.remedies import REMEDIES, help_with
 from lm.run.warnings import FEWEST_UPDATES, Watch, told
-from lm.sections import FIELDS
 from modules.options import typed
 from tests.helpers import tiny_config, tiny_raw
 

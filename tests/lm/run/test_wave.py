@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import lm.sweep.group
-from lm.config import replaced
+from lm.config.resolve import replaced
 from lm.data import loader
-from lm.record.series import Checkpoints
+from lm.record.checkpoints import Checkpoints
 from lm.run.program import Program, runs_that_fit
 from lm.run.wave import Wave
 from tests.sweep_helpers import (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs import default
-from lm.config import digest, flatten
-from lm.sections import CHOICES, FIELDS, RUN_PATHS
+from lm.config.fields import CHOICES, FIELDS, RUN_PATHS
+from lm.config.resolve import digest, flatten
 from lm.sweep.cells import cells, groups, split_sweep
 from tests.helpers import another, tiny_config, tiny_raw
 

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from lm.run.hosts import CHILD, JOB, TELL, Host
-from lm.sections import MeshConfig
+from lm.config.fields import MeshConfig
+from lm.launch.this_host import CHILD, JOB, TELL, Host
 from lm.sweep import hosts
 from lm.sweep.hosts import dealt, first_then_others, join_sweep
 from tests.xla import ONE_DEVICE

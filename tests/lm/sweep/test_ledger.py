@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from configs import default
-from lm.config import resolve, to_dict
-from lm.files import read_json, write_json
+from lm.config.fields import FIELDS
+from lm.config.resolve import resolve, to_dict
 from lm.record.upgrade import stored_config
 from lm.record.workdir import is_final, write_config
-from lm.sections import FIELDS
+from lm.storage.files import read_json, write_json
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep, read_sweep
 from tests.helpers import tiny_raw

@@ -1,0 +1,96 @@
+"""Fields of the config that name a row of a table."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm.config.suggestions import listed, sweep_flag
+from modules.choices import choose
+from modules.options import check_inline, parse
+
+AUTO = 'auto'
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A field that names a row of `table`, whose options are in `section`.
+
+    inline: options of this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
+    rows joined by '+'. shares: each of these with its share of the whole, 'causal:0.5+infill:0.5'.
+    auto: 'auto' may stand for one. sows: rows name auxiliary losses, whose options are in `loss`.
+    """
+
+    table: Mapping[str, Any]
+    section: str = ''
+    inline: bool = False
+    several: bool = False
+    shares: bool = False
+    auto: bool = False
+    sows: bool = False
+
+    def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
+        """(name, row, options given behind the name) of each row that `value` names.
+
+        Raises ValueError for an unknown name or option.
+        """
+        found = []
+        if self.shares:
+            value = '+'.join(shares_of(path, value))
+        for text in value.split('+') if self.several else [value]:
+            name, given = parse(path, text) if self.inline else (text, {})
+            known = {**({AUTO: None} if self.auto else {}), **self.table}
+            names = listed(name.strip('()[]') if self.several else name)
+            if self.several and len(names) > 1:
+                raise ValueError(joined_by_plus(path, names))
+            if set(names) <= known.keys() and len(names) > 1:
+                raise ValueError(
+                    f'{path} is one name; got {value!r}. Several are a sweep: '
+                    f'{sweep_flag({path: names})}'
+                )
+            part = choose(known, name, path)
+            found.append((name, part, check_inline(path, part, name, given) if given else {}))
+        names = [name for name, *_ in found]
+        if len(set(names)) < len(names):
+            raise ValueError(f'{path}={value} names a row twice')
+        if len(names) > 1 and {'none', AUTO} & set(names):
+            raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
+        return found
+
+
+def shares_of(path: str, value: str) -> dict[str, float]:
+    """{'causal': 0.5, 'infill': 0.5} for 'causal:0.5+infill:0.5', and {'causal': 1.0} for 'causal'.
+
+    Raises ValueError where shares are missing, no numbers, not above 0, or do not sum to 1.
+    """
+    if '+' not in value and ':' not in value:
+        return {value: 1.0}
+    how = f'Such as {path}=causal:0.5+infill:0.5.'
+    found: dict[str, float] = {}
+    for text in value.split('+'):
+        name, _, share = text.partition(':')
+        if name in found:
+            raise ValueError(f'{path}={value} names a row twice. {how}')
+        try:
+            found[name] = float(share)
+        except ValueError:
+            raise ValueError(
+                f'{path}: each name of a mixture has its share behind it, a number; got {text!r} '
+                f'in {value!r}. {how}'
+            ) from None
+    total = sum(found.values())
+    if not all(share > 0 for share in found.values()) or not math.isclose(total, 1, abs_tol=1e-6):
+        raise ValueError(
+            f'the shares of {path} must be above 0 and sum to 1; got {value!r}, which sums to '
+            f'{total:g}. {how}'
+        )
+    return found
+
+
+def joined_by_plus(path: str, names: Sequence[Any]) -> str:
+    """How several rows are spelt, for a list of them."""
+    joined = '+'.join(map(str, names))
+    return (
+        f'{path}: several names are one text, joined by +, the nearest to the model first: '
+        f'{joined!r}. Runs that differ in it are a sweep: {sweep_flag({path: tuple(names)})}'
+    )

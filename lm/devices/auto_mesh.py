@@ -1,0 +1,210 @@
+"""Which mesh a run gets with mesh.axes=auto: of those that it fits on, the one that sends least;
+`tensor` and `context` only where rows and parameters cannot be cut enough, as what they send stands
+between products, where nothing hides it.
+
+A device holds, in bytes, parameters, a gradient of each, optimizer state and averages, by the same
+table that places them (`lm.devices.shardings`), and of the forward pass what the backward pass needs. The
+last is found by tracing: what a vector-Jacobian product keeps, of the rows and tokens that are on
+the device. It is what layers keep before XLA fuses anything, and not cut over `tensor`: an estimate
+from above.
+
+What a device sends and receives in a step, with n_a the size of axis a, P and G the bytes of
+parameters (as they are computed with) and of gradients, over all devices of other rows, and A those
+of one activation [B, T, D] on the device (1910.02054, 1909.08053):
+
+    data and context    2 G (n - 1) / n            the sum of gradients
+    fsdp                (2 P + G) (n - 1) / n      gathered twice, gradients scattered
+    tensor              8 A (n - 1) / n a layer    four sums
+    context             6 A (K / N) (n - 1) a layer    keys and values gathered twice, and back
+
+On a TPU slice of two or more torus dimensions `fsdp` over all of it costs twice that: XLA has no
+reduce-scatter over a whole torus.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lm.config.fields import MeshConfig
+from lm.config.recipe import Recipe
+from lm.config.resolve import replaced
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import make_mesh, mesh_words, refuse_idle, share_of_process, torus_of
+from lm.devices.shardings import batch_shapes, laid_out, state_layout
+from lm.training.state import Learner, build_learner, hyper_from
+from lm.training.step import TRAINING, observed_sums
+
+CHOSEN = ('fsdp', 'tensor', 'context')  # what is chosen; `data` is what they leave
+USABLE = 0.9  # of a device's memory; the rest is for programs, batches and what XLA adds
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """words: the axes. held, kept: bytes on a device of the state with its gradient, and of the
+    forward pass; moved: bytes that it sends in a step.
+    """
+
+    mesh: MeshConfig
+    words: str
+    held: int
+    kept: int
+    moved: float
+
+    @property
+    def needed(self) -> int:
+        return self.held + self.kept
+
+    @property
+    def waits(self) -> int:
+        """Over how many devices it sums, or gathers, between products, which nothing hides."""
+        return self.mesh.tensor * self.mesh.context
+
+    @property
+    def parts(self) -> int:
+        """Into how many a model, or a row of tokens, is cut."""
+        return math.prod(getattr(self.mesh, axis) for axis in CHOSEN)
+
+    def line(self) -> str:
+        return (
+            f'{self.words}: {self.held / 1e9:,.3g} GB a device of parameters, gradients and '
+            f'optimizer state, about {self.kept / 1e9:,.3g} GB of activations, and '
+            f'{self.moved / 1e9:,.3g} GB sent'
+        )
+
+
+def chosen(
+    recipe: Recipe, learner: Learner, devices: list[jax.Device], memory: int, runs: int = 1
+) -> tuple[MeshConfig, list[str]]:
+    """(the mesh, why it is that one, a line each).
+
+    Axes that the config gives a size keep it. Of many runs, which lie side by side (`mesh.run`),
+    each gets as few devices as it fits on. memory: bytes of a device. Where none fits, the mesh
+    that needs least is chosen, and that is said: the estimate may be too high.
+
+    Raises ValueError where no mesh cuts batch and model evenly.
+    """
+    found = _candidates(recipe, learner, devices, runs)
+    fitting = [one for one in found if one.needed <= USABLE * memory]
+    simplest = min(found, key=lambda one: (one.parts, one.waits, one.moved))
+    if not fitting:
+        best = min(found, key=lambda one: one.needed)
+    elif runs > 1:
+        best = min(fitting, key=lambda one: (one.parts, one.waits, one.moved))
+    else:
+        best = min(fitting, key=lambda one: (one.waits, one.moved))
+    lines, there = [f'mesh.axes=auto: {best.line()}'], f'{memory / 1e9:,.3g} GB there are'
+    if best is not simplest:
+        why = 'more' if simplest in fitting else f'and does not fit into the {there}'
+        lines.append(f'  {simplest.line()}: {why}')
+    if not fitting:
+        lines.append(
+            f'NOTE: {best.needed / 1e9:,.3g} GB may not fit into the {there}, and no mesh needs '
+            'less. More devices, a higher train.microbatches, or model.remat=full may help.'
+        )
+    return best.mesh, lines
+
+
+def _candidates(
+    recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
+) -> list[Candidate]:
+    """Those that the model, its batch and the hosts allow, with what they need."""
+    n, layout, kept = len(devices), state_layout(learner), kept_bytes(learner)
+    divisors = [size for size in range(1, n + 1) if n % size == 0]
+    given = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN}
+    sizes = [[given[axis]] if given[axis] > 1 else divisors for axis in CHOSEN]
+    found, refusals = [], []
+    for of_axes in itertools.product(*sizes):
+        asked = dataclasses.replace(recipe.mesh, **dict(zip(CHOSEN, of_axes, strict=True)))
+        try:
+            mesh = make_mesh(asked, devices, runs)
+            if runs == 1:
+                refuse_idle(asked, mesh, n)
+            check_devices(recipe, mesh, jax.process_count())
+            share_of_process(mesh)
+        except ValueError as error:
+            refusals.append(error)
+            continue
+        parts = mesh.size // (mesh.shape['run'] * mesh.shape['tensor'])
+        moved = moved_bytes(recipe, learner, mesh)
+        held = held_bytes(layout, mesh)
+        found.append(Candidate(asked, mesh_words(mesh), held, kept // parts, moved))
+    if not found:
+        raise ValueError(f'mesh.axes=auto finds no mesh of {n} devices: {refusals[0]}')
+    return found
+
+
+def held_bytes(layout: Any, mesh: Mesh) -> int:
+    """On a device: the state, and a gradient of each parameter."""
+    shapes, specs = layout
+    state = laid_out(shapes, specs, mesh)
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for tree in (state, state.params)
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def kept_bytes(learner: Learner) -> int:
+    """What the backward pass of a microbatch keeps of its forward pass, on all devices together,
+    and what it keeps of one layer when it goes through it again with model.remat.
+    """
+    recipe, model = learner.recipe, learner.model
+    rows = recipe.data.batch_size // recipe.train.microbatches
+    kept = _kept_of(learner, 2 * rows) - _kept_of(learner, rows)  # parameters are kept too
+    if recipe.model.remat != 'none':
+        whole = replaced(recipe, {'model.remat': 'none'})
+        again = build_learner(whole, model.vocab_size, learner.bos_id, model.kernels.platform)
+        of_layers = _kept_of(again, 2 * rows) - _kept_of(again, rows)
+        kept += of_layers // recipe.model.n_layers
+    return kept
+
+
+def _kept_of(learner: Learner, rows: int) -> int:
+    shapes, _ = state_layout(learner)
+    recipe = learner.recipe
+    hyper = jax.eval_shape(lambda: hyper_from(recipe))
+    batch = batch_shapes(replaced(recipe, {'data.batch_size': rows, 'train.microbatches': 1}))
+
+    def backward(state, batch, hyper):
+        used, _ = learner.described.reparam.apply(state.params, state.reparam, True)
+
+        def loss(used):
+            variables = {'params': used, **state.stats}
+            return observed_sums(learner, variables, batch, hyper, TRAINING)[0]['objective']
+
+        return jax.vjp(loss, used)[1]
+
+    kept = jax.tree.leaves(jax.eval_shape(backward, shapes, batch, hyper))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in kept)
+
+
+def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
+    """What a device sends in a step, by the formulas above."""
+    n, model = mesh.shape, recipe.model
+    shapes = jax.tree.leaves(learner.described.shapes)
+    elements = sum(math.prod(leaf.shape) for leaf in shapes) / n['tensor']
+    item = jnp.dtype(model.dtype).itemsize
+    gradients = 4 * elements
+    gathered = (2 * item + 4) * elements * share(n['fsdp'])
+    torus = torus_of(mesh.devices.flat)
+    if len(torus) > 1 and n['fsdp'] == math.prod(torus):
+        gathered *= 2
+    rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
+    activation = item * rows * recipe.data.seq_len / n['context'] * model.d_model
+    keys = 6 * activation * model.n_kv_heads / model.n_heads * (n['context'] - 1)
+    return (
+        2 * gradients / n['fsdp'] * share(n['data'] * n['context'])
+        + gathered
+        + 8 * activation * share(n['tensor']) * model.n_layers
+        + keys * model.n_layers
+    )
+
+
+def share(n: int) -> float:
+    """(n - 1) / n: of an array that is cut into n parts, what a device has not."""
+    return (n - 1) / n

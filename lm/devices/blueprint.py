@@ -1,0 +1,59 @@
+"""What a compiled program is made from: a config, a vocabulary and devices, which need not be here.
+
+`lm.run.experiment` adds the text and what can be run; `tpu.plan` compiles it for pods.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from lm.config.fields import AUTO, MeshConfig
+from lm.config.recipe import Recipe
+from lm.devices.auto_mesh import chosen
+from lm.devices.mesh import make_mesh
+from lm.devices.shardings import abstract_state
+from lm.training.state import build_learner
+from lm.training.update import refuse_unserved
+
+
+class Blueprint:
+    """platform: that of the devices. state_shapes: shapes, types and shardings of one run's state.
+
+    vocab_size: the tokenizer's tokens and the marks of objectives. bos_id: the token that begins a
+    document. runs: how many will share the program. memory: bytes of a device, asked for with
+    mesh.axes=auto alone.
+
+    Raises ValueError where the devices do not fill the mesh, or none serves the config.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        vocab_size: int,
+        bos_id: int,
+        devices: Sequence[jax.Device],
+        memory: Callable[[], int],
+        say: Callable[[str], None] = print,
+        runs: int = 1,
+    ):
+        self.recipe, self.vocab_size = recipe, vocab_size
+        self.platform = devices[0].platform
+        self.learner = build_learner(recipe, vocab_size, bos_id, self.platform)
+        refuse_unserved(self.learner)
+        self.mesh = make_mesh(self._mesh_config(devices, memory, say, runs), list(devices), runs)
+        self.state_shapes = abstract_state(self.learner, self.mesh)
+
+    def _mesh_config(
+        self,
+        devices: Sequence[jax.Device],
+        memory: Callable[[], int],
+        say: Callable[[str], None],
+        runs: int,
+    ) -> MeshConfig:
+        """As it is given, or chosen here."""
+        if self.recipe.mesh.axes != AUTO:
+            return self.recipe.mesh
+        mesh, why = chosen(self.recipe, self.learner, list(devices), memory(), runs)
+        for line in why:
+            say(line)
+        return mesh

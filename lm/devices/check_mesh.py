@@ -1,0 +1,129 @@
+"""Whether a config can be laid over the devices at hand, found before anything is compiled."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from lm.config.fields import AUTO
+from lm.config.recipe import Recipe
+from lm.devices.mesh import batch_parts, make_mesh, refuse_idle, torus_of
+from lm.model.transformer import chosen_kernels
+from modules.attention import ATTENTIONS
+from modules.choices import nearest_divisor
+from modules.devices import BATCH
+from modules.kernels.attention import ATTENTION_KERNELS
+from modules.mlp import MLPS
+from modules.options import options
+
+
+def check_single(recipe: Recipe) -> None:
+    """`check_devices` of a run alone, on the devices at hand; ValueError where it would leave some
+    of them idle. With mesh.axes=auto it is asked when the mesh is chosen (`lm.devices.auto_mesh`).
+    """
+    if recipe.mesh.axes == AUTO:
+        return
+    mesh = make_mesh(recipe.mesh)
+    refuse_idle(recipe.mesh, mesh, jax.device_count())
+    check_devices(recipe, mesh, jax.process_count())
+
+
+def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
+    """ValueError where a microbatch, or a width of the model, cannot be cut evenly over the mesh,
+    or where the model has nothing that an axis of it could cut.
+    """
+    _check_rows(recipe, mesh)
+    _check_width(mesh, 'fsdp', 'model.d_model', recipe.model.d_model)
+    _check_width(mesh, 'context', 'data.seq_len', recipe.data.seq_len)
+    _check_width(mesh, 'tensor', 'model.n_heads', recipe.model.n_heads)
+    _check_width(mesh, 'tensor', 'model.d_ff', recipe.model.d_ff)
+    for asker in recipe.in_forward_mode if mesh.shape['fsdp'] > 1 else ():
+        raise ValueError(
+            f'{asker} differentiates in forward mode, which the table of embeddings has not where '
+            f'it is cut: mesh.fsdp={mesh.shape["fsdp"]}. Lay these devices along mesh.data.'
+        )
+    _check_experts(recipe, mesh)
+    _check_context(recipe, mesh)
+    if mesh.size % n_processes:
+        raise ValueError(f'{mesh.size} devices do not spread evenly over {n_processes} processes')
+
+
+def _check_rows(recipe: Recipe, mesh: Mesh) -> None:
+    rows, parts, n = recipe.data.batch_size, recipe.train.microbatches, batch_parts(mesh)
+    if rows % (parts * n):
+        fitting = max(1, round(rows / (parts * n))) * parts * n
+        over = [f'mesh.{axis}' for axis in BATCH if mesh.shape[axis] > 1] or ['devices']
+        raise ValueError(
+            f'data.batch_size must be a multiple of train.microbatches * {" * ".join(over)} = '
+            f'{parts} * {n}; got {rows}. Nearest that works: {fitting}.'
+        )
+
+
+def _check_width(mesh: Mesh, axis: str, field: str, width: int) -> None:
+    n = mesh.shape[axis]
+    if width % n:
+        raise ValueError(
+            f'mesh.{axis} must divide {field}; got {n} for {width}. Nearest that works: '
+            f'mesh.{axis}={nearest_divisor(width, n)} or {field}={max(1, round(width / n)) * n}.'
+        )
+
+
+def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
+    if mesh.shape['expert'] == 1:
+        return
+    n_experts = recipe.mlp.options.get('n_experts')
+    if n_experts is None:
+        able = [name for name, row in MLPS.items() if 'n_experts' in options(row)]
+        raise ValueError(
+            f'mesh.expert={mesh.shape["expert"]} cuts experts, and {recipe.mlp} has none; choose '
+            f'one of {", ".join(able)}, or lay these devices along mesh.data.'
+        )
+    _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
+
+
+def _check_context(recipe: Recipe, mesh: Mesh) -> None:
+    """Tokens of a row on several devices: softmax attention gathers the keys and values of all."""
+    n = mesh.shape['context']
+    if n == 1:
+        return
+    if not recipe.attention.row.of_cut_rows:
+        able = [name for name, row in ATTENTIONS.items() if row.of_cut_rows]
+        raise ValueError(
+            f'mesh.context={n} cuts rows of tokens, which {recipe.attention} reads in order; '
+            f'choose {" or ".join(able)}, or mesh.context=1.'
+        )
+    name = chosen_kernels(recipe, mesh.devices.flat[0].platform).attention_name
+    refuse_cut = ATTENTION_KERNELS[name].refuse_cut
+    if refuse_cut is None:
+        able = [other for other, row in ATTENTION_KERNELS.items() if row.refuse_cut]
+        raise ValueError(
+            f'mesh.context={n} cuts rows of tokens, which kernels.attention={name} must have '
+            f'whole; choose one of {", ".join(able)}.'
+        )
+    refuse_cut(recipe.data.seq_len, n)
+
+
+def notes_of_mesh(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
+    """What stays whole on every device although an axis of the mesh could cut it, and devices that
+    are left without work.
+    """
+    if mesh.size < (n := jax.device_count()):
+        yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'
+    torus = torus_of(mesh.devices.flat)
+    if len(torus) > 1 and mesh.shape['fsdp'] == math.prod(torus):
+        yield (
+            f'mesh.fsdp={mesh.shape["fsdp"]} lies over a whole torus of '
+            f'{" x ".join(map(str, torus))}, for which XLA sums gradients whole: twice the bytes. '
+            f'mesh.fsdp={max(torus)} with mesh.data=-1 has them scattered.'
+        )
+    tensor = mesh.shape['tensor']
+    for what, size, name in (
+        ('keys and values', recipe.model.n_kv_heads, 'model.n_kv_heads'),
+        ('embeddings and logits', vocab_size, 'the vocabulary'),
+    ):
+        if size % tensor:
+            yield (
+                f'{what} are whole on every device: mesh.tensor={tensor} does not divide {name}, '
+                f'{size}. {-(-size // tensor) * tensor} would be cut.'
+            )

@@ -1,0 +1,218 @@
+"""How the runs of one program lie in its arrays: `Single` or `Stacked`.
+
+`Stacked` has a leading axis R on the mesh axis `run`, and a row of `RUN_AXES` maps a function of
+one run over it. The rows give equal results up to rounding: `loop` computes each run with the very
+operations it has alone, `vmap` with batched ones. `Single` is the layout of one run: it has no
+leading axis, so its program is the function itself.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from lm.devices.mesh import batch_sharding, over_runs, replicated
+
+
+def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
+    """All runs at once, in batched operations; a run that is not active costs as much as one that
+    is.
+
+    Left to the partitioner: inside shard_map it gathers activations over `data` (96 all-gathers in
+    a step of the default model on v5e:2x4 with run=4, data=2; here none).
+    """
+    del mesh
+
+    def many(*arguments):
+        shared, (_, *mapped) = arguments[:n_shared], arguments[n_shared:]
+        return jax.vmap(lambda *one: function(*shared, *one), spmd_axis_name='run')(*mapped)
+
+    return many
+
+
+def loop(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
+    """One run after the other; one that is not active costs nothing, and zeros stand for it.
+
+    For XLA:CPU, whose batched products are slow. Results go into buffers of their own, as XLA
+    copies those of all runs in each round if they are written over the arguments, and there are as
+    many rounds as active runs, as a condition copies what goes in and out: of 16 runs of width 128
+    on two cores one then takes 72 ms a step either way, and 63 ms so. The barriers keep XLA from
+    fusing that with the step, which would then round differently from a run alone.
+    """
+
+    def many(*arguments):
+        shared, (active_R, *mapped) = arguments[:n_shared], arguments[n_shared:]
+        active_first_R = jnp.argsort(~active_R)
+
+        def of_run(run):
+            own = jax.lax.optimization_barrier(take(mapped, run))
+            return jax.lax.optimization_barrier(function(*shared, *own))
+
+        def one_more(done, results):
+            run = active_first_R[done]
+            return put(results, of_run(run), run)
+
+        nothing = jax.tree.map(
+            lambda s: jnp.zeros((*active_R.shape, *s.shape), s.dtype), jax.eval_shape(of_run, 0)
+        )
+        return jax.lax.fori_loop(0, jnp.sum(active_R), one_more, nothing)
+
+    if mesh.shape['run'] == 1:
+        return many
+
+    def by_device(*arguments):
+        cut = PartitionSpec('run')
+        specs = (PartitionSpec(),) * n_shared + (cut,) * (len(arguments) - n_shared)
+        return jax.shard_map(
+            many, mesh=mesh, in_specs=specs, out_specs=cut, axis_names={'run'}, check_vma=False
+        )(*arguments)
+
+    return by_device
+
+
+RUN_AXES = {'loop': loop, 'vmap': vmap}
+SINGLE = 'single'
+
+
+def run_axis(name: str, platform: str) -> str:
+    """`auto` is what suits the platform; any other name is itself."""
+    if name != 'auto':
+        return name
+    return 'loop' if platform == 'cpu' else 'vmap'
+
+
+def over_mesh(how: str, mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+    """`many(*shared, active_R, *mapped)` for `function(*shared, *mapped of one run)`.
+
+    Arguments and results are stacked along a leading axis R, a multiple of the mesh axis `run`,
+    but for the first `n_shared` arguments. To be jitted with shardings that cut R over `run`.
+    """
+    return RUN_AXES[how](mesh, function, n_shared)
+
+
+def put(all_R: Any, one: Any, run: jax.Array) -> Any:
+    """The tree `all_R` with `one` in place `run` of its leading axis."""
+    update = jax.lax.dynamic_update_index_in_dim
+    return jax.tree.map(lambda leaf_R, leaf: update(leaf_R, leaf, run, 0), all_R, one)
+
+
+def take(all_R: Any, run: jax.Array) -> Any:
+    """What is in place `run` of the leading axis."""
+    pick = jax.lax.dynamic_index_in_dim
+    return jax.tree.map(lambda leaf_R: pick(leaf_R, run, 0, keepdims=False), all_R)
+
+
+class Single:
+    """One run, whose arrays are passed as they are: putting it in and taking it out copies nothing.
+
+    states, scalars, batch: the shardings of a state, of all small arrays and of a batch.
+    """
+
+    skips_inactive = True
+
+    def __init__(self, mesh: Mesh, state_shardings: Any):
+        self.states = state_shardings
+        self.scalars, self.batch = replicated(mesh), batch_sharding(mesh)
+
+    def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+        """`function` with one argument more, `active`, which jit drops as it is never read."""
+
+        @functools.wraps(function)
+        def of_one(*arguments):
+            return function(*arguments[:n_shared], *arguments[n_shared + 1 :])
+
+        return of_one
+
+    def shapes(self, of_one: Any, slots: int) -> Any:
+        del slots
+        return of_one
+
+    def empty(self, of_one: Any, slots: int) -> None:
+        """There is no room to be made: the state that is put in is the whole."""
+        del of_one, slots
+
+    def put(self, states: Any, state: Any, slot: int) -> Any:
+        del states, slot
+        return state
+
+    def take(self, states: Any, slot: int) -> Any:
+        del slot
+        return states
+
+    def stack(self, of_each: Sequence[Any]) -> Any:
+        (one,) = of_each
+        return one
+
+    def scalars_of(self, of_each: Sequence[Any]) -> Any:
+        return self.stack(of_each)
+
+    def pick(self, fetched: Any, slot: int) -> Any:
+        del slot
+        return fetched
+
+
+class Stacked:
+    """Runs along a leading axis R, a slot each.
+
+    states, scalars, batch: the shardings of stacked states, small arrays and batches.
+    """
+
+    def __init__(self, how: str, mesh: Mesh, state_shardings: Any):
+        self._how, self._mesh = how, mesh
+        self.skips_inactive = how == 'loop'
+        self.states = jax.tree.map(over_runs, state_shardings)
+        self.scalars, self.batch = over_runs(replicated(mesh)), over_runs(batch_sharding(mesh))
+        self._put = jax.jit(put, out_shardings=self.states, donate_argnums=0)
+        self._take = jax.jit(take, out_shardings=state_shardings)
+
+    def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+        """`many(*shared, active_R, *mapped)`, to be jitted."""
+        return over_mesh(self._how, self._mesh, function, n_shared)
+
+    def shapes(self, of_one: Any, slots: int) -> Any:
+        """Shapes and types of `slots` such trees, stacked."""
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), of_one)
+
+    def empty(self, of_one: Any, slots: int) -> Any:
+        """Room for the states of `slots` runs, each shaped as `of_one`."""
+        shapes_R = self.shapes(of_one, slots)
+
+        def zeros():
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_R)
+
+        return jax.jit(zeros, out_shardings=self.states)()
+
+    def put(self, states: Any, state: Any, slot: int) -> Any:
+        """`states`, which are donated, with `state` in a slot."""
+        return self._put(states, state, slot)
+
+    def take(self, states: Any, slot: int) -> Any:
+        """A copy of the state in a slot."""
+        return self._take(states, slot)
+
+    def stack(self, of_each: Sequence[Any]) -> Any:
+        """Host arrays of every slot, stacked."""
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *of_each)
+
+    def scalars_of(self, of_each: Sequence[Any]) -> Any:
+        """Small arrays of every slot, stacked on the devices."""
+        stacked_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_each)
+        return jax.device_put(stacked_R, self.scalars)
+
+    def pick(self, fetched: Any, slot: int) -> Any:
+        """What a slot has of host arrays."""
+        return jax.tree.map(lambda leaf_R: leaf_R[slot], fetched)
+
+
+def layout(how: str, mesh: Mesh, state_shardings: Any) -> Single | Stacked:
+    """`how` is SINGLE, or a row of RUN_AXES for any number of runs.
+
+    state_shardings: those of the state of one run.
+    """
+    if how == SINGLE:
+        return Single(mesh, state_shardings)
+    return Stacked(how, mesh, state_shardings)

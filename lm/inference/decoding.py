@@ -1,0 +1,70 @@
+"""Rows read in parts, each token once: what generation and interactive use are made of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from lm.training.state import Learner
+from modules.attention.cache import CACHE
+
+
+class Cache(struct.PyTreeNode):
+    """What the layers keep of the tokens read so far, and how many those are in each row.
+
+    capacity: the most tokens that a row may have.
+    """
+
+    layers: Any
+    lengths_B: jax.Array
+    capacity: int = struct.field(pytree_node=False)
+
+
+def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> Cache:
+    """An empty cache of `batch` rows.
+
+    variables: as `learner.variables` gives them. Raises ValueError where the positions of the model
+    end before `capacity`.
+    """
+    recipe = learner.recipe
+    if recipe.position.row.table and capacity > recipe.data.seq_len:
+        raise ValueError(
+            f'{recipe.position} has data.seq_len={recipe.data.seq_len} positions; got a cache '
+            f'for {capacity} tokens. Read rows of {recipe.data.seq_len} at most.'
+        )
+    zeros_B = jnp.zeros(batch, jnp.int32)
+    cache = Cache({}, zeros_B, capacity)
+    tokens_B1 = jnp.zeros((batch, 1), jnp.int32)
+    _, after = jax.eval_shape(
+        lambda variables: extend(learner, variables, cache, tokens_B1, zeros_B), variables
+    )
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), after)
+
+
+def extend(
+    learner: Learner,
+    variables: Any,
+    cache: Cache,
+    tokens_BT: jax.Array,
+    counts_B: jax.Array | None = None,
+) -> tuple[jax.Array, Cache]:
+    """(logits [B, T, V] of the token behind each, the cache with these tokens): pure, to be jitted.
+
+    The first counts_B of the T columns are read, all without it; what comes behind them in a row is
+    padding, whose logits mean nothing. Equals reading the rows whole, as in evaluation, each as one
+    document. To read beyond the capacity is the caller's error: such tokens are not kept.
+    """
+    if counts_B is None:
+        counts_B = jnp.full(len(tokens_BT), tokens_BT.shape[1], jnp.int32)
+    (x_BTD, readout), filled = learner.model.apply(
+        variables | ({CACHE: cache.layers} if cache.layers else {}),
+        tokens_BT,
+        cache.lengths_B,
+        counts_B,
+        cache.capacity,
+        method='part',
+        mutable=(CACHE,),
+    )
+    lengths_B = cache.lengths_B + counts_B
+    return readout(x_BTD), Cache(filled[CACHE], lengths_B, cache.capacity)

@@ -1,0 +1,224 @@
+"""A checkpoint as a model ready to run: a path is enough."""
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lm import data
+from lm.config.fields import MeshConfig
+from lm.config.recipe import Recipe
+from lm.config.resolve import AUTO, replaced
+from lm.devices.mesh import make_mesh
+from lm.devices.shardings import abstract_state
+from lm.inference.decoding import Cache, extend, init_cache
+from lm.inference.probes import Activations, gradients, next_token_loss, observe
+from lm.model.transformer import Transformer, chosen_kernels
+from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
+from lm.record.digests import Damaged
+from lm.record.machine import device_memory_bytes
+from lm.record.remote.fetch import at_hand, checkpoints_at, of_workdir
+from lm.record.upgrade import stored_config
+from lm.record.workdir import SWEEP
+from lm.storage.buckets import is_url
+from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
+from modules.kernels import PLATFORM_BOUND
+
+SHARE = 0.25  # the rest is for activations, and for weights in another type
+to_stderr = functools.partial(print, file=sys.stderr)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """`weights` as stored, but those of their average where the run has one (optim.average), as in
+    its validation; `variables` as the model takes them.
+
+    What it computes it computes as in evaluation, each row of tokens [B, T] read as one document,
+    in a program compiled once for each shape (`lm.inference.probes`).
+    """
+
+    path: Path
+    recipe: Recipe
+    step: int
+    meta: dict[str, Any]
+    learner: Learner
+    mesh: Mesh
+    hyper: Hyper
+    weights: Weights
+    tokenizer: data.tokenizers.Tokenizer
+
+    @functools.cached_property
+    def variables(self) -> dict[str, Any]:
+        return self.learner.variables(self.weights)
+
+    @property
+    def model(self) -> Transformer:
+        return self.learner.model
+
+    def encode(self, text: str) -> jax.Array:
+        """[1, T]: the token that begins a document, then those of the text."""
+        return jnp.array([[self.tokenizer.bos_id, *self.tokenizer.encode(text)]], jnp.int32)
+
+    def logits(self, tokens_BT: jax.Array) -> jax.Array:
+        """[B, T, V], float32: of the token after each."""
+        return self.observe(self.weights, tokens_BT)[0]
+
+    def activations(self, tokens_BT: jax.Array) -> Activations:
+        """The residual stream by name: `embedding`, `final` [B, T, D]; `after_attention` and
+        `after_mlp` of every block [L, B, T, D].
+        """
+        return self.observe(self.weights, tokens_BT)[1]
+
+    def loss(self, tokens_BT: jax.Array) -> jax.Array:
+        """Of the next token, in nats a token: a scalar."""
+        return next_token_loss(self.logits(tokens_BT), tokens_BT)
+
+    def gradients(
+        self,
+        tokens_BT: jax.Array,
+        scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
+    ) -> tuple[Any, Activations]:
+        """Of scalar(logits [B, T, V], tokens [B, T]): (by weight, shaped as weights.params; by
+        activation, shaped as `activations`).
+        """
+        return gradients(self.learner, self.weights, tokens_BT, scalar)
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """Of rows of up to `capacity` tokens, of which nothing is read yet."""
+        return init_cache(self.learner, self.variables, batch, capacity)
+
+    def extend(
+        self, cache: Cache, tokens_BT: jax.Array, counts_B: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """(logits [B, T, V] of the token behind each, the cache with them): of the tokens that come
+        next in each row, the first counts_B of the columns, all without it (`lm.inference.decoding`).
+        """
+        return self._extend(self.variables, cache, tokens_BT, counts_B)
+
+    @functools.cached_property
+    def _extend(self):
+        return jax.jit(functools.partial(extend, self.learner))
+
+    @functools.cached_property
+    def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
+        """observe(weights, tokens [B, T], shifts=None) -> (logits, activations): pure, to be
+        differentiated in the weights, or in what is added to activations (`lm.inference.probes`).
+        """
+        return jax.jit(functools.partial(observe, self.learner))
+
+
+def find(path: str | Path) -> tuple[Path, int]:
+    """(folder of checkpoints, step) for a workdir, whose newest is meant, or for one checkpoint in
+    it; for a URL those of a folder that it is fetched to.
+
+    Raises ValueError where there is none.
+    """
+    if is_url(path):
+        return _find_in_bucket(path)
+    path = Path(path)
+    if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
+        return path.parent, int(path.name)
+    folder = path / FOLDER
+    steps = steps_in(folder)
+    cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if steps_in(one))
+    if cells and not steps and (path / SWEEP).exists():
+        raise ValueError(
+            f'{path} is a sweep; give the workdir of one of its {len(cells)} cells with a '
+            f'checkpoint, such as {", ".join(cells[:3])}. "python -m eval.runs --workdir={path}" '
+            'lists what each cell is and how it ended.'
+        )
+    if not steps:
+        raise ValueError(no_checkpoint(path))
+    return folder, steps[-1]
+
+
+def _find_in_bucket(url: str) -> tuple[Path, int]:
+    found = next(checkpoints_at(url), None)
+    if found is not None:
+        return found
+    if (at_hand(of_workdir(url)[0]) / SWEEP).exists():
+        raise ValueError(
+            f'{url} is a sweep; give the workdir of one of its cells, {url}/CELL. "python -m '
+            f'eval.runs --workdir={url}" lists what each cell is and how it ended.'
+        )
+    raise ValueError(no_checkpoint(url))
+
+
+def no_checkpoint(path: str | Path) -> str:
+    return (
+        f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
+        f'WORKDIR/{FOLDER}/STEP.'
+    )
+
+
+def load(
+    path: str | Path, say: Callable[[str], None] = to_stderr, mesh: Mesh | None = None
+) -> Checkpoint:
+    """Reads weights, config and tokenizer, however many devices trained it; on those of `mesh`, or
+    else on one, or on all of this machine for weights that are too large for that.
+
+    path: a workdir or WORKDIR/checkpoints/STEP, as a path or a URL (`lm.storage.buckets`).
+    Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot, and of
+    kernels that do not run here, which others stand for.
+    Raises ValueError where there is none, or its weights do not fit its config.
+    """
+    folder, newest = find(path)
+    if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
+        return _load(folder, newest, say, mesh)
+    tried = []
+    for place, step in checkpoints_at(path) if is_url(path) else _newest_first(folder):
+        tried.append(step)
+        try:
+            return _load(place, step, say, mesh)
+        except Damaged as error:
+            say(f'{error}; taking the one before')
+    raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
+
+
+def _newest_first(folder: Path) -> Iterator[tuple[Path, int]]:
+    return ((folder, step) for step in reversed(steps_in(folder)))
+
+
+def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:
+    meta = read_meta(folder, step)
+    platform = jax.devices()[0].platform
+    recipe = with_kernels_of(platform, stored_config(meta['config']), say)
+    tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
+    learner = build_learner(recipe, meta['vocab_size'], tokenizer.bos_id, platform)
+    mesh = mesh or mesh_at_hand(learner)
+    stored, average = read_weights(folder, step, abstract_state(learner, mesh))
+    hyper = hyper_from(recipe)
+    weights = learner.evaluated(stored, average, hyper)
+    path = folder / str(step)
+    return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
+
+
+def mesh_at_hand(learner: Learner) -> Mesh:
+    """One device for weights that take up to SHARE of its memory, all of them for larger ones:
+    `fsdp` over as many as divide model.d_model.
+    """
+    needed = sum(
+        math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(learner.described.shapes)
+    )
+    devices = jax.local_devices()
+    n = 1 if needed <= SHARE * device_memory_bytes() else len(devices)
+    fsdp = math.gcd(n, learner.recipe.model.d_model)
+    return make_mesh(MeshConfig(data=1, fsdp=fsdp), devices[:fsdp])
+
+
+def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+    """The recipe, with kernels that run on `platform` where it names others; `say` is told."""
+    try:
+        chosen_kernels(recipe, platform)
+    except ValueError as error:
+        say(f'{error}. Computed here with kernels.implementation=auto.')
+        unbound = ('implementation', *PLATFORM_BOUND)
+        return replaced(recipe, {f'kernels.{name}': AUTO for name in unbound})
+    return recipe

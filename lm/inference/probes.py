@@ -1,0 +1,77 @@
+"""A model seen from outside: logits, what each block hands on, and gradients of both."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lm.config.recipe import Recipe
+from lm.model.transformer import ACTIVATIONS, OF_BLOCKS, SHIFTS, groups_of_blocks
+from lm.training.state import Learner, Weights
+
+Activations = dict[str, jax.Array]
+
+
+def observe(
+    learner: Learner, weights: Weights, tokens_BT: jax.Array, shifts: Activations | None = None
+) -> tuple[jax.Array, Activations]:
+    """(logits [B, T, V], activations by name), as in evaluation; each row is read as one document.
+
+    The residual stream: `embedding` and `final` [B, T, D], the latter behind the last norm, as the
+    readout has it; `after_attention` and `after_mlp` [L, B, T, D], of each block, scanned or not.
+    Of two streams (resi_dual) it is the one that the next block reads. `shifts` are added to the
+    activations of their names, so that the gradient with respect to a shift of 0 is the gradient
+    with respect to the activation.
+    """
+    variables = learner.variables(weights)
+    if shifts is not None:
+        variables = variables | {SHIFTS: by_group(learner.recipe, shifts)}
+    logits_BTV, filled = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
+    return logits_BTV, by_name(learner.recipe, filled[ACTIVATIONS])
+
+
+def by_name(recipe: Recipe, collection: dict) -> Activations:
+    """From the collection, where each group of blocks has its own, to arrays over all blocks."""
+    names = [group.name for group in groups_of_blocks(recipe)]
+    whole = {name: x for name, x in collection.items() if name not in names}
+    parts = [collection[name] for name in names]
+    return whole | {name: jnp.concatenate([part[name] for part in parts]) for name in OF_BLOCKS}
+
+
+def by_group(recipe: Recipe, activations: Activations) -> dict:
+    """The inverse of `by_name`."""
+    found = {name: x for name, x in activations.items() if name not in OF_BLOCKS}
+    start = 0
+    for group in groups_of_blocks(recipe):
+        stop = start + group.count
+        found[group.name] = {
+            name: x[start:stop] for name, x in activations.items() if name in OF_BLOCKS
+        }
+        start = stop
+    return found
+
+
+def next_token_loss(logits_BTV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """The mean of -log p(token t + 1 | tokens up to t) over t < T - 1, in nats a token."""
+    log_p_BTV = jax.nn.log_softmax(logits_BTV[:, :-1].astype(jnp.float32))
+    return -jnp.mean(jnp.take_along_axis(log_p_BTV, tokens_BT[:, 1:, None], -1))
+
+
+def gradients(
+    learner: Learner,
+    weights: Weights,
+    tokens_BT: jax.Array,
+    scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
+) -> tuple[Any, Activations]:
+    """Gradients of scalar(logits [B, T, V], tokens [B, T]): those of the stored weights, and those
+    of the activations, each shaped as what `observe` gives.
+    """
+
+    def value(params, shifts):
+        logits_BTV, _ = observe(learner, weights.replace(params=params), tokens_BT, shifts)
+        return scalar(logits_BTV, tokens_BT)
+
+    _, shapes = jax.eval_shape(lambda: observe(learner, weights, tokens_BT))
+    shifts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.grad(value, argnums=(0, 1))(weights.params, shifts)

@@ -1,0 +1,158 @@
+"""How commands start, read their flags, and fail."""
+
+import dataclasses
+import os
+import re
+import signal
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from ml_collections import ConfigDict, FieldReference, config_flags
+from ml_collections.config_flags.config_flags import ConfigFileFlagParser
+
+from lm.config.fields import FIELDS, Field
+from lm.config.recipe import Recipe
+from lm.config.resolve import digest
+from lm.config.suggestions import check_flags, field_hint, flag_refusal
+from lm.launch.distributed import leave
+from lm.launch.exit_status import BAD_INPUT, SIGNALLED
+from lm.launch.terminal import quiet_libraries
+from modules.choices import nearest
+from modules.options import typed
+
+flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+
+
+def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """`main` for absl's app.run: quiet libraries, and bad input as one line, not a traceback."""
+
+    def wrapped(argv: list[str]) -> None:
+        quiet_libraries()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
+        try:
+            main(argv)
+        except KeyboardInterrupt:
+            print('\nSIGINT', file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
+        except (ValueError, OSError) as error:
+            print(f'error: {error}', file=sys.stderr)
+            sys.exit(BAD_INPUT)
+
+    return wrapped
+
+
+def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
+    """`run_main` for a program that trains: it ends with the status that `main` returns, and where
+    it is one of several processes, as `lm.launch.distributed.leave` has it.
+    """
+
+    def wrapped(argv: list[str]) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
+        quiet_libraries()
+        if len(argv) > 1:
+            raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
+        try:
+            status = main()
+        except (ValueError, OSError) as error:
+            print(f'error: {error}', file=sys.stderr)
+            status = BAD_INPUT
+        except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
+            number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+            said = 'nothing new has been trained; the same command goes on'
+            print(f'\n{number.name}: {said}', file=sys.stderr, flush=True)
+            os._exit(SIGNALLED + number)  # at once: no thread has anything to write
+        leave(status)
+
+    return wrapped
+
+
+def define_config() -> flags.FlagHolder[ConfigDict]:
+    """Defines --config=PATH. With it --config.SECTION.FIELD=VALUE sets any field there is, one that
+    the file leaves out as well: an option is known from its part alone.
+    """
+    holder = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
+    flags.FLAGS['config'].parser = ConfigParser('config')
+    return holder
+
+
+def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
+    """runs/default-1a2b3c4d: the same command finds the same folder, another config another."""
+    file = config_flags.get_config_filename(flags.FLAGS['config'])
+    return Path('runs') / f'{Path(file).stem}-{digest(recipe)}{suffix}'
+
+
+class ConfigParser(ConfigFileFlagParser):
+    """Reads a config file as ml_collections does, and adds the fields that it leaves out."""
+
+    def parse(self, path: str) -> Any:
+        config = super().parse(path)
+        if isinstance(config, ConfigDict):
+            add_fields(config)
+        return config
+
+
+def add_fields(config: ConfigDict) -> None:
+    """Gives each field its place and its type, so that flags can set it and nothing else.
+
+    A field without a value has its default, which is None for the options of parts. A value of
+    another type stays as it is, for `lm.config.resolve.build` to refuse.
+    """
+    config.unlock()
+    for path, field in FIELDS.items():
+        section, name = path.split('.')
+        if section not in config:
+            config[section] = ConfigDict()
+        if isinstance(config[section], ConfigDict):
+            _add_field(config[section], path, name, field)
+    config.lock()
+
+
+def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
+    value = dict(section.items(preserve_field_references=True)).get(name, field.default)
+    if value is dataclasses.MISSING or isinstance(value, FieldReference):
+        return
+    try:
+        value = typed(path, value, field.types)
+    except ValueError:
+        return
+    (kind,) = set(field.types) - {types.NoneType}
+    if name in section:
+        del section[name]  # it has the type of the value that the file gives it
+    section[name] = FieldReference(value, field_type=kind)
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """absl's own parsing, but what is wrong with a flag of the config is one line."""
+    try:
+        check_flags(argv, FIELDS)
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        match = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
+        path, text = match.groups() if match else ('', '')
+        said = flag_refusal(path, text, FIELDS[path].types) if path in FIELDS else str(error)
+    except AttributeError as error:
+        said = _unknown_in_file(error)
+        if not said:
+            raise  # another mistake in the config file: its traceback helps
+    except ValueError as error:
+        said = str(error)
+    print(f'error: {said}', file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def _unknown_in_file(error: AttributeError) -> str:
+    """What a config file sets or reads that is not there; '' where it is something else."""
+    sections, names = ({path.split('.')[i] for path in FIELDS} for i in (0, 1))
+    if written := re.search(r'Key "(\w+)" does not exist', str(error)):
+        name, said = written[1], f'the config has no field {written[1]}.'
+    elif isinstance(error.obj, ConfigDict):
+        name, said = error.name, f'the config file reads {error.name}, which is not set.'
+        if name in names:
+            return f'{said} Left as published it is None by .get({name!r}) alone.'
+    else:
+        return ''
+    return said + (nearest(name, sections) or field_hint(name, FIELDS))

@@ -1,0 +1,304 @@
+"""The decoder-only transformer, put together from the tables of `modules/`."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from lm.config.recipe import Part, Recipe
+from lm.model.base_model import base_head_dim, width_growth
+from modules.attention.cache import CACHE
+from modules.devices import sharded
+from modules.embedding import looked_up
+from modules.kernels import Kernels, kernels_for
+from modules.numerics import DTYPES
+from modules.params import LAYER, ParamSpec, declare
+from modules.placements import Blocks, Depth
+from modules.products import Readout, matrix
+from modules.scaling import Growth
+from modules.sequence import Sequence, documents, part_of_rows, whole_rows
+from modules.statistics import AUXILIARY, BACKWARD_STATS, DIAGNOSTICS, STATS, is_recording
+from modules.stream import moments, sink
+
+ACTIVATIONS = 'activations'  # what the model computes on the way, where somebody asks
+SHIFTS = 'shifts'  # what is added there, where it is given: its gradient is the activation's
+STACKED = (  # along `layer`
+    'params',
+    STATS,
+    BACKWARD_STATS,
+    AUXILIARY,
+    DIAGNOSTICS,
+    ACTIVATIONS,
+    SHIFTS,
+    CACHE,
+)
+
+
+# The activations, by name: of the stream at these places.
+EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
+OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
+
+
+def norm_maker(
+    part: Part,
+    kernels: Kernels,
+    axis: str,
+    site: str,
+    valid: jax.Array | None = None,
+    order: jax.Array | int = 0,
+) -> Callable[[str], nn.Module]:
+    """name -> a new norm over `axis`, of the kind and with the options that `part` has, and with
+    what it has a field for of the rest.
+    """
+    wiring = {'site': site, 'valid': valid, 'order': order, 'rms_norm': kernels.rms_norm}
+    return lambda name: part.build(axis=axis, name=name, **wiring)
+
+
+def groups_of_blocks(recipe: Recipe) -> list[Blocks]:
+    """The blocks in order, by groups of equal ones."""
+    placement = recipe.placement
+    return placement.row.blocks(recipe.model.n_layers, **placement.options)
+
+
+def observed(module: nn.Module, name: str, streams: Any) -> Any:
+    """The streams, laid over the devices, of which the first, [B, T, D], is recorded as the
+    activation `name`.
+
+    Nothing is computed where ACTIVATIONS is not mutable and no SHIFTS are given.
+    """
+    streams = jax.tree.map(lambda x_BTD: sharded(x_BTD, 'BTD'), streams)
+    (x_BTD, *rest), structure = jax.tree.flatten(streams)
+    if module.has_variable(SHIFTS, name):
+        x_BTD = x_BTD + module.get_variable(SHIFTS, name)
+    if module.is_mutable_collection(ACTIVATIONS) and not module.is_initializing():
+        module.put_variable(ACTIVATIONS, name, x_BTD)
+    return jax.tree.unflatten(structure, [x_BTD, *rest])
+
+
+class Block(nn.Module):
+    """Attention, then the MLP, each placed in the residual stream with norms of its own.
+
+    block: this one's number, from 1.
+    """
+
+    recipe: Recipe
+    kernels: Kernels
+    group: Blocks
+
+    @nn.compact
+    def __call__(self, streams, block: jax.Array, sequence: Sequence):
+        depth = Depth(block, self.recipe.model.n_layers)
+        attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
+        # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
+        norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
+        streams = self.group.attention(
+            streams,
+            lambda y: self.recorded('attention_output', attention(y, sequence), sequence),
+            norms,
+            depth,
+        )
+        streams = observed(self, AFTER_ATTENTION, streams)
+        norms = self.norms('mlp', sequence.valid_BT1, block - 1)
+        streams = self.group.mlp(
+            streams,
+            lambda y: self.recorded('mlp_output', mlp(y, sequence.valid_BT1), sequence),
+            norms,
+            depth,
+        )
+        streams = observed(self, AFTER_MLP, streams)
+        x_BTD = self.recorded('residual', jax.tree.leaves(streams)[0], sequence)
+        if is_recording(self):
+            self.sow(DIAGNOSTICS, 'residual_sink', sink(x_BTD, sequence.valid_BT))
+        return streams, None  # nn.scan carries the first and stacks the second
+
+    def recorded(self, name, x_BTD, sequence):
+        """x_BTD, whose `moments` are among the diagnostics where these are asked for."""
+        if is_recording(self):
+            for moment, value in moments(x_BTD, sequence.valid_BT).items():
+                self.sow(DIAGNOSTICS, f'{name}_{moment}', value)
+        return x_BTD
+
+    def attention(self, valid_BT, block):
+        recipe, model = self.recipe, self.recipe.model
+        position = recipe.position
+        valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
+        valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
+        over = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}
+
+        def qk_norm(name, over_what):
+            axis, valid = over[over_what]
+            return norm_maker(recipe.qk_norm, self.kernels, axis, 'qk', valid)(name)
+
+        return recipe.attention.build(
+            n_heads=model.n_heads,
+            n_kv_heads=model.n_kv_heads,
+            head_dim=recipe.head_dim,
+            qk_norm=qk_norm,
+            rotate=functools.partial(position.row.rotate, **position.options),
+            slopes=position.row.slopes,
+            base_head_dim=base_head_dim(recipe),
+            block=block,
+            kernels=self.kernels,
+            dtype=DTYPES[model.dtype],
+            bias=model.bias,
+            init_gain=self.init_gain(),
+            name='attention',
+        )
+
+    def mlp(self):
+        recipe, model = self.recipe, self.recipe.model
+        activation = recipe.activation
+        return recipe.mlp.build(
+            d_ff=model.d_ff,
+            activation=activation.row,
+            dropout=activation.row.dropout(**activation.options),
+            kernels=self.kernels,
+            dtype=DTYPES[model.dtype],
+            bias=model.bias,
+            init_gain=self.init_gain(),
+            name='mlp',
+        )
+
+    def init_gain(self) -> float:
+        return self.recipe.placement.row.init_gain(self.recipe.model.n_layers)
+
+    def norms(self, sublayer: str, valid, order):
+        make = norm_maker(self.recipe.norm, self.kernels, 'embed', sublayer, valid, order)
+        return lambda name: make(f'{sublayer}_{name}')
+
+
+class Transformer(nn.Module):
+    """tokens [B, T] -> logits [B, T, V], float32 at least.
+
+    segments_BT numbers the documents of each row, to keep attention within them; None: rows are
+    read as one document. valid_BT is 0 for padding, which statistics of the batch leave out; None:
+    there is none. Parameters of equal blocks are stacked along `layer`, scanned or not.
+    """
+
+    recipe: Recipe
+    vocab_size: int
+    kernels: Kernels
+
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        segments_BT: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+    ) -> jax.Array:
+        x_BTD, readout = self.activations(tokens_BT, segments_BT, valid_BT)
+        return readout(x_BTD)
+
+    def activations(
+        self,
+        tokens_BT: jax.Array,
+        segments_BT: jax.Array | None = None,
+        valid_BT: jax.Array | None = None,
+        prefix_BT: jax.Array | None = None,
+    ) -> tuple[jax.Array, Readout]:
+        """(the last activations [B, T, D], what makes logits of them).
+
+        For losses that never hold all logits: `model.apply(..., method='activations')`. prefix_BT
+        numbers the prefixes whose tokens see each other (`modules.sequence`).
+        """
+        if valid_BT is not None:
+            valid_BT = valid_BT.astype(jnp.float32)
+        sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
+        return self.read(tokens_BT, sequence.replace(valid_BT=valid_BT, prefix_BT=prefix_BT))
+
+    def part(
+        self, tokens_BT: jax.Array, start_B: jax.Array, count_B: jax.Array, capacity: int
+    ) -> tuple[jax.Array, Readout]:
+        """`activations` of tokens start to start + count of each row, behind those that the
+        collection `cache` holds, which has room for `capacity` (`lm.inference.decoding`).
+        """
+        return self.read(tokens_BT, part_of_rows(start_B, count_B, tokens_BT.shape[1], capacity))
+
+    @nn.compact
+    def read(self, tokens_BT: jax.Array, sequence: Sequence) -> tuple[jax.Array, Readout]:
+        """`activations` of rows that a `Sequence` describes."""
+        recipe, model = self.recipe, self.recipe.model
+        placement = recipe.placement.row
+        table_VD, x_BTD = self.embed(tokens_BT, sequence)
+        valid_BT1 = sequence.valid_BT1
+        norm = norm_maker(recipe.embedding_norm, self.kernels, 'embed', 'embedding', valid_BT1)
+        x_BTD = norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype]))
+        streams = placement.split(x_BTD)
+        streams, first = observed(self, EMBEDDING, streams), 1
+        for group in groups_of_blocks(recipe):
+            blocks = self.scanned(group.count)(recipe, self.kernels, group, name=group.name)
+            numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
+            streams, _ = blocks(streams, numbers_L, sequence)
+            first += group.count
+        order = 2 * model.n_layers
+        norm = norm_maker(recipe.final_norm, self.kernels, 'embed', 'final', valid_BT1, order)
+        x_BTD = observed(self, FINAL, placement.join(streams, norm('final_norm')))
+        return x_BTD, self.readout_of(table_VD)
+
+    def embed(self, tokens_BT, sequence):
+        """(the table [V, D], embeddings [B, T, D])."""
+        model, width = self.recipe.model, self.recipe.stream_width
+        init = declare(nn.initializers.normal(1.0), 'embedding', ('vocab', 'embed'))
+        table_VD = self.param('embedding', init, (self.vocab_size, width))
+        x_BTD = looked_up(table_VD, tokens_BT)
+        if model.embedding_scale:
+            root = nn.initializers.constant(math.sqrt(width))
+            x_BTD = x_BTD * self.param('embedding_scale', declare(root, 'vector', ()), ())
+        if table := self.recipe.position.row.table:
+            positions = table(self.recipe.data.seq_len, width, name='positions')
+            x_BTD = x_BTD + jnp.broadcast_to(positions(sequence.positions_BT), x_BTD.shape)
+        return table_VD, x_BTD
+
+    def readout_of(self, table_VD) -> Readout:
+        model, bias_V = self.recipe.model, None
+        if model.tie_embeddings:
+            weight_DV = tied_factor(self.recipe) * table_VD.T
+        else:
+            shape, axes = table_VD.shape[::-1], ('embed', 'vocab')
+            weight_DV = matrix(self, 'readout', shape, axes, ('embed',), role='readout')
+        if model.readout_bias:
+            zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
+            bias_V = self.param('readout_bias', zeros, (self.vocab_size,))
+        dtype, softcap = DTYPES[model.dtype], model.logit_softcap
+        tied = model.tie_embeddings
+        return Readout(weight_DV, bias_V, softcap, self.kernels.matmul, dtype, is_table=tied)
+
+    def scanned(self, length: int) -> type[nn.Module]:
+        model = self.recipe.model
+        block = Block
+        if policy := self.recipe.remat.row:
+            block = nn.remat(Block, policy=policy, prevent_cse=False)
+        return nn.scan(
+            block,
+            variable_axes=dict.fromkeys(STACKED, 0),
+            split_rngs={'params': True},
+            in_axes=(0, nn.broadcast),
+            length=length,
+            unroll=1 if model.scan_layers else length,
+            metadata_params={nn.meta.PARTITION_NAME: LAYER},
+        )
+
+
+def tied_factor(recipe: Recipe) -> float:
+    """What the parametrisation multiplies a readout by that is the table of embeddings: where it is
+    looked up in, it is an input, and a reparametrisation cannot tell.
+    """
+    readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+    part, growth = recipe.scaling, Growth(fan_in=width_growth(recipe))
+    return part.row(readout, growth, recipe.others.row.family, **part.options).forward
+
+
+def build_model(recipe: Recipe, vocab_size: int, platform: str) -> Transformer:
+    """The configured model for devices of `platform`. `lm.model.check` has checked its names."""
+    return Transformer(recipe, vocab_size, chosen_kernels(recipe, platform))
+
+
+def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
+    """ValueError for one that does not run there."""
+    named = {operation: part.name for operation, part in recipe.kernels.items()}
+    options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
+    implementation = recipe.config.kernels.implementation
+    return kernels_for(platform, implementation, matmul_options=options, **named)

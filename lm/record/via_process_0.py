@@ -1,0 +1,77 @@
+"""Arrays of all processes, by way of process 0, where it alone sees what it writes.
+
+A state goes through the memory of process 0, one array after the other; what devices hold of it at
+a time, besides their own parts, is at most MOST_BYTES of an array, or all of one whose first axis
+is cut over devices.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lm.launch.agreement import is_first
+
+MOST_BYTES = 2**28
+
+
+def to_first(tree: Any) -> Any:
+    """Its arrays as NumPy's on process 0, None on the others; to be called by all."""
+    return jax.tree.map(_whole, tree)
+
+
+def from_first_arrays(tree: Any, shapes: Any) -> Any:
+    """Arrays laid out as `shapes`, from `tree` of process 0; to be called by all."""
+    leaves, structure = jax.tree.flatten(shapes)
+    given = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
+    pairs = zip(given, leaves, strict=True)
+    return structure.unflatten([_spread(array, wanted) for array, wanted in pairs])
+
+
+def _whole(array: jax.Array) -> np.ndarray | None:
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0)) if is_first() else None
+    whole = np.empty(array.shape, array.dtype) if is_first() else None
+    spec = array.sharding.spec
+    is_cut = bool(spec) and spec[0] is not None
+    for start, stop in _parts(array, whole=is_cut):
+        part = _gathered(stop - start, array.sharding.mesh)(array, start)
+        if is_first():
+            whole[start:stop] = np.asarray(part.addressable_data(0))
+        part.delete()
+    return whole
+
+
+@functools.cache
+def _gathered(size: int, mesh: jax.sharding.Mesh) -> Any:
+    """A program that has `size` rows of an array on every device."""
+
+    def rows(array, start):
+        return jax.lax.dynamic_slice_in_dim(array, start, size)
+
+    return jax.jit(rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _spread(given: np.ndarray | None, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    whole = np.empty(wanted.shape, wanted.dtype)
+    if is_first():
+        whole[...] = given
+    # As integers: what is sent is added to zeros, which makes 0.0 of -0.0.
+    rows = whole.reshape(wanted.shape or (1,)).view(f'u{whole.itemsize}')
+    for start, stop in _parts(rows):
+        rows[start:stop] = multihost_utils.broadcast_one_to_all(rows[start:stop])
+    return jax.make_array_from_callback(wanted.shape, wanted.sharding, lambda at: whole[at])
+
+
+def _parts(array: Any, whole: bool = False) -> Iterator[tuple[int, int]]:
+    """Ranges of its first axis, of at most MOST_BYTES each."""
+    length = array.shape[0]
+    of_row = math.prod(array.shape[1:]) * array.dtype.itemsize
+    size = length if whole else max(1, MOST_BYTES // max(1, of_row))
+    for start in range(0, length, size):
+        yield start, min(length, start + size)

@@ -1,0 +1,105 @@
+"""Floating-point operations of a training step, and the rate a device could do them at."""
+
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+
+from lm.config.recipe import Recipe
+from lm.training.state import Learner
+from modules.params import named_leaves
+
+# Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
+# fits.
+PEAK_FLOPS = {
+    'TPU v6': 918e12,
+    'TPU7x': 1153.5e12,  # a chip's 2,307 are of two devices
+    'TPU v5p': 459e12,
+    'TPU v5 lite': 197e12,
+    'TPU v5e': 197e12,
+    'TPU v5': 459e12,
+    'TPU v4': 275e12,
+    'B200': 2250e12,
+    'H200': 989e12,
+    'H100': 989e12,
+    'A100': 312e12,
+}
+GEMM_SIZE = 2048
+
+
+def matmul_params(learner: Learner) -> int:
+    """Weights that multiply a token's activations: all matrices and the readout; no tables, no
+    vectors. Of experts those that a token goes through, and the router.
+
+    It counts the parameters that the model uses, so that shared matrices count once for each block.
+    A matrix is what has a fan_in; one in a norm of queries or keys, which multiplies each head,
+    counts once.
+    """
+    count, recipe = 0, learner.recipe
+    shapes = named_leaves(learner.described.used_shapes)
+    for path, spec in named_leaves(learner.described.used_specs).items():
+        shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
+        if 'expert' in shape:
+            shape['expert'] = recipe.mlp.options['experts_per_token']
+        is_table = spec.role == 'embedding' and 'vocab' in shape
+        if spec.fan_in or (is_table and recipe.model.tie_embeddings):
+            count += math.prod(shape.values())
+    return count
+
+
+def flops_per_token(learner: Learner) -> float:
+    """6 N and `attention_flops`: forward and backward, per token of a sequence.
+
+    N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
+    Recomputation under remat is not counted.
+    """
+    return 6 * matmul_params(learner) + attention_flops(learner.recipe)
+
+
+def attention_flops(recipe: Recipe) -> float:
+    """Per token and all layers: 12 D for each pair of tokens (arXiv:2204.02311, appendix B).
+
+    How many pairs that is, each form of attention says (`tokens_mixed`): those that it is for,
+    whether or not a kernel computes others too.
+    """
+    model, layer = recipe.model, recipe.attention
+    pairs = sum(
+        layer.row.tokens_mixed(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
+        for block in range(1, model.n_layers + 1)
+    )
+    return 12 * model.d_model * pairs
+
+
+def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
+    """Measured FLOP/s of a float32 product of two square matrices: the median of `repeats`."""
+    a = jnp.ones((size, size), jnp.float32)
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    product(a, a).block_until_ready()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        product(a, a).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / sorted(seconds)[repeats // 2]
+
+
+def published_peak(device_kind: str) -> float | None:
+    """Flop/s of bf16 products, dense; None of a kind that the table has not."""
+    return next((flops for name, flops in PEAK_FLOPS.items() if name in device_kind), None)
+
+
+def peak_flops(n_devices: int) -> tuple[float, str]:
+    """(FLOP/s of `n_devices` together, where the number is from).
+
+    From `PEAK_FLOPS` for a known accelerator; otherwise measured with a float32 product, on a CPU
+    for the whole machine, which its devices share.
+    """
+    device = jax.devices()[0]
+    if published := published_peak(device.device_kind):
+        return published * n_devices, f'{n_devices} x published bf16 peak'
+    measured = gemm_flops()
+    source = f'measured float32 {GEMM_SIZE}^3 product'
+    if device.platform == 'cpu':
+        return measured, source
+    return measured * n_devices, f'{n_devices} x {source}'

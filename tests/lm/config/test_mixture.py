@@ -1,0 +1,205 @@
+"""How data.mixture is spelt, and which source each row is from.
+
+Reference: a slow deal of every row; each message. Property: shares at every prefix, one spelling.
+"""
+
+import collections
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from lm.config.mixture import Ingredient, Mixed, Shares, by_source, mean_by_share, parse
+from lm.config.resolve import build, digest, resolve, settle, to_dict
+from tests.helpers import tiny_config, tiny_raw
+
+WEIGHTS = [
+    [1.0],
+    [0.7, 0.3],
+    [1.0, 1.0],
+    [0.5, 0.25, 0.25],
+    [0.6, 0.3, 0.07, 0.03],
+    [8.0, 5.0, 3.0, 2.0, 1.0, 1.0],
+    [1e-6, 1.0, 2.0],
+    [0.1] * 7,
+]
+
+
+def slowly(weights, n):
+    """The source of each row, by hand: whoever of the two sides of a node is due."""
+    tree = [(weight, i, [i]) for i, weight in enumerate(weights)]
+    splits = {}
+    for tie in itertools.count(len(weights)):
+        if len(tree) == 1:
+            break
+        tree.sort(key=lambda node: node[:2])
+        (light, _, second), (heavy, _, first), *tree = tree
+        splits[tuple(sorted(first + second))] = heavy / (heavy + light), first, second
+        tree.append((light + heavy, tie, first + second))
+    came, went = collections.Counter(), collections.Counter()
+    for _ in range(n):
+        at = tuple(range(len(weights)))
+        while len(at) > 1:
+            share, first, second = splits[at]
+            came[at] += 1
+            due = np.floor(came[at] * share + 0.5 + 1e-9) > went[at]
+            went[at] += due
+            at = tuple(sorted(first if due else second))
+        yield at[0]
+
+
+@pytest.mark.parametrize('weights', WEIGHTS, ids=str)
+def test_reference_rows_are_dealt_as_by_hand(weights):
+    """Also each row's number within its source, and the counts of every beginning."""
+    shares, seen = Shares(weights), [0] * len(weights)
+    for i, source in enumerate(slowly(weights, 400)):
+        assert shares.counts(i) == seen
+        assert shares.place(i) == (source, seen[source])
+        seen[source] += 1
+
+
+@pytest.mark.parametrize('weights', WEIGHTS, ids=str)
+def test_property_every_beginning_has_the_shares(weights):
+    """Up to rounding, however far: catches shares that are rounded to whole numbers first, and
+    numbers that a float does not hold any more.
+    """
+    shares, bound = Shares(weights), 0.5 if len(weights) <= 2 else 2
+    wanted = np.array(weights) / sum(weights)
+    np.testing.assert_allclose(shares.of_each, wanted, rtol=1e-15)
+    for n in [*range(300), 10**6 + 7, 10**9 + 1]:
+        counts = shares.counts(n)
+        assert sum(counts) == n
+        assert np.abs(np.array(counts) - n * wanted).max() <= bound + 1e-6
+    far = 10**15 + 3
+    source, number = shares.place(far)
+    after, before = np.array(shares.counts(far + 1)), np.array(shares.counts(far))
+    assert (after - before).tolist() == [int(k == source) for k in range(len(weights))]
+    assert before[source] == number
+
+
+def test_property_a_share_is_the_decimal_that_was_written():
+    """0.7 as a float is less than 7/10: of 10^17 rows its nearest float would have 1 too few."""
+    assert Shares([0.7, 0.3]).counts(10**17) == [7 * 10**16, 3 * 10**16]
+
+
+TWO = "{'wiki': (0.75, 'text:a/*.txt'), 'code': (0.25, 'python')}"
+
+
+def test_a_mixture_is_parsed():
+    assert parse(TWO) == (
+        Ingredient('wiki', 0.75, 'text:a/*.txt'),
+        Ingredient('code', 0.25, 'python'),
+    )
+
+
+@pytest.mark.parametrize(
+    'other',
+    [
+        "{'wiki':(0.75,'text:a/*.txt'),'code':(0.25,'python')}",
+        "{'wiki': (3, 'text:a/*.txt'), 'code': (1, 'python'), }",
+        "\n{'wiki': (1.5, 'text:a/*.txt'), 'code': (0.5, 'python')}\n",
+    ],
+)
+def test_property_one_mixture_is_one_run(other):
+    """However it is spelt, and whatever its weights sum to."""
+    raw = {'data.mixture': TWO, 'data.source': 'python'}
+    config, same = (resolve(tiny_raw(raw | {'data.mixture': text})) for text in (TWO, other))
+    assert config == same and digest(config) == digest(same)
+    assert config.data.source == ''
+    changed = resolve(tiny_raw(raw | {'data.mixture': TWO.replace('0.75', '0.5')}))
+    assert digest(changed) != digest(config)
+
+
+@pytest.mark.parametrize('weights', WEIGHTS, ids=str)
+def test_property_a_resolved_config_is_itself(weights):
+    """Weights that rounding moves each time would make another run of every config.json."""
+    mixture = {f's{k}': (weight, f'text:{k}') for k, weight in enumerate(weights)}
+    config = resolve(tiny_raw({'data.mixture': repr(mixture), 'data.source': 'python'}))
+    assert resolve(to_dict(config)) == config == settle(build(to_dict(config)))
+
+
+BAD = [
+    ('wiki', 'data.mixture must be a dict of names; got .*Such as --config'),
+    ('', 'data.mixture must be a dict of names'),
+    ('{}', 'data.mixture must be a dict of names'),
+    ('{wiki: (1, "python")}', 'data.mixture must be a dict of names'),
+    ('["python"]', 'data.mixture must be a dict of names'),
+    ("{'a': (1, 'python'), 'a': (2, 'text:x')}", 'has a name twice'),
+    ("{'a b': (1, 'python')}", "one word of letters, digits and _, .*got 'a b'"),
+    ("{1: (1, 'python')}", 'one word of letters'),
+    ("{'infill': (1, 'python')}", "named 'infill': validation_infill_ce is the loss"),
+    ("{'a': 'python'}", r"\(weight, source\) behind each name; got 'python' behind 'a'"),
+    ("{'a': ('python', 1)}", r'\(weight, source\) behind each name'),
+    ("{'a': (True, 'python')}", r'\(weight, source\) behind each name'),
+    ("{'a': (1, 'python', 2)}", r'\(weight, source\) behind each name'),
+    ("{'a': (0, 'python')}", "weight of 'a' .* above 0 and finite; got 0"),
+    ("{'a': (-0.5, 'python')}", 'above 0 and finite; got -0.5'),
+    ("{'a': (1e999, 'python')}", 'above 0 and finite; got inf'),
+    (f"{{'a': (1{'0' * 400}, 'python')}}", 'above 0 and finite'),
+    ("{'a': (1, 'python'), 'b': (2, 'python')}", "has 'python' both as 'a' and as 'b'"),
+]
+
+
+@pytest.mark.parametrize(('text', 'says'), BAD)
+def test_what_is_no_mixture_is_refused(text, says):
+    with pytest.raises(ValueError, match=f'(?s){says}'):
+        resolve(tiny_raw({'data.mixture': text, 'data.source': 'python'}))
+
+
+def test_a_source_beside_a_mixture_is_refused():
+    raw = tiny_raw({'data.mixture': TWO, 'data.source': 'text:x.txt'})
+    with pytest.raises(ValueError, match=r'data\.source=text:x\.txt would not be read'):
+        resolve(raw)
+
+
+def test_a_config_without_a_mixture_is_as_before():
+    """The digest names the folders of runs that were made before there were mixtures."""
+    config = tiny_config()
+    assert config.data.mixture is None and config.data.source == 'synthetic:markov'
+    assert digest(config) == digest(resolve(_without(to_dict(config))))
+
+
+def _without(raw):
+    raw['data'] = {name: value for name, value in raw['data'].items() if name != 'mixture'}
+    return raw
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered:
+    """Rows (name, number)."""
+
+    name: str
+    n: int
+    n_tokens: int = 10
+    n_bytes: int = 30
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        assert 0 <= i < self.n
+        return self.name, i
+
+    def documents(self):
+        yield self.name
+
+
+def test_reference_mixed_rows_in_order():
+    mixed = Mixed(('a', 'b'), Shares([2.0, 1.0]), (Numbered('a', 4), Numbered('b', 5)))
+    assert len(mixed) == 9 and (mixed.n_tokens, mixed.n_bytes) == (20, 60)
+    wanted = [('a', 0), ('b', 0), ('a', 1), ('a', 2), ('b', 1), ('a', 3)]
+    wanted += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
+    assert [mixed[i] for i in range(9)] == wanted
+    assert list(mixed.documents()) == ['a', 'b']
+    with pytest.raises(IndexError):
+        mixed[9]
+    assert by_source(mixed.mapped(len)) == {'a': 4, 'b': 5}
+    assert by_source(mixed.parts[0]) == {'': mixed.parts[0]}
+
+
+def test_reference_means_by_share_are_by_name():
+    """JAX sorts the keys of a dict: a mean by position would weigh one source by another's."""
+    mixed = Mixed(('b', 'a'), Shares([3.0, 1.0]), (Numbered('b', 1), Numbered('a', 1)))
+    assert mean_by_share({'a': 1.0, 'b': 5.0}, mixed) == 4.0
+    assert mean_by_share({'': 3.5}, Numbered('', 1)) == 3.5

@@ -1,0 +1,350 @@
+"""Contract: the seam between what a user edits and the dataclasses the code reads."""
+
+import dataclasses
+import functools
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+import lm.config.fields
+import lm.config.resolve
+from configs import default
+from lm.config.fields import CHOICES, FIELDS
+from lm.config.resolve import (
+    Unread,
+    differences,
+    digest,
+    flatten,
+    identity,
+    replaced,
+    resolve,
+    settle,
+    to_dict,
+    to_json,
+)
+from modules.norms import NORMS
+from modules.options import Option, options
+from modules.placements import PLACEMENTS
+from modules.reparam import REPARAMS
+from tests.helpers import checked_config, tiny_config, tiny_raw
+
+
+def test_default_config_resolves_and_survives_json():
+    config = resolve(default.get_config())
+    assert resolve(json.loads(to_json(config))) == config
+    assert resolve(to_dict(config)) == config
+    hash(config)  # programs are kept by config
+
+
+def test_infinite_clip_norm_survives_json():
+    config = tiny_config({'optim.clip_norm': float('inf')})
+    assert resolve(json.loads(to_json(config))) == config
+
+
+def test_the_default_config_names_only_what_its_run_sets():
+    """Each of its type, and all that has no default elsewhere. An option of a part stands in the
+    part's own signature; a number here would be the same for all parts that read it. How long the
+    warm-up is depends on the run, and no part knows.
+    """
+    given = flatten(default.get_config().to_dict())
+    assert given.pop('sweep') is None  # describes many runs, and is no field of one
+    assert given.keys() <= FIELDS.keys()
+    for path, value in given.items():
+        assert value is not None and type(value) in FIELDS[path].types, path
+    needed = {path for path, field in FIELDS.items() if field.default is dataclasses.MISSING}
+    assert needed <= given.keys()
+    assert {path for path in given if FIELDS[path].of_parts} == {'optim.warmup_steps'}
+
+
+def test_a_section_of_the_default_config_takes_options_that_it_leaves_out():
+    """What is no option is refused when the config is resolved, and what is no section at once."""
+    config = default.get_config()
+    config.optim.b2 = 0.5
+    assert resolve(config).optim.b2 == 0.5
+    config.model.n_layer = 3
+    with pytest.raises(ValueError, match=r"field model\.n_layer\. Did you mean 'model.n_layers'"):
+        resolve(config)
+    with pytest.raises(AttributeError, match='"optimm" does not exist'):
+        config.optimm = {}
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tiny_config().model.d_model = 3
+
+
+def test_unknown_field_names_the_nearest():
+    raw = tiny_raw()
+    raw['model']['n_layer'] = 3
+    with pytest.raises(
+        ValueError, match=r"no field model\.n_layer\. Did you mean 'model.n_layers'"
+    ):
+        resolve(raw)
+    with pytest.raises(ValueError, match=r"no field optimm\. Did you mean 'optim'\?"):
+        resolve(tiny_raw() | {'optimm': {}})
+
+
+def test_missing_field_is_named():
+    raw = tiny_raw()
+    del raw['optim']['lr']
+    with pytest.raises(ValueError, match=r'config lacks optim\.lr'):
+        resolve(raw)
+    raw = tiny_raw()
+    del raw['loss']
+    with pytest.raises(ValueError, match=r'config lacks loss\.name'):
+        resolve(raw)
+
+
+@pytest.mark.parametrize(
+    ('path', 'value', 'said'),
+    [
+        ('model.n_layers', 2.0, 'model.n_layers must be int; got 2.0 of type float'),
+        ('model.n_layers', True, 'must be int; got True of type bool'),
+        ('model.tie_embeddings', 1, 'must be bool; got 1 of type int'),
+        ('optim.lr', '3e-3', "optim.lr must be float; got '3e-3' of type str"),
+        ('optim.lr', False, 'must be float; got False of type bool'),
+        ('model.norm', None, 'model.norm must be str; got None'),
+        ('norm.groups', 2.0, 'norm.groups must be int or None; got 2.0 of type float'),
+        ('norm.eps', 'a', "norm.eps must be float or None; got 'a' of type str"),
+    ],
+)
+def test_wrong_type_is_named(path, value, said):
+    with pytest.raises(ValueError, match=said.replace('.', r'\.')):
+        tiny_config({path: value})
+
+
+def test_section_that_is_no_section_is_named():
+    with pytest.raises(ValueError, match='section model must hold fields; got 3'):
+        resolve(tiny_raw() | {'model': 3})
+
+
+def test_int_is_read_as_float_where_a_float_is_wanted():
+    lr = tiny_config({'optim.lr': 1}).optim.lr
+    assert type(lr) is float
+    assert lr == 1.0
+
+
+def test_differences_are_old_and_new_value_by_path():
+    old = tiny_config()
+    new = tiny_config({'optim.lr': 0.5, 'model.norm': 'none'})
+    assert differences(old, old) == {}
+    assert differences(old, new) == {
+        'optim.lr': (old.optim.lr, 0.5),
+        'model.norm': (old.model.norm, 'none'),
+        'model.final_norm': (old.model.final_norm, 'none'),
+    }
+
+
+def test_a_default_that_is_spelt_out_is_no_difference():
+    assert differences(tiny_config(), tiny_config({'norm.eps': 1e-6})) == {}
+
+
+def test_flatten_keeps_declaration_order():
+    paths = list(flatten(tiny_config()))
+    assert paths[:2] == ['model.d_model', 'model.n_layers']
+    assert paths == list(FIELDS)
+
+
+class TestAuto:
+    """'auto' and None stand for what the other choices ask for."""
+
+    @pytest.mark.parametrize('name', PLACEMENTS)
+    def test_a_placement_chooses_its_own(self, name):
+        config, row = checked_config({'model.placement': name}), PLACEMENTS[name]
+        assert config.model.mlp == row.needs.get('mlp', 'dense')
+        assert config.model.reparam == row.needs.get('reparam', 'none')
+        assert config.attention.options['norm_values'] == row.needs.get('norm_values', False)
+        assert config.model.final_norm == ('rmsnorm' if row.final_norm else 'none')
+
+    def test_the_last_norm_is_as_the_others_with_their_options(self):
+        assert tiny_config({'model.norm': 'rmsnorm:eps=0.1'}).model.final_norm == 'rmsnorm:eps=0.1'
+
+    def test_an_option_of_one_place_is_filled_in_and_one_of_norms_is_not(self):
+        config = tiny_config()
+        assert (config.optim.b2, config.config.loss.z_loss) == (0.95, 1e-4)
+        assert config.config.norm.eps is config.optim.decay_fraction is None
+
+    def test_settling_twice_changes_nothing(self):
+        for name in PLACEMENTS:
+            config = checked_config({'model.placement': name})
+            assert settle(config.config) == config
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'optim.decay_fraction': 0.2}, r'optim\.decay_fraction=0\.2 is read by no part .*'
+         r'schedule=constant.* read with optim\.schedule=warmup_stable_decay'),
+        ({'mlp.n_experts': 4}, r'mlp\.n_experts=4 .*model\.mlp=dense.* with model\.mlp=moe'),
+        ({'loss.balance_loss': 0.1}, r'loss\.balance_loss=0\.1 .* with model\.mlp=moe'),
+        ({'norm.groups': 2}, r'norm\.groups=2 .*model\.norm=rmsnorm'),
+        ({'model.norm': 'rmsnorm:eps=0.1', 'norm.eps': 0.2}, r'norm\.eps=0\.2 is read by no part'),
+    ],
+)  # fmt: skip
+def test_an_option_that_nothing_reads_is_refused(changes, said):
+    with pytest.raises(Unread, match=said):
+        tiny_config(changes)
+
+
+class TestIdentity:
+    """Property: what a name depends on."""
+
+    @pytest.mark.parametrize('path', sorted(FIELDS))
+    def test_a_default_is_left_out(self, path):
+        """As if the field did not exist yet."""
+        for changes in ({}, {'model.placement': 'wide', 'model.norm': 'powernorm'}):
+            config = checked_config(changes)
+            keys = {key for key in identity(config) if key == path or key.endswith(f':{path}')}
+            assert not keys or FIELDS[path].default is dataclasses.MISSING
+
+    def test_options_that_are_not_given_are_left_out(self):
+        for name in PLACEMENTS:
+            changes = {'model.placement': name, 'optim.eps': None, 'optim.warmup_steps': None}
+            found = {key for key in identity(checked_config(changes)) if ':' in key}
+            needs = {'model.attention=softmax:norm_values'} & {
+                f'model.attention=softmax:{key}' for key in PLACEMENTS[name].needs
+            }
+            assert found == needs
+
+    @pytest.mark.parametrize('name', NORMS)
+    def test_a_default_of_a_part_that_is_spelt_out_changes_nothing(self, name):
+        """In the section, and behind the name."""
+        plain = tiny_config({'model.norm': name})
+        for option, declared in options(NORMS[name]).items():
+            if declared.default is not None:
+                spelt = {'model.norm': name, f'norm.{option}': declared.default}
+                behind = {'model.norm': f'{name}: {option} = {declared.default}'}
+                assert digest(tiny_config(spelt)) == digest(tiny_config(behind)) == digest(plain)
+
+    def test_what_auto_stands_for_changes_nothing_when_it_is_spelt_out(self):
+        for name in PLACEMENTS:
+            config = checked_config({'model.placement': name})
+            spelt = {path: flatten(config)[path] for path in lm.config.resolve.LEFT_OPEN}
+            again = resolve(to_dict(replaced(config, spelt)))
+            assert identity(again) == identity(checked_config({'model.placement': name}))
+            assert not identity(again).keys() & {'model.mlp', 'model.final_norm'}
+
+    def test_where_an_option_is_written_changes_nothing(self):
+        section = tiny_config({'norm.scale': False})
+        behind = tiny_config({'model.norm': 'rmsnorm:scale=False'})
+        one = tiny_config({'model.norm': 'rmsnorm:scale=False', 'model.final_norm': 'rmsnorm'})
+        assert digest(section) == digest(behind) != digest(one)
+
+    def test_an_option_counts_by_what_each_reader_makes_of_it(self):
+        """1e-6 is rmsnorm's own, and not powernorm's."""
+        changes = {'model.norm': 'powernorm', 'model.qk_norm': 'rmsnorm'}
+        found = identity(tiny_config(changes | {'norm.eps': 1e-6}))
+        assert 'model.norm=powernorm:eps' in found and 'model.qk_norm=rmsnorm:eps' not in found
+
+    @pytest.mark.parametrize('path', sorted(FIELDS))
+    def test_a_change_changes_it(self, path):
+        """Every field, in a config whose parts read it."""
+        base = first_readers().get(path, checked_config({}))
+        values = [value for value in other_values(path) if value != flatten(base)[path]]
+        assert values or len(FIELDS[path].choice.table) == 1
+        for value in values:
+            assert digest(replaced(base, {path: value})) != digest(base)
+
+    def test_no_two_configs_of_a_family_share_one(self):
+        names, n = set(), 0
+        for scale in ('', ':scale=False'):
+            for final in ('auto', 'rmsnorm', 'rmsnorm:scale=False', 'none'):
+                for qk in ('none', 'rmsnorm', 'rmsnorm:scale=False'):
+                    for eps in (None, 0.1):
+                        changes = {'model.norm': f'rmsnorm{scale}', 'model.final_norm': final}
+                        changes |= {'model.qk_norm': qk, 'norm.eps': eps}
+                        names.add(digest(tiny_config(changes)))
+                        n += 1
+        assert len(names) == n * 3 // 4  # auto is one of the others
+
+    def test_a_field_that_is_added_later_changes_nothing(self, monkeypatch):
+        line = '    readout_bias: bool = False\n'
+        auto = "    mixer: Annotated[str, Choice(MLPS, 'mlp', auto=True)] = AUTO\n"
+        later = config_module(monkeypatch, line, f'{line}    shiny: bool = False\n{auto}')
+        for changes in ({}, {'model.placement': 'wide'}, {'model.norm': 'powernorm'}):
+            raw = tiny_raw(changes)
+            assert later.digest(later.resolve(raw)) == digest(resolve(raw))
+        raw['model']['shiny'] = True
+        assert later.digest(later.resolve(raw)) != digest(resolve(tiny_raw(changes)))
+
+    def test_an_option_that_is_added_later_changes_nothing(self, monkeypatch):
+        class Shining(NORMS['rmsnorm']):
+            shine: Annotated[float, Option('how much')] = 0.5
+
+        raw, before = tiny_raw(), digest(tiny_config())
+        monkeypatch.setitem(NORMS, 'rmsnorm', Shining)
+        later = config_module(monkeypatch)
+        for shine in (None, 0.5):
+            raw['norm']['shine'] = shine
+            assert later.digest(later.resolve(raw)) == before
+        raw['norm']['shine'] = 0.25
+        assert later.digest(later.resolve(raw)) != before
+
+
+USUAL = ('none', 'dense', *(v for v in flatten(tiny_config()).values() if isinstance(v, str)))
+READERS = (
+    {},
+    {'model.placement': 'mix'},
+    {'model.placement': 'wide'},
+    *({'model.reparam': name} for name in REPARAMS),
+    *({'model.norm': name} for name in NORMS),
+    {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1},
+    *(
+        {path: name}
+        for path in (
+            'optim.decay_rule',
+            'data.objective',
+            'model.attention',
+            'model.activation',
+            'loss.name',
+            'optim.name',
+            'optim.schedule',
+            'optim.average',
+            'kernels.implementation',
+            'kernels.matmul',
+        )
+        for name in CHOICES[path].table
+    ),
+)
+
+
+@functools.cache
+def first_readers():
+    """{field: the first config of READERS with a part that reads it}."""
+    found = {}
+    for config in map(checked_config, READERS):
+        found = dict.fromkeys(config.readers, config) | found
+    return found
+
+
+def other_values(path):
+    """Values that are no default of any part."""
+    field = FIELDS[path]
+    kind = next(kind for kind in field.types if kind is not types.NoneType)
+    if field.choice:
+        return [name for name in field.choice.table if name not in USUAL]
+    if kind is bool:
+        name = path.split('.')[1]
+        declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
+        return [not declared[0].default] if path.startswith('norm.') else [True, False]
+    if field.option and field.option.choices:
+        others = [name for name in field.option.choices if name != field.default]
+        return [name for name in others if name not in USUAL] or others
+    return [f'{path}x' if kind is str else kind(17)]
+
+
+def config_module(monkeypatch, old='', new=''):
+    """lm/config/resolve.py as it would be with a change of lm/config/fields.py."""
+    for module in (lm.config.fields, lm.config.resolve):
+        text = Path(module.__file__).read_text()
+        if module is lm.config.fields:
+            assert old in text
+            text = text.replace(old, new, 1) if old else text
+        later = types.ModuleType(module.__name__)
+        monkeypatch.setitem(sys.modules, module.__name__, later)
+        exec(compile(text, module.__name__, 'exec'), vars(later))
+    return later

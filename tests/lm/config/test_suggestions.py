@@ -1,0 +1,135 @@
+"""Contract: what is wrong with a name or a flag is answered with what works."""
+
+import ast
+
+import pytest
+
+from lm.config.fields import FIELDS
+from lm.config.resolve import resolve
+from lm.config.suggestions import SYNONYMS, check_flags, field_hint, flag_refusal, sweep_hint
+from lm.model.check import check
+from lm.sweep.cells import cells
+from modules.choices import USUAL_NAMES
+from tests.helpers import tiny_config, tiny_raw
+from tests.lm.model.test_check_fields import NAMES
+
+
+@pytest.mark.parametrize(
+    ('path', 'meant'),
+    [
+        ('optim.learning_rate', ["'optim.lr'"]),
+        ('lr', ["'optim.lr'"]),
+        ('train.batch_size', ["'data.batch_size'"]),
+        ('seed', ["'data.seed'", "'train.seed'"]),
+        ('warmup', ["'norm.warmup'", "'optim.warmup_steps'"]),
+        ('model.nrom', ["'model.norm'"]),
+        ('stepps', ["'train.steps'"]),
+        ('hidden_size', ["'model.d_model'"]),
+    ],
+)
+def test_an_unknown_field_names_those_that_may_be_meant(path, meant):
+    said = field_hint(path, FIELDS)
+    assert said == f' Did you mean {" or ".join(meant)}?'
+
+
+def test_a_field_unlike_any_suggests_nothing():
+    assert field_hint('qqq', FIELDS) == ''
+
+
+def test_every_hint_names_what_there_is_and_none_is_a_name_here():
+    names = {name for table in NAMES.values() for name in table}
+    assert {path for paths in SYNONYMS.values() for path in paths} <= FIELDS.keys()
+    assert not SYNONYMS.keys() & ({path.split('.')[1] for path in FIELDS} - {'warmup'})
+    assert set(USUAL_NAMES.values()) <= names and not USUAL_NAMES.keys() & names
+
+
+@pytest.mark.parametrize(
+    ('path', 'name', 'meant'),
+    [
+        ('model.placement', 'sandwich', 'peri'),
+        ('model.placement', 'Pre-LN', 'pre'),
+        ('model.placement', 'preln', 'pre'),
+        ('model.placement', 'postnorm', 'post'),
+        ('model.placement', 'olmo2', 'output'),
+        ('optim.name', 'adam', 'adamw'),
+        ('optim.schedule', 'cosine', 'warmup_cosine'),
+        ('model.dtype', 'bf16', 'bfloat16'),
+        ('model.norm', 'batch_norm', 'batchnorm'),
+    ],
+)
+def test_a_usual_name_is_answered_with_the_name_here(path, name, meant):
+    with pytest.raises(ValueError, match=f"Did you mean '{meant}'"):
+        check(tiny_config({path: name}))
+
+
+def test_several_names_are_answered_with_a_sweep():
+    with pytest.raises(ValueError, match=r"""sweep="{'model.norm': \('rmsnorm', 'layernorm'\)}"""):
+        tiny_config({'model.norm': 'rmsnorm,layernorm'})
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '{optim.lr: (1e-3,3e-3)}',
+        '{optim.lr: [1e-3,3e-3]}',
+        'optim.lr=1e-3,3e-3',
+        'optim.lr=(1e-3, 3e-3)',
+        "{'optim.lr': (10**-3, 3e-3)}",
+    ],
+)
+def test_a_sweep_that_is_no_literal_is_answered_with_a_flag_that_works(text):
+    flag = sweep_hint(text, FIELDS)
+    literal = flag.split('--config.sweep="')[1].split('"')[0]
+    wanted = [{'optim.lr': 1e-3}, {'optim.lr': 3e-3}]
+    assert [cell.changes for cell in cells(tiny_raw(), ast.literal_eval(literal))] == wanted
+    with pytest.raises(ValueError, match='must be a Python literal') as error:
+        cells(tiny_raw(), text)
+    assert flag in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('path', 'text', 'said'),
+    [
+        (
+            'optim.lr',
+            '(1e-3,3e-3)',
+            "number; got '(1e-3,3e-3)'. Several values are a sweep",
+        ),
+        ('train.seed', '0,1', """--config.sweep="{'train.seed': (0, 1)}\""""),
+        ('train.steps', '1e3', "must be a whole number; got '1e3'. Write 1000."),
+        ('train.steps', '1.5', "must be a whole number; got '1.5'."),
+        ('model.bias', 'maybe', "must be True or False; got 'maybe'."),
+        ('norm.groups', 'None', 'Leave the flag out for None.'),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(path, text, said):
+    assert said in flag_refusal(path, text, FIELDS[path].types)
+
+
+@pytest.mark.parametrize(
+    ('flag', 'said'),
+    [
+        ('--config.lr=1', "no field lr. Did you mean 'optim.lr'"),
+        ('-config.optim.learning_rate', "Did you mean 'optim.lr'"),
+        ('--config.model=3', 'model is a section'),
+        ('--config=configs/defalt.py', "is no file. .* Did you mean 'configs/default.py'"),
+    ],
+)
+def test_a_flag_that_sets_nothing_is_refused(flag, said):
+    with pytest.raises(ValueError, match=said):
+        check_flags(['train.py', flag], FIELDS)
+
+
+def test_flags_that_work_pass():
+    """An argument of the config file, a sweep, values apart from their flag."""
+    for argv in (
+        ['--config=configs/default.py:argument', '--config.optim.lr=1', '--workdir=x'],
+        ['--config', 'configs/default.py', '--config.optim.lr', '1', '--config.sweep={}'],
+        ['--noconfig.model.bias', '--config.sweep.x=1'],
+    ):
+        check_flags(['train.py', *argv], FIELDS)
+
+
+def test_a_section_that_is_none_names_a_field():
+    with pytest.raises(ValueError, match=r"no field lr\. Did you mean 'optim.lr'"):
+        resolve(tiny_raw() | {'lr': 1e-3})

@@ -1,0 +1,74 @@
+"""Compiles training steps on meshes of TPUs, which need not be here, and prints what their devices
+send each other: one line of JSON each. A process of its own, as libtpu is loaded once in a process.
+"""
+
+import json
+from typing import Any
+
+from lm.devices.blueprint import Blueprint
+from lm.devices.check_mesh import check_devices
+from lm.devices.run_axis import SINGLE
+from lm.model.check import check
+from lm.run.program import Program
+from tests.helpers import BOS, tiny_config
+from tpu.hlo import Module
+from tpu.topology import open_topology
+from tpu.wire import collectives
+
+VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
+COMMON = {
+    'model.d_model': D,
+    'model.d_ff': F,
+    'model.n_heads': 8,
+    'model.n_kv_heads': 8,
+    'model.n_layers': LAYERS,
+    'model.dtype': 'bfloat16',
+    'data.batch_size': ROWS,
+    'data.seq_len': TOKENS,
+    'data.mask_documents': True,
+}
+EXPERT = {
+    'model.mlp': 'moe',
+    'mlp.n_experts': EXPERTS,
+    'mlp.expert_capacity': CAPACITY,
+    'mlp.capacity_over': 'row',
+}
+LONG = {'data.seq_len': 4 * TOKENS, 'data.batch_size': ROWS // 4}
+# Decompositions of larger sides are other programs, which take minutes to compile.
+SOAP = {'optim.name': 'soap', 'optim.soap_max_dim': D}
+SHAMPOO = {'optim.name': 'shampoo', 'model.d_ff': D}
+# name: TPUs, their mesh, changes. One axis over a whole torus has no reduce-scatter.
+PROGRAMS = {
+    'rows': ('v5e:2x2', {'data': 4}, {}),
+    'slices': ('v5e:2x2 x 2', {'data': 8}, {}),
+    'parameters': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {}),
+    'heads': ('v5e:2x4', {'data': 2, 'tensor': 4}, {}),
+    'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
+    'dealt': ('v5e:2x4', {'data': 2, 'context': 4}, {'kernels.attention': 'splash', **LONG}),
+    'experts': ('v5e:2x4', {'data': 2, 'expert': 4}, EXPERT),
+    'matrices': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'optim.name': 'muon'}),
+    'rotated': ('v6e:4x4', {'data': 4, 'fsdp': 4}, SOAP),
+    'rooted': ('v6e:4x4', {'data': 4, 'fsdp': 4}, SHAMPOO),
+}
+
+
+def blueprint(topology: str, sizes: dict[str, int], changes: dict[str, Any]) -> Blueprint:
+    mesh = {f'mesh.{axis}': n for axis, n in sizes.items()}
+    config = tiny_config(COMMON | changes | mesh)
+    check(config)
+    name, _, slices = topology.partition(' x ')
+    devices = open_topology(name, int(slices or 1)).devices
+    made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0)
+    check_devices(config, made.mesh)
+    return made
+
+
+def main() -> None:
+    for name, of_program in PROGRAMS.items():
+        program = Program(blueprint(*of_program), SINGLE).compiled(1)
+        found = collectives(Module(program.as_text()))
+        print(json.dumps({'program': name, 'sent': found}), flush=True)
+
+
+if __name__ == '__main__':
+    main()

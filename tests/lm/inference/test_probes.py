@@ -1,0 +1,171 @@
+"""What a checkpoint shows of its model. Equivalence: scanned = unrolled, and the logits are those
+of training. Property: causal by gradient; the gradient of a shift is that of the activation.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.inference.probes import by_group, by_name, gradients, next_token_loss, observe
+from lm.model.transformer import OF_BLOCKS, groups_of_blocks
+from modules.params import named_leaves
+from tests.helpers import (
+    VOCAB,
+    assert_trees_close,
+    checked_config,
+    initial_state,
+    tiny_batch,
+    tiny_learner,
+)
+
+TOKENS = tiny_batch(rows=2)['tokens'][:, :-1]
+B, T = TOKENS.shape
+LAYERS = 2
+CASES = {  # one group of blocks, two, two streams, a map of the weights
+    'pre': {},
+    'mix': {'model.placement': 'mix', 'model.mix_fraction': 0.5},
+    'resi_dual': {'model.placement': 'resi_dual'},
+    'hybrid_star': {'model.placement': 'hybrid_star', 'model.reparam': 'weight_norm'},
+}
+
+
+@functools.cache
+def seen(case, scan=True):
+    """(learner, weights, logits, activations)."""
+    changes = {'model.n_layers': LAYERS, 'model.scan_layers': scan}
+    config = checked_config(CASES[case] | changes)
+    learner, weights = tiny_learner(config), initial_state(config).weights
+    run = jax.jit(functools.partial(observe, learner))
+    return learner, weights, *run(weights, TOKENS)
+
+
+@functools.cache
+def found_gradients(case):
+    learner, weights, *_ = seen(case)
+    return jax.jit(lambda w: gradients(learner, w, TOKENS))(weights)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('case', CASES)
+def test_every_block_is_there_scanned_or_not(case):
+    *_, logits, activations = seen(case)
+    shapes = {name: x.shape for name, x in activations.items()}
+    stream, stacked = (B, T, 16), (LAYERS, B, T, 16)
+    assert shapes == {
+        'embedding': stream,
+        'after_attention': stacked,
+        'after_mlp': stacked,
+        'final': stream,
+    }
+    assert_trees_close(activations, seen(case, scan=False)[3], rtol=1e-5, atol=1e-5)
+    assert logits.shape == (B, T, VOCAB)
+
+
+@pytest.mark.default_rows('mix')
+@pytest.mark.parametrize('case', CASES)
+def test_the_last_activations_make_the_logits_of_the_model(case):
+    learner, weights, logits, activations = seen(case)
+
+    @functools.partial(jax.jit)
+    def in_training(weights, final):
+        variables = learner.variables(weights)
+        x_BTD, readout = learner.model.apply(variables, TOKENS, method='activations')
+        return x_BTD, readout(final)
+
+    x_BTD, read = in_training(weights, activations['final'])
+    np.testing.assert_allclose(activations['final'], x_BTD, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_activations_are_what_their_names_say():
+    """The first is the table's rows; each block adds to the one before; the last is normalized."""
+    _, weights, _, activations = seen('pre')
+    rows = weights.params['embedding'][TOKENS]
+    np.testing.assert_allclose(activations['embedding'], rows, rtol=1e-6)
+    stream = activations['after_mlp'][-1]
+    rms = jnp.sqrt(jnp.mean(stream**2, -1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(activations['final'], stream / rms, rtol=1e-5)
+    path = [activations['embedding']]
+    for both in zip(activations['after_attention'], activations['after_mlp'], strict=True):
+        path += both
+    for before, after in itertools.pairwise(path):
+        assert 0.01 < float(jnp.abs(after - before).mean()) < 10
+
+
+@pytest.mark.default_rows('mix')
+@pytest.mark.parametrize('case', CASES)
+def test_groups_and_names_hold_the_same(case):
+    learner, _, _, activations = seen(case)
+    config = learner.recipe
+    again = by_name(config, by_group(config, activations))
+    jax.tree.map(np.testing.assert_array_equal, again, activations)
+    counts = [len(by_group(config, activations)[g.name]['after_mlp']) for g in
+              groups_of_blocks(config)]  # fmt: skip
+    assert counts == [group.count for group in groups_of_blocks(config)]
+
+
+@pytest.mark.default_rows('hybrid_star')
+@pytest.mark.parametrize('case', CASES)
+def test_gradients_are_of_all_weights_and_all_activations(case):
+    """Catches blocks that a scan leaves out, and one shift for all of them."""
+    _, weights, _, activations = seen(case)
+    by_weight, by_activation = found_gradients(case)
+    assert jax.tree.map(jnp.shape, by_weight) == jax.tree.map(jnp.shape, weights.params)
+    assert jax.tree.map(jnp.shape, by_activation) == jax.tree.map(jnp.shape, activations)
+    for path, gradient in named_leaves(by_weight).items():
+        assert np.abs(gradient).max() > 0, path
+    for name in ('after_attention', 'after_mlp'):
+        sizes = np.abs(by_activation[name]).max((1, 2, 3))
+        assert np.all(sizes > 0) and len(set(sizes.tolist())) == LAYERS, name
+
+
+@pytest.mark.full
+def test_the_gradient_of_an_activation_is_what_a_small_shift_does():
+    learner, weights, _, activations = seen('mix')
+    _, by_activation = found_gradients('mix')
+    rng = np.random.default_rng(0)
+
+    @jax.jit
+    def loss(shifts):
+        return next_token_loss(observe(learner, weights, TOKENS, shifts)[0], TOKENS)
+
+    for name, x in activations.items():
+        direction = jnp.float32(rng.normal(size=x.shape))
+        zeros = jax.tree.map(jnp.zeros_like, activations)
+        up, down = (loss(zeros | {name: sign * 1e-2 * direction}) for sign in (1, -1))
+        wanted = jnp.vdot(by_activation[name], direction)
+        np.testing.assert_allclose((up - down) / 2e-2, wanted, rtol=0.02, atol=2e-4, err_msg=name)
+
+
+def test_the_gradient_of_the_last_activation_is_the_readouts():
+    """By hand: (softmax - one-hot) W' over the targets. Catches a shift that counts twice."""
+    _, weights, logits, _ = seen('pre')
+    wanted = jax.nn.softmax(logits) - jax.nn.one_hot(jnp.roll(TOKENS, -1, 1), VOCAB)
+    wanted = wanted.at[:, -1].set(0) @ weights.params['readout'].T / (B * (T - 1))
+    np.testing.assert_allclose(found_gradients('pre')[1]['final'], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_causal():
+    """Of the logits of token t: no activation of a later one matters, and its own does."""
+    learner, weights, *_ = seen('pre')
+    at = 3
+
+    @jax.jit
+    def by_activation():
+        return gradients(learner, weights, TOKENS, lambda logits, _: logits[:, at].sum())[1]
+
+    for name, gradient in by_activation().items():
+        size = np.abs(gradient).max((0, 1, 3) if name in OF_BLOCKS else (0, 2))
+        assert np.all(size[at + 1 :] == 0) and size[at] > 0, name
+        assert name == 'final' or np.all(size[: at + 1] > 0), name
+
+
+def test_the_loss_is_that_of_the_next_token():
+    logits = jnp.zeros((1, 3, 4)).at[0, 0, 2].set(1.0)
+    first = -jax.nn.log_softmax(logits[0, 0])[2]
+    loss = next_token_loss(logits, jnp.array([[1, 2, 3]]))
+    np.testing.assert_allclose(loss, (first + np.log(4)) / 2, rtol=1e-6)

@@ -1,0 +1,162 @@
+"""What processes decide together: threads stand for them, and a dict for JAX's service."""
+
+import itertools
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+
+from lm.launch import agreement
+from lm.launch.agreement import (
+    first_then_others,
+    from_first,
+    gathered,
+    raised_by_all,
+    same_everywhere,
+)
+from lm.record import workdir
+from lm.record.digests import Damaged
+from lm.record.workdir import open_workdir
+from tests.helpers import tiny_config
+
+N = 3
+
+
+class Service:
+    """A value may be asked for before it is set, and is set once."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def key_value_set(self, key, value):
+        with self.changed:
+            assert key not in self.values, key
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise jax.errors.JaxRuntimeError('DEADLINE_EXCEEDED: ' + key)
+            return self.values[key]
+
+
+class Numbers:
+    """A counter of each thread, as each process has its own."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __next__(self):
+        return next(self.own.numbers)
+
+
+@pytest.fixture
+def on_each(monkeypatch):
+    """on_each(act): [what act(process_id) gave, or the error it raised], of N processes."""
+    own, service = threading.local(), Service()
+    monkeypatch.setattr(jax, 'process_count', lambda: N)
+    monkeypatch.setattr(jax, 'process_index', lambda: own.index)
+    monkeypatch.setattr(agreement, '_service', lambda: service)
+    monkeypatch.setattr(agreement, '_numbers', Numbers(own))
+    monkeypatch.setattr(agreement, 'WAIT_MS', 20)
+
+    def one(act, index):
+        own.index, own.numbers = index, itertools.count()
+        try:
+            return act(index)
+        except Exception as error:
+            return error
+
+    def on_each(act):
+        service.values.clear()
+        with ThreadPoolExecutor(N) as pool:
+            return [f.result(20) for f in [pool.submit(one, act, i) for i in range(N)]]
+
+    return on_each
+
+
+def test_each_has_what_all_give_in_their_order(on_each):
+    found = on_each(lambda i: [gathered(i * i), gathered([str(i)])])
+    assert found == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
+
+
+def test_what_the_first_has_counts(on_each):
+    assert on_each(lambda i: [from_first({'step': i}), from_first(i + 7)]) == [[{'step': 0}, 7]] * N
+
+
+def test_the_first_acts_before_the_others(on_each):
+    order = []
+
+    def act(i):
+        time.sleep(0.0 if i else 0.3)  # in which the others would be before it
+        order.append(i)
+        return i
+
+    assert on_each(lambda i: first_then_others(lambda: act(i))) == [0, 1, 2]
+    assert order[0] == 0 and sorted(order) == [0, 1, 2]
+
+
+def test_an_error_of_one_is_raised_by_all(on_each):
+    def read(i):
+        with raised_by_all(Damaged):
+            if i == 1:
+                raise Damaged('a bit')
+            return i
+
+    assert [repr(error) for error in on_each(read)] == [
+        "Damaged('host 1: a bit')",
+        "Damaged('a bit')",
+        "Damaged('host 1: a bit')",
+    ]
+
+
+def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
+    assert on_each(lambda i: same_everywhere('it', 'same')) == [None] * N
+    for error in on_each(lambda i: same_everywhere('the digest', 'ab'[i == 2])):
+        assert isinstance(error, ValueError)
+        lines = str(error).splitlines()
+        assert lines[0] == 'the digest must be the same on all hosts:'
+        assert [(line.split()[1], line.split()[-1]) for line in lines[1:]] == [
+            ('0', 'a'),
+            ('1', 'a'),
+            ('2', 'b'),
+        ]
+
+
+def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
+    """Host 2 has one of its own, with a lock of another time."""
+    monkeypatch.setattr(workdir, 'SEEN_SEC', 0.1)
+    config, own = tiny_config(), tmp_path / 'own'
+    own.mkdir()
+    (own / workdir.LOCK).touch()
+    os.utime(own / workdir.LOCK, (1, 1))
+
+    def open_one(i):
+        with open_workdir(own if i == 2 else tmp_path / 'run', config, False):
+            return i
+
+    for error in on_each(open_one):
+        assert isinstance(
+            error, ValueError
+        ) and 'not the same folder on all hosts: host 2 cannot' in str(error)
+
+
+def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
+    def open_one(i):
+        with open_workdir(tmp_path / 'run', tiny_config(), False):
+            return i
+
+    assert on_each(open_one) == [0, 1, 2]
+
+
+def test_alone_nothing_is_sent(monkeypatch):
+    monkeypatch.setattr(agreement, '_service', None)
+    assert gathered(3) == [3] and from_first(object) is object
+    assert first_then_others(lambda: 5) == 5
+    same_everywhere('it', 'a')
+    with pytest.raises(Damaged, match=r'^as it was$'), raised_by_all(Damaged):
+        raise Damaged('as it was')

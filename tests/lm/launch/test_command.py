@@ -1,0 +1,160 @@
+"""Contract: a flag and a file can set any field there is, and what is wrong with one is a line."""
+
+import types
+
+import pytest
+from absl.testing import flagsaver
+from ml_collections import ConfigDict
+
+import train
+from lm.config.fields import FIELDS
+from lm.config.resolve import resolve
+from lm.config.suggestions import flag_refusal
+from lm.launch.command import add_fields, parse_flags
+from lm.launch.exit_status import BAD_INPUT
+from tests import ROOT
+
+DEFAULT = f'--config={ROOT}/configs/default.py'
+VALUES = {int: 7, float: 0.25, bool: True, str: 'word'}
+
+
+def kind_of(path: str) -> type:
+    (kind,) = set(FIELDS[path].types) - {types.NoneType}
+    return kind
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """parsed(flag, ...): the config that train.py has from these flags."""
+
+    def of(*given: str) -> ConfigDict:
+        argv = ['train.py', *given]
+        monkeypatch.setattr('sys.argv', argv)
+        parse_flags(argv)
+        return train.CONFIG.value
+
+    with flagsaver.flagsaver():
+        yield of
+
+
+@pytest.fixture
+def refused(parsed, capsys):
+    """refused(flag, ...): the one line that train.py answers them with."""
+
+    def of(*given: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            resolve(parsed(*given))
+        assert stopped.value.code == BAD_INPUT
+        (line,) = capsys.readouterr().err.splitlines()
+        return line.removeprefix('error: ')
+
+    return of
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(line, ...): the flag of a file that changes the default config by these lines."""
+
+    def of(*lines: str) -> str:
+        body = ['def get_config():', 'config = default.get_config()', *lines, 'return config']
+        path = tmp_path / 'mine.py'
+        path.write_text('from configs import default\n\n\n' + '\n    '.join(body) + '\n')
+        return f'--config={path}'
+
+    return of
+
+
+def test_a_flag_sets_every_field(parsed):
+    """With the field's own type, also where the file leaves it as published."""
+    config = parsed(DEFAULT, *(f'--config.{p}={VALUES[kind_of(p)]}' for p in FIELDS))
+    for path in FIELDS:
+        section, name = path.split('.')
+        value = config[section][name]
+        assert (type(value), value) == (kind_of(path), VALUES[kind_of(path)]), path
+
+
+def test_a_file_sets_every_field(parsed, file):
+    config = parsed(file(*(f'config.{p} = {VALUES[kind_of(p)]!r}' for p in FIELDS)))
+    for path in FIELDS:
+        section, name = path.split('.')
+        value = config[section][name]
+        assert (type(value), value) == (kind_of(path), VALUES[kind_of(path)]), path
+
+
+def test_what_neither_sets_is_none_or_as_in_the_file(parsed):
+    config = parsed(DEFAULT)
+    assert config.norm.groups is config.optim.others_lr is config.sweep is None
+    assert config.optim.warmup_steps == 100
+
+
+def test_a_flag_has_the_type_of_the_field_and_not_of_the_value_in_the_file(parsed, file):
+    """Which may be a whole number, or none."""
+    mine = file('config.optim.b2 = 1', 'config.scaling.embedding_std = None')
+    config = parsed(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')
+    assert (config.optim.b2, config.scaling.embedding_std) == (0.5, 0.25)
+    assert type(parsed(mine).optim.b2) is float
+
+
+def test_a_switch_may_stand_alone(parsed):
+    config = parsed(DEFAULT, '--config.norm.scale', '--noconfig.model.embedding_scale')
+    assert config.norm.scale is True and config.model.embedding_scale is False
+
+
+def test_a_reference_of_the_file_is_kept(parsed, file):
+    mine = file("config.model.d_ff = 4 * config.model.get_ref('d_model')")
+    assert parsed(mine, '--config.model.d_model=32').model.d_ff == 128
+
+
+def test_a_config_that_begins_from_nothing_has_all_fields_too():
+    """A field with a default has it; one without is still missed."""
+    config = ConfigDict({'model': {'d_model': 8}})
+    add_fields(config)
+    assert config.model.bias is False and config.norm.groups is None
+    with pytest.raises(ValueError, match=r'config lacks model\.n_layers'):
+        resolve(config)
+
+
+@pytest.mark.parametrize(
+    ('path', 'text'), [('norm.groups', '1.5'), ('optim.b2', '(0.9,0.99)'), ('norm.groups', 'None')]
+)
+def test_a_flag_of_another_type_is_refused(path, text, refused):
+    wanted = flag_refusal(path, text, FIELDS[path].types)
+    assert refused(DEFAULT, f'--config.{path}={text}') == wanted
+
+
+def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
+    said = "the config has no field norm.group. Did you mean 'norm.groups'?"
+    assert refused(DEFAULT, '--config.norm.group=4') == said
+
+
+@pytest.mark.parametrize(
+    ('line', 'said'),
+    [
+        ('config.optim = {}; config.optimm = {}', "no field optimm. Did you mean 'optim'?"),
+        ('config.optimm.lr = 1.0', "reads optimm, which is not set. Did you mean 'optim'?"),
+        ('config.optim.lr = config.optim.others_lr', "it is None by .get('others_lr') alone."),
+    ],
+)
+def test_what_a_file_cannot_name_is_refused(line, said, refused, file):
+    assert said in refused(file(line))
+
+
+@pytest.mark.parametrize(
+    ('line', 'said'),
+    [
+        ('config.optim.learning_rate = 1.0', r"no field optim\.learning_rate\. .* 'optim\.lr'"),
+        ('config.norm.group = 4', r"no field norm\.group\. Did you mean 'norm\.groups'"),
+        ('config.train.step = 4', r"no field train\.step\. Did you mean 'train\.steps'"),
+        ("config.norm.groups = 'a'", r"norm\.groups must be int or None; got 'a' of type str"),
+    ],
+)
+def test_a_name_or_value_of_a_section_is_refused_as_the_config_is_resolved(
+    line, said, parsed, file
+):
+    with pytest.raises(ValueError, match=said):
+        resolve(parsed(file(line)))
+
+
+def test_another_mistake_in_a_file_keeps_its_traceback(parsed, file):
+    with pytest.raises(AttributeError, match='no_such'):
+        parsed(file('flag = "".no_such'))

@@ -1,0 +1,46 @@
+"""What a signal does: it is put in a list, or where nothing would be lost, it ends the program."""
+
+import os
+import signal
+
+import pytest
+
+from lm.launch import signals
+from lm.launch.signals import Interrupted, caught_signals, nothing_to_lose
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
+    before = signal.getsignal(number)
+    with caught_signals() as caught:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert caught == [number]
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_later_one_ends_the_process(number, monkeypatch):
+    killed, kill = [], os.kill
+    with caught_signals() as caught:
+        kill(os.getpid(), number)
+        caught.since -= 2 * signals.ECHO_SEC
+        monkeypatch.setattr(os, 'kill', lambda *sent: killed.append(sent))
+        kill(os.getpid(), number)
+        assert killed == [(os.getpid(), number)]
+        assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
+    with caught_signals() as caught:
+        with pytest.raises(Interrupted) as raised, nothing_to_lose(caught):
+            os.kill(os.getpid(), number)
+        assert raised.value.args == (number,) and not caught
+        os.kill(os.getpid(), number)
+        assert caught == [number]
+
+
+def test_a_worker_that_catches_none_is_left_alone():
+    with nothing_to_lose([]):
+        pass

@@ -1,0 +1,568 @@
+"""Which process this is, and parents that watch: with stub children, without JAX."""
+
+import contextlib
+import http.server
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.launch import launchers
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED, blame
+from lm.launch.launchers import expanded, slurm
+from lm.launch.this_host import Host, shared_arguments, this_host
+
+ROOT = Path(__file__).parents[3]
+FLAGS = ['--coordinator=n0:1234', '--num_processes=3', '--process_id', '2']
+SLURM = {
+    'SLURM_JOB_ID': '4095',
+    'SLURM_STEP_NODELIST': 'gpu[08-10],head',
+    'SLURM_NTASKS': '4',
+    'SLURM_PROCID': '3',
+    'SLURM_LOCALID': '0',
+}
+OPEN_MPI = {
+    'OMPI_COMM_WORLD_SIZE': '4',
+    'OMPI_COMM_WORLD_RANK': '3',
+    'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+    'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+    'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,10.148.0.1:34911',
+}
+GKE = {'TPU_WORKER_HOSTNAMES': 'a,b', 'TPU_WORKER_ID': '1'}
+SLICES = {
+    'MEGASCALE_NUM_SLICES': '2',
+    'MEGASCALE_SLICE_ID': '1',
+    'MEGASCALE_COORDINATOR_ADDRESS': 'first:8080',
+}
+
+
+@pytest.fixture
+def on_tpu(monkeypatch):
+    monkeypatch.setattr(launchers, 'has_tpu', lambda: True)
+    monkeypatch.setattr(launchers, 'GOOGLE', Path('/nowhere'))
+
+
+def test_flags_say_it_all():
+    host = this_host(['--config=c.py', *FLAGS, '--host_timeout=7'], SLURM)
+    assert host == Host('n0:1234', 3, 2, watch_port=1235, timeout=7.0)
+    assert host.watch_address == ('n0', 1235)
+    assert this_host([*FLAGS, '--watch_port=99'], {}).watch_address == ('n0', 99)
+    bracketed = this_host(['--coordinator=[::1]:5', *FLAGS[1:]], {})
+    assert bracketed.watch_address == ('::1', 6)
+
+
+@pytest.mark.parametrize(
+    ('argv', 'env'),
+    [
+        ([], {}),
+        (['--config=a', '--host_timeout=3'], {'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4'}),
+        (['--num_processes=1'], SLURM),
+        ([], SLURM | {'SLURM_NTASKS': '1', 'SLURM_STEP_NODELIST': 'n1', 'SLURM_PROCID': '0'}),
+        ([], GKE),  # without a TPU
+        (['--', *FLAGS], {}),
+    ],
+)
+def test_a_process_is_alone(argv, env):
+    assert this_host(argv, env) is None
+
+
+@pytest.mark.parametrize(
+    ('argv', 'env', 'said'),
+    [
+        (FLAGS[1:], {}, '--num_processes is of a job of several .* give --coordinator=HOST:PORT'),
+        (['--coordinator=n0', *FLAGS[1:]], {}, "HOST:PORT must name process 0 .* got 'n0'"),
+        (['--coordinator=n0:65535', *FLAGS[1:]], {}, 'got 65535 of --coordinator and 65536'),
+        ([*FLAGS[:2], '--process_id=3'], {}, 'from 0 to 2; got 3'),
+        ([*FLAGS[:2], '--process_id=x'], {}, "--process_id must be a number; got 'x'"),
+        ([], {k: v for k, v in OPEN_MPI.items() if 'hnp' not in k}, "got '' in Open MPI"),
+        ([*FLAGS[:2], '--process_id'], {}, '--process_id needs a value'),
+    ],
+)
+def test_what_cannot_be_is_refused(argv, env, said):
+    with pytest.raises(ValueError, match=said):
+        this_host(argv, env)
+
+
+def test_slurm():
+    """JAX's port of the job; a task of its own machine has all its devices."""
+    host = this_host([], SLURM)
+    assert host.coordinator == 'gpu08:65535' and host.watch_address == ('gpu08', 61439)
+    assert host.names == ('gpu08', 'gpu09', 'gpu10', 'head') and host.name_of(3) == 'host 3 (head)'
+    assert (host.num_processes, host.process_id, host.local_devices) == (4, 3, None)
+    by_hand = this_host(['--coordinator=n0:1234'], SLURM)
+    assert by_hand.watch_address == ('n0', 1235) and by_hand.process_id == 3
+
+
+def test_slurm_with_a_task_for_each_gpu():
+    tasks = SLURM | {'SLURM_STEP_NODELIST': 'n[1-2]', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)'}
+    tasks |= {'SLURM_LOCALID': '1'}
+    assert this_host([], tasks).local_devices == (1,)
+    assert this_host([], tasks).names == ()
+    assert this_host([], tasks | {'CUDA_VISIBLE_DEVICES': '3'}).local_devices is None
+    assert this_host([], tasks | {'CUDA_VISIBLE_DEVICES': '0,1'}).local_devices == (1,)
+
+
+def test_slurm_is_what_jax_finds(monkeypatch):
+    from jax._src.clusters.slurm_cluster import SlurmCluster
+
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert SlurmCluster.is_env_present()
+    assert SlurmCluster.get_coordinator_address(None, None) == slurm(SLURM).coordinator
+
+
+def test_open_mpi_is_what_jax_finds(monkeypatch):
+    from jax._src.clusters.ompi_cluster import OmpiCluster
+
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    host = this_host([], OPEN_MPI)
+    assert OmpiCluster.get_coordinator_address(None, None) == host.coordinator
+    assert (host.num_processes, host.process_id, host.local_devices) == (4, 3, (1,))
+
+
+@pytest.mark.parametrize(
+    ('nodes', 'found'),
+    [
+        ('node001', ['node001']),
+        ('node001,host2', ['node001', 'host2']),
+        ('n[007,009-010]x,host2', ['n007x', 'n009x', 'n010x', 'host2']),
+    ],
+)
+def test_lists_of_nodes(nodes, found):
+    assert expanded(nodes) == found
+
+
+def test_kubernetes_tpus(on_tpu, tmp_path):
+    host = this_host([], GKE)
+    assert host.coordinator == 'a:8482' and host.watch_address == ('a', 8483)
+    assert (host.process_id, host.num_processes, host.names) == (1, 2, ('a', 'b'))
+    host = this_host([], GKE | SLICES)
+    assert host.coordinator == 'first:8482' and (host.process_id, host.num_processes) == (3, 4)
+    (tmp_path / 'addresses').write_text('a:1,b:1,c:1\n')
+    by_file = GKE | {'TPU_PROCESS_ADDRESSES_PATH': str(tmp_path / 'addresses')}
+    assert this_host([], by_file).names == ('a', 'b', 'c')
+
+
+def test_tpu_vms_by_their_metadata(on_tpu):
+    answers = {
+        'worker-network-endpoints': 'w:1:10.0.0.1,w:2:10.0.0.2',
+        'agent-worker-number': '1',
+        'tpu-env': "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'\n",
+    }
+
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[self.path.rpartition('/')[2]].encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(('127.0.0.1', 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {'GCE_METADATA_IP': f'127.0.0.1:{server.server_port}'}
+        host = this_host([], env)
+        assert host.coordinator == '10.0.0.1:8482'
+        assert (host.process_id, host.num_processes) == (1, 4)
+        assert this_host([], env | {'TPU_SKIP_MDS_QUERY': '1'}) is None
+        server.shutdown()
+
+
+def test_shared_arguments_are_those_that_hosts_have_in_common():
+    argv = [
+        '--config=a',
+        '-process_id',
+        '1',
+        '--coordinator=h:1',
+        '--workdir=w',
+        '--host_timeout=3',
+    ]
+    assert shared_arguments(argv) == ['--config=a', '--workdir=w']
+
+
+# Parents, each a process of its own, with children that are a line of Python.
+PARENT = (
+    'import sys; import lm.launch.supervisor as watch; from lm.launch.this_host import Host; '
+    'watch.GRACE_SEC = 0.5; '  # what sleeps would not use more
+    'sys.exit(watch.watch(Host({address!r}, {count}, {number}, {port}, {timeout}), '
+    '[sys.executable, "-c", {child!r}], {argv!r}))'
+)
+SLEEPS = 'import time; print("begun", flush=True); time.sleep(1000)'
+ENDS = 'import os, sys; print("begun", flush=True); sys.stdin.readline(); {then}'
+
+
+@pytest.fixture
+def ports():
+    """Two that are free."""
+    with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+@pytest.fixture
+def job(ports):
+    """job(number, child, ...) starts a parent; all are killed in the end."""
+    begun = []
+
+    def start(number, child=SLEEPS, count=2, argv=(), timeout=60.0, before=''):
+        program = before + PARENT.format(
+            address=f'127.0.0.1:{ports[0]}',
+            count=count,
+            number=number,
+            port=ports[1],
+            timeout=timeout,
+            child=child,
+            argv=list(argv),
+        )
+        pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT, text=True, **pipes)
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+
+
+def wait_begun(*parents):
+    for parent in parents:
+        assert parent.stdout.readline() == 'begun\n', parent.stderr.read()
+
+
+def let_end(*parents):
+    """Children that are ENDS go on."""
+    for parent in parents:
+        parent.stdin.write('\n')
+        parent.stdin.flush()
+
+
+def ended(parent):
+    """(status, what it said)."""
+    status = parent.wait(timeout=60)
+    return status, parent.stderr.read()
+
+
+def child_of(parent):
+    path = Path(f'/proc/{parent.pid}/task/{parent.pid}/children')
+    return int(path.read_text().split()[0])
+
+
+def is_there(pid):
+    with contextlib.suppress(OSError):
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    return False
+
+
+def wait_gone(pid):
+    while is_there(pid):
+        time.sleep(0.01)
+
+
+NAME = socket.gethostname()
+
+
+@pytest.mark.parametrize('status', [DONE, DIVERGED, SIGNALLED + signal.SIGTERM])
+def test_all_end_with_what_all_children_ended_with(job, status):
+    child = ENDS.format(then=f'sys.exit({status})')
+    parents = [job(i, child, count=3) for i in (2, 1, 0)]
+    let_end(*parents)
+    assert [ended(parent) for parent in parents] == [(status, '')] * 3
+
+
+def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
+    first = job(0, count=3)
+    third = job(2, count=3)
+    time.sleep(1.0)  # nothing may have begun in it; too short a time hides a bug, and fails nothing
+    assert not Path(f'/proc/{first.pid}/task/{first.pid}/children').read_text()
+    wait_begun(job(1, count=3), first, third)
+
+
+@pytest.mark.parametrize('whose', [0, 1])
+@pytest.mark.parametrize(
+    ('then', 'status', 'words'),
+    [
+        ('os.kill(os.getpid(), 9)', RESUME, 'was ended by SIGKILL'),
+        ('os.abort()', RESUME, 'was ended by SIGABRT'),
+        ('os._exit(77)', RESUME, 'ended with status 77'),
+        ('os._exit(1)', BAD_INPUT, 'ended with status 1'),
+        ('os._exit(130)', 130, 'ended with status 130'),
+    ],
+)
+def test_one_child_that_ends_ends_all(job, whose, then, status, words):
+    """The other child would sleep on."""
+    parents = [job(i, ENDS.format(then=then) if i == whose else SLEEPS) for i in range(2)]
+    wait_begun(*parents)
+    children = [child_of(parent) for parent in parents]
+    let_end(parents[whose])
+    for parent in parents:
+        found, said = ended(parent)
+        assert found == status and f'host {whose} ({NAME}) {words}' in said, said
+        assert ('the same command goes on' in said) == (status == RESUME)
+    for child in children:
+        wait_gone(child)
+
+
+@pytest.mark.parametrize('killed', [0, 1])
+def test_kill_9_of_a_parent_ends_its_child_and_the_others(job, killed):
+    parents = [job(i, count=3) for i in range(3)]
+    wait_begun(*parents)
+    children = [child_of(parent) for parent in parents]
+    parents[killed].kill()
+    for parent in parents[:killed] + parents[killed + 1 :]:
+        status, said = ended(parent)
+        assert status == RESUME and f'host {killed} ({NAME}) has gone' in said, said
+    for child in children:
+        wait_gone(child)
+
+
+def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tells(job):
+    """As JAX does it: the runtime of the others aborts them. It is host 1 that was killed."""
+    first = job(0, ENDS.format(then='os.abort()'))
+    second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
+    wait_begun(first, second)
+    let_end(first, second)
+    for parent in (first, second):
+        status, said = ended(parent)
+        assert status == RESUME and f'host 1 ({NAME}) was ended by SIGKILL' in said, said
+
+
+@pytest.mark.parametrize(
+    ('first', 'ends'),
+    [
+        (1, {0: (2.0, -6), 1: (1.0, 1)}),
+        (1, {0: (1.0, -6), 1: (2.0, None)}),  # an abort is seen sooner than what it follows from
+        (0, {0: (1.1, 1), 1: (1.0, 1), 2: (0.9, 1)}),  # it ended them, and its parent looked later
+        (1, {0: (1.0, 0), 1: (2.0, -11)}),
+        (2, {1: (2.0, 1), 2: (1.0, 1)}),
+        (1, {0: (1.0, 1), 1: (2.0, -9)}),
+    ],
+)
+def test_who_is_named_of_several(first, ends):
+    assert min(ends, key=lambda i: blame(i, *ends[i])) == first
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_to_the_child(job, number):
+    child = (
+        'import signal, sys, time; '
+        'signal.signal({0}, lambda n, frame: (print("asked", flush=True), sys.exit(128 + n))); '
+        'print("begun", flush=True); time.sleep(1000)'
+    )
+    parents = [job(i, child.format(int(number)) if i else SLEEPS) for i in range(2)]
+    wait_begun(*parents)
+    parents[1].send_signal(number)
+    assert ended(parents[1])[0] == ended(parents[0])[0] == 128 + number
+    assert parents[1].stdout.readline() == 'asked\n'
+
+
+@pytest.mark.parametrize('asked', [0, 1])
+def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
+    met = (  # the first prints once it has read a hello, the other once it has sent one
+        'import lm.launch.coordinator as h, lm.launch.wire as w; read, send = h.Hub._welcome, w.Peer.send; '
+        'begun = lambda: print("begun", flush=True); '
+        'h.Hub._welcome = lambda *a: (read(*a), begun())[0]; '
+        'w.Peer.send = lambda *a, **said: (send(*a, **said), "hello" in said and begun())[0]; '
+    )
+    parents = [job(i, count=3, before=met) for i in range(2)]
+    wait_begun(*parents)
+    parents[asked].send_signal(signal.SIGTERM)
+    for parent in parents:
+        status, said = ended(parent)
+        assert status == SIGNALLED + signal.SIGTERM and said, said
+
+
+def test_hosts_that_do_not_come_are_named(job):
+    parents = [job(i, count=4, timeout=2.0) for i in (0, 2)]
+    for parent in parents:
+        status, said = ended(parent)
+        assert status == RESUME
+        assert 'did not come within 2 s (--host_timeout): host 1, host 3. There: host 0' in said
+        assert f'host 2 ({NAME})' in said
+
+
+def test_a_first_host_that_does_not_come_is_named(job):
+    status, said = ended(job(1, timeout=1.0))
+    assert status == RESUME and 'host 0 does not answer at 127.0.0.1, port ' in said
+
+
+@pytest.mark.parametrize(
+    ('other', 'words'),
+    [
+        ({'argv': ['--config=a', '--config.optim.lr=2']}, 'has --config.optim.lr=1, host 1'),
+        ({'count': 3}, 'was started as one of 3 processes, and host 0'),
+    ],
+)
+def test_hosts_that_differ_are_refused_on_all(job, other, words):
+    first = job(0, argv=['--config=a', '--config.optim.lr=1'])
+    second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | other)
+    for parent in (first, second):
+        status, said = ended(parent)
+        assert status == BAD_INPUT and words in said, said
+        assert parent.stdout.read() == ''  # no child was started
+
+
+def test_two_processes_of_one_id_are_refused_on_all(job):
+    parents = [job(number, count=3) for number in (0, 1, 1)]
+    for parent in parents:
+        status, said = ended(parent)
+        assert status == BAD_INPUT and 'two processes have the id 1' in said, said
+
+
+def connected(port):
+    """A connection, once somebody listens."""
+    while True:
+        with contextlib.suppress(ConnectionError):
+            return socket.create_connection(('127.0.0.1', port))
+        time.sleep(0.01)
+
+
+def test_two_first_processes_on_one_machine(job, ports):
+    first = job(0)
+    connected(ports[1]).close()
+    status, said = ended(job(0))
+    assert status == BAD_INPUT and 'Is another process 0 here?' in said
+    wait_begun(job(1), first)  # which it does not disturb
+
+
+def test_strangers_do_not_disturb(job, ports):
+    first = job(0)
+    with connected(ports[1]) as one:
+        one.sendall(b'GET / HTTP/1.1\r\n\r\n')
+    with socket.create_connection(('127.0.0.1', ports[1])) as one:
+        one.sendall(b'{"hello": {"process_id": 1}}\n')
+        second = job(1, ENDS.format(then='sys.exit()'))
+        wait_begun(first, second)
+    with socket.create_connection(('127.0.0.1', ports[1])) as one:
+        one.sendall(b'\0' * 1000)
+        assert first.poll() is None and second.poll() is None
+
+
+def test_who_comes_late_to_a_refused_start_is_told_why(job):
+    parents = [job(0, count=3), job(1, count=3, argv=['--other'])]
+    assert ended(parents[1])[0] == BAD_INPUT
+    for parent in (job(2, count=3), parents[0]):
+        status, said = ended(parent)
+        assert status == BAD_INPUT and 'has --other' in said, said
+
+
+SOONER = (
+    'import lm.launch.coordinator as h, lm.launch.member as s, lm.launch.link as p; '
+    'h.SILENT_SEC = s.SILENT_SEC = 2.0; p.PING_SEC = 0.2; '
+)
+
+
+def test_children_that_say_nothing_train_on(job, ports):
+    """Parents do speak; and a stranger that does not is none of them."""
+    parents = [job(i, ENDS.format(then='sys.exit(2)'), before=SOONER) for i in range(2)]
+    wait_begun(*parents)
+    with socket.create_connection(('127.0.0.1', ports[1])):
+        time.sleep(5.0)  # beyond SILENT_SEC
+        let_end(*parents)
+        assert [ended(parent) for parent in parents] == [(DIVERGED, '')] * 2
+
+
+def test_what_is_silent_has_gone(job):
+    """A machine that is off breaks no connection: a stopped process stands for it."""
+    parents = [job(i, before=SOONER) for i in range(2)]
+    wait_begun(*parents)
+    parents[1].send_signal(signal.SIGSTOP)
+    status, said = ended(parents[0])
+    assert status == RESUME and f'host 1 ({NAME}) has gone' in said, said
+
+
+# Children that need no other host and say so; their parents print that they have heard it.
+APART = (
+    'import os, signal, sys; signal.signal(15, lambda n, frame: os._exit(128 + n)); '
+    'os.write(int(os.environ["EVENKEEL_TELL"]), b"."); sys.stdin.readline(); os._exit({status})'
+)
+AT_ONCE = (
+    'import lm.launch.coordinator as h, lm.launch.supervisor as w; h.LEAVE_SEC = h.COLLECT_SEC = 0.1; '
+    'says = w._says_apart; '
+    'w._says_apart = lambda heard: says(heard) and (print("begun", flush=True) or True); '
+)
+
+
+@pytest.fixture
+def apart(job):
+    """apart(statuses): a parent for each, whose child has begun."""
+
+    def start(*statuses):
+        hosts = [
+            job(i, APART.format(status=status), count=len(statuses), before=AT_ONCE)
+            for i, status in enumerate(statuses)
+        ]
+        wait_begun(*hosts)
+        return hosts
+
+    return start
+
+
+def still_there(*parents):
+    """Longer than those that do not train apart would be left."""
+    time.sleep(0.5)
+    assert all(parent.poll() is None for parent in parents)
+
+
+def test_apart_a_host_that_is_done_ends_no_other(apart):
+    parents = apart(DONE, DONE, DONE)
+    for i in (1, 0):
+        let_end(parents[i])
+        still_there(*parents)
+    let_end(parents[2])
+    assert [ended(parent) for parent in parents] == [(DONE, '')] * 3
+
+
+def test_apart_a_lost_host_ends_no_other(apart):
+    parents = apart(DONE, DONE, DONE)
+    parents[1].kill()
+    let_end(parents[0])
+    still_there(parents[0], parents[2])
+    let_end(parents[2])
+    for i in (0, 2):
+        status, said = ended(parents[i])
+        assert status == RESUME
+        assert f'host 1 ({NAME}) has gone' in said and 'all hosts end with status 42' in said
+        assert ('the others train their cells' in said) == (i == 0)
+
+
+def test_apart_host_0_is_a_host_as_others(apart):
+    parents = apart(DONE, DONE)
+    child = child_of(parents[1])
+    parents[0].kill()
+    still_there(parents[1])
+    assert is_there(child)
+    let_end(parents[1])
+    status, said = ended(parents[1])
+    assert status == RESUME and said.count(f'host 0 ({NAME}) has gone') == 2, said
+
+
+@pytest.mark.parametrize('asked', [0, 1])
+def test_apart_a_signal_to_a_host_is_for_it_alone(apart, asked):
+    """It leaves, as it has a few seconds for that; the others go on."""
+    parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
+    parents[asked].send_signal(signal.SIGTERM)
+    assert ended(parents[asked])[0] == stopped
+    others = [parent for parent in parents if parent is not parents[asked]]
+    still_there(*others)
+    let_end(*others)
+    # Of host 0 nobody knows how it ended.
+    assert [ended(parent)[0] for parent in others] == [stopped if asked else RESUME] * 2
+
+
+def test_apart_what_went_wrong_is_said_in_the_end(apart):
+    parents = apart(DONE, BAD_INPUT)
+    let_end(parents[1])
+    still_there(*parents)
+    let_end(parents[0])
+    for parent in parents:
+        status, said = ended(parent)
+        assert status == BAD_INPUT and f'host 1 ({NAME}) ended with status 1; all' in said, said

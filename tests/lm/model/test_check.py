@@ -1,0 +1,286 @@
+"""Contract: fields that do not fit each other, or the devices: said before anything is traced."""
+
+import time
+
+import pytest
+
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import make_mesh
+from lm.model.check import check
+from modules.choices import nearest_divisor
+from tests.helpers import tiny_config
+from tests.lm.model.test_check_fields import LLAMA3
+
+pytestmark = pytest.mark.usefixtures('nothing_is_traced')
+
+
+def test_tiny_config_passes():
+    check(tiny_config())
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (
+            {'model.attention': 'linear', 'kernels.attention': 'blocked'},
+            r'kernels.attention=blocked would change nothing: model.attention=linear',
+        ),
+        (
+            {'kernels.linear_attention': 'chunked'},
+            r'kernels.linear_attention=chunked would change nothing: model.attention=softmax',
+        ),
+        ({'attention.full_every': 2}, r'attention.full_every=2 .*window is None'),
+        ({'attention.window': 0}, r'attention.window must be between 1 and .*got 0'),
+        (
+            {'attention.qk_norm_over': 'model', 'model.qk_norm': 'none'},
+            r'qk_norm_over=model is about model.qk_norm, which is none',
+        ),
+        (
+            {'attention.softcap': 30.0, 'kernels.attention': 'cudnn', 'model.dtype': 'bfloat16'},
+            r'kernels.attention=cudnn does not serve softcap=30.0; those that do: .*blocked',
+        ),
+        (
+            {'model.attention': 'nala', 'model.position': 'alibi'},
+            r'model.position=alibi adds to the logits of softmax attention.*Choose',
+        ),
+        (
+            {'model.d_model': 48, 'model.n_heads': 5, 'model.n_kv_heads': 5},
+            r'n_heads must divide model.d_model; got 5 heads for a width of 48. .*works: [46]\.',
+        ),
+        (
+            {'model.n_heads': 8, 'model.n_kv_heads': 3},
+            r'n_kv_heads must divide model.n_heads; got 3 for 8 heads. .*works: [24]\.',
+        ),
+        (
+            {'model.n_heads': 2, 'model.n_kv_heads': 4},
+            r'n_kv_heads must divide model.n_heads; got 4 for 2 heads. .*works: 2\.',
+        ),
+        (
+            {'model.d_model': 6, 'model.n_heads': 2},
+            r'head width d_model / n_heads must be even; got 3',
+        ),
+        (
+            {'attention.rope_fraction': 0.3},
+            r'rope_fraction=0.3 of the head width .* = 8 is 2.4 .*works: 0.25 \(2 features\)',
+        ),
+        (
+            {'attention.rope_factor': 2.0},
+            'rope_factor=2.0 is read with attention.rope_scaling=linear.llama3 alone, and .* none',
+        ),
+        (
+            {'attention.rope_scaling': 'linear', 'attention.rope_factor': 2.0}
+            | {'attention.rope_original_length': 4096},
+            'rope_original_length=4096 is read with attention.rope_scaling=llama3 alone, .* linear',
+        ),
+        (
+            {'attention.rope_scaling': 'llama3'},
+            'rope_scaling=llama3 divides frequencies by attention.rope_factor, which is 1',
+        ),
+        (
+            LLAMA3 | {'attention.rope_low_frequency_factor': 4.0},
+            'rope_low_frequency_factor must be below .*rope_high_frequency_factor; got 4.0 and 4.0',
+        ),
+        (
+            {'model.position': 'alibi', 'model.attention': 'linear'},
+            'model.position=alibi adds to the logits .*attention=linear has none. Choose .*softmax',
+        ),
+        (
+            {'data.batch_size': 8, 'train.microbatches': 5},
+            r'microbatches must divide data.batch_size; got 5 for 8 sequences. .*works: 4\.',
+        ),
+        (
+            {'model.norm': 'powernorm', 'norm.groups': 5},
+            r'norm.groups must divide the width 16 that model.norm=powernorm .*; got 5 .*: 4\.',
+        ),
+        (
+            {'model.norm': 'seednorm', 'norm.heads': 6},
+            r'norm.heads must divide the width 16 that model.norm=seednorm .*; got 6 .*: 4\.',
+        ),
+        (
+            {'model.qk_norm': 'evonorm_s0', 'norm.groups': 16},
+            'norm.groups must divide the width 8 that model.qk_norm=evonorm_s0 normalizes; got 16',
+        ),
+        (
+            {'model.norm': 'evonorm_s0', 'norm.groups': 16},
+            'norm.groups=16 leaves model.norm=evonorm_s0 groups of one feature each',
+        ),
+        (
+            {'model.norm': 'ghost_batchnorm', 'norm.ghost_batches': 3},
+            'norm.ghost_batches must divide the sequences of a microbatch; got 3 for 8. .*: [24]',
+        ),
+        (
+            {'model.norm': 'ghost_batchnorm', 'train.microbatches': 4},
+            'norm.ghost_batches must divide the sequences of a microbatch; got 4 for 2. .*: 2',
+        ),
+        (
+            {'norm.window': 2},
+            r'norm.window=2 is read by no part of this config .model.norm=rmsnorm, .*=unified',
+        ),
+        (
+            {'model.norm': 'crmsnorm', 'model.d_model': 15, 'model.n_heads': 1}
+            | {'model.n_kv_heads': 1, 'model.position': 'none'},
+            'model.norm=crmsnorm keeps d_model - 1 .* must be even; got 15. Nearest .* 16',
+        ),
+        (
+            {'model.mix_fraction': 0.5},
+            r'model.mix_fraction=0.5 .*\(model.placement=pre\).* read with model.placement=mix',
+        ),
+        (
+            {'model.placement': 'hybrid'},
+            'attention.norm_values normalizes values by model.qk_norm, which is none .*=hybrid',
+        ),
+        (
+            {'model.mlp': 'moe', 'mlp.experts_per_token': 5},
+            'mlp.experts_per_token must be at most mlp.n_experts; got 5 of 4',
+        ),
+        (
+            {'model.placement': 'wide', 'model.bias': True},
+            'model.bias=True: experts .model.mlp=moe. have no biases',
+        ),
+        (
+            {'model.placement': 'wide', 'model.mlp': 'dense'},
+            'model.placement=wide needs model.mlp=moe; got dense',
+        ),
+        (
+            {'model.placement': 'wide', 'model.reparam': 'weight_norm'},
+            'model.placement=wide needs model.reparam=shared; got weight_norm',
+        ),
+        (
+            {'model.reparam': 'shared+shared'},
+            r'model.reparam=shared\+shared names a row twice',
+        ),
+        ({'model.reparam': 'none+shared'}, 'of which one stands alone'),
+        (
+            {'model.qk_norm': 'rmsnorm:bias=True'},
+            'model.qk_norm=rmsnorm:bias: rmsnorm has no such option, only eps, scale',
+        ),
+        (
+            {'model.qk_norm': 'rmsnorm:eps=2'},
+            'model.qk_norm=rmsnorm:eps must be between 0 and 1; got 2.0',
+        ),
+        ({'model.qk_norm': 'rmsnorm:scale'}, 'options follow a name as NAME:OPTION=VALUE'),
+        (
+            {'model.reparam': 'weight_norm', 'scaling.init_scale': 0.0},
+            'model.reparam=weight_norm divides by .*scaling.init_scale must be at least .*got 0.0',
+        ),
+        (
+            {'model.reparam': 'shared+weight_norm', 'scaling.init_scale': 1e-20},
+            'model.reparam=weight_norm divides by the norms',
+        ),
+        (
+            {'optim.schedule': 'exponential', 'optim.final_lr_fraction': 0.0},
+            'never gets to 0: optim.final_lr_fraction must be above 0; got 0. .*schedule=linear',
+        ),
+        (
+            {'optim.schedule': 'cyclic', 'optim.cycles': 9, 'optim.warmup_steps': 3},
+            'optim.cycles must leave .*; got 9 for the 17 steps .* The most that works: 8',
+        ),
+        ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
+        (
+            {'optim.embedding_gradient_shrink': 0.1, 'model.tie_embeddings': True},
+            r'embedding_gradient_shrink is of the embedding .*tie_embeddings=True',
+        ),
+        (
+            {'loss.name': 'spherical_z', 'model.logit_softcap': 30.0},
+            r'loss.name=spherical_z .* needs model.logit_softcap=0, got 30.0',
+        ),
+        (
+            {'loss.name': 'adversarial_comp_sum', 'model.logit_softcap': 30.0},
+            r'loss.name=adversarial_comp_sum .* needs model.logit_softcap=0, got 30.0',
+        ),
+        ({'optim.others_lr': -1.0}, r'optim.others_lr must be between 0 and .*got -1.0'),
+        (
+            {'optim.others': 'muon'},
+            r'optim.others=muon is not for .* embedding, readout, vector, only hidden. '
+            r'Give it to .*optim.name=muon',
+        ),
+        (
+            {'optim.name': 'gauss_newton', 'loss.name': 'focal'},
+            r'optim.name=gauss_newton needs .*convex.*loss.name=cross_entropy; got focal',
+        ),
+        (
+            {'optim.name': 'sven', 'optim.sven_group': 3},
+            r'optim.sven_group must divide data.batch_size; got 3 for 8 .*works: [24]\.',
+        ),
+        (
+            {'optim.name': 'sophia', 'model.norm': 'powernorm'},
+            r'optim.name=sophia differentiates the gradient .*model.norm=powernorm has a backward',
+        ),
+        (
+            {'optim.ghost_radius': 1.0, 'model.embedding_norm': 'unified'},
+            r'optim.ghost_radius differentiates the logits .*model.embedding_norm=unified has a',
+        ),
+        ({'optim.ghost_radius': 0.0}, r'optim.ghost_radius must be between 1e-06 and .*got 0.0'),
+        ({'loss.chunk': -1}, r'loss.chunk must be between 0 and .*got -1'),
+        (
+            {'optim.average': 'schedule_free', 'model.reparam': 'normalize_and_project'},
+            r'average=schedule_free steers .* model.reparam=normalize_and_project maps them .*'
+            r'Choose optim.average=ema',
+        ),
+        (
+            {'optim.average': 'schedule_free', 'optim.schedule_free_beta': 1.0},
+            'optim.schedule_free_beta must be between 0.01 and .*got 1.0',
+        ),
+        (
+            {'optim.average': 'schedule_free', 'optim.ghost_radius': 1.0},
+            r'optim.ghost_radius limits .* optim.average=schedule_free moves the weights after it',
+        ),
+        (
+            {'model.reparam': 'normalize_and_project', 'optim.ghost_radius': 1.0},
+            r'model.reparam=normalize_and_project moves the weights after it',
+        ),
+        (
+            {'optim.decay_rule': 'l2', 'optim.name': 'sven', 'optim.weight_decay': 0.1},
+            r'decay_rule=l2 adds .* optim.name=sven measures the loss itself',
+        ),
+        (
+            {'optim.decay_rule': 'l2', 'optim.name': 'adamp', 'optim.weight_decay': 0.1},
+            r'decay_rule=l2 adds .* optim.name=adamp cannot take less of it off',
+        ),
+        (
+            {'optim.embedding_gradient_shrink': 0.1, 'optim.others': 'sophia'},
+            r'optim.embedding_gradient_shrink .* optim.others=sophia measures the loss itself',
+        ),
+        (
+            {'optim.average': 'ema', 'optim.average_decay': 1.0},
+            'optim.average_decay must be between 0 and .*got 1.0',
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_each_other(changes, said):
+    with pytest.raises(ValueError, match=said):
+        check(tiny_config(changes))
+
+
+def test_a_prime_width_is_answered_at_once():
+    """A search through all numbers up to it would take minutes."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r'Nearest that works: 1\.'):
+        check(tiny_config({'model.d_model': 10**9 + 7}))
+    assert time.process_time() - began < 1
+    assert [nearest_divisor(24, n) for n in (1, 5, 7, 9, 11, 100)] == [1, 4, 6, 8, 12, 24]
+
+
+def test_odd_head_width_is_fine_without_rope():
+    check(tiny_config({'model.d_model': 6, 'model.n_heads': 2, 'model.position': 'learned'}))
+
+
+@pytest.mark.parametrize(
+    ('rows', 'parts', 'devices', 'nearest'), [(12, 1, 8, 16), (3, 1, 8, 8), (24, 2, 8, 32)]
+)
+def test_batch_that_devices_cannot_share(rows, parts, devices, nearest):
+    config = tiny_config({'data.batch_size': rows, 'train.microbatches': parts})
+    mesh = make_mesh(config.mesh)
+    assert mesh.size == devices
+    with pytest.raises(ValueError, match=r'data\.batch_size must be a multiple') as error:
+        check_devices(config, mesh)
+    assert f'mesh.data = {parts} * {devices}; got {rows}.' in str(error.value)
+    assert f'Nearest that works: {nearest}.' in str(error.value)
+    fitting = {'data.batch_size': nearest, 'train.microbatches': parts}
+    check_devices(tiny_config(fitting), mesh)
+
+
+def test_devices_that_processes_cannot_share():
+    config = tiny_config()
+    with pytest.raises(ValueError, match='8 devices do not spread evenly over 3 processes'):
+        check_devices(config, make_mesh(config.mesh), 3)

@@ -1,0 +1,108 @@
+"""Linear attention, positions and alpha-dropout in a whole step. Equivalence: unrolled layers,
+remat and eight devices change nothing. Property: each option reaches the layer that reads it.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from lm.devices.mesh import make_mesh, put_batch
+from lm.devices.shardings import jit_train_step, state_shardings
+from lm.training.state import hyper_from
+from modules.statistics import STATS, as_int, as_key
+from tests.helpers import (
+    assert_trees_close,
+    checked_config,
+    initial_state,
+    packed_batch,
+    tiny_batch,
+    tiny_learner,
+    tiny_model,
+    train_step,
+)
+
+TOGETHER = {
+    'model.attention': 'linear',
+    'model.n_kv_heads': 1,
+    'model.activation': 'selu',
+    'mlp.alpha_dropout': 0.2,
+    'attention.rope_fraction': 0.5,
+    'data.mask_documents': True,
+    'train.microbatches': 2,
+}
+BATCH = packed_batch(rows=16)
+
+
+@functools.cache
+def after_two_steps(**changes):
+    config = checked_config(TOGETHER | {f'model.{name}': value for name, value in changes.items()})
+    state = initial_state(config)
+    for _ in range(2):
+        state, metrics = train_step(config)(state, BATCH, hyper_from(config))
+    return jax.device_get((state, metrics))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('changes', [{'scan_layers': False}, {'remat': 'full'}], ids=str)
+def test_unrolled_or_computed_again_it_is_the_same_step(changes):
+    """Losses, weights and keys. Catches a layer computed again that drops others."""
+    assert_trees_close(after_two_steps(**changes), after_two_steps(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_eight_devices_drop_what_one_drops():
+    """Catches a device that drops by its own rows."""
+    config = checked_config(TOGETHER)
+    mesh, learner = make_mesh(config.mesh), tiny_learner(config)
+    state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
+    lowered = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config))
+    step = lowered.compile()
+    for _ in range(2):
+        state, metrics = step(state, put_batch(mesh, BATCH), hyper_from(config))
+    assert_trees_close((state, metrics), after_two_steps(), rtol=1e-4, atol=1e-5)
+
+
+def test_each_layer_microbatch_and_step_drops_others():
+    """Two layers, two steps of two microbatches: no key comes twice."""
+    config = checked_config(TOGETHER)
+    state, keys = initial_state(config), []
+    for step in range(3):
+        if step:
+            state, _ = train_step(config)(state, BATCH, hyper_from(config))
+        keys.append(np.asarray(state.stats[STATS]['layers']['mlp']['dropout_key']))
+    assert len({tuple(key) for layers in keys for key in layers.tolist()}) == 6
+    key = as_key(keys[0][0])
+    for _ in range(2):  # one a microbatch
+        _, key = jax.random.split(key)
+    np.testing.assert_array_equal(as_int(key), keys[1][0])
+
+
+OPTIONS = [
+    {'attention.rope_base': 100.0},
+    {'attention.rope_fraction': 0.5},
+    {'attention.rope_scaling': 'linear', 'attention.rope_factor': 2.0},
+    {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0},
+    {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
+    | {'attention.rope_original_length': 8},
+    {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
+    | {'attention.rope_original_length': 8, 'attention.rope_low_frequency_factor': 0.1},
+    {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
+    | {'attention.rope_original_length': 8, 'attention.rope_high_frequency_factor': 1.1},
+]
+
+
+def test_each_option_of_rope_reaches_it():
+    """All of them give other logits than the default, and than each other."""
+    params, tokens = initial_state(checked_config()).params, tiny_batch(rows=2)['tokens'][:, :-1]
+
+    @functools.partial(jax.jit)
+    def logits(params):
+        configs = map(checked_config, [{}, *OPTIONS])
+        return [tiny_model(config).apply({'params': params}, tokens) for config in configs]
+
+    found = jax.device_get(logits(params))
+    for i, one in enumerate(found):
+        for j, other in enumerate(found[:i]):
+            assert np.abs(one - other).max() > 1e-5, (i, j)

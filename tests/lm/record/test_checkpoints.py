@@ -1,0 +1,192 @@
+"""The checkpoints of a run: which are kept, what is fallen back on, and what writing holds open."""
+
+import os
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.record import checkpoints
+from lm.record.checkpoint import TreeMismatch, check_path, is_damage, read_meta
+from lm.record.checkpoints import MOST_WRITERS, Checkpoints
+from lm.storage.files import sync
+from lm.training.state import State
+
+META = {'config': {}, 'counters': {'best': {}}}
+
+
+def state(step: int) -> State:
+    """Small, and different in each step."""
+    params = {'mlp': {'up': jnp.arange(12.0).reshape(3, 4) + step, 'down': jnp.ones((4, 3)) * step}}
+    return State(
+        jnp.int32(step), params, (), {}, (jax.tree.map(lambda x: x / 3, params), jnp.int32(step))
+    )
+
+
+def shapes() -> State:
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.tree.map(jnp.asarray, state(0)),
+    )
+
+
+def write(workdir, losses, keep_last=2, keep_best=1, said=print) -> Checkpoints:
+    """A checkpoint for each {step: validation loss or None}."""
+    checkpoints = Checkpoints(workdir, keep_last, keep_best, said)
+    for step, loss in losses.items():
+        checkpoints.save(state(step), META, loss)
+    checkpoints.wait()
+    return checkpoints
+
+
+def assert_is(found, step: int) -> None:
+    restored, _ = found
+    assert int(restored.step) == step
+    jax.tree.map(np.testing.assert_array_equal, restored.params, state(step).params)
+    jax.tree.map(np.testing.assert_array_equal, restored.opt_state, state(step).opt_state)
+
+
+def test_the_last_and_the_best_are_kept_over_a_resume(tmp_path):
+    write(tmp_path, {1: 2.0, 2: None, 3: 3.0, 4: 2.5}).close()
+    resumed = write(tmp_path, {5: None, 6: 4.0})
+    assert resumed.steps() == [1, 5, 6]
+    resumed.save(state(7), META, 1.0)
+    resumed.save(state(8), META, None)
+    resumed.save(state(9), META, float('nan'))
+    resumed.wait()
+    assert resumed.steps() == [7, 8, 9]
+
+
+def test_the_best_of_an_older_version_is_known_from_its_counters(tmp_path):
+    older = META | {'counters': {'best': {'best_step': 1, 'best_validation_ce': 2.0}}}
+    checkpoints = Checkpoints(tmp_path, 2, 1)
+    checkpoints.save(state(1), META, None)
+    checkpoints.save(state(2), older, None)
+    checkpoints.close()
+    assert write(tmp_path, {3: 3.0}, keep_last=1).steps() == [1, 3]
+
+
+def test_what_another_model_wrote_is_no_damage(tmp_path):
+    checkpoints = write(tmp_path, {1: None})
+    other = shapes().replace(params={'mlp': {'up': shapes().params['mlp']['up']}})
+    with pytest.raises(TreeMismatch):
+        checkpoints.restore(other)
+    assert checkpoints.steps() == [1]
+
+
+def test_the_state_of_another_optimizer_is_no_damage(tmp_path):
+    """Nor is one of other shapes. Catches a checkpoint that is set aside for a changed config."""
+    checkpoints = write(tmp_path, {1: None})
+    for opt_state in ({'other': shapes().step}, jax.tree.map(wider, shapes().opt_state)):
+        with pytest.raises(TreeMismatch, match='does not fit the configured optimizer'):
+            checkpoints.restore(shapes().replace(opt_state=opt_state))
+    assert checkpoints.steps() == [1] and checkpoints.restore(shapes()) is not None
+
+
+def wider(leaf):
+    return jax.ShapeDtypeStruct((*leaf.shape, 2), leaf.dtype)
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_taken(tmp_path):
+    said = []
+    checkpoints = write(tmp_path, {1: None, 2: None}, said=said.append)
+    for path in (tmp_path / 'checkpoints' / '2' / 'weights').rglob('*'):
+        if path.is_file():
+            path.unlink()
+    assert_is(checkpoints.restore(shapes()), 1)
+    (line,) = said
+    assert 'checkpoints/2 cannot be read' in line and 'falling back' in line
+    assert checkpoints.set_aside() == [2] and checkpoints.steps() == [1]
+    assert write(tmp_path, {2: None}).steps() == [1, 2]
+
+
+def test_the_newest_intact_one_is_found_without_moving_any(tmp_path):
+    checkpoints = write(tmp_path, {1: None, 2: None})
+    assert checkpoints.newest_intact(shapes()) == tmp_path / 'checkpoints' / '2'
+    os.truncate(tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata', 5)
+    assert checkpoints.newest_intact(shapes()) == tmp_path / 'checkpoints' / '1'
+    assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        OSError(24, 'Too many open files'),
+        PermissionError(13, 'Permission denied'),
+        MemoryError(),
+        ValueError('RESOURCE_EXHAUSTED: Too many open files'),
+        TreeMismatch('of another model'),
+    ],
+    ids=str,
+)
+def test_a_process_short_of_something_does_not_take_checkpoints_for_damaged(
+    tmp_path, monkeypatch, error
+):
+    checkpoints = write(tmp_path, {1: None})
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(checkpoints, 'read_state', fail)
+    with pytest.raises(type(error)):
+        checkpoints.restore(shapes())
+    assert checkpoints.steps() == [1] and not is_damage(error)
+
+
+def test_few_write_at_a_time_and_none_holds_a_file_between_writes(tmp_path):
+    threads, files = threading.active_count(), len(os.listdir('/proc/self/fd'))
+    runs = [write(tmp_path / str(i), {1: 1.0}) for i in range(3 * MOST_WRITERS)]
+    assert threading.active_count() - threads <= 2 * MOST_WRITERS
+    assert len(os.listdir('/proc/self/fd')) - files <= MOST_WRITERS
+    for i, run in enumerate(runs):
+        run.save(state(2), META, None)
+        run.wait()
+        assert run.steps() == [1, 2], i
+        run.close()
+    assert threading.active_count() <= threads + 1
+
+
+def test_a_write_that_fails_after_its_run_moved_on_is_its_own_error(tmp_path, monkeypatch):
+    first = write(tmp_path / 'first', {1: None})
+
+    def fail(*_):
+        raise ValueError('no space left on device')
+
+    monkeypatch.setattr(first._manager, 'close', fail)
+    others = [write(tmp_path / str(i), {1: None}) for i in range(MOST_WRITERS)]
+    assert [other.steps() for other in others] == [[1]] * MOST_WRITERS
+    with pytest.raises(OSError, match='no space left'):
+        first.save(state(2), META, None)
+    for other in others:
+        other.close()
+
+
+def test_all_is_synced_before_the_folder_gets_its_name(tmp_path, monkeypatch):
+    synced = set()
+
+    def record(path):
+        assert not (tmp_path / 'checkpoints' / '1').exists()
+        synced.add(path.name)
+        sync(path)
+
+    monkeypatch.setattr(checkpoints, 'sync', record)
+    write(tmp_path, {1: None}).close()
+    written = {p.name for p in (tmp_path / 'checkpoints' / '1').rglob('*')}
+    assert written <= synced and 'metadata' in written
+
+
+@pytest.mark.parametrize('name', ['a[b]', 'a]', 'back\\slash'])
+def test_a_path_that_could_not_be_read_back_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match='another --workdir'):
+        check_path(tmp_path / name)
+
+
+@pytest.mark.parametrize('name', ['a b', 'ü', 'a*b', 'a?b', 'a{b}', 'a#%20b', "a'b", 'a,b=c;d'])
+def test_other_characters_are_read_back(tmp_path, name):
+    checkpoints = write(tmp_path / name, {1: None})
+    assert_is(checkpoints.restore(shapes()), 1)
+    assert 'digests' in read_meta(checkpoints.folder, 1)
+    checkpoints.close()

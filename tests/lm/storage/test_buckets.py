@@ -1,0 +1,129 @@
+"""URLs of object storage, and what is said where a store is not there or refuses."""
+
+import http.server
+import sys
+
+import pytest
+
+from lm.storage.buckets import (
+    BucketError,
+    Changed,
+    Denied,
+    NoBucket,
+    Times,
+    is_url,
+    local_name,
+    local_path,
+    open_bucket,
+    parse,
+    place,
+    times,
+)
+from tests.object_store import free_port, serving
+
+pytestmark = pytest.mark.xdist_group('buckets')
+
+
+def test_urls_and_paths():
+    assert parse('s3://b/runs/a/') == ('s3', 'b', 'runs/a')
+    assert local_name('gs://b/runs/a [1]') == 'a__1_'
+    assert is_url('gs://b/a') and is_url('az://b/a') and not is_url('runs/a')
+    for bad in ('s3://b', 's3://b/', 's3:///a', 's3://b/a//c'):
+        with pytest.raises(ValueError, match='names no path in a bucket'):
+            parse(bad)
+    with pytest.raises(ValueError, match='gs://BUCKET/PATH or s3://BUCKET/PATH'):
+        parse('az://b/a')
+    with pytest.raises(ValueError, match='--out=s3://b/a: give a path on this machine'):
+        local_path('s3://b/a', '--out')
+
+
+def test_each_url_and_endpoint_has_a_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path))
+    found = {place('s3://b/a', 'runs'), place('s3://b/b', 'runs'), place('gs://b/a', 'runs')}
+    assert place('s3://b/a/', 'runs') in found and place('s3://b/a', 'reads') not in found
+    monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://elsewhere')
+    found.add(place('s3://b/a', 'runs'))
+    assert len(found) == 4 and all(one.is_relative_to(tmp_path) for one in found)
+
+
+def test_times_are_set_by_the_environment(monkeypatch):
+    monkeypatch.setenv('EVENKEEL_BUCKET_PACE_SEC', '2.5')
+    assert times() == Times(pace=2.5)
+    for bad in ('0', 'nan', 'soon'):
+        monkeypatch.setenv('EVENKEEL_BUCKET_PACE_SEC', bad)
+        with pytest.raises(ValueError, match='EVENKEEL_BUCKET_PACE_SEC must be a positive'):
+            times()
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'obstore', None)
+    with pytest.raises(ValueError, match=r'evenkeel\[buckets\]'):
+        open_bucket('s3://b/a')
+
+
+@pytest.mark.parametrize('kind', ['bucket_url', 'gs_url'])
+def test_conditions_of_writes(kind, request):
+    url = request.getfixturevalue(kind)
+    bucket = open_bucket(url)
+    first = bucket.create('a/x', b'1')
+    with pytest.raises(Changed):
+        bucket.create('a/x', b'2')
+    second = bucket.replace('a/x', b'2', first)
+    with pytest.raises(Changed):
+        bucket.replace('a/x', b'3', first)
+    content, stored = bucket.read('a/x')
+    assert (content, stored) == (b'2', second)
+    assert bucket.list()['a/x'].e_tag == second.e_tag
+    bucket.delete(['a/x', 'a/y'])
+    assert bucket.list() == {}
+    with pytest.raises(FileNotFoundError, match=f'there is no {url}/a/x'):
+        bucket.read('a/x')
+
+
+def test_a_large_file_goes_in_parts(bucket_url, tmp_path, monkeypatch):
+    monkeypatch.setattr('lm.storage.buckets.RANGE_BYTES', 5_000_000)
+    content = bytes(range(256)) * (48 << 10)  # 12 MiB: three parts
+    (tmp_path / 'a').write_bytes(content)
+    bucket = open_bucket(bucket_url)
+    written = bucket.write('a', tmp_path / 'a')
+    assert bucket.list()['a'].e_tag == written.e_tag and written.e_tag.endswith('-3"')
+    bucket.fetch('a', tmp_path / 'b')
+    assert (tmp_path / 'b').read_bytes() == content
+
+
+def test_a_bucket_that_is_not_there(bucket_url):
+    bucket = open_bucket('s3://no-such-bucket/a')
+    for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.create('x', b'')):
+        with pytest.raises(NoBucket, match='there is no bucket no-such-bucket for s3://no-such'):
+            act()
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Answers as S3 does to credentials that may not."""
+
+    def answer(self):
+        body = b'<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>'
+        self.send_response(403)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_DELETE = answer
+
+    def log_message(self, *_):
+        """Quietly."""
+
+
+def test_a_store_that_refuses(monkeypatch, bucket_url):
+    with serving(Refusing) as address:
+        monkeypatch.setenv('AWS_ENDPOINT_URL', address)
+        bucket = open_bucket(bucket_url)
+        for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
+            with pytest.raises(Denied, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'):
+                act()
+
+
+def test_a_store_that_is_not_there(monkeypatch, bucket_url):
+    monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free_port()}')
+    with pytest.raises(BucketError, match=f'{bucket_url} cannot be reached'):
+        open_bucket(bucket_url).list()

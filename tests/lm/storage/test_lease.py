@@ -1,0 +1,156 @@
+"""A workdir in a bucket is written to by one process at a time."""
+
+import json
+import threading
+
+import pytest
+
+from lm.storage.buckets import Changed, open_bucket
+from lm.storage.files import InUse
+from lm.storage.lease import LEASE, Lease, Lost
+
+pytestmark = pytest.mark.xdist_group('buckets')
+
+
+@pytest.fixture
+def lease_of(bucket_url):
+    """lease_of(folder): of another process each time."""
+
+    def made(folder: str, seconds: float = 0.6) -> Lease:
+        return Lease(open_bucket(bucket_url), folder, seconds)
+
+    return made
+
+
+def nothing(text):
+    """Says it to nobody."""
+
+
+def test_one_that_is_renewed_is_refused_to_others(lease_of):
+    said, first = [], lease_of('a')
+    first.take(nothing, 0.0)
+    with (
+        first.renewed(),
+        pytest.raises(InUse, match=r'another process trains in s3://.*wait for it, or give anoth'),
+    ):
+        lease_of('b').take(said.append, 1.5)
+    assert len(said) == 1 and 'waiting for it to end' in said[0]
+
+
+def test_one_that_was_given_back_is_taken_at_once(lease_of):
+    said, first = [], lease_of('a', seconds=1000.0)
+    first.take(nothing, 0.0)
+    with first.renewed():
+        first.claim()
+    second = lease_of('b')
+    second.take(said.append, 0.0)
+    assert not said and second.written_by == 'a'
+
+
+def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
+    said, first, second = [], lease_of('a'), lease_of('b')
+    first.take(nothing, 0.0)
+    first.claim()
+    second.take(said.append, 0.0)
+    assert len(said) == 1 and second.written_by == 'a'
+    second.claim()
+    with pytest.raises(Lost, match=r'is written to by process .* not renewed its lease for 0\.6'):
+        first.claim()
+    with pytest.raises(Lost):
+        first.check()
+    second.check()
+
+
+def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
+    first, second = lease_of('a'), lease_of('b')
+    first.take(nothing, 0.0)
+    second.take(nothing, 0.0)
+    before = open_bucket(bucket_url).read(LEASE)
+    with first.renewed():
+        pass
+    assert open_bucket(bucket_url).read(LEASE) == before and first.is_lost
+
+
+def test_a_process_that_was_killed_is_followed_at_once_in_the_same_folder(lease_of):
+    """The lock of the local folder says that it has ended."""
+    said, first = [], lease_of('a', seconds=1000.0)
+    first.take(nothing, 0.0)
+    lease_of('a').take(said.append, 0.0, is_only=True)
+    assert not said
+
+
+def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
+    said, first = [], lease_of('a', seconds=1000.0)
+    first.take(nothing, 0.0)
+    bucket = open_bucket(bucket_url)
+    record = json.loads(bucket.read(LEASE)[0])
+    bucket.write(LEASE, json.dumps(record | {'expires': '2020-01-01T00:00:00+00:00'}).encode())
+    lease_of('b').take(said.append, 0.0)
+    assert not said
+
+
+def test_of_two_that_wait_one_gets_it(lease_of):
+    lease_of('a').take(nothing, 0.0)
+    got, ended = [], threading.Event()
+
+    def wait(folder):
+        own = lease_of(folder)
+        try:
+            own.take(nothing, 0.0)
+        except InUse:
+            return
+        with own.renewed():
+            got.append(folder)
+            ended.wait(2.5)
+
+    threads = [threading.Thread(target=wait, args=(folder,)) for folder in 'bc']
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+
+
+def test_a_write_whose_answer_was_lost_is_its_own(lease_of, monkeypatch):
+    """The library repeats it, and is told that the object has changed."""
+    own = lease_of('a')
+    own.take(nothing, 0.0)
+    replace = own.bucket.replace
+
+    def twice(name, content, before):
+        replace(name, content, before)
+        monkeypatch.setattr(own.bucket, 'replace', replace)
+        raise Changed('as if by another')
+
+    monkeypatch.setattr(own.bucket, 'replace', twice)
+    own.claim()
+    own.claim()
+
+
+def test_so_is_the_one_that_took_it(lease_of, monkeypatch):
+    said, own = [], lease_of('a', seconds=1000.0)
+    create = own.bucket.create
+
+    def twice(name, content):
+        create(name, content)
+        return create(name, content)
+
+    monkeypatch.setattr(own.bucket, 'create', twice)
+    own.take(said.append, 0.0)
+    own.claim()
+    assert not said
+
+
+def test_a_store_without_conditions_is_refused(lease_of, monkeypatch):
+    own = lease_of('a')
+    monkeypatch.setattr(own.bucket, 'create', own.bucket.write)
+    with pytest.raises(OSError, match='If-None-Match'):
+        own.take(nothing, 0.0)
+
+
+def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
+    own = lease_of('a')
+    own.take(nothing, 0.0)
+    open_bucket(bucket_url).delete([LEASE])
+    with pytest.raises(Lost, match='has been deleted'):
+        own.claim()

@@ -1,0 +1,147 @@
+"""Reference: operations counted by hand, against the parameters there are and against XLA."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from lm.training.flops import (
+    attention_flops,
+    flops_per_token,
+    gemm_flops,
+    matmul_params,
+    peak_flops,
+)
+from modules.params import ParamSpec, named_leaves
+from tests.helpers import tiny_config, tiny_learner
+
+CASES = [
+    {},
+    {'model.activation': 'swiglu'},
+    {'model.n_heads': 4, 'model.n_kv_heads': 1, 'model.n_layers': 3},
+    {'model.position': 'learned', 'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm'},
+    {'model.activation': 'geglu', 'model.n_kv_heads': 1, 'model.d_ff': 40},
+    {'model.norm': 'crmsnorm'},
+    {'model.norm': 'gated_rmsnorm'},
+    {'model.reparam': 'weight_norm'},
+]
+
+
+def counted(changes):
+    """What is counted of the configured model."""
+    return matmul_params(tiny_learner(tiny_config(changes)))
+
+
+@pytest.mark.parametrize('changes', CASES, ids=str)
+def test_matmul_params_are_the_matrices_of_the_model(changes):
+    """All that has two sides and is no table. Catches a gate, grouped heads or the matrices of a
+    norm not counted, or a matrix counted by its stored parts.
+    """
+    described = tiny_learner(tiny_config(changes | {'model.reparam': 'none'})).described
+    shapes = named_leaves(described.shapes)
+    wanted = sum(
+        math.prod(shapes[path].shape)
+        for path, spec in named_leaves(described.specs).items()
+        if spec.role in ('hidden', 'readout')
+    )
+    assert counted(changes) == wanted
+    assert counted(changes | {'model.tie_embeddings': True}) == wanted  # the table multiplies too
+
+
+def test_gated_norms_count():
+    """Two of 16 x 16 x 2 in each of two blocks, and a final one."""
+    assert counted({'model.norm': 'gated_rmsnorm'}) - counted({}) == 5 * 16 * 16 * 2
+
+
+@pytest.mark.parametrize(('n_experts', 'per_token'), [(4, 2), (3, 1)])
+def test_of_experts_those_that_a_token_goes_through_count(n_experts, per_token):
+    """At 16 x 32 x 2 each, all of a router of 16 x E; shared matrices in each of two blocks."""
+    experts = {'mlp.n_experts': n_experts, 'mlp.experts_per_token': per_token}
+    wanted = 2 * ((per_token - 1) * 16 * 32 * 2 + 16 * n_experts)
+    for changes in ({'model.placement': 'wide'}, {'model.mlp': 'moe'}):
+        assert counted(changes | experts) - counted({}) == wanted
+
+
+def test_flops_per_token_by_hand():
+    """6 N + 6 L T D: width 16, 2 layers, 8 tokens, a matrix of 16 x 5 in each layer."""
+    specs = {'w': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))}
+    shapes = {'w': jax.ShapeDtypeStruct((2, 16, 5), np.float32)}
+    specs['scale'] = ParamSpec('vector', ('embed',))
+    shapes['scale'] = jax.ShapeDtypeStruct((16,), np.float32)
+    learner = tiny_learner(tiny_config())
+    used = dataclasses.replace(learner.described, used_specs=specs, used_shapes=shapes)
+    learner = dataclasses.replace(learner, described=used)
+    assert flops_per_token(learner) == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
+
+
+SIZES = {'model.d_model': 16, 'model.n_heads': 2, 'model.n_layers': 5, 'data.seq_len': 64}
+
+
+def pairs(length, window):
+    """How many keys all queries of a row see, the diagonal counted as half."""
+    places = np.arange(length) + 0.5
+    return np.sum(np.minimum(places, window))
+
+
+@pytest.mark.parametrize(
+    ('changes', 'windows'),
+    [
+        ({}, [64] * 5),
+        ({'attention.window': 64}, [64] * 5),
+        ({'attention.window': 100, 'attention.full_every': 2}, [64] * 5),
+        ({'attention.window': 16}, [16] * 5),
+        ({'attention.window': 16, 'attention.full_every': 2}, [16, 64, 16, 64, 16]),
+        ({'attention.window': 16, 'attention.full_every': 6}, [16] * 5),
+        ({'model.attention': 'l2', 'attention.window': 16}, [16] * 5),
+    ],
+    ids=str,
+)
+def test_attention_of_a_window_counts_the_pairs_within(changes, windows):
+    """12 D a pair, pair by pair. Catches full layers counted among those with a window, and rows
+    that are shorter than it.
+    """
+    seen = sum(pairs(64, window) for window in windows)
+    counted = attention_flops(tiny_config(SIZES | changes)) * 64
+    np.testing.assert_allclose(counted, 12 * 16 * seen, rtol=1e-9)
+
+
+@pytest.mark.parametrize(('name', 'features'), [('linear', 8), ('nala', 16)])
+@pytest.mark.parametrize('length', [64, 128])
+def test_linear_attention_counts_its_state_and_no_pairs(name, features, length):
+    """Of each of 2 heads of width 8: 2 F H to add to the state and 2 F H to read it, forward; three
+    times that with the backward pass, whatever the length.
+    """
+    config = tiny_config(SIZES | {'model.attention': name, 'data.seq_len': length})
+    assert attention_flops(config) == 3 * 5 * 2 * (2 * features * 8 + 2 * features * 8)
+
+
+def test_forward_flops_are_near_those_xla_counts():
+    """A third of the step's, with all pairs in the attention since `reference` computes them."""
+    config = tiny_config(
+        {
+            'model.d_model': 64,
+            'model.d_ff': 256,
+            'model.scan_layers': False,
+            'data.seq_len': 32,
+            'kernels.implementation': 'reference',
+        }
+    )
+    learner = tiny_learner(config)
+    model, described = learner.model, learner.described
+    tokens = jax.ShapeDtypeStruct((2, 32), np.int32)
+    lowered = jax.jit(lambda p, t: model.apply({'params': p}, t)).lower(described.shapes, tokens)
+    counted = lowered.cost_analysis()['flops'] / tokens.size
+    upper_half = 2 * config.model.n_layers * 32 * 64
+    ours = flops_per_token(learner) / 3 + upper_half
+    assert 1 < counted / ours < 1.15  # XLA counts norms, softmax and GELU too
+
+
+def test_measured_peak():
+    """On a CPU, of the whole machine once, not once a device."""
+    rate = gemm_flops(size=64, repeats=3)
+    assert 0 < rate < 1e15
+    flops, source = peak_flops(8)
+    assert source == 'measured float32 2048^3 product'
+    assert 0 < flops < 1e15

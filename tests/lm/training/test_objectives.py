@@ -1,0 +1,222 @@
+"""Objectives behind the data: weights, attention, steps, runs, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.config.resolve import replaced
+from lm.model.check import check
+from lm.sweep.cells import cells, groups
+from lm.training.state import hyper_from
+from lm.training.step import activations, make_train_step, target_weights
+from tests.helpers import (
+    BOS,
+    VOCAB,
+    assert_trees_close,
+    checked_config,
+    initial_state,
+    packed_batch,
+    stack,
+    tiny_config,
+    tiny_learner,
+    tiny_raw,
+)
+from tests.sweep_helpers import base, changed, timeless, write_corpus
+from train import DONE, train
+
+MIXED = 'causal:0.25+span_corruption:0.25+infill:0.25+prefix:0.25'
+
+
+def test_weights_are_those_of_the_targets():
+    """Padding and beginnings stay out, whatever an objective says of them."""
+    batch = packed_batch()
+    plain = target_weights(batch, BOS)
+    batch['targets'] = np.ones_like(batch['tokens'])
+    np.testing.assert_array_equal(target_weights(batch, BOS), plain)
+    batch['targets'][:, :4] = 0
+    np.testing.assert_array_equal(target_weights(batch, BOS)[:, :3], 0)
+    np.testing.assert_array_equal(target_weights(batch, BOS)[:, 3:], plain[:, 3:])
+
+
+PREFIXED = {'data.mask_documents': True, 'data.objective': 'prefix'}
+
+
+def prefixed_batch():
+    """Two documents a row, the first 2 and 3 tokens of which are their prefixes."""
+    batch = packed_batch(rows=4, length=12)
+    batch['segments'][:] = np.repeat([1, 2], [5, 8])
+    batch['tokens'] = np.where(batch['tokens'] == BOS, 1, batch['tokens'])
+    batch['prefix'] = np.zeros_like(batch['tokens'])
+    batch['prefix'][:, :2], batch['prefix'][:, 5:8] = 1, 2
+    batch['targets'] = (batch['prefix'] == 0).astype(np.int32)
+    return batch
+
+
+@pytest.mark.default_rows('blocked')
+@pytest.mark.parametrize('kernel', ['reference', 'blocked'])
+def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
+    """By the gradient of each position with respect to each embedding, through two layers, with
+    ALiBi. Catches a prefix that leaks into the next document's, or a target that is seen.
+    """
+    changes = {'kernels.attention': kernel, 'model.position': 'alibi', 'data.seq_len': 12}
+    config = checked_config(PREFIXED | changes)
+    learner, batch = tiny_learner(config), prefixed_batch()
+    row = {name: jnp.asarray(value[:1]) for name, value in batch.items()}
+    variables = learner.variables(initial_state(config).weights)
+
+    @jax.jit
+    def jacobian(table_VD):
+        """[T, T]: how position t moves with what is looked up at s."""
+        own = jnp.asarray(np.arange(12)[None])  # each place has a token of its own
+
+        def out(table_VD):
+            params = variables['params'] | {'embedding': table_VD}
+            x_BTD, _ = learner.model.apply(
+                variables | {'params': params},
+                own,
+                row['segments'][:, :-1],
+                row['segments'][:, :-1] > 0,
+                row['prefix'][:, :-1],
+                method='activations',
+            )
+            return x_BTD[0].sum(-1) + jnp.square(x_BTD[0]).sum(-1)
+
+        return jnp.abs(jax.jacrev(out)(table_VD)).sum(-1)[:, :12]
+
+    moved = np.asarray(jacobian(variables['params']['embedding'])) > 1e-9
+    number, segment = (batch[name][0, :-1] for name in ('prefix', 'segments'))
+    later = np.arange(12)[:, None] >= np.arange(12)
+    mutual = (number[:, None] == number) & (number > 0)
+    same = segment[:, None] == segment
+    np.testing.assert_array_equal(moved, (later | mutual) & same)
+
+
+def test_property_a_batch_says_how_far_the_prefix_reaches():
+    """The first position moves with the second token, the last of the prefix, and not with the
+    third, which is the first target. Catches a prefix shifted as targets are.
+    """
+    config = checked_config(PREFIXED | {'data.seq_len': 12})
+    learner, batch = tiny_learner(config), prefixed_batch()
+    weights = initial_state(config).weights
+
+    @functools.partial(jax.jit)
+    def first_position(weights, batch):
+        return activations(learner, learner.variables(weights), batch, ())[0][0][:, 0]
+
+    plain = first_position(weights, batch)
+    for place, moves in ((1, True), (2, False)):
+        tokens = batch['tokens'].copy()
+        tokens[:, place] = tokens[:, place] % (VOCAB - 1) + 1
+        assert np.any(first_position(weights, batch | {'tokens': tokens}) != plain) == moves
+
+
+def test_property_what_a_prefix_holds_is_no_target():
+    """The loss does not move with the label of a token of the prefix, and its share is recorded."""
+    config = checked_config(PREFIXED | {'data.seq_len': 12})
+    step = jax.jit(make_train_step(tiny_learner(config)))
+    state, batch = initial_state(config), prefixed_batch()
+    _, metrics = step(state, batch, hyper_from(config))
+    assert metrics['batch_tokens'] == 4 * (3 + 5)
+    np.testing.assert_allclose(metrics['target_share'], 8 / 12)
+    weights = target_weights(batch, BOS)
+    assert not np.asarray(weights)[batch['prefix'][:, 1:] > 0].any()
+
+
+@pytest.mark.full
+def test_equivalence_microbatches_and_mapped_runs():
+    """The same update of a mixture's batch at once, in two parts, and beside another run."""
+    config = checked_config(PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4})
+    state, batch, hyper = initial_state(config), prefixed_batch(), hyper_from(config)
+    batch['targets'][0] = 0  # parts of other size
+    alone, metrics = jax.jit(make_train_step(tiny_learner(config)))(state, batch, hyper)
+    halves = checked_config(
+        PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4, 'train.microbatches': 2}
+    )
+    other = jax.jit(make_train_step(tiny_learner(halves)))
+    in_parts, of_parts = other(state, batch, hyper)
+    assert_trees_close(in_parts.params, alone.params, 1e-4, 1e-6)
+    np.testing.assert_allclose(of_parts['loss'], metrics['loss'], rtol=1e-6)
+    np.testing.assert_allclose(of_parts['target_share'], metrics['target_share'], rtol=1e-6)
+    plain = batch | {'prefix': np.zeros_like(batch['prefix'])}
+    many = jax.jit(jax.vmap(make_train_step(tiny_learner(config))))
+    both, seen = many(stack([state, state]), stack([plain, batch]), stack([hyper, hyper]))
+    own = jax.tree.map(lambda leaf: leaf[1], both.params)
+    assert_trees_close(own, alone.params, 1e-4, 1e-6)
+    assert abs(seen['loss'][0] - seen['loss'][1]) > 1e-4
+
+
+def test_runs_of_other_objectives_share_no_program():
+    """Nor batches, which are made for a program's runs together."""
+    objectives = ('causal', 'infill', 'causal:0.5+infill:0.5', 'causal:0.4+infill:0.6')
+    raw = tiny_raw({'train.eval_objectives': 'infill'})
+    made = cells(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
+    assert [len(group) for group in groups(made)] == [2, 2, 2, 2]
+    assert len({cell.name for cell in made}) == 8
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
+
+
+@pytest.mark.full
+def test_equivalence_a_run_gone_on_with_is_the_run(corpus, tmp_path):
+    """To the bit, half way through; what it records of other objectives too."""
+    more = {'data_objective': MIXED, 'train_eval_objectives': 'causal+infill', 'data_seq_len': 24}
+    more |= {'data_masks': 4, 'optim_schedule': 'constant', 'optim_warmup_steps': 0}
+    config = changed(base(corpus, **more), {})
+    assert train(config, tmp_path / 'whole') == DONE
+    assert train(replaced(config, {'train.steps': 4}), tmp_path / 'parts') == DONE
+    assert train(config, tmp_path / 'parts', continue_changed=True) == DONE
+    whole, parts = timeless(tmp_path / 'whole'), timeless(tmp_path / 'parts')
+    assert whole == parts
+    assert {'target_share'} <= whole[0].keys()
+    assert 'validation_infill_ce' in whole[-1]
+
+
+BAD = [
+    ({'data.objective': 'causl'}, "Did you mean 'causal'"),
+    ({'data.objective': 'fim'}, "Did you mean 'infill'"),
+    ({'data.objective': 'causal:0.5+span_coruption:0.5'}, "Did you mean 'span_corruption'"),
+    ({'data.objective': 'causal:0.5+infill:0.6'}, 'above 0 and sum to 1; got .*sums to 1.1'),
+    ({'data.objective': 'causal:1.5+infill:-0.5'}, 'above 0 and sum to 1'),
+    ({'data.objective': 'causal:nan+infill:0.5'}, 'above 0 and sum to 1'),
+    ({'data.objective': 'infill:0.5'}, 'above 0 and sum to 1; got .*sums to 0.5'),
+    ({'data.objective': 'causal+infill'}, "has its share behind it, a number; got 'causal'"),
+    ({'data.objective': 'causal:half+infill:0.5'}, "a number; got 'causal:half'"),
+    ({'data.objective': 'infill:0.5+infill:0.5'}, 'names a row twice'),
+    ({'data.objective': ('causal', 'infill')}, 'several names are one text'),
+    ({'train.eval_objectives': 'causal+fim'}, "Did you mean 'infill'"),
+    ({'data.span_least': 4}, 'read by no part of this config'),
+    ({'data.objective': 'span_corruption', 'data.span_least': 70}, 'must be at most data.span_mo'),
+    (
+        {'data.objective': 'span_corruption', 'data.mask_ratio_most': 0.1},
+        'data.mask_ratio_least must be at most data.mask_ratio_most; got 0.15 and 0.1',
+    ),
+    ({'data.objective': 'infill', 'data.seq_len': 5}, 'data.seq_len must be at least 8; got 5'),
+    (
+        {'train.eval_objectives': 'infill', 'data.loss_on': 'holes'},
+        'data.loss_on=holes is of training',
+    ),
+    (
+        {'data.objective': 'prefix', 'model.attention': 'linear'},
+        'Choose model.attention=l2.softmax',
+    ),
+    (
+        {'train.eval_objectives': 'prefix', 'attention.affine_scaled': True},
+        'the mean that attention.affine_scaled=True adds is of earlier ones',
+    ),
+    (
+        {'data.objective': 'prefix', 'kernels.attention': 'splash'},
+        'kernels.attention=splash does not serve prefix=True; those that do: blocked, reference',
+    ),
+]
+
+
+@pytest.mark.parametrize(('changes', 'words'), BAD, ids=str)
+def test_what_cannot_be_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        check(tiny_config(changes))

@@ -1,0 +1,91 @@
+"""Equivalence: a model trained with kernels over rows, a TPU's interpreted, and without. Contract:
+what such kernels do not serve is refused.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from lm.inference.load import with_kernels_of
+from lm.model.check import check
+from lm.training.state import build_learner, hyper_from
+from lm.training.update import refuse_unserved
+from modules.kernels.cross_entropy import tpu
+from tests.helpers import BOS, VOCAB, checked_config, packed_batch, stack, tiny_config, trained
+
+STEPS = 50
+KERNELS = ('kernels.rms_norm', 'kernels.softmax', 'kernels.cross_entropy')
+CHANGES = {
+    'model.norm': 'gated_rmsnorm',
+    'model.qk_norm': 'rmsnorm',
+    'model.mlp': 'moe',
+    'kernels.attention': 'reference',
+    'attention.softcap': 5.0,
+    'attention.sinks': 'learned',
+    'attention.window': 5,
+    'attention.full_every': 2,
+    'data.mask_documents': True,
+    'loss.label_smoothing': 0.1,
+    'loss.chunk': 32,
+    'optim.lr': 0.02,
+}
+
+
+@pytest.mark.full
+def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
+    """Norms of the stream, of queries and keys, attention and routers, the loss in chunks."""
+    monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
+    monkeypatch.setattr(tpu, 'IN_PLACE', {})  # the interpreter cannot, where blocks are cut
+    batches = stack([packed_batch(seed) for seed in range(STEPS)])
+    losses = {}
+    for name in ('reference', 'pallas'):
+        config = checked_config(CHANGES | dict.fromkeys(KERNELS, name))
+        learner = build_learner(config, VOCAB, BOS, 'tpu')
+        losses[name] = trained(learner)(jax.random.key(0), hyper_from(config), batches)[0]
+    assert losses['reference'][-1] < losses['reference'][0] - 0.05
+    np.testing.assert_allclose(losses['pallas'], losses['reference'], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (
+            {
+                'model.norm': 'layernorm',
+                'model.final_norm': 'layernorm',
+                'kernels.rms_norm': 'pallas',
+            },
+            r'kernels.rms_norm=pallas would change nothing: .* do are .*, rmsnorm, .* Leave it',
+        ),
+        (
+            {'loss.name': 'focal', 'kernels.cross_entropy': 'pallas'},
+            r'kernels.cross_entropy=pallas would change nothing: loss.name=focal is another loss',
+        ),
+        (
+            {'kernels.softmax': 'pallas'},
+            r'kernels.softmax=pallas would change nothing: ',
+        ),
+    ],
+    ids=str,
+)
+def test_a_kernel_that_nothing_reads_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check(tiny_config(changes))
+
+
+@pytest.mark.parametrize('operation', ['rms_norm', 'softmax', 'cross_entropy'])
+def test_a_kernel_without_a_derivative_in_forward_mode_is_refused(operation):
+    asked = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
+    config = tiny_config(asked | {f'kernels.{operation}': 'pallas'})
+    with pytest.raises(ValueError, match=f'ghost_radius .* choose kernels.{operation}=reference'):
+        refuse_unserved(build_learner(config, VOCAB, BOS, 'tpu'))
+
+
+def test_a_checkpoint_of_a_tpu_is_read_elsewhere():
+    said, config = [], tiny_config({'kernels.rms_norm': 'pallas'})
+    assert with_kernels_of('cpu', config, said.append).kernels == {}
+    assert len(said) == 1 and 'kernels.rms_norm=pallas runs on tpu, gpu alone' in said[0]
+    assert with_kernels_of('tpu', config, said.append) is config

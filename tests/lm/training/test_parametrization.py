@@ -1,0 +1,274 @@
+"""Parametrisations in the model: the base model, what starts at 0, refusals; little compiles."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.config.resolve import flatten, replaced
+from lm.devices.mesh import make_mesh
+from lm.model.base_model import base_head_dim, base_of
+from lm.model.check import check
+from lm.model.check_model import scores_of
+from lm.run.parameter_table import parameter_rows
+from lm.training.state import hyper_from, peaks_of
+from lm.training.update import decay_shares
+from modules.params import named_leaves
+from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
+from tests.helpers import checked_config, initial_state, tiny_config, tiny_learner
+
+BASE = {'scaling.base_width': 8, 'scaling.base_depth': 1}
+GROWING = [n for n, row in PARAMETRIZATIONS.items() if row.grows and not row.against_one]
+
+
+def grown(name, **changes):
+    """The tiny model, of width 16 and depth 2, against a base model half as large."""
+    sizes = {'width': 'scaling.base_width', 'depth': 'scaling.base_depth'}
+    base = {sizes[of]: BASE[sizes[of]] for of in PARAMETRIZATIONS[name].grows}
+    return checked_config({'scaling.name': name, **base, **changes})
+
+
+@pytest.mark.parametrize('name', GROWING)
+def test_at_the_base_sizes_it_is_standard(name):
+    """To the bit: the same factors and deviations, scores and decay. Catches a constant that does
+    not cancel; queries that are published to start at 0 are the one difference.
+    """
+    config = tiny_config()
+    here = replaced(
+        config,
+        {
+            'scaling.name': name,
+            **{
+                f'scaling.base_{of}': {'width': 16, 'depth': 2}[of]
+                for of in PARAMETRIZATIONS[name].grows
+            },
+        },
+    )
+    wanted, found = tiny_learner(config).described, tiny_learner(here).described
+    assert found.scalings == wanted.scalings
+    assert set(named_leaves(found.growths).values()) == {Growth()}
+    stds = named_leaves(wanted.init_stds)
+    for path, std in named_leaves(found.init_stds).items():
+        assert std == (0 if name == 'mup_full' and path.endswith('query') else stds[path]), path
+    assert scores_of(here) == scores_of(config)
+
+
+def test_growths_are_those_of_the_parameters():
+    """Twice the width: of the model's own shapes, grouped heads, gates and experts among them."""
+    config = grown(
+        'mup',
+        **{
+            'model.n_kv_heads': 1,
+            'model.n_heads': 2,
+            'model.activation': 'swiglu',
+            'scaling.base_heads': 2,
+        },
+    )
+    growths = named_leaves(tiny_learner(config).described.growths)
+    sides = {path: (growth.fan_in, growth.fan_out) for path, growth in growths.items()}
+    both = {path for path, growth in sides.items() if growth == (2, 2)}
+    assert both == {
+        f'layers/{name}'
+        for name in (
+            'attention/query',
+            'attention/key',
+            'attention/value',
+            'attention/out',
+            'mlp/up',
+            'mlp/gate',
+            'mlp/down',
+        )
+    }
+    assert sides['embedding'] == (1, 2) and sides['readout'] == (2, 1)
+    assert {growth.width for growth in growths.values()} == {2}
+
+
+def test_what_a_model_of_experts_has():
+    """The router's outputs do not grow: it is an output, as the readout."""
+    config = grown('mup', **{'model.mlp': 'moe'})
+    growths = named_leaves(tiny_learner(config).described.growths)
+    assert (growths['layers/mlp/router'].fan_in, growths['layers/mlp/router'].fan_out) == (2, 1)
+    assert (growths['layers/mlp/up'].fan_in, growths['layers/mlp/up'].fan_out) == (2, 2)
+
+
+def test_logits_per_width():
+    """sqrt(H_base) / H where heads grow in width, nothing where they grow in number."""
+    wider = grown('mup', **{'scaling.base_heads': 2})
+    assert base_head_dim(wider) == 4 and scores_of(wider).scale == 4**0.5 / 8
+    more = grown('mup')
+    assert base_head_dim(more) == 8 and scores_of(more).scale is None
+    assert base_head_dim(grown('mup_simple')) is None
+    assert base_of(wider).model.n_heads == 2 and base_of(more).model.n_heads == 1
+
+
+def test_a_tied_readout_has_the_factor_of_a_readout():
+    """The embedding, twice as wide, drawn alike, gives logits half as large, and is looked up as it
+    is. Catches a table that is scaled where it is looked up, or nowhere.
+    """
+    tied = {'model.tie_embeddings': True}
+    tokens = jnp.ones((1, 4), jnp.int32)
+    found = []
+    for config in (grown('mup', **tied), tiny_config(tied)):
+        learner = tiny_learner(config)
+        variables = learner.variables(initial_state(tiny_config(tied)).weights)
+        found.append(
+            jax.jit(lambda v, m=learner.model: m.apply(v, tokens, method='activations'))(variables)
+        )
+    (x, readout), (y, plain) = found
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(readout.weight_DV, plain.weight_DV / 2)
+
+
+def test_what_starts_at_0():
+    """As asked, and queries with mup_full as published; keys, values and gates do not."""
+    gates = {'attention.gate': 'elementwise', 'attention.affine_scaled': True}
+    for config, zero in (
+        (tiny_config({'scaling.zero_init': 'query'} | gates), {'query'}),
+        (tiny_config({'scaling.zero_init': 'both'}), {'query', 'readout'}),
+        (grown('mup_full'), {'query'}),
+        (grown('mup_full', **{'scaling.zero_init': 'readout'}), {'query', 'readout'}),
+    ):
+        params = named_leaves(initial_state(config).params)
+        found = {path.split('/')[-1] for path, w in params.items() if not np.any(w)}
+        assert found == zero
+
+
+def test_the_embedding_is_drawn_as_asked():
+    """A number of the run: the same draw, times the deviation."""
+    config = tiny_config({'scaling.embedding_std': 0.5})
+    plain, asked = (named_leaves(initial_state(c).params) for c in (tiny_config(), config))
+    np.testing.assert_allclose(asked['embedding'], 0.5 * 4 * plain['embedding'], rtol=1e-6)
+    np.testing.assert_array_equal(asked['readout'], plain['readout'])
+    assert 'scaling.embedding_std' in hyper_from(config)
+
+
+def test_orthogonal_matrices_of_the_model():
+    config = tiny_config({'scaling.init': 'orthogonal'})
+    params = initial_state(config).params
+    up = np.asarray(named_leaves(params)['layers/mlp/up'])
+    np.testing.assert_allclose(np.linalg.svd(up, compute_uv=False), 1.0, rtol=1e-5)
+
+
+def shares_of(config, fraction=1.0):
+    flat = flatten(config)
+    shares = named_leaves(decay_shares(tiny_learner(config), flat, fraction, peaks_of(flat)))
+    return {path: float(share) for path, share in shares.items()}
+
+
+def test_independent_decay_does_not_change_with_the_learning_rate():
+    """Under each parametrisation, of which none divides it: catches a rate that comes in again."""
+    for name in GROWING:
+        config = grown(name, **{'optim.decay_rule': 'independent', 'optim.weight_decay': 0.1})
+        slow, fast = (shares_of(replaced(config, {'optim.lr': lr})) for lr in (1e-3, 1e-1))
+        assert slow == fast and set(slow.values()) == {0.0, 0.1}
+
+
+def test_every_parameter_has_a_rate_and_a_decay_in_the_table():
+    """What is decayed, each as often as its share says, under every rule; frozen ones are not."""
+    for rule in DECAY_RULES:
+        config = grown('mup', **{'optim.decay_rule': rule, 'optim.weight_decay': 0.1})
+        shares = shares_of(config)
+        listed = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
+        rows = {row['parameter']: row for row in listed}
+        assert rows.keys() == shares.keys()
+        for path, row in rows.items():
+            assert float(row['decay']) == pytest.approx(shares[path], rel=1e-2)
+            steps = row['over steps'].replace(',', '')
+            assert (steps == '-') == (shares[path] == 0)
+            if steps != '-':
+                assert float(steps) == pytest.approx(1 / shares[path], abs=0.5)
+
+
+REFUSED = (
+    ({'scaling.name': 'mup'}, 'mup scales against a base model: set scaling.base_width'),
+    (
+        {'scaling.name': 'complete_p', 'scaling.base_width': 8},
+        'set scaling.base_depth, the depth of the model',
+    ),
+    ({'scaling.base_width': 8}, 'base_width=8 is read by no part .*scaling.name=standard'),
+    ({'scaling.name': 'unit', 'scaling.base_width': 8}, 'base_width=8 is read by no part'),
+    ({'scaling.name': 'unit', 'scaling.base_heads': 2}, 'base_heads=2 is for logits q k / H'),
+    ({'scaling.name': 'unit', 'model.placement': 'peri'}, 'unit multiplies what blocks add'),
+    (
+        {'scaling.name': 'mup_simple', 'scaling.base_width': 8, 'scaling.base_heads': 2},
+        'base_heads=2 is for logits q k / H against a base model, which scaling.name=mup_simple',
+    ),
+    (
+        {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_heads': 1, 'model.n_kv_heads': 1},
+        'at a width of 8 this model would have 0.5 for model.n_heads=1, which must be whole',
+    ),
+    (
+        {'scaling.name': 'mup', 'scaling.base_width': 8, 'scaling.base_heads': 3},
+        'must divide the width; got 3 heads for a width of 8',
+    ),
+    (
+        {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sgd'},
+        'no table for optim.name=sgd, a sgd-like optimizer, only for those like adam. Choose '
+        'scaling.name=standard.*mup.*spectral',
+    ),
+    (
+        {
+            'scaling.name': 'mup',
+            'scaling.base_width': 8,
+            'optim.name': 'muon',
+            'optim.match_rms': 0.2,
+        },
+        'mup scales updates of optim.name=muon as .*spectral-like .*optim.match_rms gives',
+    ),
+    (
+        {
+            'scaling.name': 'mup',
+            'scaling.base_width': 8,
+            'optim.name': 'sgd',
+            'optim.match_rms': 0.2,
+        },
+        'mup scales updates of optim.name=sgd as .*sgd-like .*optim.match_rms gives',
+    ),
+    (
+        {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.others': 'adafactor'},
+        'with optim.adafactor_absolute=False they are of another size',
+    ),
+    (
+        {
+            'scaling.name': 'mup',
+            'scaling.base_width': 8,
+            'optim.name': 'shampoo',
+            'optim.shampoo_graft': False,
+        },
+        'with optim.shampoo_graft=False they are of another size',
+    ),
+    (
+        {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sophia'},
+        'complete_p scales epsilons, and optim.name=sophia compares',
+    ),
+    (
+        {'scaling.name': 'spectral', 'scaling.base_width': 8, 'model.tie_embeddings': True},
+        'spectral has other deviations or rates for a readout .*Choose scaling.name=mup',
+    ),
+    (
+        {'scaling.name': 'unit', 'scaling.init': 'small'},
+        'unit draws weights with deviation 1 .*scaling.init=small has its own',
+    ),
+    (
+        {'scaling.name': 'complete_p', **BASE, 'model.placement': 'peri'},
+        'complete_p multiplies what blocks add .*placement=peri normalizes',
+    ),
+    (
+        {'scaling.name': 'complete_p', **BASE, 'model.reparam': 'shared'},
+        'complete_p has rates for each block, and model.reparam=shared has one',
+    ),
+)
+
+
+@pytest.mark.parametrize(('changes', 'message'), REFUSED)
+def test_what_does_not_go_together(changes, message):
+    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
+        check(tiny_config(changes))
+
+
+def test_a_matrix_that_grows_on_one_side_has_no_rule_with_a_spectral_optimizer():
+    config = grown('mup', **{'model.mlp': 'moe', 'optim.name': 'muon'})
+    with pytest.raises(ValueError, match='no rule for layers/mlp/router, of which one side alone'):
+        tiny_learner(config)

@@ -1,0 +1,316 @@
+"""What reparametrisations carry from step to step. Equivalence: microbatches = one batch, eight
+devices = one, a loop over runs = each alone, resumed = uninterrupted. Property: one power iteration
+a step, in float32; projected norms stay. Contract: what a start takes over, and what it refuses.
+"""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from lm.config.resolve import replaced, to_dict
+from lm.devices.mesh import batch_sharding, make_mesh
+from lm.devices.run_axis import over_mesh
+from lm.devices.shardings import abstract_state, state_shardings
+from lm.record.checkpoint import read_state
+from lm.record.checkpoints import Checkpoints
+from lm.run.parameter_table import parameter_rows
+from lm.run.start import stored_for
+from lm.training.state import build_learner, hyper_from
+from lm.training.step import make_train_step
+from modules.params import as_matrices, named_leaves
+from modules.spectrum import power_iteration
+from tests.helpers import (
+    BOS,
+    assert_trees_close,
+    checked_config,
+    initial_state,
+    packed_batch,
+    stack,
+    tiny_config,
+    tiny_learner,
+    train_step,
+)
+
+SMALL = {
+    'model.d_model': 8,
+    'model.d_ff': 16,
+    'model.position': 'none',
+    'kernels.implementation': 'reference',
+}
+SIGMA = SMALL | {'model.reparam': 'sigma', 'optim.lr': 0.03}
+CHAIN = SIGMA | {'model.reparam': 'shared+sigma+normalize_and_project'}
+UP = 'layers/mlp/up'
+
+
+def stepped(config, state=None, steps=1):
+    state, hyper = initial_state(config) if state is None else state, hyper_from(config)
+    for i in range(steps):
+        state, _ = train_step(config)(state, packed_batch(i), hyper)
+    return jax.device_get(state)
+
+
+def moved(config):
+    """A state whose stored weights have left what its vectors are of."""
+    state, rng = initial_state(config), np.random.default_rng(0)
+    noise = jax.tree.map(lambda w: np.float32(0.1 * rng.normal(size=w.shape)), state.params)
+    return state.replace(params=jax.tree.map(np.add, state.params, noise))
+
+
+def vectors_of(state):
+    """{'layers/mlp/up': u [L, O], ...}."""
+    return named_leaves(state.reparam)
+
+
+def assert_same_bits(found, wanted):
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_one_power_iteration_a_step():
+    """From the weights at its start, however many microbatches. Catches one in each of them."""
+    config = checked_config(SIGMA | {'train.microbatches': 4})
+    before = moved(config)
+    after = stepped(config, before)
+    specs = named_leaves(tiny_learner(config).described.used_specs)
+    assert len(vectors_of(after)) == 6
+    for path, u in vectors_of(before).items():
+        matrices = as_matrices(specs[path], named_leaves(before.params)[f'{path}/matrix'])
+        _, wanted = power_iteration(matrices, u)
+        np.testing.assert_allclose(vectors_of(after)[path], wanted, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(u, wanted, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.full
+def test_eight_devices_are_one():
+    """Vectors lie everywhere, and come out as those of one device."""
+    config = checked_config(CHAIN)
+    learner = tiny_learner(config)
+    mesh = make_mesh(learner.recipe.mesh)
+    assert mesh.devices.size == 8
+    states = state_shardings(learner, mesh)
+    step = jax.jit(
+        make_train_step(learner),
+        in_shardings=(states, batch_sharding(mesh), None),
+        out_shardings=(states, None),
+    )
+    start = moved(config)
+    after, _ = step(start, packed_batch(), hyper_from(config))
+    for u in jax.tree.leaves(after.reparam):
+        assert u.sharding.is_fully_replicated and len(u.sharding.device_set) == 8
+    alone = stepped(config, start)
+    assert_trees_close(after.reparam, alone.reparam, rtol=1e-5, atol=1e-6)
+    assert_trees_close(after.params, alone.params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_a_looped_run_is_the_run_alone_to_the_bit():
+    """That a mapped one is, to rounding, is a row of tests/contracts/test_choices.py."""
+    config = checked_config(SIGMA)
+    mesh = make_mesh(config.mesh, jax.devices()[:1], runs=2)
+    together = over_mesh('loop', mesh, make_train_step(tiny_learner(config)))
+    starts = [initial_state(config, seed) for seed in (0, 1)]
+    hypers, batches = stack([hyper_from(config)] * 2), stack([packed_batch()] * 2)
+    states, active = stack(starts), np.ones(2, bool)
+    found, _ = jax.jit(together)(active, states, batches, hypers)
+    for run, start in enumerate(starts):
+        own = jax.tree.map(lambda leaf, run=run: leaf[run], found)
+        assert_same_bits(own, stepped(config, start))
+
+
+@pytest.mark.full
+def test_a_skipped_step_keeps_the_vectors():
+    config = checked_config(SIGMA | {'train.on_divergence': 'skip_step'})
+    start, infinite = moved(config), hyper_from(config) | {'optim.lr': np.float32(np.inf)}
+    after, metrics = train_step(config)(start, packed_batch(), infinite)
+    assert metrics['skipped'] == 1
+    assert_same_bits(after.reparam, start.reparam)
+    assert_same_bits(after.params, start.params)
+
+
+@pytest.mark.full
+def test_a_checkpoint_half_way_changes_no_bit(tmp_path):
+    """Vectors and norms are read back as they were. Catches a start anew from the weights."""
+    config = checked_config(CHAIN)
+    half = stepped(config, steps=2)
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=0)
+    checkpoints.save(jax.tree.map(jax.numpy.asarray, half), {'config': to_dict(config)}, None)
+    checkpoints.wait()
+    checkpoints.close()
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    shapes = abstract_state(tiny_learner(config), mesh)
+    state, _ = read_state(tmp_path / 'checkpoints', 2, shapes)
+    assert vectors_of(state)
+    assert_same_bits(jax.device_get(state), half)
+    assert_same_bits(stepped(config, jax.device_get(state)), stepped(config, half))
+
+
+@pytest.mark.full
+def test_the_map_is_computed_in_float32():
+    """Whatever the products are computed in: the weights that the model casts are the same."""
+    half, full = (
+        checked_config(SIGMA | {'model.reparam': 'sigma+weight_standardization', 'model.dtype': d})
+        for d in ('bfloat16', 'float32')
+    )
+    state = moved(full)
+    used = [tiny_learner(config).variables(state.weights)['params'] for config in (half, full)]
+    assert_same_bits(*used)
+    _, vectors = tiny_learner(half).described.reparam.apply(state.params, state.reparam, True)
+    assert {leaf.dtype for leaf in jax.tree.leaves((used, vectors))} == {np.dtype(np.float32)}
+
+
+@pytest.mark.full
+def test_projected_norms_are_those_of_the_start():
+    """Over steps that would change them, and decay; the optimizer's moments are those without."""
+    changes = SMALL | {'optim.lr': 0.05, 'optim.weight_decay': 0.5}
+    projected, plain = (
+        checked_config(changes | {'model.reparam': name})
+        for name in ('normalize_and_project', 'none')
+    )
+    start = initial_state(projected)
+    specs = named_leaves(tiny_learner(plain).described.specs)
+
+    def norms(state):
+        return {
+            path: np.linalg.norm(as_matrices(specs[path], w), axis=(-2, -1))
+            for path, w in named_leaves(state.params).items()
+            if specs[path].role == 'hidden'
+        }
+
+    after, free = (stepped(config, start, steps=4) for config in (projected, plain))
+    assert_trees_close(norms(after), norms(start), rtol=1e-5, atol=0)
+    assert all(
+        np.all(np.abs(free / norms(start)[path] - 1) > 1e-3) for path, free in norms(free).items()
+    )
+    assert_same_bits(stepped(projected, start).opt_state, stepped(plain, start).opt_state)
+    readouts = [stepped(config, start).params['readout'] for config in (projected, plain)]
+    np.testing.assert_array_equal(*readouts)
+
+
+@pytest.mark.full
+def test_what_is_not_trained_is_not_projected():
+    """To the bit. Catches a map after the update that rounds what training leaves alone."""
+    config = checked_config(
+        SMALL | {'model.reparam': 'normalize_and_project', 'train.trainable': 'norms'}
+    )
+    start = moved(config)
+    after = named_leaves(stepped(config, start).params)
+    for path, before in named_leaves(start.params).items():
+        assert np.array_equal(after[path], before) == (not path.endswith('scale'))
+
+
+@pytest.mark.parametrize(
+    ('reparam', 'wanted'),
+    [
+        ('shared+sigma', {'layers/mlp/up/matrix': 'shared+sigma', 'readout/gain': 'sigma'}),
+        ('normalize_and_project', {UP: 'normalize_and_project', 'final_norm/scale': 'none'}),
+        ('none', {UP: 'none'}),
+    ],
+)
+def test_table_says_which_parameters_are_mapped(reparam, wanted):
+    roles = {'reparam.roles': 'hidden+readout'} if reparam != 'none' else {}
+    config = tiny_config({'model.reparam': reparam} | roles)
+    rows = {r['parameter']: r for r in parameter_rows(tiny_learner(config), make_mesh(config.mesh))}
+    assert {path: rows[path]['reparam'] for path in wanted} == wanted
+    assert rows['embedding']['reparam'] == 'none'
+    assert rows['readout/gain']['shape'] == '1' if reparam == 'shared+sigma' else True
+
+
+@pytest.mark.parametrize(
+    'value', [('sigma', 'weight_norm'), ['sigma', 'weight_norm'], "('sigma', 'weight_norm')"]
+)
+def test_several_as_a_tuple_are_told_their_spelling(value):
+    said = r"several names are one text, joined by \+, .*: 'sigma\+weight_norm'\. Runs that differ"
+    with pytest.raises(ValueError, match=said):
+        tiny_config({'model.reparam': value})
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'model.reparam': 'sigma+shared+sigma'}, r'sigma\+shared\+sigma names a row twice'),
+        ({'model.reparam': 'none+sigma'}, 'of which one stands alone'),
+        ({'model.reparam': 'sigmareparam'}, "Did you mean 'sigma'"),
+        ({'model.reparam': 'sigma', 'reparam.roles': 'vector'}, "'vector' has no matrices"),
+        ({'model.reparam': 'sigma', 'reparam.roles': 'hidden+hidden'}, 'names a role twice'),
+        ({'model.reparam': 'shared', 'reparam.roles': 'hidden'}, 'is read by no part'),
+        ({'model.reparam': 'sigma', 'reparam.gamma_start': 'two'}, 'must be one of one, sigma'),
+        ({'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0}, 'must be between'),
+        ({'model.reparam': 'sigma', 'scaling.init_scale': 1e-10}, 'must be at least 1e-09'),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_traced(changes, said):
+    with pytest.raises(ValueError, match=said):
+        checked_config(changes)
+
+
+def test_tied_embeddings_leave_no_readout_to_map():
+    config = tiny_config({'model.reparam': 'sigma', 'reparam.roles': 'readout'})
+    tied = replaced(config, {'model.tie_embeddings': True})
+    with pytest.raises(ValueError, match=r"no parameter has the role 'readout' \(model.tie_emb"):
+        build_learner(tied, 16, BOS, 'cpu')
+
+
+def source_of(changes):
+    """What a run starts from: a checkpoint of `lm.inference.load`, and the weights it used."""
+    config = checked_config(SMALL | changes)
+    weights = moved(config).weights
+    found = types.SimpleNamespace(recipe=config, weights=weights, path='runs/source')
+    return found, tiny_learner(config).variables(weights)['params']
+
+
+def started(changes, source, used):
+    learner = tiny_learner(checked_config(SMALL | changes))
+    stored, state = stored_for(learner, source, used)
+    return stored, state, learner.described.reparam.apply(stored, state, False)[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('reparam', ['sigma', 'spectral_norm', 'normalize_and_project'])
+def test_the_same_reparam_is_taken_over_as_it_is(reparam):
+    """Stored weights, vectors and the norms of the first start. Catches `init` of those used."""
+    source, used = source_of({'model.reparam': reparam})
+    stored, state, found = started({'model.reparam': reparam}, source, used)
+    assert_same_bits((stored, state), (source.weights.params, source.weights.reparam))
+    assert_same_bits(found, used)
+
+
+@pytest.mark.default_rows('there4-here4')
+@pytest.mark.parametrize(
+    ('there', 'here'),
+    [
+        ({'model.reparam': 'spectral_norm'}, {'model.reparam': 'sigma'}),
+        ({'model.reparam': 'sigma'}, {'model.reparam': 'none'}),
+        ({'model.reparam': 'sigma'}, {'model.reparam': 'sigma', 'reparam.roles': 'hidden+readout'}),
+        ({'model.reparam': 'weight_norm'}, {'model.reparam': 'weight_compander'}),
+        ({'model.reparam': 'shared'}, {'model.reparam': 'shared+weight_norm'}),
+        (
+            {'model.reparam': 'weight_compander'},
+            {'model.reparam': 'weight_compander', 'reparam.compander_slope': 5.0},
+        ),
+    ],
+)
+def test_another_one_holds_the_weights_that_were_used(there, here):
+    source, used = source_of(there)
+    *_, found = started(here, source, used)
+    assert_trees_close(found, used, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.default_rows('here0', 'here5')
+@pytest.mark.parametrize(
+    'here',
+    [
+        {'model.reparam': 'spectral_norm'},
+        {'model.reparam': 'sigma', 'reparam.gamma_start': 'one'},
+        {'model.reparam': 'weight_standardization'},
+        {'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.1},
+        {'model.reparam': 'weight_compander', 'reparam.compander_width': 0.5},
+        {'model.reparam': 'shared'},
+    ],
+)
+def test_what_cannot_hold_the_weights_is_refused(here):
+    """Catches a run that starts from other weights than it says."""
+    source, used = source_of({'model.reparam': 'none'})
+    said = rf'model.reparam={here["model.reparam"]}.* cannot hold .* would differ by .* of its'
+    with pytest.raises(ValueError, match=said):
+        started(here, source, used)

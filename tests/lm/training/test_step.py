@@ -1,0 +1,310 @@
+"""One step. Reference: metrics and gradients from their definitions. Equivalence: microbatches,
+devices and runs mapped together change nothing. Property: padding and bad steps change nothing.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lm.config.resolve import replaced
+from lm.devices.mesh import make_mesh, put_batch
+from lm.devices.shardings import jit_eval_step, jit_init, jit_train_step, state_shardings
+from lm.training.state import hyper_from
+from lm.training.step import make_eval_step, microbatched, target_weights
+from modules.params import named_leaves
+from tests.helpers import (
+    BOS,
+    assert_trees_close,
+    initial_state,
+    packed_batch,
+    tiny_batch,
+    tiny_config,
+    tiny_learner,
+    train_step,
+)
+
+CONFIG = tiny_config({'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1})
+STATE = functools.partial(initial_state, CONFIG)
+PATHS = {
+    'lr': 'optim.lr',
+    'weight_decay': 'optim.weight_decay',
+    'clip_norm': 'optim.clip_norm',
+    'warmup_steps': 'optim.warmup_steps',
+    'label_smoothing': 'loss.label_smoothing',
+}
+PADDING = {'tokens': np.full((8, 9), BOS, np.int32), 'segments': np.zeros((8, 9), np.int32)}
+
+
+def run(batch=None, state=None, config=CONFIG, **hyper):
+    """One step from the start with fields of Hyper changed: these are traced, so nothing compiles
+    again.
+    """
+    changed = {PATHS[name]: jnp.float32(value) for name, value in hyper.items()}
+    changed = hyper_from(config) | changed
+    return train_step(config)(state or STATE(), packed_batch() if batch is None else batch, changed)
+
+
+def norm(tree):
+    return np.sqrt(sum(np.sum(np.square(np.float64(leaf))) for leaf in jax.tree.leaves(tree)))
+
+
+def difference(new, old):
+    return jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), new, old)
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+@functools.cache
+def by_definition():
+    """(sums over target tokens, gradient of the mean objective), without the code under test."""
+    batch, model = packed_batch(), tiny_learner(CONFIG).model
+    labels = batch['tokens'][:, 1:].reshape(-1)
+    weights = (batch['segments'][:, 1:].reshape(-1) > 0) & (labels != BOS)
+    uniform = 0.9 * np.eye(16)[labels] + 0.1 / 16
+
+    def mean(params):
+        logits = model.apply({'params': params}, batch['tokens'][:, :-1])
+        logits = logits.reshape(-1, logits.shape[-1])
+        z = jnp.square(jax.nn.logsumexp(logits, -1))
+        ce = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        objective = optax.softmax_cross_entropy(logits, jnp.float32(uniform)) + 0.01 * z
+        sums = {'loss': objective, 'ce': ce, 'z_loss': z}
+        means = jax.tree.map(lambda x: jnp.sum(x * weights) / weights.sum(), sums)
+        return means['loss'], means
+
+    grads, means = jax.jit(jax.grad(mean, has_aux=True))(STATE().params)
+    return means | {'batch_tokens': weights.sum()}, grads
+
+
+def test_only_real_tokens_are_targets():
+    """Not padding, and not a beginning, which nothing foretells; an end is one."""
+    tokens = jnp.int32([[0, 5, 6, 0, 7, 8, 9]])
+    segments = jnp.int32([[1, 1, 1, 2, 2, 2, 0]])
+    batch = {'tokens': tokens, 'segments': segments}
+    np.testing.assert_array_equal(target_weights(batch, 0), [[1, 1, 0, 1, 1, 0]])
+
+
+def test_metrics_are_what_they_are_called():
+    """Means per target token of the whole batch. Catches a mean over rows, or over padding too."""
+    _, metrics = run()
+    means, grads = by_definition()
+    norms = {'grad_norm', 'update_norm'}
+    assert metrics.keys() == {'loss', 'ce', 'z_loss', 'lr', 'batch_tokens'} | norms
+    for name, value in means.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(metrics['grad_norm'], norm(grads), rtol=1e-5)
+    np.testing.assert_allclose(metrics['lr'], CONFIG.optim.lr, rtol=1e-6)
+
+
+def test_update_norm_is_of_what_is_added():
+    """Learning rate and weight decay included."""
+    new, metrics = run(lr=0.1, weight_decay=0.5)
+    moved = norm(difference(new.params, STATE().params))
+    np.testing.assert_allclose(metrics['update_norm'], moved, rtol=1e-4)
+
+
+def test_first_update_is_adam_s():
+    """-lr (g / (|g| + eps) + wd w), no decay for vectors: the whole chain, signs included."""
+    new, _ = run(lr=0.1, weight_decay=0.5, clip_norm=np.inf)
+    _, grads = by_definition()
+    old, moved = named_leaves(STATE().params), named_leaves(new.params)
+    for path, grad in named_leaves(grads).items():
+        decay = 0.0 if path.endswith('scale') else 0.5
+        wanted = -0.1 * (grad / (np.abs(grad) + CONFIG.optim.eps) + decay * old[path])
+        np.testing.assert_allclose(moved[path] - old[path], wanted, atol=1e-4, err_msg=path)
+
+
+@pytest.mark.parametrize('clip', [0.05, 1e6])
+def test_clipping(clip):
+    """The optimizer sees at most `clip_norm`; grad_norm is of before. Adam's m is (1 - b1) g."""
+    new, metrics = run(clip_norm=clip)
+    seen = norm(optax.tree.get(new.opt_state, 'mu')) / (1 - CONFIG.optim.b1)
+    np.testing.assert_allclose(seen, min(clip, metrics['grad_norm']), rtol=1e-4)
+    np.testing.assert_allclose(metrics['grad_norm'], norm(by_definition()[1]), rtol=1e-5)
+    assert metrics['grad_norm'] > 0.05
+
+
+def test_schedule_moves_with_the_step():
+    """lr is that of the step about to be done; each step counts one."""
+    state = STATE()
+    for step, wanted in enumerate((0.25, 0.5, 0.75, 1.0, 1.0)):
+        state, metrics = run(state=state, lr=1.0, warmup_steps=4)
+        np.testing.assert_allclose(metrics['lr'], wanted, rtol=1e-6)
+        assert int(state.step) == step + 1
+
+
+def test_padding_does_not_matter():
+    """Whatever stands in it. Catches a padding token that is weighted or attended to."""
+    batch, other = packed_batch(), packed_batch()
+    hidden = batch['segments'] == 0
+    other['tokens'] = np.where(hidden, tiny_batch(seed=5)['tokens'], batch['tokens'])
+    assert (other['tokens'] != batch['tokens']).any()
+    assert_same_bits(run(batch), run(other))
+
+
+@pytest.mark.default_rows('0-decoupled-0.025', '2-independent-0.25')
+@pytest.mark.parametrize(('rule', 'share'), [('decoupled', 0.1 * 0.25), ('independent', 0.25)])
+@pytest.mark.parametrize('warmup', [0, 2])
+def test_weight_decay_of_a_step_without_gradient(rule, share, warmup):
+    """All padding: w becomes w - lr wd w, or w - wd w at the peak; half of it half way up the
+    warm-up. Vectors keep every bit.
+    """
+    config = tiny_config({'optim.decay_rule': rule})
+    new, metrics = run(PADDING, config=config, lr=0.1, weight_decay=0.25, warmup_steps=warmup)
+    share = share / 2 if warmup else share
+    old = named_leaves(STATE().params)
+    for path, value in named_leaves(new.params).items():
+        if path.endswith('scale'):
+            np.testing.assert_array_equal(value, old[path])
+        else:
+            np.testing.assert_allclose(value, (1 - share) * old[path], rtol=1e-6, err_msg=path)
+    assert (metrics['loss'], metrics['grad_norm'], metrics['batch_tokens']) == (0, 0, 0)
+
+
+def test_microbatches_cut_every_row_once():
+    batch = tiny_batch(rows=6)
+    parts = microbatched(batch, 3)
+    assert parts['tokens'].shape == (3, 2, 9)
+    for i in range(3):
+        np.testing.assert_array_equal(parts['tokens'][i], batch['tokens'][i::3])
+
+
+def test_microbatches_equal_one_batch():
+    """Also where they hold unlike numbers of target tokens: catches a mean of means."""
+    batch = packed_batch()
+    counts = np.sum(microbatched({'w': target_weights(batch, BOS)}, 4)['w'], (1, 2))
+    assert len(set(counts.tolist())) > 1
+    config = tiny_config(
+        {'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1, 'train.microbatches': 4}
+    )
+    assert_trees_close(run(config=config), run(), rtol=1e-4, atol=1e-6)
+
+
+@functools.cache
+def on_eight_devices():
+    """The step as the training loop compiles it, but two microbatches, and its mesh."""
+    config = tiny_config(
+        {'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1, 'train.microbatches': 2}
+    )
+    mesh, learner = make_mesh(config.mesh), tiny_learner(config)
+    shardings = state_shardings(learner, mesh)
+    state = jax.device_put(STATE(), shardings)
+    jitted = jit_train_step(learner, mesh)
+    batch = packed_batch(rows=16)
+    step = jitted.lower(state, batch, hyper_from(config)).compile()
+    return mesh, state, step, batch, shardings
+
+
+@pytest.mark.full
+def test_eight_devices_equal_one():
+    """Two steps, the batch cut over them; the state is donated, and laid out as it came."""
+    mesh, state, step, batch, shardings = on_eight_devices()
+    hyper, one = hyper_from(CONFIG), STATE()
+    for _ in range(2):
+        given = jax.tree.map(jnp.copy, state)
+        new, metrics = step(given, put_batch(mesh, batch), hyper)
+        one, wanted = train_step(CONFIG)(one, batch, hyper)
+        assert_trees_close((new, metrics), (one, wanted), rtol=1e-4, atol=1e-6)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given.params))
+        jax.tree.map(lambda a, s: a.sharding.is_equivalent_to(s, a.ndim) or 1 / 0, new, shardings)
+        state = new
+
+
+@pytest.mark.full
+def test_init_on_eight_devices_equals_one():
+    key, hyper = jax.random.key(0), hyper_from(CONFIG)
+    init = jit_init(tiny_learner(CONFIG), make_mesh(CONFIG.mesh))
+    state = init.lower(key, hyper).compile()(key, hyper)
+    assert_trees_close(state, STATE(), rtol=1e-6, atol=1e-7)
+    assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(state))
+
+
+def test_evaluation_sums_what_training_reports():
+    """The same numbers before the update, as sums; on one device and on eight."""
+    learner, hyper, batch = tiny_learner(CONFIG), hyper_from(CONFIG), packed_batch()
+    _, metrics = run()
+    step = jax.jit(make_eval_step(learner))
+    sums = step(STATE().weights, batch, hyper)
+    tokens = float(metrics['batch_tokens'])
+    assert float(sums['tokens']) == tokens
+    for theirs, ours in (('objective', 'loss'), ('ce', 'ce'), ('z_loss', 'z_loss')):
+        np.testing.assert_allclose(sums[theirs], metrics[ours] * tokens, rtol=1e-5)
+    mesh = make_mesh(CONFIG.mesh)
+    jitted = jit_eval_step(learner, mesh)
+    arguments = (STATE().weights, batch, hyper)
+    spread = jitted.lower(*arguments).compile()
+    arguments = jax.device_put(arguments, spread.input_shardings[0])
+    assert_trees_close(spread(*arguments), sums, rtol=1e-5, atol=0)
+
+
+SKIPPING = tiny_config(
+    {'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1, 'train.on_divergence': 'skip_step'}
+)
+
+
+@pytest.mark.default_rows('loss')
+@pytest.mark.parametrize('what', ['update', 'loss'])
+def test_a_step_that_is_not_finite_is_skipped(what):
+    """Parameters and moments keep every bit; the step is counted, and says so."""
+    params = jax.tree.map(np.copy, STATE().params)
+    if what == 'loss':
+        params['embedding'][3, 0] = np.inf
+    state = STATE().replace(params=params)
+    new, metrics = run(state=state, config=SKIPPING, lr=np.nan if what == 'update' else 0.1)
+    assert metrics['skipped'] == 1
+    assert np.isfinite(metrics['loss']) == (what == 'update')
+    assert not np.isfinite(metrics['update_norm'])
+    assert int(new.step) == int(state.step) + 1
+    assert_same_bits((new.params, new.opt_state), (state.params, state.opt_state))
+
+
+def test_a_gradient_norm_that_overflows_is_skipped():
+    """Clipping by an infinite norm would turn it into a finite update of nothing but decay."""
+    config = replaced(SKIPPING, {'loss.z_loss': 1e25})
+    new, metrics = run(config=config)
+    assert np.isinf(metrics['grad_norm']) and np.isfinite(metrics['update_norm'])
+    assert metrics['skipped'] == 1
+    assert_same_bits(new.params, STATE().params)
+
+
+def test_a_step_that_is_finite_is_not_skipped():
+    new, metrics = run(config=SKIPPING)
+    assert metrics.pop('skipped') == 0
+    assert_trees_close((new, metrics), run(), rtol=1e-5, atol=1e-7)
+
+
+def test_loss_falls_on_a_batch_that_repeats():
+    """From ln 16, chance, to next to nothing in 30 steps."""
+    tokens = np.tile(np.int32([3, 9, 4, 12]), (8, 3))[:, :9]
+    batch = {'tokens': tokens, 'segments': np.ones_like(tokens)}
+    state, losses = STATE(), []
+    for _ in range(30):
+        state, metrics = run(batch, state, lr=0.03, weight_decay=0.0, label_smoothing=0.0)
+        losses.append(float(metrics['ce']))
+    assert losses[0] > 1.5
+    assert losses[-1] < 0.1
+
+
+def test_masked_documents_reach_the_model():
+    """data.mask_documents: other losses than without, and a first document that does not matter to
+    the second.
+    """
+    config = tiny_config({'data.mask_documents': True})
+    hyper = hyper_from(config)
+    step = jax.jit(make_eval_step(tiny_learner(config)))
+    batch, other = packed_batch(), packed_batch()
+    first = (batch['segments'] == 1) & (batch['tokens'] != BOS)
+    other['tokens'] = np.where(first, tiny_batch(seed=5)['tokens'], batch['tokens'])
+    for b in (batch, other):  # the second document alone is weighted: what comes first is padding
+        b['segments'] = np.where(b['segments'] == 1, 0, b['segments'])
+    sums = [step(STATE().weights, b, hyper) for b in (batch, other)]
+    assert_same_bits(*sums)
+    plain = jax.jit(make_eval_step(tiny_learner(CONFIG)))
+    sums = [plain(STATE().weights, b, hyper) for b in (batch, other)]
+    assert abs(sums[0]['ce'] - sums[1]['ce']) > 1e-3

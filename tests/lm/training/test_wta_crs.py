@@ -1,0 +1,145 @@
+"""Gradients of weights from some of the tokens, in a whole step. Equivalence: unrolled layers,
+remat and a resumed run change nothing. Property: it learns as the exact gradient does, and each
+layer, microbatch and step takes other tokens.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from lm.devices.mesh import make_mesh, put_batch
+from lm.devices.shardings import abstract_state, jit_train_step, state_shardings
+from lm.model.check import check
+from lm.record.checkpoints import Checkpoints
+from lm.training.state import hyper_from
+from modules.statistics import STATS
+from tests.helpers import (
+    assert_trees_close,
+    checked_config,
+    initial_state,
+    packed_batch,
+    stack,
+    tiny_batch,
+    tiny_config,
+    tiny_learner,
+    train_step,
+    trained,
+)
+
+WTA_CRS = {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1}
+SOME = WTA_CRS | {'train.microbatches': 2}
+BATCH = packed_batch(rows=16)
+
+
+@functools.cache
+def after_two_steps(**changes):
+    config = checked_config(SOME | {f'model.{name}': value for name, value in changes.items()})
+    state = initial_state(config)
+    for _ in range(2):
+        state, metrics = train_step(config)(state, BATCH, hyper_from(config))
+    return jax.device_get((state, metrics))
+
+
+@pytest.mark.full
+def test_unrolled_and_computed_again_it_is_the_same_step():
+    """Losses, weights and keys. Catches a layer computed again that draws others."""
+    changed = after_two_steps(scan_layers=False, remat='full')
+    assert_trees_close(changed, after_two_steps(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_each_product_layer_microbatch_and_step_draws_others():
+    """Four inputs in two layers, three steps of two microbatches: no key comes twice."""
+    config, keys = checked_config(SOME), []
+    state = initial_state(config)
+    for step in range(3):
+        if step:
+            state, _ = train_step(config)(state, BATCH, hyper_from(config))
+        keys += [np.asarray(key) for key in jax.tree.leaves(state.stats[STATS]['layers'])]
+    assert len(keys) == 3 * 4
+    assert len({tuple(key) for layers in keys for key in layers.tolist()}) == 3 * 4 * 2
+
+
+@pytest.mark.full
+def test_a_resumed_run_goes_on_bitwise(tmp_path):
+    """From a checkpoint of the first step. Catches keys that are no part of the state."""
+    config = checked_config(SOME)
+    step, hyper, mesh = train_step(config), hyper_from(config), make_mesh(config.mesh)
+    first, _ = step(initial_state(config), BATCH, hyper)
+    checkpoints = Checkpoints(tmp_path, 1, 0, print)
+    checkpoints.save(first, {'counters': {}}, None)
+    checkpoints.wait()
+    read, _ = checkpoints.restore(abstract_state(tiny_learner(config), mesh))
+    checkpoints.close()
+    whole, resumed = (step(jax.device_get(state), BATCH, hyper) for state in (first, read))
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((whole, resumed)))
+
+
+@pytest.mark.full
+def test_it_learns_as_the_exact_gradient_does():
+    """By 0.3 of 64 tokens, over 50 steps, from the same weights: the first loss is the same, and
+    the last ones are within a tenth of what was learnt.
+    """
+    batches = stack([repeating_batch(step) for step in range(50)])
+    small = {'model.n_layers': 1, 'kernels.attention': 'reference', 'optim.lr': 0.01}
+
+    def losses(changes):
+        config = checked_config(small | {'train.steps': 50} | changes)
+        return trained(tiny_learner(config))(jax.random.key(0), hyper_from(config), batches)[0]
+
+    exact, some = losses({}), losses(WTA_CRS)
+    assert exact[0] == some[0]
+    learnt = exact[0] - np.mean(exact[-5:])
+    assert learnt > 0.3
+    assert 0 < np.abs(np.mean(some[-5:]) - np.mean(exact[-5:])) < 0.1 * learnt
+
+
+def repeating_batch(seed):
+    """Every other token is the one before."""
+    batch = tiny_batch(seed)
+    batch['tokens'][:, 1::2] = batch['tokens'][:, :-1:2]
+    return batch
+
+
+@pytest.mark.full
+def test_no_token_moves_to_another_device():
+    """Eight devices: the loss is that of one, and nothing but sums is exchanged, as without it.
+    Catches tokens that are chosen from all of the batch.
+    """
+    config = checked_config(SOME)
+    mesh, learner = make_mesh(config.mesh), tiny_learner(config)
+    state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
+    step = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config)).compile()
+    assert 'all-reduce(' in step.as_text()
+    for moved in ('all-gather(', 'all-to-all(', 'collective-permute('):
+        assert moved not in step.as_text()
+    _, metrics = step(state, put_batch(mesh, BATCH), hyper_from(config))
+    _, wanted = train_step(config)(initial_state(config), BATCH, hyper_from(config))
+    np.testing.assert_allclose(metrics['loss'], wanted['loss'], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'kernels.wta_crs_ratio': 0.0}, 'kernels.wta_crs_ratio must be between .* and 1; got 0'),
+        ({'kernels.wta_crs_ratio': 1.5}, 'kernels.wta_crs_ratio must be between .* and 1; got 1.5'),
+        ({'kernels.wta_crs_least': 0}, 'kernels.wta_crs_least must be between 1 and .*; got 0'),
+        (
+            {'kernels.matmul': 'direct', 'kernels.wta_crs_ratio': 0.5},
+            'wta_crs_ratio=0.5 is read by no part .* It is read with kernels.matmul=wta_crs',
+        ),
+        (
+            {'train.trainable': 'norms', 'model.norm': 'layernorm'},
+            'train.trainable=norms trains none: it would change nothing',
+        ),
+        ({'optim.name': 'sophia'}, 'optim.name=sophia differentiates the gradient'),
+        ({'optim.others': 'sophia'}, 'optim.others=sophia differentiates the gradient'),
+        ({'optim.ghost_radius': 1.0}, 'optim.ghost_radius differentiates the logits'),
+    ],
+)
+def test_what_does_not_go_together(changes, said):
+    """Before any compile."""
+    with pytest.raises(ValueError, match=said):
+        check(tiny_config({'kernels.matmul': 'wta_crs'} | changes))
