@@ -30,6 +30,7 @@ NO_READERS = (
     'eval/columns.py',
     'lm/record/upgrade.py',
 )
+LM = [path for path in TREES if path.parts[0] == 'lm']
 PRODUCT = {path: tree for path, tree in TREES.items() if path.parts[0] != 'tests'}
 
 
@@ -52,27 +53,66 @@ def test_imports_follow_the_arrows(path):
         assert rooms <= {'configs', 'ml_collections'}
 
 
-# Rooms of lm/, each of which may import those before it; '' are the files at its root.
-ROOMS = ('', 'data', 'record', 'run', 'sweep')
+# Rooms of lm/, and which of the others each may import.
+ROOMS = {
+    'config': set(),
+    'storage': set(),
+    'launch': {'config'},
+    'data': {'config', 'storage'},
+    'model': {'config'},
+    'training': {'config', 'model'},
+    'devices': {'config', 'model', 'training'},
+    'record': {'config', 'storage', 'launch', 'training'},
+    'inference': {'config', 'storage', 'data', 'model', 'training', 'devices', 'record'},
+    'run': {'config', 'storage', 'launch', 'data', 'model', 'training', 'devices', 'record'}
+    | {'inference'},
+    'sweep': {'config', 'storage', 'launch', 'data', 'model', 'devices', 'record', 'run'},
+}
 
 
-@pytest.mark.parametrize('path', [p for p in TREES if p.parts[0] == 'lm'], ids=str)
-def test_rooms_of_lm_import_no_later_ones(path):
-    own = ROOMS.index(path.parts[1] if len(path.parts) > 2 else '')
-    seen = {name.split('.')[1] for name in imports(TREES[path]) if name.startswith('lm.')}
-    later = seen & set(ROOMS[own + 1 :])
-    assert not later, f'{path} imports {sorted(later)}'
+def imported_rooms() -> dict[str, set[str]]:
+    """{room of lm/: the other rooms that its files import}; '' for files at its root."""
+    found = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
+    for path in LM:
+        own = path.parts[1] if len(path.parts) > 2 else ''
+        names = [name.split('.') for name in imports(TREES[path]) if name.startswith('lm.')]
+        found[own] |= {name[1] for name in names} - {own}
+    return found
 
 
-def test_every_file_of_lm_is_in_a_room_that_is_known():
-    found = {p.parts[1] for p in TREES if p.parts[0] == 'lm' and len(p.parts) > 2}
-    assert found == set(ROOMS[1:])
+def test_rooms_of_lm_are_on_few_floors():
+    """A circle of rooms would be a RecursionError. What is counted is printed: -s shows it."""
+    found = imported_rooms()
+    assert found.pop('') == set()  # __init__ alone
+    assert found.keys() == ROOMS.keys()
+
+    def floor(room):
+        return 1 + max(map(floor, found[room]), default=0)
+
+    for room in sorted(found, key=floor):
+        print(floor(room), room, *sorted(found[room]))
+        assert found[room] <= ROOMS[room], room
+    rooms, floors, arrows = len(found), max(map(floor, found)), sum(map(len, found.values()))
+    print(f'{rooms} rooms, {floors} floors, {arrows} arrows')
+    assert rooms <= 12 and floors <= 7 and arrows <= 50
+
+
+def test_a_folder_is_recorded_without_a_word_about_buckets():
+    for path in LM:
+        if path.parts[1] == 'record' and path.parts[2] != 'remote':
+            assert not any(n.startswith('lm.record.remote') for n in imports(TREES[path])), path
+
+
+def test_each_room_of_lm_says_what_it_is():
+    for room in ROOMS:
+        assert ast.get_docstring(TREES[Path('lm') / room / '__init__.py']), room
 
 
 def test_linen_stays_in_modules_and_the_model():
     users = {p for p, tree in PRODUCT.items() if any('flax.linen' in n for n in imports(tree))}
     assert users  # the scan sees what it looks for
-    assert not {p for p in users if p.parts[0] != 'modules' and p != Path('lm/model/transformer.py')}
+    model = Path('lm/model/transformer.py')
+    assert not {p for p in users if p.parts[0] != 'modules' and p != model}
 
 
 def test_the_first_page_is_a_page():
@@ -116,7 +156,12 @@ def test_nothing_touches_sys_path_or_shadows_eval():
 
 
 # Files of lm/ that know rows: defaults of fields, records of older versions, advice.
-KNOW_ROWS = ('lm/config/fields.py', 'lm/config/resolve.py', 'lm/record/upgrade.py', 'lm/run/remedies.py')
+KNOW_ROWS = (
+    'lm/config/fields.py',
+    'lm/config/resolve.py',
+    'lm/record/upgrade.py',
+    'lm/run/remedies.py',
+)
 # Names of rows that mean something else too: an operation, a family, an array of a batch, nothing.
 ALSO_WORDS = {*OPERATIONS, 'spectral', 'prefix', 'none'}
 
@@ -153,7 +198,7 @@ PARTS = {path: ATTRIBUTES.get(path, path.split('.')[1]) for path in CHOICES} | {
 
 def test_every_config_field_is_read():
     """By attribute, from something called like its section, or by its path; a field that names a
-    row as the part of a recipe. `lm/config/resolve.py` and `lm/model/check.py` alone do not count, nor the
+    row as the part of a recipe. The files that declare and check fields do not count, nor the
     columns of a table. Options of parts are handed on by name, and refused where no part reads
     them.
     """
@@ -174,3 +219,15 @@ def test_every_config_field_is_read():
         by_attribute = any((owner, name) in read for owner in owners)
         as_part = ('recipe', PARTS.get(path)) in read
         assert field.of_parts or path in paths or by_attribute or as_part, path
+
+
+# A docstring says first what something is or does.
+NO_BEGINNINGS = {'Of', 'Those', 'As', 'By', 'Its', 'Into', 'Until', 'That', 'Which', 'For'}
+
+
+@pytest.mark.parametrize('path', PRODUCT, ids=str)
+def test_docstrings_begin_with_a_verb_or_a_noun(path):
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(n) for n in ast.walk(PRODUCT[path]) if isinstance(n, documented)]
+    wrong = [text for text in found if text and text.split()[0] in NO_BEGINNINGS]
+    assert not wrong

@@ -19,11 +19,11 @@ from eval.convert.converted import (
     without_reparam,
 )
 from eval.load import Checkpoint
-from lm.check import check
-from lm.config import changed, replaced, settle
-from lm.model import groups_of_blocks
-from lm.recipe import Recipe, parts_of, readers_of, recipe_of
-from lm.sections import FIELDS
+from lm.config.fields import FIELDS
+from lm.config.recipe import Recipe, recipe_of
+from lm.config.resolve import changed, replaced, settle
+from lm.model.check import check
+from lm.model.transformer import groups_of_blocks
 from modules.choices import choose
 from modules.norms import fold
 from modules.norms.fold import Affine
@@ -203,7 +203,7 @@ def without(maps: Mapping[str, Affine], tree: Any) -> Any:
 def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
     """`biased`: whether matrices take biases up."""
     no_norm = {'model.norm': 'none', 'model.final_norm': 'none'}
-    others = readers_of(parts_of(changed(source.config, no_norm)))  # as those of model.qk_norm
+    others = recipe_of(changed(source.config, no_norm)).readers  # as those of model.qk_norm
     unread = [path for path in FIELDS if path.startswith('norm.') and path not in others]
     config = changed(source.config, dict.fromkeys(unread) | without_reparam())
     norm = folded_norm(source, to, recipe_of(changed(config, no_norm | {'model.norm': to})))

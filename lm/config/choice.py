@@ -1,4 +1,4 @@
-"""Fields of the config that name a row of a table."""
+"""Fields of a config that name rows of tables of parts."""
 
 import dataclasses
 import math
@@ -14,11 +14,11 @@ AUTO = 'auto'
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A field that names a row of `table`, whose options are in `section`.
+    """A field that names a row of `table`; the row's options are fields of `section`.
 
-    inline: options of this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
-    rows joined by '+'. shares: each of these with its share of the whole, 'causal:0.5+infill:0.5'.
-    auto: 'auto' may stand for one. sows: rows name auxiliary losses, whose options are in `loss`.
+    inline: options for this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
+    rows are joined by '+'. shares: each row has its share, as in 'causal:0.5+infill:0.5'. auto: the
+    name may be 'auto'. sows: rows name auxiliary losses, whose options are in `loss`.
     """
 
     table: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Choice:
     sows: bool = False
 
     def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """(name, row, options given behind the name) of each row that `value` names.
+        """Returns (name, row, options given behind the name) for each row that `value` names.
 
         Raises ValueError for an unknown name or option.
         """
@@ -59,9 +59,8 @@ class Choice:
 
 
 def shares_of(path: str, value: str) -> dict[str, float]:
-    """{'causal': 0.5, 'infill': 0.5} for 'causal:0.5+infill:0.5', and {'causal': 1.0} for 'causal'.
-
-    Raises ValueError where shares are missing, no numbers, not above 0, or do not sum to 1.
+    """Returns {'causal': 0.5, 'infill': 0.5} for 'causal:0.5+infill:0.5', {'causal': 1.0} for
+    'causal'. Raises ValueError unless all shares are numbers above 0 that sum to 1.
     """
     if '+' not in value and ':' not in value:
         return {value: 1.0}
@@ -88,7 +87,7 @@ def shares_of(path: str, value: str) -> dict[str, float]:
 
 
 def joined_by_plus(path: str, names: Sequence[Any]) -> str:
-    """How several rows are spelt, for a list of them."""
+    """Says how to spell several rows, for somebody who gave a list."""
     joined = '+'.join(map(str, names))
     return (
         f'{path}: several names are one text, joined by +, the nearest to the model first: '

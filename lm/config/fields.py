@@ -1,9 +1,8 @@
 """The fields of a config, by section: their types, bounds and tables.
 
-Fields that no part declares stand here, without defaults: those are in `configs/default.py`. A
-field that is added later may carry a dataclass default, meaning "what the code did before this
-field existed". The options of parts (`modules.options`) are further fields of their section, None
-where they are not given.
+Fields that belong to no part are declared here; `configs/default.py` gives them values. A field
+added later may carry a dataclass default: what the code did before the field existed. The options
+of parts (`modules.options`) are further fields of their section, None where they are not given.
 """
 
 import dataclasses
@@ -256,7 +255,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What is known of one field of the config. default: MISSING where there is none."""
+    """Facts about one field of the config. default: MISSING where there is none."""
 
     types: tuple[type, ...]
     option: Option | None
@@ -285,8 +284,7 @@ def _fields() -> dict[str, Field]:
 
 FIELDS = _fields()
 CHOICES = {path: field.choice for path, field in FIELDS.items() if field.choice}
-# Fields that one compiled program takes as data, where a part reads them: runs that differ in these
-# alone share it.
+# A compiled program takes these fields as data: runs that differ in them alone share it.
 RUN_PATHS = (
     *(path for path, field in FIELDS.items() if field.option and field.option.traced),
     'train.seed',

@@ -2,8 +2,8 @@
 
     {'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt')}
 
-is one text in the config: names, and of each its weight and what data.source would be. A name is
-that of a recorded loss, validation_NAME_ce.
+is one text in the config: for each name its weight and its source, as data.source spells one. The
+loss of each is recorded as validation_NAME_ce.
 """
 
 import ast
@@ -19,19 +19,16 @@ from typing import Any, NamedTuple
 from modules.objectives import OBJECTIVES
 
 EXAMPLE = "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt')}"
-# That of configs/default.py, from which every config starts: it cannot be told from none.
+# configs/default.py has this source, so that it cannot be told from none given.
 SOURCE_LEFT_OPEN = 'python'
-NEAR_ONE = 1e-9  # what sums of weights may miss 1 by, and be left as they are
+NEAR_ONE = 1e-9  # weights that sum to 1 within this are left as they are
 NAME = re.compile(r'[A-Za-z][A-Za-z0-9_]*')
 
 Row = Mapping[str, Any]
 
 
 class Ingredient(NamedTuple):
-    """A source of a mixture. weight: above 0; shares are weights over their sum.
-
-    source: what data.source would be, were it alone.
-    """
+    """A source of a mixture, spelt as data.source, with its weight, above 0."""
 
     name: str
     weight: float
@@ -39,10 +36,10 @@ class Ingredient(NamedTuple):
 
 
 def parse(text: str) -> tuple[Ingredient, ...]:
-    """The sources that `text` names, in its order.
+    """Returns the sources that `text` names, in its order.
 
     Raises ValueError for another form, a name that no record can have, a weight that is not above 0
-    and finite, or a source that stands there twice.
+    and finite, and a source that is there twice.
     """
     how = f'Such as --config.data.mixture="{EXAMPLE}".'
     try:
@@ -105,9 +102,9 @@ def _is_finite(weight: float) -> bool:
 
 
 def settled(mixture: str, source: str) -> dict[str, Any]:
-    """{config path: value} of a config with data.mixture: weights sum to 1, and no data.source.
+    """Returns {config path: value} of the normal form: weights sum to 1, data.source is empty.
 
-    Raises ValueError, besides those of `parse`, where data.source was given too.
+    Raises ValueError as `parse` does, and where data.source was given too.
     """
     found = parse(mixture)
     if source not in ('', SOURCE_LEFT_OPEN):
@@ -123,18 +120,18 @@ def settled(mixture: str, source: str) -> dict[str, Any]:
 
 
 def source_of(data: Any) -> str:
-    """The flag of a data section that names its text, for messages."""
+    """Returns the flag that names the text, for messages."""
     return f'data.source={data.source}' if data.mixture is None else f'data.mixture={data.mixture}'
 
 
 class Shares:
-    """Deals rows 0, 1, 2, ... to sources, each its share of every beginning of them.
+    """Deals rows 0, 1, 2, ... so that each source has its share of the first n, for any n.
 
-    A binary tree over the sources: of the first m rows that reach a node, one side gets
-    round(m p), p being its part of the node's weight, in exact arithmetic. So a row's source, and
-    its number among those of that source, are functions of the row's number alone. The two lightest
-    are joined first, as in a Huffman code, which keeps each count within two rows of n times its
-    share, for any n, and within half a row for two sources.
+    In a binary tree over the sources, one side of a node gets round(m p) of the first m rows that
+    reach it, p being its part of the node's weight, in exact arithmetic. A row's source, and its
+    number among the rows of that source, therefore follow from the row's number alone. The two
+    lightest nodes are joined first, as in a Huffman code: each count is within two rows of n times
+    its share, and within half a row for two sources.
     """
 
     def __init__(self, weights: Sequence[float]):
@@ -151,7 +148,7 @@ class Shares:
         self._root = heap[0][2]
 
     def place(self, i: int) -> tuple[int, int]:
-        """(source of row i, how many rows before it are of that source)."""
+        """Returns (source of row i, number of earlier rows of that source)."""
         node = self._root
         while isinstance(node, _Node):
             before = node.of_first(i)
@@ -160,7 +157,7 @@ class Shares:
         return node, i
 
     def counts(self, n: int) -> list[int]:
-        """How many of the first n rows are of each source."""
+        """Returns the number of rows of each source among the first n."""
         found, waiting = [0] * len(self.of_each), [(self._root, n)]
         while waiting:
             node, m = waiting.pop()
@@ -173,29 +170,29 @@ class Shares:
 
 
 def _exact(weight: float) -> Fraction:
-    """7/10 for 0.7, and not its nearest float."""
+    """Returns 7/10 for 0.7, and not its nearest float."""
     return Fraction(repr(weight))
 
 
 class _Node(NamedTuple):
-    """Two nodes, or numbers of sources; `part` of what reaches it goes to the first."""
+    """Two nodes, or numbers of sources; the first gets `part` of the rows."""
 
     part: Fraction
     first: Any
     second: Any
 
     def of_first(self, m: int) -> int:
-        """Of m rows; halves are rounded up, and exact integers make it grow by 0 or 1 a row."""
+        """Returns round(m part), halves up; with exact integers it grows by 0 or 1 a row."""
         numerator, denominator = self.part.as_integer_ratio()
         return (2 * m * numerator + denominator) // (2 * denominator)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-    """Rows of several sources: parts[k] is those of names[k], and `shares` deals them.
+    """Rows of several sources: parts[k] has the rows of names[k], and `shares` deals them.
 
-    mixed[i] is row i of the mixture with each source in its own order, from its beginning again
-    where it ends; len(mixed), n_tokens and n_bytes are what the sources hold together.
+    mixed[i] is row i of the mixture; each source is read in its own order and starts again at its
+    end. len(mixed), n_tokens and n_bytes are sums over the sources.
     """
 
     names: tuple[str, ...]
@@ -220,21 +217,21 @@ class Mixed:
         return sum(part.n_bytes for part in self.parts)
 
     def documents(self) -> Iterator[Any]:
-        """Those of every source, whatever its share."""
+        """Iterates over the documents of every source, whatever its share."""
         return itertools.chain.from_iterable(part.documents() for part in self.parts)
 
     def mapped(self, function: Callable[[Any], Any]) -> 'Mixed':
-        """The same mixture of function(rows of a source)."""
+        """Returns the same mixture of function(rows of a source)."""
         return dataclasses.replace(self, parts=tuple(map(function, self.parts)))
 
 
 def by_source(rows: Any) -> dict[str, Any]:
-    """{name: rows of that source}; those of one source alone are {'': rows}."""
+    """Returns {name: rows of that source}; {'': rows} for one source alone."""
     return dict(zip(rows.names, rows.parts, strict=True)) if isinstance(rows, Mixed) else {'': rows}
 
 
 def mean_by_share(values: Mapping[str, float], rows: Any) -> float:
-    """sum_k share_k value_k, of values by the names of `by_source(rows)`, in any order."""
+    """Returns sum_k share_k value_k, of values by the names of `by_source(rows)`."""
     if not isinstance(rows, Mixed):
         return values['']
     shares = zip(rows.names, rows.shares.of_each, strict=True)

@@ -1,7 +1,7 @@
-"""What a config comes to: the chosen rows of all tables with their options, each looked up once.
+"""A Recipe: a resolved config, with every row that it names and that row's options.
 
-`lm.config.resolve.resolve` makes a Recipe. Everything behind it takes the Recipe or a part of it, and never
-looks a name up again.
+`lm.config.resolve.resolve` makes it. Everything behind takes the Recipe or a part of it, and never
+looks up a name again.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
 
-# The attribute of a Recipe, where it is not called as the field that names its part.
+# Attributes of a Recipe that are not called like the field that names the part.
 ATTRIBUTES = {
     'loss.name': 'loss',
     'optim.name': 'optimizer',
@@ -36,11 +36,11 @@ NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.q
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A row that a config has chosen, with its options.
+    """A row that a config names, with its options.
 
-    path: the field that names it. section: the section of the config that has its options, '' where
-    none has. options: all that the row has, as given or else as published. inline: those that the
-    config gives behind the name. share: of the whole, where the field names several with shares.
+    path: the field that names it. section: the config section of its options, '' where it has none.
+    options: every option of the row, as given or else as published. inline: the options given
+    behind the name. share: this row's share, where the field names several.
     """
 
     path: str
@@ -52,15 +52,15 @@ class Part:
     share: float = 1.0
 
     def __str__(self) -> str:
-        """'optim.name=adamw', as the config says it."""
+        """Returns 'optim.name=adamw', as flags spell it."""
         return f'{self.path}={self.name}'
 
     def build(self, **wiring: Any) -> Any:
-        """row(...) with its options, and with what it has a field for of `wiring`."""
+        """Returns row(...) with its options and with the `wiring` that it has fields for."""
         return options.build(self.row, self.options, **wiring)
 
     def numbers(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """The options, those that are traced from `hyper` ({'optim.b1': scalar, ...})."""
+        """Returns the options; traced ones come from `hyper`, {'optim.b1': scalar, ...}."""
         paths = {name: f'{self.section}.{name}' for name in self.options}
         traced = {name: hyper[path] for name, path in paths.items() if path in hyper}
         return {**self.options, **traced}
@@ -70,12 +70,17 @@ class Part:
 class Recipe:
     """A resolved config: its fields, and the parts that they name.
 
-    config: the fields as config.json has them; everything else follows from it, so that two recipes
-    are equal where their configs are. scaling: the parametrisation. kernels: those that the config
-    names, by operation; the others depend on the devices. auxiliaries: losses that layers sow.
+    config: the fields as config.json has them. Everything else follows from it, and two recipes are
+    equal where their configs are. scaling: the parametrisation. kernels: by operation, those that
+    the config names; the devices decide on the others. auxiliaries: losses that layers sow.
     """
 
     config: Config
+    model: ModelConfig
+    optim: OptimConfig
+    data: DataConfig
+    train: TrainConfig
+    mesh: MeshConfig
     norm: Part
     placement: Part
     attention: Part
@@ -114,45 +119,27 @@ class Recipe:
         return f'Recipe({self.config})'
 
     @property
-    def model(self) -> ModelConfig:
-        return self.config.model
-
-    @property
-    def optim(self) -> OptimConfig:
-        return self.config.optim
-
-    @property
-    def data(self) -> DataConfig:
-        return self.config.data
-
-    @property
-    def train(self) -> TrainConfig:
-        return self.config.train
-
-    @property
-    def mesh(self) -> MeshConfig:
-        return self.config.mesh
-
-    @property
     def parts(self) -> Iterator[Part]:
-        """All that is chosen, in the order of the fields; auxiliary losses behind their layers."""
-        for field in dataclasses.fields(self):
-            found = vars(self)[field.name]
-            found = tuple(found.values()) if field.name == 'kernels' else found
-            yield from (one for one in _listed(found) if isinstance(one, Part))
+        """Every chosen part, in the order of the fields."""
+        for found in vars(self).copy().values():
+            listed = found if isinstance(found, tuple) else (found,)
+            yield from (one for one in listed if isinstance(one, Part))
+        yield from self.kernels.values()
 
     @property
     def readers(self) -> dict[str, list[Part]]:
-        """{path of an option: the parts that read it}."""
-        return readers_of(list(self.parts))
+        """{path of an option: the parts that read it}; options behind a name have no path."""
+        found: dict[str, list[Part]] = {}
+        for part in self.parts:
+            for name in part.options if part.section else ():
+                if name not in part.inline:
+                    found.setdefault(f'{part.section}.{name}', []).append(part)
+        return found
 
     @functools.cached_property
     def traced(self) -> dict[str, float]:
-        """What a program takes as data: {path: number} of traced fields, and of traced options that
-        a part reads.
-
-        What is None is left out: an option whose parts have different defaults, or what is not
-        asked for.
+        """{path: number} of the traced fields, and of the traced options that a part reads: what a
+        compiled program takes as data. None is left out.
         """
         found, readers = {}, self.readers
         for path, field in FIELDS.items():
@@ -176,7 +163,7 @@ class Recipe:
 
     @property
     def objectives(self) -> tuple[Part, ...]:
-        """Objectives of training, then those of evaluation."""
+        """The objectives of training, then those of evaluation."""
         return (*self.objective, *self.eval_objectives)
 
     @property
@@ -185,7 +172,7 @@ class Recipe:
 
     @property
     def stream_width(self) -> int:
-        """Coordinates of the residual stream: model.d_model, less what the norm does without."""
+        """Coordinates of the residual stream: model.d_model, less those that the norm drops."""
         return self.model.d_model - self.norm.row.drops
 
     @property
@@ -194,7 +181,7 @@ class Recipe:
         return self.data.batch_size // self.train.microbatches
 
     def widths_at(self, path: str) -> tuple[int, ...]:
-        """How many features the norm that the field `path` names normalizes together."""
+        """Widths over which the norm named by the field `path` normalizes."""
         if path != self.qk_norm.path:
             return (self.stream_width,)
         if self.attention.options['qk_norm_over'] == 'head':
@@ -211,12 +198,8 @@ class Recipe:
         return {asker: what for asker, what in asked.items() if what}
 
 
-def _listed(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
 def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
-    """`Choice.parts` of what a field names; a ValueError says which other field has such a row."""
+    """Returns `Choice.parts` of a field. Its ValueError names other fields that have such a row."""
     try:
         return CHOICES[path].parts(path, value)
     except ValueError as error:
@@ -226,22 +209,34 @@ def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
         raise ValueError(f'{error}{elsewhere}') from None
 
 
-def chosen_by(config: Config) -> dict[str, tuple[Part, ...]]:
-    """What each field names, in the order of the fields; 'auto' names nothing yet.
+def recipe_of(config: Config) -> Recipe:
+    """Returns the parts that the fields of a config name; 'auto' names none yet.
 
-    Raises ValueError for a name that there is not, with the nearest.
+    Options that are None are filled in as published, in the parts alone: `settle` has them in the
+    config too. Raises ValueError for a name that there is not, with the nearest.
     """
-    found = {}
+    found, kernels = {}, {}
     for path, choice in CHOICES.items():
         section, field = path.split('.')
         value = vars(vars(config)[section])[field]
         shares = shares_of(path, value) if choice.shares else {}
-        found[path] = tuple(
+        parts = tuple(
             _part(config, path, name, row, choice.section, inline, shares.get(name, 1.0))
             for name, row, inline in rows_at(path, value)
             if row is not None or not choice.auto
         )
-    return found
+        one = next(iter(parts), None)
+        if section == 'kernels' and field in OPERATIONS:
+            kernels |= {field: one} if one else {}
+        else:
+            found[ATTRIBUTES.get(path, field)] = parts if choice.several else one
+        if choice.sows:
+            sown = (sown_by(choice, part.row).items() for part in parts)
+            found['auxiliaries'] = tuple(
+                _part(config, path, name, row, 'loss', {}) for terms in sown for name, row in terms
+            )
+    sections = {name: vars(config)[name] for name in ('model', 'optim', 'data', 'train', 'mesh')}
+    return Recipe(config, **sections, **found, kernels=kernels)
 
 
 def _part(
@@ -253,7 +248,7 @@ def _part(
     inline: Mapping[str, Any],
     share: float = 1.0,
 ) -> Part:
-    """With its options: behind the name, or else in the section, or else as published."""
+    """Takes each option from behind the name, or else the section, or else as published."""
     of_section = vars(vars(config)[section]) if section else {}
     found = {}
     for option, declared in options.options(row).items():
@@ -263,48 +258,5 @@ def _part(
 
 
 def sown_by(choice: Choice, row: Any) -> dict[str, Any]:
-    """The rows of AUXILIARIES that a row of the choice's table names, by name."""
+    """Returns {name: row} of the auxiliary losses that a row sows."""
     return {name: AUXILIARIES[name] for name in row.auxiliary} if choice.sows else {}
-
-
-def auxiliaries_of(config: Config, part: Part) -> tuple[Part, ...]:
-    """The losses that the layers of a part sow."""
-    terms = sown_by(CHOICES[part.path], part.row)
-    return tuple(_part(config, part.path, name, row, 'loss', {}) for name, row in terms.items())
-
-
-def parts_of(config: Config) -> list[Part]:
-    """All that a config names, in the order of its fields; auxiliary losses follow their layer."""
-    found = []
-    for parts in chosen_by(config).values():
-        found += parts
-        found += [term for part in parts for term in auxiliaries_of(config, part)]
-    return found
-
-
-def readers_of(parts: list[Part]) -> dict[str, list[Part]]:
-    """{path of an option: the parts that read it}; one behind a name is no path's."""
-    found: dict[str, list[Part]] = {}
-    for part in parts:
-        for name in part.options if part.section else ():
-            if name not in part.inline:
-                found.setdefault(f'{part.section}.{name}', []).append(part)
-    return found
-
-
-def recipe_of(config: Config) -> Recipe:
-    """The parts that a config names whose options are filled in (`lm.config.resolve.settle`)."""
-    found, kernels = {}, {}
-    for path, parts in chosen_by(config).items():
-        section, field = path.split('.')
-        one = next(iter(parts), None)
-        if section == 'kernels' and field in OPERATIONS:
-            kernels |= {field: one} if one else {}
-        else:
-            found[ATTRIBUTES.get(path, field)] = parts if CHOICES[path].several else one
-    return Recipe(
-        config,
-        **found,
-        auxiliaries=auxiliaries_of(config, found['mlp']),
-        kernels=kernels,
-    )

@@ -1,7 +1,7 @@
-"""The seam between a ConfigDict, which a user edits, and a Recipe, which the code reads.
+"""Resolves a ConfigDict, which a user edits, into a Recipe, which the code reads.
 
-The fields and their types are in `lm.config.fields`; `resolve` checks them, looks every name up, and
-fills in what the chosen part's own signature has.
+`lm.config.fields` declares the fields and their types; `resolve` checks them, looks up every name
+and fills in the published options of the chosen parts.
 """
 
 import dataclasses
@@ -15,32 +15,32 @@ from ml_collections import ConfigDict
 from lm.config.choice import AUTO, joined_by_plus
 from lm.config.fields import CHOICES, FIELDS, Config
 from lm.config.mixture import settled
-from lm.config.recipe import Recipe, parts_of, readers_of, recipe_of, rows_at, sown_by
+from lm.config.recipe import Recipe, recipe_of, rows_at, sown_by
 from lm.config.suggestions import field_hint
 from modules.choices import nearest
 from modules.options import options, typed
 
 
 class Unread(ValueError):
-    """An option is given that no chosen part reads."""
+    """An option was given that no chosen part reads."""
 
 
 def resolve(raw: Mapping[str, Any]) -> Recipe:
-    """Looks up all that a ConfigDict, or the dict of a config.json, says of one run.
+    """Resolves the ConfigDict, or the dict of a config.json, of one run.
 
-    'auto' is replaced by what it stands for, but for kernels, which depend on the machine. An
-    option that is None becomes the default of the parts that read it, where these agree and there
-    is one place for them; the options of norms, which have several, stay None.
+    'auto' becomes the name it stands for, except for kernels, which depend on the machine. An
+    option that is None becomes the default of the parts that read it, where these agree; options of
+    norms, which stand at several places, stay None.
 
-    Raises ValueError for a field that is unknown (with the nearest one), missing, or of another
-    type; for an unknown name; for an option that no chosen part reads; and for a sweep, whose runs
+    Raises ValueError for an unknown field or name (with the nearest one), a field that is missing
+    or of another type, an option that no chosen part reads, and a sweep, whose runs
     `lm.sweep.cells` resolves.
     """
     return settle(build(raw))
 
 
 def build(raw: Mapping[str, Any]) -> Config:
-    """Checks fields and types alone: nothing is filled in, and no names are looked up."""
+    """Checks fields and types alone. Nothing is filled in, and no name is looked up."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
     if raw.get('sweep') is not None:
@@ -78,9 +78,9 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
 
 
 def settle(config: Config) -> Recipe:
-    """`resolve` for a config whose types are right."""
+    """Resolves a config whose types are right."""
     config = without_auto(config)
-    readers, flat = readers_of(parts_of(config)), flatten(config)
+    readers, flat = recipe_of(config).readers, flatten(config)
     for path, value in flat.items():
         if FIELDS[path].of_parts and value is not None and path not in readers:
             raise Unread(unread(path, value, config))
@@ -94,8 +94,8 @@ def settle(config: Config) -> Recipe:
 
 
 def without_auto(config: Config) -> Config:
-    """What 'auto' or None stands for in the model, by its placement and its norm; data.mixture as
-    it is spelt in records.
+    """Replaces 'auto' and None in the model by what placement and norm ask for, and data.mixture
+    by its normal form.
     """
     model = config.model
     ((_, placement, _),) = rows_at('model.placement', model.placement)
@@ -117,7 +117,7 @@ def without_auto(config: Config) -> Config:
 
 
 def unread(path: str, value: Any, config: Config) -> str:
-    """Why an option is refused: who would read it, and what was chosen instead."""
+    """Says why an option is refused: which rows would read it, and which are chosen."""
     name, flat = path.split('.')[1], flatten(config)
     would: dict[str, list[str]] = {}
     for field, choice in CHOICES.items():
@@ -136,7 +136,7 @@ def unread(path: str, value: Any, config: Config) -> str:
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
-    """The fields of a config with {'optim.lr': 0.01, ...} changed."""
+    """Returns the config with {'optim.lr': 0.01, ...} changed."""
     by_section: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         section_name, name = path.split('.')
@@ -149,12 +149,12 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """The recipe with fields changed whose values are settled, such as sizes."""
+    """Returns the recipe with settled fields changed, such as sizes."""
     return recipe_of(changed(recipe.config, values))
 
 
 def to_dict(config: Recipe | Config) -> dict[str, Any]:
-    """The inverse of `resolve`, or of `build`, as plain dicts."""
+    """Returns the fields as nested dicts: the inverse of `resolve` and of `build`."""
     return dataclasses.asdict(config.config if isinstance(config, Recipe) else config)
 
 
@@ -162,7 +162,7 @@ def to_json(recipe: Recipe) -> str:
     return json.dumps(to_dict(recipe), indent=2) + '\n'
 
 
-# Fields whose dataclass default stands for another value, and that default.
+# Fields whose default stands for another value.
 LEFT_OPEN = {
     path: field.default
     for path, field in FIELDS.items()
@@ -171,14 +171,12 @@ LEFT_OPEN = {
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """What a resolved config says of its run, without what goes without saying.
+    """Returns {path or part: value} of all that differs from a default: the name of a run.
 
-    A field is left out that has its dataclass default, or what that stands for. Of the options of
-    parts there are those that differ from the default of the part that reads them, by part. So no
-    identity changes where a field or an option is added later, where a default is spelt out, or
-    where an option is moved from its section to behind a name. It would change its meaning, and not
-    its value, with what a default stands for or with the published default of an option: a part
-    that differs in one of these is a new row.
+    Fields are compared with their dataclass default, or with what that stands for; options with the
+    default of the part that reads them. An identity therefore stays when fields or options are
+    added, when a default is spelt out, and when an option moves from its section to behind a name.
+    A published default must never change: a part with another default is a new row.
     """
     config = recipe.config
     defaults = flatten(without_auto(changed(config, LEFT_OPEN)))
@@ -195,20 +193,20 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 
 
 def _names(path: str, value: Any) -> Any:
-    """The value of a field without the options behind a name."""
+    """Returns the value of a field without the options behind a name."""
     if path in CHOICES and CHOICES[path].inline and isinstance(value, str):
         return '+'.join(name for name, *_ in CHOICES[path].parts(path, value))
     return value
 
 
 def digest(recipe: Recipe) -> str:
-    """Eight hexadecimal digits that name a run by the `identity` of its resolved config."""
+    """Returns eight hexadecimal digits of the `identity`, which name the run."""
     text = json.dumps(identity(recipe), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def flatten(config: Recipe | Config | Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-    """{'model.d_model': 256, ...}, in declaration order."""
+    """Returns {'model.d_model': 256, ...}, in declaration order."""
     if isinstance(config, Recipe):
         config = config.config
     if isinstance(config, Config):
@@ -227,9 +225,7 @@ def flatten(config: Recipe | Config | Mapping[str, Any], prefix: str = '') -> di
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """{'optim.lr': (old value, new value)} for every field in which two resolved configs differ; {}
-    where they are of one `identity`.
-    """
+    """Returns {'optim.lr': (old, new)} for every field that differs; {} for one `identity`."""
     if identity(old) == identity(new):
         return {}
     a, b = flatten(old), flatten(new)

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a field, a value or a sweep that is none: for messages alone."""
+"""Suggestions in error messages: the field, value or sweep that was probably meant."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 
 from modules.choices import closest, did_you_mean, nearest
 
-# What other programs call a field. Such a name is refused too; the message names the field here.
+# Other programs' names of fields. They are refused; the message has the name that works.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     'accumulation_steps': ('train.microbatches',),
     'batch': ('data.batch_size',),
@@ -52,10 +52,10 @@ EXAMPLE = {'optim.lr': (1e-3, 3e-3)}
 
 
 def field_hint(path: str, known: Collection[str]) -> str:
-    """' Did you mean X?' for a path that names no field of `known`; '' where none is like it.
+    """Returns ' Did you mean X?' for a path that is not in `known`, or '' where nothing is near.
 
-    In order: the same name in another section, and other programs' names; the nearest name of the
-    same section; the nearest of all, with or without their section.
+    The same name in another section and other programs' names come first, then the nearest name of
+    the same section, then the nearest of all.
     """
     section, _, name = str(path).rpartition('.')
     by_name: dict[str, list[str]] = {}
@@ -72,13 +72,13 @@ def field_hint(path: str, known: Collection[str]) -> str:
 
 
 def sweep_flag(sweep: Mapping[str, Any]) -> str:
-    """The flag that sets config.sweep, as a shell takes it."""
+    """Returns the flag that sets config.sweep, quoted for a shell."""
     return f'--config.sweep="{dict(sweep)!r}"'
 
 
 def sweep_hint(text: str, known: Collection[str]) -> str:
-    """A flag that works, for a --config.sweep that is no Python literal: what was likely meant by
-    {optim.lr: (1e-3, 3e-3)} or optim.lr=1e-3,3e-3, and otherwise an example.
+    """Suggests a flag for a --config.sweep that is no Python literal, such as
+    {optim.lr: (1e-3, 3e-3)} or optim.lr=1e-3,3e-3.
     """
     match = re.fullmatch(r'\s*\{?\s*([\w.]+)\s*[:=]\s*[\[(]?([^()\[\]{}:=]+)[\])]?\s*\}?\s*', text)
     if match and match[1] in known:
@@ -94,7 +94,7 @@ def sweep_hint(text: str, known: Collection[str]) -> str:
 
 
 def listed(text: str) -> tuple[Any, ...]:
-    """(0.001, 0.003) for '1e-3, 3e-3': Python literals, and words as they stand."""
+    """Returns (0.001, 0.003) for '1e-3, 3e-3'; words that are no Python literals stay text."""
     return tuple(_literal(word.strip()) for word in text.split(',') if word.strip())
 
 
@@ -107,7 +107,7 @@ def _literal(word: str) -> Any:
 
 
 def flag_refusal(path: str, text: str, types: Collection[type]) -> str:
-    """Why --config.PATH=TEXT cannot be read as one of `types`, and what to write."""
+    """Says why --config.PATH=TEXT is none of `types`, and what to write instead."""
     kinds = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
     wanted = ' or '.join(kinds[kind] for kind in types if kind in kinds)
     said = f'{path} must be {wanted}; got {text!r}.'
@@ -123,9 +123,8 @@ def flag_refusal(path: str, text: str, types: Collection[type]) -> str:
 
 
 def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
-    """ValueError for a --config that is no file, and for a --config.PATH that is no field.
-
-    Values are left to absl, and to `flag_refusal`.
+    """Raises ValueError for a --config that is no file and a --config.PATH that is no field; absl
+    and `flag_refusal` check the values.
     """
     for flag, following in zip(argv, [*argv[1:], ''], strict=True):
         name, is_whole, text = flag.lstrip('-').partition('=')

@@ -1,16 +1,16 @@
-"""Which mesh a run gets with mesh.axes=auto: of those that it fits on, the one that sends least;
-`tensor` and `context` only where rows and parameters cannot be cut enough, as what they send stands
-between products, where nothing hides it.
+"""Chooses the mesh for mesh.axes=auto: the one that sends least among those that the run fits on.
 
-A device holds, in bytes, parameters, a gradient of each, optimizer state and averages, by the same
-table that places them (`lm.devices.shardings`), and of the forward pass what the backward pass needs. The
-last is found by tracing: what a vector-Jacobian product keeps, of the rows and tokens that are on
-the device. It is what layers keep before XLA fuses anything, and not cut over `tensor`: an estimate
-from above.
+`tensor` and `context` are cut only where rows and parameters cannot be cut enough: their traffic
+stands between products, where nothing hides it.
 
-What a device sends and receives in a step, with n_a the size of axis a, P and G the bytes of
-parameters (as they are computed with) and of gradients, over all devices of other rows, and A those
-of one activation [B, T, D] on the device (1910.02054, 1909.08053):
+A device holds parameters, gradients, optimizer state and averages, by the table that shards them
+(`lm.devices.shardings`), and the residuals of the forward pass that the backward pass needs. Those
+are found by tracing a vector-Jacobian product, before XLA fuses anything and not cut over `tensor`:
+an estimate from above.
+
+A device sends and receives in a step, with n the size of the axis, P and G the bytes of parameters
+(in the type of computation) and gradients, and A those of one activation [B, T, D] on the device
+(1910.02054, 1909.08053):
 
     data and context    2 G (n - 1) / n            the sum of gradients
     fsdp                (2 P + G) (n - 1) / n      gathered twice, gradients scattered
@@ -39,14 +39,16 @@ from lm.devices.shardings import batch_shapes, laid_out, state_layout
 from lm.training.state import Learner, build_learner, hyper_from
 from lm.training.step import TRAINING, observed_sums
 
-CHOSEN = ('fsdp', 'tensor', 'context')  # what is chosen; `data` is what they leave
-USABLE = 0.9  # of a device's memory; the rest is for programs, batches and what XLA adds
+CHOSEN = ('fsdp', 'tensor', 'context')  # `data` has the devices that these leave
+USABLE = 0.9  # share of memory; the rest is for programs, batches and XLA's own buffers
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """words: the axes. held, kept: bytes on a device of the state with its gradient, and of the
-    forward pass; moved: bytes that it sends in a step.
+    """A mesh, and what a device holds and sends on it.
+
+    words: the axes. held: bytes of the state with its gradient. kept: bytes that the backward pass
+    needs of the forward pass. moved: bytes sent in a step.
     """
 
     mesh: MeshConfig
@@ -61,12 +63,12 @@ class Candidate:
 
     @property
     def waits(self) -> int:
-        """Over how many devices it sums, or gathers, between products, which nothing hides."""
+        """Devices that sum or gather between products, where nothing hides it."""
         return self.mesh.tensor * self.mesh.context
 
     @property
     def parts(self) -> int:
-        """Into how many a model, or a row of tokens, is cut."""
+        """Parts that the model, or a row of tokens, is cut into."""
         return math.prod(getattr(self.mesh, axis) for axis in CHOSEN)
 
     def line(self) -> str:
@@ -80,11 +82,11 @@ class Candidate:
 def chosen(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], memory: int, runs: int = 1
 ) -> tuple[MeshConfig, list[str]]:
-    """(the mesh, why it is that one, a line each).
+    """Returns (the mesh, lines that say why it was chosen).
 
-    Axes that the config gives a size keep it. Of many runs, which lie side by side (`mesh.run`),
-    each gets as few devices as it fits on. memory: bytes of a device. Where none fits, the mesh
-    that needs least is chosen, and that is said: the estimate may be too high.
+    Axes with a size in the config keep it. Each of many runs, which lie side by side (`mesh.run`),
+    gets as few devices as it fits on. memory: bytes of a device. Where the run fits on no mesh, the
+    one that needs least is chosen and a line says so, as the estimate may be too high.
 
     Raises ValueError where no mesh cuts batch and model evenly.
     """
@@ -112,7 +114,7 @@ def chosen(
 def _candidates(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
 ) -> list[Candidate]:
-    """Those that the model, its batch and the hosts allow, with what they need."""
+    """Returns the meshes that model, batch and hosts allow, with what they need."""
     n, layout, kept = len(devices), state_layout(learner), kept_bytes(learner)
     divisors = [size for size in range(1, n + 1) if n % size == 0]
     given = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN}
@@ -139,7 +141,7 @@ def _candidates(
 
 
 def held_bytes(layout: Any, mesh: Mesh) -> int:
-    """On a device: the state, and a gradient of each parameter."""
+    """Returns the bytes of the state and the gradients on a device."""
     shapes, specs = layout
     state = laid_out(shapes, specs, mesh)
     return sum(
@@ -150,8 +152,8 @@ def held_bytes(layout: Any, mesh: Mesh) -> int:
 
 
 def kept_bytes(learner: Learner) -> int:
-    """What the backward pass of a microbatch keeps of its forward pass, on all devices together,
-    and what it keeps of one layer when it goes through it again with model.remat.
+    """Returns the bytes of residuals of a microbatch, on all devices together; with model.remat
+    including those of the one layer that is computed again.
     """
     recipe, model = learner.recipe, learner.model
     rows = recipe.data.batch_size // recipe.train.microbatches
@@ -184,7 +186,7 @@ def _kept_of(learner: Learner, rows: int) -> int:
 
 
 def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
-    """What a device sends in a step, by the formulas above."""
+    """Returns the bytes that a device sends in a step, by the formulas above."""
     n, model = mesh.shape, recipe.model
     shapes = jax.tree.leaves(learner.described.shapes)
     elements = sum(math.prod(leaf.shape) for leaf in shapes) / n['tensor']
@@ -206,5 +208,5 @@ def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
 
 
 def share(n: int) -> float:
-    """(n - 1) / n: of an array that is cut into n parts, what a device has not."""
+    """Returns (n - 1) / n, the share of an array cut into n parts that a device lacks."""
     return (n - 1) / n

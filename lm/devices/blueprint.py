@@ -1,4 +1,4 @@
-"""What a compiled program is made from: a config, a vocabulary and devices, which need not be here.
+"""A Blueprint: all that a program is compiled from. Its devices need not be here.
 
 `lm.run.experiment` adds the text and what can be run; `tpu.plan` compiles it for pods.
 """
@@ -17,13 +17,13 @@ from lm.training.update import refuse_unserved
 
 
 class Blueprint:
-    """platform: that of the devices. state_shapes: shapes, types and shardings of one run's state.
+    """A config, a vocabulary and devices, with the learner, mesh and state shapes that follow.
 
-    vocab_size: the tokenizer's tokens and the marks of objectives. bos_id: the token that begins a
-    document. runs: how many will share the program. memory: bytes of a device, asked for with
-    mesh.axes=auto alone.
+    state_shapes: shapes, types and shardings of one run's state. vocab_size: the tokenizer's tokens
+    and the marks of objectives. bos_id: the token that begins a document. runs: the number that
+    will share the program. memory: gives the bytes of a device, for mesh.axes=auto.
 
-    Raises ValueError where the devices do not fill the mesh, or none serves the config.
+    Raises ValueError where the devices do not fill the mesh, or no mesh serves the config.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Blueprint:
         say: Callable[[str], None],
         runs: int,
     ) -> MeshConfig:
-        """As it is given, or chosen here."""
+        """Returns the mesh of the config, or the one chosen for mesh.axes=auto."""
         if self.recipe.mesh.axes != AUTO:
             return self.recipe.mesh
         mesh, why = chosen(self.recipe, self.learner, list(devices), memory(), runs)

@@ -1,4 +1,4 @@
-"""Whether a config can be laid over the devices at hand, found before anything is compiled."""
+"""Checks, before anything is compiled, that a config can be laid over the devices at hand."""
 
 import math
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from modules.options import options
 
 
 def check_single(recipe: Recipe) -> None:
-    """`check_devices` of a run alone, on the devices at hand; ValueError where it would leave some
-    of them idle. With mesh.axes=auto it is asked when the mesh is chosen (`lm.devices.auto_mesh`).
+    """Raises ValueError as `check_devices`, and where a single run would leave devices idle. With
+    mesh.axes=auto, `lm.devices.auto_mesh` checks when it chooses the mesh.
     """
     if recipe.mesh.axes == AUTO:
         return
@@ -30,8 +30,8 @@ def check_single(recipe: Recipe) -> None:
 
 
 def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
-    """ValueError where a microbatch, or a width of the model, cannot be cut evenly over the mesh,
-    or where the model has nothing that an axis of it could cut.
+    """Raises ValueError where a microbatch or a width of the model cannot be cut evenly over the
+    mesh, or where the model has nothing that one of its axes could cut.
     """
     _check_rows(recipe, mesh)
     _check_width(mesh, 'fsdp', 'model.d_model', recipe.model.d_model)
@@ -83,7 +83,7 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
 
 
 def _check_context(recipe: Recipe, mesh: Mesh) -> None:
-    """Tokens of a row on several devices: softmax attention gathers the keys and values of all."""
+    """Checks that attention can read rows whose tokens lie on several devices."""
     n = mesh.shape['context']
     if n == 1:
         return
@@ -105,8 +105,8 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
 
 
 def notes_of_mesh(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
-    """What stays whole on every device although an axis of the mesh could cut it, and devices that
-    are left without work.
+    """Yields a note for each array that stays whole although an axis could cut it, and for devices
+    without work.
     """
     if mesh.size < (n := jax.device_count()):
         yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'

@@ -1,4 +1,4 @@
-"""Which device holds what: the mesh of a config, and where arrays lie on it."""
+"""The mesh of a config, and the shardings of arrays on it."""
 
 import functools
 import math
@@ -18,12 +18,12 @@ from modules.params import LAYER, ParamSpec
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs: int = 1) -> Mesh:
-    """A mesh with the axes `AXES`, as long as the config says; one may be -1, for all that others
-    leave.
+    """Returns a mesh with the axes `AXES`, of the sizes in the config; one may be -1, for all
+    devices that the others leave.
 
-    `run`, over which runs of one program lie, is as long as there are runs to train side by side
-    and config.run allows, and divides the devices that the others leave. Where devices are of
-    several slices of a pod, `data` crosses them. ValueError where the devices do not fill the mesh.
+    `run`, along which runs of one program lie, is at most `runs` and config.run, and divides the
+    devices that the others leave. `data` crosses the slices of a pod. Raises ValueError where the
+    devices do not fill the mesh.
     """
     devices = jax.devices() if devices is None else devices
     n = len(devices)
@@ -70,7 +70,7 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
 
 
 def least_devices(config: MeshConfig) -> int:
-    """How many devices a run needs for the axes that are given a size."""
+    """Returns the number of devices that the axes with a size need."""
     return math.prod(_asked({axis: getattr(config, axis) for axis in AXES}).values())
 
 
@@ -79,7 +79,7 @@ def _asked(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _unfilled(asked: dict[str, int], product: int, n: int) -> str:
-    """Why these axes are not a mesh of n devices, with the nearest that is."""
+    """Says why these axes are no mesh of n devices, with the nearest that is one."""
     largest = max(asked, key=asked.get)
     others = product // asked[largest]
     nearest = nearest_divisor(n // others, asked[largest]) if n % others == 0 else None
@@ -89,7 +89,7 @@ def _unfilled(asked: dict[str, int], product: int, n: int) -> str:
 
 
 def refuse_idle(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
-    """ValueError where a single run leaves devices without work; one device may be asked for."""
+    """Raises ValueError where a single run on several devices leaves others idle."""
     if 1 < mesh.size < n_devices:
         asked = {axis: size for axis, size in mesh.shape.items() if size > 1}
         said = ' x '.join(f'mesh.{axis}={size}' for axis, size in asked.items())
@@ -103,8 +103,8 @@ def refuse_idle(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
 
 
 def _placed(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
-    """The devices in the order of the mesh: as they come, but on TPUs by the links between them,
-    and with `data` across slices.
+    """Returns the devices in mesh order: on TPUs by their links, with `data` across slices, and
+    elsewhere in the given order.
     """
     slices = {getattr(device, 'slice_index', 0) for device in devices}
     data = AXES.index('data')
@@ -123,22 +123,21 @@ def _placed(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
 
 
 def torus_of(devices: Iterable[jax.Device]) -> list[int]:
-    """The lengths above 1 of the torus that the TPUs of a slice form; [] of other devices."""
+    """Returns the lengths above 1 of the torus that TPUs form; [] for other devices."""
     places = {tuple(device.coords) for device in devices if device.platform == 'tpu'}
     lengths = [len(set(along)) for along in zip(*places, strict=True)]
     return [length for length in lengths if length > 1]
 
 
 def mesh_words(mesh: Mesh) -> str:
-    """'data=4 tensor=2', or 'of one device'."""
+    """Returns 'data=4 tensor=2', or 'of one device'."""
     return ' '.join(f'{a}={n}' for a, n in mesh.shape.items() if n > 1) or 'of one device'
 
 
 def param_sharding(mesh: Mesh, spec: ParamSpec, shape: tuple[int, ...]) -> NamedSharding:
-    """By the logical names of the axes; what has one axis, apart from that of layers, is small, and
-    whole on every device.
+    """Shards a parameter by the logical names of its axes. A vector is small, and replicated.
 
-    ValueError for a name that `RULES` does not list.
+    Raises ValueError for a name that `RULES` does not list.
     """
     unknown = [axis for axis in spec.axes if axis not in RULES]
     if unknown:
@@ -155,20 +154,20 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of the batch over those of the axes `BATCH` that the mesh has."""
+    """Cuts the rows of a batch over the axes `BATCH` of the mesh."""
     return NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH if a in mesh.axis_names)))
 
 
 def batch_parts(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are cut."""
+    """Returns the number of parts that the rows of a batch are cut into."""
     return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
 def share_of_process(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
-    """(i, n): the devices of a process, this one unless said, hold the i-th of n equal parts of
-    each batch's rows. Processes whose devices differ in other axes alone hold the same part.
+    """Returns (i, n): the devices of a process (default: this one) hold the i-th of n equal parts
+    of each batch's rows. Processes that differ only in other axes hold the same part.
 
-    ValueError where its parts do not lie side by side.
+    Raises ValueError where the parts of a process do not lie side by side.
     """
     process = jax.process_index() if process is None else process
     by_part = np.moveaxis(mesh.devices, AXES.index('run'), -1)
@@ -185,9 +184,10 @@ def share_of_process(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
 
 
 def traced_on(mesh: Mesh, function: Callable) -> Callable:
-    """`function`, to be jitted with shardings of `mesh`: what it calls finds the mesh in
-    `jax.sharding.get_abstract_mesh()`. Kernels that XLA cannot partition cut their rows by it, and
-    layers lay activations over it (`modules.devices`).
+    """Returns `function` with `mesh` as the abstract mesh while it is traced.
+
+    Kernels that XLA cannot partition cut their rows by it, and layers shard activations by it. The
+    result is to be jitted with shardings of `mesh`.
     """
 
     @functools.wraps(function)
@@ -199,13 +199,13 @@ def traced_on(mesh: Mesh, function: Callable) -> Callable:
 
 
 def over_runs(sharding: NamedSharding) -> NamedSharding:
-    """The sharding of an array of one run, for many stacked along a leading axis."""
+    """Returns the sharding of many runs' arrays, stacked along a leading axis, from one run's."""
     return NamedSharding(sharding.mesh, PartitionSpec('run', *sharding.spec))
 
 
 def put_batch(
     mesh: Mesh, batch: dict[str, np.ndarray], sharding: NamedSharding | None = None
 ) -> dict[str, Any]:
-    """This process's rows, as global arrays, cut over `BATCH` or as `sharding` says."""
+    """Makes global arrays from this process's rows, cut over `BATCH` or as `sharding` says."""
     sharding = sharding or batch_sharding(mesh)
     return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}

@@ -1,9 +1,8 @@
-"""How the runs of one program lie in its arrays: `Single` or `Stacked`.
+"""The run axis: layouts of the runs of one program in its arrays, `Single` or `Stacked`.
 
-`Stacked` has a leading axis R on the mesh axis `run`, and a row of `RUN_AXES` maps a function of
-one run over it. The rows give equal results up to rounding: `loop` computes each run with the very
-operations it has alone, `vmap` with batched ones. `Single` is the layout of one run: it has no
-leading axis, so its program is the function itself.
+`Stacked` adds a leading axis R, on the mesh axis `run`, and a row of `RUN_AXES` maps a function of
+one run over it. The rows agree up to rounding: `loop` computes each run with the operations that it
+has alone, `vmap` with batched ones. `Single` has one run and no axis; its program is the function.
 """
 
 import functools
@@ -19,11 +18,10 @@ from lm.devices.mesh import batch_sharding, over_runs, replicated
 
 
 def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
-    """All runs at once, in batched operations; a run that is not active costs as much as one that
-    is.
+    """Computes all runs at once, in batched operations. Inactive runs cost as much as active ones.
 
-    Left to the partitioner: inside shard_map it gathers activations over `data` (96 all-gathers in
-    a step of the default model on v5e:2x4 with run=4, data=2; here none).
+    The partitioner cuts the runs over the mesh. Under shard_map it would gather activations over
+    `data`: 96 all-gathers in a step of the default model on v5e:2x4 with run=4, data=2; here none.
     """
     del mesh
 
@@ -35,13 +33,13 @@ def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
 
 
 def loop(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
-    """One run after the other; one that is not active costs nothing, and zeros stand for it.
+    """Computes one run after the other. Inactive runs cost nothing, and their results are zeros.
 
-    For XLA:CPU, whose batched products are slow. Results go into buffers of their own, as XLA
-    copies those of all runs in each round if they are written over the arguments, and there are as
-    many rounds as active runs, as a condition copies what goes in and out: of 16 runs of width 128
-    on two cores one then takes 72 ms a step either way, and 63 ms so. The barriers keep XLA from
-    fusing that with the step, which would then round differently from a run alone.
+    XLA:CPU needs it, as its batched products are slow. Results go into buffers of their own, since
+    XLA would copy those of all runs in each round if they were written over the arguments; and
+    there are as many rounds as active runs, since a condition copies its operands: with 16 runs of
+    width 128 on two cores a run takes 63 ms a step, and 72 ms with either of the two. The barriers
+    keep XLA from fusing the copies with the step, which would then round unlike a run alone.
     """
 
     def many(*arguments):
@@ -79,37 +77,37 @@ SINGLE = 'single'
 
 
 def run_axis(name: str, platform: str) -> str:
-    """`auto` is what suits the platform; any other name is itself."""
+    """Returns the row that suits the platform for `auto`, and any other name itself."""
     if name != 'auto':
         return name
     return 'loop' if platform == 'cpu' else 'vmap'
 
 
 def over_mesh(how: str, mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
-    """`many(*shared, active_R, *mapped)` for `function(*shared, *mapped of one run)`.
+    """Returns `many(*shared, active_R, *mapped)` for `function(*shared, *mapped of one run)`.
 
-    Arguments and results are stacked along a leading axis R, a multiple of the mesh axis `run`,
-    but for the first `n_shared` arguments. To be jitted with shardings that cut R over `run`.
+    Arguments, except for the first `n_shared`, and results are stacked along a leading axis R, a
+    multiple of the mesh axis `run`. The result is to be jitted with shardings that cut R over it.
     """
     return RUN_AXES[how](mesh, function, n_shared)
 
 
 def put(all_R: Any, one: Any, run: jax.Array) -> Any:
-    """The tree `all_R` with `one` in place `run` of its leading axis."""
+    """Returns the tree `all_R` with `one` at index `run` of its leading axis."""
     update = jax.lax.dynamic_update_index_in_dim
     return jax.tree.map(lambda leaf_R, leaf: update(leaf_R, leaf, run, 0), all_R, one)
 
 
 def take(all_R: Any, run: jax.Array) -> Any:
-    """What is in place `run` of the leading axis."""
+    """Returns the tree at index `run` of the leading axis."""
     pick = jax.lax.dynamic_index_in_dim
     return jax.tree.map(lambda leaf_R: pick(leaf_R, run, 0, keepdims=False), all_R)
 
 
 class Single:
-    """One run, whose arrays are passed as they are: putting it in and taking it out copies nothing.
+    """The layout of one run, whose arrays are passed on as they are, without a copy.
 
-    states, scalars, batch: the shardings of a state, of all small arrays and of a batch.
+    states, scalars, batch: the shardings of a state, of small arrays and of a batch.
     """
 
     skips_inactive = True
@@ -119,7 +117,7 @@ class Single:
         self.scalars, self.batch = replicated(mesh), batch_sharding(mesh)
 
     def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
-        """`function` with one argument more, `active`, which jit drops as it is never read."""
+        """Adds an argument, `active`, which jit drops as nothing reads it."""
 
         @functools.wraps(function)
         def of_one(*arguments):
@@ -132,7 +130,7 @@ class Single:
         return of_one
 
     def empty(self, of_one: Any, slots: int) -> None:
-        """There is no room to be made: the state that is put in is the whole."""
+        """Returns None: one run needs no stacked buffer."""
         del of_one, slots
 
     def put(self, states: Any, state: Any, slot: int) -> Any:
@@ -156,7 +154,7 @@ class Single:
 
 
 class Stacked:
-    """Runs along a leading axis R, a slot each.
+    """The layout of several runs along a leading axis R, a slot each.
 
     states, scalars, batch: the shardings of stacked states, small arrays and batches.
     """
@@ -170,15 +168,15 @@ class Stacked:
         self._take = jax.jit(take, out_shardings=state_shardings)
 
     def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
-        """`many(*shared, active_R, *mapped)`, to be jitted."""
+        """Maps a function of one run over the slots, as `over_mesh` does."""
         return over_mesh(self._how, self._mesh, function, n_shared)
 
     def shapes(self, of_one: Any, slots: int) -> Any:
-        """Shapes and types of `slots` such trees, stacked."""
+        """Returns shapes and types of `slots` such trees, stacked."""
         return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), of_one)
 
     def empty(self, of_one: Any, slots: int) -> Any:
-        """Room for the states of `slots` runs, each shaped as `of_one`."""
+        """Returns zeros for the states of `slots` runs, each shaped as `of_one`."""
         shapes_R = self.shapes(of_one, slots)
 
         def zeros():
@@ -187,31 +185,31 @@ class Stacked:
         return jax.jit(zeros, out_shardings=self.states)()
 
     def put(self, states: Any, state: Any, slot: int) -> Any:
-        """`states`, which are donated, with `state` in a slot."""
+        """Returns `states`, which are donated, with `state` in a slot."""
         return self._put(states, state, slot)
 
     def take(self, states: Any, slot: int) -> Any:
-        """A copy of the state in a slot."""
+        """Returns a copy of the state in a slot."""
         return self._take(states, slot)
 
     def stack(self, of_each: Sequence[Any]) -> Any:
-        """Host arrays of every slot, stacked."""
+        """Stacks the host arrays of all slots."""
         return jax.tree.map(lambda *leaves: np.stack(leaves), *of_each)
 
     def scalars_of(self, of_each: Sequence[Any]) -> Any:
-        """Small arrays of every slot, stacked on the devices."""
+        """Stacks the small arrays of all slots on the devices."""
         stacked_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_each)
         return jax.device_put(stacked_R, self.scalars)
 
     def pick(self, fetched: Any, slot: int) -> Any:
-        """What a slot has of host arrays."""
+        """Returns a slot's part of fetched host arrays."""
         return jax.tree.map(lambda leaf_R: leaf_R[slot], fetched)
 
 
 def layout(how: str, mesh: Mesh, state_shardings: Any) -> Single | Stacked:
-    """`how` is SINGLE, or a row of RUN_AXES for any number of runs.
+    """Returns the layout `how`: SINGLE, or a row of RUN_AXES for any number of runs.
 
-    state_shardings: those of the state of one run.
+    state_shardings: the shardings of one run's state.
     """
     if how == SINGLE:
         return Single(mesh, state_shardings)

@@ -1,4 +1,4 @@
-"""The step, the evaluation and the initial state, compiled for a mesh: which device holds what."""
+"""Jits the step, the evaluation and the initial state with shardings over a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,30 +13,28 @@ from lm.training.state import Learner, State, hyper_from, init_state, optimizer
 from lm.training.step import make_eval_step, make_train_step
 from modules.optim import state_specs
 
-# It runs once, in 5 ms; compiling it at the usual level takes longer than compiling the step, 4.2 s
-# for four layers, and at this one 1.8 s.
+# The initial state is computed once, in 5 ms. At the usual level it compiles longer than the step:
+# 4.2 s for four layers, and 1.8 s at this one.
 INIT_ON_CPU = {'xla_backend_optimization_level': 1}
-
-
-WHOLE = 'whole'  # of what has no ParamSpec: every device holds all of it
+WHOLE = 'whole'  # in place of a ParamSpec: every device holds the whole array
 
 
 def batch_shapes(recipe: Recipe, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What the step takes, stacked along `leading`."""
+    """Returns shapes and types of a batch, stacked along `leading`."""
     shape = (*leading, recipe.data.batch_size, recipe.data.seq_len + 1)
     rows = jax.ShapeDtypeStruct(shape, jax.numpy.int32)
     return dict.fromkeys(batch_fields(recipe), rows)
 
 
 def state_shapes(learner: Learner) -> State:
-    """Shapes and types of the state; nothing is computed."""
+    """Returns shapes and types of the state; nothing is computed."""
     hyper = jax.eval_shape(lambda: hyper_from(learner.recipe))
     return jax.eval_shape(lambda h: init_state(learner, h, jax.random.key(0)), hyper)
 
 
 def state_layout(learner: Learner) -> tuple[State, State]:
-    """(shapes and types, a ParamSpec or WHOLE for each): parameters, their average and the
-    optimizer's state by their specs; all else is whole everywhere.
+    """Returns (shapes and types, a ParamSpec or WHOLE for each). Parameters, their average and the
+    optimizer's state have specs; the rest is WHOLE.
     """
     described, shapes = learner.described, state_shapes(learner)
     reparam, stats = jax.tree.map(lambda _: WHOLE, (shapes.reparam, shapes.stats))
@@ -46,7 +44,7 @@ def state_layout(learner: Learner) -> tuple[State, State]:
 
 
 def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
-    """Shapes, types and shardings."""
+    """Returns shapes and types with shardings."""
 
     def placed(s, spec):
         over = replicated(mesh) if spec is WHOLE else param_sharding(mesh, spec, s.shape)
@@ -56,12 +54,12 @@ def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
 
 
 def state_shardings(learner: Learner, mesh: Mesh) -> State:
-    """By `state_layout`."""
+    """Returns the sharding of each array of the state."""
     return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(learner, mesh))
 
 
 def optimizer_specs(learner: Learner) -> Any:
-    """A ParamSpec for each leaf of the optimizer's state."""
+    """Returns a ParamSpec for each leaf of the optimizer's state."""
     described = learner.described
 
     def init(hyper, params):
@@ -74,12 +72,12 @@ def optimizer_specs(learner: Learner) -> Any:
 
 
 def abstract_state(learner: Learner, mesh: Mesh) -> State:
-    """Shapes, types and shardings of the state: what a checkpoint is read as."""
+    """Returns shapes, types and shardings of the state, as checkpoints are read."""
     return laid_out(*state_layout(learner), mesh)
 
 
 def jit_init(learner: Learner, mesh: Mesh) -> Callable:
-    """`init(key, hyper) -> State`, laid out on the mesh as the step wants it."""
+    """Returns `init(key, hyper) -> State`, sharded as the step takes it."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return jax.jit(
         traced_on(mesh, lambda key, hyper: init_state(learner, hyper, key)),
@@ -89,7 +87,7 @@ def jit_init(learner: Learner, mesh: Mesh) -> Callable:
 
 
 def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
-    """The step with its state donated, its batch cut by rows, its metrics everywhere."""
+    """Returns the jitted step: state donated, batch cut by rows, metrics replicated."""
     state = state_shardings(learner, mesh)
     return jax.jit(
         traced_on(mesh, make_train_step(learner)),
@@ -100,7 +98,7 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
 
 
 def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
-    """The evaluation step, its batch cut by rows, its sums everywhere."""
+    """Returns the jitted evaluation step: batch cut by rows, sums replicated."""
     return jax.jit(
         traced_on(mesh, make_eval_step(learner)),
         in_shardings=(

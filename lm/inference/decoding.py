@@ -1,4 +1,4 @@
-"""Rows read in parts, each token once: what generation and interactive use are made of."""
+"""Incremental decoding: rows read in parts, each token once, with a cache."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from modules.attention.cache import CACHE
 
 
 class Cache(struct.PyTreeNode):
-    """What the layers keep of the tokens read so far, and how many those are in each row.
+    """The layers' state of the tokens read so far, and the number of tokens read in each row.
 
     capacity: the most tokens that a row may have.
     """
@@ -22,10 +22,9 @@ class Cache(struct.PyTreeNode):
 
 
 def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> Cache:
-    """An empty cache of `batch` rows.
+    """Returns an empty cache of `batch` rows, for variables as `learner.variables` gives them.
 
-    variables: as `learner.variables` gives them. Raises ValueError where the positions of the model
-    end before `capacity`.
+    Raises ValueError where the positions of the model end before `capacity`.
     """
     recipe = learner.recipe
     if recipe.position.row.table and capacity > recipe.data.seq_len:
@@ -49,11 +48,11 @@ def extend(
     tokens_BT: jax.Array,
     counts_B: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """(logits [B, T, V] of the token behind each, the cache with these tokens): pure, to be jitted.
+    """Returns (logits [B, T, V] of the token after each, the cache with these tokens).
 
-    The first counts_B of the T columns are read, all without it; what comes behind them in a row is
-    padding, whose logits mean nothing. Equals reading the rows whole, as in evaluation, each as one
-    document. To read beyond the capacity is the caller's error: such tokens are not kept.
+    The first counts_B of the T columns are read (default: all); the others are padding, whose
+    logits mean nothing. Equal to reading the rows whole, each as one document, as evaluation does.
+    Tokens beyond the capacity are not kept, and nothing says so. Pure, to be jitted.
     """
     if counts_B is None:
         counts_B = jnp.full(len(tokens_BT), tokens_BT.shape[1], jnp.int32)

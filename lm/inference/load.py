@@ -1,4 +1,4 @@
-"""A checkpoint as a model ready to run: a path is enough."""
+"""Loads a checkpoint as a model ready to run. A path is enough."""
 
 import dataclasses
 import functools
@@ -31,17 +31,17 @@ from lm.storage.buckets import is_url
 from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
 
-SHARE = 0.25  # the rest is for activations, and for weights in another type
+SHARE = 0.25  # the rest is for activations and for weights in another type
 to_stderr = functools.partial(print, file=sys.stderr)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """`weights` as stored, but those of their average where the run has one (optim.average), as in
-    its validation; `variables` as the model takes them.
+    """A model with the weights of a checkpoint.
 
-    What it computes it computes as in evaluation, each row of tokens [B, T] read as one document,
-    in a program compiled once for each shape (`lm.inference.probes`).
+    weights: as stored, or their average where the run has one (optim.average), as its validation
+    does. variables: as the model takes them. Methods compute as in evaluation, each row of tokens
+    [B, T] read as one document, in a program compiled once for each shape.
     """
 
     path: Path
@@ -63,21 +63,21 @@ class Checkpoint:
         return self.learner.model
 
     def encode(self, text: str) -> jax.Array:
-        """[1, T]: the token that begins a document, then those of the text."""
+        """Returns [1, T]: the token that begins a document, then the tokens of the text."""
         return jnp.array([[self.tokenizer.bos_id, *self.tokenizer.encode(text)]], jnp.int32)
 
     def logits(self, tokens_BT: jax.Array) -> jax.Array:
-        """[B, T, V], float32: of the token after each."""
+        """Returns the logits [B, T, V] of the token after each, float32."""
         return self.observe(self.weights, tokens_BT)[0]
 
     def activations(self, tokens_BT: jax.Array) -> Activations:
-        """The residual stream by name: `embedding`, `final` [B, T, D]; `after_attention` and
-        `after_mlp` of every block [L, B, T, D].
+        """Returns the residual stream by name: `embedding`, `final` [B, T, D]; `after_attention`
+        and `after_mlp` of every block [L, B, T, D].
         """
         return self.observe(self.weights, tokens_BT)[1]
 
     def loss(self, tokens_BT: jax.Array) -> jax.Array:
-        """Of the next token, in nats a token: a scalar."""
+        """Returns the loss of the next token, in nats a token: a scalar."""
         return next_token_loss(self.logits(tokens_BT), tokens_BT)
 
     def gradients(
@@ -85,20 +85,20 @@ class Checkpoint:
         tokens_BT: jax.Array,
         scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
     ) -> tuple[Any, Activations]:
-        """Of scalar(logits [B, T, V], tokens [B, T]): (by weight, shaped as weights.params; by
-        activation, shaped as `activations`).
+        """Returns the gradients of scalar(logits [B, T, V], tokens [B, T]) in the weights, shaped
+        as weights.params, and in the activations, shaped as `activations`.
         """
         return gradients(self.learner, self.weights, tokens_BT, scalar)
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Of rows of up to `capacity` tokens, of which nothing is read yet."""
+        """Returns an empty cache for rows of up to `capacity` tokens."""
         return init_cache(self.learner, self.variables, batch, capacity)
 
     def extend(
         self, cache: Cache, tokens_BT: jax.Array, counts_B: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
-        """(logits [B, T, V] of the token behind each, the cache with them): of the tokens that come
-        next in each row, the first counts_B of the columns, all without it (`lm.inference.decoding`).
+        """Returns (logits [B, T, V] of the token after each, the cache with these tokens); the
+        first counts_B columns are read, or all (`lm.inference.decoding.extend`).
         """
         return self._extend(self.variables, cache, tokens_BT, counts_B)
 
@@ -108,17 +108,15 @@ class Checkpoint:
 
     @functools.cached_property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
-        """observe(weights, tokens [B, T], shifts=None) -> (logits, activations): pure, to be
-        differentiated in the weights, or in what is added to activations (`lm.inference.probes`).
+        """observe(weights, tokens [B, T], shifts=None) -> (logits, activations), a pure function
+        to be differentiated in the weights or in the shifts (`lm.inference.probes.observe`).
         """
         return jax.jit(functools.partial(observe, self.learner))
 
 
 def find(path: str | Path) -> tuple[Path, int]:
-    """(folder of checkpoints, step) for a workdir, whose newest is meant, or for one checkpoint in
-    it; for a URL those of a folder that it is fetched to.
-
-    Raises ValueError where there is none.
+    """Returns (folder of checkpoints, step) for a workdir, with its newest step, or for one of its
+    checkpoints. A URL is fetched to a local folder. Raises ValueError where there is none.
     """
     if is_url(path):
         return _find_in_bucket(path)
@@ -161,13 +159,16 @@ def no_checkpoint(path: str | Path) -> str:
 def load(
     path: str | Path, say: Callable[[str], None] = to_stderr, mesh: Mesh | None = None
 ) -> Checkpoint:
-    """Reads weights, config and tokenizer, however many devices trained it; on those of `mesh`, or
-    else on one, or on all of this machine for weights that are too large for that.
+    """Loads weights, config and tokenizer, however many devices trained them.
 
-    path: a workdir or WORKDIR/checkpoints/STEP, as a path or a URL (`lm.storage.buckets`).
-    Of a workdir, the newest checkpoint that can be read; `say` is told of those that cannot, and of
-    kernels that do not run here, which others stand for.
-    Raises ValueError where there is none, or its weights do not fit its config.
+    Args:
+      path: a workdir, whose newest readable checkpoint is loaded, or WORKDIR/checkpoints/STEP, as a
+        path or a URL (`lm.storage.buckets`).
+      say: is told of checkpoints that cannot be read, and of kernels replaced as they do not run
+        here.
+      mesh: the devices; default one, or all of this machine for weights too large for one.
+
+    Raises ValueError where there is no checkpoint, or its weights do not fit its config.
     """
     folder, newest = find(path)
     if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
@@ -201,7 +202,7 @@ def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None
 
 
 def mesh_at_hand(learner: Learner) -> Mesh:
-    """One device for weights that take up to SHARE of its memory, all of them for larger ones:
+    """Returns a mesh of one device for weights of up to SHARE of its memory, and for larger ones
     `fsdp` over as many as divide model.d_model.
     """
     needed = sum(
@@ -214,7 +215,7 @@ def mesh_at_hand(learner: Learner) -> Mesh:
 
 
 def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """The recipe, with kernels that run on `platform` where it names others; `say` is told."""
+    """Returns the recipe with kernels that run on `platform`; `say` is told of a change."""
     try:
         chosen_kernels(recipe, platform)
     except ValueError as error:

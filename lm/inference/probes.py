@@ -1,4 +1,4 @@
-"""A model seen from outside: logits, what each block hands on, and gradients of both."""
+"""Probes of a model: logits, activations of the residual stream, and gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +16,12 @@ Activations = dict[str, jax.Array]
 def observe(
     learner: Learner, weights: Weights, tokens_BT: jax.Array, shifts: Activations | None = None
 ) -> tuple[jax.Array, Activations]:
-    """(logits [B, T, V], activations by name), as in evaluation; each row is read as one document.
+    """Returns (logits [B, T, V], activations by name), as in evaluation, each row as one document.
 
-    The residual stream: `embedding` and `final` [B, T, D], the latter behind the last norm, as the
-    readout has it; `after_attention` and `after_mlp` [L, B, T, D], of each block, scanned or not.
-    Of two streams (resi_dual) it is the one that the next block reads. `shifts` are added to the
-    activations of their names, so that the gradient with respect to a shift of 0 is the gradient
-    with respect to the activation.
+    The residual stream is `embedding` and `final` [B, T, D], the latter behind the last norm, and
+    `after_attention` and `after_mlp` [L, B, T, D] of the blocks, scanned or not. With two streams
+    (resi_dual) it is the one that the next block reads. `shifts` are added to the activations of
+    their names: the gradient in a shift of 0 is the gradient in the activation.
     """
     variables = learner.variables(weights)
     if shifts is not None:
@@ -32,7 +31,7 @@ def observe(
 
 
 def by_name(recipe: Recipe, collection: dict) -> Activations:
-    """From the collection, where each group of blocks has its own, to arrays over all blocks."""
+    """Joins the activations of groups of blocks into arrays over all blocks."""
     names = [group.name for group in groups_of_blocks(recipe)]
     whole = {name: x for name, x in collection.items() if name not in names}
     parts = [collection[name] for name in names]
@@ -40,7 +39,7 @@ def by_name(recipe: Recipe, collection: dict) -> Activations:
 
 
 def by_group(recipe: Recipe, activations: Activations) -> dict:
-    """The inverse of `by_name`."""
+    """Splits arrays over all blocks into groups: the inverse of `by_name`."""
     found = {name: x for name, x in activations.items() if name not in OF_BLOCKS}
     start = 0
     for group in groups_of_blocks(recipe):
@@ -53,7 +52,7 @@ def by_group(recipe: Recipe, activations: Activations) -> dict:
 
 
 def next_token_loss(logits_BTV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """The mean of -log p(token t + 1 | tokens up to t) over t < T - 1, in nats a token."""
+    """Returns the mean of -log p(token t + 1 | tokens up to t) over t < T - 1, in nats a token."""
     log_p_BTV = jax.nn.log_softmax(logits_BTV[:, :-1].astype(jnp.float32))
     return -jnp.mean(jnp.take_along_axis(log_p_BTV, tokens_BT[:, 1:, None], -1))
 
@@ -64,8 +63,8 @@ def gradients(
     tokens_BT: jax.Array,
     scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
 ) -> tuple[Any, Activations]:
-    """Gradients of scalar(logits [B, T, V], tokens [B, T]): those of the stored weights, and those
-    of the activations, each shaped as what `observe` gives.
+    """Returns the gradients of scalar(logits [B, T, V], tokens [B, T]) in the stored weights and in
+    the activations, shaped as `observe` gives them.
     """
 
     def value(params, shifts):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm.config.fields import FIELDS
-from lm.config.recipe import Recipe, parts_of, readers_of
+from lm.config.recipe import Recipe, recipe_of
 from lm.config.resolve import build, changed, flatten, resolve, settle, without_auto
 
 NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
@@ -31,7 +31,7 @@ def stored_config(raw: Mapping[str, Any]) -> Recipe:
     if not is_old(raw):
         return resolve(raw)
     config = without_auto(build(_nested(_present_fields(flatten(raw)))))
-    readers = readers_of(parts_of(config))
+    readers = recipe_of(config).readers
     unread = [path for path in FIELDS if FIELDS[path].of_parts and path not in readers]
     return settle(changed(config, dict.fromkeys(unread)))
 
