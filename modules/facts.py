@@ -1,17 +1,16 @@
-"""What a row of a table says of itself beside its options: facts, and a rule for the rest.
+"""Facts that a row of a table declares beside its options, such as its rule for other parts.
 
-A row that is a class or a record has them as fields with defaults. One that is a function is
-marked, and a mark sets each fact that its table knows, so that no reader has to ask whether a row
-has it:
+A row that is a class or a record has them as fields with defaults. A function gets them from a
+decorator, which sets every fact of the table, so that readers need not ask whether a row has one:
 
     loss = marks(linear_readout=False, check=demands_nothing)
 
     @loss(linear_readout=True)
     def spherical_z(...): ...
 
-`check(recipe, part)` is the row's own rule: ValueError, before anything is compiled, where the rest
-of a config does not go with it. `recipe` is what the config comes to (`lm.recipe`), and `part` the
-row with its options, whose `path` names the field that chose it.
+`check(recipe, part)` is the row's own rule: it raises ValueError, before anything is compiled, if
+the rest of a config does not go with the row. `recipe` is the resolved config (`lm.config.recipe`),
+and `part` the row with its options, whose `path` names the field that chose it.
 """
 
 from collections.abc import Callable
@@ -19,24 +18,21 @@ from typing import Any
 
 
 def demands_nothing(recipe: Any, part: Any) -> None:
-    """The rule of a row that goes with everything."""
-    del recipe, part
+    """Accepts any config: the rule of a row that goes with everything."""
 
 
 def longest(blocks: int, **lengths: int) -> int:
-    """How long a row takes to get to where it is as published, in steps or updates.
+    """Returns the steps or updates after which a row behaves as published: its longest length.
 
-    lengths: its options that are counted so (`modules.options.Option.counted_in`); blocks: how many
-    the model has.
+    lengths: its options with `modules.options.Option.counted_in`. blocks: those of the model.
     """
-    del blocks
     return max(lengths.values())
 
 
 def marks(**defaults: Any) -> Callable[..., Callable[[Any], Any]]:
-    """Makes the decorator of a table's functions, which sets each fact as given or by default.
+    """Makes the decorator of a table's functions, which sets each fact to its value or default.
 
-    The decorator raises TypeError for a fact that the table does not know.
+    The decorator raises TypeError for a fact that is not in `defaults`.
     """
 
     def mark(**facts: Any) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Types that products are computed in, and what blocks keep for their backward pass."""
+"""Types of products, and rematerialization policies of blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 # float64 is for exact comparisons, as eval.convert makes them; nothing trains in it.
 DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float64}
 
-# A block under a policy is computed again from what is kept.
+# What a block stores for its backward pass, which computes the rest again.
 REMAT_POLICIES = {
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     'full': jax.checkpoint_policies.nothing_saveable,

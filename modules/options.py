@@ -1,8 +1,8 @@
-"""Options of parts, each declared once: in the part's own signature.
+"""Options of parts, each declared once, in the part's own signature.
 
     eps: Annotated[float, Option('added under the root', 0, 1)] = 1e-6
 
-An option is a field of a class, or a keyword of a function, that is annotated so; its default is
+An option is a field of a class, or a keyword of a function, with such an annotation; its default is
 the published one. Config sections, their checks, `train.py --choices` and the README's tables are
 all read from there. Two parts that mean the same by a name share the annotation.
 """
@@ -20,29 +20,24 @@ from typing import Any
 
 from modules.choices import choose, nearest
 
-LARGEST_INT = 2**31 - 1  # of whole numbers that have no bound of their own: programs hold 32 bits
+LARGEST_INT = 2**31 - 1  # the bound of int options without one: programs hold 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is known of an option besides its type and default.
+    """Description of an option besides its type and default."""
 
-    words: one line of what it is. least, most: bounds, included; NaN is never within them.
-    choices: the values that a text may have; empty: any. counted_in: 'steps' or 'updates' (one a
-    microbatch) where it says when in a run something happens, which a short run may not reach
-    (`lm.run.describe.notes_of`). traced: whether programs take it as data,
-    so that runs which differ in it share one program.
-    """
-
-    words: str = ''
-    least: float = -math.inf
+    words: str = ''  # one line that says what it is
+    least: float = -math.inf  # bounds are included; NaN is never within them
     most: float = math.inf
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # the values that a str may have; empty: any
+    # 'steps' or 'updates' (one a microbatch) if it is a time in a run, which a short run may not
+    # reach (`lm.run.describe.notes_of`).
     counted_in: str = ''
-    traced: bool = False
+    traced: bool = False  # whether runs that differ in it share one program, which takes it as data
 
     def check(self, path: str, value: Any) -> None:
-        """ValueError where `value`, of the config field `path`, is out of bounds or unknown."""
+        """Raises ValueError if `value`, of the config field `path`, is out of bounds or unknown."""
         if self.choices:
             choose(dict.fromkeys(self.choices), value, path)
             return
@@ -54,7 +49,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """An option as a part declares it. types: those its value may have, None's among them."""
+    """An option as a part declares it; `types` are those of its values, NoneType included."""
 
     types: tuple[type, ...]
     option: Option
@@ -62,7 +57,7 @@ class Declared:
 
 
 def options(part: Any) -> Mapping[str, Declared]:
-    """The options of a class, a function, or of what a row that is a record of these holds."""
+    """Returns the options of a class, a function, or the fields of a row that is a record."""
     return {} if isinstance(part, Mapping) else _options(part)  # a mapping names other rows
 
 
@@ -96,23 +91,23 @@ def _options(part: Any) -> Mapping[str, Declared]:
 
 
 def option_of(annotation: Any) -> Option | None:
-    """The Option in Annotated[..., Option(...)]; None where there is none."""
+    """Returns the Option in Annotated[..., Option(...)], or None."""
     metadata = getattr(annotation, '__metadata__', ())
     return next((m for m in metadata if isinstance(m, Option)), None)
 
 
 def types_of(annotation: Any) -> tuple[type, ...]:
-    """(float, NoneType) for Annotated[float | None, ...]; (float,) for float."""
+    """Returns (float, NoneType) for Annotated[float | None, ...]; (float,) for float."""
     if hasattr(annotation, '__metadata__'):
         annotation = annotation.__origin__
     return typing.get_args(annotation) or (annotation,)
 
 
 def section(own: type, *tables: Mapping[str, Any]) -> type:
-    """The frozen dataclass `own` with a field more for each option of each part in the tables.
+    """Returns the frozen dataclass `own` with a field for each option of each part in the tables.
 
-    Such a field is None unless it is given, and None means what the part's signature has. Raises
-    TypeError where two parts mean different things by one name.
+    Such a field is None unless given; None stands for the default in the part's signature. Raises
+    TypeError if two parts mean different things by one name.
     """
     found: dict[str, Declared] = {}
     owners: dict[str, str] = {field.name: own.__name__ for field in dataclasses.fields(own)}
@@ -129,11 +124,7 @@ def section(own: type, *tables: Mapping[str, Any]) -> type:
                         f'{owners[name]}; give one of them another name, or both one annotation'
                     )
     fields = [
-        (
-            name,
-            typing.Annotated[typing.Union[(*declared.types, None)], declared.option],
-            dataclasses.field(default=None),
-        )
+        (name, typing.Annotated[typing.Union[(*declared.types, None)], declared.option], None)
         for name, declared in found.items()
     ]
     made = dataclasses.make_dataclass(
@@ -144,16 +135,16 @@ def section(own: type, *tables: Mapping[str, Any]) -> type:
 
 
 def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
-    """part(...) with the given options, and with what it has a field for of `wiring`."""
+    """Returns part(...) with the given options and the entries of `wiring` that are its fields."""
     known = set(getattr(part, '__dataclass_fields__', ()))
     return part(**given, **{name: value for name, value in wiring.items() if name in known})
 
 
 def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
-    """('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
+    """Returns ('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
 
-    path: the config field that has the text, such as 'model.norm'. Raises ValueError where the text
-    is of another form, or a value is no Python literal.
+    path: the config field that has the text, such as 'model.norm'. Raises ValueError if the text
+    has another form, or a value is no Python literal.
     """
     name, colon, rest = text.partition(':')
     given: dict[str, Any] = {}
@@ -171,7 +162,7 @@ def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
-    """The value, an int made a float where only that is allowed; ValueError for another type."""
+    """Returns the value, an int as a float if only float is allowed; ValueError for other types."""
     allowed = tuple(allowed)
     if float in allowed and int not in allowed and type(value) is int:
         value = float(value) if abs(value) < 2**1000 else math.inf
@@ -182,9 +173,10 @@ def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
 
 
 def check_inline(path: str, part: Any, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options written behind the name of a part, typed; ValueError for one it does not have.
+    """Returns the options written behind the name of a part, typed and checked.
 
-    None means the published default, as it does in a section: such an option is left out.
+    None stands for the published default, as in a section: such an option is left out. Raises
+    ValueError for an option that the part does not have.
     """
     known, checked = options(part), {}
     for option, value in given.items():

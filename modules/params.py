@@ -1,9 +1,9 @@
-"""A parameter is described once, where it is created.
+"""Descriptions of parameters, each made where the parameter is created.
 
 A layer calls `self.param(name, declare(init, role, axes, fan_in), shape)`. The description travels
-in a Flax metadata box through `nn.scan`, which adds the `layer` axis, and `split` takes it off
-after init. Parametrisation, weight decay, optimizer, sharding and reparametrisation all read this
-record.
+in a Flax metadata box through `nn.scan`, which adds the `layer` axis, and `split` separates it from
+the value after init. Parametrisation, weight decay, optimizer, sharding and reparametrisation all
+read it.
 """
 
 import dataclasses
@@ -23,23 +23,18 @@ NORM = 'norm'  # the part of the model that train.trainable can pick out
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """What a parameter is.
+    """Description of a parameter.
 
-    role: how it scales: `embedding` (rows looked up), `hidden` (both sides grow with width),
-      `readout` (width in, vocabulary out), `vector` (gains, biases, scalars).
-    axes: a logical name for each dimension, such as ('layer', 'embed', 'mlp').
-    fan_in: those of `axes` that the forward pass sums over; empty for embeddings and vectors.
-    part: `norm` for all that belongs to a norm, '' otherwise.
-    init_gain: a factor of the standard deviation it is drawn with, for methods that ask for one.
-    decayed: whether a vector decays all the same; matrices and embeddings always do.
+    Its role says how it scales: `embedding` (rows looked up), `hidden` (both sides grow with
+    width), `readout` (width in, vocabulary out) or `vector` (gains, biases, scalars).
     """
 
     role: str
-    axes: tuple[str, ...]
-    fan_in: tuple[str, ...] = ()
-    part: str = ''
-    init_gain: float = 1.0
-    decayed: bool = False
+    axes: tuple[str, ...]  # a logical name for each dimension, such as ('layer', 'embed', 'mlp')
+    fan_in: tuple[str, ...] = ()  # axes that the forward pass sums over; none for an embedding
+    part: str = ''  # NORM for parameters of a norm
+    init_gain: float = 1.0  # a factor of its initial standard deviation
+    decayed: bool = False  # whether a vector decays too; matrices and embeddings always do
 
     def __post_init__(self):
         if self.role not in ROLES:
@@ -49,16 +44,16 @@ class ParamSpec:
             raise ValueError(f'fan_in names axes {sorted(unknown)} that are not in {self.axes}')
 
     def without(self, axis: str) -> 'ParamSpec':
-        """The same of one slice along `axis`."""
+        """Returns the description of one slice along `axis`."""
         return dataclasses.replace(self, axes=tuple(a for a in self.axes if a != axis))
 
     def fan_in_size(self, shape: tuple[int, ...]) -> int:
-        """The number of terms in each sum of the forward pass."""
+        """Returns the number of terms in each sum of the forward pass."""
         return math.prod(n for n, axis in zip(shape, self.axes, strict=True) if axis in self.fan_in)
 
 
 class Described(struct.PyTreeNode, meta.AxisMetadata):
-    """A parameter in its box; `nn.scan` calls `add_axis` when it stacks layers."""
+    """Box of a parameter with its description; `nn.scan` calls `add_axis` to stack layers."""
 
     value: Any
     spec: ParamSpec = struct.field(pytree_node=False)
@@ -85,10 +80,10 @@ def declare(
     fan_in: tuple[str, ...] = (),
     **more: Any,
 ) -> Callable[..., Described]:
-    """An initializer whose value carries ParamSpec(role, axes, fan_in, **more).
+    """Makes an initializer whose value carries ParamSpec(role, axes, fan_in, **more).
 
     `init(key, shape, dtype)` draws at unit scale; the parametrisation multiplies matrices by their
-    standard deviation afterwards (`modules.scaling`), so that no layer decides its own.
+    standard deviation afterwards (`modules.scaling`), so that no layer sets its own.
     """
     spec = ParamSpec(role, tuple(axes), tuple(fan_in), **more)
 
@@ -101,30 +96,29 @@ def declare(
 
 
 def split(described: Any) -> tuple[Any, Any]:
-    """(params, specs): two parallel plain dict trees. ValueError for an undescribed parameter."""
+    """Returns (params, specs), two parallel plain dict trees.
 
-    def check(path, leaf):
-        if not isinstance(leaf, Described):
+    Raises ValueError for a parameter without a description.
+    """
+    boxes, tree = jax.tree_util.tree_flatten_with_path(described, is_leaf=is_box)
+    for path, box in boxes:
+        if not is_box(box):
             raise ValueError(
                 f'parameter {path_name(path)} was created without `declare`; '
                 'its role and axes are unknown, so nothing can scale, decay or shard it'
             )
-        return leaf
+    return tuple(tree.unflatten([getattr(box, n) for _, box in boxes]) for n in ('value', 'spec'))
 
-    def is_box(leaf):
-        return isinstance(leaf, Described)
 
-    jax.tree_util.tree_map_with_path(check, described, is_leaf=is_box)
-    params = jax.tree.map(lambda box: box.value, described, is_leaf=is_box)
-    specs = jax.tree.map(lambda box: box.spec, described, is_leaf=is_box)
-    return params, specs
+def is_box(leaf: Any) -> bool:
+    return isinstance(leaf, Described)
 
 
 def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of a parameter that are (batch, rows, columns) of matrices.
+    """Returns the dimensions of a parameter that are (batch, rows, columns) of matrices.
 
-    Rows are those that the forward pass sums over, or that are looked up in an embedding. Those
-    before them (layer, expert) make matrices of their own. ValueError for a vector.
+    The forward pass sums over the rows, or looks them up in an embedding. Each index of the
+    dimensions before them (layer, expert) is a matrix. Raises ValueError for a vector.
     """
     rows = spec.fan_in or (spec.axes[-2:-1] if spec.role == 'embedding' else ())
     if not rows:
@@ -136,22 +130,22 @@ def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tupl
 
 
 def batch_axes(spec: ParamSpec) -> tuple[int, ...]:
-    """The dimensions along which matrices, or vectors, lie that are each one of its own."""
+    """Returns the dimensions along which separate matrices, or separate vectors, are stacked."""
     if spec.role == 'vector':
         return tuple(i for i, axis in enumerate(spec.axes) if axis == LAYER)
     return matrix_axes(spec)[0]
 
 
 def root_mean_square(spec: ParamSpec, x: jax.Array) -> jax.Array:
-    """sqrt(mean(x^2)) of each matrix or vector of a parameter, of size 1 along their own axes."""
+    """Returns sqrt(mean(x^2)) of each matrix or vector of a parameter; their axes keep size 1."""
     axes = tuple(i for i in range(x.ndim) if i not in batch_axes(spec))
     return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
 
 
 def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
-    """[..., I, O]: the matrices of a parameter, one for each index of its batch axes.
+    """Returns the matrices [..., I, O] of a parameter, one for each index of its batch axes.
 
-    The weights are y = x W with x [I]. Queries, keys and values are parameters of their own.
+    They are W in y = x W with x [I]. Queries, keys and values are separate parameters.
     """
     batch, rows, columns = matrix_axes(spec)
     sizes = [math.prod(weight.shape[i] for i in axes) for axes in (rows, columns)]
@@ -160,18 +154,17 @@ def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
 
 
 def from_matrices(spec: ParamSpec, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The parameter of `shape` whose `as_matrices` these are."""
+    """Returns the parameter of `shape` whose `as_matrices` these are."""
     order = [axis for axes in matrix_axes(spec) for axis in axes]
     in_order = matrices.reshape([shape[i] for i in order])
     return jnp.transpose(in_order, [order.index(i) for i in range(len(shape))])
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """'blocks/attention/query' for a tree path."""
+    """Returns 'blocks/attention/query' for a tree path."""
     return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """{'blocks/attention/query': leaf, ...}; a ParamSpec counts as a leaf."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_name(path): leaf for path, leaf in leaves}
+    """Returns {'blocks/attention/query': leaf, ...}; a ParamSpec is a leaf."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

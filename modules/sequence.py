@@ -1,4 +1,4 @@
-"""What layers know of the rows [B, T] besides their activations: positions, documents, padding."""
+"""Positions, documents and padding of the rows [B, T] that layers read."""
 
 import jax
 import jax.numpy as jnp
@@ -6,41 +6,40 @@ from flax import struct
 
 
 class Sequence(struct.PyTreeNode):
-    """positions_BT: int32, [1, T] where all rows agree. segments_BT: int32 document number of each
-    token, attended within; None: the whole row is one document. valid_BT: 0 for padding, which
-    statistics leave out; None: there is none. prefix_BT: int32, tokens of one number that is not 0
-    see each other, later ones too; None: all see those before them alone.
+    """Positions and masks of tokens; segments and prefixes are int32.
 
-    capacity: how many tokens of each row a cache has room for, where the row is read in parts
-    (`modules.attention.cache`): these ones come behind those it holds. None: they are the whole.
+    Tokens attend within their segment. Tokens with one prefix number other than 0 see each other,
+    later ones too. If a row is read in parts (`modules.attention.base`), these tokens follow those
+    in a cache with room for `capacity` tokens a row.
     """
 
-    positions_BT: jax.Array
-    segments_BT: jax.Array | None = None
-    valid_BT: jax.Array | None = None
-    prefix_BT: jax.Array | None = None
+    positions_BT: jax.Array  # int32, [1, T] if all rows agree
+    segments_BT: jax.Array | None = None  # number of the document; None: a row is one document
+    valid_BT: jax.Array | None = None  # 0 for padding, which statistics leave out; None: no padding
+    prefix_BT: jax.Array | None = None  # None: each token sees earlier ones only
+    # None: the tokens are whole rows.
     capacity: int | None = struct.field(pytree_node=False, default=None)
 
     @property
     def valid_BT1(self) -> jax.Array | None:
-        """valid_BT beside activations [B, T, D]."""
+        """Returns valid_BT in the shape that broadcasts with activations [B, T, D]."""
         return None if self.valid_BT is None else self.valid_BT[..., None]
 
 
 def whole_rows(length: int) -> Sequence:
-    """Every row is one document from its first token."""
+    """Makes the Sequence of rows that are one document each."""
     return Sequence(jnp.arange(length, dtype=jnp.int32)[None])
 
 
 def documents(segments_BT: jax.Array) -> Sequence:
-    """Documents packed into rows: positions restart where the segment number changes."""
+    """Makes the Sequence of packed documents: positions restart where the segment changes."""
     index_1T = jnp.arange(segments_BT.shape[1], dtype=jnp.int32)[None]
     index_BT = jnp.broadcast_to(index_1T, segments_BT.shape)
     return Sequence(index_BT - start_of(segments_BT), segments_BT)
 
 
 def start_of(segments_BT: jax.Array) -> jax.Array:
-    """[B, T] int32: the place in its row at which the document of each token begins."""
+    """Returns the index [B, T], int32, at which the document of each token begins in its row."""
     index_1T = jnp.arange(segments_BT.shape[1], dtype=jnp.int32)[None]
     previous_BT = jnp.pad(segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     begins_BT = segments_BT != previous_BT
@@ -49,7 +48,7 @@ def start_of(segments_BT: jax.Array) -> jax.Array:
 
 
 def part_of_rows(start_B: jax.Array, count_B: jax.Array, length: int, capacity: int) -> Sequence:
-    """Tokens start to start + count of each row, of whose `length` columns the rest is padding."""
+    """Makes the Sequence of tokens start to start + count of each row, padded to `length`."""
     column_1T = jnp.arange(length, dtype=jnp.int32)[None]
     positions_BT = start_B[:, None] + column_1T
     valid_BT = (column_1T < count_B[:, None]).astype(jnp.float32)

@@ -1,12 +1,12 @@
-"""What a layer carries from step to step that no gradient trains: two Linen collections.
+"""State of layers that no gradient trains: two Linen collections.
 
 STATS is measured in the forward pass: running means, counts, keys. A layer is in training while it
 may change them and in evaluation otherwise, so that no flag has to be handed down. BACKWARD_STATS
 is measured in the backward pass: a layer reads such a statistic through a `custom_vjp`, which
-returns its next value in the place of its gradient; the step stores it instead of following it.
+returns its next value in place of its gradient; the step stores the value.
 
-With microbatches each of them is one update, in order. Computing a block again under remat is none:
-only what the forward pass returns, and what the backward pass returns, is kept.
+Each microbatch is one update, in order. Computing a block again under remat is no update: only what
+the forward pass and the backward pass return is stored.
 """
 
 import jax
@@ -15,8 +15,8 @@ from flax import linen as nn
 
 STATS = 'stats'
 BACKWARD_STATS = 'bwd_stats'
-AUXILIARY = 'auxiliary_losses'  # what layers add to the objective, sown as scalars
-DIAGNOSTICS = 'diagnostics'  # what layers record of themselves where somebody asks
+AUXILIARY = 'auxiliary_losses'  # sown scalars that layers add to the objective
+DIAGNOSTICS = 'diagnostics'  # measurements that layers record on demand
 
 
 def is_training(module: nn.Module) -> bool:
@@ -24,19 +24,19 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_recording(module: nn.Module) -> bool:
-    """Whether somebody asks for DIAGNOSTICS: otherwise nothing of them is even traced."""
+    """Whether DIAGNOSTICS are asked for; otherwise they are not traced."""
     return module.is_mutable_collection(DIAGNOSTICS) and not module.is_initializing()
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """float32, or float64 where x is: the type that statistics are reduced in."""
+    """Casts to float32, or leaves float64: the type that statistics are reduced in."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def token_mean(x: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """[D]: the mean of x [..., D] over all axes but the last.
+    """Returns the mean [D] of x [..., D] over all axes but the last.
 
-    valid [..., 1] weights the tokens, 0 for those that do not count; None: all do.
+    valid [..., 1] weights the tokens, 0 for those that do not count; None: all count.
     """
     axes = tuple(range(x.ndim - 1))
     if valid is None:
@@ -46,9 +46,7 @@ def token_mean(x: jax.Array, valid: jax.Array | None) -> jax.Array:
 
 
 def next_key(module: nn.Module, name: str = 'key') -> jax.Array | None:
-    """The key that `module` draws by now and then no more, of those it carries as `name`; None in
-    evaluation.
-    """
+    """Returns a new random key from the one that `module` stores as `name`; None in evaluation."""
     carried = module.variable(STATS, name, lambda: as_int(module.make_rng('params')))
     if not is_training(module):
         return None
@@ -58,7 +56,7 @@ def next_key(module: nn.Module, name: str = 'key') -> jax.Array | None:
 
 
 def as_int(key: jax.Array) -> jax.Array:
-    """A random key as int32 [2], to be stored with the other statistics."""
+    """Returns a random key as int32 [2], which can be stored with the other statistics."""
     return jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
 
 

@@ -1,19 +1,19 @@
-"""What is measured of activations [B, T, D]: of the residual stream and of sublayers' outputs."""
+"""Measurements of activations [B, T, D]: of the residual stream and of sublayers' outputs."""
 
 import jax
 import jax.numpy as jnp
 
-SINK_SHARE = 0.01  # of the coordinates: those whose part of the stream's norm is its sink
+SINK_SHARE = 0.01  # the share of the coordinates that is taken for the sink
 
 
 @jax.named_scope('diagnostics')
 def moments(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> dict[str, jax.Array]:
-    """rms, largest and kurtosis over all coordinates of the tokens that are no padding; float32.
+    """Returns rms, largest and kurtosis over all coordinates of tokens without padding; float32.
 
         rms = sqrt(mean x^2)    largest = max |x|    kurtosis = mean (x - m)^4 / (mean (x - m)^2)^2
 
-    with m = mean x: 3 for a normal distribution, more with outliers (arXiv:2405.19279). valid_BT is
-    0 for padding; None: there is none.
+    with m = mean x. Kurtosis is 3 for a normal distribution, more with outliers (arXiv:2405.19279).
+    valid_BT is 0 for padding; None: there is none.
     """
     x_BTD, weights_BT1 = _counted(x_BTD, valid_BT)
     count = jnp.maximum(jnp.sum(weights_BT1), 1.0) * x_BTD.shape[-1]
@@ -30,10 +30,10 @@ def moments(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> dict[str, ja
 
 @jax.named_scope('diagnostics')
 def sink(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> jax.Array:
-    """The share of the squared norm that the largest SINK_SHARE of coordinates hold, one at least.
+    """Returns the share of the squared norm in the largest SINK_SHARE of coordinates, at least one.
 
-    Of e_d = mean over tokens of x_td^2, the largest over the sum: SINK_SHARE where all are alike.
-    Coordinates that stand out in every token are the residual sinks of arXiv:2601.22966.
+    The sum of the largest e_d = mean over tokens of x_td^2, over the sum of all: SINK_SHARE if all
+    are equal. Coordinates that stand out in every token are the residual sinks of arXiv:2601.22966.
     """
     x_BTD, _ = _counted(x_BTD, valid_BT)
     x_BTD = x_BTD / jnp.maximum(jnp.max(jnp.abs(x_BTD)), jnp.finfo(jnp.float32).tiny)
@@ -43,9 +43,7 @@ def sink(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> jax.Array:
 
 
 def _counted(x_BTD, valid_BT):
-    """(x in float32, 0 where it is padding; 1 for each token that counts [B, T, 1]). For records:
-    nothing is differentiated.
-    """
+    """Returns (x in float32, 0 for padding; 1 for tokens that count [B, T, 1]); no gradient."""
     x_BTD = jax.lax.stop_gradient(x_BTD).astype(jnp.float32)
     if valid_BT is None:
         return x_BTD, jnp.ones((*x_BTD.shape[:2], 1))

@@ -1,12 +1,12 @@
 """Optimizers, schedules and averages of the weights.
 
-An optimizer is an optax GradientTransformation that turns gradients into a direction; the step then
-multiplies it by the learning rate and takes off weight decay, each as the parametrisation says. One
-that has a part in its weight decay gives a Direction in place of an array (`modules.optim.base`).
-A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers, which may be tracers, to
-one. What it needs beside gradients comes as optax's extra arguments of `update`: `value`, the loss;
-`means`, that of each of its terms over the target tokens; `grad`, the gradient before clipping; and
-functions, each of which costs nothing where it is not called:
+An optimizer is an optax GradientTransformation that turns gradients into a direction; the train
+step multiplies it by the learning rate and applies weight decay, each as the parametrisation says.
+An optimizer that scales its own weight decay returns a Direction in place of an array
+(`modules.optim.base`). A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers,
+which may be tracers, to one. Its `update` gets optax's extra arguments: `value`, the loss; `means`,
+the mean of each of its terms over the target tokens; `grad`, the gradient before clipping; and
+functions, which cost nothing if they are not called:
 
     value_fn(params)           the loss of the batch, as `value`
     share_fn(params, rows)     what some rows add to it; `rows` has all, in microbatches [n, b, ...]
@@ -14,46 +14,24 @@ functions, each of which costs nothing where it is not called:
     of_logits(logits, rows)    their share from these, without what layers add to the loss
 
 All have gradients. For `jax.jvp`, logits_fn and of_logits need kernels.attention=reference; the
-gradient of value_fn has it with blocked too, and value_fn itself has not where the loss is taken by
-chunks. Those of parameters end with `_fn`; for an optimizer of some roles
-they are functions of its own (`by_role`). What an optimizer needs of a model, and what it does
-without, is in `of_family`. A leaf of its state that is not shaped like its parameter is described
-by a box (`modules.optim.base.state_specs`).
+gradient of value_fn has it with blocked too, but value_fn itself has none where the loss is taken
+by chunks. Names of functions of parameters end with `_fn`; an optimizer of some roles gets them as
+functions of its own parameters (`by_role`). `of_family` states what an optimizer needs of a model,
+and what it does without. A leaf of its state that is not shaped like its parameter is described by
+a box (`modules.optim.base.state_specs`).
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
 
-from modules.optim.adafactor import adafactor
-from modules.optim.adamp import adamp, sgdp
-from modules.optim.adamw import adamw
-from modules.optim.apollo import apollo
-from modules.optim.aro import aro
-from modules.optim.auon import auon, hybrid_auon
 from modules.optim.averages import AVERAGES, Average
 from modules.optim.base import Direction, by_role, state_specs, unboxed, with_share
-from modules.optim.cge import cge
-from modules.optim.conda import conda
-from modules.optim.galore import fira, galore
-from modules.optim.gauss_newton import gauss_newton
-from modules.optim.lion import lion
-from modules.optim.muon import muon, muon_spectral
-from modules.optim.normalized_gd import normalized_gd
-from modules.optim.scale import scale
-from modules.optim.schedules import (
-    constant,
-    cyclic,
-    exponential,
-    inverse_sqrt,
-    linear,
-    power,
-    warmup_cosine,
-    warmup_stable_decay,
-)
-from modules.optim.sgd import sgd
-from modules.optim.shampoo import shampoo
-from modules.optim.soap import soap
-from modules.optim.sophia import sophia
-from modules.optim.sven import sven
+from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
+from modules.optim.classic import adamw, scale, sgd
+from modules.optim.low_rank import apollo, fira, galore
+from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral
+from modules.optim.rotated import aro, conda, shampoo, soap
+from modules.optim.schedules import SCHEDULES
+from modules.optim.variants import adafactor, adamp, lion, normalized_gd, sgdp
 
 __all__ = [
     'AVERAGES',
@@ -91,14 +69,4 @@ OPTIMIZERS = {
     'soap': soap,
     'sophia': sophia,
     'sven': sven,
-}
-SCHEDULES = {
-    'constant': constant,
-    'cyclic': cyclic,
-    'exponential': exponential,
-    'inverse_sqrt': inverse_sqrt,
-    'linear': linear,
-    'power': power,
-    'warmup_cosine': warmup_cosine,
-    'warmup_stable_decay': warmup_stable_decay,
 }

@@ -1,7 +1,7 @@
-"""Averages of the weights, that evaluation uses in place of those that gradients are taken at.
+"""Averages of the weights, which evaluation uses in place of the trained weights.
 
-A row maps its numbers, which may be tracers, to an Average, which goes around any optimizer. What
-is averaged is what is stored (`modules.reparam`): with weight_norm, directions and gains apart.
+A row maps its numbers, which may be tracers, to an Average, which works with any optimizer. It
+averages the stored parameters (`modules.reparam`): with weight_norm, directions and gains apart.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,48 +11,32 @@ import jax
 import jax.numpy as jnp
 
 from modules.facts import demands_nothing, marks
-from modules.optim.adamw import BELOW_1
+from modules.optim.base import below_1
 from modules.options import Option
 
 Kept = dict[str, Any]  # by name: a tree like the parameters, or a scalar
 
 
-def nothing_to_note(recipe: Any, part: Any) -> Iterator[str]:
-    """Whatever it is with is as published."""
-    del recipe, part
-    yield from ()
-
-
-# moves_weights: it cannot be where what is stored is mapped after updates (`modules.reparam`).
-# notes(recipe, part): lines on what it is allowed with, and is not published with.
-average_row = marks(moves_weights=False, notes=nothing_to_note, check=demands_nothing)
-
-
-def updates_as_they_are(updates: Any, params: Any, kept: Kept, fraction: Any) -> tuple[Any, Kept]:
-    """The optimizer's own updates move the weights."""
-    del params, fraction
-    return updates, kept
-
-
-def nothing_followed(params: Any, kept: Kept) -> Kept:
-    """What is kept does not depend on where the weights have gone."""
-    del params
-    return kept
+# moves_weights: it cannot be combined with a map of stored parameters after updates
+#   (`modules.reparam`).
+# notes(recipe, part): lines on what it is allowed with but not published with.
+average_row = marks(moves_weights=False, notes=lambda recipe, part: (), check=demands_nothing)
 
 
 class Average(NamedTuple):
-    """init(params) -> kept: what is carried beside the weights; {} where that is nothing.
+    """Functions of one average.
 
-    averaged(params, kept) -> the weights that evaluation uses. In a step, steer(updates, params,
-    kept, fraction) -> (updates, kept) makes what is added to the weights of what the optimizer,
-    with its weight decay, would add; fraction: of the learning rate's peak. Then follow(params,
-    kept) -> kept sees where the weights are, after any map behind the update.
+    `steer` maps what the optimizer and its weight decay would add to the weights to what is added;
+    fraction: learning rate over its peak. `follow` sees the weights after the update and any map
+    behind it.
     """
 
-    init: Callable[[Any], Kept]
-    averaged: Callable[[Any, Kept], Any]
-    steer: Callable[[Any, Any, Kept, Any], tuple[Any, Kept]] = updates_as_they_are
-    follow: Callable[[Any, Kept], Kept] = nothing_followed
+    init: Callable[[Any], Kept]  # (params) -> kept, its own state
+    averaged: Callable[[Any, Kept], Any]  # (params, kept) -> the weights that evaluation uses
+    # (updates, params, kept, fraction) -> (updates, kept)
+    steer: Callable[[Any, Any, Kept, Any], tuple[Any, Kept]] = lambda u, params, kept, _: (u, kept)
+    # (params, kept) -> kept
+    follow: Callable[[Any, Kept], Kept] = lambda params, kept: kept
 
 
 @average_row()
@@ -63,17 +47,14 @@ def none() -> Average:
 
 @average_row()
 def ema(
-    *,
-    average_decay: Annotated[
-        float, Option('share of the average that is kept', 0, BELOW_1, traced=True)
-    ] = 0.999,
+    *, average_decay: Annotated[float, below_1('share of the average that is kept')] = 0.999
 ) -> Average:
     """Exponential moving average, x_t = (1 - d) sum_i d^(t - i) w_i / (1 - d^t), i from 1 to t.
 
-    Corrected for its start, so that the initial weights have no part in it: x moves by (1 - d) /
-    (1 - d^t) of the way to w. Training is as without it. Where a reparametrisation maps what is
-    stored after each update, as normalize_and_project does, evaluation uses the average so mapped.
-    Source, also of 0.999: arXiv:1412.6980, section 7.2.
+    The bias of the start is corrected, so that the initial weights have no part in it: x moves by
+    (1 - d) / (1 - d^t) of the way to w. Training does not depend on it. If a reparametrisation maps
+    stored parameters after each update, as normalize_and_project does, evaluation maps the average
+    too. Source, also of 0.999: arXiv:1412.6980, section 7.2.
     """
 
     def init(params):
@@ -89,8 +70,8 @@ def ema(
     return Average(init, lambda params, kept: kept['average'], follow=follow)
 
 
-def in_their_place(recipe: Any, part: Any) -> Iterator[str]:
-    """Yields what Schedule-Free is published without: a decay of the rate, and momentum."""
+def not_published_with(recipe: Any, part: Any) -> Iterator[str]:
+    """Yields notes on what Schedule-Free is published without: rate decay and momentum."""
     schedule = recipe.schedule
     if schedule.row.decays:
         yield (
@@ -106,12 +87,11 @@ def in_their_place(recipe: Any, part: Any) -> Iterator[str]:
                 )
 
 
-@average_row(moves_weights=True, notes=in_their_place)
+@average_row(moves_weights=True, notes=not_published_with)
 def schedule_free(
     *,
     schedule_free_beta: Annotated[
-        float,
-        Option('share of the mean where gradients are taken', 0.01, BELOW_1, traced=True),
+        float, below_1('share of the mean where gradients are taken', least=0.01)
     ] = 0.9,
     schedule_free_power: Annotated[
         float, Option('power of the step in its weight in the mean', 0, 6, traced=True)
@@ -128,8 +108,9 @@ def schedule_free(
     u is the step of the optimizer, with weight decay of y; b, p and r are schedule_free_beta,
     _lr_power and _power. Params are y, and z is kept: x = y + (1 - 1/b) (z - y). Learning rates
     count in c as shares of their peak, which divides out. It takes the place of momentum: the
-    authors' AdamW is optim.b1=0, their SGD optim.momentum=0, and the schedule a warm-up, then
-    constant. A map of what is stored after updates would part y from x and z, and is refused.
+    authors' AdamW is optim.b1=0, their SGD optim.momentum=0, and their schedule a warm-up, then
+    constant. A map of stored parameters after updates would separate y from x and z, and is
+    refused.
     Source: arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, version 1.4.1.
     """
 

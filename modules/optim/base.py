@@ -1,44 +1,49 @@
-"""What optimizers have in common: their family, their partition by role, their state's specs."""
+"""Shared parts of optimizers: options, facts of a row, partition by role, specs of the state."""
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from modules.facts import demands_nothing, longest
-from modules.params import (
-    ROLES,
-    Described,
-    ParamSpec,
-    batch_axes,
-    named_leaves,
-    path_name,
-)
+from modules.facts import demands_nothing, longest, marks
+from modules.options import Option
+from modules.params import ROLES, Described, ParamSpec, batch_axes, is_box, named_leaves, path_name
+
+# Bounds are included, so these stand in for 0 and 1 that are not; float32 tells them apart.
+ABOVE_0, BELOW_1 = 1e-37, 1 - 1e-7
+
+below_1 = functools.partial(Option, least=0, most=BELOW_1, traced=True)
+up_to_1 = functools.partial(Option, least=0, most=1, traced=True)
+from_0 = functools.partial(Option, least=0, most=sys.float_info.max, traced=True)
+above_0 = functools.partial(Option, least=ABOVE_0, most=sys.float_info.max, traced=True)
+steps_between = functools.partial(Option, least=1, counted_in='steps')
+
+B1 = Annotated[float, below_1('share of the first moment that is kept')]
+B2 = Annotated[float, below_1('share of the second moment that is kept')]
+Eps = Annotated[float, above_0('added to the denominator')]
+Momentum = Annotated[float, below_1('share of the sum of gradients that is kept')]
+Dampening = Annotated[float, up_to_1('share of each gradient that the sum is spared')]
+Nesterov = Annotated[bool, Option('whether the gradient is added to what it has just moved')]
 
 FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from the gradient's
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What an optimizer asks for, beyond a gradient, or does without.
+    """Requirements of an optimizer beyond a gradient, and what it does without."""
 
-    most_parameters: how many it serves at most; None: any number. gradient: whether it reads that
-    of its parameters. forward_mode: what it differentiates in forward mode: 'logits', their
-    'gradient', or nothing.
-    error_probability: whether it reads the mean of that name. convex_loss: whether it is for losses
-    alone that are convex in the logits. own_loss: whether it reads the loss itself, of which a
-    penalty in the gradient, or a factor of it, is no part.
-    """
-
-    most_parameters: int | None = None
-    gradient: bool = True
-    forward_mode: str = ''
-    error_probability: bool = False
-    convex_loss: bool = False
+    most_parameters: int | None = None  # that it serves; None: any number
+    gradient: bool = True  # whether it reads the gradient of its parameters
+    forward_mode: str = ''  # differentiated in it: 'logits', their 'gradient', or nothing
+    error_probability: bool = False  # whether it reads the mean of that name
+    convex_loss: bool = False  # whether it is only for losses that are convex in the logits
+    # Whether it reads the loss itself, so that no penalty or factor may be in the gradient alone.
     own_loss: bool = False
 
 
@@ -49,47 +54,44 @@ def of_family(
     check: Callable[[Any, Any], None] = demands_nothing,
     **needs: Any,
 ) -> Callable[[Callable], Callable]:
-    """Marks an optimizer as adam-like (no matter how large the gradient), sgd-like (as large as
-    the gradient) or spectral (of given singular values): what a parametrisation scales it by; with
-    the roles of the parameters that it is for; with its `Needs`; with the values of options by
-    which its updates are of another size than those of its family; and with its own rule
-    (`modules.facts`).
+    """Decorates an optimizer with facts that other code reads.
+
+    A parametrisation scales updates by family: 'adam' (their size does not depend on the
+    gradient's), 'sgd' (as large as the gradient) or 'spectral' (given singular values). With the
+    options in `other_sizes` they have another size. The optimizer is for parameters of `roles`;
+    `check` is its own rule (`modules.facts`), and `needs` are fields of `Needs`.
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
-
-    def mark(make):
-        make.family, make.roles, make.needs = family, roles, Needs(**needs)
-        make.other_sizes, make.check, make.lasts = other_sizes, check, longest
-        return make
-
-    return mark
+    facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': longest}
+    return marks(**facts, other_sizes=other_sizes, check=check)()
 
 
 class PerParameter(NamedTuple):
-    """count: updates done; of: by name a tree like the parameters, where each has what is kept of
-    it, and optax.MaskedNode where that is nothing.
-    """
+    """State of `per_parameter`."""
 
-    count: jax.Array
-    of: dict[str, Any]
+    count: jax.Array  # updates done
+    of: dict[str, Any]  # {name: a tree like the parameters}, optax.MaskedNode where one has nothing
 
 
 class Direction(NamedTuple):
-    """What an update may give of a parameter in place of an array: its direction, and the share of
-    the weight decay that its weights get, with dimensions of size 1 to be multiplied with them.
-    """
+    """An update of one parameter with its own share of the weight decay."""
 
     of: jax.Array
-    decayed: Any
+    decayed: Any  # the share, which broadcasts with the weight
 
 
 def with_share(direction: jax.Array | Direction) -> Direction:
-    """Of an array, all of the weight decay."""
+    """Returns a Direction; one made from an array takes all of the weight decay."""
     return direction if isinstance(direction, Direction) else Direction(direction, 1.0)
 
 
-Kept = dict[str, Any]  # of one parameter, by name: an array like it, or another in a box
+Kept = dict[str, Any]  # what is stored for one parameter: {name: an array like it, or one in a box}
+
+
+def zeros(*names: str) -> Callable[[ParamSpec, jax.Array], Kept]:
+    """Returns the `init` of `per_parameter` that stores zeros like the parameter by each name."""
+    return lambda spec, weight: {name: jnp.zeros_like(weight) for name in names}
 
 
 def per_parameter(
@@ -97,12 +99,11 @@ def per_parameter(
     init: Callable[[ParamSpec, jax.Array], Kept],
     update: Callable[..., tuple[jax.Array | Direction, Kept]],
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer of each parameter on its own.
+    """Makes an optimizer that treats each parameter on its own.
 
-    `init(spec, weight)` gives what is kept of it; `update(spec, grad, kept, weight, count)` the
-    direction (or a Direction) and what is kept next, `count` being that of this update, from 1.
-    What is not shaped like the parameter is in a box at first, Described(value, ParamSpec(role,
-    axes)), and without it in updates.
+    init(spec, weight) returns what is stored; an array that is not shaped like the parameter is in
+    a box, Described(value, ParamSpec(role, axes)), which updates do not see. update(spec, grad,
+    kept, weight, count) returns (direction, what is stored next); `count` is 1 at the first update.
     """
     leaves, tree = jax.tree.flatten(specs)
 
@@ -115,14 +116,12 @@ def per_parameter(
         weights = tree.flatten_up_to(params)
         return joined(jnp.int32(0), [init(s, w) for s, w in zip(leaves, weights, strict=True)])
 
-    def update_all(grads, state, params=None, **more):
-        del more
+    def update_all(grads, state, params=None, **_):
         columns = {name: tree.flatten_up_to(kept) for name, kept in state.of.items()}
         count, directions, each = state.count + 1, [], []
         weights = tree.flatten_up_to(params)
         for i, (spec, grad) in enumerate(zip(leaves, tree.flatten_up_to(grads), strict=True)):
-            kept = {name: column[i] for name, column in columns.items()}
-            kept = {n: one for n, one in kept.items() if not isinstance(one, optax.MaskedNode)}
+            kept = {n: column[i] for n, column in columns.items() if not _is_masked(column[i])}
             direction, later = update(spec, grad, kept, weights[i], count)
             directions.append(direction)
             each.append(later)
@@ -132,33 +131,32 @@ def per_parameter(
 
 
 def boxed(spec: ParamSpec, value: jax.Array, *axes: str) -> Described:
-    """An array [batch axes of the parameter, *axes] in the box that says so."""
+    """Returns an array [batch axes of the parameter, *axes] in a box that names its axes."""
     batch = tuple(spec.axes[i] for i in batch_axes(spec))
     return Described(value, ParamSpec('vector', (*batch, *axes)))
 
 
 @jax.custom_batching.custom_vmap
-def _anywhere(due: jax.Array) -> jax.Array:
+def _any_run(due: jax.Array) -> jax.Array:
     return due
 
 
-@_anywhere.def_vmap
-def _anywhere_of_runs(size, is_mapped, due):
-    del size, is_mapped
+@_any_run.def_vmap
+def _any_run_vmap(size, is_mapped, due):
     return jnp.any(due), False
 
 
-def when(due: jax.Array, found: Callable[[], Any], kept: Any) -> Any:
-    """found() where `due`, and `kept` otherwise, a tree like it.
+def when(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
+    """Returns compute() where `due`, and `otherwise`, a tree like it, elsewhere.
 
-    Of runs that are mapped over, found is computed for all where one is due, and for none where
-    none is: `lax.cond` alone would compute it every time, as each run has a count of its own.
+    Under `vmap` over runs, compute runs for all if any run is due, and for none if none is.
+    `lax.cond` alone would always compute it, as the predicate differs between runs.
     """
 
     def chosen():
-        return jax.tree.map(lambda new, old: jnp.where(due, new, old), found(), kept)
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), compute(), otherwise)
 
-    return jax.lax.cond(_anywhere(due), chosen, lambda: kept)
+    return jax.lax.cond(_any_run(due), chosen, lambda: otherwise)
 
 
 Make = Callable[[Any], optax.GradientTransformation]  # from specs
@@ -167,23 +165,19 @@ Make = Callable[[Any], optax.GradientTransformation]  # from specs
 def by_role(
     specs: Any, others: Make | None = None, **roles: Make
 ) -> optax.GradientTransformationExtraArgs:
-    """One optimizer for each role, and `others` for the roles that are not named.
+    """Partitions the parameters: one optimizer for each role, `others` for roles not named.
 
-    Each is made from the specs of its own parameters, with optax.MaskedNode in the place of those
-    of others, as in the trees that it gets and in those that it gives to functions of parameters:
-    the extra arguments whose names end with `_fn`. Raises ValueError for a parameter that no
-    optimizer covers, and for a role that no parameter has.
+    Each is made from the specs of its own parameters; other parameters are optax.MaskedNode in its
+    trees. Extra arguments whose names end with `_fn` are wrapped to take such trees too. Raises
+    ValueError for a parameter that no optimizer covers, and for a role that no parameter has.
     """
     found = named_leaves(specs)
     present = {spec.role for spec in found.values()}
     if unused := sorted(set(roles) - present):
         raise ValueError(f'an optimizer is given for {unused}, and no parameter has that role')
-    if others is None:
-        uncovered = [path for path, spec in found.items() if spec.role not in roles]
-        if uncovered:
-            raise ValueError(
-                f'no optimizer covers {", ".join(uncovered)}; name its role, or others'
-            )
+    uncovered = [path for path, spec in found.items() if spec.role not in roles]
+    if uncovered and others is None:
+        raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
 
     def own(label):
@@ -208,59 +202,57 @@ def _is_masked(leaf: Any) -> bool:
 
 
 def filled(part: Any, whole: Any) -> Any:
-    """A tree with the leaves of `whole` where `part` has optax.MaskedNode."""
-    return jax.tree.map(
-        lambda own, other: other if _is_masked(own) else own, part, whole, is_leaf=_is_masked
-    )
+    """Returns `part` with the leaves of `whole` in place of its optax.MaskedNodes."""
+    return jax.tree.map(lambda p, w: w if _is_masked(p) else p, part, whole, is_leaf=_is_masked)
 
 
 def restricted(whole: Any, part: Any) -> Any:
-    """`whole`, such as the extra argument `grad`, with optax.MaskedNode where `part` has it."""
-    return jax.tree.map(
-        lambda own, other: own if _is_masked(own) else other, part, whole, is_leaf=_is_masked
-    )
+    """Returns `whole` with optax.MaskedNode wherever `part` has it."""
+    return jax.tree.map(lambda p, w: p if _is_masked(p) else w, part, whole, is_leaf=_is_masked)
 
 
-def along(function: Callable[[Any], Any], params: Any, direction: Any) -> tuple[Any, Any]:
-    """(function(params), its derivative along a direction), in forward mode.
+def along(
+    function: Callable, params: Any, direction: Any, name='logits of this model', able='reference'
+) -> tuple[Any, Any]:
+    """Returns (function(params), its derivative along a direction), in forward mode.
 
-    ValueError where a part of the function has no such derivative.
+    Raises ValueError if a part of the function has no such derivative: `name` is what it computes,
+    `able` the kernels.attention that has one.
     """
     try:
         return jax.jvp(function, (params,), (direction,))
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
-            'the logits of this model cannot be differentiated in forward mode, which is asked '
-            'for; choose kernels.attention=reference. JAX says: '
-            f'{error}'
+            f'the {name} cannot be differentiated in forward mode, which is asked for; choose '
+            f'kernels.attention={able}. JAX says: {error}'
         ) from error
 
 
 def unboxed(opt_state: Any) -> Any:
-    """A state without the boxes that an optimizer describes its leaves with."""
+    """Returns a state without the boxes that describe its leaves."""
     return jax.tree.map(
-        lambda leaf: leaf.value if isinstance(leaf, Described) else leaf,
-        opt_state,
-        is_leaf=lambda leaf: isinstance(leaf, Described),
+        lambda leaf: leaf.value if is_box(leaf) else leaf, opt_state, is_leaf=is_box
     )
 
 
 def state_specs(opt_state: Any, shapes: Any, specs: Any) -> Any:
-    """A ParamSpec for each leaf of an optimizer's state, as `init` returned it.
+    """Returns a ParamSpec for each leaf of an optimizer's state, as `init` returned it.
 
-    A leaf in a box (`modules.params.Described`) has that box's; one at the end of whose path stands
-    the path of a parameter of its shape is described as that parameter; a scalar has no axes.
-    `shapes` and `specs` are those of the parameters. Raises ValueError for any other leaf.
+    A leaf in a box has the spec of that box. A leaf whose path ends with the path of a parameter of
+    its shape has the spec of that parameter. A scalar has no axes. `shapes` and `specs` are the
+    parameters'. Raises ValueError for any other leaf.
     """
     shapes, specs = named_leaves(shapes), named_leaves(specs)
 
-    def of(path, leaf):
-        if isinstance(leaf, Described):
+    def spec_of(path, leaf):
+        if is_box(leaf):
             return leaf.spec
         if not leaf.shape:
             return ParamSpec('vector', ())
         name = path_name(path)
-        owner = _owner(name, specs)
+        parts = name.split('/')
+        endings = ('/'.join(parts[i:]) for i in range(len(parts)))
+        owner = next((ending for ending in endings if ending in specs), None)
         if owner is None or leaf.shape != shapes[owner].shape:
             raise ValueError(
                 f'the optimizer state {name} of shape {leaf.shape} is like no parameter; let init '
@@ -268,13 +260,4 @@ def state_specs(opt_state: Any, shapes: Any, specs: Any) -> Any:
             )
         return specs[owner]
 
-    return jax.tree_util.tree_map_with_path(
-        of, opt_state, is_leaf=lambda leaf: isinstance(leaf, Described)
-    )
-
-
-def _owner(name: str, specs: Mapping[str, ParamSpec]) -> str | None:
-    """The longest path of a parameter that `name` ends with."""
-    parts = name.split('/')
-    endings = ('/'.join(parts[i:]) for i in range(len(parts)))
-    return next((ending for ending in endings if ending in specs), None)
+    return jax.tree_util.tree_map_with_path(spec_of, opt_state, is_leaf=is_box)

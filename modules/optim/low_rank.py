@@ -1,78 +1,224 @@
-"""What optimizers share that keep Adam's moments of a projected gradient.
+"""Adam's moments of a projected gradient: GaLore, Fira and APOLLO.
 
-A matrix [I, O] is seen with its shorter side first, [..., K, N], the input side where both are
-equally long; a projection P [..., K, r] makes P^T G [..., r, N] of it. Layers and experts are
-matrices of their own.
+A matrix [I, O] is taken with its shorter side first, [..., K, N], the input side if both have one
+length; a projection P [..., K, r] gives P^T G [..., r, N]. Layers and experts are matrices of their
+own. The published code of these methods leaves the biases in the moments and multiplies the
+finished update by `bias_factor`.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from modules.optim.adamw import ABOVE_0
-from modules.optim.base import Kept, boxed
+from modules.optim.base import (
+    B1,
+    B2,
+    Eps,
+    Kept,
+    above_0,
+    boxed,
+    from_0,
+    of_family,
+    per_parameter,
+    steps_between,
+    when,
+)
+from modules.optim.matrices import rotate, rotate_back
 from modules.options import Option
-from modules.params import Described, ParamSpec, as_matrices, from_matrices
+from modules.params import ParamSpec, as_matrices, from_matrices
 
-Rank = Annotated[
-    int, Option('of the projected gradient; the shorter side of a matrix at most', 1, math.inf)
-]
-ProjectionEvery = Annotated[
-    int, Option('steps that a projection is kept for', 1, math.inf, counted_in='steps')
-]
+Rank = Annotated[int, Option('of the projected gradient; the shorter side of a matrix at most', 1)]
+ProjectionEvery = Annotated[int, steps_between('steps that a projection is kept for')]
 GrowthLimit = Annotated[
-    float,
-    Option(
-        'times the norm before it that the norm of an update may have',
-        ABOVE_0,
-        math.inf,
-        traced=True,
-    ),
+    float, above_0('times the norm before it that the norm of an update may have', most=math.inf)
 ]
+GaloreScale = Annotated[float, from_0('factor of the update within the subspace')]
 
 EPS = 1e-8  # added to the norms that are divided by, in the code of Fira and APOLLO
+# Axes of [..., r, N] that one factor of APOLLO covers: an index of the longer side, or all.
+OVER = {'channel': -2, 'tensor': (-2, -1)}
+
+
+@of_family('adam', roles=('hidden',))
+def galore(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-6,
+    rank: Rank = 128,
+    projection_every: ProjectionEvery = 200,
+    galore_scale: GaloreScale = 0.25,
+) -> optax.GradientTransformation:
+    """galore_scale P Adam(P^T G), P the first singular vectors of G (arXiv:2403.03507).
+
+    P [K, r] belongs to the shorter side of the matrix and is computed again from the gradient of
+    every `projection_every`-th update, the first one included; the moments [r, N] are not rotated
+    with it.
+    Follows jiaweizzhao/GaLore, whose bias correction leaves eps out; rank and scale are those of
+    its 60M-parameter model of width 512. With model.reparam=weight_norm, projection_every=250 and
+    optim.others=adamw this is GradNormLoRP (arXiv:2412.19616), projected on one side as in its
+    code: the gradient of the direction is projected, and the gain of each output has Adam. That
+    code overwrites the gains, and leaves the gradient's part along the direction in it.
+    """
+
+    def update(spec, grad, kept, weight, count):
+        basis, low = _into_subspace(short_side_first(spec, grad), kept, count, projection_every)
+        adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
+        factor = galore_scale * bias_factor(b1, b2, count, grad.dtype)
+        found = factor * rotate_back(adam, {'left': basis})
+        return as_parameter(spec, found, grad), moments | {'basis': basis}
+
+    return per_parameter(specs, projected_zeros(rank, 'basis'), update)
+
+
+@of_family('adam', roles=('hidden',))
+def fira(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-6,
+    rank: Rank = 128,
+    projection_every: ProjectionEvery = 200,
+    galore_scale: GaloreScale = 0.25,
+    growth_limit: GrowthLimit = 1.01,
+) -> optax.GradientTransformation:
+    """GaLore's update + S, S = f (G - galore_scale P R), limited (arXiv:2410.01623).
+
+    R = P^T G is the projected gradient and f = |Adam(R)| / |R|, a number for each of the N indices
+    of the longer side. The norm of S grows at most `growth_limit`-fold from one update to the next.
+    Follows xichen-fy/Fira; the paper has G - P R, all that GaLore leaves out, but its code
+    multiplies P R by the scale too. In the code f and the limit come before Adam's bias correction,
+    and so they do here.
+    """
+
+    def update(spec, grad, kept, weight, count):
+        g = short_side_first(spec, grad)
+        basis, low = _into_subspace(g, kept, count, projection_every)
+        adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
+        rest = g - galore_scale * rotate_back(low, {'left': basis})
+        rest, norm = limited(norm_ratio(adam, low, -2) * rest, kept['norm'], growth_limit)
+        found = bias_factor(b1, b2, count, grad.dtype) * (
+            galore_scale * rotate_back(adam, {'left': basis}) + rest
+        )
+        return as_parameter(spec, found, grad), moments | {'basis': basis, 'norm': norm}
+
+    return per_parameter(specs, projected_zeros(rank, 'basis', 'norm'), update)
+
+
+@of_family('adam', roles=('hidden',))
+def apollo(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-6,
+    rank: Rank = 128,
+    projection_every: ProjectionEvery = 200,
+    apollo_factors: Annotated[
+        str, Option('one for each channel of the longer side, or one a tensor', choices=tuple(OVER))
+    ] = 'channel',
+    apollo_scale: Annotated[float, from_0('whose root multiplies the update')] = 1.0,
+    growth_limit: GrowthLimit = 1.01,
+) -> optax.GradientTransformation:
+    """sqrt(apollo_scale) f G, f = |Adam(R)| / |R|, R = P^T G, P random (arXiv:2412.05270).
+
+    P [K, r] of the shorter side is normal with variance 1 / r; it is drawn again for every
+    `projection_every` updates, and not stored. The norm of f G grows at most `growth_limit`-fold
+    from one update to the next. APOLLO-Mini is rank=1, apollo_factors=tensor, apollo_scale=128.
+    Follows zhuhanqing/APOLLO, whose rank is a quarter of the width; its factors, and the limit on
+    them, come before Adam's bias correction. Whether the scale is applied before the limit or after
+    it (`scale_front`) makes no difference, as the limit is one of ratios.
+    """
+
+    def update(leaf, grad, kept, weight, count):
+        spec, g = leaf.spec, short_side_first(leaf.spec, grad)
+        shape = (*g.shape[:-1], kept['momentum'].shape[-2])
+        period = (count - 1) // projection_every
+        low = rotate(g, {'left': random_projection(leaf.number, period, shape, g.dtype)})
+        adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
+        factors = norm_ratio(adam, low, OVER[apollo_factors])
+        found, norm = limited(factors * g, kept['norm'], growth_limit)
+        found = jnp.sqrt(apollo_scale) * bias_factor(b1, b2, count, grad.dtype) * found
+        return as_parameter(spec, found, grad), moments | {'norm': norm}
+
+    init = projected_zeros(rank, 'norm')
+    return per_parameter(numbered(specs), lambda leaf, weight: init(leaf.spec, weight), update)
+
+
+def random_projection(number: int, period: jax.Array, shape: tuple[int, ...], dtype: Any):
+    """Draws [..., K, r] for a parameter in a period, another one for each of its matrices."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), number), period)
+    return jax.random.normal(key, shape, dtype) / math.sqrt(shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered:
+    """A leaf: the spec of a parameter, and the number that seeds what is drawn for it."""
+
+    spec: ParamSpec
+    number: int
+
+
+def numbered(specs: Any) -> Any:
+    """Numbers the specs in the order of the tree."""
+    leaves, tree = jax.tree.flatten(specs)
+    return tree.unflatten([Numbered(spec, number) for number, spec in enumerate(leaves)])
 
 
 def short_side_first(spec: ParamSpec, x: jax.Array) -> jax.Array:
-    """[..., K, N] with K <= N: the matrices of a parameter, transposed where I > O."""
+    """Returns [..., K, N] with K <= N: the matrices of a parameter, transposed where I > O."""
     matrices = as_matrices(spec, x)
     rows, columns = matrices.shape[-2:]
     return jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
 
 
 def as_parameter(spec: ParamSpec, matrices: jax.Array, like: jax.Array) -> jax.Array:
-    """The parameter shaped as `like` whose `short_side_first` these are."""
+    """Returns the parameter shaped as `like` whose `short_side_first` these are."""
     rows, columns = jax.eval_shape(lambda x: as_matrices(spec, x), like).shape[-2:]
-    turned = jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
-    return from_matrices(spec, turned, like.shape)
+    matrices = jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
+    return from_matrices(spec, matrices, like.shape)
 
 
-def empty_moments(spec: ParamSpec, weight: jax.Array, rank: int) -> Kept:
-    """Adam's two moments of the projected gradient, [..., r, N] each, in their boxes."""
-    *batch, short, long = _shape(spec, weight)
-    zeros = jnp.zeros((*batch, min(rank, short), long), weight.dtype)
-    return {name: boxed(spec, zeros, 'rank', 'long_side') for name in ('momentum', 'second')}
+def projected_zeros(rank: int, *more: str) -> Callable[[ParamSpec, jax.Array], Kept]:
+    """Returns the `init` of `per_parameter` that stores zeros, each in its box.
+
+    They are Adam's moments [..., r, N] of the projected gradient, and `more`: the projection
+    'basis' [..., K, r], and one 'norm' [...] for each matrix.
+    """
+
+    def init(spec, weight):
+        *batch, short, long = jax.eval_shape(lambda x: short_side_first(spec, x), weight).shape
+        sizes = {'rank': min(rank, short), 'short_side': short, 'long_side': long}
+        axes = {'basis': ('short_side', 'rank'), 'norm': ()}
+        kept = {}
+        for name in ('momentum', 'second', *more):
+            names = axes.get(name, ('rank', 'long_side'))
+            zeros = jnp.zeros((*batch, *(sizes[n] for n in names)), weight.dtype)
+            kept[name] = boxed(spec, zeros, *names)
+        return kept
+
+    return init
 
 
-def empty_basis(spec: ParamSpec, weight: jax.Array, rank: int) -> Described:
-    """The place of a projection [..., K, r], in its box."""
-    *batch, short, _ = _shape(spec, weight)
-    zeros = jnp.zeros((*batch, short, min(rank, short)), weight.dtype)
-    return boxed(spec, zeros, 'short_side', 'rank')
-
-
-def empty_norm(spec: ParamSpec, weight: jax.Array) -> Described:
-    """The place of one norm [...] for each matrix, in its box."""
-    return boxed(spec, jnp.zeros(_shape(spec, weight)[:-2], weight.dtype))
+def _into_subspace(g, kept, count, every):
+    """Returns (basis [..., K, r], the gradient g [..., K, N] in it)."""
+    old = kept['basis']
+    basis = when((count - 1) % every == 0, lambda: singular_basis(g, old.shape[-1]), old)
+    return basis, rotate(g, {'left': basis})
 
 
 def singular_basis(x: jax.Array, rank: int) -> jax.Array:
-    """[..., K, r]: the singular vectors of the shorter side of x [..., K, N], largest first.
+    """Returns [..., K, r]: singular vectors of the shorter side of x [..., K, N], largest first.
 
-    A singular vector is one up to its sign, and moments that outlive a projection read the sign:
-    here the entry of each that is largest in size is positive, on every device.
+    A singular vector is unique up to its sign, which moments that outlive a projection depend on:
+    the entry of each that is largest in size is made positive, the same on every device.
     """
     vectors = jnp.linalg.svd(x, full_matrices=False)[0][..., :rank]
     largest = jnp.argmax(jnp.abs(vectors), -2, keepdims=True)
@@ -80,13 +226,8 @@ def singular_basis(x: jax.Array, rank: int) -> jax.Array:
     return vectors * sign.astype(vectors.dtype)
 
 
-def uncorrected_adam(
-    low: jax.Array, kept: Kept, b1: Any, b2: Any, eps: Any
-) -> tuple[jax.Array, Kept]:
-    """(m / (sqrt(v) + eps), {'momentum': m, 'second': v}), the biases still in it.
-
-    The published code of these methods multiplies the finished update by `bias_factor` instead.
-    """
+def uncorrected_adam(low: jax.Array, kept: Kept, b1, b2, eps) -> tuple[jax.Array, Kept]:
+    """Returns (m / (sqrt(v) + eps), {'momentum': m, 'second': v}), without bias correction."""
     b1, b2 = (jnp.asarray(b, low.dtype) for b in (b1, b2))  # rounded alike in what must cancel
     m = b1 * kept['momentum'] + (1 - b1) * low
     v = b2 * kept['second'] + (1 - b2) * jnp.square(low)
@@ -94,28 +235,24 @@ def uncorrected_adam(
 
 
 def bias_factor(b1: Any, b2: Any, count: jax.Array, dtype: Any) -> jax.Array:
-    """sqrt(1 - b2^t) / (1 - b1^t), to all digits of a dtype in which b2^t is almost 1."""
+    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate in a dtype in which b2^t is almost 1."""
     first, second = (-jnp.expm1(count * jnp.log1p(jnp.asarray(b, dtype) - 1)) for b in (b1, b2))
     return jnp.sqrt(second) / first
 
 
 def norm_ratio(adam: jax.Array, low: jax.Array, axes: int | tuple[int, int]) -> jax.Array:
-    """|adam| / (|low| + EPS) over `axes`, which keep size 1: how Adam scales a gradient."""
+    """Returns |adam| / (|low| + EPS) over `axes`, which keep size 1: how Adam scales a gradient."""
     adam, low = (jnp.linalg.norm(x, axis=axes, keepdims=True) for x in (adam, low))
     return adam / (low + EPS)
 
 
 def limited(update: jax.Array, before: jax.Array, most: Any) -> tuple[jax.Array, jax.Array]:
-    """(the update [..., K, N] scaled to the norm `most` * before if it has more, its norm [...]).
+    """Limits the norm of an update [..., K, N] to `most` times the norm `before` [...].
 
-    Nothing is scaled after an update of 0, `before` the first one and where gradients were zero:
-    in the published code such a matrix could then hardly move any more.
+    Returns (the update, its norm [...]). Nothing is limited after an update of 0, such as the first
+    `before` or after zero gradients: in the published code such a matrix could hardly move again.
     """
     norm = jnp.linalg.norm(update, axis=(-2, -1))
     ratio = norm / (before + EPS)
     divisor = jnp.where(before > 0, jnp.maximum(ratio / most, 1.0), 1.0)
     return update / divisor[..., None, None], norm / divisor
-
-
-def _shape(spec: ParamSpec, weight: jax.Array) -> tuple[int, ...]:
-    return jax.eval_shape(lambda x: short_side_first(spec, x), weight).shape

@@ -1,7 +1,7 @@
-"""Muon: momentum with its singular values brought near 1, and its form of a bounded spectral norm.
+"""Muon, its form with a bounded spectral norm, AuON and its hybrid: maps of averaged gradients.
 
 Each layer, and each of queries, keys and values, is a matrix of its own with all heads merged: a
-query [D, N H], the output of attention [N H, D]; each expert too. Meant for hidden matrices alone.
+query [D, N H], the output of attention [N H, D]; each expert too. For hidden matrices only.
 """
 
 import math
@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.optim.adamw import Eps
-from modules.optim.base import of_family, per_parameter
-from modules.optim.sgd import Momentum, Nesterov
-from modules.optim.whole import as_it_lies, whole_matrices
+from modules.optim.base import Eps, Momentum, Nesterov, of_family, per_parameter, zeros
+from modules.optim.matrices import from_whole_matrices, whole_matrices
 from modules.options import Option
 from modules.params import Described, ParamSpec, matrix_axes
 from modules.spectrum import power_iteration
@@ -23,18 +21,19 @@ from modules.statistics import at_least_float32
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x^3 and x^5
 ADAMW_RMS = 0.2  # of AdamW's updates, arXiv:2502.16982, section 2.2
+LEAST = 1e-7  # added to the norm inside of AuON's cosh
 
 MuonSteps = Annotated[int, Option('Newton-Schulz iterations', 1, 100)]
 
 
 def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
-    """U f(S) V^T of matrices U S V^T [..., I, O]: all singular values near 1.
+    """Returns U f(S) V^T of matrices U S V^T [..., I, O]: all singular values near 1.
 
     X = M / (|M| + eps) by its Frobenius norm, then `steps` times X = a X + b (X X^T) X
     + c (X X^T)^2 X. With 5 steps a singular value of at least 0.0015 of |M| ends between 0.68 and
-    1.203, a smaller one below; none is larger. Computed in float32 or more, products as the device
-    has them; the published code has bfloat16. A matrix of zeros stays. Source:
-    https://kellerjordan.github.io/posts/muon/ and its code.
+    1.203, a smaller one below; none is larger. Computed in float32 or more, with the device's
+    default precision of products; the published code uses bfloat16. A matrix of zeros stays zero.
+    Source: https://kellerjordan.github.io/posts/muon/ and its code.
     """
     a, b, c = COEFFICIENTS
     x = at_least_float32(matrices)
@@ -50,10 +49,8 @@ def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
     return jnp.matrix_transpose(x) if tall else x
 
 
-def averaged(
-    mean: jax.Array, grad: jax.Array, momentum: Any, nesterov: bool
-) -> tuple[jax.Array, jax.Array]:
-    """(what is followed, m): m = momentum m + (1 - momentum) g, moved so again with Nesterov."""
+def averaged(mean: jax.Array, grad: jax.Array, momentum, nesterov: bool):
+    """Returns (n, m): m = momentum m + (1 - momentum) g; n is m, moved once more with Nesterov."""
     mean = momentum * mean + (1 - momentum) * grad
     return (momentum * mean + (1 - momentum) * grad if nesterov else mean), mean
 
@@ -61,19 +58,14 @@ def averaged(
 def on_average(
     specs: Any, momentum: Any, nesterov: bool, map_matrices: Callable[[jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """map_matrices(averaged gradients [..., I, O]), for each parameter."""
-
-    def init(spec, weight):
-        del spec
-        return {'momentum': jnp.zeros_like(weight)}
+    """Makes an optimizer whose direction is map_matrices(averaged gradients [..., I, O])."""
 
     def update(spec, grad, kept, weight, count):
-        del weight, count
         followed, mean = averaged(kept['momentum'], grad, momentum, nesterov)
         direction = map_matrices(whole_matrices(spec, followed))
-        return as_it_lies(spec, direction, grad), {'momentum': mean}
+        return from_whole_matrices(spec, direction, grad), {'momentum': mean}
 
-    return per_parameter(specs, init, update)
+    return per_parameter(specs, zeros('momentum'), update)
 
 
 SCALES = {  # (fan_in, fan_out) -> factor
@@ -101,11 +93,11 @@ def muon(
 ) -> optax.GradientTransformation:
     """s NS(n), n = momentum m + (1 - momentum) g with m the average of gradients (`newton_schulz`).
 
-    muon_scale: `original` as the author's code; `rms` gives updates the root mean square of AdamW's
-    (arXiv:2502.16982), so that its learning rate can be kept; `none` singular values near 1.
-    Sources: https://kellerjordan.github.io/posts/muon/ and its code, whose averages are without the
-    bias correction that optax has, and in which eps is added to the norm; torch.optim.Muon has it
-    as the least norm.
+    muon_scale: `original` follows the author's code; `rms` gives updates the root mean square of
+    AdamW's (arXiv:2502.16982), so that its learning rate can be kept; `none` leaves singular values
+    near 1. Sources: https://kellerjordan.github.io/posts/muon/ and its code, whose averages have no
+    bias correction, unlike optax, and which adds eps to the norm; torch.optim.Muon takes it as the
+    least norm.
     """
 
     def direction(matrices):
@@ -128,11 +120,11 @@ def muon_spectral(
     """sqrt(fan_out / fan_in) X / max(1, sigma(X)), X = NS(n) as `muon`.
 
     A usable approximation of the spectral condition on updates, |dW| <= lr sqrt(fan_out / fan_in)
-    (arXiv:2310.17813), which arXiv:2601.01306 asks for through all of training; it is not that
-    paper's algorithm. sigma is from muon_power_steps power iterations from the vector of the step
-    before, hence from below: with 8, the norm of random updates of width 64 is up to 8% beyond the
-    bound, as all singular values of X are near the largest, and with any number at most 20.3%.
-    Weight decay and the initial matrices are not part of the bound.
+    (arXiv:2310.17813), which arXiv:2601.01306 asks for throughout training; it is not that paper's
+    algorithm. sigma is estimated from below by muon_power_steps power iterations that start at the
+    vector of the previous step. With 8, the norm of random updates of width 64 exceeds the bound by
+    up to 8%, as all singular values of X are near the largest; with any number, by at most 20.3%.
+    The bound covers neither weight decay nor the initial matrices.
     """
 
     def init(spec, weight):
@@ -144,7 +136,6 @@ def muon_spectral(
         return {'momentum': jnp.zeros_like(weight), 'right': described}
 
     def update(spec, grad, kept, weight, count):
-        del weight, count
         followed, mean = averaged(kept['momentum'], grad, momentum, nesterov)
         x = newton_schulz(whole_matrices(spec, followed), muon_steps, eps)
         u = kept['right']
@@ -152,8 +143,81 @@ def muon_spectral(
             x, u.reshape(*x.shape[:-2], x.shape[-1]).astype(x.dtype), muon_power_steps
         )
         factor = math.sqrt(x.shape[-1] / x.shape[-2]) / jnp.maximum(largest, 1.0)
-        direction = as_it_lies(spec, x * factor[..., None, None], grad)
+        direction = from_whole_matrices(spec, x * factor[..., None, None], grad)
         later = later.reshape(u.shape).astype(u.dtype)
         return direction, {'momentum': mean, 'right': later}
 
     return per_parameter(specs, init, update)
+
+
+Gamma = Annotated[float, Option('length of each matrix inside of cosh', 0, 10, traced=True)]
+
+
+def cosh_rms(matrices: jax.Array, gamma: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns (R [..., 1, 1], X [..., I, O]) of matrices M.
+
+        X = M / (|M| + LEAST)        R = sqrt(mean(cosh(gamma X)^2))
+
+    1 <= R <= 1 + sinh(gamma)^2 / (2 I O), which a matrix of a single entry comes close to; others
+    are near 1 + gamma^2 / (2 I O): 1.004 for 16 x 16 and 1.00002 for 256 x 256 at gamma 1.5.
+    """
+    x = matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + LEAST)
+    squares = jnp.square(jnp.cosh(gamma * x))
+    return jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True)), x
+
+
+@of_family('sgd', roles=('hidden',), other_sizes={'auon_form': 'paper'})
+def auon(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.95,
+    nesterov: Nesterov = True,
+    auon_gamma: Gamma = 1.5,
+    auon_form: Annotated[
+        str,
+        Option(
+            'code: as large as the gradients; paper: of length 1, times the factor of muon',
+            choices=('code', 'paper'),
+        ),
+    ] = 'code',
+) -> optax.GradientTransformation:
+    """n / R, n = momentum m + (1 - momentum) g with m the average of gradients (`cosh_rms`).
+
+    R is so near 1 that this is momentum alone (in the form of the paper, momentum of length 1): it
+    changes no ratio of singular values. auon_form: `code` as published; `paper` gives
+    sqrt(max(1, fan_out / fan_in)) n / (|n| R), and auon_gamma=1 there. The family is that of
+    `code`. Sources: arXiv:2509.24320, section 3.1; its code as of January 2026 and, for `paper`,
+    that for its first experiments, which also has the factor of the shape.
+    """
+
+    def direction(matrices):
+        brake, unit = cosh_rms(matrices, auon_gamma)
+        if auon_form == 'code':
+            return matrices / brake
+        rows, columns = matrices.shape[-2:]
+        return math.sqrt(max(1.0, columns / rows)) * unit / brake
+
+    return on_average(specs, momentum, nesterov, direction)
+
+
+@of_family('spectral', roles=('hidden',))
+def hybrid_auon(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.95,
+    nesterov: Nesterov = True,
+    eps: Eps = 1e-7,
+    auon_gamma: Gamma = 1.5,
+    muon_steps: MuonSteps = 5,
+) -> optax.GradientTransformation:
+    """X / R(X), X = NS(n) with n as `auon`: `muon` without its factor, up to R.
+
+    Follows the code, which has 5 muon_steps; the paper has one, and takes cosh of X without
+    dividing by |X|. Sources: arXiv:2509.24320, section 3.2, and its code.
+    """
+
+    def direction(matrices):
+        x = newton_schulz(matrices, muon_steps, eps)
+        return x / cosh_rms(x, auon_gamma)[0]
+
+    return on_average(specs, momentum, nesterov, direction)

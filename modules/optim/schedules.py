@@ -1,10 +1,10 @@
 """Learning-rate schedules: the fraction of the peak at each step.
 
 Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not
-wasted. A decay to an end, which is all that takes final_lr_fraction, is there at the last step, t =
-steps - 1: with 0 the last step changes no weight, and of n steps n - 1 train. optax and nanoGPT
-would get there one step after the last, and optax's warm-up begins with a step at 0 instead. All
-numbers may be tracers: lengths are data, and pieces are joined by `where`.
+wasted. A decay with an end, final_lr_fraction, reaches it at the last step, t = steps - 1: with 0
+the last step changes no weight, and n - 1 of n steps train. In optax and nanoGPT a decay ends one
+step after the last, and optax's warm-up begins with a step at 0 instead. All numbers may be
+tracers: lengths are data, and pieces are joined by `where`.
 
 Below, p is the progress of the decay, from 0 to 1, and r is final_lr_fraction.
 """
@@ -16,15 +16,17 @@ import jax
 import jax.numpy as jnp
 
 from modules.facts import demands_nothing, longest, marks
+from modules.optim.base import up_to_1
 from modules.options import Option
 
-WarmupSteps = Annotated[
+Warmup = Annotated[
     int, Option('steps of linear warm-up', 0, math.inf, counted_in='steps', traced=True)
 ]
+Cycles = Annotated[int, Option('decays of equal length, each from the peak', 1, traced=True)]
+End = Annotated[float, up_to_1('of the peak, at the last step')]
+
 # decays: whether the rate falls before the end. lasts: see `modules.facts.longest`.
 schedule_row = marks(decays=True, lasts=longest, check=demands_nothing)
-
-FinalFraction = Annotated[float, Option('of the peak, at the last step', 0, 1, traced=True)]
 
 
 def _warmup(step, warmup_steps):
@@ -32,7 +34,7 @@ def _warmup(step, warmup_steps):
 
 
 def _progress(step, start, stop):
-    """0 up to `start`, 1 in the last step of the run, stop - 1, however little is between."""
+    """Returns 0 up to `start` and 1 in the last step, stop - 1, even if stop is near start."""
     return jnp.clip((step + 1 - start) / jnp.clip(stop - start, 1e-6, None), 0.0, 1.0)
 
 
@@ -41,14 +43,13 @@ def _cosine(progress, final):
 
 
 @schedule_row(decays=False)
-def constant(step: jax.Array, steps: Any, *, warmup_steps: WarmupSteps = 0) -> jax.Array:
+def constant(step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0) -> jax.Array:
     """Linear warm-up, then 1."""
-    del steps
     return _warmup(step, warmup_steps)
 
 
 def two_steps_a_cycle(recipe: Any, part: Any) -> None:
-    """Raises ValueError for cycles of less than two steps."""
+    """Raises ValueError if a cycle would have less than two steps."""
     cycles, steps = part.options['cycles'], recipe.train.steps - part.options['warmup_steps']
     if 2 * cycles > max(steps, 2):
         raise ValueError(
@@ -62,16 +63,14 @@ def cyclic(
     step: jax.Array,
     steps: Any,
     *,
-    warmup_steps: WarmupSteps = 0,
-    final_lr_fraction: FinalFraction = 0.0,
-    cycles: Annotated[int, Option('decays of equal length, each from the peak', 1, traced=True)] = (
-        4
-    ),
+    warmup_steps: Warmup = 0,
+    final_lr_fraction: End = 0.0,
+    cycles: Cycles = 4,
 ) -> jax.Array:
     """Linear warm-up, then several decays r + (1 - r) (1 + cos(pi p)) / 2 (SGDR, arXiv:1608.03983).
 
-    p is the progress of one cycle. A cycle that is a whole number of steps is at r in its last one,
-    as the whole run is. A step that two cycles share is of the one that has its middle.
+    p is the progress of one cycle. A cycle of a whole number of steps is at r in its last one, and
+    so is the run. A step that two cycles share belongs to the one that has its middle.
     """
     length = jnp.maximum(steps - warmup_steps, 1.0) / cycles
     done = step + 1 - warmup_steps
@@ -81,8 +80,7 @@ def cyclic(
 
 
 def ends_above_0(recipe: Any, part: Any) -> None:
-    """Raises ValueError for an end that no factor gets to."""
-    del recipe
+    """Raises ValueError for an end of 0, which no factor reaches."""
     if part.options['final_lr_fraction'] == 0:
         raise ValueError(
             f'{part} multiplies the learning rate by one factor each step and never gets to 0: '
@@ -93,15 +91,11 @@ def ends_above_0(recipe: Any, part: Any) -> None:
 
 @schedule_row(check=ends_above_0)
 def exponential(
-    step: jax.Array,
-    steps: Any,
-    *,
-    warmup_steps: WarmupSteps = 0,
-    final_lr_fraction: FinalFraction = 0.1,
+    step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.1
 ) -> jax.Array:
     """Linear warm-up, then r^p: one factor a step, as in arXiv:1512.00567. r must be above 0.
 
-    That paper takes 0.94 every two epochs; the end at a tenth of the peak is this module's.
+    That paper takes 0.94 every two epochs; the default end, a tenth of the peak, is our choice.
     """
     progress = _progress(step, warmup_steps, steps)
     return _warmup(step, warmup_steps) * jnp.power(final_lr_fraction, progress)
@@ -112,7 +106,7 @@ def inverse_sqrt(
     step: jax.Array,
     steps: Any,
     *,
-    warmup_steps: WarmupSteps = 0,
+    warmup_steps: Warmup = 0,
     inverse_sqrt_steps: Annotated[
         int,
         Option('first steps without decay', 1, math.inf, counted_in='steps', traced=True),
@@ -120,22 +114,17 @@ def inverse_sqrt(
 ) -> jax.Array:
     """Linear warm-up, 1 for k = inverse_sqrt_steps in all, then sqrt(k / t) (T5, arXiv:1910.10683).
 
-    T5 has no warm-up: its rate is 1 / sqrt(max(t, k)), of which the peak is 1 / sqrt(k). With k =
-    warmup_steps it is the schedule of arXiv:1706.03762; a warm-up beyond k is k. It has no end, so
-    that a run can be continued.
+    T5 has no warm-up: its rate is 1 / sqrt(max(t, k)), whose peak is 1 / sqrt(k). With k =
+    warmup_steps it is the schedule of arXiv:1706.03762; a longer warm-up replaces k. It has no end,
+    so that a run can be continued.
     """
-    del steps
     first = jnp.maximum(inverse_sqrt_steps, warmup_steps)
     return _warmup(step, warmup_steps) * jnp.sqrt(first / jnp.maximum(step + 1, first))
 
 
 @schedule_row()
 def linear(
-    step: jax.Array,
-    steps: Any,
-    *,
-    warmup_steps: WarmupSteps = 0,
-    final_lr_fraction: FinalFraction = 0.0,
+    step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.0
 ) -> jax.Array:
     """Linear warm-up, then 1 - (1 - r) p: to 0 as in arXiv:2502.15938, where it is best."""
     progress = _progress(step, warmup_steps, steps)
@@ -147,8 +136,8 @@ def power(
     step: jax.Array,
     steps: Any,
     *,
-    warmup_steps: WarmupSteps = 0,
-    final_lr_fraction: FinalFraction = 0.0,
+    warmup_steps: Warmup = 0,
+    final_lr_fraction: End = 0.0,
     decay_power: Annotated[float, Option('k of (1 - p)^k', 1e-3, 1e3, traced=True)] = 0.9,
 ) -> jax.Array:
     """Linear warm-up, then r + (1 - r) (1 - p)^k, k = decay_power ("poly", arXiv:1606.00915)."""
@@ -159,11 +148,7 @@ def power(
 
 @schedule_row()
 def warmup_cosine(
-    step: jax.Array,
-    steps: Any,
-    *,
-    warmup_steps: WarmupSteps = 0,
-    final_lr_fraction: FinalFraction = 0.0,
+    step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.0
 ) -> jax.Array:
     """Linear warm-up, then r + (1 - r) (1 + cos(pi p)) / 2 (arXiv:1608.03983, one cycle)."""
     progress = _progress(step, warmup_steps, steps)
@@ -178,11 +163,9 @@ def warmup_stable_decay(
     step: jax.Array,
     steps: Any,
     *,
-    warmup_steps: WarmupSteps = 0,
-    final_lr_fraction: FinalFraction = 0.0,
-    decay_fraction: Annotated[float, Option('of the steps, the last ones', 0, 1, traced=True)] = (
-        0.2
-    ),
+    warmup_steps: Warmup = 0,
+    final_lr_fraction: End = 0.0,
+    decay_fraction: Annotated[float, up_to_1('of the steps, the last ones')] = 0.2,
     decay_shape: Annotated[str, Option('1 - p, or 1 - sqrt(p)', choices=tuple(DECAYED))] = 'linear',
 ) -> jax.Array:
     """Linear warm-up, 1, then a decay to r (WSD, arXiv:2404.06395).
@@ -193,3 +176,15 @@ def warmup_stable_decay(
     progress = _progress(step, steps * (1 - decay_fraction), steps)
     decayed = DECAYED[decay_shape](progress)
     return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * decayed)
+
+
+SCHEDULES = {
+    'constant': constant,
+    'cyclic': cyclic,
+    'exponential': exponential,
+    'inverse_sqrt': inverse_sqrt,
+    'linear': linear,
+    'power': power,
+    'warmup_cosine': warmup_cosine,
+    'warmup_stable_decay': warmup_stable_decay,
+}

@@ -1,7 +1,6 @@
-"""Weight-decay rules: the share of a weight that is taken off in one step.
+"""Weight-decay rules: the share of a weight that one step removes.
 
-Those with `in_gradient` take nothing off: what they return is added to the gradient, times the
-weight.
+A rule with `in_gradient` removes nothing: its value times the weight is added to the gradient.
 """
 
 import sys
@@ -12,36 +11,29 @@ import jax.numpy as jnp
 
 from modules.facts import demands_nothing, marks
 from modules.options import Option
-from modules.scaling.growth import Growth
+from modules.scaling.parametrization import Growth
 
-# in_gradient: what it returns belongs into the gradient.
 decay_row = marks(in_gradient=False, check=demands_nothing)
 
 
 class Decay(NamedTuple):
-    """What a rule knows of a parameter; numbers may be tracers.
+    """Inputs of a rule, for one parameter; numbers may be tracers."""
 
-    weight_decay: as configured; lr: the parameter's own at the peak; fraction: what the schedule
-    makes of it now; steps: how long the run is; growth: against the base model; factor: what the
-    parametrisation asks for, never 0 here; hidden: whether it is a hidden matrix.
-    """
-
-    weight_decay: Any
-    lr: Any
-    fraction: Any
-    steps: Any
+    weight_decay: Any  # as configured
+    lr: Any  # the parameter's own, at the peak
+    fraction: Any  # learning rate now, over its peak
+    steps: Any  # length of the run
     growth: Growth = Growth()
-    factor: float = 1.0
-    hidden: bool = True
+    factor: float = 1.0  # from the parametrisation; never 0 here
+    hidden: bool = True  # whether it is a hidden matrix
 
 
 @decay_row()
 def decoupled(decay: Decay) -> jax.Array:
     """lr * fraction * weight_decay * factor, as PyTorch and optax have AdamW where the factor is 1.
 
-    The factor is that of the parametrisation, against its factor of the learning rate.
-
-    AdamW's paper (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
+    The factor is the parametrisation's, against its factor of the learning rate. AdamW's paper
+    (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
     """
     return decay.lr * decay.fraction * decay.weight_decay * decay.factor
 
@@ -69,9 +61,9 @@ def constant(decay: Decay) -> jax.Array:
 def sqrt_width(decay: Decay) -> jax.Array:
     """`constant`, of hidden matrices times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
 
-    With learning rates of 1 / m, as muP has them for hidden matrices, their largest singular value
-    then does not change with width; vectors do not decay. Embeddings and readout, whose rates do
-    not fall, are as in `constant`.
+    With learning rates of 1 / m, as muP has them for hidden matrices, the largest singular value of
+    these then does not change with width; vectors do not decay. For embeddings and readout, whose
+    rates do not fall, it is `constant`.
     """
     return constant(decay) * (decay.growth.fan_in**0.5 if decay.hidden else 1.0)
 
@@ -95,9 +87,9 @@ def timescale(
 ) -> jax.Array:
     """fraction / (decay_timescale * steps): weights are averages of updates over that many steps.
 
-    The learning rate and weight_decay do not matter, but that with a weight_decay of 0 there is
-    none. arXiv:2405.13698 finds that the time in epochs is what stays the same as model and data
-    grow; a run of one pass is an epoch. The default is this module's.
+    The learning rate and weight_decay do not matter, except that a weight_decay of 0 turns decay
+    off. arXiv:2405.13698 finds that the time in epochs stays the same as model and data grow; a run
+    of one pass is an epoch. The default is our choice.
     """
     share = decay.fraction / (decay_timescale * decay.steps)
     return jnp.where(jnp.asarray(decay.weight_decay) > 0, share, 0.0)
@@ -107,8 +99,8 @@ def timescale(
 def adamc(decay: Decay) -> jax.Array:
     """lr * fraction^2 * weight_decay of hidden matrices, `decoupled` of the others.
 
-    With the schedule's fraction once more the ratio of gradient to weight stays the same to the end
-    of the schedule, for matrices that a norm follows (AdamC, arXiv:2506.02285).
+    The second factor of the schedule's fraction keeps the ratio of gradient to weight the same to
+    the end of the schedule, for matrices that a norm follows (AdamC, arXiv:2506.02285).
     """
     share = decoupled(decay)
     return share * decay.fraction if decay.hidden else share
@@ -118,7 +110,7 @@ def adamc(decay: Decay) -> jax.Array:
 def l2(decay: Decay) -> jax.Array:
     """weight_decay, in the gradient: Adam divides it as it divides the gradient.
 
-    The penalty weight_decay / 2 |w|^2; what AdamW is decoupled from (arXiv:1711.05101).
+    This is the penalty weight_decay / 2 |w|^2, from which AdamW is decoupled (arXiv:1711.05101).
     """
     return jnp.asarray(decay.weight_decay)
 

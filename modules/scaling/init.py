@@ -1,4 +1,4 @@
-"""Standard deviations that matrices and embeddings are drawn with, before a parametrisation."""
+"""Initial standard deviations of matrices and embeddings, before a parametrisation."""
 
 import math
 
@@ -7,22 +7,16 @@ import jax.numpy as jnp
 
 from modules.facts import marks
 from modules.params import ParamSpec, as_matrices, from_matrices
-from modules.scaling.growth import sizes, writes_to_stream
+from modules.scaling.parametrization import sizes, writes_to_stream
 
 SMALL = 0.02
-
-
-def as_drawn(spec: ParamSpec, unit: jax.Array) -> jax.Array:
-    """Entries are independent."""
-    del spec
-    return unit
 
 
 def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
     """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)).
 
-    The factors of matrices of normal entries are uniformly distributed, and entries have the root
-    mean square 1 as before.
+    The factors of matrices of normal entries are uniformly distributed, and the root mean square of
+    entries stays 1.
     """
     if spec.role != 'hidden':
         return unit
@@ -36,35 +30,38 @@ def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
 
 
 # arranged(spec, unit) -> entries of the same root mean square, from independent normal ones.
-init_row = marks(arranged=as_drawn)
+init_row = marks(arranged=lambda spec, unit: unit)
 
 
 @init_row()
 def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """1 / sqrt(fan_in), and 1 / sqrt(D) for embeddings (as the baseline of arXiv:2309.14322)."""
-    del blocks
     terms = shape[-1] if spec.role == 'embedding' else spec.fan_in_size(shape)
     return 1 / math.sqrt(terms)
+
+
+def _sides(spec, shape):
+    """Returns (fan_in, fan_out) of one matrix, with heads merged."""
+    terms, outputs = sizes(spec, shape)
+    experts = math.prod(n for n, a in zip(shape, spec.axes, strict=True) if a == 'expert')
+    return terms, outputs // experts
 
 
 @init_row()
 def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """sqrt(2 / (fan_in + fan_out)) for hidden matrices: where DeepNet starts (arXiv:2203.00555).
 
-    The heads of a matrix are merged; embeddings and readout are as `fan_in`. Glorot and Bengio
-    (2010), equation 12, in the form of a normal distribution.
+    Heads are merged; embeddings and readout have the deviation of `fan_in`. Source: Glorot and
+    Bengio (2010), equation 12, with a normal distribution.
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)
-    batch = math.prod(n for n, axis in zip(shape, spec.axes, strict=True) if axis == 'expert')
-    terms, outputs = sizes(spec, shape)
-    return math.sqrt(2 / (terms + outputs // batch))
+    return math.sqrt(2 / sum(_sides(spec, shape)))
 
 
 @init_row()
 def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """0.02 for all, as BERT has it (arXiv:1810.04805)."""
-    del spec, shape, blocks
     return SMALL
 
 
@@ -72,10 +69,9 @@ def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
 def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """0.02, and 0.02 / sqrt(2 L) for what writes to the stream: GPT-2's and Megatron's.
 
-    That is the last matrix of attention and of the MLP in each of the L blocks (arXiv:1909.08053,
-    section 3).
+    The last matrices of attention and of the MLP in each of the L blocks write to the stream
+    (arXiv:1909.08053, section 3).
     """
-    del shape
     return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
 
 
@@ -84,13 +80,11 @@ def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """Hidden matrices with all singular values 1 (arXiv:1312.6120).
 
     Their entries have the root mean square 1 / sqrt(max(fan_in, fan_out)); embeddings and readout
-    are as `fan_in`.
+    have the deviation of `fan_in`.
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)
-    batch = math.prod(n for n, axis in zip(shape, spec.axes, strict=True) if axis == 'expert')
-    terms, outputs = sizes(spec, shape)
-    return 1 / math.sqrt(max(terms, outputs // batch))
+    return 1 / math.sqrt(max(_sides(spec, shape)))
 
 
 INITS = {

@@ -1,15 +1,15 @@
 """Parametrisations: what follows for a parameter from how it has grown against a base model.
 
 A row maps (ParamSpec, Growth, family of its optimizer) to `Factors`; at the sizes of the base model
-all of them are 1. (`unit` has no base model.) What a parameter is follows from its growth: m is
-that of a sum's terms (fan_in), n that of the outputs (fan_out).
+all of them are 1. (`unit` has no base model.) The growth of a parameter decides its kind; m is the
+growth of a sum's terms (fan_in), n that of the outputs (fan_out).
 
-    hidden     both sides grow: m and n are beyond 1
-    input      the outputs alone: embeddings, gains, biases, the second of two low-rank matrices
-    output     the terms alone: readout, router, the first of two low-rank matrices
+    hidden     both grow: m and n are beyond 1
+    input      only outputs grow: embeddings, gains, biases, the second of two low-rank matrices
+    output     only terms grow: readout, router, the first of two low-rank matrices
 
-Weight decay has the factor 1 / lr factor where not said otherwise, so that `decoupled` takes the
-same share of a weight at each width, as the authors' code of muP does.
+The factor of weight decay is 1 / lr factor unless a row says otherwise, so that `decoupled` takes
+the same share of a weight at each width, as the authors' code of muP does.
 """
 
 import dataclasses
@@ -17,49 +17,106 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from modules.facts import demands_nothing
+from modules.facts import demands_nothing, marks
 from modules.options import Option
-from modules.params import ParamSpec
-from modules.scaling.growth import Factors, Growth, Scaling, in_blocks, writes_to_stream
+from modules.params import LAYER, NORM, ParamSpec
 
 WIDTH, DEPTH = 'width', 'depth'
+OF_WIDTH = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """Sizes of a parameter and of its model, over those of the base model."""
+
+    fan_in: float = 1.0  # terms of each sum
+    fan_out: float = 1.0  # outputs
+    depth: float = 1.0  # blocks
+    width: float = 1.0  # of the residual stream
+
+
+def growth_of(
+    spec: ParamSpec, shape: tuple[int, ...], base: tuple[int, ...], depth=1.0, width=1.0
+) -> Growth:
+    """Returns the Growth of a parameter of `shape` whose base model's shape is `base`."""
+    both = zip(sizes(spec, shape), sizes(spec, base), strict=True)
+    fan_in, fan_out = (own / old for own, old in both)
+    return Growth(fan_in, fan_out, depth, width)
+
+
+def sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns (terms of each sum, the number of other entries of one layer)."""
+
+    def size(summed):
+        named = zip(shape, spec.axes, strict=True)
+        return math.prod(n for n, a in named if a != LAYER and (a in spec.fan_in) == summed)
+
+    return size(True), size(False)
+
+
+def of_one_channel(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape in a model of one channel: sizes that grow with the width are 1."""
+    named = zip(shape, spec.axes, strict=True)
+    return tuple(1 if axis in OF_WIDTH else n for n, axis in named)
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """Factors that a parametrisation gives a parameter."""
+
+    forward: float = 1.0  # of the weight where it is used
+    init: float = 1.0  # of the initial deviation
+    lr: float = 1.0  # of the learning rate
+    decay: float = 1.0  # of the weight decay, if the decay rule reads it
+    eps: float = 1.0  # of the optimizer's epsilon
+    init_of_own_size: bool = False  # the deviation is the parameter's own, not the base model's
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """Initial deviation of a stored parameter, and the `Factors` that training applies to it."""
+
+    init_std: float | None  # None: the value stays as declared
+    forward_factor: float = 1.0
+    lr_factor: float = 1.0
+    decay_factor: float = 1.0  # 0: the parameter does not decay
+    eps_factor: float = 1.0
+
+
+def writes_to_stream(spec: ParamSpec) -> bool:
+    """Whether it is the last matrix of attention or of an MLP, or the bias behind it."""
+    if spec.part == NORM or spec.axes[-1:] != ('embed',) or LAYER not in spec.axes:
+        return False
+    return spec.role == 'vector' or (spec.role == 'hidden' and 'embed' not in spec.fan_in)
+
+
+_row = marks(
+    families=(), grows=(), logits_per_width=False, zero=(), against_one=False, check=demands_nothing
+)
 
 
 def parametrization(
-    families: tuple[str, ...],
-    grows: tuple[str, ...] = (WIDTH,),
-    logits_per_width: bool = False,
-    zero: tuple[str, ...] = (),
-    against_one: bool = False,
-    check: Callable[[Any, Any], None] = demands_nothing,
+    families: tuple[str, ...], grows: tuple[str, ...] = (WIDTH,), **facts: Any
 ) -> Callable[[Callable], Callable]:
-    """Marks a row with the families of optimizers that it has a table for, the sizes that its
-    factors follow, whether attention's logits are q k / H and not q k / sqrt(H), each equal to
-    the other at the base model's head width, and the matrices that are 0 at the start.
+    """Decorates a row with facts that other code reads.
 
-    against_one: there is no base model, or one of a single block and channel: growths are sizes.
+    It has rates for `families` of optimizers, and its factors follow the sizes in `grows`.
+    logits_per_width: whether attention's logits are q k / H instead of q k / sqrt(H), both equal at
+    the base model's head width. zero: the matrices that are 0 at the start. against_one: whether
+    there is no base model, or one of a single block and channel, so that growths are sizes.
     """
-
-    def mark(row):
-        row.families, row.grows = families, grows
-        row.logits_per_width, row.zero = logits_per_width, zero
-        row.against_one, row.check = against_one, check
-        return row
-
-    return mark
+    return _row(families=families, grows=grows, **facts)
 
 
 def kind(growth: Growth) -> str:
-    """Of a parameter: hidden, input, output, or fixed, where neither side has grown."""
-    if growth.fan_in != 1 and growth.fan_out != 1:
-        return 'hidden'
+    """Returns 'hidden', 'input', 'output', or 'fixed' if neither side has grown."""
     if growth.fan_in != 1:
-        return 'output'
+        return 'hidden' if growth.fan_out != 1 else 'output'
     return 'input' if growth.fan_out != 1 else 'fixed'
 
 
 def at_one_rate(**factors: float) -> Factors:
-    """With the decay that leaves its share of a weight as it is."""
+    """Returns Factors whose decay is 1 / lr: the same share of a weight decays at each width."""
     return Factors(decay=1 / factors.get('lr', 1.0), **factors)
 
 
@@ -69,7 +126,6 @@ def standard(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
     There is no base model. Source: the baseline of arXiv:2309.14322, section 2.
     """
-    del spec, growth, family
     return Factors(init_of_own_size=True)
 
 
@@ -80,7 +136,6 @@ def ntk(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     With SGD features do not move as width grows (arXiv:2011.14522, table 1: a = 1/2, b = 0, c = 0);
     with Adam these are the largest rates that stay finite (arXiv:2407.05872, table 1), and they do.
     """
-    del spec
     if growth.fan_in == 1:
         return Factors()
     root = 1 / math.sqrt(growth.fan_in)
@@ -94,7 +149,6 @@ def mean_field(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     Adam's rate is 1 / sqrt(m) for hidden matrices and 1 for the others. Sources: arXiv:2011.14522,
     table 1, for one hidden layer (c = -1); arXiv:2407.05872, table 1.
     """
-    del spec
     of = kind(growth)
     forward = {'hidden': growth.fan_in**-0.5, 'output': 1 / growth.fan_in}.get(of, 1.0)
     if family == 'sgd':
@@ -111,10 +165,9 @@ def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     hidden    1         the base's / sqrt(m)  1 / m   n / m   1, which n = m needs
     output    1 / m     the base's            1       m       -
 
-    Attention's logits are q k / H. A spectral update has singular values of one size, which
-    the row itself scales by a shape that does not change: it needs no factor.
+    Attention's logits are q k / H. A spectral update has singular values of one size, which its
+    optimizer scales by fan_out / fan_in, the same at each width: it needs no factor.
     """
-    del spec
     m, n, of = growth.fan_in, growth.fan_out, kind(growth)
     rates = {
         'hidden': {'adam': 1 / m, 'sgd': n / m, 'spectral': 1.0},
@@ -122,11 +175,8 @@ def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
         'output': {'adam': 1.0, 'sgd': m},
         'fixed': {},
     }
-    forward, init = 1.0, 1.0
-    if of == 'output':
-        forward = 1 / m
-    if of == 'hidden':
-        init = m**-0.5
+    forward = 1 / m if of == 'output' else 1.0
+    init = m**-0.5 if of == 'hidden' else 1.0
     return at_one_rate(forward=forward, init=init, lr=rates[of].get(family, 1.0))
 
 
@@ -135,7 +185,7 @@ def spectral(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """The spectral condition: |W| and |dW| as sqrt(fan_out / fan_in) (arXiv:2310.17813).
 
     `mup` with the output's factor in its deviation, 1 / m of the base's, and in its rate, 1 / m
-    with Adam and SGD: the same functions, with no factor in the forward pass.
+    with Adam and SGD: the same functions without a factor in the forward pass.
     """
     found = mup(spec, growth, family)
     if kind(growth) != 'output':
@@ -147,9 +197,8 @@ def spectral(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 def mup_simple(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """Learning rates of hidden and output matrices / m, nothing else (arXiv:2309.14322, app. D).
 
-    Decay is left as it is; the paper's is `independent`.
+    The factor of decay is 1; the paper's decay is `independent`.
     """
-    del spec, family
     return Factors(lr=1 / growth.fan_in, init_of_own_size=True)
 
 
@@ -175,7 +224,7 @@ def by_depth(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
     return dataclasses.replace(
         found,
         forward=found.forward * (branch if writes_to_stream(spec) else 1.0),
-        lr=found.lr * (growth.depth ** (alpha - 1) if in_blocks(spec) else 1.0),
+        lr=found.lr * (growth.depth ** (alpha - 1) if LAYER in spec.axes else 1.0),
         eps=branch / growth.width,
     )
 
@@ -192,18 +241,16 @@ def complete_p(
 ) -> Factors:
     """`mup`, and at l times the depth blocks add l^-a F(x) (CompleteP, arXiv:2505.01618, table 1).
 
-    Their rates are times l^(a - 1), and epsilons times l^-a / m. l^-a multiplies the last matrix of
-    each sublayer and its bias. As in the authors' minimal code (EleutherAI/nanoGPT-mup, branch
-    completep) every epsilon has the factor, and the decay's is that of `mup`: m.
+    Rates of blocks have the factor l^(a - 1), and epsilons l^-a / m. l^-a multiplies the last
+    matrix of each sublayer and its bias. As in the authors' minimal code (EleutherAI/nanoGPT-mup,
+    branch completep), every epsilon has the factor, and the factor of decay is m, as in `mup`.
     """
-    del family
     return by_depth(spec, growth, depth_alpha)
 
 
 @parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True)
 def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """`complete_p` with a = 1/2 (Depth-muP, arXiv:2310.02244)."""
-    del family
     return by_depth(spec, growth, 0.5)
 
 
@@ -217,13 +264,12 @@ def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     output    1 / m          1
 
     m and n are sizes, not growths: there is no base model. Each of L blocks adds
-    F(x) / sqrt(L), and rates in blocks are times 1 / sqrt(L): with an embedding, attention and MLPs
-    that contribute alike, the authors' residual rule is that (graphcore-research/unit-scaling,
-    transformer_residual_scaling_rule). Their constants for activations, the softmax's output and
-    backward passes in narrow types are not taken; gains do not depend on them, what a block adds
-    does, by a constant.
+    F(x) / sqrt(L), and rates in blocks have the factor 1 / sqrt(L). The authors' residual rule
+    gives the same if embedding, attention and MLPs contribute alike (graphcore-research/
+    unit-scaling, transformer_residual_scaling_rule). Their constants for activations, the softmax's
+    output and backward passes in narrow types are left out; gains do not depend on these, and what
+    a block adds differs by a constant.
     """
-    del family
     of, m = kind(growth), growth.fan_in
     forward = {'hidden': m**-0.5, 'output': 1 / m}.get(of, 1.0)
     rate = m**-0.5 if of == 'hidden' else 1.0
@@ -232,7 +278,7 @@ def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     branch = growth.depth**-0.5
     return at_one_rate(
         forward=forward * (branch if writes_to_stream(spec) else 1.0),
-        lr=rate * (branch if in_blocks(spec) else 1.0),
+        lr=rate * (branch if LAYER in spec.axes else 1.0),
     )
 
 
@@ -261,10 +307,10 @@ def scaling_of(
     family: str,
     **options: Any,
 ) -> Scaling:
-    """`row` for one parameter: `shapes` and `blocks` are (its own, those of the base model).
+    """Applies a row to one parameter; `shapes` and `blocks` are (its own, the base model's).
 
-    The description's init_gain multiplies the deviation. Vectors keep their declared value and do
-    not decay, but for those described as decayed.
+    The spec's init_gain multiplies the deviation. Vectors keep their declared value, and decay only
+    if their spec says so.
     """
     factors = row(spec, growth, family, **options)
     std, decays = None, True
@@ -273,10 +319,4 @@ def scaling_of(
     else:
         which = 0 if factors.init_of_own_size else 1
         std = factors.init * init(spec, shapes[which], blocks[which]) * spec.init_gain
-    return Scaling(
-        init_std=std,
-        forward_factor=factors.forward,
-        lr_factor=factors.lr,
-        decay_factor=factors.decay * decays,
-        eps_factor=factors.eps,
-    )
+    return Scaling(std, factors.forward, factors.lr, factors.decay * decays, factors.eps)

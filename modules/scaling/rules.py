@@ -1,11 +1,12 @@
 """Published rules for learning rate, batch size and the allocation of compute, as plain numbers.
 
 Batches count tokens, losses are in nats, compute is 6 N D FLOPs. N leaves embeddings out in Step
-Law and in Kaplan's rules, and counts all parameters in Chinchilla's.
+Law and in Kaplan's rules, and counts all parameters in Chinchilla's. All arguments must be positive
+and finite, or a ValueError names the one that is not.
 
-What a rule was fitted on, and where its constants were read, is its `Fit`. No power law of the
-critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) is here: of these only exponents, near
-0.47, could be confirmed, and not the factors before them.
+The `Fit` of a rule says what it was fitted on, and where its constants were read. Power laws of the
+critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) are left out: only their exponents,
+near 0.47, could be confirmed, and not the factors before them.
 """
 
 import math
@@ -16,33 +17,31 @@ FLOPS_OF_A_PF_DAY = 1e15 * 24 * 3600
 
 
 class Fit(NamedTuple):
-    """Where a rule is from, where its constants were read, and the range of the experiments.
-
-    on: {quantity: (least, most)} of parameters, tokens, batch_tokens, or batch_ratio, the batch
-    over the one that the learning rate was found with; empty where it is not known.
-    """
+    """Source of a rule and the range of its experiments."""
 
     source: str
-    read_in: str
+    read_in: str  # where its constants were read
+    # {quantity: (least, most)} of parameters, tokens, batch_tokens, or batch_ratio, the batch over
+    # the one that the learning rate was found with; empty if unknown.
     on: Mapping[str, tuple[float, float]] = {}
 
 
 class Allocation(NamedTuple):
-    """Of a compute budget."""
+    """Division of a compute budget."""
 
     parameters: float
     tokens: float
 
 
 class Overhead(NamedTuple):
-    """Of a batch, against the fewest steps and the fewest tokens to one loss."""
+    """Steps and tokens with a batch, over the fewest steps and the fewest tokens to one loss."""
 
     steps: float
     tokens: float
 
 
 class LossSurface(NamedTuple):
-    """L = E + a / N^alpha + b / D^beta; E has no part in an allocation."""
+    """L = E + a / N^alpha + b / D^beta; an allocation does not depend on E."""
 
     a: float
     alpha: float
@@ -93,20 +92,20 @@ ONE_EPOCH = Fit('arXiv:1906.06669', 'others that cite it, not the paper: not che
 def step_law_rate(parameters: float, tokens: float) -> float:
     """1.79 N^-0.713 D^0.307: the peak, for AdamW and a cosine down to 1e-5, at `step_law_batch`.
 
-    N without embeddings. ValueError unless both are positive.
+    N counts no embeddings.
     """
     check_positive(parameters=parameters, tokens=tokens)
     return 1.79 * parameters**-0.713 * tokens**0.307
 
 
 def step_law_batch(tokens: float) -> float:
-    """0.58 D^0.571 tokens, whatever the size of the model. ValueError unless positive."""
+    """0.58 D^0.571 tokens, whatever the size of the model."""
     check_positive(tokens=tokens)
     return 0.58 * tokens**0.571
 
 
 def linear_rate(base_lr: float, base_batch: float, batch: float) -> float:
-    """base_lr B / B0, for SGD (arXiv:1706.02677). ValueError unless all are positive."""
+    """base_lr B / B0, for SGD (arXiv:1706.02677)."""
     check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch)
     return base_lr * batch / base_batch
 
@@ -114,7 +113,7 @@ def linear_rate(base_lr: float, base_batch: float, batch: float) -> float:
 def sqrt_rate(base_lr: float, base_batch: float, batch: float) -> float:
     """base_lr sqrt(B / B0): for SGD arXiv:1705.08741, for Adam arXiv:2205.10287.
 
-    For Adam the paper scales betas and epsilon too. ValueError unless all are positive.
+    For Adam the paper scales betas and epsilon too.
     """
     check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch)
     return base_lr * math.sqrt(batch / base_batch)
@@ -123,17 +122,16 @@ def sqrt_rate(base_lr: float, base_batch: float, batch: float) -> float:
 def saturating_rate(base_lr: float, base_batch: float, batch: float, critical: float) -> float:
     """base_lr (1 + C / B0) / (1 + C / B): linear far below the critical batch C, flat far above.
 
-    The ratio of lr_max / (1 + C / B) at two batches, of SGD (arXiv:1812.06162).
-    ValueError unless all are positive.
+    The ratio of lr_max / (1 + C / B) at two batches, for SGD (arXiv:1812.06162).
     """
     check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch, critical=critical)
     return base_lr * (1 + critical / base_batch) / (1 + critical / batch)
 
 
 def critical_batch(loss: float) -> float:
-    """2.1e8 / L^(1 / 0.21) tokens (arXiv:2001.08361, table 5). ValueError unless positive.
+    """2.1e8 / L^(1 / 0.21) tokens (arXiv:2001.08361, table 5).
 
-    The loss is on WebText2, with a vocabulary of 50257: other data has another.
+    The loss is on WebText2, with a vocabulary of 50257; other data has another loss.
     """
     check_positive(loss=loss)
     return 2.1e8 / loss ** (1 / 0.21)
@@ -143,14 +141,14 @@ def overhead(batch: float, critical: float) -> Overhead:
     """1 + C / B times the fewest steps, 1 + B / C times the fewest tokens, to one loss.
 
     From (S / S_min - 1)(E / E_min - 1) = 1 with C = E_min / S_min (arXiv:1812.06162; for language
-    models arXiv:2001.08361, section 5.1). ValueError unless both are positive.
+    models arXiv:2001.08361, section 5.1).
     """
     check_positive(batch=batch, critical=critical)
     return Overhead(1 + critical / batch, 1 + batch / critical)
 
 
 def training_flops(parameters: float, tokens: float) -> float:
-    """6 N D. ValueError unless both are positive."""
+    """6 N D."""
     check_positive(parameters=parameters, tokens=tokens)
     return 6 * parameters * tokens
 
@@ -158,9 +156,8 @@ def training_flops(parameters: float, tokens: float) -> float:
 def kaplan_allocation(flops: float) -> Allocation:
     """1.3e9 C^0.73 parameters without embeddings, 2e10 C^0.27 tokens; C = flops in PF-days.
 
-    C is that of batches far below the critical one, and the tokens are those at the critical one,
-    2 C / (6 N) (arXiv:2001.08361, table 6; its equation 6.7 has 4e10 C^0.26). ValueError unless
-    positive.
+    C is the compute with batches far below the critical one, and the tokens are for the critical
+    one, 2 C / (6 N) (arXiv:2001.08361, table 6; its equation 6.7 has 4e10 C^0.26).
     """
     check_positive(flops=flops)
     days = flops / FLOPS_OF_A_PF_DAY
@@ -178,9 +175,9 @@ def chinchilla_allocation(flops: float, surface: LossSurface) -> Allocation:
 
     N = G (flops / 6)^(beta / (alpha + beta)), G = (alpha a / (beta b))^(1 / (alpha + beta))
     (arXiv:2203.15556, equation 4). `HOFFMANN_SURFACE` has the paper's exponents unrounded: its
-    table A3 follows from these, and is missed by a fifth with the 0.34 and 0.28 of its text.
-    `BESIROGLU_SURFACE` is a fit to the same runs, as read off the paper's figure, that agrees with
-    the paper's approaches 1 and 2. ValueError unless positive.
+    table A3 follows from these, and the 0.34 and 0.28 of its text miss it by a fifth.
+    `BESIROGLU_SURFACE` is a fit to the same runs, read off the paper's figure, and agrees with the
+    paper's approaches 1 and 2.
     """
     check_positive(flops=flops)
     a, alpha, b, beta = surface
@@ -190,13 +187,13 @@ def chinchilla_allocation(flops: float, surface: LossSurface) -> Allocation:
 
 
 def twenty_tokens(parameters: float) -> float:
-    """20 N: what approaches 1 and 2 of arXiv:2203.15556 come to. ValueError unless positive."""
+    """20 N: what approaches 1 and 2 of arXiv:2203.15556 come to."""
     check_positive(parameters=parameters)
     return 20 * parameters
 
 
 def one_epoch_tokens(parameters: float) -> float:
-    """5 N, each seen once (arXiv:1906.06669). ValueError unless positive."""
+    """5 N, each seen once (arXiv:1906.06669)."""
     check_positive(parameters=parameters)
     return 5 * parameters
 

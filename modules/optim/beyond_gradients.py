@@ -1,0 +1,340 @@
+"""Optimizers that evaluate the loss: Sophia, Gauss-Newton, Sven, and CGE, without a gradient."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from modules.choices import nearest_divisor
+from modules.optim.base import (
+    B1,
+    B2,
+    PerParameter,
+    above_0,
+    along,
+    from_0,
+    of_family,
+    restricted,
+    steps_between,
+    up_to_1,
+    when,
+)
+from modules.options import Option
+from modules.spectrum import product
+
+# As in the authors' code of Gauss-Newton: added to gamma, and the least gamma.
+BESIDE_GAMMA, LEAST_GAMMA = 1e-8, 1e-9
+TOLERANCE = 1e-5  # of conjugate gradients: residual over gradient
+LEAST_SINGULAR_VALUE = 1e-10  # the absolute bound in the authors' code of Sven
+
+
+@of_family('adam', forward_mode='gradient', own_loss=True)
+def sophia(
+    specs: Any,
+    *,
+    b1: B1 = 0.96,
+    b2: B2 = 0.99,
+    sophia_gamma: Annotated[
+        float, from_0('factor of the curvature; the larger, the fewer are clipped')
+    ] = 0.01,
+    sophia_eps: Annotated[float, above_0('least denominator')] = 1e-12,
+    sophia_every: Annotated[
+        int, steps_between('steps from one look at the curvature to the next')
+    ] = 10,
+) -> optax.GradientTransformationExtraArgs:
+    """clip(m / max(sophia_gamma h, sophia_eps), -1, 1), Sophia-H (arXiv:2305.14342, algorithm 3).
+
+    m = b1 m + (1 - b1) g; h = b2 h + (1 - b2) u * (H u) in every `sophia_every`-th update from the
+    first on, u normal and H the Hessian of the loss of the whole batch, of which the paper takes a
+    part. A coordinate of negative curvature moves by the learning rate itself.
+    H u is the derivative of `value_fn`'s gradient along u, in forward mode: kernels.attention must
+    be reference or blocked.
+    The authors' code has the other form, Sophia-G, whose curvature is the squared gradient at
+    sampled labels. Raises ValueError if the extra argument value_fn is missing, or has no such
+    derivative.
+    """
+
+    def init(params):
+        kept = {name: jax.tree.map(jnp.zeros_like, params) for name in ('momentum', 'curvature')}
+        return PerParameter(jnp.int32(0), kept)
+
+    def update(grads, state, params=None, *, value_fn=None, **_):
+        if params is None or value_fn is None:
+            raise ValueError(
+                'sophia looks at the curvature of the loss; give `update` the parameters and '
+                'value_fn(params), the loss of the batch'
+            )
+        count, h = state.count + 1, state.of['curvature']
+        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.of['momentum'], grads)
+
+        def look():
+            found = curvature_estimate(value_fn, params, random_like(params, count))
+            return jax.tree.map(lambda h, e: b2 * h + (1 - b2) * e, h, found)
+
+        h = when((count - 1) % sophia_every == 0, look, h)
+        directions = jax.tree.map(
+            lambda m, h: jnp.clip(m / jnp.maximum(sophia_gamma * h, sophia_eps), -1, 1), m, h
+        )
+        return directions, PerParameter(count, {'momentum': m, 'curvature': h})
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def curvature_estimate(value_fn: Callable[[Any], jax.Array], params: Any, u: Any) -> Any:
+    """Returns u * (H u), whose mean over u is the Hessian's diagonal (Hutchinson's estimate)."""
+    able = 'reference or blocked'
+    _, slope = along(jax.grad(value_fn), params, u, 'gradient of this loss', able)
+    return jax.tree.map(jnp.multiply, u, slope)
+
+
+def random_like(params: Any, count: jax.Array) -> Any:
+    """Draws standard normal numbers, new ones for each update `count` and each parameter."""
+    leaves, tree = jax.tree.flatten(params)
+    key = jax.random.fold_in(jax.random.key(0), count)
+    keys = (jax.random.fold_in(key, i) for i in range(len(leaves)))
+    drawn = [jax.random.normal(k, w.shape, w.dtype) for k, w in zip(keys, leaves, strict=True)]
+    return tree.unflatten(drawn)
+
+
+class GaussNewtonState(NamedTuple):
+    gamma: jax.Array  # of the last step that was tried
+
+
+@of_family('adam', forward_mode='logits', convex_loss=True, own_loss=True)
+def gauss_newton(
+    specs: Any,
+    *,
+    gauss_newton_gamma: Annotated[float, above_0('gamma at the start')] = 1.0,
+    gauss_newton_tries: Annotated[int, Option('solutions tried at most in an update', 1)] = 8,
+    gauss_newton_products: Annotated[
+        int, Option('products with the matrix at most in a solution', 1)
+    ] = 50,
+) -> optax.GradientTransformationExtraArgs:
+    """(G + (|g| / gamma) I)^-1 g, with G = J^T H J the generalised Gauss-Newton matrix.
+
+    J is the Jacobian of the logits, H the Hessian of the loss in them, g the gradient before
+    clipping. With a learning rate of 1 it is the published step x - d. That is accepted where
+
+        f(x) - f(x - d) >= |g(x - d)|^2 / (8 |g| / gamma)
+
+    on the same batch, and gamma is doubled; otherwise gamma is halved and the step tried again. The
+    last of `gauss_newton_tries` is taken without the test, as in the authors' code, which has 40.
+    They solve by Cholesky's factors; this uses conjugate gradients, with one forward-mode and one
+    backward pass a product: kernels.attention must be reference. It is for cross_entropy, whose H
+    is exact with z-loss and label smoothing too; what layers add to the loss is in g alone. If it
+    is used for some roles, the other parameters are fixed in its evaluations. Source:
+    arXiv:2506.13710, algorithm 1, and https://github.com/epfml/grad-norm-smooth. Raises ValueError
+    if an extra argument is missing.
+    """
+
+    def init(params):
+        return GaussNewtonState(jnp.float32(gauss_newton_gamma))
+
+    def update(grads, state, params=None, **more):
+        if missing := sorted({'value', 'grad', 'value_fn', 'rows', 'logits_fn'} - more.keys()):
+            raise ValueError(
+                f'gauss_newton looks at the loss and the logits; give `update` {", ".join(missing)}'
+            )
+        gradient = restricted(more['grad'], params)
+        size = optax.tree.norm(gradient)
+
+        def attempt(carry):
+            gamma, _, tries, _ = carry
+            damping = size / (gamma + BESIDE_GAMMA)
+
+            def product(v):
+                return optax.tree.add_scale(gauss_newton_product(params, v, more), damping, v)
+
+            delta, _ = jax.scipy.sparse.linalg.cg(
+                product, gradient, tol=TOLERANCE, maxiter=gauss_newton_products
+            )
+            beyond = optax.tree.sub(params, delta)
+            value, slope = jax.value_and_grad(more['value_fn'])(beyond)
+            gain = 8 * damping * (more['value'] - value)
+            accepted = gain >= optax.tree.norm(slope, squared=True)
+            gamma = jnp.where(accepted, jnp.maximum(2 * gamma, LEAST_GAMMA), gamma / 2)
+            return gamma, delta, tries + 1, accepted
+
+        def goes_on(carry):
+            *_, tries, accepted = carry
+            return (tries < gauss_newton_tries) & ~accepted
+
+        start = (state.gamma, jax.tree.map(jnp.zeros_like, params), 0, jnp.bool(False))
+        gamma, delta, *_ = jax.lax.while_loop(goes_on, attempt, start)
+        return delta, GaussNewtonState(gamma)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def gauss_newton_product(params: Any, v: Any, asked: dict[str, Any]) -> Any:
+    """Returns J^T H J v, summed over microbatches; `asked`: the extra arguments of `update`."""
+
+    def add(total, rows):
+        def logits_fn(params):
+            return asked['logits_fn'](params, rows)
+
+        def slope(logits):
+            return jax.grad(asked['of_logits'])(logits, rows)
+
+        logits, moved = along(logits_fn, params, v)
+        _, bent = jax.jvp(slope, (logits,), (moved,))
+        (found,) = jax.vjp(logits_fn, params)[1](bent)
+        return optax.tree.add(total, found), None
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, v), asked['rows'])[0]
+
+
+def whole_groups(recipe: Any, part: Any) -> None:
+    """Raises ValueError where sequences do not make groups of one size."""
+    group, rows = part.options['sven_group'], recipe.data.batch_size
+    if rows % group:
+        raise ValueError(
+            f'optim.sven_group must divide data.batch_size; got {group} for {rows} sequences. '
+            f'Nearest that works: {nearest_divisor(rows, group)}.'
+        )
+
+
+@of_family('adam', most_parameters=5_000_000, own_loss=True, check=whole_groups)
+def sven(
+    specs: Any,
+    *,
+    sven_kappa: Annotated[
+        float, Option('residuals are losses to the power of half of it', 0.01, 100, traced=True)
+    ] = 2.0,
+    sven_rtol: Annotated[float, up_to_1('least singular value kept, over the largest')] = 1e-3,
+    sven_k: Annotated[int, Option('singular values kept at most; 0: all', 0)] = 0,
+    sven_group: Annotated[int, Option('sequences that share a residual', 1)] = 1,
+) -> optax.GradientTransformationExtraArgs:
+    """J^+ r: the least change of the parameters that takes the residuals r of the batch to 0.
+
+    To first order, with J [B, P] their Jacobian. There is one residual a sequence, or a group of
+    `sven_group` in the batch's order: r = l^(sven_kappa / 2), where l is the group's summed
+    objective over the mean number of target tokens of a group, so that the mean of l is the
+    objective. At a learning rate of 1 it is the whole step; the authors use 0.1.
+
+    J^+ r = J^T K^+ r by the eigenvectors of K = J J^T [B, B], whose eigenvalues are squared
+    singular values: in float32 those below about a thousandth of the largest are rounding errors.
+    The `sven_k` largest that are above sven_rtol times the largest are kept. Layers that look at a
+    batch see each sequence as a microbatch. J takes B times the memory of the parameters. Source:
+    arXiv:2604.01279, and https://github.com/sambt/sven, without its RMSProp and its growing k.
+    Raises ValueError if the extra arguments `rows` and `share_fn` are missing.
+    """
+
+    def update(grads, state, params=None, *, rows=None, share_fn=None, **_):
+        if params is None or share_fn is None:
+            raise ValueError(
+                'sven looks at the loss of each sequence; give `update` the parameters, rows [n, '
+                'b, ...], and share_fn(params, some of the rows), what they add to the loss'
+            )
+        values_B, jacobian = sequence_jacobian(share_fn, params, rows)
+        values_G, jacobian = grouped((values_B, jacobian), sven_group)
+        sizes_G = jnp.abs(values_G)
+        residuals_G = jnp.sign(values_G) * sizes_G ** (sven_kappa / 2)
+        slopes_G = sven_kappa / 2 * sizes_G ** (sven_kappa / 2 - 1)
+        slopes_G = jnp.where(sizes_G > 0, slopes_G, 0.0)  # all tokens may be padding
+        jacobian = jax.tree.map(lambda j: _weighted(slopes_G, j), jacobian)
+        return pseudo_inverse(jacobian, residuals_G, sven_k, sven_rtol), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def sequence_jacobian(share_fn: Callable[..., jax.Array], params: Any, rows: Any) -> Any:
+    """Returns (the value of each sequence [B], its gradient [B, ...]), in the batch's order.
+
+    Part i of n holds the rows i, i + n, ... of the batch. The mean of the values is the batch's.
+    """
+    n, b = jax.tree.leaves(rows)[0].shape[:2]
+
+    def of_sequence(sequence):
+        alone = jax.tree.map(lambda tokens_T: tokens_T[None], sequence)
+        value, grads = jax.value_and_grad(share_fn)(params, alone)
+        return jax.tree.map(lambda leaf: n * b * leaf, (value, grads))
+
+    found = jax.lax.map(jax.vmap(of_sequence), rows)
+    return jax.tree.map(
+        lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(n * b, *leaf.shape[2:]), found
+    )
+
+
+def grouped(tree: Any, size: int) -> Any:
+    """Returns means of `size` consecutive entries: [B, ...] -> [B / size, ...]."""
+    if size == 1:
+        return tree
+    return jax.tree.map(lambda x: jnp.mean(x.reshape(-1, size, *x.shape[1:]), 1), tree)
+
+
+def pseudo_inverse(jacobian: Any, residuals_G: jax.Array, k: int, rtol: Any) -> Any:
+    """Returns J^T K^+ r, like the parameters, of a Jacobian whose leaves are [G, ...]."""
+    groups = residuals_G.shape[0]
+    flat = [leaf.reshape(groups, -1) for leaf in jax.tree.leaves(jacobian)]
+    gram_GG = sum(product('gp,hp->gh', j, j) for j in flat)
+    squares_G, vectors_GG = jnp.linalg.eigh(gram_GG)  # ascending
+    singular_G = jnp.sqrt(jnp.maximum(squares_G, 0.0))
+    kept_G = (singular_G > rtol * singular_G[-1]) & (singular_G > LEAST_SINGULAR_VALUE)
+    if k:
+        kept_G = kept_G & (jnp.arange(groups) >= groups - k)
+    inverse_G = jnp.where(kept_G, 1 / jnp.where(kept_G, squares_G, 1.0), 0.0)
+    weights_G = vectors_GG @ (inverse_G * (vectors_GG.T @ residuals_G))
+    return jax.tree.map(lambda leaf: jnp.sum(_weighted(weights_G, leaf), 0), jacobian)
+
+
+def _weighted(weights_G: jax.Array, leaf: jax.Array) -> jax.Array:
+    return weights_G.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
+
+
+class CGEState(NamedTuple):
+    count: jax.Array  # updates done
+
+
+@of_family('sgd', most_parameters=100_000, gradient=False, own_loss=True)
+def cge(
+    specs: Any,
+    *,
+    cge_step: Annotated[
+        float, Option('by which a coordinate is moved to see the loss', 1e-7, 1, traced=True)
+    ] = 5e-3,
+    cge_coordinates: Annotated[
+        int, Option('coordinates looked at in an update, drawn at random; 0: all', 0)
+    ] = 0,
+    cge_at_a_time: Annotated[int, Option('coordinates looked at side by side', 1)] = 16,
+) -> optax.GradientTransformationExtraArgs:
+    """(L(w + mu e_i) - L(w)) / mu for each coordinate i, mu = cge_step: the gradient, estimated.
+
+    It takes one forward pass a coordinate, and one more, of the same batch. With `cge_coordinates`,
+    others are drawn in each update, and the rest have 0. The gradient is not read, so that XLA
+    removes its computation, and clipping it does nothing. In float32, differences of the loss have
+    an error of about 1e-7 of it, over mu; keep model.dtype float32. Where no mu is given, the
+    authors move by the learning rate itself; the default is that of their pruning, which is left
+    out here. Source: arXiv:2310.02025, and https://github.com/OPTML-Group/DeepZero.
+    Raises ValueError if the extra argument value_fn is missing.
+    """
+
+    def update(grads, state, params=None, *, value_fn=None, **_):
+        if params is None or value_fn is None:
+            raise ValueError(
+                'cge looks at the loss beside the parameters; give `update` these and '
+                'value_fn(params), the loss of the batch'
+            )
+        key = jax.random.fold_in(jax.random.key(0), state.count)
+        flat_P, unravel = ravel_pytree(params)
+        size, chosen = flat_P.size, jnp.arange(flat_P.size)
+        if 0 < cge_coordinates < size:
+            chosen = jax.random.choice(key, size, (cge_coordinates,), replace=False)
+        n = chosen.size
+        count = cge_at_a_time * math.ceil((n + 1) / cge_at_a_time)
+        # Index `size` moves nothing; that loss is computed among the others to be rounded alike.
+        moved = jnp.concatenate([chosen, jnp.full(count - n, size)])
+
+        def value(i):
+            return value_fn(unravel(flat_P.at[i].add(cge_step, mode='drop')))
+
+        values = jax.lax.map(value, moved, batch_size=cge_at_a_time)
+        slopes = (values[:n] - values[n]) / cge_step
+        estimate = unravel(jnp.zeros_like(flat_P).at[chosen].set(slopes.astype(flat_P.dtype)))
+        return estimate, CGEState(state.count + 1)
+
+    return optax.GradientTransformationExtraArgs(lambda params: CGEState(jnp.int32(0)), update)

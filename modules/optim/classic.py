@@ -1,0 +1,108 @@
+"""SGD, AdamW, and SCALE, which is made of both."""
+
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from modules.optim.base import (
+    B1,
+    B2,
+    Dampening,
+    Eps,
+    Kept,
+    Momentum,
+    Nesterov,
+    above_0,
+    of_family,
+    per_parameter,
+    zeros,
+)
+from modules.params import as_matrices, from_matrices
+
+SMALLEST_RMS = 1e-8  # a smaller column is not scaled up to the size of the others
+
+
+@of_family('sgd')
+def sgd(
+    specs: Any, *, momentum: Momentum = 0.9, dampening: Dampening = 0.0, nesterov: Nesterov = False
+) -> optax.GradientTransformation:
+    """m = momentum m + (1 - dampening) g; the direction is m, or g + momentum m with Nesterov.
+
+    Follows torch.optim.SGD, whose first m is g whatever the dampening. Source of Nesterov's
+    momentum: arXiv:1212.0901, section 3.5.
+    """
+
+    def update(spec, grad, kept, weight, count):
+        share = jnp.where(count == 1, 1.0, 1 - dampening)
+        moved = momentum * kept['momentum'] + share * grad
+        return (grad + momentum * moved if nesterov else moved), {'momentum': moved}
+
+    return per_parameter(specs, zeros('momentum'), update)
+
+
+@of_family('adam')
+def adamw(
+    specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.95, eps: Eps = 1e-8
+) -> optax.GradientTransformation:
+    """m_hat / (sqrt(v_hat) + eps), with weight decay left to the decay rule (arXiv:1711.05101).
+
+    The default of b2 is the one used for language models (arXiv:2005.14165, appendix B).
+    """
+    return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+
+
+def adam_direction(grad, kept: Kept, b1, b2, eps, count, nesterov=False) -> tuple[jax.Array, Kept]:
+    """Returns (m_hat / (sqrt(v_hat) + eps), both moments); with Nesterov m is moved once more."""
+    m = b1 * kept['momentum'] + (1 - b1) * grad
+    v = b2 * kept['second'] + (1 - b2) * grad**2
+    moved = b1 * m + (1 - b1) * grad if nesterov else m
+    direction = moved / (1 - b1**count) / (jnp.sqrt(v / (1 - b2**count)) + eps)
+    return direction, {'momentum': m, 'second': v}
+
+
+@of_family('adam')
+def scale(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.9,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-8,
+    scale_vector_factor: Annotated[
+        float, above_0('how many times the learning rate of matrices vectors have')
+    ] = 20.0,
+) -> optax.GradientTransformation:
+    """Each column of a matrix divided by its root mean square (arXiv:2506.16659, algorithm 1).
+
+    A column holds the weights of one output unit, and in an embedding one feature of all tokens.
+    The gradient is divided so, and in the readout m = momentum m + (1 - momentum) g, from 0.
+    Vectors have Adam's direction (b1, b2, eps), scale_vector_factor times. An embedding that reads
+    out too counts as an embedding: it has no momentum.
+
+    The paper divides by the norm of a column, the authors' code
+    (https://github.com/OptimAI-Lab/Minimalist_LLM_Pretraining) by its root mean square, and so does
+    this: the learning rates that they report, 1e-3 up to 350M parameters, belong to the latter.
+    Their factor for vectors is 20, but 5 at 1B and 10 at 7B parameters. Their code adds eps to a
+    second moment without bias correction; this corrects it, as Adam's paper does.
+    """
+
+    def init(spec, weight):
+        if spec.role == 'vector':
+            return zeros('momentum', 'second')(spec, weight)
+        return zeros('momentum')(spec, weight) if spec.role == 'readout' else {}
+
+    def update(spec, grad, kept, weight, count):
+        if spec.role == 'vector':
+            direction, later = adam_direction(grad, kept, b1, b2, eps, count)
+            return scale_vector_factor * direction, later
+        later = {}
+        if spec.role == 'readout':
+            later['momentum'] = momentum * kept['momentum'] + (1 - momentum) * grad
+        m_IO = as_matrices(spec, later.get('momentum', grad))
+        rms_1O = jnp.sqrt(jnp.mean(jnp.square(m_IO), -2, keepdims=True))
+        found_IO = m_IO / jnp.maximum(rms_1O, SMALLEST_RMS)
+        return from_matrices(spec, found_IO, weight.shape), later
+
+    return per_parameter(specs, init, update)

@@ -1,0 +1,342 @@
+"""Optimizers that rotate gradients: ARO, Conda, Shampoo and SOAP."""
+
+import functools
+import math
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from modules.optim.base import (
+    ABOVE_0,
+    B1,
+    B2,
+    Eps,
+    Momentum,
+    from_0,
+    of_family,
+    per_parameter,
+    steps_between,
+    when,
+)
+from modules.optim.matrices import (
+    SIDES,
+    boxed_identity,
+    float_matrices,
+    gram,
+    identity,
+    laid_out_whole,
+    rotate,
+    rotate_back,
+    smaller_side,
+    update_whole,
+)
+from modules.options import Option
+from modules.params import as_matrices, from_matrices, matrix_axes
+from modules.spectrum import product
+from modules.statistics import at_least_float32
+
+STREAM = 'embed'  # the axis of the residual stream
+SHIFT = 1e-7  # of the Gram matrix, in the square of the Frobenius norm
+LEAST_NORM = 1e-8
+LEAST_EIGENVALUE = 1e-32  # where all gradients were zero
+
+
+@of_family('adam', roles=('hidden',))
+def aro(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.95,
+    aro_map: Annotated[
+        str, Option('what is done to the rotated momentum', choices=('sink', 'row', 'sign'))
+    ] = 'sink',
+    aro_steps: Annotated[int, Option('rounds of the map sink', 1, 100)] = 5,
+    aro_scale: Annotated[float, from_0('root mean square of the direction')] = 0.2,
+) -> optax.GradientTransformation:
+    """scale R f(R^T m), with R = QR(m f(R'^T m)^T) and R' the last rotation (arXiv:2602.09006).
+
+    m = momentum m + (1 - momentum) g, with the residual stream along its rows, which R rotates; in
+    matrices without a stream, the rows are the side that is summed over. R starts as the identity.
+    f gives entries of mean square 1: `sink` normalizes rows, then columns, several times
+    (arXiv:2502.06742); `row` rows once; `sign` each entry. With `row` and a constant gradient,
+    R f(R^T m) converges to the orthogonal factor of m.
+
+    The QR decomposition follows the authors' code (github.com/microsoft/dion, dion/aro.py at
+    d5a31dd3): Cholesky's of a Gram matrix shifted by 1e-7, or Householder's where that fails.
+    Their code rotates the output side, and multiplies by 0.2 sqrt(max(I, O)), as for orthogonal
+    updates; this uses the paper's side and its root mean square, 0.2.
+    """
+    f = {'sink': functools.partial(_sink, steps=aro_steps), 'row': _rows, 'sign': jnp.sign}[aro_map]
+
+    def init(spec, weight):
+        matrices = _stream_in_rows(spec, float_matrices(spec, weight))
+        rotation = boxed_identity(spec, matrices, 'left')
+        return {'momentum': jnp.zeros_like(weight), 'rotation': rotation}
+
+    def update(spec, grad, kept, weight, count):
+        moved = momentum * kept['momentum'] + (1 - momentum) * grad
+        m = _stream_in_rows(spec, float_matrices(spec, moved))
+        aligned = product('...io,...jo->...ij', m, f(rotate(m, {'left': kept['rotation']})))
+        rotation = {'left': _orthogonal(aligned)}
+        direction = aro_scale * rotate_back(f(rotate(m, rotation)), rotation)
+        direction = from_matrices(spec, _stream_in_rows(spec, direction), grad.shape)
+        return direction, {'momentum': moved, 'rotation': rotation['left']}
+
+    return per_parameter(specs, init, update)
+
+
+def _stream_in_rows(spec, matrices):
+    """Transposes matrices whose output is the residual stream; its own inverse."""
+    _, rows, columns = matrix_axes(spec)
+    in_rows, in_columns = (any(spec.axes[i] == STREAM for i in axes) for axes in (rows, columns))
+    return jnp.swapaxes(matrices, -2, -1) if in_columns and not in_rows else matrices
+
+
+def _rows(matrices):
+    norms = jnp.linalg.norm(matrices, axis=-1, keepdims=True)
+    return math.sqrt(matrices.shape[-1]) * matrices / jnp.maximum(norms, LEAST_NORM)
+
+
+def _sink(matrices, steps):
+    def both(matrices, _):
+        of_rows = _rows(matrices)
+        return jnp.swapaxes(_rows(jnp.swapaxes(of_rows, -2, -1)), -2, -1), None
+
+    return jax.lax.scan(both, matrices, None, length=steps)[0]
+
+
+def _orthogonal(square):
+    """Returns Q of the QR decomposition of [..., n, n], with the diagonal of R positive."""
+    size = jnp.sum(jnp.square(square), (-2, -1), keepdims=True)
+    shifted = gram(square, 'right') + SHIFT * size * identity(square, 'right')
+    lower = jnp.linalg.cholesky(shifted)
+    found = jax.lax.linalg.triangular_solve(lower, square, lower=True, transpose_a=True)
+    failed = ~jnp.all(jnp.isfinite(found), (-2, -1), keepdims=True)
+    return when(jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], found), found)
+
+
+@of_family('adam', roles=('hidden',))
+def conda(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.99,
+    eps: Eps = 1e-8,
+    conda_every: Annotated[int, steps_between('steps from one decomposition to the next')] = 2000,
+    conda_scale: Annotated[float, from_0('factor of the direction')] = 0.25,
+) -> optax.GradientTransformation:
+    """Adam of the smaller side's coordinates in the singular vectors of m (arXiv:2509.24218).
+
+    With m = b1 m + (1 - b1) g, and Q its singular vectors of that side at updates 1, 1 + every,
+    1 + 2 every and so on: v = b2 v + (1 - b2) (Q^T g)^2, and the direction is
+    scale sqrt(1 - b2^t) / (1 - b1^t) Q (Q^T m / (sqrt(v) + eps)); as in the code, eps is outside
+    the correction. v stays as it is when Q changes. The defaults are those of the authors' scripts
+    (github.com/jie040109/Conda); their class has b2 0.999, every 2000 and scale 1.
+    """
+
+    def init(spec, weight):
+        matrices = float_matrices(spec, weight)
+        zeros = jnp.zeros_like(weight)
+        basis = boxed_identity(spec, matrices, smaller_side(matrices))
+        return {'momentum': zeros, 'second': zeros, 'basis': basis}
+
+    def update(spec, grad, kept, weight, count):
+        m = b1 * kept['momentum'] + (1 - b1) * grad
+        matrices = float_matrices(spec, m)
+        side = smaller_side(matrices)
+
+        def singular_vectors():
+            # Of the smaller side: the larger one has more vectors than singular values.
+            left, _, right = jnp.linalg.svd(matrices, full_matrices=False)
+            return left if side == 'left' else jnp.swapaxes(right, -2, -1)
+
+        bases = {side: when((count - 1) % conda_every == 0, singular_vectors, kept['basis'])}
+        rotated = rotate(float_matrices(spec, grad), bases)
+        second = b2 * as_matrices(spec, kept['second']) + (1 - b2) * jnp.square(rotated)
+        adam = rotate(matrices, bases) / (jnp.sqrt(second) + eps)
+        factor = conda_scale * jnp.sqrt(1 - b2**count) / (1 - b1**count)
+        direction = factor * rotate_back(adam, bases)
+        second = from_matrices(spec, second, grad.shape)
+        later = {'momentum': m, 'second': second, 'basis': bases[side]}
+        return from_matrices(spec, direction, grad.shape), later
+
+    return per_parameter(specs, init, update)
+
+
+@of_family('adam', roles=('hidden',), other_sizes={'shampoo_graft': False})
+def shampoo(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-8,
+    shampoo_every: Annotated[int, steps_between('steps from one pair of roots to the next')] = 1,
+    shampoo_eps: Annotated[
+        float, Option('share of the largest eigenvalue added to all', ABOVE_0, 1, traced=True)
+    ] = 1e-6,
+    shampoo_graft: Annotated[
+        bool, Option("whether each matrix is given the norm of Adam's direction")
+    ] = True,
+) -> optax.GradientTransformation:
+    """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
+
+    m = b1 m + (1 - b1) g, L = b2 L + (1 - b2) g g^T and R the same of g^T g, each corrected for
+    its start, as in github.com/facebookresearch/optimizers; b1, b2 and eps are its values for a run
+    that had AdamW. The paper sums g g^T and takes g itself. A share of the largest eigenvalue is
+    added to all (arXiv:2002.09018 and its code); with less than float32's rounding, such as 1e-12
+    there, directions without any gradient would become the longest. Roots are taken at every
+    `shampoo_every`-th update; before the first ones the direction is Adam's, or m without
+    grafting. Grafting (arXiv:2002.11803) gives each matrix the Frobenius norm of Adam's direction;
+    without it the size is that of an orthogonal matrix.
+    """
+
+    def init(spec, weight):
+        matrices = float_matrices(spec, weight)
+        zeros = jnp.zeros_like(weight)
+        kept = {'momentum': zeros} | ({'second': zeros} if shampoo_graft else {})
+        for side in SIDES:
+            kept[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
+            kept[f'{side}_root'] = boxed_identity(spec, matrices, side)
+        return laid_out_whole(spec, kept)
+
+    def update(spec, grad, kept, weight, count):
+        compute = functools.partial(_shampoo, every=shampoo_every)
+        return update_whole(spec, compute, grad, kept, (count, b1, b2, eps, shampoo_eps))
+
+    return per_parameter(specs, init, update)
+
+
+def _shampoo(given, count, b1, b2, eps, root_eps, every):
+    """Computes an update of matrices [..., I, O]; grafts if a second moment is stored."""
+    grads, kept = given
+    g = at_least_float32(grads)
+    moved = b1 * kept['momentum'] + (1 - b1) * grads
+    m = moved * (1 / (1 - b1**count))
+    correction = 1 / (1 - b2**count)
+    products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * gram(g, side) for side in SIDES}
+    roots = when(
+        count % every == 0,
+        lambda: {side: _root(p * correction, root_eps) for side, p in products.items()},
+        {side: kept[f'{side}_root'] for side in SIDES},
+    )
+    directions = rotate(m, roots)  # the roots are symmetric
+    later = {'momentum': moved}
+    for side in SIDES:
+        later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
+    if 'second' in kept:
+        second = b2 * kept['second'] + (1 - b2) * jnp.square(grads)
+        adam = m / (jnp.sqrt(second * correction) + eps)
+        directions = jnp.where(count < every, adam, _with_norms_of(adam, directions))
+        later['second'] = second
+    return directions, later
+
+
+def _root(square, eps):
+    """Returns (P + eps |P| I)^(-1/4) of P [..., n, n]; eigenvalues below 0 count as 0."""
+    values, vectors = jnp.linalg.eigh(square)
+    values = jnp.maximum(values, 0.0) + eps * values[..., -1:]
+    values = jnp.maximum(values, LEAST_EIGENVALUE)
+    scaled = vectors / jnp.sqrt(jnp.sqrt(values))[..., None, :]
+    return product('...ik,...jk->...ij', scaled, vectors)
+
+
+def _with_norms_of(others, matrices):
+    """Scales each matrix to the Frobenius norm of the one in `others`."""
+    norm, wanted = (
+        jnp.linalg.norm(one, axis=(-2, -1), keepdims=True) for one in (matrices, others)
+    )
+    return matrices * jnp.where(norm > 0, wanted / jnp.where(norm > 0, norm, 1.0), 0.0)
+
+
+@of_family('adam', roles=('hidden',))
+def soap(
+    specs: Any,
+    *,
+    b1: B1 = 0.95,
+    b2: B2 = 0.95,
+    eps: Eps = 1e-8,
+    soap_every: Annotated[
+        int, steps_between('steps from one refresh of the bases to the next')
+    ] = 10,
+    soap_max_dim: Annotated[int, Option('largest side that is rotated', 0)] = 10000,
+    soap_sides: Annotated[
+        str, Option('which sides of a matrix are rotated', choices=('both', 'smaller'))
+    ] = 'both',
+) -> optax.GradientTransformation:
+    """Adam of the coordinates in the eigenvectors of L and R (arXiv:2409.11321, algorithm 3).
+
+    L = b2 L + (1 - b2) g g^T, R the same of g^T g, and Q their eigenvectors: those of the first
+    gradient, then refreshed by one power iteration and a QR decomposition. With g' = Q_L^T g Q_R
+    and m' the same of m, v = b2 v + (1 - b2) g'^2, and the direction is
+    sqrt(1 - b2^t) / (1 - b1^t) Q_L (m' / (sqrt(v) + eps)) Q_R^T.
+
+    As in the authors' code (github.com/nikhilvyas/SOAP), an update uses the bases from before its
+    gradient, so that the first update is zero and only finds them, and t counts from the second; v
+    is sorted by eigenvalues before a refresh; a side above soap_max_dim is not rotated. Their first
+    step leaves out weight decay too; here the optimizer does not apply weight decay.
+    'smaller' is the one-sided version of the paper's section 7.
+    """
+
+    def init(spec, weight):
+        matrices = float_matrices(spec, weight)
+        zeros = jnp.zeros_like(weight)
+        kept = {'momentum': zeros, 'second': zeros}
+        for side in SIDES if soap_sides == 'both' else (smaller_side(matrices),):
+            if matrices.shape[SIDES[side]] <= soap_max_dim:
+                kept[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
+                kept[f'{side}_basis'] = boxed_identity(spec, matrices, side)
+        return laid_out_whole(spec, kept)
+
+    def update(spec, grad, kept, weight, count):
+        compute = functools.partial(_soap, every=soap_every)
+        return update_whole(spec, compute, grad, kept, (count, b1, b2, eps))
+
+    return per_parameter(specs, init, update)
+
+
+def _soap(given, count, b1, b2, eps, every):
+    """Computes an update of matrices [..., I, O]."""
+    grads, kept = given
+    g = at_least_float32(grads)
+    bases = {side: kept[f'{side}_basis'] for side in SIDES if f'{side}_basis' in kept}
+    products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * gram(g, side) for side in bases}
+    # The first gradient is only for the bases; 0 times a meaningless correction is 0.
+    t = jnp.maximum(count - 1, 1)
+    used = jnp.where(count == 1, 0.0, 1.0)
+    m = used * (b1 * kept['momentum'] + (1 - b1) * grads)
+    second = used * (b2 * kept['second'] + (1 - b2) * jnp.square(rotate(g, bases)))
+    adam = rotate(m, bases) / (jnp.sqrt(second) + eps)
+    factor = jnp.sqrt(1 - b2**t) / (1 - b1**t)
+    directions = factor * rotate_back(adam, bases)
+    second, bases = _refreshed(count, every, second, products, bases)
+    later = {'momentum': m, 'second': second}
+    for side in bases:
+        later |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
+    return directions, later
+
+
+def _refreshed(count, every, second, products, bases):
+    """Returns (second, bases) after update `count`."""
+
+    def first():
+        # Largest eigenvalue first.
+        found = {s: jnp.flip(jnp.linalg.eigh(p)[1], axis=-1) for s, p in products.items()}
+        return second, found
+
+    def iterated():
+        ordered, found = second, {}
+        for side, square in products.items():
+            basis = bases[side]
+            values = jnp.sum(basis * product('...ij,...jk->...ik', square, basis), axis=-2)
+            order = jnp.argsort(-values, axis=-1)
+            by_column = order[..., None, :]
+            basis = jnp.take_along_axis(basis, by_column, axis=-1)
+            along = order[..., :, None] if side == 'left' else by_column
+            ordered = jnp.take_along_axis(ordered, along, axis=SIDES[side])
+            found[side], _ = jnp.linalg.qr(product('...ij,...jk->...ik', square, basis))
+        return ordered, found
+
+    due = (count > 1) & ((count - 1) % every == 0)
+    later = when(due, iterated, (second, bases))
+    return when(count == 1, first, later)

@@ -1,0 +1,247 @@
+"""Variants of SGD and Adam: Adafactor, AdamP, SGDP, Lion and normalized gradient descent."""
+
+import math
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from modules.optim.base import (
+    ABOVE_0,
+    B1,
+    B2,
+    Dampening,
+    Direction,
+    Eps,
+    Momentum,
+    Nesterov,
+    above_0,
+    of_family,
+    per_parameter,
+    up_to_1,
+    zeros,
+)
+from modules.optim.classic import adam_direction
+from modules.options import Option
+from modules.params import (
+    Described,
+    ParamSpec,
+    as_matrices,
+    from_matrices,
+    matrix_axes,
+    root_mean_square,
+)
+
+SMALLEST_SCALE = 1e-3  # Adafactor multiplies an update by at least this
+SGDP_EPS = 1e-8  # of the norms in the projection; SGDP has no other denominator
+
+PROJECTED = 'cosine of gradient and weight, times the root of their size, below which is projected'
+Delta = Annotated[float, above_0(PROJECTED)]
+DecayRatio = Annotated[float, up_to_1('share of the weight decay where it is projected')]
+
+
+@of_family('sgd', error_probability=True)
+def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
+    """g / q, with q the mean over the target tokens of 1 - p, p the label's probability.
+
+    The published method is for two classes, where q is the mean of 1 / (1 + exp(margin)): with a
+    large learning rate it separates n points in as many steps as a perceptron, 1 / n of those of
+    plain gradient descent. This is its analogue for language models. q comes from the logits of
+    the loss and is recorded as `error_probability`. The gradient is clipped before the division, so
+    that optim.clip_norm=inf is the published step. Source: arXiv:2412.08424.
+    Raises ValueError if the extra argument `means` has no error_probability.
+    """
+
+    def update(grads, state, params=None, *, means=None, **_):
+        if means is None or 'error_probability' not in means:
+            raise ValueError(
+                'normalized_gd divides by means["error_probability"], the mean probability of '
+                'words that are not meant; give `update` the means of the batch'
+            )
+        q = means['error_probability']
+        factor = jnp.where(q > 0, 1 / jnp.where(q > 0, q, 1.0), 0.0)
+        return jax.tree.map(lambda g: factor * g, grads), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+@of_family('adam')
+def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransformation:
+    """sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g (arXiv:2302.06675, algorithm 2).
+
+    Each coordinate moves by the learning rate itself, so the learning rate should be a third to a
+    tenth of AdamW's, and the weight decay as many times larger.
+    """
+
+    def update(spec, grad, kept, weight, count):
+        m = kept['momentum']
+        return jnp.sign(b1 * m + (1 - b1) * grad), {'momentum': b2 * m + (1 - b2) * grad}
+
+    return per_parameter(specs, zeros('momentum'), update)
+
+
+@of_family('adam', other_sizes={'adafactor_absolute': False})
+def adafactor(
+    specs: Any,
+    *,
+    adafactor_decay: Annotated[
+        float, Option('x: t^-x is the share of the squares of step t', ABOVE_0, 1, traced=True)
+    ] = 0.8,
+    adafactor_eps: Annotated[float, above_0('added to the squared gradient')] = 1e-30,
+    adafactor_clip: Annotated[float, above_0('root mean square of an update, at most')] = 1.0,
+    adafactor_min_size: Annotated[
+        int, Option('the smaller side of the smallest matrix that is factored', 1)
+    ] = 128,
+    adafactor_absolute: Annotated[
+        bool, Option("whether an update is not multiplied by its weight's root mean square")
+    ] = False,
+) -> optax.GradientTransformation:
+    """g / sqrt(v), with v of a matrix from the means of its rows and columns (arXiv:1804.04235).
+
+    v is a mean of g^2 + eps, in which step t has the share t^-x. For a matrix only the means r of
+    rows and c of columns are stored, and v = r c / mean(r). Then an update is divided by
+    max(1, rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
+
+    Same as optax.adafactor without its weight decay, except that each matrix of a stack is factored
+    by itself; optax factors the two largest axes of the whole array. In the paper the learning rate
+    is min(0.01, 1 / sqrt(t)), which a config has to give, and there is no momentum (algorithms 4
+    and 5).
+    """
+
+    def is_factored(spec, shape):
+        if spec.role == 'vector':
+            return False
+        _, *sides = matrix_axes(spec)
+        return min(math.prod(shape[i] for i in axes) for axes in sides) >= adafactor_min_size
+
+    def means(spec, weight, axes):
+        names = tuple(name for i, name in enumerate(spec.axes) if i not in axes)
+        return Described(jnp.mean(jnp.zeros_like(weight), axes), ParamSpec('vector', names))
+
+    def init(spec, weight):
+        if not is_factored(spec, weight.shape):
+            return {'second': jnp.zeros_like(weight)}
+        _, rows, columns = matrix_axes(spec)
+        return {'rows': means(spec, weight, columns), 'columns': means(spec, weight, rows)}
+
+    def update(spec, grad, kept, weight, count):
+        share = count.astype(grad.dtype) ** -adafactor_decay
+        square = jnp.square(grad) + adafactor_eps
+        if 'second' in kept:
+            later = {'second': (1 - share) * kept['second'] + share * square}
+            direction = grad * jax.lax.rsqrt(later['second'])
+        else:
+            _, rows, columns = matrix_axes(spec)
+            later, v = {}, {}
+            for name, others in (('rows', columns), ('columns', rows)):
+                mean = jnp.mean(square, others)
+                later[name] = (1 - share) * kept[name] + share * mean
+                v[name] = jnp.expand_dims(later[name], others)
+            relative = v['rows'] / jnp.mean(v['rows'], rows, keepdims=True)
+            direction = grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(v['columns'])
+        direction /= jnp.maximum(1.0, root_mean_square(spec, direction) / adafactor_clip)
+        if not adafactor_absolute:
+            direction *= jnp.maximum(SMALLEST_SCALE, root_mean_square(spec, weight))
+        return direction, later
+
+    return per_parameter(specs, init, update)
+
+
+def decay_is_taken_off(recipe: Any, part: Any) -> None:
+    """Raises ValueError if weight decay is in the gradient, which no share can be taken from."""
+    is_penalty = recipe.decay.row.in_gradient and recipe.optim.weight_decay
+    if is_penalty and part.options['adamp_decay_ratio'] != 1.0:
+        raise ValueError(
+            f'{recipe.decay} adds weight decay to the gradient, so that {part} cannot take less of '
+            'it off. Choose optim.decay_rule=decoupled, or optim.adamp_decay_ratio=1.0.'
+        )
+
+
+@of_family('adam', check=decay_is_taken_off)
+def adamp(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-8,
+    nesterov: Nesterov = False,
+    adamp_delta: Delta = 0.1,
+    adamp_decay_ratio: DecayRatio = 0.1,
+) -> optax.GradientTransformation:
+    """Adam's direction, `without_radial` for matrices (arXiv:2006.08217, algorithm 2).
+
+    Follows the PyPI package adamp 0.3.0: with `nesterov` the first moment is moved once more,
+    b1 m + (1 - b1) g, and still divided by 1 - b1^t. A matrix that is projected gets only
+    adamp_decay_ratio (wd_ratio in the package) of the weight decay.
+    """
+
+    def update(spec, grad, kept, weight, count):
+        direction, later = adam_direction(grad, kept, b1, b2, eps, count, nesterov)
+        direction = without_radial(
+            spec, direction, grad, weight, adamp_delta, eps, adamp_decay_ratio
+        )
+        return direction, later
+
+    return per_parameter(specs, zeros('momentum', 'second'), update)
+
+
+@of_family('sgd', check=decay_is_taken_off)
+def sgdp(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.9,
+    dampening: Dampening = 0.0,
+    nesterov: Nesterov = False,
+    adamp_delta: Delta = 0.1,
+    adamp_decay_ratio: DecayRatio = 0.1,
+) -> optax.GradientTransformation:
+    """SGD's direction, `without_radial` for matrices (arXiv:2006.08217, algorithm 1).
+
+    The stored sum of gradients is not projected, as in the paper; the PyPI package adamp projects
+    it in place unless `nesterov` is set. The first gradient is dampened too, as in that package;
+    torch.optim.SGD does not dampen it. Momentum 0.9 is from the package's example, which also sets
+    `nesterov`; its signature has neither. Weight decay is multiplied by the learning rate as in
+    `adamp`; the package also divides it by 1 - momentum, so that its 1e-5 is 1e-4 here.
+    """
+
+    def update(spec, grad, kept, weight, count):
+        moved = momentum * kept['momentum'] + (1 - dampening) * grad
+        direction = grad + momentum * moved if nesterov else moved
+        direction = without_radial(
+            spec, direction, grad, weight, adamp_delta, SGDP_EPS, adamp_decay_ratio
+        )
+        return direction, {'momentum': moved}
+
+    return per_parameter(specs, zeros('momentum'), update)
+
+
+def without_radial(
+    spec: ParamSpec, direction: jax.Array, grad: jax.Array, weight: jax.Array, delta, eps, ratio
+) -> jax.Array | Direction:
+    """Projects a direction orthogonally to the weight where the gradient almost is orthogonal.
+
+    A weight whose length changes nothing has an orthogonal gradient, and a sum of gradients that
+    only lengthens it. The rows tested are the output units of a matrix, or the tokens of an
+    embedding: if the largest |cos(grad, weight)| among them is below delta / sqrt(entries of one),
+    each loses its radial part, p <- p - w <w, p> / |w|^2. Otherwise the same test is made of the
+    whole matrix as one vector. A projected matrix gets `ratio` of its weight decay. Vectors are
+    returned unchanged.
+    """
+    if spec.role == 'vector':
+        return direction
+    p_IO, g_IO, w_IO = (as_matrices(spec, x) for x in (direction, grad, weight))
+    unit = (-1,) if spec.role == 'embedding' else (-2,)
+    found, share = p_IO, jnp.ones((*p_IO.shape[:-2], 1, 1), p_IO.dtype)
+    for axes in ((-2, -1), unit):
+        size = math.prod(w_IO.shape[axis] for axis in axes)
+        cosine = jnp.abs(jnp.sum(g_IO * w_IO, axes, keepdims=True))
+        for x_IO in (g_IO, w_IO):
+            cosine /= jnp.maximum(jnp.linalg.norm(x_IO, axis=axes, keepdims=True), eps)
+        fires = jnp.max(cosine, (-2, -1), keepdims=True) < delta / math.sqrt(size)
+        along_IO = w_IO / (jnp.linalg.norm(w_IO, axis=axes, keepdims=True) + eps)
+        radial_IO = along_IO * jnp.sum(along_IO * p_IO, axes, keepdims=True)
+        found, share = jnp.where(fires, p_IO - radial_IO, found), jnp.where(fires, ratio, share)
+    batch = share.shape[:-2]
+    share = share.reshape(*batch, *(1,) * (weight.ndim - len(batch)))
+    return Direction(from_matrices(spec, found, weight.shape), share)
