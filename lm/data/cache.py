@@ -1,70 +1,78 @@
-"""The folder prepared data is kept in: its place, digests of files, folders made whole or not."""
+"""The folder that prepared data is kept in: its path, digests of files, folders made all or not.
+
+A data.cache_dir in object storage has a folder of this machine that stands for it: whoever prepares
+data first uploads it, and others fetch it.
+"""
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from lm.storage.buckets import is_url, place
+from lm.storage import complete_folders
+from lm.storage.buckets import BucketError, below, is_url, open_bucket, place
 from lm.storage.files import is_full, locked, user_cache, write_text
 
 PARTIAL = '.partial'  # ends the name of a folder that is being written
-OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # a name that a folder cannot be given
+OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
 SAME = 'data: another process prepares the same data; waiting for it'
 
 
 def root(cache_dir: str) -> Path:
-    """`cache_dir`, for a URL the folder of this machine that stands for it; without one
-    `lm.storage.files.user_cache`.
-    """
+    """Returns `cache_dir` as a path, the local folder of a URL, or `user_cache()` for ''."""
     if is_url(cache_dir):
         return place(cache_dir, 'data')
     return Path(cache_dir).expanduser().absolute() if cache_dir else user_cache()
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
-    """A content hash of each file; read again only where its size or time of change differ.
-
-    One process reads what none has read yet, and the others wait for what it finds.
-    """
+    """Returns a content hash of each file; reads again only if size or time of change differ."""
     memo_path, files = folder / 'files.json', list(files)
-    found = _known(files, _recall(memo_path))
+    found = _known(files, memo_path)
     if None not in found:
         return found
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder / 'files.lock', waiting='', say=_nothing))
-        memo = _recall(memo_path)
-        found, news = _known(files, memo), {}
+            held.enter_context(locked(folder / 'files.lock'))  # so that one process reads a file
+        found, news = _known(files, memo_path), {}
         for i, path in enumerate(files):
             if found[i] is None:
                 stamp = _stamp(path)
                 found[i] = file_digest(path)
                 news[str(path.absolute())] = [*stamp, found[i]]
         if news:
-            _remember(memo_path, memo | news)
+            with contextlib.suppress(OSError):
+                write_text(memo_path, json.dumps(_memo(memo_path) | news))
     return found
 
 
-def _nothing(line: str) -> None:
-    del line
-
-
-def _known(files: list[Path], memo: dict) -> list[str | None]:
-    def digest(path: Path) -> str | None:
+def _known(files: list[Path], memo_path: Path) -> list[str | None]:
+    """Returns the noted digest of each file, None if it has changed or is not noted."""
+    memo, found = _memo(memo_path), []
+    for path in files:
         match memo.get(str(path.absolute())):
-            case [size, changed, str(known)] if [size, changed] == _stamp(path):
-                return known
-        return None
+            case [size, changed, str(digest)] if [size, changed] == _stamp(path):
+                found.append(digest)
+            case _:
+                found.append(None)
+    return found
 
-    return [digest(path) for path in files]
+
+def _memo(path: Path) -> dict:
+    try:
+        memo = json.loads(path.read_text())
+    except (OSError, ValueError):  # absent, or not ours: only time is lost
+        return {}
+    return memo if isinstance(memo, dict) else {}
 
 
 def _stamp(path: Path) -> list[int]:
@@ -77,56 +85,64 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _recall(path: Path) -> dict:
-    try:
-        memo = json.loads(path.read_text())
-    except (OSError, ValueError):  # absent, or not ours: only time is lost
-        return {}
-    return memo if isinstance(memo, dict) else {}
+def digest_of(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(b'%d ' % len(part) + part)
+    return state.hexdigest()
 
 
-def _remember(path: Path, memo: dict) -> None:
-    """Another process may do so as well: a line lost costs reading a file once more."""
-    with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(memo))
-
-
-def made_once(
-    folder: Path,
-    name: str,
-    *,
-    make: Callable[[Path], None],
-    damage: Callable[[Path], str],
-    say: Callable[[str], None],
+def shared(
+    cache_dir: str, name: str, *, make: Callable, damage: Callable, say: Callable, wait: bool = True
 ) -> Path:
-    """folder / name, which `make` fills unless it is there, and not damaged: see `filled`."""
-    path = folder / name
-    if path.is_dir() and not damage(path):
-        return path
-    with alone(path, SAME, say) as is_locked, disk_full_explained(folder):
-        filled(path, make, damage, say, is_locked)
+    """Returns the folder `name` of the cache, fetched from the bucket or else made by `make`.
+
+    Its name is a digest of its content, which never changes: a complete folder of the bucket is
+    fetched, any other is uploaded. A failed upload is said, and the run goes on. Raises OSError if
+    the bucket cannot be reached or read, InUse if another process fetches it and `wait` is False.
+    """
+    if not is_url(cache_dir):
+        return make()
+    path, bucket, url = root(cache_dir) / name, open_bucket(cache_dir), below(cache_dir, name)
+    mark, is_damaged = complete_folders.read_mark(bucket, name), False
+    if mark is not None and (not path.is_dir() or damage(path)):
+        fetch = functools.partial(complete_folders.fetch, bucket, name, mark)
+        with alone(path, SAME, say, wait) as is_locked, disk_full_explained(path):
+            say(f'data: fetching {url}, {sum(mark.files.values()) / 1e6:.1f} MB')
+            with contextlib.suppress(FileNotFoundError):  # another deletes it: it is made here
+                fill(path, fetch, damage, say, is_locked)
+        if path.is_dir() and damage(path):
+            say(f'NOTE: {url} is damaged: it is prepared again')
+            is_damaged = True
+    made = make()
+    if is_damaged or (mark is None and complete_folders.read_mark(bucket, name) is None):
+        try:
+            if is_damaged:
+                complete_folders.delete(bucket, name, bucket.list(name))
+            # Another host that does the same now writes the same bytes.
+            complete_folders.upload(bucket, made, name, secrets.token_hex(8))
+        except BucketError as error:
+            say(f'NOTE: {error}; the prepared data stay in {made}, on this machine alone')
+    return made
+
+
+def made_once(path: Path, make: Callable, damage: Callable, say: Callable) -> Path:
+    """Returns the folder `path`, which one process fills while others wait; see `fill`."""
+    if not path.is_dir() or damage(path):
+        with alone(path, SAME, say) as is_locked, disk_full_explained(path.parent):
+            fill(path, make, damage, say, is_locked)
     return path
 
 
-def filled(
-    path: Path,
-    make: Callable[[Path], None],
-    damage: Callable[[Path], str],
-    say: Callable[[str], None],
-    is_locked: bool,
-) -> None:
-    """The folder `path`, which `make` fills unless it is there: all of it or nothing.
+def fill(path: Path, make: Callable, damage: Callable, say: Callable, is_locked: bool) -> None:
+    """Fills the folder `path` by `make`, all of it or nothing, unless it is there and intact.
 
-    `make` writes into a folder beside it that is renamed when done. What is there is made again
-    where `damage` says, in words, what is wrong with it. The caller has its lock, or else, where
-    there are no locks, `is_locked` is False: then several may fill it, and the first one stays.
+    make(folder) writes a folder beside it that is renamed when done; damage(folder) says in words
+    what is wrong with one, or ''. The caller holds the lock of `path`; is_locked is False if there
+    are no locks: then several may fill it, and the first one stays.
     """
-    if path.is_dir():
-        if not (reason := damage(path)):  # made by the process that was waited for
-            return
-        say(again(path, reason))
-        shutil.rmtree(path)
+    if is_intact(path, damage, say):  # made by the process that was waited for
+        return
     # Hosts may not see each other's locks, whatever their network disk says; processes of one do.
     own = socket.gethostname() if is_locked else f'{socket.gethostname()}.{os.getpid()}'
     partial = path.with_name(f'{path.name}.{own}{PARTIAL}')
@@ -143,12 +159,16 @@ def filled(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def again(path: Path, reason: str) -> str:
-    return f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again'
+def is_intact(path: Path, damage: Callable, say: Callable) -> bool:
+    """Whether the folder is there and intact; removes one that is damaged, with a note."""
+    if path.is_dir() and (reason := damage(path)):
+        say(f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again')
+        shutil.rmtree(path)
+    return path.is_dir()
 
 
 def discard(folder: Path, pattern: str) -> None:
-    """Removes the folders that match. Each goes at once, for whoever is about to write into it."""
+    """Removes the folders that match, each under another name, so that its own is free at once."""
     for path in folder.glob(pattern):
         if path.is_dir():
             gone = path.with_name(f'{path.name}.{os.getpid()}.removed')
@@ -159,16 +179,13 @@ def discard(folder: Path, pattern: str) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path, waiting: str, say: Callable, wait: bool = True) -> Iterator[bool]:
-    """Holds the lock of the folder `path`, and makes the one it is to be in; see `files.locked`.
-
-    Raises InUse where another process has it and `wait` is False.
-    """
+    """Holds the lock of the folder `path`. Raises InUse if it is held and `wait` is False."""
+    until = math.inf if wait else 0.0
+    lock = locked(path.with_name(f'{path.name}.lock'), waiting=waiting, say=say, wait_until=until)
     with contextlib.ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            until = math.inf if wait else 0.0
-            lock = path.with_name(f'{path.name}.lock')
-            is_held = held.enter_context(locked(lock, waiting=waiting, say=say, wait_until=until))
+            is_held = held.enter_context(lock)
         except OSError as error:
             raise OSError(
                 f'prepared data cannot be kept in {path.parent}: {error.strerror}. Set '
@@ -179,7 +196,7 @@ def alone(path: Path, waiting: str, say: Callable, wait: bool = True) -> Iterato
 
 @contextlib.contextmanager
 def disk_full_explained(folder: Path) -> Iterator[None]:
-    """An OSError that says what to do."""
+    """Turns an error of a full disk, of any type, into an OSError that says what to do."""
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like

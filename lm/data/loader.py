@@ -1,9 +1,8 @@
-"""Which rows make the batch of a step: a pure function of (seed, step).
+"""The batch of a step: rows are picked by a pure function of (seed, step).
 
-Of a mixture, which source a row is from is a function of its number alone (`lm.config.mixture.Shares`), so
-that every beginning of the order has the shares, and each source has an order of its own. Neither
-the number of hosts nor of reading threads matters, and resuming at a step needs no state but its
-number.
+In a mixture the source of a row follows from the row's number alone (`Shares`), so every beginning
+of the order has the shares, and each source has an order of its own. Neither the number of hosts
+nor of reading threads matters, and resuming at a step needs no state but its number.
 """
 
 import bisect
@@ -15,44 +14,42 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.config.mixture import Mixed
+from lm.config.mixture import MixedRows
 from lm.data.rows import Rows
 
 Batch = dict[str, np.ndarray]
-Mixture = Callable[[Batch, np.random.Generator], Batch]  # of one row
+RowTransform = Callable[[Batch, np.random.Generator], Batch]
 READERS = 2  # threads; a batch of 16 rows of 257 tokens takes one of them about a millisecond
 ORDERS = 256  # that are kept, a kilobyte each: one a seed and source
 THREADS = 'batches'  # the beginning of their names
 
 
 def batch_at(
-    rows: Rows | Mixed,
+    rows: Rows | MixedRows,
     step: int,
     *,
     batch_size: int,
     seed: int,
-    mixture: Mixture | None = None,
+    transform: RowTransform | None = None,
     process_index: int = 0,
     process_count: int = 1,
 ) -> Batch:
-    """The batch of `step`, [batch_size / process_count, T+1]: this process's slice of it.
+    """Returns this process's slice of the batch of `step`, [batch_size / process_count, T+1].
 
-    Rows are shuffled anew for each epoch; batch s is rows s * B to (s + 1) * B of that order, which
-    has no end. mixture(row,
-    rng) makes of each what its objective has, of numbers that (seed, step, i) alone decide; None:
-    rows stay as they are.
+    Rows are shuffled anew for each epoch; batch s is rows s * B to (s + 1) * B of that order.
+    transform(row, rng) makes of each what the objective needs; (seed, step, i) decide the rng.
     """
     mine = _slice(batch_size, process_index, process_count)
     found = [_row(rows, seed, step * batch_size + i) for i in mine]
-    if mixture is not None:
+    if transform is not None:
         rngs = [np.random.default_rng((seed, step, i)) for i in mine]
-        found = [mixture(row, rng) for row, rng in zip(found, rngs, strict=True)]
+        found = [transform(row, rng) for row, rng in zip(found, rngs, strict=True)]
     return _stack(found)
 
 
-def _row(rows: Rows | Mixed, seed: int, number: int) -> Batch:
-    """That of the endless order."""
-    if not isinstance(rows, Mixed):
+def _row(rows: Rows | MixedRows, seed: int, number: int) -> Batch:
+    """Returns row `number` of the endless order."""
+    if not isinstance(rows, MixedRows):
         return rows[_order(len(rows), seed)[number]]
     source, number = rows.shares.place(number)
     own = rows.parts[source]
@@ -65,8 +62,8 @@ def _order(n_rows: int, seed: int, key: tuple[int, ...] = ()) -> Any:
     import grain
 
     # Grain shuffles epoch e by seed + e: unhashed, neighbouring seeds would share epochs.
-    mixed = int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
-    return grain.MapDataset.range(n_rows).shuffle(seed=mixed).repeat()
+    hashed = int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
+    return grain.MapDataset.range(n_rows).shuffle(seed=hashed).repeat()
 
 
 def _slice(batch_size: int, process_index: int, process_count: int) -> range:
@@ -84,7 +81,7 @@ def _stack(rows: list[Batch]) -> Batch:
 
 
 class Place(NamedTuple):
-    """Where a run is in its order of the text: the batch it needs next, and one past its last."""
+    """A run's place in its order of the text: the batch it needs next, and one past its last."""
 
     seed: int
     index: int
@@ -94,52 +91,45 @@ class Place(NamedTuple):
 class Feed:
     """Batches for any number of runs, made ahead by READERS threads in all.
 
-    A batch is made once for all the runs that are at the same place of the same order. `prefetch`
-    batches are made ahead, shared evenly between the orders, and one of each order at least; with 0
-    none is.
+    A batch is made once for all the runs at the same place of the same order. `prefetch` batches
+    are made ahead, shared evenly between the orders, with 0 none, else at least one of each order.
     """
 
     def __init__(
         self,
-        rows: Rows | Mixed,
+        rows: Rows | MixedRows,
         *,
         batch_size: int,
         prefetch: int,
-        mixture: Mixture | None = None,
+        transform: RowTransform | None = None,
         process_index: int = 0,
         process_count: int = 1,
     ):
         _slice(batch_size, process_index, process_count)  # refused here, not in a thread
-        self._make = functools.partial(
-            batch_at,
-            rows,
-            batch_size=batch_size,
-            mixture=mixture,
-            process_index=process_index,
-            process_count=process_count,
-        )
+        process = {'process_index': process_index, 'process_count': process_count}
+        how = {'batch_size': batch_size, 'transform': transform} | process
+        self._make = functools.partial(batch_at, rows, **how)
         self._prefetch = prefetch
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=THREADS)
         self._begun: dict[tuple[int, int], Future[Batch]] = {}
 
     def take(self, places: Sequence[Place]) -> list[Batch]:
-        """The batch of each place. Begins those that follow, and drops what no place leads to."""
+        """Returns the batch of each place, begins the following ones, and drops all others."""
         stops: dict[tuple[int, int], int] = {}
         for seed, index, stop in places:
             stops[seed, index] = max(stop, stops.get((seed, index), stop))
         before, self._begun = self._begun, {}
         ahead = -(-self._prefetch // len(stops))
         for offset in range(ahead + 1):  # what is needed first is begun first
-            for (seed, index), stop in stops.items():
-                key = seed, index + offset
-                if key not in self._begun and (offset == 0 or key[1] < stop):
-                    self._begun[key] = before.pop(key, None) or self._begin(*key)
+            for (seed, start), stop in stops.items():
+                index = start + offset
+                if (seed, index) not in self._begun and (offset == 0 or index < stop):
+                    future = before.pop((seed, index), None)
+                    future = future or self._pool.submit(self._make, index, seed=seed)
+                    self._begun[seed, index] = future
         for unwanted in before.values():
             unwanted.cancel()
         return [self._begun[place[:2]].result() for place in places]
-
-    def _begin(self, seed: int, index: int) -> Future[Batch]:
-        return self._pool.submit(self._make, index, seed=seed)
 
     def close(self) -> None:
         """Ends the threads."""
@@ -148,14 +138,14 @@ class Feed:
 
 
 def evaluation_batches(
-    rows: Rows | Mixed,
+    rows: Rows | MixedRows,
     *,
     batch_size: int,
     limit: int,
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[Batch]:
-    """Every row once, in order, the last batch filled with padding; `limit` batches, or 0: all."""
+    """Yields every row once, in order, the last batch padded; at most `limit` batches, 0: all."""
     mine = _slice(batch_size, process_index, process_count)
     n_batches = -(-len(rows) // batch_size)
     blank = {name: np.zeros_like(value) for name, value in rows[0].items()}
@@ -164,15 +154,8 @@ def evaluation_batches(
         yield _stack([rows[i] if i < len(rows) else blank for i in at])
 
 
-def steps_in_epoch(rows: Rows | Mixed, batch_size: int) -> int:
-    """Of a mixture, as many steps as repeat no row of any source."""
-    return _most_steps(rows, batch_size, epochs=1)
-
-
-def _most_steps(rows: Rows | Mixed, batch_size: int, epochs: int) -> int:
-    """The last step at which no source has begun epoch `epochs` + 1."""
-    if not isinstance(rows, Mixed):
-        return epochs * len(rows) // batch_size
+def steps_in_epoch(rows: Rows | MixedRows, batch_size: int, epochs: int = 1) -> int:
+    """Returns the last step at which no source has begun epoch `epochs` + 1."""
     beyond = epochs * len(rows) // batch_size + 1  # with more rows than all sources have
 
     def repeats(steps: int) -> bool:
@@ -181,43 +164,33 @@ def _most_steps(rows: Rows | Mixed, batch_size: int, epochs: int) -> int:
     return bisect.bisect_left(range(beyond), True, key=repeats) - 1
 
 
-def _epochs(rows: Mixed, n: int) -> list[int]:
-    """How many epochs of each source the first n rows begin."""
+def _epochs(rows: Rows | MixedRows, n: int) -> list[int]:
+    """Returns how many epochs of each source the first n rows begin."""
+    if not isinstance(rows, MixedRows):
+        return [-(-n // len(rows))]
     counts = rows.shares.counts(n)
     return [-(-count // len(own)) for count, own in zip(counts, rows.parts, strict=True)]
 
 
-def check_epochs(cfg: DataConfig, steps: int, rows: Rows | Mixed) -> int:
-    """How many epochs `steps` begin, of a mixture those of the source that repeats most; more than
-    one must have been asked for.
-
-    Raises ValueError where they are more than cfg.epochs.
-    """
+def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
+    """Returns how many epochs `steps` begin. Raises ValueError if they exceed cfg.epochs."""
     n = steps * cfg.batch_size
-    needed = max(1, *_epochs(rows, n)) if isinstance(rows, Mixed) else max(1, -(-n // len(rows)))
+    needed = max(1, *_epochs(rows, n))
     if needed <= cfg.epochs:
         return needed
-    if isinstance(rows, Mixed):
-        raise ValueError(_repeats(cfg, steps, rows))
-    most = _most_steps(rows, cfg.batch_size, cfg.epochs)
-    raise ValueError(
-        f'train.steps={steps} needs {needed} epochs, and data.epochs={cfg.epochs}: one epoch '
-        f'is {steps_in_epoch(rows, cfg.batch_size)} steps of {cfg.batch_size} sequences '
-        f'({len(rows)} in all). Set data.epochs={needed}, or train.steps to {most} at most.'
-    )
-
-
-def _repeats(cfg: DataConfig, steps: int, rows: Mixed) -> str:
-    """Which source of a mixture repeats most, how often, and what to do."""
-    n = steps * cfg.batch_size
-    epochs = _epochs(rows, n)
-    worst = epochs.index(max(epochs))
+    most = steps_in_epoch(rows, cfg.batch_size, cfg.epochs)
+    remedy = f'Set data.epochs={needed}, or train.steps to {most} at most'
+    if not isinstance(rows, MixedRows):
+        raise ValueError(
+            f'train.steps={steps} needs {needed} epochs, and data.epochs={cfg.epochs}: one epoch '
+            f'is {steps_in_epoch(rows, cfg.batch_size)} steps of {cfg.batch_size} sequences '
+            f'({len(rows)} in all). {remedy}.'
+        )
+    worst = _epochs(rows, n).index(needed)
     held, count = len(rows.parts[worst]), rows.shares.counts(n)[worst]
-    most = _most_steps(rows, cfg.batch_size, cfg.epochs)
-    return (
+    raise ValueError(
         f'train.steps={steps} takes {count} sequences of {rows.names[worst]!r} in data.mixture, '
-        f'which holds {held}: {epochs[worst]} epochs of it, and data.epochs={cfg.epochs}. Set '
-        f'data.epochs={epochs[worst]}, or train.steps to {most} at most; or give it more text, or '
-        f'{cfg.epochs * held / n:.3g} of the mixture at most instead of '
+        f'which holds {held}: {needed} epochs of it, and data.epochs={cfg.epochs}. {remedy}; or '
+        f'give it more text, or {cfg.epochs * held / n:.3g} of the mixture at most instead of '
         f'{rows.shares.of_each[worst]:.3g}.'
     )

@@ -1,52 +1,66 @@
-"""From documents to stored tokens: split, train the tokenizer, encode, write. Which process does
-what of it, and when, is for `lm.data.pieces`.
+"""Prepares a source: documents to stored tokens, by all processes that start on one cache.
 
-Sequence length, packing and seed come later and cost nothing here.
+Beside the folder NAME that is to be made lies NAME.pieces, of folders that are renamed when whole:
+
+    scan          a copy of the text, and the table of its documents
+    built         the tokenizer
+    piece-000000  the tokens of the first piece of the copy; and so on
+
+With the lock of NAME, a process scans and builds what is not there yet. Then it encodes pieces that
+are not there and that no other process holds the lock of, until all are there: which process
+encodes a piece does not change its tokens. With the lock of NAME again, it writes the records from
+the pieces in their order, unless another process has. Sequence length, packing and seed come later.
+
+What was there before is checked by its hashes before it is used, and made again if it is damaged. A
+lock ends with its process, so nobody waits for one that was killed, and what it has done stays.
+Without locks, work is done twice, and the first folder of a name stays. NAME.pieces takes the space
+of text and tokens, until NAME is there or the text turns out not to be one that can be prepared.
 """
 
 import array
+import codecs
 import contextlib
-import hashlib
+import dataclasses
+import functools
+import math
+import random
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.data import cache
-from lm.data.prepared import CONTENTS, INDEX, RECORDS, seal
-from lm.data.rows import CHUNK
-from lm.data.scan import DOCUMENT_COST, LARGE, Piece, Scan
+from lm.data import cache, prepared, scan, tokenizers
+from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, TOKENIZER, TOKENS
+from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
-from lm.data.split import SPLITS, Rule, Span, is_one_document, spans
-from lm.data.split import rule as split_rule
-from lm.data.tokenizers import Plan, Tokenizer, cut
-from lm.data.utf8 import characters
+from lm.data.tokenizers import Plan, Tokenizer
+from lm.storage.files import POLL_SEC, InUse, locked, write_json
 
-FORMAT = 1  # raise it when what is written for the same content changes
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
-CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
-TOKENS_AT_ONCE = 1 << 20  # read of a piece
-TOKENS = '.tokens'  # ends the names of the files of a piece
+PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
+# To be renamed when their content changes: a version may go on from where an older one was killed.
+SCAN, BUILT, PIECE = 'scan', 'built', 'piece'
+TRIES = 10  # attempts of a process whose pieces are removed while it works
+WRITING = 'data: another process writes the records of the same data'
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)
 
 
 def digest(source: Source, plan: Plan, cfg: DataConfig) -> str:
-    """The name of the prepared data: a hash of all that determines it."""
-    state = hashlib.blake2b(digest_size=16)
-    rule = f'{FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
+    """Returns the name of the prepared data: a hash of all that determines it."""
+    rule = f'{prepared.FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
     files = cache.file_digests(cache.root(cfg.cache_dir), source.files)
-    for part in (rule.encode(), plan.identity, *(file.encode() for file in files)):
-        state.update(b'%d ' % len(part) + part)
-    return state.hexdigest()
+    return cache.digest_of(rule.encode(), plan.identity, *(file.encode() for file in files))
 
 
 def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> None:
-    """ValueError where the source, having been read, has not the digest `name` any more."""
+    """Raises ValueError if the digest of the source, once read, is not `name` any more."""
     if digest(source, plan, cfg) != name:
         raise ValueError(
             f'the files of data.source={cfg.source} changed while they were read. Run the command '
@@ -54,215 +68,236 @@ def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> N
         )
 
 
-def describe(found: Scan, cfg: DataConfig, say: Callable) -> None:
-    say(
-        f'data: preparing {cfg.source} with {cfg.tokenizer}: {len(found.lengths):,} documents, '
-        f'{found.n_bytes / 1e6:.1f} MB'
-    )
-    if is_one_document(found):
-        say('data: there is one document only; its last lines are the validation split')
-    if found.invalid_documents:
-        say(
-            f'data: {found.invalid_documents:,} documents are not UTF-8 throughout: '
-            f'{found.invalid_bytes:,} bytes become U+FFFD'
-        )
+def prepare(
+    source: Source, plan: Plan, cfg: DataConfig, name: str, say: Callable, wait: bool = True
+) -> Path:
+    """Returns the folder of the data with the digest `name`, prepared unless it is there.
+
+    Memory grows by about 40 bytes a document, and by the distinct words of a bpe that is trained.
+    Raises ValueError for a corpus that cannot be split, is not UTF-8, or changes while it is read;
+    InUse, if `wait` is False, once other processes do all the work that is left.
+    """
+    job = PreparationJob(source, plan, cfg, name, say, wait)
+    is_suspect, tries = False, 0
+    while not job.path.is_dir() or prepared.damage(job.path):
+        try:
+            with cache.disk_full_explained(job.path.parent):
+                job.begin(is_suspect)
+                job.take_part()
+                break
+        except Exception as error:
+            tries += 1
+            if isinstance(error, InUse) or tries > TRIES:
+                raise
+            if job.is_removed() or isinstance(error, FileNotFoundError):
+                continue
+            if isinstance(error, DamagedCopy) and not is_suspect:
+                say(f'NOTE: {error}: what is damaged is made again')
+                is_suspect = True
+                continue
+            if isinstance(error, ValueError):
+                cache.discard(job.path.parent, job.pieces.name)
+            raise
+    cache.discard(job.path.parent, f'{name}.*')
+    return job.path
 
 
-def warn_of_whole(tokenizer: Tokenizer, found: Scan, say: Callable) -> None:
-    """Where one document alone takes much memory."""
-    size = int(found.lengths.max())
-    if not tokenizer.cuttable and size >= LARGE:
-        name = found.names[int(found.lengths.argmax())]
-        say(
-            f'NOTE: {name} is a document of {size / 1e6:,.1f} MB, and this tokenizer must have it '
-            f'whole: that takes about {size * WHOLE_COST / 1e9:,.2f} GB of memory. Cut it into '
-            'several documents, or set data.tokenizer to bpe:SIZE or byte.'
+def _unchecked(folder: Path) -> str:
+    return ''
+
+
+def _damage_of_scan(folder: Path) -> str:
+    try:
+        with scan.opened(folder) as found:
+            for piece in found.pieces:
+                found.check(piece)
+    except DamagedCopy as error:
+        return str(error)
+    return ''
+
+
+_damage_of_built = functools.partial(prepared.damage, names=(TOKENIZER, CONTENTS))
+_damage_of_piece = functools.partial(prepared.damage, names=PIECE_FILES)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparationJob:
+    """One process's share of preparing a dataset."""
+
+    source: Source
+    plan: Plan
+    cfg: DataConfig
+    name: str
+    say: Callable[[str], None]
+    wait: bool
+
+    @property
+    def path(self) -> Path:
+        return cache.root(self.cfg.cache_dir) / self.name
+
+    @property
+    def pieces(self) -> Path:
+        return self.path.with_name(f'{self.name}.pieces')
+
+    def is_removed(self) -> bool:
+        """Whether another process has removed the pieces: all is done, or was in vain."""
+        return self.path.is_dir() or not self.pieces.is_dir()
+
+    def begin(self, is_suspect: bool) -> None:
+        """Makes the scan and the tokenizer. A suspect scan is read, and made again if damaged."""
+        with cache.alone(self.path, cache.SAME, self.say, self.wait) as is_locked:
+            if cache.is_intact(self.path, prepared.damage, self.say):
+                return
+            self.pieces.mkdir(exist_ok=True)
+            damage = _damage_of_scan if is_suspect else _unchecked
+            cache.fill(self.pieces / SCAN, self._scan, damage, self.say, is_locked)
+            cache.fill(self.pieces / BUILT, self._build, _damage_of_built, self.say, is_locked)
+
+    def _scan(self, folder: Path) -> None:
+        scan.scan(self.source, self.cfg, folder)
+        check_unchanged(self.source, self.plan, self.cfg, self.name)
+        with scan.opened(folder) as found:
+            self.say(
+                f'data: preparing {self.cfg.source} with {self.cfg.tokenizer}: '
+                f'{len(found.lengths):,} documents, {found.n_bytes / 1e6:.1f} MB'
+            )
+            if found.is_one_document:
+                says = 'data: there is one document only; its last lines are the validation split'
+                self.say(says)
+            if found.invalid_documents:
+                self.say(
+                    f'data: {found.invalid_documents:,} documents are not UTF-8 throughout: '
+                    f'{found.invalid_bytes:,} bytes become U+FFFD'
+                )
+
+    def _build(self, folder: Path) -> None:
+        with scan.opened(self.pieces / SCAN) as found:
+            if self.plan.is_trained:
+                for piece in found.pieces:
+                    found.check(piece)
+            tokenizer = self.plan.build(training_texts(found, self.cfg.validation_fraction))
+            size = int(found.lengths.max())
+            if not tokenizer.cuttable and size >= scan.LARGE:
+                name = found.names[int(found.lengths.argmax())]
+                self.say(
+                    f'NOTE: {name} is a document of {size / 1e6:,.1f} MB, and this tokenizer must '
+                    f'have it whole: that takes about {size * WHOLE_COST / 1e9:,.2f} GB of memory. '
+                    'Cut it into several documents, or set data.tokenizer to bpe:SIZE or byte.'
+                )
+        tokenizer.save(folder / TOKENIZER)
+        prepared.seal(folder)
+
+    def take_part(self) -> None:
+        """Encodes pieces that are free, waits for the rest, and writes the records."""
+        if self.path.is_dir():
+            return
+        with scan.opened(self.pieces / SCAN) as found:
+            boundary = scan.pick_threshold(found, self.cfg.validation_fraction)
+            tokenizer = tokenizers.load(self.pieces / BUILT / TOKENIZER)
+            pieces = Pieces(self, found, boundary, tokenizer)
+            for _ in tracked(pieces.done(), len(found.pieces), 'encoding'):
+                pass
+            with cache.alone(self.path, WRITING, self.say, self.wait) as is_locked:
+                cache.fill(self.path, pieces.write, prepared.damage, self.say, is_locked)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """The pieces of a job, encoded by all its processes."""
+
+    job: PreparationJob
+    found: Scan
+    boundary: Boundary
+    tokenizer: Tokenizer
+
+    def done(self) -> Iterator[None]:
+        """Yields with each piece that is there, encoded by this process or by another."""
+        left = [i for i in range(len(self.found.pieces)) if not self._path(i).is_dir()]
+        if n_there := len(self.found.pieces) - len(left):
+            self.job.say(f'data: {n_there:,} of {len(self.found.pieces):,} pieces are encoded')
+        # Without locks, processes that begin at the same place would do the same all along.
+        begin, is_said = random.randrange(len(left) or 1), False
+        left = left[begin:] + left[:begin]
+        yield from [None] * n_there
+        while left:
+            for i in left:
+                with contextlib.suppress(InUse):
+                    self._make(i, _unchecked, wait=False)
+                    left.remove(i)
+                    yield
+                    break
+            else:
+                if not self.job.wait:
+                    raise InUse
+                if not is_said:
+                    self.job.say('data: other processes encode the last pieces')
+                is_said = True
+                time.sleep(POLL_SEC)
+
+    def _path(self, i: int) -> Path:
+        return self.job.pieces / f'{PIECE}-{i:06}'
+
+    def _make(self, i: int, damage: Callable[[Path], str], wait: bool) -> None:
+        """Encodes a piece. Raises InUse if another process does and `wait` is False."""
+        path, until = self._path(i), math.inf if wait else 0.0
+        what = self.found, self.boundary, self.found.pieces[i], self.tokenizer
+        with locked(path.with_name(f'{path.name}.lock'), wait_until=until) as is_locked:
+            cache.fill(path, lambda to: encode(*what, to), damage, self.job.say, is_locked)
+
+    def write(self, folder: Path) -> None:
+        """Writes the folder of prepared data."""
+        dtype = dtype_of(self.tokenizer)
+        streams = {split: prepared.Stream(dtype) for split in SPLITS}
+        writer = prepared.record_writer(folder / RECORDS, dtype)
+        for i in range(len(self.found.pieces)):
+            self._make(i, _damage_of_piece, wait=True)  # again if it is not as it was written
+            with np.load(self._path(i) / INDEX) as index:
+                for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
+                    streams[split].documents(index[split], n_bytes)
+            # At once, as the writer writes all it knows of the data anew each time.
+            writer.add_examples({s: streams[s].chunks_of(self._path(i), s) for s in SPLITS})
+        writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
+        writer.close_all()
+        np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
+        counts = {split: stream.counts() for split, stream in streams.items()}
+        shutil.copytree(self.job.pieces / BUILT / TOKENIZER, folder / TOKENIZER)
+        self.job.say(
+            f'data: {counts["train"]["tokens"]:,} tokens to train on, '
+            f'{counts["validation"]["tokens"]:,} to validate on'
         )
+        found = self.found
+        invalid = {'documents': found.invalid_documents, 'bytes': found.invalid_bytes}
+        report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
+        write_json(folder / REPORT, report)
+        prepared.seal(folder)
 
 
 def training_texts(found: Scan, fraction: float) -> Iterator[str]:
-    """The training split, in parts, for a tokenizer to be trained on."""
-    rule = split_rule(found, fraction)
+    """Yields the training split, in parts, for a tokenizer to be trained on."""
+    boundary = scan.pick_threshold(found, fraction)
     for piece in tracked(found.pieces, len(found.pieces), 'tokenizer'):
-        for span in spans(found, rule, piece):
+        for span in scan.spans(found, boundary, piece):
             if span.split == 'train':
-                yield from cut(_text(found, span), span.name)
+                yield from tokenizers.cut(_text(found, span), span.name)
 
 
-def _parts(found: Scan, rule: Rule, piece: Piece, tokenizer: Tokenizer) -> Parts:
-    for span in spans(found, rule, piece):
+def _parts(found: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer) -> Parts:
+    for span in scan.spans(found, boundary, piece):
         for part in tokenizer.parts(_text(found, span), span.name):
             yield span.split, part
         yield span.split, None
 
 
 def _text(found: Scan, span: Span) -> Iterator[str]:
-    for data in characters(found.read(span.start, span.stop)):
-        yield data.decode('utf-8', 'replace')  # or there is nothing to replace: `scan` stops
-
-
-def encode(found: Scan, rule: Rule, piece: Piece, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the tokens of a piece into `folder`: a file of each split, BOS document EOS BOS ...,
-    and where documents end in it. Raises Damaged where the copy is not what was scanned.
-    """
-    found.check(piece)
-    with contextlib.ExitStack() as stack:
-        encoded = {}
-        for split in SPLITS:
-            file = stack.enter_context(open(folder / f'{split}{TOKENS}', 'wb'))
-            encoded[split] = Encoded(tokenizer, file)
-        for group in batched(_parts(found, rule, piece, tokenizer)):
-            texts = [text for _, text in group if text is not None]
-            of_texts = iter(tokenizer.encode_batch(texts))
-            for split, text in group:
-                if text is None:
-                    encoded[split].end()
-                else:
-                    encoded[split].add(text, next(of_texts))
-    ends = {split: np.array(one.ends, np.int64) for split, one in encoded.items()}
-    n_bytes = np.array([encoded[split].n_bytes for split in SPLITS])
-    np.savez(folder / INDEX, n_bytes=n_bytes, **ends)
-    seal(folder)
-
-
-PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
-
-
-class Encoded:
-    """The documents of one split in a piece, as their tokens come and go to `file`."""
-
-    def __init__(self, tokenizer: Tokenizer, file: BinaryIO):
-        dtype = dtype_of(tokenizer)
-        self.bos, self.eos = (
-            np.array([special], dtype) for special in (tokenizer.bos_id, tokenizer.eos_id)
-        )
-        self.file, self.ends, self.n_bytes, self.n_tokens = file, array.array('q'), 0, 0
-        self.is_within = False
-
-    def add(self, text: str, ids: np.ndarray) -> None:
-        """The next part of a document."""
-        if (ids == self.bos).any():
-            raise ValueError(
-                f'the tokenizer makes its own BOS, token {self.bos[0]}, out of text: the start of '
-                'a document could not be told from it. Declare another bos_token beside it.'
-            )
-        if not self.is_within:
-            self._append(self.bos)
-        self.is_within = True
-        self._append(ids.astype(self.bos.dtype))
-        self.n_bytes += len(text.encode())
-
-    def end(self) -> None:
-        """The document is complete."""
-        self._append(self.eos)
-        self.is_within = False
-        self.ends.append(self.n_tokens)
-
-    def _append(self, tokens: np.ndarray) -> None:
-        self.file.write(tokens.tobytes())
-        self.n_tokens += len(tokens)
-
-
-def dtype_of(tokenizer: Tokenizer) -> type:
-    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-
-
-def write(folder: Path, pieces: Iterable[Path], dtype: type) -> dict[str, dict[str, int]]:
-    """Writes records and index of what `encode` has put into the folders `pieces`, one after the
-    other; {split: {'documents', 'bytes', 'tokens'}}.
-    """
-    streams = {split: Stream(dtype) for split in SPLITS}
-    writer = _record_writer(folder / RECORDS, dtype)
-    for piece in pieces:
-        with np.load(piece / INDEX) as index:
-            for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
-                streams[split].documents(index[split], n_bytes)
-        # At once, as the writer writes all it knows of the data anew each time.
-        writer.add_examples({split: streams[split].chunks_of(piece, split) for split in SPLITS})
-    writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
-    writer.close_all()
-    np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
-    return {split: stream.counts() for split, stream in streams.items()}
-
-
-def _tokens(path: Path, dtype: type) -> Iterator[np.ndarray]:
-    with open(path, 'rb') as file:
-        while data := file.read(TOKENS_AT_ONCE * np.dtype(dtype).itemsize):
-            yield np.frombuffer(data, dtype)
-
-
-def _record_writer(folder: Path, dtype: type) -> Any:
-    """TFDS's writer of datasets in the order given, both splits at once.
-
-    Not a GeneratorBasedBuilder: that one holds a gigabyte of records in memory to shuffle them, and
-    past it imports TensorFlow. What is written here is read by `tfds.builder_from_directory`.
-    """
-    import tensorflow_datasets as tfds
-
-    folder.mkdir()
-    tokens = tfds.features.Tensor(shape=(None,), dtype=dtype, encoding=tfds.features.Encoding.BYTES)
-    identity = tfds.core.DatasetIdentity(
-        name='evenkeel',
-        version=tfds.core.Version(f'{FORMAT}.0.0'),
-        data_dir=str(folder),
-        module_name=__name__,
-    )
-    info = tfds.core.DatasetInfo(
-        builder=identity,
-        features=tfds.features.FeaturesDict({'tokens': tokens}),
-        disable_shuffling=True,
-    )
-    writer = tfds.core.SequentialWriter(
-        info, max_examples_per_shard=CHUNKS_PER_FILE, file_format='array_record'
-    )
-    writer.initialize_splits(list(SPLITS))
-    return writer
-
-
-class Stream:
-    """The tokens of a split, of piece after piece, taken off in chunks."""
-
-    def __init__(self, dtype: type):
-        self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
-        self.waiting = np.empty(0, dtype)
-
-    def documents(self, ends: np.ndarray, n_bytes: int) -> None:
-        """Those of the piece whose tokens come next; where they end in it."""
-        self.starts.frombytes((ends + self.starts[-1]).tobytes())
-        self.n_bytes += n_bytes
-
-    def add(self, tokens: np.ndarray) -> None:
-        self.waiting = np.concatenate([self.waiting, tokens])
-        self.n_tokens += len(tokens)
-
-    def chunks_of(self, piece: Path, split: str) -> Iterator[dict[str, np.ndarray]]:
-        """Those that are full with the tokens of a piece."""
-        for tokens in _tokens(piece / f'{split}{TOKENS}', self.waiting.dtype):
-            self.add(tokens)
-            yield from self.take(CHUNK)
-
-    def take(self, least: int) -> list[dict[str, np.ndarray]]:
-        """The chunks that are full, and the last one if it has `least` tokens."""
-        tokens = self.waiting
-        chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens), CHUNK)]
-        self.waiting = tokens[:0]
-        if chunks and len(chunks[-1]) < least:
-            self.waiting = chunks.pop()
-        return [{'tokens': chunk} for chunk in chunks]
-
-    def counts(self) -> dict[str, int]:
-        return {
-            'documents': len(self.starts) - 1,
-            'bytes': self.n_bytes,
-            'tokens': self.n_tokens,
-        }
+    # With data.invalid_utf8=stop there is nothing to replace: the scan has refused it.
+    return codecs.iterdecode(found.read(span.start, span.stop), 'utf-8', 'replace')
 
 
 def batched(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
     group, size = [], 0
     for split, text in parts:
         group.append((split, text))
-        size += len(text) if text is not None else DOCUMENT_COST
+        size += len(text) if text is not None else scan.DOCUMENT_COST
         if size >= BATCH_CHARACTERS:
             yield group
             group, size = [], 0
@@ -270,8 +305,42 @@ def batched(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
         yield group
 
 
+def encode(found: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer, to: Path) -> None:
+    """Writes the tokens of a piece, BOS document EOS BOS ..., and where documents end in them."""
+    found.check(piece)
+    dtype, bos = dtype_of(tokenizer), tokenizer.bos_id
+    ends = {split: array.array('q') for split in SPLITS}
+    n_bytes, n_tokens = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    begins = True
+    with contextlib.ExitStack() as stack:
+        files = {s: stack.enter_context(open(to / f'{s}{TOKENS}', 'wb')) for s in SPLITS}
+        for group in batched(_parts(found, boundary, piece, tokenizer)):
+            encoded = iter(tokenizer.encode_batch([text for _, text in group if text is not None]))
+            for split, text in group:
+                tokens = [tokenizer.eos_id] if text is None else next(encoded)
+                if text is not None and (tokens == bos).any():
+                    raise ValueError(
+                        f'the tokenizer makes its own BOS, token {bos}, out of text: the start of '
+                        'a document could not be told from it. Declare another bos_token beside it.'
+                    )
+                tokens = np.concatenate([[bos], tokens]) if begins else tokens
+                files[split].write(np.asarray(tokens, dtype).tobytes())
+                n_tokens[split] += len(tokens)
+                n_bytes[split] += len((text or '').encode())
+                begins = text is None
+                if begins:
+                    ends[split].append(n_tokens[split])
+    index = {split: np.array(ends[split], np.int64) for split in SPLITS}
+    np.savez(to / INDEX, n_bytes=np.array([n_bytes[split] for split in SPLITS]), **index)
+    prepared.seal(to)
+
+
+def dtype_of(tokenizer: Tokenizer) -> type:
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
 def tracked(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
-    """With a progress bar where somebody watches, and silent in a log."""
+    """Shows a progress bar on a terminal, and nothing in a log."""
     if not sys.stderr.isatty():
         return items
     import rich.console

@@ -5,9 +5,10 @@ tokens, cut into chunks), `index.npz` (where documents start in the streams), `r
 `contents.json` (sizes and hashes of the other files).
 """
 
+import array
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +16,26 @@ import numpy as np
 
 from lm.data import tokenizers
 from lm.data.cache import file_digest
-from lm.data.formats import first_line
-from lm.data.rows import CHUNK
-from lm.data.split import SPLITS
-from lm.storage.files import read_json, write_json
+from lm.data.rows import CHUNK, Rows
+from lm.data.scan import SPLITS
+from lm.storage.files import first_line, read_json, write_json
 
+FORMAT = 1  # raise it when what is written for the same content changes
+CHUNKS_PER_FILE = 1 << 16  # files of half a gigabyte, for 16-bit tokens
+TOKENS_AT_ONCE = 1 << 20  # read of a piece
+TOKENS = '.tokens'  # ends the names of the files of a piece
 RECORDS, INDEX, REPORT, TOKENIZER = 'records', 'index.npz', 'report.json', 'tokenizer'
 CONTENTS = 'contents.json'
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """`documents` [N + 1] and chunks of each split; see `lm.data.rows.Rows`."""
-
-    tokenizer: tokenizers.Tokenizer
-    report: dict[str, Any]
-    documents: dict[str, np.ndarray]
-    chunks: dict[str, 'Chunks']
-
-
 def seal(folder: Path) -> None:
-    """Notes the files of a folder that is complete."""
+    """Notes sizes and hashes of the files of a complete folder."""
     files = sorted(path for path in folder.rglob('*') if path.is_file())
-    write_json(
-        folder / CONTENTS, {path.relative_to(folder).as_posix(): _stamp(path) for path in files}
-    )
+    write_json(folder / CONTENTS, {p.relative_to(folder).as_posix(): _stamp(p) for p in files})
 
 
 def _stamp(path: Path) -> dict[str, Any]:
-    """The hash as well, but not of records: they are large, and ArrayRecord has one of each."""
+    """Returns size and hash; of records the size, as they are large and ArrayRecord hashes each."""
     stamp = {'bytes': path.stat().st_size}
     if '.array_record' not in path.name:
         stamp['blake2b'] = file_digest(path)
@@ -51,62 +43,109 @@ def _stamp(path: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TOKENIZER)) -> str:
-    """What is not as it was written, in words, or ''; `names` must be there. Earlier versions did
-    not seal folders.
-    """
-    for name in names:
+    """Says which file is missing or not as it was written; '' if none is."""
+    try:  # earlier versions did not seal folders
+        stamps = read_json(folder / CONTENTS) if (folder / CONTENTS).exists() else {}
+    except ValueError:
+        return f'{CONTENTS} is not as it was written'
+    for name in (*names, *stamps):
         if not (folder / name).exists():
             return f'{name} is missing'
-    if not (folder / CONTENTS).exists():
-        return ''
-    try:
-        stamps = dict(read_json(folder / CONTENTS))
-    except (TypeError, ValueError):
-        return f'{CONTENTS} is not as it was written'
     for name, stamp in stamps.items():
-        if not (folder / name).is_file():
-            return f'{name} is missing'
-        if _stamp(folder / name) != stamp:
+        if (folder / name).is_dir() or _stamp(folder / name) != stamp:
             return f'{name} is not as it was written'
     return ''
 
 
-def load(folder: Path) -> Prepared:
-    """Opens what `prepare` wrote. Raises OSError, naming `folder`, where it is damaged."""
+class Stream:
+    """The tokens of a split, of piece after piece, taken off in chunks."""
+
+    def __init__(self, dtype: type):
+        self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
+        self.waiting = np.empty(0, dtype)
+
+    def documents(self, ends: np.ndarray, n_bytes: int) -> None:
+        """Adds the documents of the piece whose tokens come next, by where they end in it."""
+        self.starts.frombytes((ends + self.starts[-1]).tobytes())
+        self.n_bytes += n_bytes
+
+    def chunks_of(self, piece: Path, split: str) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the chunks that the tokens of a piece fill."""
+        with open(piece / f'{split}{TOKENS}', 'rb') as file:
+            while len(tokens := np.fromfile(file, self.waiting.dtype, TOKENS_AT_ONCE)):
+                self.waiting = np.concatenate([self.waiting, tokens])
+                self.n_tokens += len(tokens)
+                yield from self.take(CHUNK)
+
+    def take(self, least: int) -> list[dict[str, np.ndarray]]:
+        """Returns the chunks that are full, and the last one if it has `least` tokens."""
+        tokens = self.waiting
+        chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens), CHUNK)]
+        self.waiting = tokens[:0]
+        if chunks and len(chunks[-1]) < least:
+            self.waiting = chunks.pop()
+        return [{'tokens': chunk} for chunk in chunks]
+
+    def counts(self) -> dict[str, int]:
+        documents = len(self.starts) - 1
+        return {'documents': documents, 'bytes': self.n_bytes, 'tokens': self.n_tokens}
+
+
+def record_writer(folder: Path, dtype: type) -> Any:
+    """Returns TFDS's writer of datasets in the order given, both splits at once.
+
+    Not a GeneratorBasedBuilder: that one holds a gigabyte of records in memory to shuffle them, and
+    past it imports TensorFlow. The result is read by `tfds.builder_from_directory`.
+    """
     import tensorflow_datasets as tfds
 
+    folder.mkdir()
+    tokens = tfds.features.Tensor(shape=(None,), dtype=dtype, encoding=tfds.features.Encoding.BYTES)
+    identity = tfds.core.DatasetIdentity(
+        name='evenkeel',
+        version=tfds.core.Version(f'{FORMAT}.0.0'),
+        data_dir=str(folder),
+        module_name='lm.data.prepare',  # of the class that TFDS would look for; written as it is
+    )
+    features = tfds.features.FeaturesDict({'tokens': tokens})
+    info = tfds.core.DatasetInfo(builder=identity, features=features, disable_shuffling=True)
+    writer = tfds.core.SequentialWriter(
+        info, max_examples_per_shard=CHUNKS_PER_FILE, file_format='array_record'
+    )
+    writer.initialize_splits(list(SPLITS))
+    return writer
+
+
+def load(
+    folder: Path, packing: Callable, seq_len: int
+) -> tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, Rows]]:
+    """Returns tokenizer, report and rows by split. Raises OSError, naming `folder`, if damaged."""
+    import tensorflow_datasets as tfds
+
+    rows = {}
     with _explained(folder):
         report = read_json(folder / REPORT)
         tokenizer = tokenizers.load(folder / TOKENIZER)
-        with np.load(folder / INDEX) as index:
-            documents = {split: index[split] for split in SPLITS}
         records = tfds.builder_from_directory(str(folder / RECORDS))
-        chunks = {
-            split: Chunks(
-                records.as_data_source(split), f'{split} of {folder}', tokenizer.vocab_size
-            )
-            for split in SPLITS
-        }
-        for split in SPLITS:
-            counts, n_tokens = report[split], int(documents[split][-1])
-            if counts['tokens'] != n_tokens or len(chunks[split]) != -(-n_tokens // CHUNK):
-                raise ValueError(f'{REPORT}, {INDEX} and {RECORDS} differ in size')
-    return Prepared(tokenizer, report, documents, chunks)
+        with np.load(folder / INDEX) as index:
+            for split in SPLITS:
+                source, documents = records.as_data_source(split), index[split]
+                chunks = Chunks(source, f'{split} of {folder}', tokenizer.vocab_size)
+                counts, n_tokens = report[split], int(documents[-1])
+                if counts['tokens'] != n_tokens or len(source) != -(-n_tokens // CHUNK):
+                    raise ValueError(f'{REPORT}, {INDEX} and {RECORDS} differ in size')
+                layout = packing(documents, seq_len)
+                rows[split] = Rows(chunks, documents, layout, seq_len, counts['bytes'])
+    return tokenizer, report, rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """chunks[i] -> {'tokens': [CHUNK], fewer in the last}, checked as they are read.
-
-    Raises OSError where a record is damaged, or holds a token that `vocab_size` does not.
-    """
+    """chunks[i] -> {'tokens': [CHUNK], fewer in the last}; raises OSError if it is damaged."""
 
     source: Sequence[dict[str, Any]]
     name: str
     vocab_size: int
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         with _explained(self.name):

@@ -1,39 +1,175 @@
-"""Rows of one split, by number: each reads only the chunks of the stream it stands on."""
+"""Rows of T+1 tokens from a stream of documents: tokens 0..T-1 predict tokens 1..T.
 
+A split is one stream, BOS document EOS BOS document EOS ... A packing lays spans of it into rows;
+each token but BOS is a target exactly once. A span that continues a document repeats the token
+before it, and always begins a row, where it is only an input.
+"""
+
+import bisect
+import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
-from lm.data.packing import Layout
 
 # Tokens of a stored record: 37 us to read, and a row needs one or two. Part of prepare.FORMAT.
 CHUNK = 4096
 CACHED_CHUNKS = 2048  # 16 MiB of 16-bit tokens: the whole of a small corpus
 
 
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """A layout in which row r is the span [r T, r T + T + 1) of a stream of `end` tokens."""
+
+    end: int
+    seq_len: int
+
+    def __len__(self) -> int:
+        return max(0, -(-(self.end - 1) // self.seq_len))
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        """Returns (start, length) of each span of a row, in order."""
+        start = row * self.seq_len
+        return [(start, min(self.seq_len + 1, self.end - start))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A layout in which row r is the spans (starts[p], lengths[p]) for rows[r] <= p < rows[r+1]."""
+
+    starts: np.ndarray  # int64 [P]
+    lengths: np.ndarray  # int64 [P]
+    rows: np.ndarray  # int64 [R + 1]
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        first, last = self.rows[row : row + 2]
+        lengths = self.lengths[first:last].tolist()
+        return list(zip(self.starts[first:last].tolist(), lengths, strict=True))
+
+
+def concat(documents: np.ndarray, seq_len: int) -> Windows:
+    """Windows of seq_len + 1 over the stream, overlapping by one; only the last may be shorter.
+
+    `documents` [N + 1] is where each document starts in the stream, and where the last ends.
+    """
+    return Windows(int(documents[-1]), seq_len)
+
+
+def best_fit(documents: np.ndarray, seq_len: int) -> Placed:
+    """Best-fit decreasing of whole documents into rows (arXiv:2404.10830).
+
+    Only a document longer than a row is cut, into full rows and a rest. The rest begins a row of
+    its own, and whole documents fill what it leaves: a rest in mid-row would make its repeated
+    first token a target a second time.
+    """
+    starts, lengths, continues = _cut(np.asarray(documents, np.int64), seq_len)
+    rows_P = np.empty(len(starts), np.int64)
+    first = np.flatnonzero(continues | (lengths == seq_len + 1))
+    rows_P[first] = np.arange(len(first))
+    whole = np.flatnonzero(~continues & (lengths <= seq_len))
+    room = seq_len + 1 - lengths[first]
+    rows_P[whole] = _best_fit_decreasing(lengths[whole], seq_len + 1, seeded=room)
+    order = np.lexsort((np.arange(len(starts)), ~continues, rows_P))
+    edges = np.concatenate([[0], np.cumsum(np.bincount(rows_P))])
+    return Placed(starts[order], lengths[order], edges)
+
+
+def _cut(documents: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns starts and lengths of spans of at most seq_len + 1, and which continue a document."""
+    lengths = np.diff(documents)
+    counts = -(-(lengths - 1) // seq_len)
+    owner = np.repeat(np.arange(len(lengths)), counts)
+    first = np.cumsum(counts) - counts
+    offsets = (np.arange(counts.sum()) - first[owner]) * seq_len
+    remaining = lengths[owner] - offsets
+    return documents[owner] + offsets, np.minimum(remaining, seq_len + 1), offsets > 0
+
+
+def _best_fit_decreasing(lengths: np.ndarray, capacity: int, seeded: np.ndarray) -> np.ndarray:
+    """Returns the row of each span: longest first, into the fullest row that still has room.
+
+    Rows 0, 1, ... exist already with `seeded` tokens of room; new ones have `capacity`. Spans of
+    one length are placed together: the work is a sort, and of the order of the number of lengths.
+    """
+    rows_P = np.empty(len(lengths), np.int64)
+    room = _Room(seeded)
+    order = np.argsort(-lengths, kind='stable')
+    values, counts = np.unique(lengths, return_counts=True)
+    done = 0
+    for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        left = count
+        while left:
+            space, bins = room.take(length, left, capacity)
+            each = space // length
+            placed = min(left, each * len(bins))
+            rows_P[order[done : done + placed]] = np.repeat(bins, each)[:placed]
+            full, rest = divmod(placed, each)
+            room.give(space - each * length, bins[:full])
+            room.give(space - rest * length, bins[full:])
+            done, left = done + placed, left - placed
+    return rows_P
+
+
+class _Room:
+    """Rows by how many tokens they still have room for."""
+
+    def __init__(self, seeded: np.ndarray):
+        self.n_rows = len(seeded)
+        self.rows = {}  # room -> arrays of row numbers
+        self.spaces = []  # the keys, sorted
+        order = np.argsort(seeded, kind='stable')
+        values, firsts = np.unique(seeded[order], return_index=True)
+        for space, rows in zip(values.tolist(), np.split(order, firsts)[1:], strict=True):
+            self.give(space, rows)
+
+    def take(self, length: int, n_spans: int, capacity: int) -> tuple[int, np.ndarray]:
+        """Returns rows with the least room that fits `length`, or new rows, for up to `n_spans`."""
+        at = bisect.bisect_left(self.spaces, length)
+        if at == len(self.spaces):
+            needed = -(-n_spans // (capacity // length))
+            self.n_rows += needed
+            return capacity, np.arange(self.n_rows - needed, self.n_rows)
+        space = self.spaces.pop(at)
+        needed = -(-n_spans // (space // length))
+        rows = np.concatenate(self.rows.pop(space))
+        self.give(space, rows[needed:])
+        return space, rows[:needed]
+
+    def give(self, space: int, rows: np.ndarray) -> None:
+        if not len(rows) or not space:
+            return
+        if space not in self.rows:
+            bisect.insort(self.spaces, space)
+        self.rows.setdefault(space, []).append(rows)
+
+
+PACKINGS = {'concat': concat, 'best_fit': best_fit}
+
+
 class Rows:
     """rows[i] -> {'tokens', 'segments'}, int32 [T+1]; segments number documents, 0 is padding.
 
     n_tokens counts the targets over all rows (every token but BOS, once), n_bytes the UTF-8 bytes
-    of the text they stand for: bits per byte = sum of nats / ln 2 / n_bytes.
+    of the text they stand for: bits per byte = sum of nats / ln 2 / n_bytes. A row reads only the
+    chunks of the stream that it stands on.
     """
 
     def __init__(
         self,
-        chunks: Sequence[dict[str, Any]],
+        chunks: Any,
         documents: np.ndarray,
-        layout: Layout,
+        layout: Windows | Placed,
         seq_len: int,
         n_bytes: int,
     ):
-        self.seq_len = seq_len
+        self.seq_len, self.n_bytes = seq_len, n_bytes
         self.n_tokens = int(documents[-1]) - (len(documents) - 1)
-        self.n_bytes = n_bytes
-        self._documents = documents
-        self._layout = layout
+        self._documents, self._layout = documents, layout
         self._chunk = functools.lru_cache(CACHED_CHUNKS)(lambda i: chunks[i]['tokens'])
 
     def __len__(self) -> int:
@@ -42,8 +178,7 @@ class Rows:
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
         if not 0 <= row < len(self):
             raise IndexError(f'row must be in [0, {len(self)}); got {row}.')
-        tokens = np.zeros(self.seq_len + 1, np.int32)
-        segments = np.zeros(self.seq_len + 1, np.int32)
+        tokens, segments = np.zeros((2, self.seq_len + 1), np.int32)
         used = 0
         for start, length in self._layout.spans(row):
             span = slice(used, used + length)
@@ -53,18 +188,18 @@ class Rows:
         return {'tokens': tokens, 'segments': segments}
 
     def documents(self) -> Iterator[np.ndarray]:
-        """The tokens of each document, without BOS and EOS."""
+        """Yields the tokens of each document, without BOS and EOS."""
         for start, stop in itertools.pairwise(self._documents.tolist()):
             yield self._read(start + 1, stop - 1)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop) of the stream."""
+        """Returns tokens [start, stop) of the stream."""
         first, last = start // CHUNK, (stop - 1) // CHUNK
         found = [self._chunk(i) for i in range(first, last + 1)]
         return np.concatenate(found)[start - first * CHUNK : stop - first * CHUNK]
 
     def _number(self, start: int, stop: int) -> np.ndarray:
-        """1 for the document that holds `start`, 2 for the next one, ..."""
+        """Returns 1 for the tokens of the document that holds `start`, 2 for the next, ..."""
         low, high = np.searchsorted(self._documents, [start + 1, stop])
         begins = np.zeros(stop - start, np.int32)
         begins[self._documents[low:high] - start] = 1

@@ -1,16 +1,21 @@
-"""One pass over a source: documents are copied into one file, counted and hashed.
+"""One pass over a source: documents are copied into one file, counted, hashed and split.
 
-Everything after it reads the copy, so that files are read once here and once for their digest.
+Everything after it reads the copy, so files are read once here and once for their digest. The hash
+of a document's content alone decides whether it validates: copies stay together, and order, machine
+and number of hosts do not matter.
 """
 
 import array
+import codecs
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
+import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,17 +24,57 @@ import numpy as np
 from lm.config.fields import DataConfig
 from lm.data.formats import BLOCK
 from lm.data.sources import Source
-from lm.data.utf8 import INVALID_UTF8, characters
 from modules.choices import choose
 
 LARGE = 1 << 22  # bytes of a document whose name is kept: it may be too long for a tokenizer
 PIECE = 1 << 24  # bytes of a piece: some seconds of a core's work, all that is lost by a kill
 DOCUMENT_COST = 256  # bytes that a document, however short, counts as in memory and in time
 COPY, TABLE = 'text', 'documents.npz'
+SPLITS = ('train', 'validation')
 
 
-class Damaged(OSError):
-    """The copy, or its table, is not as it was written."""
+class DamagedCopy(OSError):
+    """The copy of the text, or its table, is not as it was written."""
+
+
+def characters(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cuts the same bytes between characters; blocks grow by three bytes at most."""
+    rest = b''
+    for block in blocks:
+        block = rest + block
+        tail = block[-3:]  # the longest beginning of a character
+        border = len(block) - len(tail) + codecs.utf_8_decode(tail, 'replace')[1]
+        block, rest = block[:border], block[border:]
+        if block:
+            yield block
+    if rest:
+        yield rest
+
+
+def replace(name: str, data: bytes, offset: int) -> int:
+    """Returns how many bytes are not UTF-8. They become U+FFFD."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        # surrogateescape makes one character, found in no valid text, of each byte not valid.
+        return sum('\udc80' <= c <= '\udcff' for c in data.decode('utf-8', 'surrogateescape'))
+    return 0
+
+
+def stop(name: str, data: bytes, offset: int) -> int:
+    """Raises ValueError for a byte that is not UTF-8; `data` is at `offset` in the document."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f'{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset '
+            f'{offset + error.start} ({error.reason}). Correct it, or set '
+            'data.invalid_utf8=replace to read on and count.'
+        ) from error
+    return 0
+
+
+INVALID_UTF8 = {'replace': replace, 'stop': stop}
 
 
 class Piece(NamedTuple):
@@ -42,12 +87,9 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What was found, and the copy: document i is hashes[i], lengths[i] bytes behind those before.
+    """The copy of the documents, one behind the other, and its table of 16 bytes each."""
 
-    Per document 16 bytes of memory are taken, and as many as it has of the disk.
-    """
-
-    copy: int  # a descriptor: what is opened can be read also where its name has gone
+    copy: int  # a descriptor: an open file can be read even after its name is gone
     lengths: np.ndarray
     hashes: np.ndarray
     pieces: list[Piece]
@@ -58,12 +100,12 @@ class Scan:
     invalid_bytes: int
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes [start, stop) of the copy, in blocks."""
+        """Yields bytes [start, stop) of the copy, in blocks."""
         for at in range(start, stop, BLOCK):
             yield os.pread(self.copy, min(BLOCK, stop - at), at)
 
     def check(self, piece: Piece) -> None:
-        """Raises Damaged where a document of the piece is not the one that was hashed."""
+        """Raises DamagedCopy if a document of the piece is not the one that was hashed."""
         at, documents = piece.start, slice(piece.first, piece.stop)
         hashes = self.hashes[documents].tolist()
         for length, wanted in zip(self.lengths[documents].tolist(), hashes, strict=True):
@@ -71,13 +113,18 @@ class Scan:
             for block in self.read(at, at + length):
                 state.update(block)
             if int.from_bytes(state.digest()) != wanted:
-                raise Damaged(f'the copy of the text is damaged between byte {at} and the next')
+                raise DamagedCopy(f'the copy of the text is damaged between byte {at} and the next')
             at += length
+
+    @property
+    def is_one_document(self) -> bool:
+        """Whether there is one document, perhaps in copies. Each copy is cut into both splits."""
+        return self.hashes.min() == self.hashes.max()
 
 
 @contextlib.contextmanager
 def scanned(source: Source, cfg: DataConfig, folder: Path) -> Iterator[Scan]:
-    """As `scan` and `opened`; what is written in `folder` lies there until the block ends."""
+    """Scans a source into a temporary folder below `folder`, and opens it until the block ends."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         scan(source, cfg, Path(own))
         with opened(Path(own)) as found:
@@ -85,13 +132,10 @@ def scanned(source: Source, cfg: DataConfig, folder: Path) -> Iterator[Scan]:
 
 
 def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
-    """Writes what `source` holds into `folder`: the copy and its table.
-
-    Raises ValueError for a source without text, or one that data.invalid_utf8 refuses.
-    """
+    """Writes copy and table of a source. Raises ValueError if it has no text, or invalid UTF-8."""
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
-    n_bytes = empty = invalid_documents = invalid_bytes = 0
+    counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
     with open(folder / COPY, 'wb', buffering=BLOCK) as file:
         for name, parts in source.documents():
             state, length, invalid = hashlib.blake2b(digest_size=8), 0, 0
@@ -101,30 +145,23 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
                 file.write(data)
                 length += len(data)
             if not length:
-                empty += 1
+                counts['empty'] += 1
                 continue
             first, _, start = pieces[-1]
-            if n_bytes - start + DOCUMENT_COST * (len(lengths) - first) >= PIECE:
+            if counts['n_bytes'] - start + DOCUMENT_COST * (len(lengths) - first) >= PIECE:
                 pieces[-1] = Piece(first, len(lengths), start)
-                pieces.append(Piece(len(lengths), 0, n_bytes))
+                pieces.append(Piece(len(lengths), 0, counts['n_bytes']))
             if length >= LARGE or not lengths:
                 names[len(lengths)] = name
             lengths.append(length)
             hashes.append(int.from_bytes(state.digest()))
-            n_bytes += length
-            invalid_documents += invalid > 0
-            invalid_bytes += invalid
+            counts['n_bytes'] += length
+            counts['invalid_documents'] += invalid > 0
+            counts['invalid_bytes'] += invalid
     if not lengths:
-        raise ValueError(
-            f'data.source={cfg.source} holds no text: {empty} documents, all of them empty.'
-        )
+        found = f'{counts["empty"]} documents, all of them empty'
+        raise ValueError(f'data.source={cfg.source} holds no text: {found}.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
-    counts = {
-        'n_bytes': n_bytes,
-        'empty': empty,
-        'invalid_documents': invalid_documents,
-        'invalid_bytes': invalid_bytes,
-    }
     about = json.dumps({'names': list(names.items()), 'pieces': pieces, 'counts': counts})
     arrays = {'lengths': np.frombuffer(lengths, np.int64), 'hashes': np.frombuffer(hashes, 'u8')}
     np.savez(folder / TABLE, about=np.frombuffer(about.encode(), np.uint8), **arrays)
@@ -132,9 +169,7 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[Scan]:
-    """What `scan` wrote. Raises Damaged where the table is not as it was written, or the copy has
-    another size; what is in the copy is for `Scan.check`.
-    """
+    """Opens what `scan` wrote. Raises DamagedCopy for a damaged table or a cut copy."""
     with contextlib.ExitStack() as stack:
         try:
             copy = stack.enter_context(open(folder / COPY, 'rb')).fileno()
@@ -142,9 +177,68 @@ def opened(folder: Path) -> Iterator[Scan]:
                 lengths, hashes = table['lengths'], table['hashes']
                 about = json.loads(table['about'].tobytes())
         except Exception as error:  # zipfile and zlib raise what they like
-            raise Damaged(f'{folder} cannot be read: {error}') from error
+            raise DamagedCopy(f'{folder} cannot be read: {error}') from error
         counts = about['counts']
         if os.fstat(copy).st_size != counts['n_bytes']:
-            raise Damaged(f'{folder / COPY} has not the size it was written with')
+            raise DamagedCopy(f'{folder / COPY} does not have the size it was written with')
         pieces = [Piece(*piece) for piece in about['pieces']]
         yield Scan(copy, lengths, hashes, pieces, dict(about['names']), **counts)
+
+
+class Boundary(NamedTuple):
+    """The boundary between the splits, in hashes or within the only document."""
+
+    threshold: int  # a document whose hash is below it validates
+    head: int  # bytes of the only document that train, while the rest validates; else 0
+
+
+def pick_threshold(found: Scan, fraction: float) -> Boundary:
+    """Picks a hash threshold that leaves neither split empty."""
+    if found.is_one_document:
+        found.check(found.pieces[0])
+        with mmap.mmap(found.copy, 0, access=mmap.ACCESS_READ) as data:
+            length = int(found.lengths[0])
+            return Boundary(0, cut_point(found.names[0], data, length, max(fraction, 1e-9)))
+    threshold = max(int(fraction * 2**64), int(found.hashes.min()) + 1)
+    return Boundary(min(threshold, int(found.hashes.max())), 0)
+
+
+def cut_point(name: str, data: bytes | mmap.mmap, length: int, fraction: float) -> int:
+    """Returns the line start, or else the character start, with about `fraction` of it behind.
+
+    The document is data[:length]. Raises ValueError if it is too short to be cut.
+    """
+    target = min(int(length * (1 - fraction)), length - 1)
+    at = data.rfind(b'\n', 0, target) + 1 or data.find(b'\n', target, length) + 1
+    if not 0 < at < length:
+        near = itertools.chain(range(target, 0, -1), range(max(target, 1), length))
+        at = next((i for i in near if data[i] & 0xC0 != 0x80), 0)  # no continuation byte
+    if not at:
+        raise ValueError(
+            f'the corpus is {name} alone, {length} bytes: too short to be split into training '
+            'and validation. Name more text in data.source.'
+        )
+    return at
+
+
+class Span(NamedTuple):
+    """Bytes [start, stop) of the copy, which are one document of `split`."""
+
+    split: str
+    start: int
+    stop: int
+    name: str  # of a large document, else ''
+
+
+def spans(found: Scan, boundary: Boundary, piece: Piece) -> Iterator[Span]:
+    """Yields the documents of a piece, in the order of the source."""
+    at, documents = piece.start, range(piece.first, piece.stop)
+    lengths, hashes = (x[piece.first : piece.stop].tolist() for x in (found.lengths, found.hashes))
+    for number, length, hashed in zip(documents, lengths, hashes, strict=True):
+        name = found.names.get(number, '')
+        if boundary.head:
+            yield Span('train', at, at + boundary.head, name)
+            yield Span('validation', at + boundary.head, at + length, name)
+        else:
+            yield Span(SPLITS[hashed < boundary.threshold], at, at + length, name)
+        at += length

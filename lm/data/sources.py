@@ -1,31 +1,36 @@
-"""Where text comes from: `scheme` or `scheme:argument` names a stream of documents."""
+"""Sources of text: `scheme` or `scheme:argument` names a stream of documents."""
 
+import bisect
 import dataclasses
 import functools
 import glob
 import os
 import re
+import string
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lm.data import formats, synthetic
-from lm.data.formats import (
-    COMPRESSIONS,
-    FORMATS,
-    Documents,
-    as_bytes,
-    first_line,
-    format_of,
-    no_field,
-)
+import numpy as np
+
+from lm.data import formats
+from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
+from lm.storage.files import first_line
 from modules.choices import choose
 
 # Tests are two thirds of the library, much of them tables; packages vary with the machine.
 PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
 # Written by the build of one interpreter: without them, equal versions hold equal corpora.
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
+
+# Synthetic text. Raise RECIPE when any document changes: prepared data is kept under it.
+RECIPE = 1
+DOCUMENTS = 400
+LENGTH = 2048  # characters of a document, and bytes, for all are ASCII
+ALPHABET = np.frombuffer(string.ascii_lowercase[:16].encode(), np.uint8)
+COPY_BLOCK = 64
+MARKOV_SEED = 1906  # the year of Markov's paper; any other number makes another language
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +43,7 @@ class Source:
 
 
 def open_source(source: str, text_field: str) -> Source:
-    """The source a config names; nothing is read yet but names of files.
-
-    Raises ValueError for an unknown scheme, a missing argument, files that are not there.
-    """
+    """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
     if scheme not in SOURCES and (named := _text_at(source)):
         raise ValueError(
@@ -52,7 +54,7 @@ def open_source(source: str, text_field: str) -> Source:
 
 
 def _text_at(path: str) -> str:
-    """The data.source of a path without its scheme; '' for what looks like no path."""
+    """Returns the data.source of a path without its scheme; '' for what looks like no path."""
     there = os.path.expanduser(path)
     if os.path.isdir(there):
         inside = map(Path, glob.iglob(f'{glob.escape(there)}/**', recursive=True))
@@ -60,14 +62,12 @@ def _text_at(path: str) -> str:
         compression = first.suffix if first.suffix in COMPRESSIONS else ''
         return f'text:{path.rstrip("/")}/**/*{format_of(first)}{compression}'
     looks_like_one = set(path) & set('/*?') or format_of(Path(path)) in FORMATS
-    if os.path.exists(there) or (looks_like_one and ':' not in path):
-        return f'text:{path}'
-    return ''
+    is_path = os.path.exists(there) or (looks_like_one and ':' not in path)
+    return f'text:{path}' if is_path else ''
 
 
 def python(argument: str, text_field: str) -> Source:
     """The running interpreter's standard library, one document per module."""
-    del text_field
     if argument:
         raise ValueError(f"data.source 'python' takes no argument; got 'python:{argument}'.")
     root = Path(sysconfig.get_path('stdlib'))
@@ -77,26 +77,20 @@ def python(argument: str, text_field: str) -> Source:
             f'data.source is python, and this interpreter holds no .py files in {root} (it may be '
             'frozen or zipped). Name text of your own: data.source=text:GLOB.'
         )
-    files = tuple(root / name for name in names)
-    read = functools.partial(_whole_files, tuple(zip(names, files, strict=True)))
-    return Source(files, 'text', read)
+
+    def documents() -> Documents:
+        return ((name, ((root / name).read_bytes(),)) for name in names)
+
+    return Source(tuple(root / name for name in names), 'text', documents)
 
 
 def _modules(root: Path) -> Iterator[str]:
     for folder, dirs, names in os.walk(root):
-        dirs[:] = [
-            name
-            for name in dirs
-            if name not in PYTHON_EXCLUDED_DIRS and not name.startswith(PYTHON_EXCLUDED_PREFIXES)
-        ]
+        kept = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
+        dirs[:] = [name for name in kept if name not in PYTHON_EXCLUDED_DIRS]
         for name in names:
             if name.endswith('.py') and not name.startswith(PYTHON_EXCLUDED_PREFIXES):
                 yield (Path(folder) / name).relative_to(root).as_posix()
-
-
-def _whole_files(names_and_files: tuple[tuple[str, Path], ...]) -> Documents:
-    for name, path in names_and_files:
-        yield name, (path.read_bytes(),)
 
 
 def text(argument: str, text_field: str) -> Source:
@@ -114,15 +108,14 @@ def text(argument: str, text_field: str) -> Source:
             f'no file matches data.source=text:{argument} (looked from {os.getcwd()}; '
             '** descends into folders).'
         )
-    for path in files:
-        if format_of(path) not in FORMATS:
-            raise ValueError(
-                f'{path} matches data.source=text:{argument}, but only '
-                f'{", ".join(FORMATS)} can be read, the first two also as '
-                f'{" or ".join(COMPRESSIONS)}. Narrow the glob.'
-            )
-    kinds = {format_of(path) for path in files}
-    identity = 'text' if kinds == {'.txt'} else f'records of {text_field}'
+    if unreadable := [path for path in files if format_of(path) not in FORMATS]:
+        raise ValueError(
+            f'{unreadable[0]} matches data.source=text:{argument}, but only '
+            f'{", ".join(FORMATS)} can be read, the first two also as '
+            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.'
+        )
+    is_text = all(format_of(path) == '.txt' for path in files)
+    identity = 'text' if is_text else f'records of {text_field}'
     return Source(files, identity, functools.partial(formats.documents, files, text_field))
 
 
@@ -136,11 +129,8 @@ def tfds(argument: str, text_field: str) -> Source:
             'first and name what was prepared, or export it to files for text:GLOB.'
         )
     records = _tfds_records(argument)
-    split = records.dataset_info.splits['train']
-    fields = list(records.dataset_info.features)
-    if text_field not in fields:
-        raise ValueError(no_field(f'tfds:{argument}', text_field, fields))
-    files = tuple(Path(path) for path in split.filepaths)
+    check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
+    files = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
     read = functools.partial(_tfds_documents, records, argument, text_field)
     return Source(files, f'tfds {text_field}', read)
 
@@ -149,6 +139,7 @@ def _tfds_records(name: str) -> Any:
     import tensorflow_datasets
 
     where = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
+    missing = tensorflow_datasets.core.DatasetNotFoundError, AssertionError, KeyError, ValueError
     try:
         return tensorflow_datasets.data_source(name, split='train', download=False)
     except NotImplementedError as error:
@@ -156,12 +147,7 @@ def _tfds_records(name: str) -> Any:
             f'tfds:{name} is prepared in a format without random access. Prepare it again as '
             "array_record: tfds.load(NAME, builder_kwargs={'file_format': 'array_record'})."
         ) from error
-    except (
-        tensorflow_datasets.core.DatasetNotFoundError,
-        AssertionError,
-        KeyError,
-        ValueError,
-    ) as error:
+    except missing as error:
         raise ValueError(
             f'tfds:{name} with a train split is not prepared under {where}, and nothing is '
             f'downloaded during training ({first_line(error)}). Prepare it first, for instance '
@@ -179,12 +165,60 @@ def _tfds_documents(records: Any, name: str, text_field: str) -> Documents:
         yield where, (as_bytes(value, text_field, where),)
 
 
-def synthetic_text(argument: str, text_field: str) -> Source:
-    """Text with a known entropy rate (`synthetic.SYNTHETIC[name].bits_per_byte()`)."""
-    del text_field
-    choose(synthetic.SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
-    identity = f'synthetic {argument} {synthetic.RECIPE}'
-    return Source((), identity, functools.partial(synthetic.documents, argument))
+class Synthetic(NamedTuple):
+    sample: Callable[[np.random.Generator], np.ndarray]  # letters [LENGTH] as indices into ALPHABET
+    bits_per_byte: Callable[[], float]  # entropy rate: no model does better on long documents
 
 
-SOURCES = {'python': python, 'text': text, 'tfds': tfds, 'synthetic': synthetic_text}
+@functools.cache
+def _transitions() -> np.ndarray:
+    """Returns P[i, j] = p(next = j | current = i), rows from a peaked Dirichlet distribution."""
+    rng = np.random.default_rng(MARKOV_SEED)
+    return rng.dirichlet(np.full(len(ALPHABET), 0.3), size=len(ALPHABET))
+
+
+def _markov(rng: np.random.Generator) -> np.ndarray:
+    # The last bound is left out, for a cumulative sum may round to just under 1.
+    bounds = _transitions().cumsum(1)[:, :-1].tolist()
+    letters = [int(rng.integers(len(ALPHABET)))]
+    for u in rng.random(LENGTH - 1).tolist():
+        letters.append(bisect.bisect(bounds[letters[-1]], u))
+    return np.array(letters)
+
+
+def _markov_bits() -> float:
+    """Returns -sum_i pi_i sum_j P_ij log2 P_ij, where pi P = pi."""
+    P = _transitions()
+    pi = np.linalg.matrix_power(P, 1 << 12)[0]
+    return float(-(pi[:, None] * P * np.log2(np.maximum(P, 1e-300))).sum())
+
+
+def _copy(rng: np.random.Generator) -> np.ndarray:
+    blocks = rng.integers(len(ALPHABET), size=(LENGTH // (2 * COPY_BLOCK), COPY_BLOCK))
+    return np.concatenate([blocks, blocks], 1).reshape(-1)
+
+
+UNIFORM_BITS = float(np.log2(len(ALPHABET)))
+SYNTHETIC = {
+    'uniform': Synthetic(
+        lambda rng: rng.integers(len(ALPHABET), size=LENGTH), lambda: UNIFORM_BITS
+    ),
+    'markov': Synthetic(_markov, _markov_bits),
+    # The first half of a pair of blocks is uniform, the second is its copy and costs nothing.
+    'copy': Synthetic(_copy, lambda: UNIFORM_BITS / 2),
+}
+
+
+def synthetic(argument: str, text_field: str) -> Source:
+    """Text with a known entropy rate; each document is a function of its name and number."""
+    made = choose(SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
+
+    def documents() -> Documents:
+        for i in range(DOCUMENTS):
+            letters = made.sample(np.random.default_rng(i))
+            yield f'synthetic:{argument}[{i}]', (ALPHABET[letters].tobytes(),)
+
+    return Source((), f'synthetic {argument} {RECIPE}', documents)
+
+
+SOURCES = {'python': python, 'text': text, 'tfds': tfds, 'synthetic': synthetic}

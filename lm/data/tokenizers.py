@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, a byte-pair encoding trained on the corpus, or a file's.
+"""Text to token ids and back: bytes, a byte-pair encoding trained on the corpus, or one of a file.
 
-A document is BOS + tokens + EOS. BOS and EOS are ids only: no spelling of theirs exists in text,
-so nothing a document holds can be taken for them.
+A document is BOS + tokens + EOS. BOS and EOS are ids only: they have no spelling in text, so
+nothing in a document can be taken for them.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,42 +19,22 @@ from modules.choices import choose
 
 BYTES = 256
 SPECIALS = 2  # BOS and EOS
-# Longer texts are cut for the sake of parallelism and memory, in characters.
-PART = 1 << 16
-# GPT-2's pattern, which the byte-pair encoding splits by, always cuts here; so parts encode as the
-# whole does. None of its tokens goes on from a letter to a space or to a sign. After a space, or
-# between a sign and a letter, it does not always cut.
+PART = 1 << 16  # characters: longer texts are cut for the sake of parallelism and memory
+# The pattern of GPT-2's byte-pair encoding always cuts here, so parts encode as the whole does: no
+# token goes on from a letter to a space or a sign. After a space, or between a sign and a letter,
+# it does not always cut.
 CUT = re.compile(r'\S(?=[ \t\r\n])|[A-Za-z0-9](?=[!-/:-@\[-`{-~])')
 # Characters without a place to cut: encoding them at once takes 100 bytes of memory for each.
 LONGEST_UNCUT = 1 << 22
 
 POLL_SEC = 0.1
 STOP_SEC = 1  # how long an interrupted training is waited for
-
-LIBRARY_FILE = 'tokenizer.json'
-OWN_FILE = 'evenkeel_tokenizer.json'
-
-
-class Tokenizer(Protocol):
-    vocab_size: int
-    bos_id: int
-    eos_id: int
-    cuttable: bool  # a document may be encoded in parts
-
-    def encode(self, text: str | bytes) -> list[int]: ...
-
-    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]: ...
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
-
-    def decode(self, ids: Iterable[int]) -> str: ...
-
-    def save(self, folder: str | Path) -> None: ...
+LIBRARY_FILE, OWN_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
 
 
 @dataclasses.dataclass(frozen=True)
 class ByteTokenizer:
-    """A token is a byte of the UTF-8 text."""
+    """A token is a byte of the UTF-8 text. cuttable: a document may be encoded in parts."""
 
     vocab_size: int = BYTES + SPECIALS
     bos_id: int = BYTES
@@ -65,8 +45,7 @@ class ByteTokenizer:
         return list(text.encode() if isinstance(text, str) else text)
 
     def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
-        """As they come: every character is encoded alone."""
-        del name
+        """Yields the texts as they are: every character is encoded alone."""
         yield from texts
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -81,28 +60,21 @@ class ByteTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library, with BOS and EOS kept out of its sight."""
+    """A tokenizer of the `tokenizers` library, which does not see BOS and EOS."""
 
     library: Any
     vocab_size: int
     bos_id: int
     eos_id: int
     cuttable: bool
-    _SAVED: ClassVar = ('vocab_size', 'bos_id', 'eos_id', 'cuttable')
 
     def encode(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')
         return np.concatenate(self.encode_batch(list(self.parts([text], 'the text')))).tolist()
 
     def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
-        """The text that `texts` make together, in parts that make its tokens together.
-
-        It is one part, of any size, where this tokenizer is not `cuttable`.
-        """
-        if self.cuttable:
-            yield from cut(texts, name)
-        else:
-            yield ''.join(texts)
+        """Yields parts of the joined `texts` whose tokens are those of the whole; one if uncut."""
+        yield from cut(texts, name) if self.cuttable else [''.join(texts)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = self.library.encode_batch_fast(texts, add_special_tokens=False)
@@ -113,15 +85,18 @@ class SubwordTokenizer:
         return self.library.decode(kept, skip_special_tokens=False)
 
     def save(self, folder: str | Path) -> None:
-        fields = {name: getattr(self, name) for name in self._SAVED}
-        _write_own(folder, kind='subword', **fields)
+        ids = {'vocab_size': self.vocab_size, 'bos_id': self.bos_id, 'eos_id': self.eos_id}
+        _write_own(folder, kind='subword', **ids, cuttable=self.cuttable)
         self.library.save(str(Path(folder) / LIBRARY_FILE))
 
 
-def cut(texts: Iterable[str], name: str) -> Iterator[str]:
-    """The document that `texts` make together, in parts of about PART characters, cut at CUT.
+Tokenizer = ByteTokenizer | SubwordTokenizer
 
-    Raises ValueError, with the document's `name`, where there is no such place for LONGEST_UNCUT.
+
+def cut(texts: Iterable[str], name: str) -> Iterator[str]:
+    """Yields the joined `texts` of a document in parts of about PART characters, cut at CUT.
+
+    Raises ValueError, with the document's `name`, if LONGEST_UNCUT characters hold no such place.
     """
     waiting, searched = '', 0
     for text in texts:
@@ -147,10 +122,7 @@ def _write_own(folder: str | Path, **fields: Any) -> None:
 
 
 def load(folder: str | Path) -> Tokenizer:
-    """What `save` wrote.
-
-    Raises ValueError where the folder holds no tokenizer of ours.
-    """
+    """Loads what `save` wrote. Raises ValueError if the folder holds no tokenizer of ours."""
     folder = Path(folder)
     if not (folder / OWN_FILE).is_file():
         raise ValueError(f'{folder} holds no tokenizer: there is no {OWN_FILE}.')
@@ -175,22 +147,16 @@ def _library(path: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A tokenizer before there is a corpus; `identity` is what, besides that, determines it.
-
-    is_trained: the corpus does determine it.
-    """
+    """A tokenizer before there is a corpus."""
 
     vocab_size: int
-    identity: bytes
+    identity: bytes  # all that determines it, besides the corpus if it is trained
     build: Callable[[Iterable[str]], Tokenizer]  # given the training split's texts, or `cut` parts
     is_trained: bool = False
 
 
 def plan(spec: str) -> Plan:
-    """`byte`, `bpe:SIZE` or `hf:PATH`, checked.
-
-    Raises ValueError for an unknown kind, a size too small, a path without a tokenizer.
-    """
+    """Returns the plan of `byte`, `bpe:SIZE` or `hf:PATH`. Raises ValueError for anything else."""
     kind, _, argument = spec.partition(':')
     if kind not in TOKENIZERS and Path(spec).expanduser().exists():
         raise ValueError(
@@ -208,7 +174,7 @@ def plan(spec: str) -> Plan:
 
 
 def vocab_size(spec: str) -> int:
-    """V of a model for `data.tokenizer=spec`, known without a corpus: all ids are below it."""
+    """Returns V of a model for `data.tokenizer=spec`: all ids are below it, whatever the corpus."""
     return plan(spec).vocab_size
 
 
@@ -246,27 +212,27 @@ def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
 
 
 def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str]) -> None:
-    """`train(texts)` in a thread of its own, so that Ctrl-C is heeded at once.
+    """Calls `train(texts)` in a thread of its own, so that Ctrl-C takes effect at once.
 
-    The library returns to Python no sooner than it is done. What is interrupted ends with the next
+    The library returns to Python only when it is done. After an interrupt it ends with the next
     text or, once it has them all, with its merges, which nobody waits for.
     """
     stopped, done, failed = threading.Event(), threading.Event(), []
 
-    def fed() -> Iterator[str]:
+    def until_stopped() -> Iterator[str]:
         try:
             for text in texts:
                 if stopped.is_set():
                     raise InterruptedError
                 yield text
-        except Exception as error:
+        except Exception as error:  # the library may turn it into another one
             failed.append(error)
             raise
 
     def work() -> None:
         try:
-            train(fed())
-        except Exception as error:  # the library may make another one of that of `fed`
+            train(until_stopped())
+        except Exception as error:
             failed.append(error)
         finally:
             done.set()
@@ -296,8 +262,8 @@ def _hf(argument: str) -> Plan:
     bos, eos = (vocab.get(_declared(path.parent, name)) for name in ('bos_token', 'eos_token'))
     if eos is None:
         eos, size = size, size + 1
-    # Where one token is both (GPT-2's), BOS becomes a new one: BOS is never a target, and a model
-    # that is to end documents needs EOS as one.
+    # If one token is both, as in GPT-2, BOS becomes a new one: a model that is to end documents
+    # needs EOS as a target, and BOS never is one.
     if bos is None or bos == eos:
         bos, size = size, size + 1
     built = SubwordTokenizer(library, size, bos, eos, cuttable=False)
@@ -306,7 +272,7 @@ def _hf(argument: str) -> Plan:
 
 
 def _declared(folder: Path, name: str) -> str | None:
-    """The spelling of `bos_token` or `eos_token` that lies beside a tokenizer.json, if any."""
+    """Returns the spelling of `bos_token` or `eos_token` in the files beside a tokenizer.json."""
     for file in ('tokenizer_config.json', 'special_tokens_map.json'):
         if (folder / file).is_file():
             token = json.loads((folder / file).read_text()).get(name)

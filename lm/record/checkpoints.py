@@ -1,5 +1,6 @@
-"""The checkpoints of a run: written in the background, the last and the best ones kept, and read
-with those before them to fall back on.
+"""The checkpoints of a run: written in the background, the last and the best ones kept.
+
+A run is read from the newest one that is intact.
 """
 
 import contextlib
@@ -14,21 +15,15 @@ from typing import Any, ClassVar
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
-from lm.launch.agreement import from_first, has_own_disks, is_first, several
-from lm.record.checkpoint import (
-    FOLDER,
-    check_path,
-    items_of,
-    read_meta,
-    read_state,
-    steps_in,
-)
-from lm.record.digests import Damaged
-from lm.storage.files import sync
+from lm.launch.distributed import from_first, has_own_disks, is_first, several
+from lm.record import checkpoint
+from lm.record.checkpoint import FOLDER, MOST_SAID, read_meta, read_state, steps_in
+from lm.record.digests import DamagedCheckpoint
+from lm.storage.files import first_line, sync
 from lm.training.state import State
 
 DAMAGED = 'checkpoints_damaged'
-LOSS = 'validation_ce'  # by which the best ones are kept
+LOSS = 'validation_ce'  # decides which checkpoints are the best
 TOGETHER = ocp.options.MultiprocessingOptions()
 ALONE = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
 MOST_WRITERS = 4  # at once in a process; each has threads and descriptors of its own
@@ -36,22 +31,21 @@ MOST_WRITERS = 4  # at once in a process; each has threads and descriptors of it
 
 @dataclasses.dataclass
 class LowestLoss:
-    """Keeps the n checkpoints of lowest loss; one without a loss is none of them."""
+    """Orbax's policy that keeps the n checkpoints of lowest loss, of those with a finite one."""
 
     n: int
     losses: dict[int, float]  # by step
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        del context
         known = [c.step for c in checkpoints if math.isfinite(self.losses.get(c.step, math.inf))]
         best = sorted(known, key=self.losses.get)[: self.n]
-        return [checkpoint.step in best for checkpoint in checkpoints]
+        return [one.step in best for one in checkpoints]
 
 
 class Checkpoints:
     """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss.
 
-    Several processes save and restore together, what process 0 sees on the disk; where that is its
+    Several processes save and restore together, from the listing of process 0; if the disk is its
     own, it writes and reads for all. At most MOST_WRITERS of a process write at a time; a further
     one waits for the first of them.
     """
@@ -59,7 +53,7 @@ class Checkpoints:
     _writers: ClassVar[list['Checkpoints']] = []
 
     def __init__(self, workdir: Path, keep_last: int, keep_best: int, say: Callable = print):
-        check_path(workdir)
+        checkpoint.check_path(workdir)
         self.workdir, self.say = Path(workdir), say
         self._keep_last, self._keep_best = keep_last, keep_best
         self._manager: ocp.CheckpointManager | None = None
@@ -75,10 +69,9 @@ class Checkpoints:
         return steps_in(self.folder)
 
     def save(self, state: State, meta: dict[str, Any], loss: float | None) -> None:
-        """Starts writing; what is on the device may change as soon as this returns.
+        """Starts writing; the state may change as soon as this returns. loss: on validation data.
 
-        loss: of these parameters on the validation split, where it is known. Raises OSError where
-        this one, or the one still being written, cannot be.
+        Raises OSError if this checkpoint, or the one still being written, cannot be written.
         """
         step = int(state.step)
         with _as_os_error():
@@ -88,12 +81,12 @@ class Checkpoints:
             if loss is not None:
                 self._losses[step] = loss
             self._saving = step
-            items = items_of(state, meta | {'loss': loss})
+            items = checkpoint.items_of(state, meta | {'loss': loss})
             if manager is not None:
                 manager.save(step, args=items)
 
     def _writer(self) -> ocp.CheckpointManager | None:
-        """None of a process whose arrays another one writes."""
+        """Returns Orbax's manager, or None if another process writes the arrays of this one."""
         if self._failure:
             raise self._failure
         alone = has_own_disks()
@@ -110,55 +103,51 @@ class Checkpoints:
                 policies.append(LowestLoss(self._keep_best, self._losses))
             if alone:  # Orbax makes the folder for all or for none
                 self.folder.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(
-                self.folder.absolute(),
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=AnyPreservationPolicy(policies),
-                    create=not alone,
-                    multiprocessing_options=ALONE if alone else TOGETHER,
-                    async_options=ocp.AsyncOptions(
-                        post_finalization_callback=self._sync,
-                        barrier_sync_fn=_barrier() if several() and not alone else None,
-                    ),
+            barrier = _barrier() if several() and not alone else None
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=AnyPreservationPolicy(policies),
+                create=not alone,
+                multiprocessing_options=ALONE if alone else TOGETHER,
+                async_options=ocp.AsyncOptions(
+                    post_finalization_callback=self._sync, barrier_sync_fn=barrier
                 ),
             )
+            self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
             self._writers.append(self)
         return self._manager
 
     def _stored_losses(self) -> dict[int, float]:
-        """Of the checkpoints that are there. One of an older version knows the best step only."""
         found: dict[int, float] = {}
         for step in self.steps():
             try:
                 meta = read_meta(self.folder, step)
-            except Damaged:
+            except DamagedCheckpoint:
                 continue  # what cannot be read is never the best one
-            best = meta['counters'].get('best', {})
-            if best:
+            if best := meta['counters'].get('best', {}):  # all that older versions recorded
                 found[best['best_step']] = best['best_validation_ce']
             if meta.get('loss') is not None:
                 found[step] = meta['loss']
         return found
 
     def _sync(self) -> None:
-        """Has the system write what Orbax has written, so that it outlasts a power cut. Called in
-        the background, before the folder gets its name and older checkpoints are removed; by
-        process 0 alone, as TensorStore syncs the arrays that each process writes.
+        """Flushes what Orbax has written to the disk, so that it outlasts a power cut.
+
+        Orbax calls it on process 0, before it renames the folder and removes older ones;
+        TensorStore syncs the arrays of each process.
         """
         for unfinished in self.folder.glob(f'{self._saving}.*'):
             for path in (*unfinished.rglob('*'), unfinished):
                 sync(path)
 
     def restore(self, shapes: State) -> tuple[State, dict[str, Any]] | None:
-        """The newest checkpoint that can be read, laid out as `shapes`; None where there is none.
+        """Returns the newest intact checkpoint, laid out as `shapes`; None if there is none.
 
-        One that is damaged is moved to `checkpoints_damaged`, with a word, and the one before is
-        taken. Raises TreeMismatch where the parameters do not fit.
+        Damaged ones are moved to `checkpoints_damaged`, with a note. Raises TreeMismatch.
         """
         for step in reversed(from_first(self.steps())):
             try:
                 state, meta = read_state(self.folder, step, shapes)
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 self._set_aside(step, error)
                 continue
             if 'digests' not in meta:
@@ -170,18 +159,18 @@ class Checkpoints:
         return None
 
     def newest_intact(self, shapes: State) -> Path | None:
-        """The newest one that can be read; nothing is moved."""
+        """Returns the newest checkpoint that can be read."""
         for step in reversed(from_first(self.steps())):
-            with contextlib.suppress(Damaged):
+            with contextlib.suppress(DamagedCheckpoint):
                 read_state(self.folder, step, shapes)
                 return self.folder / str(step)
         return None
 
     def set_aside(self) -> list[int]:
-        """The steps of the damaged checkpoints that were moved away."""
+        """Returns the steps of the damaged checkpoints that were moved away."""
         return steps_in(self.workdir / DAMAGED)
 
-    def _set_aside(self, step: int, error: Damaged) -> None:
+    def _set_aside(self, step: int, error: DamagedCheckpoint) -> None:
         self.say(f'{error}; moved to {self.workdir / DAMAGED}, falling back to the one before')
         self._let_go()  # a manager remembers what is there
         if is_first():
@@ -191,17 +180,17 @@ class Checkpoints:
             shutil.move(self.folder / str(step), target)
 
     def wait(self) -> None:
-        """Until all that was saved is on disk. Raises OSError where it cannot be written."""
+        """Waits until all that was saved is on disk. Raises OSError if it cannot be written."""
         if self._failure:
             raise self._failure
         with _as_os_error():
             if self._manager:
                 self._manager.wait_until_finished()
         if has_own_disks():
-            from_first(None)  # the others have nothing to write, and are not to end before
+            from_first(None)  # the others have nothing to write, and must not end before
 
     def _let_go(self) -> None:
-        """Ends the threads of writing. An error is kept for the next `save` or `wait`."""
+        """Ends the writing threads; keeps an error for the next `save` or `wait`."""
         if self._manager is None:
             return
         self._writers.remove(self)
@@ -213,15 +202,13 @@ class Checkpoints:
             self._failure = error
 
     def close(self) -> None:
-        """Raises OSError where what was saved cannot be written."""
+        """Ends all writing. Raises OSError if what was saved cannot be written."""
         self._let_go()
         self.wait()
 
 
 def _barrier() -> Callable[..., None]:
-    """Orbax's own, but not where a write has failed: Orbax goes there with the error in hand, and
-    would keep it for as long as it waits for the others, who do not come (20 minutes).
-    """
+    """Returns Orbax's barrier, skipped after a failed write: it waits 20 minutes for others."""
     wait = ocp.multihost.get_barrier_sync_fn()
 
     def barrier(**arguments: Any) -> None:
@@ -233,12 +220,9 @@ def _barrier() -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Of whatever type Orbax raises what a write met."""
+    """Turns the error of a write, of whatever type Orbax gives it, into an OSError."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        raise OSError(f'a checkpoint could not be written ({_first_line(error)})') from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [''])[0][:200]
+        reason = first_line(error, MOST_SAID)
+        raise OSError(f'a checkpoint could not be written ({reason})') from error

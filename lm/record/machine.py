@@ -1,4 +1,4 @@
-"""What a record says of the machine and the software it was made with."""
+"""The machine and the software that a record was made with."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ PACKAGES = ('evenkeel', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'g
 
 
 def peak_memory_bytes() -> int:
-    """Of the first device, where it counts; of this process otherwise."""
+    """Returns the peak of the first device if it counts, otherwise that of this process."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if 'peak_bytes_in_use' in stats:
         return stats['peak_bytes_in_use']
@@ -23,41 +23,28 @@ def peak_memory_bytes() -> int:
 
 
 def device_memory_bytes() -> int:
-    """What a program may use of the first device, where it says so; on a CPU, of the memory that
-    is free now, nine tenths.
-    """
+    """Returns the limit of the first device; on a CPU nine tenths of the memory that is free."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    if 'bytes_limit' in stats:
-        return stats['bytes_limit']
-    return psutil.virtual_memory().available * 9 // 10
+    return stats.get('bytes_limit', psutil.virtual_memory().available * 9 // 10)
 
 
 def versions() -> dict[str, str]:
-    return {'python': platform.python_version()} | {
-        name: metadata.version(name) for name in PACKAGES
-    }
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    return {'python': platform.python_version()} | packages
 
 
 def git_commit() -> str:
-    """The commit of this checkout, '-dirty' where files differ from it; 'unknown' without git."""
-    command = [
-        'git',
-        '-C',
-        str(Path(__file__).parent),
-        'describe',
-        '--always',
-        '--dirty',
-        '--abbrev=40',
-    ]
+    """Returns the commit of this checkout, '-dirty' if files differ; 'unknown' without git."""
+    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+    how = {'cwd': Path(__file__).parent, 'timeout': 10, 'text': True}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, **how).strip()
     except (OSError, subprocess.SubprocessError):
         return 'unknown'
-    return done.stdout.strip()
 
 
 def device_name() -> str:
-    """Such as '8 x TPU v5e' or '2-core x86_64 CPU'."""
+    """Returns, for instance, '8 x TPU v5e' or '2-core x86_64 CPU'."""
     device, count = jax.devices()[0], jax.device_count()
     if device.platform == 'cpu':
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()

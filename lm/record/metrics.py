@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: metrics.jsonl and TensorBoard; and how fast it is."""
+"""The recorded numbers of a run: metrics.jsonl, TensorBoard, and throughput."""
 
 import json
 import math
@@ -22,12 +22,11 @@ TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ f
 
 
 class Recorder:
-    """Writes rows of a run that resumes after `step`: rows beyond it are dropped first, since the
-    steps they tell of will be done again. `rows` counts those that are there.
+    """Writes rows of a run that resumes after `step`; `rows` counts those in the file.
 
-    expected: how many there were when the checkpoint of `step` was made; None: not known. What is
-    missing or damaged is said, and damaged lines are moved to metrics_damaged.jsonl. No file is
-    open between rows. Everything raises OSError where it cannot be written.
+    Rows beyond `step` are dropped first, since those steps will be done again. expected: the number
+    of rows when the checkpoint of `step` was made, if known. Damaged lines are moved to
+    metrics_damaged.jsonl. No file is open between rows. Raises OSError if one cannot be written.
     """
 
     def __init__(self, workdir: Path, step: int, expected: int | None, say: Callable[[str], None]):
@@ -63,35 +62,32 @@ class Recorder:
         self._board.write(row['step'], dict(_tags(named, ('layer', 'head'))))
 
     def sync(self) -> None:
-        """Has the system write all rows so far, so that they outlast a power cut."""
+        """Flushes all rows to the disk, so that they outlast a power cut."""
         with self._path.open('ab') as file:
             os.fsync(file.fileno())
 
 
 class NoRecorder:
-    """What a process that does not write has in place of a Recorder."""
+    """The Recorder of all processes but 0: it writes nothing."""
 
     rows = 0
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Process 0 does."""
+    def write(self, row: dict[str, Any]) -> None: ...
 
-    def sync(self) -> None:
-        """There is nothing."""
+    def sync(self) -> None: ...
 
 
 class EventFile:
     """Scalars for TensorBoard, appended event by event.
 
-    The format is TFRecord: length, its CRC, an Event as protocol buffer, its CRC. Not the
-    SummaryWriter of tensorboardX: its thread dies on a full disk, and whoever writes then waits for
-    it for ever.
+    The format is TFRecord: length, its CRC, an Event as protocol buffer, its CRC. The SummaryWriter
+    of tensorboardX is not used: its thread dies on a full disk, and the next write waits for ever.
     """
 
     def __init__(self, folder: Path, purge_step: int):
         folder.mkdir(exist_ok=True)
-        name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}'
-        self._path = folder / name
+        process = f'{socket.gethostname()}.{os.getpid()}'
+        self._path = folder / f'events.out.tfevents.{time.time():.0f}.{process}'
         self._append(Event(wall_time=time.time(), file_version='brain.Event:2'))
         start = SessionLog(status=SessionLog.START)  # from here on, steps replace earlier ones
         self._append(Event(wall_time=time.time(), step=purge_step, session_log=start))
@@ -109,7 +105,7 @@ class EventFile:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each line of a metrics.jsonl with its row; None for a row that is damaged."""
+    """Yields each line of a metrics.jsonl with its row; None for a row that is damaged."""
     if not path.exists():
         return
     with path.open('rb') as file:
@@ -123,12 +119,12 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The intact rows of a metrics.jsonl; [] where there is no file."""
+    """Returns the intact rows of a metrics.jsonl; [] if there is no file."""
     return [row for _, row in _lines(path) if row]
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for numbers that are not finite, which JSON has no word for."""
+    """Returns the value with None for numbers that are not finite, which JSON cannot spell."""
     if isinstance(value, dict):
         return {name: without_nan(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -137,7 +133,7 @@ def without_nan(value: Any) -> Any:
 
 
 def _tags(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """('name/layer_0/head_1', number) for each number in nested lists, whose depths are `axes`."""
+    """Yields ('name/layer_0/head_1', number) for each number in nested lists with these `axes`."""
     for name, value in values.items():
         if isinstance(value, list):
             inner = {f'{name}/{axes[0]}_{i}': one for i, one in enumerate(value)}
@@ -147,10 +143,7 @@ def _tags(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 class Throughput:
-    """Rates since the last `read`, without the time between `pause` and `go_on`.
-
-    `tokens` and `steps` are added to by the loop.
-    """
+    """Rates of `tokens` and `steps` since `read`, without the time from `pause` to `go_on`."""
 
     def __init__(self, flops_per_token: float, peak_flops: float):
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
@@ -169,13 +162,11 @@ class Throughput:
         self.seconds += time.perf_counter() - self._start
 
     def wait(self, seconds: float) -> None:
-        """Counts seconds that were spent waiting for data."""
+        """Adds seconds that were spent waiting for data."""
         self.waited += seconds
 
     def read(self) -> dict[str, float]:
-        """The row of `TIME_FIELDS`: tokens per second, model FLOP utilisation, and per step the
-        seconds it took and those in which it waited for data.
-        """
+        """Returns `TIME_FIELDS`: tokens/s, model FLOP utilisation, seconds and data wait a step."""
         self.pause()
         rate = self.tokens / self.seconds
         mfu = rate * self._flops_per_token / self._peak_flops

@@ -1,4 +1,4 @@
-"""Configs that an older version wrote, in the form they have now.
+"""Configs of older versions, in their present form.
 
 Until commit 0447279 options of parts stood in other sections, had values whether or not a part
 read them, and nothing was filled in for 'auto'. Records of that form lack some sections.
@@ -18,16 +18,12 @@ MOVED = {
     'model.experts_per_token': 'mlp.experts_per_token',
     'model.expert_capacity': 'mlp.expert_capacity',
 }
-# One field was for both: the share by which statistics move, or the share of them that is kept.
-SPLIT = ('norm.momentum', 'norm.ema_decay')
+# One field once was both: the share by which statistics move, and the share of them that is kept.
+STATISTICS = ('norm.momentum', 'norm.ema_decay')
 
 
 def stored_config(raw: Mapping[str, Any]) -> Recipe:
-    """The config in a record: in config.json, in a checkpoint's meta, or the base of sweep.json.
-
-    One of the present form is resolved as any config. Raises ValueError where it does not hold a
-    config of either form.
-    """
+    """Resolves a recorded config. Raises ValueError if it has neither the present nor old form."""
     if not is_old(raw):
         return resolve(raw)
     config = without_auto(build(_nested(_present_fields(flatten(raw)))))
@@ -40,10 +36,8 @@ def is_old(raw: Mapping[str, Any]) -> bool:
     return 'model' in raw and NEW_SECTION not in raw
 
 
-def stored_cell(
-    base: Mapping[str, Any], changes: Mapping[str, Any]
-) -> tuple[Recipe, dict[str, Any]]:
-    """The config and the changes of a cell of an old sweep.json, by present names."""
+def stored_cell(base: Mapping, changes: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """Returns the config and the changes of a cell of an old sweep.json, by present names."""
     recipe = stored_config(_nested(flatten(base) | changes))
     values = flatten(recipe)
     paths = [_present_path(path, values) for path in changes]
@@ -51,25 +45,25 @@ def stored_cell(
 
 
 def present_paths(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an old record by their present names; their values as they stand."""
+    """Returns the fields of an old record by their present names, with unchanged values."""
     return {MOVED.get(path, path): value for path, value in flat.items()}
 
 
 def _present_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
     found = present_paths(flat)
-    moved, kept = SPLIT
+    moved, kept = STATISTICS
     found[kept] = found.get(moved)
     if found.get('model.placement') == 'wide':
         reparam = found['model.reparam']
         found['model.reparam'] = 'shared' if reparam == 'none' else f'shared+{reparam}'
-        if found.get('model.mlp') == 'dense':  # which is not WideNet, and is refused now
+        if found.get('model.mlp') == 'dense':  # not WideNet, and refused now
             found['model.placement'] = 'pre'
     return found
 
 
 def _present_path(path: str, values: Mapping[str, Any]) -> str:
-    """The name of a field now, in a config with these values."""
-    moved, kept = SPLIT
+    """Returns the present name of a field, in a config with these values."""
+    moved, kept = STATISTICS
     if path == moved and values[moved] is None:
         return kept
     return MOVED.get(path, path)

@@ -1,8 +1,7 @@
-"""Arrays of all processes, by way of process 0, where it alone sees what it writes.
+"""Gathers and scatters sharded arrays through process 0, if only that one sees the disk.
 
-A state goes through the memory of process 0, one array after the other; what devices hold of it at
-a time, besides their own parts, is at most MOST_BYTES of an array, or all of one whose first axis
-is cut over devices.
+The arrays of a state follow each other. Besides their own parts, devices hold at most MOST_BYTES of
+an array at a time, or all of one whose first axis is sharded.
 """
 
 import functools
@@ -15,18 +14,18 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lm.launch.agreement import is_first
+from lm.launch.distributed import is_first
 
 MOST_BYTES = 2**28
 
 
 def to_first(tree: Any) -> Any:
-    """Its arrays as NumPy's on process 0, None on the others; to be called by all."""
+    """Returns the tree with NumPy arrays on process 0, None on the others; called by all."""
     return jax.tree.map(_whole, tree)
 
 
 def from_first_arrays(tree: Any, shapes: Any) -> Any:
-    """Arrays laid out as `shapes`, from `tree` of process 0; to be called by all."""
+    """Returns arrays laid out as `shapes`, from `tree` of process 0; called by all."""
     leaves, structure = jax.tree.flatten(shapes)
     given = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
     pairs = zip(given, leaves, strict=True)
@@ -49,7 +48,7 @@ def _whole(array: jax.Array) -> np.ndarray | None:
 
 @functools.cache
 def _gathered(size: int, mesh: jax.sharding.Mesh) -> Any:
-    """A program that has `size` rows of an array on every device."""
+    """Returns a program that gathers `size` rows of an array on every device."""
 
     def rows(array, start):
         return jax.lax.dynamic_slice_in_dim(array, start, size)
@@ -61,7 +60,7 @@ def _spread(given: np.ndarray | None, wanted: jax.ShapeDtypeStruct) -> jax.Array
     whole = np.empty(wanted.shape, wanted.dtype)
     if is_first():
         whole[...] = given
-    # As integers: what is sent is added to zeros, which makes 0.0 of -0.0.
+    # As integers: the broadcast adds to zeros, which turns -0.0 into 0.0.
     rows = whole.reshape(wanted.shape or (1,)).view(f'u{whole.itemsize}')
     for start, stop in _parts(rows):
         rows[start:stop] = multihost_utils.broadcast_one_to_all(rows[start:stop])
@@ -69,7 +68,7 @@ def _spread(given: np.ndarray | None, wanted: jax.ShapeDtypeStruct) -> jax.Array
 
 
 def _parts(array: Any, whole: bool = False) -> Iterator[tuple[int, int]]:
-    """Ranges of its first axis, of at most MOST_BYTES each."""
+    """Yields ranges of the first axis, of at most MOST_BYTES each."""
     length = array.shape[0]
     of_row = math.prod(array.shape[1:]) * array.dtype.itemsize
     size = length if whole else max(1, MOST_BYTES // max(1, of_row))

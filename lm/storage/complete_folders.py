@@ -1,12 +1,11 @@
-"""Folders of a bucket that are there whole or not at all.
+"""Folders of a bucket that readers see complete or not at all.
 
 A store has no folders and renames nothing, so a folder gets a mark: the object FOLDER/.whole, which
-is written when all others are there and deleted before any of them. It is JSON: {'files': {name:
-bytes}, 'token': text}, where no two uploads have the same token. A folder without a mark, or whose
-mark lists what is not there, is half of one: nobody takes it.
+is written after all others and deleted before any of them. It is JSON: {'files': {name: bytes},
+'token': text}, where no two uploads have the same token. A folder without a mark, or with a mark
+that lists an object that is not there, is incomplete, and nobody reads it.
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -20,40 +19,30 @@ MARK = '.whole'
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """`files`: their sizes by name, relative to the folder."""
+    """`files` maps each name, relative to the folder, to its size in bytes."""
 
     token: str
     files: Mapping[str, int]
 
 
-def whole_folders(bucket: Bucket, listing: Mapping[str, Stored]) -> dict[str, Mark]:
-    """Those of `Bucket.list` that are whole, with their marks."""
-    names = [name for name in listing if name.endswith(f'/{MARK}')]
-    marks = zip(names, each(lambda name: _read(bucket, name), names), strict=True)
-    return {
-        name.removesuffix(f'/{MARK}'): mark
-        for name, mark in marks
-        if mark is not None and _is_there(name.removesuffix(MARK), mark, listing)
-    }
+def complete_folders(bucket: Bucket, listing: Mapping[str, Stored]) -> dict[str, Mark]:
+    """Returns the fully uploaded folders of a listing (`Bucket.list`), with their marks."""
+    folders = [name.removesuffix(f'/{MARK}') for name in listing if name.endswith(f'/{MARK}')]
+    marks = each(lambda folder: read_mark(bucket, folder, listing), folders)
+    return {folder: mark for folder, mark in zip(folders, marks, strict=True) if mark is not None}
 
 
-def read_mark(bucket: Bucket, folder: str) -> Mark | None:
-    """Of a folder whose files are there as the mark lists them; None where it is not whole."""
-    mark = _read(bucket, f'{folder}/{MARK}')
-    found = mark is not None and _is_there(f'{folder}/', mark, bucket.list(folder))
-    return mark if found else None
-
-
-def _read(bucket: Bucket, name: str) -> Mark | None:
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        record = json.loads(bucket.read(name)[0])
-        return Mark(str(record['token']), {str(k): int(v) for k, v in record['files'].items()})
-    return None
-
-
-def _is_there(prefix: str, mark: Mark, listing: Mapping[str, Stored]) -> bool:
-    found = {name: listing.get(prefix + name) for name in mark.files}
-    return all(one is not None and one.size == mark.files[name] for name, one in found.items())
+def read_mark(bucket: Bucket, folder: str, listing: Mapping | None = None) -> Mark | None:
+    """Returns the mark of a folder, or None if it is not complete by the listing of the bucket."""
+    try:
+        record = json.loads(bucket.read(f'{folder}/{MARK}')[0])
+        mark = Mark(str(record['token']), {str(k): int(v) for k, v in record['files'].items()})
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    listing = bucket.list(folder) if listing is None else listing
+    found = {name: listing.get(f'{folder}/{name}') for name in mark.files}
+    sizes = {name: one.size for name, one in found.items() if one is not None}
+    return mark if sizes == mark.files else None
 
 
 def upload(
@@ -64,10 +53,10 @@ def upload(
     check: Callable[[], None] = lambda: None,
     sent: set[str] | None = None,
 ) -> None:
-    """Writes the files of the folder `path`, and when they are there the mark.
+    """Writes the files of the local folder `path`, and then the mark.
 
-    check() is called before each write, and may raise. sent: names that need not be written again,
-    as an upload with this token got so far; it is kept up to date.
+    check: called before each write; it may raise. sent: names that an earlier upload with this
+    token has written, and that are not written again; kept up to date.
     """
     sent = set() if sent is None else sent
     sizes = {name: (path / name).stat().st_size for name in files_in(path)}
@@ -89,10 +78,7 @@ def files_in(path: Path) -> list[str]:
 
 
 def fetch(bucket: Bucket, folder: str, mark: Mark, path: Path) -> None:
-    """Writes the files of a whole folder below `path`, which is to be renamed by the caller.
-
-    Raises FileNotFoundError where it is deleted or changed meanwhile.
-    """
+    """Writes a complete folder to `path`. Raises FileNotFoundError if it changes meanwhile."""
     for parent in {(path / name).parent for name in mark.files} | {path}:
         parent.mkdir(parents=True, exist_ok=True)
 
@@ -108,7 +94,7 @@ def fetch(bucket: Bucket, folder: str, mark: Mark, path: Path) -> None:
 def delete(
     bucket: Bucket, folder: str, names: Iterable[str], check: Callable[[], None] = lambda: None
 ) -> None:
-    """The mark goes first: whenever this ends, what is left is not taken for whole."""
+    """Deletes the mark, then the objects: what an interrupted call leaves counts as incomplete."""
     check()
     bucket.delete([f'{folder}/{MARK}'])
     check()

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and locks that go with their process."""
+"""Atomic file writes, JSON files, and locks that end with their process."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 POLL_SEC = 0.1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Libraries raise errors of their own with the system's words in it.
+# Libraries raise errors of their own types that quote the system's words.
 FULL_WORDS = tuple(os.strerror(number).lower() for number in FULL)
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -25,6 +25,10 @@ class InUse(ValueError):
 
 class Unreadable(ValueError):
     """A file is cut, damaged, or holds something else."""
+
+
+def quiet(line: str) -> None:
+    """Discards a line; the `say` of callers who report nothing."""
 
 
 def user_cache() -> Path:
@@ -38,13 +42,17 @@ def is_full(error: BaseException) -> bool:
     return known or any(words in str(error).lower() for words in FULL_WORDS)
 
 
+def first_line(error: Exception, most: int | None = None) -> str:
+    """Returns the first line of an error's text, at most `most` characters of it."""
+    return str(error).strip().partition('\n')[0][:most]
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which takes its place when the block ends without an error,
-    once what was written to it would outlast a power cut.
+    """Yields a temporary path that replaces `path` when the block ends without an error.
 
-    Each process has one of its own, so that several may write the same file: the last one stays.
-    An OSError gets the name of the file.
+    The content is synced first, so that it outlasts a power cut. Each process has a temporary path
+    of its own: several may write the same file, and the last one stays. An OSError names the file.
     """
     temporary = path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.tmp')
     try:
@@ -61,7 +69,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Has the system write a file, or the names in a folder, so that they outlast a power cut."""
+    """Flushes a file, or the names in a folder, to the disk, so that they outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -70,18 +78,18 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All of it or nothing, even if killed midway."""
+    """Writes all of a file or nothing, even if the process is killed midway."""
     with replacing(path) as temporary:
         temporary.write_text(text)
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """As `write_text`, indented."""
+    """Writes an indented JSON file as `write_text` does."""
     write_text(path, json.dumps(record, indent=2) + '\n')
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises Unreadable, naming the file, where there is none."""
+    """Returns the object in a JSON file. Raises Unreadable, naming the file, if there is none."""
     try:
         record = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
@@ -95,34 +103,31 @@ def read_json(path: Path) -> dict[str, Any]:
 def locked(
     path: Path,
     *,
-    waiting: str,
+    waiting: str = '',
     in_use: str = '',
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = quiet,
     wait_until: float = math.inf,
 ) -> Iterator[bool]:
-    """Holds the lock of the file `path`, which is made, until the block or the process ends.
+    """Holds the lock of the file `path`, which is created, until the block or the process ends.
 
-    Where another process holds it, `waiting` is said, and it is waited for until `wait_until`, by
-    `time.monotonic`. Then InUse is raised with the text `in_use`. On a file system without locks a
-    note is said, and the block runs, given False.
+    If another process holds it, says `waiting` and waits until `wait_until` (of `time.monotonic`),
+    then raises InUse with the text `in_use`. Yields False, with a note, if there are no locks.
     """
     with open(path, 'w') as file:
-        held = _try_lock(file, say)
-        if held is False and time.monotonic() < wait_until:
-            say(waiting)
-        while held is False:
+        while (held := _try_lock(file, say)) is False:
             if time.monotonic() >= wait_until:
                 raise InUse(in_use)
+            if waiting:
+                say(waiting)
+            waiting = ''
             time.sleep(POLL_SEC)
-            held = _try_lock(file, say)
         yield held is True
 
 
 def _try_lock(file: IO, say: Callable[[str], None]) -> bool | None:
-    """Whether it is held now, and not by another process; None where there are no locks."""
+    """Whether this process holds the lock now; None on a file system without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
     except BlockingIOError:
         return False
     except OSError as error:
@@ -133,3 +138,4 @@ def _try_lock(file: IO, say: Callable[[str], None]) -> bool | None:
             'writes to its folder'
         )
         return None
+    return True

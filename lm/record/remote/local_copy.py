@@ -1,8 +1,9 @@
-"""A folder of this machine that stands for a workdir in a bucket, and what it was when the two were
-the same: of each file its size, its time of change and the tag that the store gave it.
+"""A folder of this machine that stands for a workdir in a bucket, and reading runs through it.
 
-Beside the folder lie manifest.json, which says that, and what is on its way. Checkpoints are taken
-as wholes (`lm.storage.complete_folders`); all else is small, and goes file by file.
+Beside the folder lie manifest.json, with size, time of change and the store's tag of each file when
+folder and bucket agreed, and what is on its way. Checkpoints are taken as complete folders
+(`lm.storage.complete_folders`); all else is small, and goes file by file. Reading writes nothing to
+the bucket and takes no lease: a run may train there meanwhile.
 """
 
 import contextlib
@@ -10,30 +11,37 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from stat import S_ISREG
 
 from lm.record.checkpoint import FOLDER
 from lm.record.checkpoints import DAMAGED
+from lm.record.metrics import FILE
+from lm.record.workdir import CONFIG, SUMMARY, SWEEP
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, Stored, each, local_name, place
-from lm.storage.files import Unreadable, read_json, sync, write_json
+from lm.storage.buckets import Bucket, Stored, each, is_url, local_name, open_bucket, place
+from lm.storage.files import Unreadable, locked, read_json, sync, write_json
 from lm.storage.lease import LEASE
 
 MANIFEST = 'manifest.json'
 STAGING = 'staging'
-STAYS = ('.lock', '.job', '.tmp')  # end the names of what is of this machine alone
+LOCAL_ENDINGS = ('.lock', '.job', '.tmp')  # files that concern this machine alone
 CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED})/(?:\d+))/(.+)')
 WITHIN = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED})/.*')
+READS = 'reads'
+RECORDS = (CONFIG, SUMMARY, SWEEP, FILE, 'cells.parquet')
+OWN, WORDS = f'{FOLDER}/', 'tokenizer/'  # begin the names of checkpoints, and of the tokenizer
+TRIES = 5  # attempts while a run deletes the checkpoint that is read
 
 Stat = list[int]  # [bytes, time of change in ns]
 
 
-class Copy:
-    """`id` is of this folder, and of no other; `files` are {name: [*stat, e_tag]} and `folders`
-    {name: {'token': of the mark, 'files': {name: stat}, 'is_up': whether the mark was written}},
-    as they were when they were fetched or written.
+class LocalCopy:
+    """A local folder with its manifest. `id` belongs to this folder alone.
+
+    `files` are {name: [*stat, e_tag]} and `folders` {name: {'token': of the mark, 'files': {name:
+    stat}, 'is_up': whether the mark was written}}, as they were when fetched or written.
     """
 
     def __init__(self, bucket: Bucket, kind: str):
@@ -41,11 +49,10 @@ class Copy:
         self.folder = self.place / local_name(bucket.url)
         self.staging = self.place / STAGING
         self.id, self.files, self.folders = secrets.token_hex(8), {}, {}
+        self.place.mkdir(parents=True, exist_ok=True)
 
     def open(self) -> None:
-        """To be called once no other process is in it. What is there without a manifest that can
-        be read is set aside, as nothing is known of it.
-        """
+        """Reads the manifest; a folder without one is set aside. Needs the lock of the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.staging, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError, Unreadable, KeyError):
@@ -61,7 +68,7 @@ class Copy:
         write_json(self.place / MANIFEST, record | {'files': self.files, 'folders': self.folders})
 
     def set_aside(self) -> Path:
-        """Moves what is there to a name of its own, and begins with an empty folder."""
+        """Renames the folder, and begins with an empty one."""
         n = 1
         while (aside := self.place / f'{self.folder.name}.aside-{n}').exists():
             n += 1
@@ -71,33 +78,26 @@ class Copy:
         self.save()
         return aside
 
-    def is_same(self, name: str, stored: Stored) -> bool:
-        """Whether the file is here as the store has it, by what was noted of both."""
-        return self.files.get(name) == [*(stat(self.folder / name) or ()), stored.e_tag]
-
     def has(self, folder: str, token: str) -> bool:
-        """The same of a checkpoint."""
+        """Whether a checkpoint is here as the mark with this token describes it."""
         noted = self.folders.get(folder)
         here = noted is not None and noted['token'] == token
         return here and noted['files'] == stats_in(self.folder / folder)
 
     def is_damaged(self, folder: str, token: str) -> bool:
-        """Whether a checkpoint has lost or changed some of its files here since it was noted. One
-        of the same step that was made anew has none of them.
-        """
+        """Whether a checkpoint has lost or changed some of its files here since it was noted."""
         noted = self.folders.get(folder, {'token': None})
         if noted['token'] != token or self.has(folder, token):
             return False
-        here = stats_in(self.folder / folder)
+        here = stats_in(self.folder / folder)  # one that was made anew has none of the noted files
         return not here or any(noted['files'].get(name) == one for name, one in here.items())
 
     def fetch_files(self, found: Mapping[str, Stored]) -> None:
-        """Those that are not the same here; all of each or nothing."""
+        """Fetches the files that are not the same here; all of each or nothing."""
 
         def one(name: str) -> None:
-            path, partial = self.folder / name, self.staging / f'{secrets.token_hex(8)}.tmp'
+            path, partial = self.folder / name, self._partial()
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.parent.mkdir(parents=True, exist_ok=True)
             try:
                 stored = self.bucket.fetch(name, partial)
                 sync(partial)
@@ -106,17 +106,20 @@ class Copy:
                 partial.unlink(missing_ok=True)
             self.files[name] = [*stat(path), stored.e_tag]
 
-        each(one, [name for name, stored in found.items() if not self.is_same(name, stored)])
+        def differs(name: str) -> bool:
+            same = [*(stat(self.folder / name) or ()), found[name].e_tag]
+            return self.files.get(name) != same
+
+        each(one, filter(differs, found))
 
     def fetch_folder(self, folder: str, mark: complete_folders.Mark) -> None:
-        """A checkpoint, unless it is the same here: all of it or nothing. It is noted before it
-        gets its name, so that no later process takes it for one that was made here.
-        """
+        """Fetches a checkpoint, unless it is the same here; all of it or nothing."""
         if self.has(folder, mark.token):
             return
-        path, partial = self.folder / folder, self.staging / f'{secrets.token_hex(8)}.tmp'
+        path, partial = self.folder / folder, self._partial()
         try:
             complete_folders.fetch(self.bucket, folder, mark, partial)
+            # Noted before it gets its name, or a later process would think it was made here.
             self.note_folder(folder, mark.token, stats_in(partial), is_up=True)
             self.save()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,19 +128,21 @@ class Copy:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
+    def _partial(self) -> Path:
+        self.staging.mkdir(parents=True, exist_ok=True)
+        return self.staging / f'{secrets.token_hex(8)}.tmp'
+
     def note_folder(self, folder: str, token: str, files: dict[str, Stat], is_up: bool) -> None:
         self.folders[folder] = {'token': token, 'files': files, 'is_up': is_up}
 
     def forget(self, names: Iterable[str]) -> None:
-        """Files and checkpoints that are in neither place any more."""
+        """Drops files and checkpoints from the manifest that are in neither place any more."""
         for name in names:
             self.files.pop(name, None)
             self.folders.pop(name, None)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Removes files and checkpoints that the workdir does not hold, and folders that are empty
-        then. Not while a run has the folder: it may have made one that it is about to fill.
-        """
+        """Removes files and checkpoints, and empty folders. No run may use the folder meanwhile."""
         names = list(names)
         for name in names:
             path = self.folder / name
@@ -146,31 +151,28 @@ class Copy:
         self.forget(names)
         for path in sorted(self.folder.rglob('*/'), reverse=True):  # the deepest first
             with contextlib.suppress(OSError):
-                path.rmdir()  # where it is empty
+                path.rmdir()  # fails unless it is empty
 
 
-def split(listing: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str, list[str]]]:
-    """(files, names of the objects of each checkpoint, whole or not) of a workdir in a bucket."""
-    files, folders = {}, {}
+def sort_listing(listing: Mapping[str, Stored]) -> tuple[dict[str, Stored], set[str]]:
+    """Returns the files and the checkpoints, complete or not, of a listed workdir."""
+    files, folders = {}, set()
     for name, stored in listing.items():
         if match := CHECKPOINT.fullmatch(name):
-            folders.setdefault(match[1], []).append(name)
+            folders.add(match[1])
         elif not WITHIN.fullmatch(name) and name != LEASE:
             files[name] = stored
     return files, folders
 
 
 def files_here(folder: Path) -> dict[str, Stat]:
-    """Those that go one by one."""
-    return {
-        name: found
-        for name, path in _walk(folder, lambda name: not WITHIN.fullmatch(f'{name}/'))
-        if not name.endswith(STAYS) and (found := stat(path)) is not None
-    }
+    """Returns the files that are kept the same one by one."""
+    found = stats_in(folder, lambda name: not WITHIN.fullmatch(f'{name}/'))
+    return {name: one for name, one in found.items() if not name.endswith(LOCAL_ENDINGS)}
 
 
 def checkpoints_here(folder: Path) -> dict[str, dict[str, Stat]]:
-    """The complete checkpoints: Orbax gives one its name when all of it is there."""
+    """Returns the complete checkpoints: Orbax gives one its name when all of it is there."""
     found = [
         path.relative_to(folder).as_posix()
         for kind in (FOLDER, DAMAGED)
@@ -185,26 +187,98 @@ def step_of(checkpoint: str) -> int:
     return int(checkpoint.split('/')[-1])
 
 
-def stats_in(folder: Path) -> dict[str, Stat]:
-    """Of all files below; one that is removed meanwhile is left out."""
-    walked = _walk(folder, lambda name: True)
-    return {name: found for name, path in walked if (found := stat(path)) is not None}
+def stats_in(folder: Path, enters: Callable[[str], bool] = lambda name: True) -> dict[str, Stat]:
+    """Returns the stats of all files below, without links and those that are removed meanwhile."""
+    found = {}
+    for at, folders, names in folder.walk(on_error=_raise_unless_removed):
+        below = at.relative_to(folder)
+        folders[:] = sorted(name for name in folders if enters((below / name).as_posix()))
+        for name in sorted(names):
+            if (one := stat(at / name)) is not None:
+                found[(below / name).as_posix()] = one
+    return found
+
+
+def _raise_unless_removed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def stat(path: Path) -> Stat | None:
+    """Returns the stat of a file, None if it is something else or has been removed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = path.stat()
-        return [found.st_size, found.st_mtime_ns]
+        found = path.lstat()
+        return [found.st_size, found.st_mtime_ns] if S_ISREG(found.st_mode) else None
     return None
 
 
-def _walk(folder: Path, enters: Callable[[str], bool], prefix: str = '') -> Any:
-    """(name relative to the first folder, path) of every file; links are not followed."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            name = prefix + entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if enters(name):
-                    yield from _walk(Path(entry.path), enters, f'{name}/')
-            elif entry.is_file(follow_symlinks=False):
-                yield name, Path(entry.path)
+def at_hand(path: str | Path) -> Path:
+    """Returns `path` itself, or a local folder with the present records of all runs below a URL.
+
+    Raises ValueError for another kind of URL, OSError if the bucket cannot be read.
+    """
+    if not is_url(path):
+        return Path(path)
+    with _local_copy(path) as copy:
+        _fetch_files(copy, copy.bucket.list(), _is_record)
+        return copy.folder
+
+
+def checkpoints_at(url: str) -> Iterator[tuple[Path, int]]:
+    """Yields (folder, step) for the checkpoints of a workdir, the newest first, or for one's URL.
+
+    Each is fetched when it is asked for.
+    """
+    workdir, asked = of_workdir(url)
+    given: set[int] = set()
+    tries_left = TRIES
+    while True:
+        with _local_copy(workdir) as copy:
+            listing = copy.bucket.list()
+            own = {name: stored for name, stored in listing.items() if name.startswith(OWN)}
+            marks = complete_folders.complete_folders(copy.bucket, own)
+            left = {step_of(name) for name in marks if asked in (None, step_of(name))} - given
+            if not left:
+                return
+            name = f'{OWN}{max(left)}'
+            try:
+                _fetch_files(copy, listing, lambda name: _is_record(name) or name.startswith(WORDS))
+                copy.drop([name for name in copy.folders if name not in marks])
+                copy.fetch_folder(name, marks[name])
+            except FileNotFoundError:  # a run has deleted it meanwhile
+                tries_left -= 1
+                if not tries_left:
+                    raise
+                continue
+        given.add(max(left))
+        yield copy.folder / FOLDER, max(left)
+
+
+def of_workdir(url: str) -> tuple[str, int | None]:
+    """Returns (WORKDIR, STEP) for WORKDIR/checkpoints/STEP; the step of a workdir is None."""
+    match = CHECKPOINT.fullmatch(f'{PurePosixPath(url.partition("://")[2])}/-')
+    if match is None or f'/{FOLDER}/' not in match[1]:
+        return url, None
+    return url.rstrip('/').rsplit('/', 2)[0], step_of(match[1])
+
+
+@contextlib.contextmanager
+def _local_copy(url: str) -> Iterator[LocalCopy]:
+    copy = LocalCopy(open_bucket(url), READS)
+    with locked(copy.place / 'lock'):
+        copy.open()
+        yield copy
+
+
+def _fetch_files(copy: LocalCopy, listing: Mapping, is_wanted: Callable[[str], bool]) -> None:
+    """Fetches the wanted files, and drops those that are not in the bucket any more."""
+    files, _ = sort_listing(listing)
+    copy.drop([name for name in copy.files if name not in files])
+    copy.fetch_files({name: stored for name, stored in files.items() if is_wanted(name)})
+    copy.save()
+
+
+def _is_record(name: str) -> bool:
+    """Whether a file is a record of the run or sweep, of a cell, or of a run or sweep below."""
+    parts = PurePosixPath(name).parts
+    return len(parts) <= 3 and parts[-1] in RECORDS

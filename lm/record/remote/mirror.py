@@ -1,7 +1,7 @@
 """A workdir in a bucket, trained in a folder of this machine that is kept the same as it.
 
-Nothing that trains knows of it: at the start the folder is made to hold what the bucket holds, and
-from then on what is new in the folder is written to the bucket, in this order (`Mirror.push`):
+The code that trains gets the folder (`mirrored`) and knows nothing of the bucket. What is new in
+the folder is written to the bucket every so often, in this order (`Mirror.push`):
 
 1. The complete checkpoints are listed, and get second names (hard links), so that they stay until
    they are written, whatever the run removes. The summaries are read before.
@@ -11,74 +11,149 @@ from then on what is new in the folder is written to the bucket, in this order (
 4. Checkpoints that were not on the list are deleted, their marks first.
 5. The summaries: one that says a run is done comes when its last checkpoint is there.
 
-Wherever this is cut off, the bucket holds checkpoints with rows that cover them, and nothing of
-which only half is there has a mark.
+Wherever this is cut off, the bucket holds checkpoints with rows that cover them, and nothing
+incomplete has a mark.
 
-At the start (`Mirror.bring`) the bucket is right, and what differs here is replaced by what is
-there. With one exception: where nobody else has written to the bucket since this very folder was
-written to it, which its lease says, the folder is the same run further on. Then it stays as it is,
-what it lacks is fetched, and the rest is written by the first `push`. A folder with checkpoints
-that never were in the bucket, which another process has written to since, is set aside with a word.
+At the start (`Mirror.bring`) the content of the bucket replaces what differs here. One exception:
+if its lease says that nobody has written to the bucket since this very folder was written to it,
+the folder is the same run further on, and is kept; the first `push` writes the rest. A folder with
+checkpoints that never were in the bucket, to which another process has written since, is set aside.
+
+If the bucket cannot be written for longer than `Times.retry`, or another process has taken the
+workdir, the run is stopped as by SIGTERM, and ends with an error that says where everything is.
 """
 
+import _thread
 import contextlib
+import functools
 import os
 import secrets
 import shutil
+import signal
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+import jax
+
+from lm.launch.distributed import disk_of_first, from_first, is_first
+from lm.launch.this_host import child_host
 from lm.record.remote.local_copy import (
-    Copy,
+    LocalCopy,
     Stat,
     checkpoints_here,
     files_here,
-    split,
+    sort_listing,
     stat,
     stats_in,
     step_of,
 )
-from lm.record.workdir import CONFIG, SUMMARY, SWEEP
+from lm.record.workdir import CONFIG, PATIENCE_SEC, SUMMARY, SWEEP
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, Times, each
-from lm.storage.lease import LEASE, Lease
+from lm.storage.buckets import Bucket, Times, each, is_url, open_bucket, times
+from lm.storage.files import locked
+from lm.storage.lease import LEASE, Lease, LeaseLost
 
 KIND = 'runs'
-FIRST = (CONFIG, SWEEP)  # they say what the others are of
+FIRST = (CONFIG, SWEEP)  # written before the files that they describe
 LARGE = 8 << 20  # bytes of a file that is not written again at every look
-LARGE_PACES = 10  # but at every so many, and before each checkpoint
+LARGE_PACES = 10  # looks between two writes of such a file, which comes before each checkpoint too
+FIRST_WAIT_SEC = 1.0  # after an error; then twice as long each time, up to the pace
+POLL_SEC = 0.2
+say_at_once = functools.partial(print, flush=True)
+
+
+@contextlib.contextmanager
+def mirrored(workdir: str | Path, say: Callable[[str], None] = say_at_once) -> Iterator[Path]:
+    """Yields the folder to train in: `workdir` itself, or the local folder of a URL.
+
+    When the block ends the bucket holds all of it. Of several processes the first has that folder;
+    the others have an empty one, and process 0 reads and writes checkpoints for them. Raises
+    ValueError for another kind of URL, for a path that holds other things, and for processes that
+    have not joined; InUse if another process trains there; OSError if the bucket does not answer.
+    """
+    if not is_url(str(workdir)):
+        yield Path(workdir)
+        return
+    if child_host() is None:
+        with _mirrored(str(workdir), say) as folder:
+            yield folder
+        return
+    if not jax.distributed.is_initialized():
+        raise ValueError(
+            f'{workdir}: hosts that share the cells of a sweep need a --workdir on a disk that all '
+            'of them see, or that a bucket is mounted on. A single run takes a bucket.'
+        )
+    with disk_of_first(), contextlib.ExitStack() as held:
+        if is_first():
+            yield held.enter_context(_mirrored(str(workdir), say))
+            held.close()
+        else:
+            yield Path(held.enter_context(tempfile.TemporaryDirectory()))
+        from_first(None)  # process 0 has written everything
+
+
+@contextlib.contextmanager
+def _mirrored(url: str, say: Callable[[str], None]) -> Iterator[Path]:
+    bucket, every = open_bucket(url), times()
+    check_is_ours(bucket)
+    copy = LocalCopy(bucket, KIND)
+    in_use = f'another process trains in {bucket.url}; wait for it, or give another --workdir'
+    waiting = f'{bucket.url} is in use by another process: waiting for it to end'
+    until = time.monotonic() + PATIENCE_SEC
+    lock = copy.place / 'lock'
+    with locked(lock, waiting=waiting, in_use=in_use, say=say, wait_until=until) as is_only:
+        copy.open()
+        lease = Lease(bucket, copy.id, every.lease)
+        lease.take(say, PATIENCE_SEC, is_only)
+        with lease.renewed():
+            mirror = Mirror(copy, lease, every, say)
+            mirror.bring()
+            with Pushes(mirror).running():
+                yield copy.folder
+            say(f'{bucket.url} holds all of it')
+
+
+def check_is_ours(bucket: Bucket) -> None:
+    """Raises ValueError, before anything is written, if the path holds what no run has written."""
+    found = bucket.list()
+    if found and LEASE not in found:
+        raise ValueError(
+            f'{bucket.url} holds {len(found)} objects, such as {min(found)}, and is no workdir: '
+            f'there is no {LEASE} in it. Give a --workdir that is new. A run that was copied there '
+            'by other means goes on from a copy on a disk alone.'
+        )
 
 
 class Mirror:
     """`bring`, then `push` as often as wanted; both may be repeated after an error."""
 
-    def __init__(self, copy: Copy, lease: Lease, times: Times, say: Callable[[str], None]):
+    def __init__(self, copy: LocalCopy, lease: Lease, times: Times, say: Callable[[str], None]):
         self.copy, self.lease, self.times, self.say = copy, lease, times, say
         self.bucket: Bucket = copy.bucket
-        self._marks: dict[str, str] = {}  # token of each checkpoint that is whole in the bucket
-        self._halves: dict[str, list[str]] = {}  # objects of those that are not
+        self._marks: dict[str, str] = {}  # token of each checkpoint that is complete in the bucket
+        self._incomplete: set[str] = set()  # the other checkpoints in the bucket
         self._sent: dict[str, set[str]] = {}  # by token: what an upload has written so far
-        self._written: dict[str, float] = {}  # when a file was
+        self._due: dict[str, float] = {}  # when a large file is written again at the earliest
 
     def bring(self) -> None:
-        """The local folder as the bucket has it; see above. To be called with the lease."""
+        """Makes the local folder as the bucket has it; see above. To be called with the lease."""
         copy, mine = self.copy, self.lease.written_by == self.copy.id
         listing = self.bucket.list()
-        files, folders = split(listing)
-        marks = complete_folders.whole_folders(self.bucket, listing)
+        files, folders = sort_listing(listing)
+        marks = complete_folders.complete_folders(self.bucket, listing)
         self._marks = {name: mark.token for name, mark in marks.items() if name in folders}
-        self._halves = {name: folders[name] for name in folders.keys() - self._marks.keys()}
+        self._incomplete = folders - self._marks.keys()
+        wanted = list(self._marks)
         if mine:
             files = {name: one for name, one in files.items() if stat(copy.folder / name) is None}
-            wanted = [
-                name
-                for name, token in self._marks.items()
-                if not (copy.folder / name).is_dir() or copy.is_damaged(name, token)
-            ]
+            is_here = {name: (copy.folder / name).is_dir() for name in wanted}
+            wanted = [n for n in wanted if not is_here[n] or copy.is_damaged(n, self._marks[n])]
         else:
             self._drop_what_differs(files.keys(), marks)
-            wanted = list(self._marks)
         copy.fetch_files(files)
         for name in wanted:
             copy.fetch_folder(name, marks[name])
@@ -88,19 +163,13 @@ class Mirror:
         held = 'no checkpoint yet' if newest is None else f'checkpoints up to step {newest}'
         self.say(f'{self.bucket.url} holds {held}; trained in {copy.folder}')
 
-    def _drop_what_differs(
-        self, files: Collection[str], marks: dict[str, complete_folders.Mark]
-    ) -> None:
-        """What the bucket does not hold, or holds another one of."""
+    def _drop_what_differs(self, files: Collection[str], marks: Mapping) -> None:
         copy = self.copy
-        here = checkpoints_here(copy.folder)
-        known = copy.folders
-        unsent = [
-            name
-            for name, found in here.items()
-            if name not in known or known[name]['files'] != found or not known[name]['is_up']
-        ]
-        if unsent:
+        here, known = checkpoints_here(copy.folder), copy.folders
+        sent = {name for name, noted in known.items() if noted['is_up']}
+        if unsent := [
+            n for n, found in here.items() if n not in sent or known[n]['files'] != found
+        ]:
             aside = copy.set_aside()
             self.say(
                 f'NOTE: {copy.folder} held checkpoints that are not in {self.bucket.url} '
@@ -112,10 +181,8 @@ class Mirror:
         copy.drop(name for name in files_here(copy.folder) if name not in files)
 
     def push(self, is_last: bool = False) -> None:
-        """Writes what is new here, and deletes what is gone; see above. Raises lease.Lost, or
-        BucketError: then it is to be called again.
-        """
-        self.lease.check()  # one that has lost its lease ends, also where it has nothing to write
+        """Writes what is new here, and deletes what is gone; to be repeated after a BucketError."""
+        self.lease.check()  # one that has lost its lease ends, also if it has nothing to write
         folder = self.copy.folder
         summaries = {
             name: (found, content)
@@ -134,22 +201,18 @@ class Mirror:
         finally:
             if new:
                 self.copy.save()
-        for name in [*(self._marks.keys() - listed.keys()), *self._halves]:
+        for name in [*(self._marks.keys() - listed.keys()), *self._incomplete]:
             self._delete(name)
         for name, (found, content) in summaries.items():
             self._push_file(name, found, content)
         shutil.rmtree(self.copy.staging, ignore_errors=True)
 
     def _is_written(self, name: str, found: dict[str, Stat]) -> bool:
-        noted = self.copy.folders.get(name)
-        return (
-            noted is not None
-            and noted['files'] == found
-            and self._marks.get(name) == noted['token']
-        )
+        noted = self.copy.folders.get(name, {'files': None})
+        return noted['files'] == found and self._marks.get(name) == noted['token']
 
     def _second_name(self, name: str) -> Path:
-        """The checkpoint under a name of its own, which the run does not remove."""
+        """Links the checkpoint to a path of its own, which the run does not remove."""
         path = self.copy.staging / name
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,32 +221,27 @@ class Mirror:
         return path
 
     def _push_files(self, is_all: bool) -> None:
-        """All that changed, but summaries; of large files not each change, unless `is_all`."""
+        """Writes all files that changed, but summaries; large ones if they are due or `is_all`."""
         found = files_here(self.copy.folder)
         gone = [name for name in self.copy.files if name not in found]
         if gone:
             self.lease.check()
             self.bucket.delete(gone)
             self.copy.forget(gone)
-        due = [
+        before, now = dict(self.copy.files), time.monotonic()
+        due = {
             name
-            for name, one in found.items()
-            if not is_summary(name) and (is_all or self._is_due(name, one))
-        ]
-        due.sort(key=lambda name: PurePosixPath(name).name not in FIRST)
-        n_first = sum(PurePosixPath(name).name in FIRST for name in due)
-        before = dict(self.copy.files)
-        for names in (due[:n_first], due[n_first:]):
+            for name, (size, _) in found.items()
+            if not is_summary(name) and (is_all or size < LARGE or now >= self._due.get(name, 0.0))
+        }
+        first = {name for name in due if PurePosixPath(name).name in FIRST}
+        for names in (first, due - first):
             each(lambda name: self._push_file(name, found[name]), names)
         if gone or self.copy.files != before:
             self.copy.save()
 
-    def _is_due(self, name: str, found: Stat) -> bool:
-        waited = time.monotonic() - self._written.get(name, -1e9)
-        return found[0] < LARGE or waited >= LARGE_PACES * self.times.pace
-
     def _push_file(self, name: str, found: Stat, content: bytes | None = None) -> None:
-        """One file, unless it is there. found: its state, no newer than `content`."""
+        """Writes one file, unless it is there. found: its state, no newer than `content`."""
         if self.copy.files.get(name, [])[:2] == found:
             return
         if content is None:
@@ -192,12 +250,10 @@ class Mirror:
             self.lease.check()
             stored = self.bucket.write(name, content)
             self.copy.files[name] = [*found, stored.e_tag]
-            self._written[name] = time.monotonic()
+            self._due[name] = time.monotonic() + LARGE_PACES * self.times.pace
 
     def _note(self, new: dict[str, dict[str, Stat]]) -> None:
-        """Gives tokens to checkpoints. The manifest knows them before there is a mark: if this
-        process is killed in between, the next one sees that the checkpoint is this one.
-        """
+        """Gives tokens to checkpoints, before there is a mark that a killed process leaves."""
         for name, found in new.items():
             noted = self.copy.folders.get(name)
             if noted is None or noted['files'] != found:
@@ -208,36 +264,26 @@ class Mirror:
     def _push_checkpoint(self, name: str, path: Path) -> None:
         noted = self.copy.folders[name]
         token = noted['token']
-        if name in self._marks or (name in self._halves and token not in self._sent):
+        if name in self._marks or (name in self._incomplete and token not in self._sent):
             self._delete(name)  # another one of this step
-        self._halves[name] = []
+        self._incomplete.add(name)
         sent = self._sent.setdefault(token, set())
         complete_folders.upload(self.bucket, path, name, token, self.lease.check, sent)
         self._marks[name], noted['is_up'] = token, True
-        del self._halves[name], self._sent[token]
+        self._incomplete.remove(name)
+        del self._sent[token]
 
     def _delete(self, name: str) -> None:
         complete_folders.delete(self.bucket, name, self.bucket.list(name), self.lease.check)
         self._marks.pop(name, None)
-        self._halves.pop(name, None)
+        self._incomplete.discard(name)
         self._sent.pop(self.copy.folders.get(name, {}).get('token'), None)
         if name in self.copy.folders and not (self.copy.folder / name).is_dir():
             self.copy.forget([name])
 
 
-def check_is_ours(bucket: Bucket) -> None:
-    """ValueError where the path holds what no run has put there, before anything is written."""
-    found = bucket.list()
-    if found and LEASE not in found:
-        raise ValueError(
-            f'{bucket.url} holds {len(found)} objects, such as {min(found)}, and is no workdir: '
-            f'there is no {LEASE} in it. Give a --workdir that is new. A run that was copied there '
-            'by other means goes on from a copy on a disk alone.'
-        )
-
-
 def read(path: Path) -> bytes | None:
-    """None for a file that has been removed."""
+    """Returns the content of a file; None if it has been removed."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
     return None
@@ -254,3 +300,83 @@ def _link(source: str, target: str) -> None:
         raise
     except OSError:  # a file system without second names
         shutil.copy2(source, target)
+
+
+class Pushes:
+    """Calls `Mirror.push` every so often, in a thread; `failure` is the error that ended it."""
+
+    def __init__(self, mirror: Mirror):
+        self.mirror, self.times, self.say = mirror, mirror.times, mirror.say
+        self.failure: Exception | None = None
+        self._ended = threading.Event()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Raises OSError at the end if the bucket lacks something; says it after another error."""
+        thread = threading.Thread(target=self._run, name='mirror', daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+            is_stopped = self.failure is not None
+            if not is_stopped:
+                try:
+                    self._push_until_done(is_last=True)
+                except KeyboardInterrupt as error:
+                    self.failure = InterruptedError('interrupted')
+                    raise OSError(self._reason()) from error
+            if self.failure is not None:
+                if sys.exception() is None or is_stopped:
+                    raise OSError(self._reason()) from self.failure
+                self.say(f'NOTE: {self._reason()}')
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.times.pace):
+            if not self._push_until_done():
+                self._stop_run()
+                return
+
+    def _push_until_done(self, is_last: bool = False) -> bool:
+        """Whether it was done at last, or need not be as the block has ended."""
+        began, wait = time.monotonic(), FIRST_WAIT_SEC
+        while True:
+            try:
+                self.mirror.push(is_last)
+                return True
+            except Exception as error:  # of the bucket, or of the disk
+                is_late = time.monotonic() - began >= self.times.retry
+                if is_late or isinstance(error, LeaseLost):
+                    self.failure = error
+                    return False
+                if wait == FIRST_WAIT_SEC:
+                    self.say(f'NOTE: {error}; tried again for {self.times.retry:g} s')
+            if is_last:
+                time.sleep(wait)
+            elif self._ended.wait(wait):
+                return True  # the last push is to be done
+            wait = min(2 * wait, max(FIRST_WAIT_SEC, self.times.pace))
+
+    def _stop_run(self) -> None:
+        """Stops the run as SIGTERM would, once something catches that signal."""
+        self.say(f'NOTE: {self.failure}: the run is stopped')
+        while not self._ended.wait(POLL_SEC):
+            if callable(signal.getsignal(signal.SIGTERM)):
+                _thread.interrupt_main(signal.SIGTERM)
+                return
+
+    def _reason(self) -> str:
+        url, folder = self.mirror.bucket.url, self.mirror.copy.folder
+        if isinstance(self.failure, LeaseLost):
+            return (
+                f'{self.failure}. Nothing more has been written there; what this process has '
+                f'trained is in {folder}. The same command goes on from what the other one leaves.'
+            )
+        steps = [step_of(name) for name in checkpoints_here(folder)]
+        held = f'up to the checkpoint of step {max(steps)} ' if steps else ''
+        return (
+            f'{url} could not be written ({self.failure}). All that was trained {held}is in '
+            f'{folder}: when the bucket can be written, the same command on this machine writes '
+            'it there and goes on.'
+        )

@@ -12,7 +12,7 @@ import pytest
 from configs import default
 from lm.config.fields import DataConfig
 from lm.config.resolve import resolve
-from lm.data import cache, open_dataset, pieces, prepare, scan
+from lm.data import cache, open_dataset, prepare, scan
 
 PIECE_BYTES = 2000
 INTERRUPT = KeyboardInterrupt()
@@ -116,7 +116,7 @@ def folder_of_pieces(cfg: DataConfig) -> Path:
 
 
 def n_pieces(cfg: DataConfig) -> int:
-    with scan.opened(folder_of_pieces(cfg) / pieces.SCAN) as found:
+    with scan.opened(folder_of_pieces(cfg) / prepare.SCAN) as found:
         return len(found.pieces)
 
 
@@ -128,13 +128,14 @@ def left_in(cfg: DataConfig) -> list[str]:
 @contextlib.contextmanager
 def interrupted(monkeypatch, after: int, error: BaseException = INTERRUPT) -> Iterator[None]:
     """By `error`, in the midst of a piece, when `after` pieces are done."""
-    seal, sealed = prepare.seal, []
+    encode, done = prepare.encode, []
 
-    def stop(folder):
-        if len(sealed) == after:
+    def stop(*args):
+        encode(*args)
+        if len(done) == after:
             raise error
-        sealed.append(seal(folder))
+        done.append(None)
 
     with monkeypatch.context() as patched, pytest.raises(type(error)):
-        patched.setattr(prepare, 'seal', stop)
+        patched.setattr(prepare, 'encode', stop)
         yield

@@ -50,7 +50,7 @@ def test_errors_of_a_full_disk(error, tmp_path):
 
     says = f'the disk that holds {tmp_path} is full .*words of .*data.cache_dir'
     with pytest.raises(OSError, match=says):
-        cache.made_once(tmp_path, 'name', make=make, damage=str, say=quiet)
+        cache.made_once(tmp_path / 'name', make, str, quiet)
     assert not (tmp_path / 'name.partial').exists()
 
 
@@ -73,7 +73,7 @@ PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 from lm.config.fields import DataConfig
-from lm.data import open_dataset, prepare
+from lm.data import open_dataset, prepare, prepared
 cfg = eval(sys.argv[1])
 flag = Path(cfg.cache_dir + '.flag')
 def say(line):
@@ -85,10 +85,10 @@ print('tensorflow' in sys.modules)
 """
 # By then records, index and tokenizer are written, and the report is not.
 KILL = """
-class Stream(prepare.Stream):
+class Stream(prepared.Stream):
     def counts(self):
         os.kill(os.getpid(), signal.SIGKILL)
-prepare.Stream = Stream
+prepared.Stream = Stream
 """
 # Whoever prepares goes on once the other one waits.
 RACE = """

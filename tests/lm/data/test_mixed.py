@@ -9,14 +9,13 @@ import time
 import numpy as np
 import pytest
 
-from lm.config.mixture import Mixed, Shares
+from lm.config.mixture import MixedRows, Shares
 from lm.data import (
     Feed,
     Place,
     batch_at,
     check,
     check_epochs,
-    mixed,
     open_dataset,
     prepare,
     steps_in_epoch,
@@ -39,7 +38,7 @@ class Tagged(Numbered):
 
 def three(sizes=(50, 20, 30), weights=(0.5, 0.3, 0.2)):
     parts = tuple(Tagged(n, tag) for tag, n in enumerate(sizes))
-    return Mixed(('a', 'b', 'c'), Shares(weights), parts)
+    return MixedRows(('a', 'b', 'c'), Shares(weights), parts)
 
 
 def drawn(rows, n, seed=0, batch_size=10):
@@ -164,13 +163,12 @@ def test_equivalence_a_source_of_a_mixture_is_the_source_alone(two, tokenizer):
 def test_property_bpe_is_trained_on_all_training_splits_once(two, monkeypatch):
     """And on nothing else: not again for other shares, another order or other names."""
     trained = []
-    build = mixed.prepare.training_texts
+    build = prepare.training_texts
 
     def counted(found, fraction):
         trained.append(list(build(found, fraction)))
         return iter(trained[-1])
 
-    monkeypatch.setattr(mixed.prepare, 'training_texts', counted)
     monkeypatch.setattr(prepare, 'training_texts', counted)
     first = open_dataset(two(tokenizer='bpe:300'), say=quiet)
     fed, n_training = [text for texts in trained[:2] for text in texts], len(trained)

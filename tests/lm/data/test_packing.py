@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from lm.data.packing import PACKINGS
-from lm.data.rows import CHUNK, Rows
+from lm.data.rows import CHUNK, PACKINGS, Rows
 
 BOS = 10**6  # tokens of the streams below are 1, 2, 3, ... but for this one
 

@@ -79,7 +79,7 @@ def test_without_locks_the_first_folder_of_a_name_stays(tmp_path):
         path.mkdir()
         (path / 'theirs').touch()
 
-    cache.filled(path, make, str, quiet, False)
+    cache.fill(path, make, str, quiet, False)
     assert [p.name for p in tmp_path.rglob('*')] == ['name', 'theirs']
 
 
@@ -97,10 +97,10 @@ def test_hosts_that_do_not_see_each_others_locks_write_apart(tmp_path, monkeypat
         (partial / 'ours').touch()
         with monkeypatch.context() as patched:
             patched.setattr(cache.socket, 'gethostname', lambda: 'elsewhere')
-            cache.filled(path, make_there, str, quiet, True)
+            cache.fill(path, make_there, str, quiet, True)
         assert [p.name for p in partial.iterdir()] == ['ours']
 
-    cache.filled(path, make, str, quiet, True)
+    cache.fill(path, make, str, quiet, True)
     assert sorted(p.name for p in tmp_path.rglob('*')) == ['name', 'theirs']
 
 

@@ -8,7 +8,7 @@ import pytest
 from lm.data import check, open_dataset, prepare, prepared, rows
 from lm.data.prepared import Chunks
 from lm.data.rows import CHUNK
-from lm.data.split import cut_point
+from lm.data.scan import cut_point
 from tests.lm.data.conftest import quiet
 
 
@@ -54,8 +54,8 @@ def test_property_every_document_is_in_one_split_whole(tokenizer, cfg, tmp_path)
 def test_equivalence_batches_and_files_of_records_leave_no_trace(cfg, tmp_path, monkeypatch):
     ds = open_dataset(cfg(), say=quiet)
     whole = [documents_of(ds, split) for split in (ds.train, ds.validation)]
-    for name, value in {'BATCH_CHARACTERS': 500, 'CHUNKS_PER_FILE': 2, 'CHUNK': 64}.items():
-        monkeypatch.setattr(prepare, name, value)
+    monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 500)
+    monkeypatch.setattr(prepared, 'CHUNKS_PER_FILE', 2)
     for reader in (rows, prepared):
         monkeypatch.setattr(reader, 'CHUNK', 64)
     ds = open_dataset(cfg(cache_dir=str(tmp_path / 'other')), say=quiet)
@@ -127,11 +127,7 @@ def test_property_one_document_is_cut_at_a_line(cfg, tmp_path):
 @pytest.mark.parametrize('text', ['é' * 40, 'a\n' + 'é' * 40, 'é' * 40 + '\n', 'ab', '\nb'])
 def test_property_cut_points_leave_two_texts(text, fraction):
     data = text.encode()
-
-    def read(start, stop):
-        return [data[start:stop]]
-
-    at = cut_point('name', read, len(data), max(fraction, 1e-9))
+    at = cut_point('name', data, len(data), max(fraction, 1e-9))
     head, tail = data[:at].decode(), data[at:].decode()
     assert head and tail and head + tail == text
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data import cache, open_dataset, pieces, prepare, scan, tokenizers
+from lm.data import cache, open_dataset, prepare, scan, tokenizers
 from tests.lm.data.conftest import (
     INTERRUPT,
     PIECE_BYTES,
@@ -21,16 +21,17 @@ from tests.lm.data.test_cache import launch
 
 pytestmark = pytest.mark.usefixtures('small')
 
-# The process is killed within its third piece, whose files are there and not sealed.
+# The process is killed within its third piece, whose folder has not been renamed.
 KILL = """
 from lm.data import scan
 scan.PIECE = BYTES
-seal, sealed = prepare.seal, []
-def kill(folder):
-    if len(sealed) == 2:
+encode, done = prepare.encode, []
+def kill(*args):
+    encode(*args)
+    if len(done) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    sealed.append(seal(folder))
-prepare.seal = kill
+    done.append(None)
+prepare.encode = kill
 """
 
 
@@ -48,7 +49,7 @@ def test_a_killed_process_is_gone_on_with(own, wanted, encoding, monkeypatch):
     assert len(list(folder_of_pieces(own).glob('piece-*.partial'))) == 1
     said = []
     with monkeypatch.context() as patched:
-        patched.setattr(pieces, 'scan', refuse)
+        patched.setattr(scan, 'scan', refuse)
         patched.setattr(tokenizers, '_train_bpe', refuse)
         assert prepared_by(own, said.append) == wanted
     assert encoding.n == n - 2 > 3 and left_in(own) == []
@@ -107,7 +108,7 @@ def test_a_damaged_scan_is_made_again(how, name, own, wanted, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(AssertionError):
         patched.setattr(prepare, 'training_texts', refuse)
         open_dataset(own, say=quiet)
-    how(folder_of_pieces(own) / pieces.SCAN / name)
+    how(folder_of_pieces(own) / prepare.SCAN / name)
     said = []
     assert prepared_by(own, said.append) == wanted
     assert sum('what is damaged is made again' in line for line in said) == 1
@@ -119,7 +120,7 @@ def test_a_copy_that_is_damaged_meanwhile_is_made_again(own, wanted, encoding, m
     with interrupted(monkeypatch, 3):
         open_dataset(own, say=quiet)
     n, before = n_pieces(own), encoding.n
-    swap(folder_of_pieces(own) / pieces.SCAN / scan.COPY)
+    swap(folder_of_pieces(own) / prepare.SCAN / scan.COPY)
     assert prepared_by(own) == wanted
     assert encoding.n - before == n - 3 + 1  # and the one it was found by
 
@@ -132,8 +133,8 @@ def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
     wanted = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
     with interrupted(monkeypatch, 0):
         open_dataset(own, say=quiet)
-    monkeypatch.setattr(pieces.random, 'randrange', lambda n: 1)  # the damage is in piece 0
-    path = folder_of_pieces(own) / pieces.SCAN / scan.COPY
+    monkeypatch.setattr(prepare.random, 'randrange', lambda n: 1)  # the damage is in piece 0
+    path = folder_of_pieces(own) / prepare.SCAN / scan.COPY
     data = path.read_bytes()
     path.write_bytes(data[:1400].replace(b' line\n', b'\nline ') + data[1400:])
     assert prepared_by(own) == wanted
@@ -146,6 +147,6 @@ def test_a_disk_that_damages_every_copy_is_an_error(own, monkeypatch):
         written(source, cfg, folder)
         flip(folder / scan.COPY)
 
-    monkeypatch.setattr(pieces, 'scan', damaged)
+    monkeypatch.setattr(scan, 'scan', damaged)
     with pytest.raises(OSError, match='the copy of the text is damaged'):
         open_dataset(own, say=quiet)

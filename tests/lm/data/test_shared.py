@@ -8,7 +8,7 @@ import pytest
 
 from lm.data import cache, check, open_dataset
 from lm.storage import complete_folders
-from lm.storage.buckets import Denied, open_bucket
+from lm.storage.buckets import BucketError, open_bucket
 from tests.lm.data.conftest import contents
 from tests.object_store import free_port
 
@@ -36,7 +36,7 @@ def test_the_second_machine_fetches_what_the_first_prepared(opened, remote, monk
     first, said = opened('a')
     assert any('preparing' in line for line in said)
     made = contents(cache.root(remote.cache_dir) / first.digest)
-    monkeypatch.setattr('lm.data.pieces.scan', None)  # it would prepare
+    monkeypatch.setattr('lm.data.scan.scan', None)  # it would prepare
     second, said = opened('b')
     assert [line.split()[1] for line in said] == ['fetching']
     assert contents(cache.root(remote.cache_dir) / second.digest) == made
@@ -77,7 +77,7 @@ def test_what_is_here_and_was_never_put_there_is(opened, remote):
 
 def test_a_bucket_that_may_not_be_written_costs_a_note(opened, remote, monkeypatch):
     def refuse(*_, **__):
-        raise Denied('it may not be')
+        raise BucketError('it may not be')
 
     monkeypatch.setattr('lm.storage.complete_folders.upload', refuse)
     dataset, said = opened('a')

@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data import open_dataset, synthetic
-from lm.data.sources import SOURCES, open_source
+from lm.data import open_dataset, sources
+from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests.lm.data.conftest import quiet
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
@@ -90,12 +90,12 @@ def test_property_python_is_the_library_without_its_tests():
         assert '_sysconfigdata' not in name
 
 
-@pytest.mark.parametrize('name', synthetic.SYNTHETIC)
+@pytest.mark.parametrize('name', SYNTHETIC)
 def test_property_synthetic_is_deterministic_and_distinct(name):
     documents = read(f'synthetic:{name}')
     assert documents == read(f'synthetic:{name}')
-    assert len(set(documents)) == synthetic.DOCUMENTS
-    assert {len(document) for document in documents} == {synthetic.LENGTH}
+    assert len(set(documents)) == sources.DOCUMENTS
+    assert {len(document) for document in documents} == {sources.LENGTH}
 
 
 def bigram_bits(documents):
@@ -109,10 +109,10 @@ def bigram_bits(documents):
 def test_reference_entropy_rates():
     for name in ('uniform', 'markov'):
         measured = bigram_bits(read(f'synthetic:{name}'))
-        assert measured == pytest.approx(synthetic.SYNTHETIC[name].bits_per_byte(), abs=0.01)
-    assert synthetic.SYNTHETIC['copy'].bits_per_byte() == 2
+        assert measured == pytest.approx(SYNTHETIC[name].bits_per_byte(), abs=0.01)
+    assert SYNTHETIC['copy'].bits_per_byte() == 2
     blocks = np.frombuffer(read('synthetic:copy')[0].encode(), np.uint8)
-    blocks = blocks.reshape(-1, 2, synthetic.COPY_BLOCK)
+    blocks = blocks.reshape(-1, 2, sources.COPY_BLOCK)
     np.testing.assert_array_equal(blocks[:, 0], blocks[:, 1])
 
 

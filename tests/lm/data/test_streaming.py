@@ -8,9 +8,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lm.data import formats, open_dataset, prepare, scan, split, tokenizers
+from lm.data import formats, open_dataset, prepare, scan, tokenizers
+from lm.data.scan import characters, replace, stop
 from lm.data.sources import open_source
-from lm.data.utf8 import characters, replace, stop
 from tests.lm.data.conftest import quiet
 
 FRACTION = 0.3
@@ -79,7 +79,7 @@ def test_equivalence_parts_are_the_whole(name, tokenizer, cfg, tmp_path, monkeyp
         for name, whole in split_reference(documents).items()
     }
     built = tokenizers.plan(tokenizer).build(wanted['train'])
-    for room in (formats, scan, split):
+    for room in (formats, scan):
         monkeypatch.setattr(room, 'BLOCK', 5)
     monkeypatch.setattr(tokenizers, 'PART', 7)
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 20)
@@ -157,7 +157,7 @@ def test_property_batches_are_bounded_in_characters_and_in_documents():
         assert sum(map(len, groups)) == 2 * documents
         for group in groups:
             ends = sum(own is None for _, own in group)
-            assert ends * prepare.DOCUMENT_COST <= prepare.BATCH_CHARACTERS
+            assert ends * scan.DOCUMENT_COST <= prepare.BATCH_CHARACTERS
             characters = sum(len(own or '') for _, own in group)
             assert characters <= prepare.BATCH_CHARACTERS + len(text)
 
@@ -185,8 +185,7 @@ def test_property_a_tokenizer_that_needs_documents_whole_says_what_they_take(
     made.save(str(tmp_path / 'tokenizer.json'))
     for i in range(9):
         (tmp_path / f'{i}.txt').write_text('ab ' * (i + 1) * 10_000)
-    for room in (scan, prepare):
-        monkeypatch.setattr(room, 'LARGE', 250_000)
+    monkeypatch.setattr(scan, 'LARGE', 250_000)
     said = []
     tokenizer = f'hf:{tmp_path}'
     open_dataset(cfg(source=f'text:{tmp_path}/*.txt', tokenizer=tokenizer), say=said.append)

@@ -130,7 +130,7 @@ def test_a_process_short_of_something_does_not_take_checkpoints_for_damaged(
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(checkpoints, 'read_state', fail)
+    monkeypatch.setattr('lm.record.checkpoints.read_state', fail)
     with pytest.raises(type(error)):
         checkpoints.restore(shapes())
     assert checkpoints.steps() == [1] and not is_damage(error)

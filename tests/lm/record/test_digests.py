@@ -59,9 +59,9 @@ def test_what_a_checkpoint_once_stored_is_still_its_digest():
 def test_a_changed_leaf_is_named():
     stored = digests.of_arrays({'mlp': {'up': array(), 'down': array()}})
     changed = {'mlp': {'up': array() * 2, 'down': array()}}
-    with pytest.raises(digests.Damaged, match=r"\['mlp'\]\['up'\] of there"):
+    with pytest.raises(digests.DamagedCheckpoint, match=r"\['mlp'\]\['up'\] of there"):
         digests.check_arrays(stored, changed, 'there')
-    with pytest.raises(digests.Damaged, match='2 arrays, and holds 1'):
+    with pytest.raises(digests.DamagedCheckpoint, match='holds 1 arrays, with 2 digests'):
         digests.check_arrays(stored, {'up': array()}, 'there')
     digests.check_arrays(stored, {'mlp': {'up': array(), 'down': array()}}, 'there')
 

@@ -185,8 +185,8 @@ def test_check_tree_accepts_equal_and_lists_all_differences():
 @pytest.mark.skipif(sys.platform != 'linux', reason='the settings are of glibc')
 def test_the_process_starts_again_with_its_malloc_settings_once():
     code = (
-        'import os; from lm.launch.before_jax import prepare_process; print(os.getpid(), flush=True); '
-        'prepare_process(); print(os.environ["GLIBC_TUNABLES"])'
+        'import os; from lm.launch.before_jax import prepare_process; '
+        'print(os.getpid(), flush=True); prepare_process(); print(os.environ["GLIBC_TUNABLES"])'
     )
     import os
 

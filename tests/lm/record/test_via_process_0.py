@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh
-from lm.launch.agreement import disk_of_first
+from lm.launch.distributed import disk_of_first
 from lm.record import via_process_0
 from lm.record.checkpoint import TreeMismatch
 from lm.record.checkpoints import Checkpoints

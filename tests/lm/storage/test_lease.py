@@ -7,7 +7,7 @@ import pytest
 
 from lm.storage.buckets import Changed, open_bucket
 from lm.storage.files import InUse
-from lm.storage.lease import LEASE, Lease, Lost
+from lm.storage.lease import LEASE, Lease, LeaseLost
 
 pytestmark = pytest.mark.xdist_group('buckets')
 
@@ -54,9 +54,11 @@ def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
     second.take(said.append, 0.0)
     assert len(said) == 1 and second.written_by == 'a'
     second.claim()
-    with pytest.raises(Lost, match=r'is written to by process .* not renewed its lease for 0\.6'):
+    with pytest.raises(
+        LeaseLost, match=r'is written to by process .* not renewed its lease for 0\.6'
+    ):
         first.claim()
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         first.check()
     second.check()
 
@@ -68,7 +70,9 @@ def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
     before = open_bucket(bucket_url).read(LEASE)
     with first.renewed():
         pass
-    assert open_bucket(bucket_url).read(LEASE) == before and first.is_lost
+    assert open_bucket(bucket_url).read(LEASE) == before
+    with pytest.raises(LeaseLost):
+        first.check()
 
 
 def test_a_process_that_was_killed_is_followed_at_once_in_the_same_folder(lease_of):
@@ -152,5 +156,5 @@ def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
     own = lease_of('a')
     own.take(nothing, 0.0)
     open_bucket(bucket_url).delete([LEASE])
-    with pytest.raises(Lost, match='has been deleted'):
+    with pytest.raises(LeaseLost, match='has been deleted'):
         own.claim()

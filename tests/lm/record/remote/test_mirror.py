@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.record.remote.fetch import at_hand, checkpoints_at, of_workdir
-from lm.record.remote.local_copy import Copy
+from lm.record.remote.local_copy import LocalCopy, at_hand, checkpoints_at, of_workdir
 from lm.record.remote.mirror import KIND, Mirror, check_is_ours
 from lm.storage import complete_folders
 from lm.storage.buckets import Bucket, Times, open_bucket
@@ -31,8 +30,7 @@ def machine(bucket_url, tmp_path, monkeypatch):
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / name))
         bucket = open_bucket(url)
         check_is_ours(bucket)
-        copy = Copy(bucket, KIND)
-        copy.place.mkdir(parents=True, exist_ok=True)
+        copy = LocalCopy(bucket, KIND)
         copy.open()
         lease = Lease(bucket, copy.id, 60.0)
         lease.take(said.append, 0.0, is_only=True)
@@ -166,11 +164,11 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_there_whole(machine, mon
 
     monkeypatch.setattr(Bucket, 'write', slow)
     mirror.push()
-    assert complete_folders.whole_folders(mirror.bucket, mirror.bucket.list()).keys() == {
+    assert complete_folders.complete_folders(mirror.bucket, mirror.bucket.list()).keys() == {
         'checkpoints/4'
     }
     mirror.push()
-    assert complete_folders.whole_folders(mirror.bucket, mirror.bucket.list()).keys() == {
+    assert complete_folders.complete_folders(mirror.bucket, mirror.bucket.list()).keys() == {
         'checkpoints/8'
     }
 
@@ -219,7 +217,7 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
             except Killed:
                 n_points += 1
         bucket = open_bucket(bucket_url)
-        found = complete_folders.whole_folders(bucket, bucket.list())
+        found = complete_folders.complete_folders(bucket, bucket.list())
         steps = {int(name.split('/')[-1]) for name in found}
         rows = bucket.read('metrics.jsonl')[0].decode().splitlines()
         assert steps and max(steps) <= len(rows)
@@ -233,7 +231,7 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
         assert copies.keys() == steps
         first = machine('a')  # the same folder again: it is further on, and goes on
     assert n_points > 12
-    assert complete_folders.whole_folders(first.bucket, first.bucket.list()).keys() == {
+    assert complete_folders.complete_folders(first.bucket, first.bucket.list()).keys() == {
         'checkpoints/8',
         'checkpoints/12',
     }

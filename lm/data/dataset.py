@@ -1,0 +1,188 @@
+"""Opens the data of a config: one source, or a mixture of sources with one tokenizer.
+
+A `byte` or `hf:` tokenizer needs no text, so a source of a mixture has the same digest as alone,
+and is prepared once for both. A `bpe:SIZE` is trained on the training splits of all sources, as
+much of each as it holds: shares do not count, so that other shares prepare nothing anew.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lm.config.fields import DataConfig
+from lm.config.mixture import Ingredient, MixedRows, Shares, parse
+from lm.data import cache, prepare, prepared, tokenizers
+from lm.data.prepared import TOKENIZER
+from lm.data.rows import PACKINGS, Rows
+from lm.data.scan import INVALID_UTF8, SPLITS, scanned
+from lm.data.sources import Source, open_source
+from lm.data.tokenizers import Plan
+from lm.storage.buckets import is_url, open_bucket
+from lm.storage.files import InUse
+from modules.choices import choose
+
+LEAST = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
+MOST = 2**31 - 1  # devices count with 32 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """`digest` identifies the prepared data; `report` counts what is in it, and what was fixed."""
+
+    tokenizer: tokenizers.Tokenizer
+    train: Rows | MixedRows
+    validation: Rows | MixedRows
+    digest: str
+    report: dict
+
+
+class Part(NamedTuple):
+    """A source of a mixture. cfg: the data section that has this source alone."""
+
+    ingredient: Ingredient
+    cfg: DataConfig
+    source: Source
+
+
+def check(cfg: DataConfig) -> None:
+    """Raises ValueError, with the nearest name, for whatever `open_dataset` could not use."""
+    _check(cfg)
+    if cfg.mixture is None:
+        open_source(cfg.source, cfg.text_field)
+    else:
+        _parts(cfg)
+
+
+def _check(cfg: DataConfig) -> Plan:
+    for name, least in LEAST.items():
+        if not least <= (value := getattr(cfg, name)) <= MOST:
+            bound = f'at least {least}' if value < least else f'at most {MOST}'
+            raise ValueError(f'data.{name} must be {bound}; got {value}.')
+    if not 0 <= cfg.validation_fraction < 1:
+        raise ValueError(
+            'data.validation_fraction must be at least 0 and less than 1; '
+            f'got {cfg.validation_fraction}.'
+        )
+    if is_url(cfg.cache_dir):
+        open_bucket(cfg.cache_dir)
+    choose(PACKINGS, cfg.packing, 'data.packing')
+    choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
+    return tokenizers.plan(cfg.tokenizer)
+
+
+def _parts(cfg: DataConfig) -> list[Part]:
+    """Opens the sources of cfg.mixture. Raises ValueError, naming the one that cannot be."""
+    found = []
+    for one in parse(cfg.mixture):
+        with _named(one.name):
+            alone = dataclasses.replace(cfg, source=one.source, mixture=None)
+            found.append(Part(one, alone, open_source(one.source, cfg.text_field)))
+    return found
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Adds the name of a source of the mixture to what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f'{name!r} of data.mixture: {error}') from error
+
+
+def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Dataset:
+    """Opens the data of a config, prepared now unless the cache holds it; `say` gets progress.
+
+    Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
+    one row; OSError if the cache cannot be written, or its content is damaged.
+    """
+    plan = _check(cfg)
+    if cfg.mixture is None:
+        return _open(cfg, open_source(cfg.source, cfg.text_field), plan, say)
+    parts = _parts(cfg)
+    plan = _shared_plan(plan, parts, say)
+    opened: dict[str, Dataset] = {}
+    for wait in (False, True):  # sources that another process prepares come last
+        for part in parts:
+            if (name := part.ingredient.name) not in opened:
+                with _named(name), contextlib.suppress(InUse):
+                    opened[name] = _open(part.cfg, part.source, plan, say, wait)
+    return _mixed(parts, [opened[part.ingredient.name] for part in parts])
+
+
+def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool = True) -> Dataset:
+    name = prepare.digest(source, plan, cfg)
+    make = functools.partial(prepare.prepare, source, plan, cfg, name, say, wait)
+    damage = prepared.damage
+    folder = cache.shared(cfg.cache_dir, name, make=make, damage=damage, say=say, wait=wait)
+    tokenizer, report, rows = prepared.load(folder, PACKINGS[cfg.packing], cfg.seq_len)
+    held = report['train']['tokens']
+    if held < cfg.seq_len + 1:
+        raise ValueError(
+            f'the training split of {cfg.source} holds {held} tokens, less than one row of '
+            f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
+            f'{held - 1} at most.'
+        )
+    return Dataset(tokenizer, **rows, digest=name, report=report)
+
+
+def _shared_plan(plan: Plan, parts: Sequence[Part], say: Callable) -> Plan:
+    """Returns a plan whose tokenizer is there: trained once per content, kept in the cache."""
+    if not plan.is_trained:
+        return plan
+    alone = {prepare.digest(p.source, plan, p.cfg): p for p in parts}
+    name, cache_dir = _digest('tokenizer of', *sorted(alone)), parts[0].cfg.cache_dir
+    path = cache.root(cache_dir) / name
+    train = functools.partial(_train, plan, alone, say=say)
+    damage = functools.partial(prepared.damage, names=(TOKENIZER,))
+    make = functools.partial(cache.made_once, path, train, damage, say)
+    folder = cache.shared(cache_dir, name, make=make, damage=damage, say=say)
+    tokenizer = tokenizers.load(folder / TOKENIZER)
+    return Plan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
+
+
+def _train(plan: Plan, alone: Mapping[str, Part], folder: Path, say: Callable) -> None:
+    """Trains in the order of digests: neither names nor order nor shares make another tokenizer."""
+    spec = next(iter(alone.values())).cfg.tokenizer
+    say(f'data: training {spec} on the training splits of {len(alone)} sources')
+
+    def texts() -> Iterator[str]:
+        for digest, (ingredient, cfg, source) in sorted(alone.items()):
+            with _named(ingredient.name), scanned(source, cfg, folder) as found:
+                prepare.check_unchanged(source, plan, cfg, digest)
+                yield from prepare.training_texts(found, cfg.validation_fraction)
+
+    plan.build(texts()).save(folder / TOKENIZER)
+    prepared.seal(folder)
+
+
+def _digest(*parts: str) -> str:
+    return cache.digest_of(*(part.encode() for part in (str(prepared.FORMAT), *parts)))
+
+
+def _mixed(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Dataset:
+    """Joins the datasets of all sources; the report also has each one's under `sources`."""
+    names = tuple(part.ingredient.name for part in parts)
+    shares = Shares([part.ingredient.weight for part in parts])
+    reports = [dataset.report for dataset in datasets]
+    report = {split: _sum([of[split] for of in reports]) for split in SPLITS}
+    report['empty_documents'] = sum(of['empty_documents'] for of in reports)
+    report['invalid_utf8'] = _sum([of['invalid_utf8'] for of in reports])
+    report['sources'] = {
+        name: {'share': share, 'digest': dataset.digest, **dataset.report}
+        for name, share, dataset in zip(names, shares.of_each, datasets, strict=True)
+    }
+    identities = [
+        f'{part.ingredient.name} {part.ingredient.weight!r} {dataset.digest}'
+        for part, dataset in zip(parts, datasets, strict=True)
+    ]
+    train = MixedRows(names, shares, tuple(dataset.train for dataset in datasets))
+    validation = MixedRows(names, shares, tuple(dataset.validation for dataset in datasets))
+    digest = _digest('mixture of', *identities)
+    return Dataset(datasets[0].tokenizer, train, validation, digest, report)
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: sum(of[name] for of in counts) for name in counts[0]}
