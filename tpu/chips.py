@@ -1,30 +1,38 @@
-"""Chips that programs are compiled for where there is none of them, and what is published of them.
+"""Chips that programs are compiled for without one at hand, their published rates, and topologies:
+'v5p:4x4x4', several slices of such, 'h100:8', or 'here', the devices at hand.
 
 Rates are of one device, in units of 1e9 bytes a second; a chip of TPU v7x is two devices.
 """
 
+import dataclasses
+import importlib.util
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 
-from lm.flops import published_peak
+from lm.training.flops import published_peak
+from modules.choices import nearest
+from tpu.environment import HERE
+
+GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """platform: 'tpu' or 'gpu'. kind: as a device of it says (`jax.Device.device_kind`).
-
-    memory: bytes that the compiler lets a program have; None where it does not say.
-    gb_per_second: of its memory. link: what one link to a neighbour, of a GPU all its links,
-    carries one way. network: its share of the network between slices, one way. described: what the
-    compiler is told of it. cubes: its slices have three dimensions. largest: chips of the largest
-    slice, or GPUs of a host. host: the chips of a host, by dimension.
+    """A kind of TPU or GPU. platform: 'tpu' or 'gpu'. kind: `jax.Device.device_kind`. memory: bytes
+    that the compiler lets a program have. gb_per_second: rate of that memory. link: one-way rate of
+    one link to a neighbour, of a GPU of all its links. network: one-way share of the network
+    between slices. described: the description that the compiler takes. cubes: whether slices have
+    three dimensions. largest: chips of the largest slice, or GPUs of a host. host: chips of a host
+    along each dimension.
     """
 
     platform: str
     kind: str
-    memory: int | None
+    memory: int
     gb_per_second: float
     link: float
     network: float
@@ -36,104 +44,52 @@ class Chip(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """Flop/s of bf16 products."""
+        """Published flop/s of bf16 products."""
         return published_peak(self.kind)
 
     def devices(self, gpus: int = 1) -> Sequence[jax.Device]:
-        """Those of one host, to compile for and not to run on: all of its TPUs, or so many GPUs."""
+        """Returns the devices of one host, to compile for: all its TPUs, or `gpus` GPUs."""
         if self.platform == 'tpu':
-            host = 'x'.join(map(str, self.host))
-            return self.slices(host, 1)
-        found = topologies.get_topology_desc(
-            platform='cuda', topology=f'1x1x{gpus}', **self.described
-        )
-        return found.devices
+            return self.slices('x'.join(map(str, self.host)), 1)
+        shape = {'topology': f'1x1x{gpus}'}
+        return topologies.get_topology_desc(platform='cuda', **shape, **self.described).devices
 
     def slices(self, shape: str, number: int) -> Sequence[jax.Device]:
-        """The devices of so many slices of TPUs, each a torus of `shape`, such as '4x4x4'."""
+        """Returns the devices of `number` slices of TPUs, each a torus of `shape`, as '4x4x4'."""
         several = {'num_slices': number} if number > 1 else {}
-        name = f'{self.described["topology_name"]}:{shape}'
-        described = self.described | several | {'topology_name': name}
+        described = self.described | several
+        described |= {'topology_name': f'{self.described["topology_name"]}:{shape}'}
         return topologies.get_topology_desc(platform='tpu', **described).devices
 
 
-GIB = 2**30
+def _tpu(name: str, kind: str, gib: float, *rates: float, described=(), **facts: Any) -> Chip:
+    described = {'topology_name': name, **dict(described)}
+    return Chip('tpu', kind, int(gib * GIB), *rates, described, **facts)
 
 
-def _tpu(name: str, kind: str, **facts: Any) -> Chip:
-    described = {'topology_name': name, **facts.pop('described', {})}
-    return Chip('tpu', kind, described=described, **facts)
-
-
-# Memory: what libtpu 0.0.51 says is available in the error of a program that needs more. Bandwidth
-# of memory and of the network between slices, sizes of slices and hosts: Google Cloud's pages on
-# TPU v4, v5e, v5p, v6e and TPU7x; a network that they give for a host is shared by its chips.
-# Links: "one-way ICI bandwidth per link" of jax-ml/scaling-book, tpus.md, and of TPU7x a twelfth of
-# the 1,200 GB/s that Google gives for all six links both ways, which for the others is 1.1 times as
-# much as the book's. Network of v4: the book's 25 GB/s a host.
+# GiB of memory, then the rates of memory, of a link and of the network. Memory: what libtpu 0.0.51
+# says is available in the error of a program that needs more. Rates of memory and of the network
+# between slices, sizes of slices and hosts: Google Cloud's pages on TPU v4, v5e, v5p, v6e and
+# TPU7x; a network that they give for a host is shared by its chips. Links: "one-way ICI bandwidth
+# per link" of jax-ml/scaling-book, tpus.md, and of TPU7x a twelfth of the 1,200 GB/s that Google
+# gives for all six links both ways, which for the others is 1.1 times as much as the book's.
+# Network of v4: the book's 25 GB/s a host.
+PLANE = {'largest': 256, 'host': (2, 2)}
+CUBES = {'cubes': True, 'host': (2, 2, 1)}
+MEGACORE = {'chip_config_name': 'megacore'}
 TPUS = {
-    'v4': _tpu(
-        'v4',
-        'TPU v4',
-        memory=int(30.75 * GIB),
-        gb_per_second=1200,
-        link=45,
-        network=6.25,
-        cubes=True,
-        largest=4096,
-        host=(2, 2, 1),
-        described={'chip_config_name': 'megacore'},
-    ),
-    'v5e': _tpu(
-        'v5e',
-        'TPU v5 lite',
-        memory=int(15.75 * GIB),
-        gb_per_second=819,
-        link=45,
-        network=3.125,
-        largest=256,
-        host=(2, 2),
-    ),
-    'v5p': _tpu(
-        'v5p',
-        'TPU v5',
-        memory=int(95.73 * GIB),
-        gb_per_second=2765,
-        link=90,
-        network=6.25,
-        cubes=True,
-        largest=6144,
-        host=(2, 2, 1),
-    ),
-    'v6e': _tpu(
-        'v6e',
-        'TPU v6 lite',
-        memory=int(31.24 * GIB),
-        gb_per_second=1638,
-        link=90,
-        network=12.5,
-        largest=256,
-        host=(2, 2),
-    ),
-    'tpu7x': _tpu(
-        'tpu7x',
-        'TPU7x',
-        memory=int(94.74 * GIB),
-        gb_per_second=3690,
-        link=50,
-        network=6.25,
-        devices_a_chip=2,
-        cubes=True,
-        largest=9216,
-        host=(2, 2, 1),
-    ),
+    'v4': _tpu('v4', 'TPU v4', 30.75, 1200, 45, 6.25, described=MEGACORE, largest=4096, **CUBES),
+    'v5e': _tpu('v5e', 'TPU v5 lite', 15.75, 819, 45, 3.125, **PLANE),
+    'v5p': _tpu('v5p', 'TPU v5', 95.73, 2765, 90, 6.25, largest=6144, **CUBES),
+    'v6e': _tpu('v6e', 'TPU v6 lite', 31.24, 1638, 90, 12.5, **PLANE),
+    'tpu7x': _tpu('tpu7x', 'TPU7x', 94.74, 3690, 50, 6.25, devices_a_chip=2, largest=9216, **CUBES),
 }
 
 # The part of stream_executor.GpuTargetConfigProto that decides what XLA makes of a program. Sizes
-# are in bytes. What is written out here, an A100, an H100 and a B200 have in common.
+# are in bytes. Numbers that are written out are those of an A100, an H100 and a B200 alike.
 TARGET = """
 platform_name: "CUDA"
-device_description_str: "NVIDIA {name}"
+device_description_str: "{kind}"
 dnn_version_info {{ major: 9 minor: 10 }}
 runtime_version {{ major: 13 }}
 gpu_device_info {{
@@ -147,66 +103,142 @@ gpu_device_info {{
   shared_memory_per_core: {shared}
   shared_memory_per_block_optin: {shared_by_a_block}
   shared_memory_per_block: 49152
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  threads_per_core_limit: 2048
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  thread_dim_limit_x: 1024
-  thread_dim_limit_y: 1024
-  thread_dim_limit_z: 64
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  threads_per_core_limit: 2048 threads_per_block_limit: 1024 threads_per_warp: 32
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
 }}
 """
 
 
-def _gpu(gb_per_second: float, link: float, **facts: Any) -> Chip:
+def _gpu(name: str, memory: int, gb_per_second: float, link: float, **facts: Any) -> Chip:
+    kind, bandwidth = f'NVIDIA {name}', int(1e9 * gb_per_second)
     facts['features'] = 'ACCELERATED_FEATURES' if facts['capability'] >= 9 else 'NONE'
-    facts['shared_by_a_block'] = facts['shared'] - 1024  # what CUDA keeps of it for itself
-    target = TARGET.format(bandwidth=int(1e9 * gb_per_second), **facts)
-    kind, memory = f'NVIDIA {facts["name"]}', facts['memory']
+    facts['shared_by_a_block'] = facts['shared'] - 1024  # CUDA keeps 1 KiB for itself
+    target = TARGET.format(kind=kind, memory=memory, bandwidth=bandwidth, **facts)
     return Chip('gpu', kind, memory, gb_per_second, link, 50, {'target_config': target}, largest=8)
 
 
-HOPPER = {
-    'capability': 9,
-    'multiprocessors': 132,
-    'units': 128,
-    'ghz': 1.98,
-    'l2': 50 * 2**20,
-    'shared': 228 * 2**10,
-}
-# Links: half of what NVIDIA gives for all NVLinks, both ways. Network: one 400 Gb/s card a GPU, as
-# a DGX has it. The rest is what the devices say of themselves, as XLA's source has it (openxla/xla,
+# Links: half of NVIDIA's sum of all NVLinks, both ways. Network: one 400 Gb/s card a GPU, as in a
+# DGX. The rest is what the devices report, as XLA's source has it (openxla/xla,
 # xla/backends/gpu/target_config/specs). NVIDIA publishes 2,039, 3,350, 4,800 and up to 8,000 GB/s.
+AMPERE = {'capability': 8, 'multiprocessors': 108, 'units': 64, 'ghz': 1.41}
+AMPERE |= {'l2': 40 * 2**20, 'shared': 164 * 2**10}
+HOPPER = {'capability': 9, 'multiprocessors': 132, 'units': 128, 'ghz': 1.98}
+HOPPER |= {'l2': 50 * 2**20, 'shared': 228 * 2**10}
+BLACKWELL = {'capability': 10, 'multiprocessors': 148, 'units': 128, 'ghz': 1.965}
+BLACKWELL |= {'l2': 132_644_864, 'shared': 228 * 2**10}
 GPUS = {
-    'a100': _gpu(
-        2039,
-        300,
-        name='A100-SXM4-80GB',
-        capability=8,
-        multiprocessors=108,
-        units=64,
-        ghz=1.41,
-        l2=40 * 2**20,
-        shared=164 * 2**10,
-        memory=85_100_068_864,
-    ),
-    'h100': _gpu(3352, 450, name='H100 80GB HBM3', memory=84_942_979_072, **HOPPER),
-    'h200': _gpu(4800, 450, name='H200', memory=151_397_597_184, **HOPPER),
-    'b200': _gpu(
-        7672,
-        900,
-        name='B200',
-        capability=10,
-        multiprocessors=148,
-        units=128,
-        ghz=1.965,
-        l2=132_644_864,
-        shared=228 * 2**10,
-        memory=191_514_411_008,
-    ),
+    'a100': _gpu('A100-SXM4-80GB', 85_100_068_864, 2039, 300, **AMPERE),
+    'h100': _gpu('H100 80GB HBM3', 84_942_979_072, 3352, 450, **HOPPER),
+    'h200': _gpu('H200', 151_397_597_184, 4800, 450, **HOPPER),
+    'b200': _gpu('B200', 191_514_411_008, 7672, 900, **BLACKWELL),
 }
 CHIPS = TPUS | GPUS
+
+# Planar slices that Google offers (its pages on v5e and v6e).
+FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+# Slices of three dimensions: within one cube of 4 x 4 x 4, and then whole cubes.
+WITHIN_A_CUBE = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
+CUBE, LONGEST = 4, 24
+WRAPS_FLAT = 16  # a dimension of so many chips is a ring, a shorter one a line
+EXTRAS = {'tpu': ('libtpu', 'tpu'), 'gpu': ('jax_cuda13_plugin', 'cuda-compiler')}
+# Names that machines and instance types have for these chips.
+USUAL = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tpu7': 'tpu7x'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices that a plan is made for. name: as given by the user. chip: None for the devices at
+    hand. shape: chips of a slice along each dimension; (n,) for GPUs.
+    """
+
+    name: str
+    chip: Chip | None
+    devices: Sequence[jax.Device]
+    shape: tuple[int, ...] = ()
+    slices: int = 1
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape) * self.slices if self.chip else 1
+
+    @property
+    def words(self) -> str:
+        return f'{self.slices} slices of {self.name}' if self.slices > 1 else self.name
+
+    def wraps(self, dimension: int) -> bool:
+        """Whether the chips along a dimension form a ring."""
+        length = self.shape[dimension]
+        return length % CUBE == 0 if self.chip.cubes else length == WRAPS_FLAT
+
+
+def open_topology(name: str, slices: int = 1) -> Topology:
+    """Returns the topology with its devices, to compile for.
+
+    Raises ValueError for a topology that is not offered, with the nearest one; for several slices
+    of chips without slices; and for a missing compiler, with the extra that installs it.
+    """
+    kind, _, shape = name.partition(':')
+    if name != HERE and kind not in CHIPS:
+        raise ValueError(
+            f'--topology must name one of {", ".join(CHIPS)} and its shape, such as v5p:4x4x4 or '
+            f'h100:8, or be {HERE}; got {name!r}.{_suggestion(kind)}'
+        )
+    chip = CHIPS.get(kind)
+    if chip is not None and shape not in (offered := shapes_of(chip)):
+        raise ValueError(
+            f'--topology={name}: {kind} has no {shape or "empty shape"!r}.'
+            f' Nearest that is offered: {kind}:{_nearest_shape(shape, offered)}.'
+        )
+    if slices < 1:
+        raise ValueError(f'--slices must be 1 or more; got {slices}')
+    if slices > 1 and (chip is None or chip.platform == 'gpu'):
+        raise ValueError(f'--slices={slices} is for TPUs; --topology={name} has no slices')
+    if chip is None:
+        return Topology(name, None, jax.devices())
+    module, extra = EXTRAS[chip.platform]
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(
+            f'--topology={name} is compiled by {module}, which is not installed: '
+            f'uv sync --extra {extra}'
+        )
+    lengths = tuple(map(int, shape.split('x')))
+    devices = chip.devices(*lengths) if chip.platform == 'gpu' else chip.slices(shape, slices)
+    return Topology(name, chip, devices, lengths, slices)
+
+
+def shapes_of(chip: Chip) -> list[str]:
+    """Returns the offered slices, or numbers of GPUs of a host, smallest first."""
+    if chip.platform == 'gpu':
+        return [str(2**k) for k in range(chip.largest.bit_length())]
+    if not chip.cubes:
+        return list(FLAT)
+    shapes = itertools.combinations_with_replacement(range(CUBE, LONGEST + 1, CUBE), 3)
+    whole = [shape for shape in shapes if math.prod(shape) <= chip.largest]
+    whole.sort(key=lambda shape: (math.prod(shape), max(shape)))
+    return [*WITHIN_A_CUBE, *('x'.join(map(str, shape)) for shape in whole)]
+
+
+def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
+    """Returns the offered shape with the nearest number of chips, then of lengths in common."""
+    lengths = shape.lower().split('x')
+    if not all(part.isdigit() for part in lengths):
+        return offered[0]
+    chips = max(math.prod(map(int, lengths)), 1)
+
+    def distance(other):
+        same = sum(part in other.split('x') for part in lengths)
+        return abs(math.log(chips / math.prod(map(int, other.split('x'))))), -same
+
+    return min(offered, key=distance)
+
+
+def _suggestion(kind: str) -> str:
+    """Returns ' Did you mean ...?' for a name of a known chip, else the nearest name."""
+    first = kind.lower().split('-')[0]
+    guess = USUAL.get(first, first)
+    if guess not in CHIPS:
+        return nearest(guess, CHIPS)
+    example = '4x4x4' if CHIPS[guess].cubes else shapes_of(CHIPS[guess])[-1]
+    return f' Did you mean {guess}:{example}?'

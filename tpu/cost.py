@@ -1,4 +1,4 @@
-"""What a step costs a device, from its compiled program: operations, and bytes of its memory."""
+"""The cost of a step on one device, from its compiled program: operations, and bytes of memory."""
 
 import json
 import math
@@ -8,44 +8,41 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpu.hlo import Array, Computation, Instruction, Module
+from tpu.hlo import Array, Computation, Instruction, Module, behind, root_of
 
-# They compute nothing, and move nothing in a device's memory.
-FREE = (
-    *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call'),
-    *('conditional', 'after-all', 'partition-id', 'replica-id', 'opt-barrier', 'domain'),
-    *('copy-done', 'slice-done', 'async-start', 'async-update', 'async-done', 'send', 'recv'),
-    *('send-done', 'recv-done', 'all-gather-done', 'all-reduce-done', 'collective-permute-done'),
-)
+# Opcodes that compute nothing, and move nothing in a device's memory; so do all that end in -done.
+FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'send')
+FREE += ('conditional', 'after-all', 'partition-id', 'replica-id', 'opt-barrier', 'domain', 'recv')
+FREE += ('async-start', 'async-update')
 FREE_CALLS = ('AllocateBuffer', 'AsyncCollectiveDone', 'ConcatBitcast', 'ShardBarrier')
-# These read of their first operand as much as they give.
-SLICES = ('slice', 'dynamic-slice', 'gather')
+SLICES = ('slice', 'dynamic-slice', 'gather')  # they read as much as they return
+UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in place
 KERNELS = ('tpu_custom_call', 'mosaic_gpu', '__gpu$xla.gpu.triton', '__cudnn$fmhaSoftmax')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
-DIMS = re.compile(r'(\w+)_dims={([\d,]*)}')
+CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)')
 LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
 WINDOW = re.compile(r'window={([^}]*)}')
 ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
 SPLASH = re.compile(r'splash_m[hq]a_(fwd|dq|dkv)')
-# Products of queries and keys, each 2 operations, that splash attention's kernels make.
+# Products of queries and keys in splash attention's kernels, each 2 operations.
 SPLASH_PRODUCTS = {'fwd': 2, 'dq': 3, 'dkv': 4}
 
 
 class Cost(NamedTuple):
-    """flops: of products; bytes: read from and written to the device's memory; seconds: of all
-    operations, each as long as its flops or its bytes take.
+    """Cost of a step. flops: of products. bytes: read from and written to memory. seconds: of all
+    operations in sequence, each as long as its flops or its bytes take. unknown: kernels and loops
+    whose operations or rounds are unknown.
     """
 
     flops: float
     bytes: float
     seconds: float
-    unknown: tuple[str, ...]  # kernels whose operations nobody says, loops whose rounds
+    unknown: tuple[str, ...]
 
 
 def cost_of(module: Module, rate: float, bandwidth: float, pairs_seen: float = 0.5) -> Cost:
-    """Of one step on one device, which does `rate` flop/s and moves `bandwidth` bytes a second.
-
-    pairs_seen: the share of all pairs of tokens that attention kernels compute which do not say.
+    """Returns the cost of one step on one device of `rate` flop/s and `bandwidth` bytes a second.
+    pairs_seen: the share of all pairs of tokens that splash attention's kernels compute.
     """
     flops = n_bytes = seconds = 0.0
     unknown = set(module.unknown)
@@ -63,7 +60,7 @@ def cost_of(module: Module, rate: float, bandwidth: float, pairs_seen: float = 0
 def _flops(
     module: Module, computation: Computation, one: Instruction, pairs_seen: float
 ) -> float | None:
-    """2 for each product and sum; None where an instruction does not say how many it makes."""
+    """Counts 2 for each product and sum; None where an instruction's number is unknown."""
     if one.opcode == 'custom-call':
         return _kernel_flops(computation, one, pairs_seen)
     total = 0.0
@@ -76,23 +73,24 @@ def _flops(
     return total
 
 
-def _first(computation: Computation, one: Instruction, operand: int) -> Array:
-    return computation[one.operands[operand]].arrays[0]
+def _shape(computation: Computation, one: Instruction, operand: int) -> tuple[int, ...]:
+    return computation[one.operands[operand]].arrays[0].shape
 
 
 def _dot_flops(computation: Computation, one: Instruction) -> float:
-    dims = {name: value for name, value in DIMS.findall(one.attributes)}
-    contracted = [int(n) for n in dims['lhs_contracting'].split(',') if n]
-    shape = _first(computation, one, 0).shape
+    """Counts the flops of a dot, or of a library's product, which has its dimensions in JSON."""
+    found = CONTRACTED.search(one.attributes)
+    contracted = [int(n) for n in re.findall(r'\d+', found[1])] if found else [-1]
+    shape = _shape(computation, one, 0)
     return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)
 
 
 def _convolution_flops(computation: Computation, one: Instruction) -> float:
-    """TPUs have products as convolutions; of a window only what lies on an element counts."""
+    """Counts the flops of a convolution, which TPUs use for products, on elements of the input."""
     of_input, of_kernel, of_output = LABELS.search(one.attributes).groups()
-    lengths = dict(zip(of_kernel, _first(computation, one, 1).shape, strict=True))
+    lengths = dict(zip(of_kernel, _shape(computation, one, 1), strict=True))
     found = dict(zip(of_output, one.arrays[0].shape, strict=True))
-    given = dict(zip(of_input, _first(computation, one, 0).shape, strict=True))
+    given = dict(zip(of_input, _shape(computation, one, 0), strict=True))
     window = WINDOW.search(one.attributes)
     fields = dict(part.split('=') for part in window[1].split()) if window else {}
     groups = re.search(r'batch_group_count=(\d+)', one.attributes)
@@ -103,7 +101,7 @@ def _convolution_flops(computation: Computation, one: Instruction) -> float:
 
 
 def _on_elements(n_out: int, n_in: int, fields: dict[str, str], axis: int) -> int:
-    """Of all places of a window along one axis, how many of its elements meet one of the input."""
+    """Counts the elements of a window, over its places on an axis, that meet one of the input."""
 
     def of(name, default):
         return fields[name].split('x')[axis] if name in fields else default
@@ -117,47 +115,34 @@ def _on_elements(n_out: int, n_in: int, fields: dict[str, str], axis: int) -> in
 
 
 def _kernel_flops(computation: Computation, one: Instruction, pairs_seen: float) -> float | None:
-    target = TARGET.search(one.attributes)
     if said := ESTIMATE.search(one.attributes):
         return float(json.loads(said[1])['flops'])
     if kernel := SPLASH.match(one.name):
-        queries, keys = _rows(computation, one)
-        products = 2 * SPLASH_PRODUCTS[kernel[1]]
-        return products * math.prod(queries) * keys[-2] * pairs_seen
+        # Queries and keys [.., N, T, H] are its first operands of floats.
+        arrays = [computation[name].arrays[0] for name in one.operands]
+        queries, keys = [one.shape for one in arrays if one.dtype in ('bf16', 'f32')][:2]
+        return 2 * SPLASH_PRODUCTS[kernel[1]] * math.prod(queries) * keys[-2] * pairs_seen
+    target = TARGET.search(one.attributes)
     name = target[1] if target else ''
     if 'gemm' in name or 'matmul' in name:
-        return _library_flops(computation, one)
+        return _dot_flops(computation, one)
     return None if name in KERNELS else 0.0
 
 
-def _rows(computation: Computation, one: Instruction) -> list[tuple[int, ...]]:
-    """The shapes [.., N, T, H] of queries and keys: the kernel's first operands of floats."""
-    arrays = [computation[name].arrays[0] for name in one.operands]
-    return [array.shape for array in arrays if array.dtype in ('bf16', 'f32')][:2]
-
-
-def _library_flops(computation: Computation, one: Instruction) -> float:
-    """A product by a library: its dimensions are those of a dot, in JSON."""
-    found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', one.attributes)
-    contracted = [int(n) for n in re.findall(r'\d+', found[1])] if found else [-1]
-    shape = _first(computation, one, 0).shape
-    return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)
-
-
 def _bytes(module: Module, computation: Computation, one: Instruction) -> int:
-    """What an instruction reads from memory and writes to it; what a TPU holds in its own fast
-    memory counts where it is copied there.
+    """Counts what an instruction reads from memory and writes to it. Arrays in a TPU's own fast
+    memory count where they are copied to it.
     """
     target = TARGET.search(one.attributes) if one.opcode == 'custom-call' else None
-    if one.opcode in FREE or (target and target[1] in FREE_CALLS):
+    if one.opcode.endswith('-done') or one.opcode in FREE or (target and target[1] in FREE_CALLS):
         return 0
     if one.opcode in ('copy-start', 'slice-start'):
-        results = [a for a in one.arrays if a.shape][:2]  # there and here
-        return sum(min(a.bytes for a in results) for one in results if not one.fast)
+        ends = [array for array in one.arrays if array.shape][:2]
+        return sum(min(array.bytes for array in ends) for end in ends if not end.fast)
     written = _sum(one.arrays)
     if one.opcode in SLICES:
         return 2 * written
-    if one.opcode == 'dynamic-update-slice':
+    if one.opcode == UPDATE:
         return 2 * _sum(computation[one.operands[1]].arrays)
     inner = module.computations.get(one.called) if one.opcode == 'fusion' else None
     if inner is None:
@@ -170,55 +155,45 @@ def _sum(arrays: Sequence[Array]) -> int:
 
 
 def _read(module: Module, computation: Computation, one: Instruction, inner: Computation) -> int:
-    """By a fusion, of each of its operands: all of it, or the slices that it takes."""
-    by_number = {int(p.argument): p for p in inner.values() if p.opcode == 'parameter'}
+    """Counts what a fusion reads of each operand: all of it, or the slices that it takes."""
     total = 0
     for number, name in enumerate(one.operands):
-        whole = _sum(computation[name].arrays)
-        if whole and number in by_number:
-            total += min(whole, _taken(module, inner, by_number[number].name))
+        whole, own = _sum(computation[name].arrays), _parameter(inner, number)
+        if whole and own is not None:
+            total += min(whole, _taken(module, inner, own.name))
     return total
 
 
 def _taken(module: Module, inner: Computation, name: str) -> float:
-    """Bytes that a fusion reads of its parameter `name`; inf for all."""
+    """Counts what a fusion reads of its parameter `name`; inf for all of it."""
     total = 0.0
     for user in (one for one in inner.values() if name in one.operands):
         if user.opcode in SLICES and user.operands[0] == name:
             total += sum(array.bytes for array in user.arrays)
-        elif user.opcode == 'dynamic-update-slice' and user.operands[0] == name:
-            total += 0  # written in place; the update is read by itself
+        elif user.opcode == UPDATE and user.operands[0] == name:
+            continue  # written in place; the update is read by itself
         elif user.opcode in ('bitcast', 'get-tuple-element'):
             total += _taken(module, inner, user.name)
         elif user.opcode == 'fusion' and (nested := module.computations.get(user.called)):
             for number, operand in enumerate(user.operands):
                 if operand == name:
-                    own = next(
-                        p.name
-                        for p in nested.values()
-                        if p.opcode == 'parameter' and int(p.argument) == number
-                    )
-                    total += _taken(module, nested, own)
+                    total += _taken(module, nested, _parameter(nested, number).name)
         else:
             return math.inf
     return total
 
 
 def _written(inner: Computation, whole: int) -> int:
-    """By a fusion: its results, or what it updates of arrays that it writes in place."""
-    root = next(one for one in inner.values() if one.is_root)
+    """Counts the results of a fusion, or only the updates of arrays that it writes in place."""
+    root = root_of(inner)
     ends = [inner[name] for name in root.operands] if root.opcode == 'tuple' else [root]
-    lasts = [_behind_bitcasts(inner, end) for end in ends]
-    if whole == 0 or not any(last.opcode == 'dynamic-update-slice' for last in lasts):
+    lasts = [behind(inner, end, 'bitcast') for end in ends]
+    if whole == 0 or not any(last.opcode == UPDATE for last in lasts):
         return whole
-    total = 0
-    for last in lasts:
-        updated = last.opcode == 'dynamic-update-slice'
-        total += _sum(inner[last.operands[1]].arrays if updated else last.arrays)
-    return total
+    updates = [inner[last.operands[1]] if last.opcode == UPDATE else last for last in lasts]
+    return sum(_sum(one.arrays) for one in updates)
 
 
-def _behind_bitcasts(inner: Computation, one: Instruction) -> Instruction:
-    while one.opcode == 'bitcast':
-        one = inner[one.operands[0]]
-    return one
+def _parameter(inner: Computation, number: int) -> Instruction | None:
+    parameters = (one for one in inner.values() if one.opcode == 'parameter')
+    return next((one for one in parameters if int(one.argument) == number), None)

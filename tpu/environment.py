@@ -1,21 +1,20 @@
-"""What a process that compiles for other devices sets before JAX. Standard library only."""
+"""Environment of a process that compiles for other devices, set before JAX. Standard library."""
 
 import os
 
 HERE = 'here'  # the devices at hand
-# None is looked for, and none held.
+# No device is looked for, and none is held.
 FOR_OTHERS = {
     'JAX_PLATFORMS': 'cpu',
     'TPU_SKIP_MDS_QUERY': '1',
     'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',  # others may compile meanwhile
     'CUDA_VISIBLE_DEVICES': '-1',
     'JAX_ENABLE_COMPILATION_CACHE': 'false',  # it cannot read such programs again
-    # What libtpu would ask the machine for, and complain about where it is no TPU's.
+    # libtpu would ask the machine for these, and complain where it is no TPU's.
     'TPU_WORKER_HOSTNAMES': 'localhost',
     'TPU_ACCELERATOR_TYPE': 'v5p-8',
 }
 
 
 def prepare_environment() -> None:
-    """For a process that compiles for devices which are not here."""
     os.environ.update(FOR_OTHERS)

@@ -3,12 +3,13 @@
     python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
         [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
 
-What follows -- is the command of README, "Several hosts", without what runs it (--python). The
-first host's output is passed on, and train.py's exit status returned. After a preemption, or where
-a host is lost (42, 128 + n), the command is started again, at most --max_restarts times.
+The command behind -- is that of README, "Several hosts", without the program that runs it
+(--python). The first host's output is passed on, and train.py's exit status returned. After a
+preemption, or where a host is lost (42, 128 + n), the command is started again, at most
+--max_restarts times.
 
---dry_run prints what would run. The flags of an engine, its waits and what it asks how often are in
-tpu/launchers/ENGINE.py and in --help.
+--dry_run prints what would run. The flags of an engine are in --help, its waits in
+tpu/launchers/ENGINE.py.
 """
 
 import dataclasses
@@ -21,48 +22,32 @@ from pathlib import Path
 
 from absl import flags
 
-from lm.run.signals import caught_signals
-from lm.run.statuses import BAD_INPUT, DONE
+from lm.launch.exit_status import BAD_INPUT, DONE
+from lm.launch.signals import caught_signals
 from modules.choices import choose
-from tpu.launchers import gcloud, ray, slurm, xpk
-from tpu.launchers.base import (
-    MOST_RESTARTS,
-    Job,
-    check_flags,
-    check_installed,
-    check_name,
-    read_options,
-    supervise,
-)
+from tpu.launchers import base, gcloud, ray, slurm, xpk
 
-ENGINES = {
-    'gcloud': gcloud.ENGINE,
-    'ray': ray.ENGINE,
-    'slurm': slurm.ENGINE,
-    'xpk': xpk.ENGINE,
-}
-DEFAULT_NAME = 28  # characters: what xpk takes for jobs over slices that it joins
+ENGINES = {'gcloud': gcloud, 'ray': ray, 'slurm': slurm, 'xpk': xpk}
+DEFAULT_NAME = 28  # characters, the limit of xpk for jobs over several joined slices
 DEFINE = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_bool}
 
 
 def define_flags() -> tuple[flags.FlagValues, list[str]]:
-    """The flags of this command, and the names of those that are options of engines. One that
-    several engines read has the words of each.
-    """
+    """Returns the flags of this command, and the names of those that are options of engines."""
     found = flags.FlagValues()
-    names = ', '.join(ENGINES)
-    flags.DEFINE_string('engine', None, f'What starts the hosts: {names}.', found)
-    flags.DEFINE_string('name', None, 'Of the job; default CONFIG-HASH of the command.', found)
+    words = f'Engine that starts the hosts: {", ".join(ENGINES)}.'
+    flags.DEFINE_string('engine', None, words, found)
+    flags.DEFINE_string('name', None, 'Name of the job; default CONFIG-HASH of the command.', found)
     words = 'Words before train.py on the hosts, such as "uv run" or python3.'
     flags.DEFINE_string('python', '', words, found)
-    words = 'How often the job is started again.'
-    flags.DEFINE_integer('max_restarts', MOST_RESTARTS, words, 0, flag_values=found)
+    words = 'Most times that the job is started again.'
+    flags.DEFINE_integer('max_restarts', base.MOST_RESTARTS, words, 0, flag_values=found)
     flags.DEFINE_bool('dry_run', False, 'Print what would run, and run nothing.', found)
     flags.DEFINE_alias('dry-run', 'dry_run', found)
     flags.DEFINE_bool('help', False, 'Print this.', found)
     fields: dict[str, dict[str, dataclasses.Field]] = {}
     for engine, row in ENGINES.items():
-        for field in dataclasses.fields(row.options):
+        for field in dataclasses.fields(row.Options):
             fields.setdefault(field.name, {})[engine] = field
     for name, by_engine in fields.items():
         (kind,) = {field.type for field in by_engine.values()}
@@ -71,7 +56,7 @@ def define_flags() -> tuple[flags.FlagValues, list[str]]:
 
 
 def option_words(fields: dict[str, dataclasses.Field]) -> str:
-    """'[gcloud, xpk] Zone of ...' of an option's field in each engine that reads it."""
+    """Returns '[gcloud, xpk] Zone of ...' from an option's field in each engine that reads it."""
     words: dict[str, list[str]] = {}
     for engine, field in fields.items():
         words.setdefault(field.metadata['words'], []).append(engine)
@@ -79,7 +64,7 @@ def option_words(fields: dict[str, dataclasses.Field]) -> str:
 
 
 def job_name(training: Sequence[str], config: str) -> str:
-    """'default-1a2b3c4d': the same command finds the same job, another one another."""
+    """Returns a name such as 'default-1a2b3c4d', the same for the same command alone."""
     stem = re.sub(r'[^a-z0-9]+', '-', Path(config).stem.lower()).strip('-')
     if not stem[:1].isalpha():
         stem = f'run-{stem}'.strip('-')
@@ -88,23 +73,22 @@ def job_name(training: Sequence[str], config: str) -> str:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first -- and after it, where train.py may stand without one."""
-    own = list(argv)
+    """Returns the arguments before and after the first --, or before and from train.py."""
     for first in ('--', 'train.py'):
-        if first in own:
-            place = own.index(first)
-            return own[:place], own[place + (first == '--') :]
-    return own, []
+        if first in argv:
+            place = argv.index(first)
+            return list(argv[:place]), list(argv[place + (first == '--') :])
+    return list(argv), []
 
 
 def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """(flags of train.py, the config file). ValueError for what is no training."""
+    """Returns (flags of train.py, the config file). Raises ValueError for another command."""
     if not words:
-        raise ValueError('what to train is missing: ... -- train.py --config=configs/default.py')
+        raise ValueError('the training is missing: ... -- train.py --config=configs/default.py')
     if words[0] != 'train.py':
         raise ValueError(
-            f'what follows -- must begin with train.py; got {words[0]!r}. What runs it on the '
-            'hosts is --python, such as --python="uv run".'
+            f'the command behind -- must begin with train.py; got {words[0]!r}. The program that '
+            'runs it on the hosts is --python, such as --python="uv run".'
         )
     given = list(words[1:])
     files = [
@@ -124,7 +108,7 @@ def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
 
 
 def launch(argv: Sequence[str]) -> int:
-    """The exit status. ValueError for what cannot be, before anything runs."""
+    """Returns the exit status. Raises ValueError for bad input before anything runs."""
     values, options = define_flags()
     own, words = split(argv)
     stray = values(['tpu.launch', *own])[1:]
@@ -138,22 +122,22 @@ def launch(argv: Sequence[str]) -> int:
         raise ValueError(f'flags begin with --, as in --engine=slurm; got {stray}')
     training, config = read_training(words)
     given = {name: values[name].value for name in options if values[name].value is not None}
-    asked = read_options(values.engine, engine.options, given)
+    asked = base.read_options(values.engine, engine.Options, given)
     name = values.name or job_name(training, config)
-    job = Job(name, training, values.python, values.max_restarts)
-    check_name('--name', name)
-    check_flags(job)
+    job = base.Job(name, training, values.python, values.max_restarts)
+    base.check_name('--name', name)
+    base.check_flags(job)
     engine.check(job, asked)
     if values.dry_run:
         print(engine.script(job, asked), end='')
         return DONE
-    check_installed(values.engine, engine)
+    base.check_installed(values.engine, engine.Launch)
     with caught_signals() as caught:
-        return supervise(engine.launch(job, asked, caught, say), caught, say)
+        return base.supervise(engine.Launch(job, asked, caught, say), caught, say)
 
 
 def say(text: str) -> None:
-    """To stderr, as stdout is the first host's."""
+    """Prints to stderr, as stdout is the first host's."""
     print(f'launch: {text}', file=sys.stderr, flush=True)
 
 

@@ -3,9 +3,9 @@
     uv run --extra tpu --extra cuda-compiler python -m tests.bench.kernels [chip ...]
 
 Nothing runs: compilers make each program for chips that need not be here, and what its instructions
-read and write is added up (`tests.moves`), arrays in a TPU's fast memory left out. That over the
-memory's rate is the least time the program takes, and what it takes where nothing else holds it up:
-it is computed, not timed. What a kernel itself reads twice counts once.
+read and write is added up (`program_text.moves`), arrays in a TPU's fast memory left out. That over
+the memory's rate is the least time the program takes, and what it takes where nothing else holds it
+up: it is computed, not timed. What a kernel itself reads twice counts once.
 
 `in a block`, `of queries and keys`, `in attention` and `behind a readout` have the products around
 them that a model has, forward and backward: a kernel is a barrier to XLA's fusion. Of GPUs the
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.attention.scores import MASKED
+from modules.kernels.attention.base import MASKED
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.matmul import direct
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
@@ -30,7 +30,7 @@ from modules.kernels.softmax import SOFTMAX_KERNELS
 from modules.losses import LOSSES, by_chunks, logits_loss, tokens_at_a_time
 from modules.products import Readout
 from tpu.chips import CHIPS, GPUS, TPUS
-from tests.moves import moves
+from tests.program_text import moves
 from tests.programs import ENVIRONMENT, compiled, printed_by
 
 MODULE = 'tests.bench.kernels'

@@ -23,10 +23,10 @@ from lm.config.resolve import replaced, resolve
 from lm.devices.mesh import put_batch
 from lm.devices.shardings import jit_init
 from lm.training.state import hyper_from
-from tpu.compiled import blueprint_of, compile_step
+from tpu.compiled_step import blueprint_of, compile_step
 from tpu.environment import HERE
-from tpu.estimate import estimate
-from tpu.topology import open_topology
+from tpu.compiled_step import estimate
+from tpu.chips import open_topology
 
 STEPS, WARMUP_STEPS = 10, 3
 WIDE = {'model.d_model': 512, 'model.d_ff': 2048, 'model.n_heads': 8, 'model.n_kv_heads': 8}

@@ -17,8 +17,8 @@ import importlib
 
 from lm.config.resolve import replaced, resolve
 from lm.config.fields import Config
-from tpu.topology import Topology, open_topology
-from tpu.trial import Trial, attempt
+from tpu.chips import Topology, open_topology
+from tpu.trials import Trial, attempt
 
 GIB = 2**30
 # (model, topology, slices, rows a chip, the mesh by hand and what else is changed)

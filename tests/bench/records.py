@@ -26,9 +26,8 @@ from lm.config.resolve import resolve, to_dict
 from lm.record import digests
 from lm.record.metrics import Recorder
 from lm.record.checkpoints import Checkpoints
-from lm.run.experiment import Experiment, open_text
-from lm.run.program import Program
-from lm.run.slot import RunSpec
+from lm.run.program import Experiment, Program, open_text
+from lm.run.runs import RunSpec
 from lm.launch.terminal import Terminal
 from lm.run.wave import Wave
 

@@ -5,9 +5,10 @@
 
 For each shape, several rounds, each in processes of their own so that memory is their own too:
 Evenkeel's step as train.py runs it; the plain decoder as anybody would run it; and the plain
-decoder with the malloc settings that train.py starts itself with (lm/launch/before_jax.py). `share` is
-model FLOP/s (lm/training/flops.py) over the float32 2048^3 product measured in the same process right before
-and after. Medians over rounds are printed. Last, the program itself: how long it waits for data.
+decoder with the malloc settings that train.py starts itself with (lm/launch/before_jax.py).
+`share` is model FLOP/s (lm/training/flops.py) over the float32 2048^3 product measured in the same
+process right before and after. Medians over rounds are printed. Last, the program itself: how long
+it waits for data.
 """
 
 import argparse

@@ -5,8 +5,9 @@
 8 learning rates x 2 seeds of a model of width 128 (SHAPE), on real text, compile time and all else
 included: the time from a command to its end. Each way is the project's own command, or its own
 train() called in a loop. The text is prepared beforehand. Medians over rounds are printed, then
-where the time of the sweep goes, and the tokens a second of the sweep beside those of a single run,
-with the malloc settings that train.py starts itself with (lm/launch/before_jax.py) and without them.
+where the time of the sweep goes, and the tokens a second of the sweep beside those of a single
+run, with the malloc settings that train.py starts itself with (lm/launch/before_jax.py) and
+without them.
 """
 
 import sys

@@ -31,10 +31,10 @@ def here(monkeypatch):
         (['--engine=slrm', *TRAIN], "--engine must be one of gcloud, ray, slurm, xpk; got 'slrm'."),
         (['--engine=slrm', *TRAIN], "Did you mean 'slurm'?"),
         (TRAIN, '--engine is missing: one of gcloud, ray, slurm, xpk'),
-        (['--engine=slurm', '--nodes=1'], 'what to train is missing: ... -- train.py --config='),
+        (['--engine=slurm', '--nodes=1'], 'the training is missing: ... -- train.py --config='),
         (
             ['--engine=slurm', '--nodes=1', '--', 'uv', 'run', 'train.py', CONFIG],
-            "must begin with train.py; got 'uv'. What runs it on the hosts is --python",
+            "must begin with train.py; got 'uv'. The program that runs it on the hosts is",
         ),
         (['--engine=slurm', '--nodes=1', '--', 'train.py'], 'train.py needs --config=PATH'),
         (
@@ -132,7 +132,7 @@ def test_every_option_is_a_flag_with_words(capsys):
     said = capsys.readouterr().out
     assert 'Starts a training on every host' in said
     for engine in launch.ENGINES.values():
-        for field in dataclasses.fields(engine.options):
+        for field in dataclasses.fields(engine.Options):
             assert f'{field.name}:' in said
             assert field.metadata['words'].endswith('.')
 
@@ -182,8 +182,8 @@ class Played:
     def close(self):
         self.closed += 1
 
-    def by_hand(self):
-        return 'kill it'
+    def stop_commands(self):
+        return [['kill', 'it']]
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,12 @@ def test_a_job_that_ends_by_itself_while_it_is_stopped_is_done():
     assert base.supervise(played, [signal.SIGTERM], lambda text: None) == DONE
 
 
-def test_a_signal_between_restarts_ends_it():
+def test_a_signal_between_restarts_ends_it(monkeypatch):
     """The wait before the job is submitted again is not waited for."""
     played, caught = Played([RESUME, 0]), []
     threading.Timer(0.1, lambda: caught.append(signal.SIGTERM)).start()
-    assert base.supervise(played, caught, lambda text: None, pause=60.0) == 143
+    monkeypatch.setattr(base, 'PAUSE_SEC', 60.0)
+    assert base.supervise(played, caught, lambda text: None) == 143
     assert (played.submitted, played.closed) == (1, 1)
 
 

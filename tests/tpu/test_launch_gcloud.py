@@ -146,7 +146,7 @@ def test_what_cannot_be_created_is_not_tried_again(monkeypatch, tmp_path, capfd)
     stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo FAILED'])
     assert run() == 1
     assert stub.verbs('describe create ssh delete') == ['describe', 'create', 'describe', 'delete']
-    assert 'has failed to be created. What held: gcloud compute' in capfd.readouterr().err
+    assert 'could not be created. The reason: gcloud compute' in capfd.readouterr().err
 
 
 def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
@@ -158,7 +158,7 @@ def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ('failures', 'status'), [(gcloud.MOST_FAILURES - 1, 0), (gcloud.MOST_FAILURES, 1)]
+    ('failures', 'status'), [(gcloud.MOST_TRIES - 1, 0), (gcloud.MOST_TRIES, 1)]
 )
 def test_gcloud_may_fail_for_a_while(failures, status, monkeypatch, tmp_path, capfd):
     """And where it fails for longer, a slice that may train is not deleted."""

@@ -51,7 +51,7 @@ class Hosts:
         )
 
     def start(self, hangup=signal.SIG_DFL) -> subprocess.Popen:
-        return self.ssh(gcloud.remote(self.job, self.options), hangup)
+        return self.ssh(gcloud.host_script(self.job, self.options), hangup)
 
     def arguments(self) -> list[list[str]]:
         """Of each time that train.py was started."""
@@ -140,7 +140,7 @@ def test_a_stop_is_a_sigterm(host):
     )
     process = host.start()
     assert process.stdout.readline() == 'begun\n'
-    assert host.ssh(gcloud.remote_stop(host.job)).wait(10) == 0
+    assert host.ssh(gcloud.stop_script(host.job)).wait(10) == 0
     out, _ = process.communicate(timeout=20)
     assert out == 'saved\nevenkeel: a host ended with status 143\n'
     assert process.returncode == 143

@@ -14,7 +14,6 @@ import pytest
 
 from tpu import launch
 from tpu.launchers import ray as engine
-from tpu.launchers.ray_host import child_env
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +88,7 @@ def cluster(monkeypatch):
     ray = Ray()
     monkeypatch.setattr(engine, '_connect', lambda address: ray)
     monkeypatch.setattr(engine, 'LOOK_SEC', 0.0)
-    monkeypatch.setattr('tpu.launchers.ray_host.address', lambda: '10.0.0.1')
+    monkeypatch.setattr(engine, 'address', lambda: '10.0.0.1')
     return ray
 
 
@@ -176,8 +175,11 @@ def test_sigterm_is_sent_to_every_host(cluster, trainer, capfd):
 def test_what_earlier_slices_left_is_not_handed_on():
     """libtpu waits for the slices that they name, which are gone."""
     env = {'MEGASCALE_COORDINATOR_ADDRESS': 'old', 'MEGASCALE_NUM_SLICES': '2', 'PATH': 'p'}
-    assert child_env(env, {}) == {'PATH': 'p'}
-    assert child_env(env, {'MEGASCALE_SLICE_ID': '1'}) == {'PATH': 'p', 'MEGASCALE_SLICE_ID': '1'}
+    assert engine.child_env(env, {}) == {'PATH': 'p'}
+    assert engine.child_env(env, {'MEGASCALE_SLICE_ID': '1'}) == {
+        'PATH': 'p',
+        'MEGASCALE_SLICE_ID': '1',
+    }
 
 
 def test_slices_have_their_own_variables():

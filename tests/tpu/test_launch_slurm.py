@@ -13,7 +13,7 @@ import pytest
 
 from tests.tpu.stubs import NASTY, Stub
 from tpu import launch
-from tpu.launchers import slurm
+from tpu.launchers import base, slurm
 from tpu.launchers.base import Job
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ TRAIN = ['--', 'train.py', '--config=configs/default.py']
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(slurm, 'LOOK_SEC', 0.0)
-    monkeypatch.setattr(slurm, 'MOST_FAILURES', 10)
+    monkeypatch.setattr(base, 'MOST_FAILURES', 10)
     monkeypatch.chdir(ROOT)
 
 

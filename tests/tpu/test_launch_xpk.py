@@ -16,7 +16,7 @@ import pytest
 
 from tests.tpu.stubs import NASTY, SWEEP, Stub
 from tpu import launch
-from tpu.launchers import xpk
+from tpu.launchers import base, xpk
 from tpu.launchers.base import Job
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ exit $EXIT_CODE
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(xpk, 'LOOK_SEC', 0.0)
-    monkeypatch.setattr(xpk, 'MOST_FAILURES', 10)
+    monkeypatch.setattr(base, 'MOST_FAILURES', 10)
     monkeypatch.chdir(ROOT)
 
 

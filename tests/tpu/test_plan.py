@@ -14,7 +14,7 @@ from lm.training.state import build_learner
 from tests import ROOT
 from tests.helpers import tiny_raw
 from tests.programs import COMPILERS
-from tpu.compiled import vocabulary_of
+from tpu.compiled_step import vocabulary_of
 
 TINY = {
     'model.d_model': 128,

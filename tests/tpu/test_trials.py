@@ -9,13 +9,11 @@ import pytest
 
 from lm.run.program import Program
 from tests.helpers import tiny_config
-from tpu import compiled, search, trial
-from tpu.advice import tried, ways
-from tpu.chips import CHIPS
-from tpu.compiled import DoesNotFit, _needed
-from tpu.estimate import pairs_computed
-from tpu.sweeps import GroupPlan, SweepPlan
-from tpu.topology import Topology
+from tpu import compiled_step, trials
+from tpu.chips import CHIPS, Topology
+from tpu.compiled_step import DoesNotFit, _needed, pairs_computed
+from tpu.sweep_plan import GroupPlan, SweepPlan
+from tpu.trials import helpful_changes, try_changes
 
 GIB = 2**30
 LAID = {'mesh.data': -1, 'data.batch_size': 32}
@@ -45,8 +43,8 @@ def compiler(monkeypatch):
                 raise DoesNotFit(int(needs(made.recipe) * GIB), 16 * GIB)
             return made
 
-        monkeypatch.setattr(trial, 'compile_step', compile_step)
-        monkeypatch.setattr(trial, 'estimate', lambda step, *rest: Found(step.recipe, needs))
+        monkeypatch.setattr(trials, 'compile_step', compile_step)
+        monkeypatch.setattr(trials, 'estimate', lambda step, *rest: Found(step.recipe, needs))
         return asked
 
     return use
@@ -67,14 +65,14 @@ class Found:
 
 def test_ways_are_changes_that_the_devices_allow():
     """Catches more parts than devices, and what the config has already."""
-    found = ways(tiny_config(LAID | {'model.remat': 'none', 'mesh.fsdp': 2}), eight())
+    found = helpful_changes(tiny_config(LAID | {'model.remat': 'none', 'mesh.fsdp': 2}), eight())
     assert {'model.remat': 'full'} in found
     assert {'mesh.data': -1, 'mesh.fsdp': 4} in found
     assert {'train.microbatches': 2} in found
     assert all(changes.get('mesh.fsdp', 4) in (4, 8) for changes in found)
     assert {'model.remat': 'full', 'mesh.data': -1, 'mesh.fsdp': 8} in found
     assert len(found) == len({str(one) for one in found})
-    full = ways(tiny_config(LAID | {'model.remat': 'full', 'mesh.fsdp': 8}), eight())
+    full = helpful_changes(tiny_config(LAID | {'model.remat': 'full', 'mesh.fsdp': 8}), eight())
     assert not any('model.remat' in one or 'mesh.fsdp' in one for one in full)
 
 
@@ -86,7 +84,7 @@ def test_each_way_is_compiled_until_enough_fit(compiler):
 
     asked = compiler(needs)
     said = []
-    rows = list(tried(tiny_config(LAID | {'model.remat': 'none'}), eight(), said.append))
+    rows = list(try_changes(tiny_config(LAID | {'model.remat': 'none'}), eight(), said.append))
     assert len(asked) == len(rows)
     assert [row.estimate is not None for row in rows][:2] == [False, False]
     assert sum(row.estimate is not None for row in rows) == 2
@@ -97,7 +95,7 @@ def test_each_way_is_compiled_until_enough_fit(compiler):
 def test_it_is_said_that_nothing_fits(compiler):
     compiler(lambda config: 1000)
     said = []
-    rows = list(tried(tiny_config(LAID), eight(), said.append))
+    rows = list(try_changes(tiny_config(LAID), eight(), said.append))
     assert rows and not any(row.estimate for row in rows)
     assert 'Nothing that was tried fits v5e:2x4' in said[0]
 
@@ -106,7 +104,7 @@ def test_it_is_said_that_nothing_fits(compiler):
 def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     asked = compiler(lambda config: 20 if config.mesh.data == -1 and config == given else 10)
     config = given = tiny_config(LAID | {'model.remat': 'none'})
-    rows = search.search(config, eight(), lambda _: None, tries=6)
+    rows = trials.search(config, eight(), lambda _: None, tries=6)
     assert asked[0] == config  # as it is given
     seconds = [row.estimate.step_seconds for row in rows if row.estimate]
     assert seconds == sorted(seconds) and len(seconds) >= 2
@@ -130,12 +128,12 @@ def test_a_sweep_takes_the_devices_that_its_programs_leave():
 def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):
     """Catches a mesh that leaves devices idle, and memory that is not looked at."""
     config = tiny_config(LAID)
-    found = [one.changes for one in search.candidates(config, eight())]
+    found = [one.changes for one in trials.candidates(config, eight())]
     assert {'mesh.fsdp', 'mesh.tensor', 'mesh.context', 'model.remat'} <= set(found[0])
     assert {one['model.remat'] for one in found} == {'none', 'dots', 'full'}
     assert len({str(one) for one in found}) == len(found)
-    monkeypatch.setattr(search, 'memory_of', lambda topology: 1)
-    assert not list(search.candidates(config, eight()))
+    monkeypatch.setattr(trials, 'memory_of', lambda topology: 1)
+    assert not list(trials.candidates(config, eight()))
 
 
 @pytest.mark.full
@@ -169,7 +167,7 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
     monkeypatch.setattr(Program, 'compiled', lambda self, runs: Executable())
     gpu = Topology('h100:1', CHIPS['h100'], [], (1,))
     with pytest.raises(DoesNotFit, match=r'needs 83\.00 GiB'):
-        compiled.compile_step(None, gpu)
+        compiled_step.compile_step(None, gpu)
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,38 @@
-"""What all launch engines share: the job, their options, and going on after a preemption.
-
+"""The parts that all launch engines share: jobs, options, restarts, and commands of this machine.
 Standard library only: JAX is for the hosts, and a launcher starts without it.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
+import math
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from lm.run.hosts import flags_of
-from lm.run.statuses import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
+from lm.launch.this_host import flags_of
 from modules.choices import nearest
 
-POLL_SEC = 0.2  # between looks at what runs on this machine, and at signals that came
+POLL_SEC = 0.2  # between looks at local processes and at caught signals
 PAUSE_SEC = 30.0  # before the same job is submitted again
+READ_SEC = 5.0  # for the last output of a command, whose child may hold the pipe for ever
 MOST_RESTARTS = 10  # default of --max_restarts, as of a sweep's groups on Ray
+MOST_FAILURES = 60  # of a scheduler in a row, while it is asked for the state of a job
 NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 MOST_NAME = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """flags: of train.py, the same on every host. python: the words before train.py, '' for those
-    that suit the engine. max_restarts: how often the job is started again.
+    """A training to be started. flags: of train.py, the same on every host. python: the words
+    before train.py, '' for the engine's default. max_restarts: how often the job is started again.
     """
 
     name: str
@@ -36,50 +41,72 @@ class Job:
     max_restarts: int = MOST_RESTARTS
 
     def words(self, python: str) -> list[str]:
-        """What a host runs; python: where the job names none."""
+        """Returns the command of a host; `python` is the engine's default."""
         return [*shlex.split(self.python or python), 'train.py', *self.flags]
 
     def command(self, python: str) -> str:
-        """`words` as a shell reads it, whatever is in them."""
         return shlex.join(self.words(python))
 
 
-class Launch(Protocol):
-    """One job under way. restarts: how often the launcher submits it again; 0 where the scheduler
-    does that itself.
+class Launch:
+    """One job under way. programs, packages: (requirement of this machine, how it is installed).
+    restarts: how often `supervise` submits the job again, 0 where the scheduler restarts it.
+    caught: signals that came. stream: output that is passed on.
     """
 
-    restarts: int
+    programs = packages = ()
+
+    def __init__(self, job: Job, options: Any, caught: list[int], say: Callable[[str], None]):
+        self.job, self.options, self.caught, self.say = job, options, caught, say
+        self.stream: Stream | None = None
+        self.looked, self.failures = -math.inf, 0
+
+    @property
+    def restarts(self) -> int:
+        return self.job.max_restarts
 
     def submit(self) -> None:
-        """Until there is something to watch. Raises Stopped where a signal comes first."""
+        """Starts the job, or finds it. Raises Stopped where a signal comes first."""
 
     def poll(self) -> int | None:
-        """Passes on what the first host has said since; the job's exit status once it has ended."""
+        """Passes on new output of the first host; returns the job's exit status once it ended."""
+
+    def stop_commands(self) -> list[list[str]]:
+        """Returns the commands by which the hosts save a checkpoint and end."""
 
     def stop(self) -> None:
-        """Asks the hosts to save a checkpoint and to end; `poll` then tells when they have."""
+        """Stops the job, whose end `poll` then reports."""
+        for command in self.stop_commands():
+            run(command)
 
     def close(self) -> None:
-        """Gives back what this launcher took."""
+        """Releases what this launcher holds."""
+        if self.stream is not None and self.stream.process.poll() is None:
+            self.stream.process.terminate()
+            self.stream.process.wait()
 
-    def by_hand(self) -> str:
-        """The command that stops the job without this launcher."""
+    def is_due(self, seconds: float) -> bool:
+        """Whether this last returned True at least `seconds` ago."""
+        now = time.monotonic()
+        if now - self.looked < seconds:
+            return False
+        self.looked = now
+        return True
 
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """options: a dataclass whose fields are flags (`option`). script(job, options): what would run.
-    launch(job, options, caught, say): a Launch. check(job, options): ValueError for what cannot be.
-    programs, packages: what this machine needs, and how each is installed.
-    """
-
-    options: type
-    script: Callable[[Job, Any], str]
-    launch: Callable[[Job, Any, list[int], Callable[[str], None]], Launch]
-    check: Callable[[Job, Any], None]
-    programs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    packages: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    def ask(self, question: Callable[[], Any], job: str) -> Any:
+        """Returns question(), or None where it raised ValueError, as a scheduler may for a while.
+        Raises the error after MOST_FAILURES in a row.
+        """
+        try:
+            found = question()
+        except ValueError as error:
+            self.failures += 1
+            if self.failures == MOST_FAILURES:
+                advice = f'The {job} goes on, and the same command finds it.'
+                raise ValueError(f'{error}. {advice}') from None
+            return None
+        self.failures = 0
+        return found
 
 
 class Stopped(Exception):
@@ -87,12 +114,30 @@ class Stopped(Exception):
 
 
 def option(words: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field of an engine's options, which is a flag; without a default it must be given."""
+    """Declares a field of an engine's options, which is a flag; one without default is required."""
     return dataclasses.field(default=default, metadata={'words': words})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SliceOptions:
+    """Options of the engines that ask Google Cloud for TPU slices; each adds its own `zone`."""
+
+    accelerator_type: str = option('Such as v6e-16 or v5litepod-256: version and chips, or cores.')
+    project: str = option('Google Cloud project; default that of gcloud.', '')
+    slices: int = option('Slices that train one run together.', 1)
+    spot: bool = option('Cheaper slices, which may be preempted at any time.', False)
+    submit_flags: str = option('More flags for queued-resources or xpk workload create.', '')
+
+    def place(self) -> list[str]:
+        zone = [f'--zone={self.zone}'] if self.zone else []
+        return [*zone, *([f'--project={self.project}'] if self.project else [])]
+
+    def more_flags(self, *own: str) -> list[str]:
+        return [*(['--spot'] if self.spot else []), *own, *shlex.split(self.submit_flags)]
+
+
 def read_options(engine: str, options: type, given: Mapping[str, Any]) -> Any:
-    """`options` of the flags that are given. ValueError for what is missing or not read."""
+    """Returns `options` of the given flags. Raises ValueError for a missing or an unknown one."""
     fields = {field.name: field for field in dataclasses.fields(options)}
     for name in given:
         if name not in fields:
@@ -110,19 +155,17 @@ def read_options(engine: str, options: type, given: Mapping[str, Any]) -> Any:
     return options(**given)
 
 
-def check_installed(name: str, engine: Engine) -> None:
-    """ValueError that names what this machine lacks, and how it is installed."""
-    absent = [(p, how) for p, how in engine.programs.items() if shutil.which(p) is None]
-    for package, how in engine.packages.items():
-        if importlib.util.find_spec(package) is None:
-            absent.append((package, how))
+def check_installed(engine: str, launch: type[Launch]) -> None:
+    """Raises ValueError for a missing program or package, with how it is installed."""
+    absent = [one for one in launch.programs if shutil.which(one[0]) is None]
+    absent += [one for one in launch.packages if importlib.util.find_spec(one[0]) is None]
     if absent:
         said = '; '.join(f'{what}, which is not installed here: {how}' for what, how in absent)
-        raise ValueError(f'--engine={name} runs {said}. --dry_run prints what would run.')
+        raise ValueError(f'--engine={engine} runs {said}. --dry_run prints what would run.')
 
 
 def check_name(flag: str, name: str) -> None:
-    """ValueError for what not every launcher takes; the longest is xpk's."""
+    """Raises ValueError for a name that some engine refuses; xpk's limit is the shortest."""
     if not NAME.fullmatch(name) or len(name) > MOST_NAME:
         raise ValueError(
             f'{flag} must be at most {MOST_NAME} lowercase letters, digits and dashes, and begin '
@@ -131,7 +174,7 @@ def check_name(flag: str, name: str) -> None:
 
 
 def check_flags(job: Job) -> None:
-    """ValueError where the command names a host, which the engine does."""
+    """Raises ValueError where the flags of train.py name a host, which the engine does."""
     named = sorted(flags_of(job.flags).keys() - {'host_timeout'})
     if named:
         raise ValueError(
@@ -141,7 +184,7 @@ def check_flags(job: Job) -> None:
 
 
 def check_workdir(job: Job, engine: str) -> None:
-    """ValueError without a --workdir: hosts that a preemption takes keep no folder of their own."""
+    """Raises ValueError without --workdir, where a preempted host loses its own disk."""
     if not any(flag.lstrip('-').partition('=')[0] == 'workdir' for flag in job.flags):
         raise ValueError(
             f'--engine={engine} needs train.py --workdir=... on storage that all hosts share and '
@@ -149,38 +192,39 @@ def check_workdir(job: Job, engine: str) -> None:
         )
 
 
+def check_positive(options: Any, *names: str) -> None:
+    """Raises ValueError for an option below 1."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ValueError(f'--{name} must be at least 1; got {getattr(options, name)}.')
+
+
 def goes_on(status: int) -> bool:
-    """Whether the same command goes on after this exit status: another host was lost (42), or a
-    signal ended it (above 128), which is how a preemption shows. Bad input and a loss that diverged
-    would only come again, and so would 126 and 127, a command that cannot be run.
+    """Whether the same command may go on after this exit status: a host was lost (42), or a signal
+    ended it (above 128), as in a preemption. Bad input, a diverged loss and a command that cannot
+    run (126, 127) would end the same way again.
     """
     return status == RESUME or status > SIGNALLED
 
 
 def worst(statuses: Sequence[int]) -> int:
-    """The status of a job of which several hosts, or containers, tell one each.
-
-    The smallest but 0: what is final (1, 2) comes before what may go on (42, 128 + n), as those
-    that are ended because another has failed tell the latter.
+    """Returns the exit status of a job from those of its hosts or containers: the smallest but 0.
+    Final ones (1, 2) come before those with which hosts end because another failed (42, 128 + n).
     """
     return min((status for status in statuses if status != DONE), default=DONE)
 
 
-def supervise(
-    launch: Launch, caught: list[int], say: Callable[[str], None], pause: float | None = None
-) -> int:
-    """Submits until the job is done, cannot go on, or was restarted launch.restarts times; its exit
-    status.
-
-    pause: seconds before it is submitted again, PAUSE_SEC. The first SIGINT or SIGTERM (`caught`)
-    stops the job, which still is waited for.
+def supervise(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int:
+    """Submits the job until it is done, cannot go on, or was restarted launch.restarts times;
+    returns its exit status. A signal, in `caught`, stops the job, whose end is still waited for.
     """
     restarts = 0
     try:
         while True:
             launch.submit()
             if restarts == 0:
-                say(f'Ctrl-C stops it after a checkpoint; so does: {launch.by_hand()}')
+                command = ' && '.join(map(shlex.join, launch.stop_commands()))
+                say(f'Ctrl-C stops it after a checkpoint; so does: {command}')
             status = attend(launch, caught, say)
             if caught:
                 return status if status in (DONE, BAD_INPUT, DIVERGED) else SIGNALLED + caught[0]
@@ -192,7 +236,7 @@ def supervise(
                 return status
             restarts += 1
             say(f'status {status}: restart {restarts} of at most {launch.restarts}')
-            wait(PAUSE_SEC if pause is None else pause, caught)
+            wait(PAUSE_SEC, caught)
     except Stopped:
         return SIGNALLED + caught[0]
     finally:
@@ -200,7 +244,7 @@ def supervise(
 
 
 def attend(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int:
-    """The status of what was submitted, once it has ended; a signal is passed on once."""
+    """Returns the status of the submitted job once it has ended; passes a signal on once."""
     asked = False
     while (status := launch.poll()) is None:
         if caught and not asked:
@@ -212,7 +256,7 @@ def attend(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int
 
 
 def wait(seconds: float, caught: list[int]) -> None:
-    """Raises Stopped as soon as a signal came."""
+    """Sleeps. Raises Stopped as soon as a signal came."""
     end = time.monotonic() + seconds
     while not caught and time.monotonic() < end:
         time.sleep(min(POLL_SEC, seconds))
@@ -220,18 +264,62 @@ def wait(seconds: float, caught: list[int]) -> None:
         raise Stopped
 
 
-def answer(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of a command of seconds, which a Ctrl-C here does not reach."""
+def shell_lines(*lines: str | Sequence[str]) -> str:
+    """Returns lines for a shell; one that is given as words is quoted."""
+    return ''.join(f'{line if isinstance(line, str) else shlex.join(line)}\n' for line in lines)
+
+
+def run(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]:
+    """Returns (exit status, stdout, stderr) of a short command, which Ctrl-C does not reach."""
     done = subprocess.run(
         command, input=text or '', capture_output=True, text=True, start_new_session=True
     )
     return done.returncode, done.stdout, done.stderr
 
 
-def must(command: Sequence[str], text: str | None = None) -> str:
-    """The stdout of `answer`; a ValueError with the command and what it said where it fails."""
-    status, out, error = answer(command, text)
+def output_of(command: Sequence[str], text: str | None = None) -> str:
+    """Returns the stdout of a short command. Raises ValueError with its message where it fails."""
+    status, out, error = run(command, text)
     if status:
         said = (error or out).strip() or 'it said nothing'
         raise ValueError(f'{shlex.join(command)} ended with status {status}: {said}')
     return out
+
+
+class Stream:
+    """A running command whose lines go to stdout as they come, but those for which `keep` returns
+    True. Ctrl-C does not reach it: the engine decides what is stopped.
+    """
+
+    def __init__(self, command: Sequence[str], keep: Callable[[str], bool] = lambda line: False):
+        self.keep = keep
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors='replace',
+            start_new_session=True,
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            if not self.keep(line):
+                sys.stdout.write(line)
+                sys.stdout.flush()
+
+    def poll(self) -> int | None:
+        """Returns the exit status once the command has ended and its output was passed on."""
+        if self.process.poll() is None:
+            return None
+        self.reader.join(READ_SEC)
+        code = self.process.returncode
+        return code if code >= 0 else SIGNALLED - code
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the command to end, and for its last lines."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        self.reader.join(READ_SEC)

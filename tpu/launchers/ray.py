@@ -1,56 +1,58 @@
 """Hosts of a Ray cluster: a placement group with a bundle for each, and an actor in each bundle.
 
-    python -m tpu.launch --engine=ray --nodes=2 --resources=CPU=8,GPU=8 \\
-        -- train.py --config=... --workdir=...
-    python -m tpu.launch --engine=ray --topology=4x4 --accelerator_version=v6e -- train.py ...
-
 Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. The
-nodes need this repository under the same path. Where a host is lost, its group is given back, and a
-new one is asked for after PAUSE_SEC of `tpu.launchers.base`.
+nodes need this repository under the same path. Where a host is lost, its group is released, and a
+new one is requested after PAUSE_SEC of `tpu.launchers.base`.
 
-What is asked how often: the trainers, every LOOK_SEC; a host that does not answer for ANSWER_SEC is
-lost. Hosts are waited for without end, and trainers start once all are there: a TPU slice may take
-a quarter of an hour to boot.
+Waits: the trainers are asked every LOOK_SEC; a host that does not answer for ANSWER_SEC is lost.
+Hosts are waited for without end, and trainers start once all are there: a TPU slice may take a
+quarter of an hour to boot.
 
 Sources: docs.ray.io, ray.util.tpu.slice_placement_group (alpha) and Placement Groups; stale
 variables of slices: ray-project/ray#62893.
 """
 
 import contextlib
+import ctypes
 import dataclasses
+import functools
 import os
-import shlex
+import platform
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-from lm.run.signals import handlers_kept
-from lm.run.statuses import DONE, RESUME
+from lm.launch.exit_status import DONE, RESUME, SIGNALLED
+from lm.launch.signals import handlers_kept
 from tpu.launchers import base
-from tpu.launchers.base import Engine, Job, option
-from tpu.launchers.ray_host import Host
+from tpu.launchers.base import Job, option
 
 LOOK_SEC = 1.0
 ANSWER_SEC = 30.0
-SAY_SEC = 60.0  # between words on what is waited for
-LAST_WORDS = 2000  # characters of each other host, said where the job fails
-INSTALL = 'pip install "evenkeel[cluster]", or uv sync --extra cluster'
+SAY_SEC = 60.0  # between messages on what is waited for
+LAST_WORDS = 2000  # characters of each other host, shown where the job fails
+PR_SET_PDEATHSIG = 1
+STALE = 'MEGASCALE_'  # of an earlier job on a host, whose slices are others or gone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     nodes: int = option('Hosts of the job, on different nodes where there are.', 0)
-    resources: str = option('Of each host, such as CPU=8,GPU=8.', 'CPU=1')
-    topology: str = option('Of a TPU slice, such as 4x4; its hosts are taken as a whole.', '')
-    accelerator_version: str = option('Of a TPU slice, such as v6e.', '')
+    resources: str = option('Resources of each host, such as CPU=8,GPU=8.', 'CPU=1')
+    topology: str = option('Shape of a TPU slice, such as 4x4; all its hosts are taken.', '')
+    accelerator_version: str = option('Version of the TPU of a slice, such as v6e.', '')
     slices: int = option('Slices that train one run together.', 1)
-    address: str = option('Of the cluster; default RAY_ADDRESS, or the one of this machine.', '')
+    address: str = option('Address of the cluster; default RAY_ADDRESS, or that of this host.', '')
     folder: str = option('Folder of this repository on the nodes; default this one.', '')
 
 
 def parse_resources(text: str) -> dict[str, float]:
-    """{'CPU': 8.0, 'GPU': 8.0} for CPU=8,GPU=8."""
+    """Returns {'CPU': 8.0, 'GPU': 8.0} for CPU=8,GPU=8."""
     try:
         found = {name: float(n) for name, n in (part.split('=') for part in text.split(','))}
     except ValueError:
@@ -61,7 +63,7 @@ def parse_resources(text: str) -> dict[str, float]:
 
 
 def actor_options(bundle: dict[str, float]) -> dict:
-    """An actor that takes the whole bundle."""
+    """Returns the options of an actor that takes the whole bundle."""
     kinds = {'CPU': 'num_cpus', 'GPU': 'num_gpus'}
     known = {kinds[kind]: n for kind, n in bundle.items() if kind in kinds}
     other = {kind: n for kind, n in bundle.items() if kind not in kinds}
@@ -69,30 +71,25 @@ def actor_options(bundle: dict[str, float]) -> dict:
 
 
 def order(hosts: Sequence[dict], slices: int) -> list[int]:
-    """The bundle of each process: slice by slice, and in each by its number there, as libtpu and
-    JAX must number them alike.
+    """Returns the bundle of each process: slice by slice, and in each by its number there, as
+    libtpu and JAX must number them alike.
     """
-    size = len(hosts) // slices
-    workers = [host['worker'] for host in hosts]
-    known = [worker if worker is not None else i for i, worker in enumerate(workers)]
+    size, workers = len(hosts) // slices, [host['worker'] for host in hosts]
+    known = [i if worker is None else worker for i, worker in enumerate(workers)]
     return sorted(range(len(hosts)), key=lambda i: (i // size, known[i]))
 
 
 def host_flags(first: dict, count: int | str, number: int | str) -> list[str]:
-    """Which of the processes one is. first: what process 0's host says of itself."""
+    """Returns the flags of process `number`. first: process 0's `Host.about`."""
     if count == 1:
         return ['--num_processes=1']
     port, watch_port = first['ports']
-    return [
-        f'--coordinator={first["address"]}:{port}',
-        f'--watch_port={watch_port}',
-        f'--num_processes={count}',
-        f'--process_id={number}',
-    ]
+    ports = [f'--coordinator={first["address"]}:{port}', f'--watch_port={watch_port}']
+    return [*ports, f'--num_processes={count}', f'--process_id={number}']
 
 
 def slice_env(first: dict, slices: int, number: int) -> dict[str, str]:
-    """Variables of a host of slice `number`, for libtpu; none with one slice."""
+    """Returns libtpu's variables for a host of slice `number`; none with one slice."""
     if slices == 1:
         return {}
     from ray.util.tpu import get_tpu_coordinator_env_vars
@@ -100,8 +97,65 @@ def slice_env(first: dict, slices: int, number: int) -> dict[str, str]:
     return get_tpu_coordinator_env_vars(first['address'], slices, number)
 
 
+def child_env(env: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a trainer, without variables that an earlier job of several slices
+    left: libtpu would wait for those slices without end.
+    """
+    return {k: v for k, v in env.items() if not k.startswith(STALE)} | dict(changes)
+
+
+def address() -> str:
+    """Returns the address of this node within the cluster."""
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
+class Host:
+    """The actor of one host, which starts train.py there and reads its output. The trainer is a
+    process of its own, as its variables must be set before it imports JAX.
+    """
+
+    def about(self) -> dict:
+        """Returns the host's address, two free ports, and its number within its TPU slice."""
+        with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
+            ports = one.getsockname()[1], two.getsockname()[1]
+        worker = os.environ.get('TPU_WORKER_ID', '')
+        number = int(worker) if worker.isdigit() else None
+        return {'address': address(), 'ports': ports, 'worker': number}
+
+    def start(self, words: Sequence[str], folder: str, changes: Mapping[str, str]) -> None:
+        """Starts the trainer, which gets SIGTERM where this actor is killed."""
+        libc = ctypes.CDLL(None) if platform.system() == 'Linux' else None
+        stop_with_actor = libc and functools.partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.offset = 0
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=child_env(os.environ, changes),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=stop_with_actor,
+        )
+
+    def read(self) -> tuple[str, int | None]:
+        """Returns the trainer's new output, and its exit status once it has ended."""
+        code = self.process.poll()  # before the file is read, so that nothing comes after
+        end = os.fstat(self.log.fileno()).st_size
+        text = os.pread(self.log.fileno(), end - self.offset, self.offset)
+        self.offset = end
+        status = code if code is None or code >= 0 else SIGNALLED - code
+        return text.decode(errors='replace'), status
+
+    def stop(self) -> None:
+        """Sends SIGTERM: the trainer saves a checkpoint and ends."""
+        self.process.send_signal(signal.SIGTERM)
+
+
 def script(job: Job, options: Options) -> str:
-    """The group that is asked for, and what runs in each bundle."""
+    """Returns the requested group, and the commands of each bundle."""
     first = {'address': 'HOST0', 'ports': ('PORT', 'OTHER_PORT')}
     if options.topology:
         names = f'{options.topology!r}, {options.accelerator_version!r}'
@@ -111,15 +165,12 @@ def script(job: Job, options: Options) -> str:
         bundles = [parse_resources(options.resources)]
         group = f"ray.util.placement_group({bundles} * {options.nodes}, strategy='SPREAD')"
         flags = host_flags(first, options.nodes, 'NUMBER')
-    return '\n'.join(
-        [
-            f'# {group}',
-            '# in each bundle, without MEGASCALE_* of earlier jobs, once all have their nodes:',
-            f'cd {shlex.quote(options.folder or os.getcwd())}',
-            shlex.join([*job.words(sys.executable), *flags]),
-            f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost host',
-            '',
-        ]
+    return base.shell_lines(
+        f'# {group}',
+        '# in each bundle, without MEGASCALE_* of earlier jobs, once all have their nodes:',
+        ['cd', options.folder or os.getcwd()],
+        [*job.words(sys.executable), *flags],
+        f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost host',
     )
 
 
@@ -139,40 +190,38 @@ def check(job: Job, options: Options) -> None:
         raise ValueError(f'--slices is of --topology, and at least 1; got {options.slices}.')
 
 
-class Launch:
+class Launch(base.Launch):
     """A placement group and its actors."""
 
-    def __init__(self, job: Job, options: Options, caught: list[int], say: Callable[[str], None]):
-        self.job, self.options, self.caught, self.say = job, options, caught, say
-        self.restarts = job.max_restarts
-        self.ray = _connect(options.address)
+    packages = (('ray', 'pip install "evenkeel[cluster]", or uv sync --extra cluster'),)
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.folder = self.options.folder or os.getcwd()
+        self.ray = _connect(self.options.address)
         self.group = self.slices = None
         self.hosts, self.codes, self.last = [], [], []
-        self.looked = 0.0
 
     def submit(self) -> None:
-        self._release()
+        self.close()
         self._reserve()
-        bundles = self.group.bundle_specs
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actors = [
             self.ray.remote(Host)
             .options(scheduling_strategy=strategy(self.group, i), **actor_options(bundle))
             .remote()
-            for i, bundle in enumerate(bundles)
+            for i, bundle in enumerate(self.group.bundle_specs)
         ]
         about = self.ray.get([actor.about.remote() for actor in actors])
         places = order(about, self.options.slices)
         first, size = about[places[0]], len(actors) // self.options.slices
-        folder = self.options.folder or os.getcwd()
         self.hosts = [actors[place] for place in places]
         for number, host in enumerate(self.hosts):
             flags = host_flags(first, len(places), number)
             env = slice_env(first, self.options.slices, number // size)
             words = [*self.job.words(sys.executable), *flags]
-            self.ray.get(host.start.remote(words, folder, env))
-        self.codes = [None] * len(self.hosts)
-        self.last = [''] * len(self.hosts)
+            self.ray.get(host.start.remote(words, self.folder, env))
+        self.codes, self.last = [None] * len(places), [''] * len(places)
 
     def _reserve(self) -> None:
         """Waits until every bundle has its node."""
@@ -185,10 +234,8 @@ class Launch:
             )
             self.group = self.slices.slice_placement_group
         else:
-            bundle = parse_resources(self.options.resources)
-            self.group = self.ray.util.placement_group(
-                [bundle] * self.options.nodes, strategy='SPREAD'
-            )
+            bundles = [parse_resources(self.options.resources)] * self.options.nodes
+            self.group = self.ray.util.placement_group(bundles, strategy='SPREAD')
         ready, said = self.group.ready(), 0.0
         while not self.ray.wait([ready], timeout=0.5)[0]:
             if self.caught:
@@ -201,9 +248,8 @@ class Launch:
                 self.say(f'waiting for {len(wanted)} nodes with {wanted[0]}; in all, {kinds}')
 
     def poll(self) -> int | None:
-        if time.monotonic() - self.looked < LOOK_SEC:
+        if not self.is_due(LOOK_SEC):
             return None
-        self.looked = time.monotonic()
         for i, host in enumerate(self.hosts):
             if self.codes[i] is not None:
                 continue
@@ -225,7 +271,7 @@ class Launch:
         return status
 
     def _say_last(self) -> None:
-        """Of the hosts whose output is not passed on."""
+        """Shows the last output of the hosts whose output is not passed on."""
         for i, text in enumerate(self.last[1:], 1):
             if text.strip():
                 self.say(f'host {i} said last:\n{text.rstrip()}')
@@ -235,7 +281,7 @@ class Launch:
             with contextlib.suppress(self.ray.exceptions.RayError, TimeoutError):
                 self.ray.get(host.stop.remote(), timeout=ANSWER_SEC)
 
-    def _release(self) -> None:
+    def close(self) -> None:
         if self.slices is not None:
             self.slices.shutdown()
         elif self.group is not None:
@@ -243,16 +289,13 @@ class Launch:
         self.group = self.slices = None
         self.hosts = []
 
-    def close(self) -> None:
-        self._release()
-
-    def by_hand(self) -> str:
-        return f'kill -TERM {os.getpid()}'
+    def stop_commands(self) -> list[list[str]]:
+        return [['kill', '-TERM', str(os.getpid())]]
 
 
 def _connect(address: str):
-    """The ray package, connected."""
-    # Ray would report its use; and under `uv run` give workers an environment of their own.
+    """Returns the ray package, connected."""
+    # Ray would report its use, and under `uv run` give workers an environment of their own.
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     import ray
@@ -269,6 +312,3 @@ def _connect(address: str):
                 log_to_driver=False,
             )
     return ray
-
-
-ENGINE = Engine(Options, script, Launch, check, packages={'ray': INSTALL})

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from tests.moves import SMALL, moves
+from tests.program_text import SMALL, moves
 
 ROWS, WIDTH = 16, SMALL
 ARRAY = 4 * ROWS * WIDTH  # bytes
@@ -15,7 +15,7 @@ def moved(function, *shapes):
 
 
 def test_each_array_counts_once():
-    """Of more operands than a line of the program's text has without a comment among them."""
+    """The operands are more than a line of the program's text has without a comment in it."""
     assert moved(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
 
 

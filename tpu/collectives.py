@@ -1,4 +1,4 @@
-"""What the devices of a compiled program send each other, and how long their links take for it."""
+"""The collectives of a compiled program, and the time that links between devices take for them."""
 
 import collections
 import itertools
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from tpu.chips import Topology
 from tpu.hlo import Array, Instruction, Module
-from tpu.topology import Topology
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 OPCODE = re.compile(rf'(?:ragged-)?({"|".join(KINDS)})(-start)?$')
@@ -20,21 +20,20 @@ LISTED = re.compile(r'replica_groups=\{\{([\d,]+)\}')
 COUNTED = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
 NAMED = re.compile(r'replica_groups=mesh\[(.*?)\] \{(.*?)\}')
 PAIRS = re.compile(r'source_target_pairs=\{([{},\d]+)\}')
-# What TPUs of several slices exchange, their hosts send and receive over the network: the compiler
-# takes it out of the collective, whose devices are those of one slice then.
+# Hosts send over the network what TPUs of several slices exchange: the compiler takes it out of the
+# collective, which is then one within a slice.
 BETWEEN = ' between slices'
 RECEIVED = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-# A TPU's reduce-scatter is an all-reduce in a computation of this name, whose caller has the part
-# of the device as its result.
+# A TPU's reduce-scatter is an all-reduce in a computation of this name, whose caller returns the
+# device's part.
 SCATTERS = 'all-reduce-scatter'
 
 
 class Collective(NamedTuple):
-    """One operation on each device. kind: one of KINDS, with BETWEEN behind it where it is the part
-    of one that goes over the network. bytes: of its result there, the largest array of a combined
-    one apart; times: rounds of the loops around it; group: devices that take part, one group of
-    all, by their places in the mesh, () for all of them. Of a collective-permute it has all pairs,
-    each device that sends before the one that receives.
+    """One collective operation. kind: one of KINDS, and BETWEEN for a part that goes over the
+    network. bytes: of the result on a device. largest: bytes of the largest array of a combined
+    result. times: rounds of the loops around it. group: places in the mesh of the devices of one
+    group, () for all devices; for a collective-permute all pairs, each sender before its receiver.
     """
 
     kind: str
@@ -45,10 +44,11 @@ class Collective(NamedTuple):
 
 
 def collectives(module: Module) -> list[Collective]:
-    """Those of a program for TPUs, GPUs or CPUs."""
+    """Returns the collectives of a program for TPUs, GPUs or CPUs."""
     found, by_channel = [], {}
     for _, one, times in module.instructions():
-        if one.opcode == 'fusion' and (one.called or '').startswith(SCATTERS):
+        fused = one.opcode == 'fusion'
+        if fused and (one.called or '').startswith(SCATTERS):
             parts = module.computations[one.called].values()
             (inner,) = (part for part in parts if OPCODE.match(part.opcode))
             found.append(_collective('reduce-scatter', one.arrays, times, inner))
@@ -58,7 +58,6 @@ def collectives(module: Module) -> list[Collective]:
             kind = (kind if kind in KINDS else 'collective-permute') + BETWEEN
             found.append(_collective(kind, one.arrays[:1], times, one))
             continue
-        fused = one.opcode == 'fusion'
         for _, part in module.inside(one) if fused else [(None, one)]:
             if not (kind := OPCODE.match(part.opcode)):
                 continue
@@ -73,7 +72,7 @@ def collectives(module: Module) -> list[Collective]:
                 by_channel.setdefault(key, {}).setdefault(one.called, []).append(read)
             else:
                 found.append(read)
-    # One that is fused with others, to run meanwhile, stands in several computations.
+    # A collective that is fused with other work, to run meanwhile, stands in several computations.
     for of_computations in by_channel.values():
         found += max(of_computations.values(), key=len)
     return found
@@ -85,7 +84,7 @@ def _collective(kind: str, arrays: Sequence[Array], times: int, one: Instruction
 
 
 def _group(text: str) -> tuple[int, ...]:
-    """The first of the groups, which are alike, or all pairs."""
+    """Parses the first of the groups, which are alike, or all pairs."""
     if found := LISTED.search(text):
         return tuple(map(int, found[1].split(',')))
     if found := PAIRS.search(text):
@@ -102,8 +101,8 @@ def _group(text: str) -> tuple[int, ...]:
 
 
 def _along_axes(axes: str, over: str) -> tuple[int, ...]:
-    """Of a mesh "'data'=2,'fsdp'=4" the places along "'fsdp'", or a part of an axis, "'fsdp':(2)2":
-    the one of length 2 behind the first 2.
+    """Returns the places of a mesh "'data'=2,'fsdp'=4" along axes "'fsdp'", or along a part of one:
+    "'fsdp':(2)2" is the part of length 2 behind the first 2.
     """
     lengths = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
     places = np.arange(math.prod(lengths.values())).reshape(list(lengths.values()))
@@ -116,10 +115,10 @@ def _along_axes(axes: str, over: str) -> tuple[int, ...]:
 
 
 class Link(NamedTuple):
-    """How a group of n devices of one slice is connected.
+    """The connection of a group of n devices of one slice.
 
     rate: bytes a second that a device sends and receives at once in a ring, over all dimensions.
-    far: how much longer than that an all-to-all takes, whose bytes go several links.
+    far: the factor by which an all-to-all is slower, as its bytes cross several links.
     """
 
     n: int
@@ -128,14 +127,14 @@ class Link(NamedTuple):
 
 
 def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device]) -> float:
-    """How long one round of it takes on links that nothing else uses (jax-ml/scaling-book,
+    """Returns the seconds of one round on links that nothing else uses (jax-ml/scaling-book,
     sharding.md): with s bytes of result on a device of a group of n, and W = `Link.rate`,
 
         all-gather s (n - 1) / n / W, reduce-scatter s (n - 1) / W, all-reduce 2 s (n - 1) / n / W
 
-    and between slices the same with their number for n and the network of a device for W. A
-    collective-permute takes s for each transfer of the link that most of them share. devices: in
-    the order of the mesh.
+    Between slices n is their number and W a device's share of the network. A collective-permute
+    takes s for each transfer over the link that most transfers share. devices: in the order of the
+    mesh.
     """
     if one.kind.endswith(BETWEEN):
         size = _ring_bytes(one.kind.removesuffix(BETWEEN), one.bytes, topology.slices)
@@ -150,7 +149,7 @@ def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device
 
 
 def _ring_bytes(kind: str, size: float, n: int) -> float:
-    """What a device sends, and receives, for a result of `size` bytes."""
+    """Returns the bytes that a device sends, and receives, for a result of `size` bytes."""
     match kind:
         case 'all-reduce':
             return 2 * size * (n - 1) / n
@@ -162,9 +161,10 @@ def _ring_bytes(kind: str, size: float, n: int) -> float:
 
 
 def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
-    """By the places of the devices in their torus: along a whole ring both directions carry data;
-    along a part of one, or a line, each link does for one side. Devices that lie k apart share
-    their links with k - 1 other groups.
+    """Returns the connection of a group of devices, by their places in the torus.
+
+    Along a whole ring both directions carry data; along a part of a ring, or a line, one does.
+    Devices that lie k apart share their links with k - 1 other groups.
     """
     chip = topology.chip
     if chip.platform != 'tpu':
@@ -179,13 +179,12 @@ def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
         rates.append(1e9 * chip.link * (2 if ring else 1) / apart)
         far = max(far, len(along) / (4 if ring else 2))
     # The two devices of a chip exchange at least as fast as with others.
-    rate = sum(rates) or 1e9 * chip.link * 2
-    return Link(len(group), rate, far)
+    return Link(len(group), sum(rates) or 1e9 * chip.link * 2, far)
 
 
 def transfers(pairs: Sequence[tuple[jax.Device, jax.Device]], topology: Topology) -> float:
-    """How many of these, each from one device to another, go over the link that most of them share:
-    along one dimension of the torus after the other, the shorter way around.
+    """Returns the number of transfers over the link that most of them share. Each pair is one from
+    a device to another, along one dimension of the torus after the other, the shorter way around.
     """
     moving = [(a, b) for a, b in pairs if a != b]
     if topology.chip.platform != 'tpu':
@@ -206,7 +205,7 @@ def transfers(pairs: Sequence[tuple[jax.Device, jax.Device]], topology: Topology
 
 
 def by_kind(found: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """(kind, how many a step, bytes of their results on a device) of each kind there is."""
+    """Yields (kind, number in a step, bytes of the results on a device) for each kind there is."""
     for kind in (*KINDS, *(kind + BETWEEN for kind in KINDS)):
         own = [one for one in found if one.kind == kind]
         if own:

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from tpu.chips import CHIPS, GPUS, TPUS
-from tpu.topology import Topology, open_topology, shapes_of
+from tpu.chips import CHIPS, GPUS, TPUS, Topology, open_topology, shapes_of
 
 
 def test_every_chip_has_a_published_peak_and_slices():

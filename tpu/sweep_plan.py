@@ -1,23 +1,33 @@
-"""What a sweep takes of a pod: runs a chip, chips at once, chip-hours."""
+"""The plan of a sweep on a pod: runs of a device, runs at once, chip-hours."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm.many import run_axis
+from lm.config.fields import RUN_PATHS
+from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
-from lm.sections import RUN_PATHS
 from lm.sweep.cells import Cell, cells, groups
 from lm.sweep.group import longest
-from tpu.compiled import DoesNotFit, Step, blueprint_of, compile_step, memory_of
-from tpu.estimate import Estimate, estimate
-from tpu.topology import Topology
+from tpu.chips import Topology
+from tpu.compiled_step import (
+    DoesNotFit,
+    Estimate,
+    Say,
+    Step,
+    blueprint_of,
+    compile_step,
+    cost_words,
+    estimate,
+    memory_of,
+    summary,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """Runs that share a program. a_device: how many of them one device trains at once."""
+    """Runs that share a program. a_device: number of runs that a device trains at once."""
 
     name: str
     runs: int
@@ -30,7 +40,7 @@ class GroupPlan:
 
     @property
     def hours(self) -> float:
-        """Of one of its devices."""
+        """Hours that a device trains its runs."""
         return self.estimate.steps * self.estimate.step_seconds / 3600
 
 
@@ -46,7 +56,7 @@ class SweepPlan:
 
     @property
     def at_once(self) -> int:
-        """Runs that the whole topology trains side by side."""
+        """Number of runs that the whole topology trains side by side."""
         left, found = len(self.topology.devices), 0
         for group in self.groups:
             used = min(left, group.devices)
@@ -60,12 +70,11 @@ class SweepPlan:
 
     @property
     def chip_hours(self) -> float:
-        chip = self.topology.chip
-        return self.device_hours / (chip.devices_a_chip if chip else 1)
+        return self.device_hours / (self.topology.chip.devices_a_chip if self.topology.chip else 1)
 
     @property
     def hours(self) -> float:
-        """Of the topology, each device taking the next wave when it is free: the longest first."""
+        """Hours on the topology: the longest waves start first, each on the next free device."""
         free = [0.0] * len(self.topology.devices)
         waves = [group.hours for group in self.groups for _ in range(group.devices)]
         for hours in sorted(waves, reverse=True):
@@ -75,50 +84,28 @@ class SweepPlan:
 
     def lines(self) -> Iterator[str]:
         for group in self.groups:
-            found = group.estimate
             yield (
                 f'{group.name}: {group.runs} runs, {group.a_device} a device in '
-                f'{found.memory_needed / 2**30:.2f} of {found.memory_there / 2**30:.2f} GiB; a '
-                f'step of them takes at least {1e3 * found.step_seconds:,.1f} ms, utilisation at '
-                f'most {found.mfu:.1%}; {group.hours:,.2f} hours'
+                f'{summary(group.estimate)}; {group.hours:,.2f} hours'
             )
-        cost = '' if self.price is None else f', {self.price * self.chip_hours:,.0f} at its price'
         yield (
             f'{self.runs} runs in {len(self.groups)} programs on {self.topology.words}: '
             f'{self.at_once} at once, {self.hours:,.2f} hours, {self.chip_hours:,.1f} '
-            f'chip-hours{cost}'
+            f'chip-hours{cost_words(self.price, self.chip_hours)}'
         )
 
     def record(self) -> dict[str, Any]:
-        return {
-            'topology': self.topology.words,
-            'runs': self.runs,
-            'at_once': self.at_once,
-            'hours': self.hours,
-            'chip_hours': self.chip_hours,
-            'groups': [
-                {
-                    'name': group.name,
-                    'runs': group.runs,
-                    'a_device': group.a_device,
-                    'estimate': group.estimate.record(),
-                }
-                for group in self.groups
-            ],
-        }
+        own = {name: getattr(self, name) for name in ('runs', 'at_once', 'hours', 'chip_hours')}
+        groups = [vars(group) | {'estimate': group.estimate.record()} for group in self.groups]
+        return {'topology': self.topology.words, **own, 'groups': groups}
 
 
 def plan_sweep(
-    base: Mapping[str, Any],
-    sweep: Any,
-    topology: Topology,
-    say: Callable[[str], None],
-    price: float | None = None,
+    base: Mapping[str, Any], sweep: Any, topology: Topology, say: Say, price: float | None = None
 ) -> SweepPlan:
-    """Each run on one device, as many side by side as fit: the programs of `lm.sweep.group`, one of
-    each group compiled for one run and then for as many as fit.
-
-    Raises ValueError for runs that ask for several devices, and where one does not fit.
+    """Plans each run on one device, with as many side by side as fit: compiles the program of each
+    group of `lm.sweep.group` until its runs fit. Raises ValueError for runs that ask for several
+    devices, and where one does not fit.
     """
     one = dataclasses.replace(topology, devices=topology.devices[:1])
     found = []
@@ -142,7 +129,6 @@ def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:
             return error.needed
         return 0.0
 
-    wanted = len(group)
-    fitting = runs_that_fit(wanted, 1, there, needed)
+    fitting = runs_that_fit(len(group), 1, there, needed)
     name = ' '.join(f'{p}={v}' for p, v in group[0].changes.items() if p not in RUN_PATHS)
-    return GroupPlan(name or 'all', wanted, fitting, estimate(steps[fitting], one))
+    return GroupPlan(name or 'all', len(group), fitting, estimate(steps[fitting], one))

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tpu.chips import CHIPS
+from tpu.chips import CHIPS, Topology
+from tpu.collectives import Collective, _group, by_kind, collectives, link_of, seconds_of
 from tpu.hlo import Module
-from tpu.topology import Topology
-from tpu.wire import Collective, _group, by_kind, collectives, link_of, seconds_of
 
 
 class Device(NamedTuple):

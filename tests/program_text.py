@@ -1,0 +1,126 @@
+"""Reads two things from a compiled program: what it moves through the chip's large memory, and what
+a GPU computes while its devices exchange arrays.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+
+from tpu.collectives import OPCODE
+from tpu.hlo import Array, Computation, Instruction, Module, behind
+
+SMALL = 2**20  # bytes: less than this is not counted
+MOVES_NOTHING = ('parameter', 'get-tuple-element', 'bitcast', 'tuple', 'constant')
+CALLERS = ('while', 'call', 'conditional', 'async-start')  # their computations are counted
+PARTS = ('slice', 'dynamic-slice')  # they read as much as they return
+UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in place
+
+
+class Move(NamedTuple):
+    """Bytes that one instruction reads and writes in the chip's large memory, in all rounds of a
+    loop together.
+    """
+
+    name: str
+    operation: str
+    bytes: int
+
+
+def moves(program: jax.stages.Compiled) -> list[Move]:
+    """Returns the moves of the instructions that the program schedules: arrays of SMALL bytes and
+    more that do not lie in a TPU's fast memory.
+
+    Each operand and each result counts once. A product reads its operands more often than that
+    where no cache holds them, and what a GPU's cache holds until the next instruction is not moved.
+    """
+    module = Module(program.as_text())
+    assert not module.unknown, module.unknown
+    found = []
+    for name, one, times in module.instructions():
+        if one.opcode not in MOVES_NOTHING + CALLERS and not one.opcode.endswith('-done'):
+            moved = _moved(module, module.computations[name], one)
+            found.append(Move(one.name, one.opcode, times * moved))
+    return [move for move in found if move.bytes]
+
+
+def _moved(module: Module, computation: Computation, one: Instruction) -> int:
+    written = _bytes(_results(one))
+    if one.opcode.endswith(('-start', '-update')):  # their results include the operands
+        return written
+    if one.opcode in PARTS:
+        return 2 * written
+    read = [_bytes(_results(computation[operand])) for operand in one.operands]
+    if one.opcode == UPDATE:
+        return 2 * read[1]
+    if one.opcode == 'fusion':
+        read, written = _with_parts(module.computations[one.called], read, written)
+    return sum(read) + written
+
+
+def _with_parts(inside: Computation, read: list[int], written: int) -> tuple[list[int], int]:
+    """Returns what a fusion with these instructions reads and writes, where it reads only parts of
+    arrays, or writes only parts of one in place.
+    """
+    uses = {}  # number of the operand: the instructions that take it, and as which of theirs
+    for one in inside.values():
+        for place, operand in enumerate(one.operands if one.opcode != 'bitcast' else ()):
+            source = behind(inside, inside[operand], 'bitcast')
+            if source.opcode == 'parameter':
+                uses.setdefault(int(source.argument), []).append((one, place))
+    for number, users in uses.items():
+        if all(one.opcode in PARTS and place == 0 for one, place in users):
+            read[number] = min(read[number], sum(_bytes(one.arrays, True) for one, _ in users))
+        elif written and all(one.opcode == UPDATE and place == 0 for one, place in users):
+            read[number] = 0
+            for one, _ in users:
+                part = _bytes(inside[one.operands[1]].arrays, True)
+                written = max(written - _bytes(one.arrays, True), 0) + part
+    return read, written
+
+
+def _results(one: Instruction) -> Iterable[Array]:
+    """Returns the results, without the workspace that a product of cuBLAS also returns."""
+    if '"__cublas$' not in one.attributes:
+        return one.arrays
+    return itertools.takewhile(lambda array: array.dtype != 's8', one.arrays)
+
+
+def _bytes(arrays: Iterable[Array], of_fast_memory: bool = False) -> int:
+    """Returns the bytes of arrays; where a layout has tiles, of whole ones."""
+    total = 0
+    for array in arrays:
+        lengths = list(array.shape)
+        order = [int(n) for n in array.layout.split(':')[0].split(',') if n]
+        tile = re.search(r'T\(([\d,]+)\)', array.layout)
+        for axis, length in zip(order, reversed(tile[1].split(',')) if tile else (), strict=False):
+            lengths[axis] = math.ceil(lengths[axis] / int(length)) * int(length)
+        size = array._replace(shape=tuple(lengths)).bytes
+        if size >= SMALL and (of_fast_memory or not array.fast):
+            total += size
+    return total
+
+
+def hidden(program: jax.stages.Compiled) -> list[tuple[str, int]]:
+    """Returns (kind, computations that a GPU starts during it) of each collective, in the scheduled
+    order of the program; 0 where everything waits for it.
+    """
+    found = []
+    for computation in Module(program.as_text()).computations.values():
+        order = list(computation.values())
+        for start, one in enumerate(order):
+            kind = OPCODE.match(one.opcode)
+            if not kind:
+                continue
+            ends = [i for i, other in enumerate(order) if _ends(other, one.name)]
+            between = order[start + 1 : ends[0]] if ends else []
+            work = sum(other.opcode in ('fusion', 'custom-call', 'while') for other in between)
+            found.append((kind[1], work))
+    return found
+
+
+def _ends(other: Instruction, name: str) -> bool:
+    return other.opcode.endswith('-done') and name in other.operands

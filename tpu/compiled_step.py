@@ -1,0 +1,373 @@
+"""The training step of a config, compiled for a topology, and its memory, collectives and least
+time.
+
+The time is a roofline's. Every operation takes as long as its products take at the published peak,
+or its bytes at the published bandwidth of memory, whichever is longer, one operation after another;
+the links take as long as their bytes take in rings. In `step_seconds` links and operations work at
+the same time, in `step_seconds_exposed` one after the other. Neither counts what LEFT_OUT names.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lm.config.fields import AUTO
+from lm.config.recipe import Recipe
+from lm.data import tokenizers
+from lm.devices.blueprint import Blueprint
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import mesh_words, refuse_idle
+from lm.devices.run_axis import SINGLE
+from lm.model.objectives import n_marks
+from lm.record.machine import device_memory_bytes
+from lm.run.describe import bytes_a_device
+from lm.run.program import Program
+from lm.run.tables import parameter_count
+from lm.training.flops import flops_per_token, peak_flops
+from modules.kernels.attention.splash import share_computed
+from tpu.chips import GIB, Topology
+from tpu.collectives import by_kind, collectives, seconds_of
+from tpu.cost import cost_of
+from tpu.hlo import Module
+
+LEFT_OUT = (
+    'vector operations that are no product, and tiles that shapes do not fill',
+    'the latency of operations and of collectives, which small ones consist of',
+    'that conditionals may take a cheaper branch than their dearest, as optimizers at most steps',
+    'links and hosts that others use, throttled clocks, stragglers',
+    'evaluation, checkpoints, and waiting for text',
+)
+Say = Callable[[str], None]  # passes a message on
+UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+TOO_MUCH = re.compile(r'([\d.]+)([KMGT]?)\)? exceeds available \w+ \(([\d.]+)([KMGT]?)\)')
+USED = re.compile(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm')
+
+
+class DoesNotFit(ValueError):
+    """A step needs more memory than a device has. needed, there: bytes a device."""
+
+    def __init__(self, needed: int, there: int):
+        self.needed, self.there = needed, there
+        super().__init__(
+            f'needs {needed / GIB:.2f} GiB a device, and there are {there / GIB:.2f}: '
+            f'{(needed - there) / GIB:.2f} GiB too many'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A compiled step. seconds: compile time."""
+
+    blueprint: Blueprint
+    executable: Any
+    runs: int
+    seconds: float
+
+
+def blueprint_of(recipe: Recipe, topology: Topology, say: Say, runs: int = 1) -> Blueprint:
+    """Returns the blueprint of a step, without any text: bpe:SIZE is taken to have SIZE tokens.
+    Raises ValueError where the mesh does not fill the topology, or does not divide the config.
+    """
+    devices, (vocab_size, bos_id) = topology.devices, vocabulary_of(recipe)
+    made = Blueprint(recipe, vocab_size, bos_id, devices, lambda: memory_of(topology), say, runs)
+    if recipe.mesh.axes != AUTO:
+        if runs == 1:
+            refuse_idle(recipe.mesh, made.mesh, len(devices))
+        check_devices(recipe, made.mesh)
+    return made
+
+
+def vocabulary_of(recipe: Recipe) -> tuple[int, int]:
+    """Returns (vocabulary size, a BOS) without the text; any BOS gives the same program."""
+    of_tokenizer = tokenizers.vocab_size(recipe.data.tokenizer)
+    return of_tokenizer + n_marks(recipe), of_tokenizer - 2
+
+
+def memory_of(topology: Topology) -> int:
+    """Returns the bytes of a device that a program may use."""
+    if topology.chip is not None:
+        return topology.chip.memory
+    on_cpu = topology.devices[0].platform == 'cpu'
+    return device_memory_bytes() // (len(topology.devices) if on_cpu else 1)
+
+
+def compile_step(made: Blueprint, topology: Topology, how: str = SINGLE, runs: int = 1) -> Step:
+    """Compiles the program that `train.py` runs; with `how` and `runs`, that of a sweep. Raises
+    DoesNotFit where a device has too little memory for it.
+    """
+    start = time.perf_counter()
+    try:
+        executable = Program(made, how).compiled(runs)
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error):
+            raise
+        raise DoesNotFit(*_needed(str(error))) from error
+    step = Step(made, executable, runs, time.perf_counter() - start)
+    needed, there = peak_bytes(executable, topology), memory_of(topology)
+    if needed > there:  # the compilers for GPUs and CPUs do not check
+        raise DoesNotFit(needed, there)
+    return step
+
+
+def _needed(text: str) -> tuple[int, int]:
+    """Parses (bytes needed, bytes there) from a compiler's error."""
+    found = TOO_MUCH.search(text) or USED.search(text)
+    if found is None:
+        raise ValueError(f'memory does not suffice, and by how much is not said: {text}')
+    needed, unit, there, unit_there = found.groups()
+    return int(float(needed) * UNITS[unit]), int(float(there) * UNITS[unit_there])
+
+
+def peak_bytes(executable: Any, topology: Topology) -> int:
+    """Returns the most bytes of a device in use at once, by the compiler's report."""
+    report = executable.memory_analysis()
+    if topology.chip is not None and topology.chip.platform == 'tpu':
+        # The sum of kinds counts what is donated twice, and temporaries not at all (libtpu 0.0.51).
+        return report.peak_memory_in_bytes + report.generated_code_size_in_bytes
+    arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
+    return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
+
+
+class Rates(NamedTuple):
+    """Rates of one device: flop/s of products, bytes a second of its memory, and their source."""
+
+    flops: float
+    bytes: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An estimate of one step: bytes, and flops of products, are those of one device. mfu: the
+    largest share of the peak that 6 N and attention's operations (`lm.training.flops`) can reach;
+    mfu_exposed: where nothing hides the links. price: of a chip-hour.
+    """
+
+    topology: str
+    mesh: str
+    chips: int
+    devices: int
+    runs: int
+    parameters: int
+    tokens: int  # of all runs
+    steps: int
+    memory: dict[str, int]
+    memory_needed: int
+    memory_there: int
+    collectives: list[dict[str, Any]]
+    flops: float
+    bytes: float
+    rates: Rates
+    compute_seconds: float
+    memory_seconds: float
+    operation_seconds: float
+    link_seconds: float
+    model_flops: float
+    compile_seconds: float
+    unknown: tuple[str, ...]
+    price: float | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self.operation_seconds, self.link_seconds)
+
+    @property
+    def step_seconds_exposed(self) -> float:
+        return self.operation_seconds + self.link_seconds
+
+    @property
+    def mfu(self) -> float:
+        return self.model_flops / self.devices / self.rates.flops / self.step_seconds
+
+    @property
+    def mfu_exposed(self) -> float:
+        return self.mfu * self.step_seconds / self.step_seconds_exposed
+
+    @property
+    def bound_by(self) -> str:
+        if self.link_seconds > self.operation_seconds:
+            return 'links'
+        return 'products' if self.compute_seconds > self.memory_seconds else 'memory'
+
+    @property
+    def tokens_a_day(self) -> float:
+        return self.tokens / self.step_seconds * 86400.0
+
+    @property
+    def chip_hours(self) -> float:
+        """Chip-hours of all steps."""
+        return self.steps * self.step_seconds * self.chips / 3600
+
+    def record(self) -> dict[str, Any]:
+        """Returns the fields, and what follows from them, for JSON."""
+        follow = ('step_seconds', 'step_seconds_exposed', 'mfu', 'mfu_exposed', 'bound_by')
+        follow += ('tokens_a_day', 'chip_hours')
+        found = dataclasses.asdict(self) | {'rates': self.rates._asdict()}
+        found |= {name: getattr(self, name) for name in follow}
+        return found | {'cost': self.price and self.price * self.chip_hours}
+
+    def lines(self) -> Iterator[str]:
+        yield (
+            f'{self.topology}: {self.chips:,} chips, mesh {self.mesh}; {self.parameters:,} '
+            f'parameters, {self.tokens:,} tokens a step; compiled in {self.compile_seconds:.0f} s'
+        )
+        kinds = [f'{kind} {gib(size)}' for kind, size in self.memory.items() if size > 1e6]
+        there = f'{gib(self.memory_needed)} of {gib(self.memory_there)} GiB a device'
+        yield f'memory: {there}: {", ".join(kinds)}'
+        for sent in self.collectives:
+            yield (
+                f'{sent["kind"]}: {sent["number"]:,} a step, {sent["bytes"] / 1e9:,.3f} GB of '
+                f'results a device, {ms(sent["seconds"])} ms of its links'
+            )
+        yield (
+            f'products: {self.flops / 1e12:,.2f} TFLOP a device, {ms(self.compute_seconds)} ms; '
+            f'memory: {self.bytes / 1e9:,.2f} GB, {ms(self.memory_seconds)} ms; all operations in '
+            f'sequence {ms(self.operation_seconds)} ms; links {ms(self.link_seconds)} ms '
+            f'({self.rates.source})'
+        )
+        yield (
+            f'a step takes at least {ms(self.step_seconds)} ms, bound by {self.bound_by}, and '
+            f'{ms(self.step_seconds_exposed)} ms where nothing hides the links: model FLOP '
+            f'utilisation at most {self.mfu:.1%} ({self.mfu_exposed:.1%})'
+        )
+        yield (
+            f'{self.tokens_a_day / 1e9:,.1f} billion tokens a day; {self.steps:,} steps take '
+            f'{self.steps * self.step_seconds / 3600:,.1f} hours, {self.chip_hours:,.0f} chip-hours'
+            f'{cost_words(self.price, self.chip_hours)}'
+        )
+        if self.unknown:
+            yield f'NOTE: the number of operations of these is unknown: {", ".join(self.unknown)}'
+        yield f'left out: {"; ".join(LEFT_OUT)}'
+
+
+def ms(seconds: float) -> str:
+    return f'{1e3 * seconds:,.1f}'
+
+
+def gib(n_bytes: float) -> str:
+    return f'{n_bytes / GIB:.2f}'
+
+
+def summary(found: Estimate) -> str:
+    return (
+        f'{gib(found.memory_needed)} of {gib(found.memory_there)} GiB; a step takes at least '
+        f'{ms(found.step_seconds)} ms, utilisation at most {found.mfu:.1%}'
+    )
+
+
+def cost_words(price: float | None, chip_hours: float) -> str:
+    """Returns ', 1,234 at its price', or '' without a price of a chip-hour."""
+    return '' if price is None else f', {price * chip_hours:,.0f} at its price'
+
+
+def estimate(step: Step, topology: Topology, price: float | None = None) -> Estimate:
+    made, recipe = step.blueprint, step.blueprint.recipe
+    module = Module(step.executable.as_text())
+    rates, sent = rates_of(topology), collectives(module)
+    pairs = pairs_computed(recipe, made.mesh.shape['context'])
+    cost = cost_of(module, rates.flops, rates.bytes, pairs)
+    devices = list(made.mesh.devices.flat)
+    seconds = [one.times * seconds_of(one, topology, devices) for one in sent]
+    of_kind = collections.defaultdict(list)
+    for one, sec in zip(sent, seconds, strict=True):
+        of_kind[one.kind].append(sec)
+    tokens = recipe.data.batch_size * recipe.data.seq_len * step.runs
+    return Estimate(
+        topology=topology.words,
+        mesh=mesh_words(made.mesh),
+        chips=max(1, made.mesh.size // (topology.chip.devices_a_chip if topology.chip else 1)),
+        devices=made.mesh.size,
+        runs=step.runs,
+        parameters=parameter_count(made.learner),
+        tokens=tokens,
+        steps=recipe.train.steps,
+        memory=memory_by_kind(step, topology),
+        memory_needed=peak_bytes(step.executable, topology),
+        memory_there=memory_of(topology),
+        collectives=[
+            {'kind': kind, 'number': number, 'bytes': n_bytes, 'seconds': sum(of_kind[kind])}
+            for kind, number, n_bytes in by_kind(sent)
+        ],
+        flops=cost.flops,
+        bytes=cost.bytes,
+        rates=rates,
+        compute_seconds=cost.flops / rates.flops,
+        memory_seconds=cost.bytes / rates.bytes,
+        operation_seconds=cost.seconds,
+        link_seconds=sum(seconds),
+        model_flops=flops_per_token(made.learner) * tokens,
+        compile_seconds=step.seconds,
+        unknown=cost.unknown,
+        price=price,
+    )
+
+
+def memory_by_kind(step: Step, topology: Topology) -> dict[str, int]:
+    """Returns the bytes of each kind on a device when it holds most. Those that are neither state
+    nor text belong to the step.
+    """
+    shapes, recipe = step.blueprint.state_shapes, step.blueprint.recipe
+    n = step.blueprint.mesh.shape
+    runs = step.runs / n['run']
+    rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
+    found = {
+        'parameters': bytes_a_device(shapes.params),
+        'optimizer state': bytes_a_device(shapes.opt_state),
+        'average': bytes_a_device(shapes.average),
+        'carried by layers and reparametrisations': bytes_a_device((shapes.stats, shapes.reparam)),
+        'text': int(rows * (recipe.data.seq_len + 1) * 4),
+    }
+    found = {kind: int(runs * size) for kind, size in found.items() if size}
+    program = step.executable.memory_analysis().generated_code_size_in_bytes
+    rest = peak_bytes(step.executable, topology) - sum(found.values()) - program
+    return found | {'program': program, 'activations, gradients and buffers': rest}
+
+
+def pairs_computed(recipe: Recipe, parts: int = 1) -> float:
+    """Returns the share of all pairs of tokens whose blocks splash attention computes, averaged
+    over the layers. parts: number of devices that share the tokens of a row.
+    """
+    given = recipe.attention.options
+    window, every = given.get('window'), given.get('full_every')
+    total = 0.0
+    for block in range(1, recipe.model.n_layers + 1):
+        full = window is None or (every and block % every == 0)
+        total += share_computed(recipe.data.seq_len, None if full else window, parts)
+    return total / recipe.model.n_layers
+
+
+def rates_of(topology: Topology) -> Rates:
+    """Returns the published rates of the chip, or measured rates of the devices at hand."""
+    if chip := topology.chip:
+        return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published of {chip.kind}')
+    return _measured(len(topology.devices))
+
+
+@functools.cache
+def _measured(n: int) -> Rates:
+    flops, source = peak_flops(n)
+    return Rates(flops / n, bandwidth(), f'{source}; memory: measured copy of {COPIED >> 20} MiB')
+
+
+COPIED = 1 << 28  # bytes
+
+
+def bandwidth(repeats: int = 5) -> float:
+    """Measures the bytes a second that the first device reads and writes: the best of `repeats`."""
+    x = jnp.zeros(COPIED // 4, jnp.float32)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
+    best = math.inf
+    for _ in range(repeats + 1):  # the first one touches the pages
+        start = time.perf_counter()
+        x = add(x)
+        x.block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2 * COPIED / best

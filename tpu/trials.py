@@ -1,0 +1,264 @@
+"""Changes to a config, compiled for a topology: some that may help a step that does not fit, and a
+search of meshes, remat policies and microbatches.
+
+A search cannot compile all candidates. It orders them by estimates without a compiler: the bytes
+that a device holds and sends, by the formulas of `lm.devices.auto_mesh`, and what a remat policy
+computes again. It compiles the config as given first, then candidates in that order; after one that
+does not fit, it leaves out those with a larger estimate of memory.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from lm.config.fields import AUTO, GIVEN
+from lm.config.recipe import Recipe
+from lm.config.resolve import replaced
+from lm.devices.auto_mesh import held_bytes, kept_bytes, moved_bytes
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import make_mesh
+from lm.devices.shardings import state_layout
+from lm.model.check import check
+from lm.training.flops import flops_per_token
+from lm.training.state import Learner, build_learner
+from modules.numerics import REMAT_POLICIES
+from tpu.chips import GIB, Topology
+from tpu.compiled_step import (
+    DoesNotFit,
+    Estimate,
+    Say,
+    blueprint_of,
+    compile_step,
+    estimate,
+    gib,
+    memory_of,
+    ms,
+    rates_of,
+    summary,
+    vocabulary_of,
+)
+
+TIMES = {'products': 'compute_seconds', 'operations': 'operation_seconds', 'links': 'link_seconds'}
+TIMES |= {'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
+WORDS = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
+ENOUGH = 2  # helpful changes that fit
+AXES = ('fsdp', 'tensor', 'context')
+MICROBATCHES = (1, 2, 4)
+# Forward passes' worth of operations in a step; a backward pass is two.
+PASSES = {'none': 3.0, 'dots': 3.1, 'full': 4.0}
+FITS = 1.3  # estimates of memory are upper bounds; candidates above this share are not compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A change to a config, tried. changes: fields of the config, {'mesh.fsdp': 16}. estimate: None
+    where the step does not fit. needed, there: bytes of a device. refused: why it was not compiled.
+    """
+
+    changes: Mapping[str, Any]
+    estimate: Estimate | None = None
+    needed: int = 0
+    there: int = 0
+    refused: str = ''
+
+    @property
+    def words(self) -> str:
+        """The changes in short, as 'fsdp=16 remat=dots'."""
+        parts = []
+        for path, value in self.changes.items():
+            name = WORDS.get(path, path.removeprefix('mesh.'))
+            if path not in ('mesh.data', 'mesh.axes') and (value != 1 or path in WORDS):
+                parts.append(f'{name}={value}')
+        return ' '.join(parts) or 'data alone'
+
+    def line(self) -> str:
+        flags = ' '.join(f'--config.{path}={value}' for path, value in self.changes.items())
+        if self.refused:
+            return f'{flags}: {self.refused}'
+        if self.estimate is None:
+            over = self.needed - self.there
+            return f'{flags}: {gib(self.needed)} GiB, still {gib(over)} GiB too many'
+        return f'{flags}: fits, {summary(self.estimate)}'
+
+    def columns(self) -> dict[str, str]:
+        found, memory = self.estimate, gib(self.needed) if self.needed else '-'
+        row = {'': self.words, 'GiB': memory}
+        for name, seconds in TIMES.items():
+            row[f'{name}, ms'] = ms(getattr(found, seconds)) if found else '-'
+        row['mfu'] = f'{found.mfu:.1%}' if found else '-'
+        row['bound by'] = found.bound_by if found else self.refused or 'does not fit'
+        return row
+
+    def record(self) -> dict[str, Any]:
+        found = {'changes': dict(self.changes), 'refused': self.refused, 'needed': self.needed}
+        return found | {'estimate': self.estimate and self.estimate.record()}
+
+
+def attempt(
+    recipe: Recipe,
+    changes: Mapping[str, Any],
+    topology: Topology,
+    say: Say,
+    price: float | None = None,
+) -> Trial:
+    """Compiles a changed config; refuses one that the devices do not allow, with the reason."""
+    try:
+        changed = replaced(recipe, changes)
+        check(changed)
+        made = blueprint_of(changed, topology, lambda _: None)
+        found = estimate(compile_step(made, topology), topology, price)
+    except DoesNotFit as error:
+        trial = Trial(changes, needed=error.needed, there=error.there)
+    except ValueError as error:
+        trial = Trial(changes, refused=str(error))
+    else:
+        trial = Trial(changes, found, found.memory_needed, found.memory_there)
+    say(trial.line())
+    return trial
+
+
+def try_changes(recipe: Recipe, topology: Topology, say: Say) -> Iterator[Trial]:
+    """Tries changes that may help a step that does not fit, until ENOUGH of them fit."""
+    found = 0
+    for changes in helpful_changes(recipe, topology):
+        trial = attempt(recipe, changes, topology, lambda _: None)
+        yield trial
+        found += trial.estimate is not None
+        if found == ENOUGH:
+            return
+    if not found:
+        say(f'Nothing that was tried fits {topology.words}: more chips, or a smaller model.')
+
+
+def helpful_changes(recipe: Recipe, topology: Topology) -> list[dict[str, Any]]:
+    """Returns changes that may help and that the devices allow: full remat, more fsdp,
+    microbatches, then all together. Those that the config has already are left out.
+    """
+    remat = [] if recipe.model.remat == 'full' else [{'model.remat': 'full'}]
+    n, now = len(topology.devices), max(1, recipe.mesh.fsdp)
+    sizes = [] if recipe.mesh.axes == AUTO else [2**k for k in range(20) if now < 2**k <= n]
+    cut = [{'mesh.data': -1, 'mesh.fsdp': size} for size in sizes]
+    parts = [{'train.microbatches': k * recipe.train.microbatches} for k in (2, 4, 8)]
+    cut, parts = ([one for one in some if _allowed(recipe, one, topology)] for some in (cut, parts))
+    together = {key: value for one in (remat[:1] + cut[-1:]) for key, value in one.items()}
+    found = [*remat, *cut[:2], *parts[:1], together]
+    found += [together | more for more in (parts[-1:] or [{}])]
+    return [one for i, one in enumerate(found) if one and one not in found[:i]]
+
+
+def _allowed(recipe: Recipe, changes: dict[str, Any], topology: Topology) -> bool:
+    changed = replaced(recipe, changes)
+    return changed.mesh.axes == AUTO or _mesh_of(changed, topology) is not None
+
+
+def _mesh_of(recipe: Recipe, topology: Topology) -> Mesh | None:
+    """Returns the mesh of a config; None where the devices or the config do not allow it."""
+    try:
+        mesh = make_mesh(recipe.mesh, list(topology.devices))
+        check(recipe)
+        check_devices(recipe, mesh)
+    except ValueError:
+        return None
+    return mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A change to be searched; seconds and memory are estimates without a compiler."""
+
+    changes: dict[str, Any]
+    seconds: float
+    memory: float
+
+
+def search(
+    recipe: Recipe, topology: Topology, say: Say, tries: int, price: float | None = None
+) -> list[Trial]:
+    """Returns the trials, fastest first, then those that do not fit."""
+    given = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
+    given |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
+    ordered = sorted(candidates(recipe, topology), key=lambda one: one.seconds)
+    say(f'{len(ordered)} candidates for {topology.words}; up to {tries} are compiled')
+    trials, too_much = [attempt(recipe, given, topology, say, price)], math.inf
+    for candidate in ordered:
+        if len(trials) > tries:
+            break
+        if candidate.changes == given or candidate.memory >= too_much:
+            continue
+        trials.append(attempt(recipe, candidate.changes, topology, say, price))
+        if trials[-1].estimate is None:
+            too_much = candidate.memory
+    return sorted(trials, key=_rank)
+
+
+def _rank(trial: Trial) -> tuple[float, float]:
+    if trial.estimate is None:
+        return math.inf, trial.needed or math.inf
+    return trial.estimate.step_seconds, trial.estimate.step_seconds_exposed
+
+
+def candidates(recipe: Recipe, topology: Topology) -> Iterator[Candidate]:
+    """Yields all changes that divide batch and model evenly and may fit."""
+    n, there = len(topology.devices), memory_of(topology)
+    sizes = [2**k for k in range(n.bit_length())]
+    whole = {'mesh.data': -1, 'mesh.axes': GIVEN, 'train.microbatches': 1}
+    for remat in REMAT_POLICIES:
+        own = replaced(recipe, whole | {'model.remat': remat})
+        learner = build_learner(own, *vocabulary_of(own), topology.devices[0].platform)
+        layout, kept = state_layout(learner), kept_bytes(learner)
+        for *of_axes, parts in itertools.product(sizes, sizes, sizes, MICROBATCHES):
+            if math.prod(of_axes) > n:
+                continue
+            changes = dict(zip((f'mesh.{axis}' for axis in AXES), of_axes, strict=True))
+            changes |= {'mesh.data': -1, 'model.remat': remat, 'train.microbatches': parts}
+            changed = replaced(own, changes)
+            if (mesh := _mesh_of(changed, topology)) is None:
+                continue
+            activations = kept // parts // (mesh.size // mesh.shape['tensor'])
+            memory = held_bytes(layout, mesh) + activations
+            if memory <= FITS * there:
+                yield Candidate(changes, _seconds(changed, learner, mesh, topology), memory)
+
+
+def _seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:
+    rates, link = rates_of(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
+    tokens = recipe.data.batch_size * recipe.data.seq_len
+    products = flops_per_token(learner) * tokens / mesh.size * PASSES[recipe.model.remat] / 3
+    moved = moved_bytes(recipe, learner, mesh)
+    # Parameters are gathered for each microbatch; what tensor and context send is not hidden.
+    waits = mesh.shape['tensor'] * mesh.shape['context'] > 1
+    sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
+    compute = products / rates.flops
+    return compute + sent if waits else max(compute, sent) + 0.1 * sent
+
+
+def save_figure(rows: Sequence[Trial], path: Path) -> None:
+    """Plots seconds of a step against memory, a mark for each trial; a line for what there is."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    top = max((1e3 * row.estimate.step_seconds for row in rows if row.estimate), default=1.0)
+    figure, axes = plt.subplots(figsize=(10, 5.5), layout='constrained')
+    tried = [row for row in rows if row.needed]
+    for number, row in enumerate(tried, 1):
+        fits = row.estimate is not None
+        at = row.needed / GIB, 1e3 * row.estimate.step_seconds if fits else 1.05 * top
+        color = ('tab:green' if number == 1 else 'tab:blue') if fits else 'tab:red'
+        axes.plot(*at, 'o' if fits else 'x', color=color, label=f'{number}  {row.words}')
+        axes.annotate(str(number), at, xytext=(5, 4), textcoords='offset points', fontsize=9)
+    if tried and tried[0].estimate:
+        axes.axvline(tried[0].there / GIB, color='gray', linestyle='--')
+        axes.set_title(f'{tried[0].estimate.topology}; dashed: memory there is; crosses do not fit')
+    axes.set_xlabel('memory of a device, GiB')
+    axes.set_ylabel('shortest step, ms')
+    axes.margins(x=0.1, y=0.1)
+    figure.legend(loc='outside right upper', fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
