@@ -1,21 +1,22 @@
-"""Rows of a table, and the gradient of the table where it is cut over devices."""
+"""Lookup of rows of a table, with its gradient where the table is cut over devices."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from modules.devices import ACTIVATIONS, PARAMETERS, names, partition
+from modules.parallel.axes import ACTIVATIONS, PARAMETERS, names, partition
 
 AXES = ('vocab', 'embed')
 
 
 def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """table[tokens], [B, T, D].
+    """Returns table[tokens], [B, T, D].
 
-    Where the table is cut over `fsdp`, the gradient of each device's rows is summed where it is
-    kept, by a reduce-scatter: left to XLA, every device gets the sum of the whole table first.
+    Where the table is cut over `fsdp`, a reduce-scatter sums the gradient of each device's rows
+    where they are kept: left to XLA, every device gets the sum of the whole table first.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.shape.get('fsdp', 1) == 1 or 'fsdp' in mesh.manual_axes:
@@ -25,7 +26,6 @@ def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _looked_up(shape, table_VD, tokens_BT):
-    del shape
     return table_VD[tokens_BT]
 
 
@@ -42,12 +42,10 @@ def _backward(shape, tokens_BT, grad_BTD):
     if scattered is None or 'fsdp' not in summed:  # an odd table, or one row to make parameters
         return jnp.zeros(shape, grad_BTD.dtype).at[tokens_BT].add(grad_BTD), None
     vocab_axes = [axis for axis in names(over[0]) if axis != 'fsdp']
-    rows = shape[0]
-    for axis in vocab_axes:
-        rows //= mesh.shape[axis]
+    rows = shape[0] // math.prod(mesh.shape[axis] for axis in vocab_axes)
 
     def on_device(tokens_BT, grad_BTD):
-        """The rows of this device's part of the vocabulary, or of all of it before it is cut."""
+        """Returns the gradient of this device's rows, or of all where it has them all."""
         first = jax.lax.axis_index(tuple(vocab_axes)) * rows if vocab_axes else 0
         at_BT = tokens_BT - first
         at_BT = jnp.where((at_BT >= 0) & (at_BT < rows), at_BT, rows)  # others are dropped
@@ -56,16 +54,14 @@ def _backward(shape, tokens_BT, grad_BTD):
         grad_VD = jax.lax.psum_scatter(grad_VD, 'fsdp', scatter_dimension=scattered, tiled=True)
         return jax.lax.psum(grad_VD, tuple(axis for axis in summed if axis != 'fsdp'))
 
-    return (
-        jax.shard_map(
-            on_device,
-            in_specs=(of_tokens, PartitionSpec(*of_tokens, None)),
-            out_specs=over,
-            axis_names={*mesh.axis_names} - {*mesh.manual_axes},
-            check_vma=False,
-        )(tokens_BT, grad_BTD),
-        None,
+    on_all_devices = jax.shard_map(
+        on_device,
+        in_specs=(of_tokens, PartitionSpec(*of_tokens, None)),
+        out_specs=over,
+        axis_names={*mesh.axis_names} - {*mesh.manual_axes},
+        check_vma=False,
     )
+    return on_all_devices(tokens_BT, grad_BTD), None
 
 
 _looked_up.defvjp(_forward, _backward)

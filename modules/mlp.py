@@ -6,110 +6,98 @@ Each is a Linen class called on (x [B, T, D], valid [B, T, 1] or None).
 import functools
 import math
 import sys
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.activations import Activation, Dropout
-from modules.devices import sharded
+from modules.facts import demands_nothing
 from modules.kernels import Kernels
 from modules.options import Option
+from modules.parallel.axes import sharded
 from modules.products import product, shared_input
 from modules.statistics import AUXILIARY, is_training, next_key
 
 
 class PositionWise(nn.Module):
-    """What is known of an MLP before there is one."""
+    """Base of MLPs: a network of hidden width F, for each token or for the tokens of each expert.
+
+    `dropout` changes the hidden activations in training.
+    """
+
+    d_ff: int
+    activation: Activation
+    kernels: Kernels
+    dtype: jnp.dtype
+    dropout: Dropout | None = None
+    init_gain: float = 1.0
 
     # The rows of AUXILIARIES that it sows (`modules.losses`).
     auxiliary: ClassVar[tuple[str, ...]] = ()
 
-    @classmethod
-    def check(cls, recipe: Any, part: Any) -> None:
-        """The rule of the row (`modules.facts`)."""
-        del recipe, part
+    check = staticmethod(demands_nothing)
+
+    def feed_forward(self, x: jax.Array, batch: tuple[str, ...] = (), bias: bool = False):
+        """Maps x [..., D] to [..., D]; each index of the axes `batch` has matrices of its own."""
+        matmul = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+
+        def project(name, x, axes, features):
+            options = matmul | {'bias': bias, 'init_gain': self.init_gain}
+            return product(self, name, x, (*batch, *axes), axes[:1], features, **options)
+
+        d_model = x.shape[-1]
+        x = shared_input(self, 'input', x, n_batch=len(batch), **matmul)
+        up = project('up', x, ('embed', 'mlp'), self.d_ff)
+        if self.activation.gated:
+            gate = project('gate', x, ('embed', 'mlp'), self.d_ff)
+            hidden = self.activation.fn(gate) * up
+        else:
+            hidden = self.activation.fn(up)
+        if self.dropout is not None:  # without one nothing is carried
+            key = next_key(self, 'dropout_key')
+            hidden = hidden if key is None else self.dropout(hidden, key)
+        return project('down', hidden, ('mlp', 'embed'), d_model)
 
 
 class MLP(PositionWise):
     """act(x W_up) W_down, or, with a gated activation, (act(x W_gate) * x W_up) W_down.
 
-    Hidden width F; `bias` adds one to each product, `dropout` changes the hidden activations in
-    training. Sources: arXiv:1706.03762, equation 2; gated arXiv:2002.05202.
+    `bias` adds one to each product. Sources: arXiv:1706.03762, equation 2; gated arXiv:2002.05202.
     """
 
-    d_ff: int
-    activation: Activation
-    kernels: Kernels
-    dtype: jnp.dtype
-    dropout: Dropout | None = None
     bias: bool = False
-    init_gain: float = 1.0
 
     @nn.compact
     def __call__(self, x_BTD, valid_BT1=None):
-        del valid_BT1
-        d_model = x_BTD.shape[-1]
-        x_BTD = shared_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
-        up_BTF = self.project('up', x_BTD, ('embed', 'mlp'), self.d_ff)
-        if self.activation.gated:
-            gate_BTF = self.project('gate', x_BTD, ('embed', 'mlp'), self.d_ff)
-            hidden_BTF = self.activation.fn(gate_BTF) * up_BTF
-        else:
-            hidden_BTF = self.activation.fn(up_BTF)
-        hidden_BTF = dropped(self, self.dropout, hidden_BTF)
-        return self.project('down', hidden_BTF, ('mlp', 'embed'), d_model)
-
-    def project(self, name, x_BTI, axes, features):
-        return product(
-            self,
-            name,
-            x_BTI,
-            axes,
-            axes[:1],
-            features,
-            matmul=self.kernels.matmul,
-            dtype=self.dtype,
-            bias=self.bias,
-            init_gain=self.init_gain,
-        )
+        return self.feed_forward(x_BTD, bias=self.bias)
 
 
 class MoE(PositionWise):
     """sum over the k experts e likeliest by p = softmax(x W_router) of p_e(x) MLP_e(x).
 
-    In training each expert takes capacity = ceil(expert_capacity * k * M / E) of the M = B * T
-    tokens, in order; to those that come later it adds nothing. Normal noise of deviation 1/E is
-    added to the router's logits, from a key that the layer carries, and E^2 mean_e(mean(p_e)
-    share_e), share_e being its share of the k M choices, is sown as an auxiliary loss, 1 where all
-    is balanced. So a token's output depends on those before it in the batch, or, with the capacity
-    over a row (as in MaxText, M = T then), in its row: such rows keep to their devices, and their
-    tokens go to those of their experts by an all-to-all. Evaluation drops no
-    token and adds no noise. Router and gates are float32; p is not normalized over the k. Padding
-    takes no place.
+    In training each expert takes the first capacity = ceil(expert_capacity * k * M / E) of its
+    tokens, out of M = B * T; it adds nothing to later ones. Normal noise of deviation 1/E is added
+    to the router's logits, from a key that the layer carries, and E^2 mean_e(mean(p_e) share_e),
+    share_e being the expert's share of the k M choices, is sown as an auxiliary loss, 1 where all
+    is balanced. So a token's output depends on earlier tokens of the batch, or of its row with the
+    capacity over a row (as in MaxText; M = T then). Such rows stay on their devices, and an
+    all-to-all sends their tokens to the devices of their experts. Evaluation drops no token and
+    adds no noise. Router and gates are float32; p is not normalized over the k. Padding takes no
+    place.
 
     Source: the code of WideNet (arXiv:2107.11817), whose experts also apply the activation after
     their second product; here they do not. Experts have no biases.
     """
 
-    d_ff: int
-    activation: Activation
-    kernels: Kernels
-    dtype: jnp.dtype
-    dropout: Dropout | None = None
-    init_gain: float = 1.0
     n_experts: Annotated[int, Option('how many there are', 1)] = 4
     experts_per_token: Annotated[int, Option('how many a token goes through', 1)] = 2
     expert_capacity: Annotated[
         float, Option('of an even share of the tokens, in training', 1e-37, sys.float_info.max)
     ] = 1.2
     capacity_over: Annotated[
-        str,
-        Option(
-            "the tokens that share an expert's capacity: of the batch, or of a row",
-            choices=('batch', 'row'),
-        ),
+        str, Option('tokens that share a capacity: a batch, or a row', choices=('batch', 'row'))
     ] = 'batch'
 
     auxiliary = ('balance_loss',)
@@ -132,16 +120,8 @@ class MoE(PositionWise):
         tokens, d_model = x_MD.shape
         training = is_training(self)
         groups = x_BTD.shape[0] if self.capacity_over == 'row' else 1
-        logits_ME = product(
-            self,
-            'router',
-            x_MD,
-            ('embed', 'router'),
-            ('embed',),
-            self.n_experts,
-            matmul=self.kernels.matmul,
-            dtype=jnp.float32,
-        )
+        axes, options = ('embed', 'router'), {'matmul': self.kernels.matmul, 'dtype': jnp.float32}
+        logits_ME = product(self, 'router', x_MD, axes, axes[:1], self.n_experts, **options)
         key = next_key(self)
         if training:
             logits_ME += jax.random.normal(key, logits_ME.shape) / self.n_experts
@@ -164,56 +144,32 @@ class MoE(PositionWise):
         # The tokens of a row go to where their experts are, and back: an all-to-all each.
         room_GECD = sharded(sharded(room_GECD, 'B_CD'), 'GECD')
         room_ECD = jnp.swapaxes(room_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
-        y_EGCD = self.experts(room_ECD).reshape(self.n_experts, groups, capacity, d_model)
+        y_EGCD = self.feed_forward(room_ECD, batch=('expert',))
+        y_EGCD = y_EGCD.reshape(self.n_experts, groups, capacity, d_model)
         y_GECD = sharded(sharded(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
         mixed_GMD = jax.vmap(received)(y_GECD, places_GMK, grouped(gates_MK.astype(self.dtype)))
         return mixed_GMD.reshape(x_BTD.shape)
 
     def balance(self, probs_ME, mask_ME, valid_M1):
-        """E sum_e mean(p_e) share_e, over the tokens that count."""
+        """Returns E sum_e mean(p_e) share_e, over the tokens that count."""
         valid_M1 = jnp.ones_like(probs_ME[:, :1]) if valid_M1 is None else valid_M1
         count = jnp.maximum(jnp.sum(valid_M1), 1.0)
         proxy_E = jnp.sum(probs_ME * valid_M1, 0) / count
         share_E = jnp.sum(mask_ME, 0) / (count * self.experts_per_token)
         return self.n_experts * jnp.sum(proxy_E * share_E)
 
-    def experts(self, x_ECD):
-        d_model, options = x_ECD.shape[-1], {'matmul': self.kernels.matmul, 'dtype': self.dtype}
-        x_ECD = shared_input(self, 'input', x_ECD, n_batch=1, **options)
-        up_ECF = self.project('up', x_ECD, ('expert', 'embed', 'mlp'), self.d_ff)
-        if self.activation.gated:
-            gate_ECF = self.project('gate', x_ECD, ('expert', 'embed', 'mlp'), self.d_ff)
-            hidden_ECF = self.activation.fn(gate_ECF) * up_ECF
-        else:
-            hidden_ECF = self.activation.fn(up_ECF)
-        hidden_ECF = dropped(self, self.dropout, hidden_ECF)
-        return self.project('down', hidden_ECF, ('expert', 'mlp', 'embed'), d_model)
-
-    def project(self, name, x_ECI, axes, features):
-        return product(
-            self,
-            name,
-            x_ECI,
-            axes,
-            axes[1:2],
-            features,
-            matmul=self.kernels.matmul,
-            dtype=self.dtype,
-            init_gain=self.init_gain,
-        )
-
 
 def sent(
     x_MD: jax.Array, chosen_MK: jax.Array, mask_ME: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    """(what each expert gets [E, C, D], the place of each choice among those rows [M, K], E C where
-    there is none): of each expert's tokens the first C, in order.
+    """Returns the first C tokens of each expert in order, [E, C, D], and the place of each choice
+    among those E C rows, [M, K]; E C where it got none.
     """
     (_, d_model), n_experts = x_MD.shape, mask_ME.shape[1]
     place_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
     place_MK = jnp.take_along_axis(place_ME, chosen_MK, 1)
     taken_MK = (jnp.take_along_axis(mask_ME, chosen_MK, 1) > 0) & (place_MK < capacity)
-    # One row more than there is room for: where what is not taken is written, and read as 0.
+    # One row more than there is room for: what is not taken is written there.
     row_MK = jnp.where(taken_MK, chosen_MK * capacity + place_MK, n_experts * capacity)
     sent_MKD = jnp.broadcast_to(x_MD[:, None], (*row_MK.shape, d_model))
     room = jnp.zeros((n_experts * capacity + 1, d_model), x_MD.dtype)
@@ -222,23 +178,12 @@ def sent(
 
 
 def received(y_ECD: jax.Array, row_MK: jax.Array, gates_MK: jax.Array) -> jax.Array:
-    """[M, D]: sum_k gate_k y_k of what `sent` has sent."""
+    """Returns sum_k gate_k y_k, [M, D], of what `sent` has sent; choices without a place add 0."""
     d_model = y_ECD.shape[-1]
     rows = y_ECD.reshape(-1, d_model)
     y = jnp.concatenate([rows, jnp.zeros((1, d_model), rows.dtype)])
     weights_MK = jnp.where(row_MK < len(rows), gates_MK, 0)
     return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK])
-
-
-def dropped(module: nn.Module, dropout: Dropout | None, hidden: jax.Array) -> jax.Array:
-    """`hidden`, in training through `dropout` by a key that `module` carries in STATS.
-
-    Without a dropout nothing is added to the program, nor to what is carried.
-    """
-    if dropout is None:
-        return hidden
-    key = next_key(module, 'dropout_key')
-    return hidden if key is None else dropout(hidden, key)
 
 
 MLPS = {'dense': MLP, 'moe': MoE}

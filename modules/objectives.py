@@ -1,10 +1,10 @@
-"""What is predicted of a document: each objective is a function of its tokens in one row.
+"""Objectives: functions that say which tokens of a document are predicted, and from which.
 
-A function gets the tokens [n] of a document, as far as it is in the row, and gives as many back, so
-that rows keep their shape and documents their place. Marks take room, and text is left out for it:
-the last tokens of a document that begins in the row, the first ones of a document that goes on from
-an earlier row. What stays is one stretch of the text, and a document too short for its marks
-is left as it is. NumPy alone: this runs where batches are made.
+A function takes the tokens [n] of a document that lie in one row, and returns as many, so that rows
+keep their shape and documents their place. Marks take room, for which text is left out: the last
+tokens of a document that begins in the row, the first ones of a document that goes on from an
+earlier row. What stays is one stretch of the text; a document too short for its marks is left as it
+is. Only NumPy is used: this runs where batches are made.
 """
 
 import dataclasses
@@ -16,72 +16,55 @@ import numpy as np
 from modules.facts import demands_nothing
 from modules.options import Option
 
-MARKS = 5  # those that are not numbered
+MARKS = 5  # how many are not numbered
+LEAST_WITH_MARKS = 8  # tokens of a row: one hole's four marks, a token in it, and some around it
 
 
 class Marks(NamedTuple):
-    """Ids that no text holds. bos, eos: the tokenizer's; the others follow from `first` on."""
+    """Ids that no text holds.
+
+    bos, eos: the tokenizer's; the others follow from `first` on. `sep` ends a document with holes,
+    after which comes what fills them; `eom` ends what fills a hole.
+    """
 
     bos: int
     eos: int
     first: int
 
-    @property
-    def sep(self) -> int:
-        """Ends a document with holes; what fills them follows."""
-        return self.first
-
-    @property
-    def eom(self) -> int:
-        """Ends what fills a hole."""
-        return self.first + 1
-
-    @property
-    def prefix(self) -> int:
-        return self.first + 2
-
-    @property
-    def suffix(self) -> int:
-        return self.first + 3
-
-    @property
-    def middle(self) -> int:
-        return self.first + 4
+    sep = property(lambda self: self.first)
+    eom = property(lambda self: self.first + 1)
+    prefix = property(lambda self: self.first + 2)
+    suffix = property(lambda self: self.first + 3)
+    middle = property(lambda self: self.first + 4)
 
     def mask(self, i: int) -> int:
-        """The hole with number i, from 0."""
+        """Returns the mark of hole i, from 0."""
         return self.first + MARKS + i
 
 
 class Document(NamedTuple):
-    """tokens: int32 [n]. targets: bool [n], the tokens to predict, each from those before it.
-    prefix: bool [n], the tokens that see each other.
-    """
+    """The tokens of a document as they are trained on."""
 
-    tokens: np.ndarray
-    targets: np.ndarray
-    prefix: np.ndarray
+    tokens: np.ndarray  # int32 [n]
+    targets: np.ndarray  # bool [n]: those to predict, each from those before it
+    prefix: np.ndarray  # bool [n]: those that see each other
 
 
-LossOn = Annotated[
-    str,
-    Option('what is predicted: all text, or what fills the holes', choices=('document', 'holes')),
-]
+LOSS_WORDS = 'what is predicted: all text, or what fills the holes'
+LossOn = Annotated[str, Option(LOSS_WORDS, choices=('document', 'holes'))]
 
 
 def causal(tokens: np.ndarray, marks: Marks, rng: np.random.Generator) -> Document:
     """Every token, from those before it."""
-    del marks, rng
     return _unchanged(tokens, True)
 
 
 def prefix(tokens: np.ndarray, marks: Marks, rng: np.random.Generator) -> Document:
     """The tokens behind a prefix whose tokens all see each other (arXiv:1910.10683).
 
-    The prefix has 1 to n - 1 tokens, all numbers alike: so others describe T5's code, which was not
+    The length of the prefix is uniform from 1 to n - 1, as others describe T5's code, which was not
     read for this.
     """
-    del marks
     length = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 0
     within = np.arange(len(tokens)) < length
     return Document(tokens, ~within, within)
@@ -103,14 +86,14 @@ def span_corruption(
 
         text <mask_1> text <mask_2> text EOS <sep> <mask_1> hole <eom> <mask_2> hole <eom>
 
-    The share of the text in holes is uniform, and so are the lengths of holes, of which the last is
-    cut to make up the share; then they are placed, all ways alike. <mask_i> and <sep> are never
-    predicted. With more holes needed than `masks` the share is smaller.
+    The share of the text in holes is uniform, and so are the lengths of holes, the last of which is
+    cut to make up the share; their places are uniform too. <mask_i> and <sep> are never predicted.
+    Where more holes than `masks` would be needed, the share is smaller.
 
-    Checked: the order of marks for one hole, in the card of the released models. Their training
-    code is not released. Ours: that several holes follow in order; the bounds, which are the
+    The order of marks for one hole is checked against the card of the released models, whose
+    training code is not released. Our choices: several holes follow in order; the bounds are the
     smallest and largest of UL2's denoisers (arXiv:2205.05131, as Levanter's code quotes its first
-    table); and the loss on holes alone, as in T5.
+    table); the loss is on holes alone, as in T5.
     """
     begins, ends, room = _ends(tokens, marks)
     is_text = loss_on == 'document'
@@ -130,9 +113,18 @@ def span_corruption(
     return _joined([*pieces, ([marks.sep], False), *holes])
 
 
+def room_for_marks(recipe: Any, part: Any) -> None:
+    """Raises ValueError for rows too short for marks."""
+    if recipe.data.seq_len < LEAST_WITH_MARKS:
+        raise ValueError(
+            f'{part} puts marks into rows, for which data.seq_len must be at least '
+            f'{LEAST_WITH_MARKS}; got {recipe.data.seq_len}'
+        )
+
+
 def bounds_in_order(recipe: Any, part: Any) -> None:
-    """Raises ValueError for a least value above the largest."""
-    del recipe
+    """Raises ValueError for a least value above the largest, and as `room_for_marks` does."""
+    room_for_marks(recipe, part)
     for name in ('mask_ratio', 'span'):
         least, most = part.options[f'{name}_least'], part.options[f'{name}_most']
         if least > most:
@@ -148,31 +140,22 @@ def infill(
 
         <prefix> text <suffix> text EOS <middle> text <eom>
 
-    The two cuts are uniform over all places, checked in code that follows the paper; the loss is on
-    all three parts, as the paper is remembered to have it. Ours: <eom> ends the middle, where the
-    paper has the token that ends documents, so that a document cut by its row does not seem to end;
-    <prefix>, <suffix> and <middle> are never predicted; every document is cut, since a mixture says
-    how many are.
+    The two cuts are uniform over all places, as in code that follows the paper; the loss is on all
+    three parts, as we remember the paper. Our choices: <eom> ends the middle, where the paper has
+    the token that ends documents, so that a document cut by its row does not seem to end; <prefix>,
+    <suffix> and <middle> are never predicted; every document is cut, since a mixture says how many
+    are.
     """
     begins, ends, room = _ends(tokens, marks)
-    is_text, room = loss_on == 'document', room - 4  # of which so many are marks
+    is_text, room = loss_on == 'document', room - 4  # 4 of these are marks
     if room < 1:
         return _unchanged(tokens, is_text)
     kept = _kept(tokens, begins, ends, room)
     first, last = sorted(rng.integers(0, room + 1, size=2).tolist())
-    return _joined(
-        [
-            (tokens[:begins], False),
-            ([marks.prefix], False),
-            (kept[:first], is_text),
-            ([marks.suffix], False),
-            (kept[last:], is_text),
-            (tokens[len(tokens) - ends :], is_text),
-            ([marks.middle], False),
-            (kept[first:last], True),
-            ([marks.eom], True),
-        ]
-    )
+    pieces = [(tokens[:begins], False), ([marks.prefix], False), (kept[:first], is_text)]
+    pieces += [([marks.suffix], False), (kept[last:], is_text)]
+    pieces += [(tokens[len(tokens) - ends :], is_text), ([marks.middle], False)]
+    return _joined([*pieces, (kept[first:last], True), ([marks.eom], True)])
 
 
 def _unchanged(tokens: np.ndarray, are_targets: bool) -> Document:
@@ -180,9 +163,9 @@ def _unchanged(tokens: np.ndarray, are_targets: bool) -> Document:
 
 
 def _ends(tokens: np.ndarray, marks: Marks) -> tuple[int, int, int]:
-    """(1 where BOS begins it, 1 where EOS ends what is kept, tokens of text and marks between).
+    """Returns (1 where BOS begins it, 1 where EOS ends what is kept, tokens between these).
 
-    Of a document that begins here its last tokens are left out, and EOS with them.
+    A document that begins here loses its last tokens, and EOS with them.
     """
     begins = int(tokens[0] == marks.bos)
     ends = int(not begins and tokens[-1] == marks.eos)
@@ -190,7 +173,6 @@ def _ends(tokens: np.ndarray, marks: Marks) -> tuple[int, int, int]:
 
 
 def _kept(tokens: np.ndarray, begins: int, ends: int, count: int) -> np.ndarray:
-    """The text that stays."""
     if begins:
         return tokens[1 : 1 + count]
     stop = len(tokens) - ends
@@ -198,13 +180,14 @@ def _kept(tokens: np.ndarray, begins: int, ends: int, count: int) -> np.ndarray:
 
 
 def _cost(holes: np.ndarray | int) -> np.ndarray | int:
-    """Marks of so many holes: each twice its number and <eom>, and one <sep>."""
+    """Returns the number of marks: for each hole twice <mask_i> and <eom>, and one <sep>."""
     return 3 * holes + 1
 
 
 def _spans(drawn: np.ndarray, share: float, room: int) -> np.ndarray | None:
-    """The first of the lengths drawn, as many as take `share` of the text that their marks leave of
-    `room` tokens; None where there is no room for one.
+    """Returns as many of the drawn lengths as take `share` of the text; None: no room for one.
+
+    The text is what the marks of the holes leave of `room` tokens.
     """
     text = room - _cost(np.arange(1, len(drawn) + 1))
     drawn, text = drawn[text >= 1], text[text >= 1]
@@ -215,13 +198,13 @@ def _spans(drawn: np.ndarray, share: float, room: int) -> np.ndarray | None:
     count = int(np.argmax(enough)) + 1 if enough.any() else len(drawn)
     before = int(drawn[: count - 1].sum())
     last = min(int(wanted[count - 1]) - before, int(drawn[count - 1]))
-    if last < 1:  # the marks of one hole more have taken what it was to hold
+    if last < 1:  # the marks of this hole have taken what it was to hold
         return drawn[: count - 1]
     return np.append(drawn[: count - 1], last)
 
 
 def _places(rng: np.random.Generator, text: int, holes: int) -> np.ndarray:
-    """How many of `text` tokens stand before each hole: every way to place them alike."""
+    """Returns how many of `text` tokens stand before each hole: uniform over all ways."""
     chosen = np.sort(rng.choice(text + holes, size=holes, replace=False))
     return chosen - np.arange(holes)
 
@@ -232,23 +215,32 @@ def _joined(pieces: list[tuple[np.ndarray | list[int], bool]]) -> Document:
     return Document(tokens, targets, np.zeros(len(tokens), bool))
 
 
+def sees_its_prefix(recipe: Any, part: Any) -> None:
+    """Raises ValueError for attention that cannot show later tokens."""
+    if not recipe.attention.row.has_scores:
+        from modules.attention import ATTENTIONS  # not where batches are made
+
+        able = [name for name, row in ATTENTIONS.items() if row.has_scores]
+        raise ValueError(
+            f'{part} lets the tokens of a prefix see each other, and {recipe.attention} shows no '
+            f'later ones. Choose model.attention={"|".join(able)}, or another objective.'
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """of_document(tokens, marks, rng, **options) -> Document. has_marks: whether the vocabulary
-    must hold `Marks`; has_prefix: whether tokens see later ones; leaves_rows: whether it gives rows
-    back as they are, with every token a target; check: its own rule (`modules.facts`).
-    """
+    """A row of `OBJECTIVES`: of_document(tokens, marks, rng, **options) -> Document."""
 
     of_document: Callable[..., Document]
-    has_marks: bool = False
-    has_prefix: bool = False
-    leaves_rows: bool = False
-    check: Callable[[Any, Any], None] = demands_nothing
+    has_marks: bool = False  # whether the vocabulary must hold `Marks`
+    has_prefix: bool = False  # whether tokens see later ones
+    leaves_rows: bool = False  # whether rows stay as they are, with every token a target
+    check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)
 
 
 OBJECTIVES = {
     'causal': Objective(causal, leaves_rows=True),
-    'prefix': Objective(prefix, has_prefix=True),
+    'prefix': Objective(prefix, has_prefix=True, check=sees_its_prefix),
     'span_corruption': Objective(span_corruption, has_marks=True, check=bounds_in_order),
-    'infill': Objective(infill, has_marks=True),
+    'infill': Objective(infill, has_marks=True, check=room_for_marks),
 }

@@ -2,7 +2,7 @@
 
 `place(x, sublayer, norm, depth) -> x`: `sublayer` maps the stream to an update, `norm(name)` makes
 a new norm with that parameter name, and `depth` says which block this is. Each placement creates
-the norms it calls and no others.
+the norms it calls and no others. The rows have the equations with their sources.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 
-from modules.facts import demands_nothing
 from modules.options import Option
 
 Layer = Callable[[jax.Array], jax.Array]
@@ -20,75 +19,60 @@ Norms = Callable[[str], Layer]
 
 
 class Depth(NamedTuple):
-    """block: the number of this block, from 1, a float32 scalar that may be traced (blocks are
-    scanned); blocks: how many there are.
-    """
+    """The number of a block, and how many there are."""
 
-    block: jax.Array
+    block: jax.Array  # from 1, float32; traced where blocks are scanned
     blocks: int
 
 
 def pre(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """x + F(N(x)); the stream itself is never normalized (arXiv:2002.04745)."""
     return x + sublayer(norm('norm_in')(x))
 
 
 def post(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """N(x + F(x)), the original Transformer's (arXiv:1706.03762)."""
     return norm('norm_out')(x + sublayer(x))
 
 
 def peri(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """x + N(F(N(x))): the update is normalized too.
-
-    Peri-LN (arXiv:2502.02732), which adds norms of the embeddings (model.embedding_norm) and of the
-    last stream; as Sandwich-LN (arXiv:2105.13290) it is the same equation.
-    """
+    """x + N(F(N(x))); Peri-LN also normalizes the embeddings (model.embedding_norm)."""
     return x + norm('norm_out')(sublayer(norm('norm_in')(x)))
 
 
 def output(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """x + N(F(x)): the update alone is normalized, as in OLMo 2 (arXiv:2501.00656).
-
-    There queries and keys are normalized too, over all heads together; here model.qk_norm is a
-    head's.
-    """
+    """x + N(F(x)); OLMo 2 also normalizes queries and keys, over all heads together."""
     return x + norm('norm_out')(sublayer(x))
 
 
 def layernorm_scaling(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """x + F(N(x) / sqrt(l)) in block l (arXiv:2502.05795)."""
     scale = jax.lax.rsqrt(depth.block).astype(x.dtype)
     return x + sublayer(norm('norm_in')(x) * scale)
 
 
 def deepnorm(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """N(alpha x + F(x)) with alpha = (2 L)^(1/4) (arXiv:2203.00555, of a decoder alone)."""
+    """N(alpha x + F(x)) with alpha = (2 L)^(1/4), as published for decoders without encoders."""
     return norm('norm_out')((2 * depth.blocks) ** 0.25 * x + sublayer(x))
 
 
 def deepnorm_gain(blocks: int) -> float:
-    """(8 L)^(-1/4), on the deviation of value, output and MLP matrices (arXiv:2203.00555).
+    """(8 L)^(-1/4), a factor of the deviation of value, output and MLP matrices.
 
-    The published base is Xavier's; here it is what the parametrisation gives.
+    The deviation itself is Xavier's as published; here the parametrisation gives it.
     """
     return (8 * blocks) ** -0.25
 
 
 def resi_dual(streams: Any, sublayer: Layer, norm: Norms, depth: Depth) -> Any:
-    """x <- N(x + F(x)) and r <- r + F(x): two streams (ResiDual, arXiv:2304.14802)."""
+    """x <- N(x + F(x)) and r <- r + F(x)."""
     x, r = streams
     update = sublayer(x)
     return norm('norm_out')(x + update), r + update
 
 
 def bare(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """x + F(x), without a norm of its own."""
     return x + sublayer(x)
 
 
 def normed_residual(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    """z + F(z) with z = N(x): the residual takes the normalized value too."""
     z = norm('norm_in')(x)
     return z + sublayer(z)
 
@@ -103,59 +87,66 @@ class Blocks(NamedTuple):
 
 
 def all_alike(attention: Callable, mlp: Callable) -> Callable[[int], list[Blocks]]:
-    """All blocks are equal."""
     return lambda blocks: [Blocks('layers', blocks, attention, mlp)]
 
 
 def post_then_pre(
     blocks: int,
-    mix_fraction: Annotated[float, Option('of the blocks, the first ones, are post-norm', 0, 1)] = (
-        0.25
-    ),
+    mix_fraction: Annotated[float, Option('share of blocks that are post-norm', 0, 1)] = 0.25,
 ) -> list[Blocks]:
-    """Post-norm in the first floor(mix_fraction * L) blocks, pre-norm in the rest (Mix-LN,
-    arXiv:2412.13795).
-    """
+    """Post-norm in the first floor(mix_fraction * L) blocks, pre-norm in the rest."""
     first = math.floor(mix_fraction * blocks + 1e-9)  # 0.3 * 10 is 2.9999999999999996 in some order
-    parts = [
-        Blocks('layers_post', first, post, post),
-        Blocks('layers_pre', blocks - first, pre, pre),
-    ]
-    return [part for part in parts if part.count]
+    return _without_empty(
+        Blocks('layers_post', first, post, post), Blocks('layers_pre', blocks - first, pre, pre)
+    )
 
 
 def first_differs(blocks: int) -> list[Blocks]:
-    """HybridNorm*: the first block is a pre-norm one (arXiv:2503.04598)."""
-    parts = [
-        Blocks('layers_first', 1, pre, pre),
-        Blocks('layers', blocks - 1, bare, normed_residual),
-    ]
-    return [part for part in parts if part.count]
+    return _without_empty(
+        Blocks('layers_first', 1, pre, pre), Blocks('layers', blocks - 1, bare, normed_residual)
+    )
+
+
+def _without_empty(*groups: Blocks) -> list[Blocks]:
+    return [group for group in groups if group.count]
+
+
+def needs_are_met(recipe: Any, part: Any) -> None:
+    """Raises ValueError where another choice is taken than the placement needs."""
+    chosen = {
+        'model.mlp': [recipe.mlp.name],
+        'model.reparam': [one.name for one in recipe.reparam],
+        'attention.norm_values': [recipe.attention.options['norm_values']],
+    }
+    for path, names in chosen.items():
+        needed = part.row.needs.get(path.split('.')[1])
+        if needed is not None and needed not in names:
+            raise ValueError(
+                f'{part} needs {path}={needed}; got {"+".join(map(str, names))}. Leave it at its '
+                'default, or choose another placement.'
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # a row is itself
 class Placement:
-    """One line of what it is with its source, then blocks(L, **options): the blocks, in order, by
-    groups of equal ones.
+    """A row of `PLACEMENTS`: one line of what it is with its source, and blocks(L, **options).
 
-    final_norm: whether the stream is normalized before the readout; post-norm already has.
-    split, join: from the embeddings to what the blocks carry, and, with the final norm, from there
-      to what is read out.
     norms_updates: whether what a sublayer adds is normalized first, so that factors do nothing.
-    init_gain: of L blocks, on the deviation of the matrices that `deepnorm_gain` names.
-    needs: other choices that are a part of the method, by the name of their option or table.
-    check: its own rule (`modules.facts`).
+    split, join: map the embeddings to what the blocks carry, and that, with the final norm, to what
+      is read out.
+    init_gain: L -> a factor of the deviation of the matrices that `deepnorm_gain` names.
+    needs: other choices that belong to the method, by the name of their option or table.
     """
 
     summary: str
-    blocks: Callable[..., list[Blocks]]
-    final_norm: bool = True
+    blocks: Callable[..., list[Blocks]]  # in order, as groups of equal ones
+    final_norm: bool = True  # whether the stream is normalized before the readout
     norms_updates: bool = False
     split: Callable[[jax.Array], Any] = lambda x: x
     join: Callable[[Any, Layer], jax.Array] = lambda x, final_norm: final_norm(x)
     init_gain: Callable[[int], float] = lambda blocks: 1.0
     needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    check: Callable[[Any, Any], None] = demands_nothing
+    check: Callable[[Any, Any], None] = needs_are_met  # its own rule (`modules.facts`)
 
 
 NORMED_VALUES = {'norm_values': True}

@@ -1,7 +1,7 @@
-"""How a transformer learns the order of its tokens.
+"""Positions: how a transformer learns the order of its tokens.
 
-A row of `POSITIONS` says what is added to the embeddings, what turns queries and keys, and what the
-logits of a pair lose with its distance.
+A row of `POSITIONS` says what is added to the embeddings, how queries and keys are turned, and how
+the logits of a pair fall with its distance.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from modules.attention import ATTENTIONS
 from modules.facts import demands_nothing
 from modules.options import Option, options
 from modules.params import declare
@@ -30,15 +31,9 @@ def rope(
         float, Option('b of the frequencies b^(-2i/R), R being the features turned', 1, FINITE)
     ] = 10_000.0,
     rope_scaling: Annotated[
-        str,
-        Option(
-            'of frequencies, to read longer rows: none, all alike, or low ones as in Llama 3.1',
-            choices=('none', 'linear', 'llama3'),
-        ),
+        str, Option('of all frequencies, or as in Llama 3.1', choices=('none', 'linear', 'llama3'))
     ] = 'none',
-    rope_factor: Annotated[
-        float, Option('that rope_scaling divides frequencies by', 1, FINITE)
-    ] = 1.0,
+    rope_factor: Annotated[float, Option('what divides frequencies', 1, FINITE)] = 1.0,
     rope_original_length: Annotated[
         int, Option('tokens that llama3 counts the turns in: those trained on before', 1)
     ] = 8192,
@@ -64,14 +59,8 @@ def rope(
     half, exact = first.shape[-1], first.dtype
     frequency_H = rope_base ** (-jnp.arange(half, dtype=exact) / half)
     if rope_scaling != 'none':
-        frequency_H = scaled(
-            frequency_H,
-            rope_scaling,
-            rope_factor,
-            rope_original_length,
-            rope_low_frequency_factor,
-            rope_high_frequency_factor,
-        )
+        turns = rope_low_frequency_factor, rope_high_frequency_factor
+        frequency_H = scaled(frequency_H, rope_scaling, rope_factor, rope_original_length, *turns)
     angle_BTH = jnp.einsum('bt,h->bth', positions_BT.astype(exact), frequency_H)
     cos, sin = jnp.cos(angle_BTH)[:, None], jnp.sin(angle_BTH)[:, None]
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
@@ -86,25 +75,23 @@ def scaled(
     scaling: str,
     factor: float,
     original_length: int,
-    low_frequency_factor: float,
-    high_frequency_factor: float,
+    low: float,
+    high: float,
 ) -> jax.Array:
-    """Frequencies, in radians a token, for rows `factor` times as long as those trained on.
+    """Scales frequencies, in radians a token, for rows `factor` times as long as in training.
 
-    linear: f / factor (arXiv:2306.15595). llama3: f makes n = f original_length / 2 pi turns; where
-    n is above the high factor it stays f, where it is below the low one it is f / factor, and
-    between it goes from one to the other with n (arXiv:2407.21783; the rule is in the code beside,
-    https://github.com/meta-llama/llama-models).
+    linear: f / factor (arXiv:2306.15595). llama3: f makes n = f original_length / 2 pi turns; it is
+    f / factor for n below `low`, f for n above `high`, and interpolated linearly in n between
+    (arXiv:2407.21783; the rule is in its code, https://github.com/meta-llama/llama-models).
     """
     if scaling == 'linear':
         return frequency_H / factor
     turns_H = frequency_H * (original_length / (2 * math.pi))
-    span = high_frequency_factor - low_frequency_factor
-    kept_H = jnp.clip((turns_H - low_frequency_factor) / span, 0, 1)
+    kept_H = jnp.clip((turns_H - low) / (high - low), 0, 1)
     return (1 - kept_H) * frequency_H / factor + kept_H * frequency_H
 
 
-# The options of a scaling, with the scalings that read them.
+# Options of a scaling -> the scalings that read them.
 READ_BY = {
     'rope_factor': ('linear', 'llama3'),
     'rope_original_length': ('llama3',),
@@ -114,7 +101,7 @@ READ_BY = {
 
 
 def check_rope(recipe: Any, part: Any) -> None:
-    """Raises ValueError where the features to turn make no pairs, or a scaling is half given."""
+    """Raises ValueError where turned features make no pairs, or a scaling is half given."""
     head_dim, given = recipe.head_dim, part.options
     if given['rope_fraction'] == 1 and head_dim % 2:
         raise ValueError(
@@ -143,7 +130,7 @@ def check_rope(recipe: Any, part: Any) -> None:
 
 
 def rotated_features(head_dim: int, fraction: float) -> int:
-    """fraction * head_dim; ValueError, with the nearest that works, unless it is even and not 0."""
+    """Returns fraction * head_dim; raises ValueError unless that is even and not 0."""
     features = fraction * head_dim
     if head_dim < 2:
         raise ValueError(f'rope turns pairs of features, and a head has {head_dim}')
@@ -158,10 +145,10 @@ def rotated_features(head_dim: int, fraction: float) -> int:
 
 
 def alibi_slopes(n_heads: int) -> jax.Array:
-    """[N]: 2^(-8 n / N) for the heads n = 1 to N where N is a power of two.
+    """2^(-8 n / N), [N], for the heads n = 1 to N where N is a power of two.
 
-    Otherwise those of the power P below it, and then the first, third, ... of those of 2 P, as in
-    the code of arXiv:2108.12409.
+    Otherwise these are the slopes of the power P below N, then the first, third, ... of the slopes
+    of 2 P, as in the code of arXiv:2108.12409.
     """
     power = 2 ** (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * n / power) for n in range(1, power + 1)]
@@ -169,9 +156,14 @@ def alibi_slopes(n_heads: int) -> jax.Array:
     return jnp.array(slopes, jnp.float32)
 
 
-def no_rotation(x_BNTH: jax.Array, positions_BT: jax.Array) -> jax.Array:
-    del positions_BT
-    return x_BNTH
+def needs_scores(recipe: Any, part: Any) -> None:
+    """Raises ValueError for attention without logits to add slopes to."""
+    if not recipe.attention.row.takes_slopes:
+        able = [name for name, row in ATTENTIONS.items() if row.takes_slopes]
+        raise ValueError(
+            f'{part} adds to the logits of softmax attention, and {recipe.attention} has none. '
+            f'Choose model.attention={"|".join(able)}, or another position.'
+        )
 
 
 class LearnedPositions(nn.Module):
@@ -189,16 +181,13 @@ class LearnedPositions(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """One line of what it is with its source; what turns queries and keys, the table, if any, that
-    is added to the embeddings, and the slopes, of N heads, by which logits fall with distance; its
-    own rule (`modules.facts`).
-    """
+    """A row of `POSITIONS`: one line of what it is with its source, and what it does."""
 
     summary: str
-    rotate: Callable[[jax.Array, jax.Array], jax.Array] = no_rotation
-    table: type[nn.Module] | None = None
-    slopes: Callable[[int], jax.Array] | None = None
-    check: Callable[[Any, Any], None] = demands_nothing
+    rotate: Callable[[jax.Array, jax.Array], jax.Array] = lambda x_BNTH, positions_BT: x_BNTH
+    table: type[nn.Module] | None = None  # added to the embeddings
+    slopes: Callable[[int], jax.Array] | None = None  # N -> [N], by which logits fall with distance
+    check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)
 
 
 POSITIONS = {
@@ -206,6 +195,7 @@ POSITIONS = {
         'logits that fall with the distance, in each head by a slope of its own: ALiBi '
         '(arXiv:2108.12409)',
         slopes=alibi_slopes,
+        check=needs_scores,
     ),
     'learned': Position(
         'a table of vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions

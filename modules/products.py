@@ -1,4 +1,4 @@
-"""Products of activations and matrices: the seam for sharding, quantised and approximate products.
+"""Products of activations and parameters, which layers compute here and nowhere else.
 
 Activations are [B, T, D] in the model and flattened here, because XLA:CPU multiplies [B*T, D] far
 faster than [B, T, D] in the backward pass. A matrix is a float32 parameter, cast where it is used.
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from modules.devices import parts_of
-from modules.kernels.matmul.wta_crs import WTACRS, Rows, product_by_rows
+from modules.kernels.matmul.wta_crs import WTACRS, KeptRows, product_by_rows
+from modules.parallel.axes import parts_of
 from modules.params import declare
 from modules.statistics import is_training, next_key
 
@@ -29,32 +29,32 @@ def matrix(
     init_gain: float = 1.0,
     role: str = 'hidden',
 ) -> jax.Array:
-    """The parameter `name` of `module`, declared (`modules.params`), at unit scale."""
+    """Makes the parameter `name` of `module`, declared (`modules.params`), at unit scale."""
     normal = nn.initializers.normal(1.0)
     return module.param(name, declare(normal, role, axes, fan_in, init_gain=init_gain), shape)
 
 
 class Input(struct.PyTreeNode):
-    """x [..., D] in the type of products, and the rows that stand for it in the gradients of their
-    weights; None: all do.
+    """x [..., D] in the type of products, and the rows that stand for it in weight gradients; None:
+    all do.
     """
 
     x: jax.Array
-    rows: Rows | None
+    rows: KeptRows | None
 
 
 class Draws(nn.Module):
-    """Draws the rows of an input, by a key that it carries: another for each layer and update. A
-    module of its own, so that parameters are drawn as they are without it.
+    """Draws the rows of an input by a key of its own, another for each layer and update. It is a
+    module, so that the keys of parameters do not change.
     """
 
     matmul: WTACRS
 
     @nn.compact
     def __call__(self, flat_x):
-        """Of [..., M, I], each [M, I] by itself; None in evaluation, and where all are kept."""
+        """Draws from each [M, I] of [..., M, I]; None in evaluation, and where all are kept."""
         if not (is_training(self) or self.is_initializing()):
-            return None  # without a key: there may be none
+            return None  # there may be no key
         key = next_key(self)
         if key is None:
             return None
@@ -74,9 +74,9 @@ def shared_input(
     n_batch: int = 0,
     n_summed: int = 1,
 ) -> jax.Array | Input:
-    """x, of `n_batch` batch axes and `n_summed` summed ones, for several products of `module`.
+    """Prepares x, with `n_batch` batch axes and `n_summed` summed ones, for several products.
 
-    Where `matmul` keeps some rows of x for the gradients of weights, one set serves them all.
+    Where `matmul` keeps some rows of x for weight gradients, one set serves them all.
     """
     if not isinstance(matmul, WTACRS):
         return x
@@ -85,8 +85,8 @@ def shared_input(
 
 
 def flattened(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
-    """[batch axes, M, I]; [B, T, I] where rows of tokens are cut over devices: XLA cannot lay B and
-    T as one axis over those of both.
+    """Flattens x to [batch axes, M, I]; to [B, T, I] where T is cut over devices, as XLA cannot cut
+    B and T as one axis.
     """
     kept = n_batch
     if n_batch == 0 and x.ndim - n_summed > 1 and parts_of('T') > 1:
@@ -108,19 +108,19 @@ def product(
     init_gain: float = 1.0,
     role: str = 'hidden',
 ) -> jax.Array:
-    """x W, or x W + b, in `dtype`: the parameters `name` and, with `bias`, `name`_bias.
+    """Computes x W, or x W + b, in `dtype`, with the parameters `name` and `name`_bias.
 
     `axes` are those of W: batch axes, then `fan_in`, then those of the result, of sizes `features`.
-    x has the batch axes first and those of `fan_in` last, such as
+    x has the batch axes first and those of `fan_in` last, for example
 
         [B, T, D]     ('embed', 'heads', 'head_dim')     over ('embed',)              [B, T, N, H]
         [B, T, N, H]  ('heads', 'head_dim', 'embed')     over ('heads', 'head_dim')   [B, T, D]
         [E, C, D]     ('expert', 'embed', 'mlp')         over ('embed',)              [E, C, F]
 
-    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes. What
-    several products take comes from `shared_input`.
+    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes. An input
+    of several products comes from `shared_input`.
     """
-    features = (features,) if isinstance(features, int) else tuple(features)
+    features = (features,) if isinstance(features, int) else features
     n_batch = axes.index(fan_in[0])
     after = n_batch + len(fan_in)
     if axes[n_batch:after] != tuple(fan_in) or len(axes) != after + len(features):
@@ -156,9 +156,9 @@ def product(
 class Readout(struct.PyTreeNode):
     """logits = x W + b, float32 at least; softcap * tanh(logits / softcap) where that is not 0.
 
-    Called on x [..., D] of any number of axes, so that a loss can take the logits of some tokens at
-    a time. weight_DV: as stored, cast to `dtype` for the product; bias_V: None for none.
-    is_table: the weight is the table of embeddings, transposed, and lies over devices as that does.
+    A loss calls it on the activations of some tokens at a time. weight_DV: as stored, cast to
+    `dtype` for the product. bias_V: None for none. is_table: the weight is the table of embeddings,
+    transposed, and cut over devices as that is.
     """
 
     weight_DV: jax.Array
@@ -169,7 +169,7 @@ class Readout(struct.PyTreeNode):
     is_table: bool = struct.field(pytree_node=False, default=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., V]."""
+        """Returns the logits [..., V] of x [..., D]."""
         exact = jnp.promote_types(self.dtype, jnp.float32)
         flat_x, weight_DV = flattened(x, 0, 1), self.weight_DV.astype(self.dtype)
         matmul = functools.partial(self.matmul, out_dtype=exact)

@@ -1,8 +1,8 @@
 """Attention layers. A new one is a file here and a row in `ATTENTIONS`.
 
-Each is a Linen class called on (x [B, T, D], Sequence), a `MultiHead` with a `mix` of its own. Of
-the fields of `SoftmaxAttention` it has those that it needs; what its kernel has to know of its
-scores it says in a `Scores`. What it keeps of tokens read is in `modules.attention.cache`.
+Each is a Linen class called on (x [B, T, D], Sequence), a `MultiHead` with a `mix` of its own. It
+declares those fields of `SoftmaxAttention` that it needs, and describes its scores to its kernel in
+a `Scores`.
 """
 
 from modules.attention.linear import LinearAttention, NaLaAttention

@@ -1,4 +1,9 @@
-"""What attention layers have in common: heads, norms of queries and keys, the gate, the output."""
+"""Shared parts of attention layers: heads, norms, the gate, the output, and the cache.
+
+A layer caches the tokens it has read, in the Linen collection `cache`, where its `Sequence` has a
+capacity: rows are then read in parts, one token or many at a time, each behind what the cache holds
+of its row. Rows may differ in length: padding behind the tokens of a row is not kept.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
@@ -11,17 +16,20 @@ from modules.kernels import Kernels
 from modules.options import Option
 from modules.products import product, shared_input
 from modules.sequence import Sequence
+from modules.statistics import DIAGNOSTICS, is_recording
+
+CACHE = 'cache'
 
 
 class MultiHead(nn.Module):
     """out = (gate * mix(q, k, v)) Wo with q = norm(x Wq), k = norm(x Wk), v = x Wv.
 
-    A subclass has `mix`. `qk_norm(name, over)` makes the norm of queries or keys, over the features
-    of a head or over all heads together, before any rotation (arXiv:2302.05442), and of values with
-    `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg), of the layer's own input, so about
-    one half at the start (arXiv:2505.06708). `rotate` applies the positions (`modules.positions`).
-    `bias` adds one to each product. `init_gain` is for the value and output matrices. Grouped
-    heads: arXiv:2305.13245.
+    Subclasses define `mix`. `qk_norm(name, over)` makes the norm of queries or keys, over the
+    features of a head or over all heads together, before any rotation (arXiv:2302.05442), and of
+    values with `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg), of the layer's own
+    input, so about one half at the start (arXiv:2505.06708). `rotate` applies the positions
+    (`modules.positions`). `bias` adds one to each product. `init_gain` is for the value and output
+    matrices. Grouped heads: arXiv:2305.13245.
     """
 
     n_heads: int
@@ -31,25 +39,18 @@ class MultiHead(nn.Module):
     rotate: Callable[[jax.Array, jax.Array], jax.Array]
     kernels: Kernels
     dtype: jnp.dtype
-    norm_values: Annotated[
-        bool, Option('whether values are normalized too, as queries and keys are')
-    ] = False
+    norm_values: Annotated[bool, Option('whether values are normalized as keys are')] = False
     qk_norm_over: Annotated[
-        str,
-        Option('what model.qk_norm is over: each head, or all together', choices=('head', 'model')),
+        str, Option('what model.qk_norm is over: a head, or all heads', choices=('head', 'model'))
     ] = 'head'
     gate: Annotated[
-        str,
-        Option(
-            'on the result, a number for each head or for each feature',
-            choices=('none', 'headwise', 'elementwise'),
-        ),
+        str, Option('of results, by head or feature', choices=('none', 'headwise', 'elementwise'))
     ] = 'none'
     bias: bool = False
     init_gain: float = 1.0
 
-    # Whether it is made of logits of pairs, which `scores()` describes and kernels of attention
-    # compute; whether slopes are added to these; whether rows of tokens may be cut over devices.
+    # Whether it has logits of pairs, which `scores()` describes and kernels of attention compute;
+    # whether slopes are added to them; whether rows of tokens may be cut over devices.
     has_scores: ClassVar[bool] = False
     takes_slopes: ClassVar[bool] = False
     of_cut_rows: ClassVar[bool] = False
@@ -79,33 +80,27 @@ class MultiHead(nn.Module):
         v_BTKH = self.heads('value', x_BTD, self.n_kv_heads, self.init_gain)
         v_BKTH = self.normed('value_norm', v_BTKH) if self.norm_values else heads_first(v_BTKH)
         mixed_BTNH = heads_first(self.mix(x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence))
-        return self.project(
-            'out',
-            self.gated(x_BTD, mixed_BTNH),
-            ('heads', 'head_dim', 'embed'),
-            ('heads', 'head_dim'),
-            d_model,
-            self.init_gain,
-        )
+        axes, gated_BTNH = ('heads', 'head_dim', 'embed'), self.gated(x_BTD, mixed_BTNH)
+        return self.project('out', gated_BTNH, axes, d_model, self.init_gain, fan_in=axes[:2])
 
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
-        """[B, N, T, H]: what each token takes of the values of those that it sees."""
+        """Returns the mean of the values that each token sees, as it weighs them, [B, N, T, H]."""
         raise NotImplementedError
 
     @classmethod
     def tokens_mixed(cls, length: int, head_dim: int, block: int, **options) -> float:
-        """How many pairs of a query and a key the work of one token equals, in a row of `length`
-        tokens, in layer `block` (from 1), with the options of the config (`lm.flops`).
+        """Returns how many pairs of a query and a key cost as much as one token in a row of
+        `length`, in layer `block` (from 1), with the options of the config (`lm.training.flops`).
         """
         raise NotImplementedError
 
     def heads(self, name, x_BTD, n_heads, init_gain=1.0):
-        """x_BTD projected to [B, T, heads, H]."""
+        """Projects x to [B, T, heads, H]."""
         axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')
-        return self.project(name, x_BTD, axes, ('embed',), (n_heads, self.head_dim), init_gain)
+        return self.project(name, x_BTD, axes, (n_heads, self.head_dim), init_gain)
 
     def normed(self, name, y_BTNH):
-        """[B, N, T, H]."""
+        """Normalizes [B, T, N, H] and returns [B, N, T, H]."""
         norm = self.qk_norm(name, self.qk_norm_over)
         if self.qk_norm_over == 'head':
             return norm(heads_first(y_BTNH))
@@ -115,30 +110,44 @@ class MultiHead(nn.Module):
     def gated(self, x_BTD, mixed_BTNH):
         if self.gate == 'none':
             return mixed_BTNH
+        axes, features = ('embed', 'heads', 'head_dim'), (self.n_heads, self.head_dim)
         if self.gate == 'headwise':
-            gate_BTN = self.project('gate', x_BTD, ('embed', 'heads'), ('embed',), self.n_heads)
+            gate_BTN = self.project('gate', x_BTD, axes[:2], features[:1])
             gate_BTNH = jnp.broadcast_to(gate_BTN[..., None], mixed_BTNH.shape)
         else:
-            axes, features = ('embed', 'heads', 'head_dim'), (self.n_heads, self.head_dim)
-            gate_BTNH = self.project('gate', x_BTD, axes, ('embed',), features)
+            gate_BTNH = self.project('gate', x_BTD, axes, features)
         gate_BTNH = jax.nn.sigmoid(gate_BTNH.astype(jnp.promote_types(self.dtype, jnp.float32)))
         return (mixed_BTNH * gate_BTNH).astype(mixed_BTNH.dtype)
 
-    def project(self, name, x, axes, fan_in, features, init_gain=1.0):
-        return product(
-            self,
-            name,
-            x,
-            axes,
-            fan_in,
-            features,
-            matmul=self.kernels.matmul,
-            dtype=self.dtype,
-            bias=self.bias,
-            init_gain=init_gain,
-        )
+    def project(self, name, x, axes, features, init_gain=1.0, fan_in=('embed',)):
+        options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': self.bias}
+        return product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
+
+    def record(self, statistics: Callable[[], dict[str, jax.Array]]) -> None:
+        """Sows diagnostics of the weights, {name: [N]}, where they are asked for."""
+        if is_recording(self):
+            for name, value_N in statistics().items():
+                self.sow(DIAGNOSTICS, name, value_N)
+
+    def remember(self, name: str, x_BKTH: jax.Array, sequence: Sequence) -> jax.Array:
+        """Caches x, and returns that of all tokens so far by position, [B, K, S, H]; S: capacity.
+
+        Places beyond the tokens of a row hold what no query may read: zeros, or earlier values.
+        """
+        batch, n_heads, _, head_dim = x_BKTH.shape
+        shape = (batch, n_heads, sequence.capacity, head_dim)
+        kept = self.variable(CACHE, name, jnp.zeros, shape, x_BKTH.dtype)
+        places_BT = sequence.positions_BT
+        if sequence.valid_BT is not None:  # what is written beyond the last place is dropped
+            places_BT = jnp.where(sequence.valid_BT > 0, places_BT, sequence.capacity)
+
+        def write(kept_KSH, x_KTH, places_T):
+            return kept_KSH.at[:, places_T].set(x_KTH, mode='drop')
+
+        kept.value = jax.vmap(write)(kept.value, x_BKTH, places_BT)
+        return kept.value
 
 
 def heads_first(x: jax.Array) -> jax.Array:
-    """[B, T, N, H] to [B, N, T, H], or back."""
+    """Swaps [B, T, N, H] to [B, N, T, H], or back."""
     return jnp.swapaxes(x, 1, 2)

@@ -1,23 +1,22 @@
 """Causal linear attention: weights that are products of features, so that a sum over keys suffices.
 
-A layer keeps a state of fixed size of the tokens it has read, where softmax attention keeps them
-all (`modules.attention.cache`).
+A layer caches a state of fixed size of the tokens it has read, where softmax attention caches them
+all.
 """
 
 import jax
 import jax.numpy as jnp
 
-from modules.attention.base import MultiHead
-from modules.attention.cache import CACHE
+from modules.attention.base import CACHE, MultiHead
+from modules.kernels.attention.base import MASKED, share_heads
 from modules.kernels.attention.observed import statistics_of
-from modules.kernels.attention.scores import MASKED, share_heads
-from modules.kernels.linear_attention.quadratic import State
+from modules.kernels.linear_attention.base import State
 from modules.sequence import Sequence
-from modules.statistics import DIAGNOSTICS, at_least_float32, is_recording
+from modules.statistics import at_least_float32
 
-EPS = 1e-6  # of the sum that divides: both papers' code
+EPS = 1e-6  # added to the sum that divides: both papers' code
 NORM_EPS = 1e-12  # added to |q|^2, which the code of NaLa divides by as it is
-POWER = 3  # of the keys' features, and of the queries' times a half to three halves
+POWER = 3  # power of features: the keys'; the queries' is this times 1/2 to 3/2
 
 Features = tuple[jax.Array, ...]
 
@@ -35,13 +34,12 @@ def nala_query_features(q: jax.Array) -> Features:
     """relu(q / |q|)^p and relu(-q / |q|)^p with p = 3 (1/2 + tanh |q|)."""
     norm = jnp.sqrt(jnp.sum(jnp.square(q), -1, keepdims=True) + NORM_EPS)
     power = jnp.broadcast_to(POWER * (0.5 + jnp.tanh(norm)), q.shape)
-    return tuple(_power(x, power) for x in split_signs(q / norm))
 
+    def powered(x):  # x^power for x >= 0; at 0, where log x has no slope, all slopes are 0
+        positive = x > 0
+        return jnp.where(positive, jnp.exp(power * jnp.log(jnp.where(positive, x, 1.0))), 0.0)
 
-def _power(x: jax.Array, power: jax.Array) -> jax.Array:
-    """x^power for x >= 0; at 0, where log x has no slope, all slopes are 0."""
-    positive = x > 0
-    return jnp.where(positive, jnp.exp(power * jnp.log(jnp.where(positive, x, 1.0))), 0.0)
+    return tuple(powered(x) for x in split_signs(q / norm))
 
 
 def nala_key_features(k: jax.Array) -> Features:
@@ -55,19 +53,18 @@ class LinearAttention(MultiHead):
         mix(q, k, v)_t = sum_s w_ts v_s / (sum_s phi(q_t) . phi(k_s) + EPS) over s <= t
         w_ts = rotate(phi(q_t)) . rotate(phi(k_s))
 
-    Positions turn the features above the line alone, so that what divides stays positive
-    (arXiv:2104.09864, equation 19); the w_ts over it may then be negative and sum to 1 without
-    rotation alone. Float32 at least throughout. The kernels are in
-    `modules.kernels.linear_attention`.
+    Positions turn the features of the numerator alone, so that the denominator stays positive
+    (arXiv:2104.09864, equation 19); the weights may then be negative, and sum to 1 only without
+    rotation. Float32 at least throughout. The kernels are in `modules.kernels.linear_attention`.
     """
 
     query_features = staticmethod(elu_features)
     key_features = staticmethod(elu_features)
-    features_per_width = 1  # of a head: how many times its width it has features
+    features_per_width = 1  # how many features a head has for each of its dimensions
 
     @classmethod
     def tokens_mixed(cls, length, head_dim, block, **options):
-        """F: each of the features is added to the state, and read; pairs in a chunk not counted."""
+        """Returns F: each feature is added to the state, and read; pairs in a chunk not counted."""
         return cls.features_per_width * head_dim
 
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
@@ -84,9 +81,14 @@ class LinearAttention(MultiHead):
         features = (
             jnp.concatenate(parts, -1) for parts in (turned_queries, turned_keys, queries, keys)
         )
+
+        def log_weights(rows_Q):
+            return self.log_weights(jnp.take(q_BNTH, rows_Q, axis=2), k_BKTH)
+
         attend = self.kernels.linear_attention
         if sequence.capacity is None:
-            self.record(q_BNTH, k_BKTH, sequence)
+            rows = {'segments_BT': sequence.segments_BT, 'valid_BT': sequence.valid_BT}
+            self.record(lambda: statistics_of(log_weights, q_BNTH.shape[2], **rows))
             mixed_BNTH, _ = attend(*features, v_BKTH, EPS, sequence.segments_BT)
             return mixed_BNTH
         kept = self.kept(v_BKTH)
@@ -96,20 +98,8 @@ class LinearAttention(MultiHead):
             one.value = value
         return mixed_BNTH
 
-    def record(self, q_BNTH, k_BKTH, sequence):
-        """What is seen of the weights without rotation, head by head, where it is asked for."""
-        if is_recording(self):
-            found = statistics_of(
-                lambda rows_Q: self.log_weights(jnp.take(q_BNTH, rows_Q, axis=2), k_BKTH),
-                q_BNTH.shape[2],
-                segments_BT=sequence.segments_BT,
-                valid_BT=sequence.valid_BT,
-            )
-            for name, value_N in found.items():
-                self.sow(DIAGNOSTICS, name, value_N)
-
     def kept(self, v_BKTH):
-        """The variables `state` [B, K, F, H] and `normalizer` [B, K, F] of the cache."""
+        """Returns the variables `state` [B, K, F, H] and `normalizer` [B, K, F] of the cache."""
         batch, n_heads, _, head_dim = v_BKTH.shape
         dtype = at_least_float32(v_BKTH).dtype
         shape = (batch, n_heads, self.features_per_width * head_dim)
@@ -120,9 +110,9 @@ class LinearAttention(MultiHead):
 
     @classmethod
     def log_weights(cls, q_BNTH: jax.Array, k_BKSH: jax.Array) -> jax.Array:
-        """[B, N, T, S] float32: log phi(q_t) . phi(k_s), of all pairs and without rotation.
+        """log phi(q_t) . phi(k_s) of all pairs, without rotation, [B, N, T, S] float32.
 
-        q, k are normed, as `mix` has them. MASKED where a weight is 0.
+        q and k are normed, as in `mix`. MASKED where a weight is 0.
         """
         n_heads = q_BNTH.shape[1]
         q_BNTF = jnp.concatenate(cls.query_features(at_least_float32(q_BNTH)), -1)
@@ -138,14 +128,14 @@ class NaLaAttention(LinearAttention):
         phi(q) = [relu(q / |q|)^p, relu(-q / |q|)^p] with p = 3 (1/2 + tanh |q|)
         phi(k) = [relu(k^3), relu(-k^3)]
 
-    in the place of elu + 1, as in the code beside it (https://github.com/ZacharyMeng/NaLaFormer);
-    positions turn each half. A `qk_norm` leaves of |q| what its gain says; that code has none. It
-    is for images, where each token attends to all and both sums are divided by their number: that a
-    token sees those up to itself, with EPS beside the plain sum, is our reading. The first tokens,
-    which divide by the sum over few keys, may then get large results where positions turn: of
-    normal q, k and v, 249 was the largest in heads of width 8, and 8 in those of width 64. Not
-    here: the convolution of the values (LePE), and the LayerNorm and SiLU gate behind the
-    attention; `gate` stands for the last.
+    replace elu + 1, as in the code beside it (https://github.com/ZacharyMeng/NaLaFormer); positions
+    turn each half. With a `qk_norm`, |q| is what the gain makes it; that code has none. The code is
+    for images, where each token attends to all and both sums are divided by the number of tokens;
+    the causal sums, with EPS added to the plain sum, are our reading. The first tokens, which
+    divide by the sum over few keys, may get large results where positions turn: for normal q, k and
+    v the largest was 249 in heads of width 8, and 8 in heads of width 64. Left out: the convolution
+    of the values (LePE), and the LayerNorm and SiLU gate behind the attention; `gate` stands for
+    the last.
     """
 
     query_features = staticmethod(nala_query_features)
@@ -154,7 +144,7 @@ class NaLaAttention(LinearAttention):
 
 
 def since_first(state: State, sequence: Sequence) -> State:
-    """The state, 0 for rows that are read from their first token on, whatever was kept before."""
+    """Zeroes the state of rows that are read from their first token on."""
     goes_on_B = (sequence.positions_BT[:, 0] > 0).astype(state.keys_BKF.dtype)
     goes_on_B = jnp.broadcast_to(goes_on_B, state.keys_BKF.shape[:1])
     return jax.tree.map(lambda x: jnp.einsum('b,b...->b...', goes_on_B, x), state)

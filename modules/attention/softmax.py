@@ -1,4 +1,4 @@
-"""Causal softmax attention and what may be changed in its scores."""
+"""Causal softmax attention and its variants, which change scores or probabilities."""
 
 import dataclasses
 import math
@@ -10,29 +10,28 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.attention.affine import affine_scaled, mean_seen, mean_seen_from
 from modules.attention.base import MultiHead
-from modules.attention.cache import remembered
+from modules.kernels.attention.base import Scores, attend_from, sees, share_heads
 from modules.kernels.attention.observed import attention_statistics
-from modules.kernels.attention.reference import attend_from
-from modules.kernels.attention.scores import Scores, share_heads
 from modules.options import Option
 from modules.params import declare
-from modules.statistics import DIAGNOSTICS, at_least_float32, is_recording
+from modules.sequence import Sequence, start_of
+from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
-SINK_DEVIATION = 0.02  # of learned sinks at the start: gpt-oss's initializer_range
+AFFINE_DECAY = 0.9  # share of the running mean of affine-scaled attention that an update keeps
+SINK_DEVIATION = 0.02  # learned sinks at the start: gpt-oss's initializer_range
 
 
 class SoftmaxAttention(MultiHead):
     """mix(q, k, v) = softmax(s) v with s = rotate(q) rotate(k)^T / sqrt(H) (arXiv:1706.03762).
 
-    The options change s and the sum that softmax divides by; `modules.kernels.attention.reference`
+    The options change s and the sum that softmax divides by; `modules.kernels.attention.base`
     has the equation. Sources: softcap arXiv:2408.00118; `mup` arXiv:2203.03466, appendix B.1; a
     learned temperature of each head arXiv:2010.04245; sinks off by one
     (https://www.evanmiller.org/attention-is-off-by-one.html) and learned (arXiv:2508.10925);
-    affine-scaled arXiv:2602.23057; windows arXiv:2310.06825, among them full layers
-    arXiv:2408.00118. `slopes` makes those of ALiBi for N heads. `block` is the number of the layer,
-    from 1.
+    affine-scaled arXiv:2602.23057; windows arXiv:2310.06825, with full layers between them
+    arXiv:2408.00118. slopes(N) makes the slopes of ALiBi for N heads. `block` is the number of the
+    layer, from 1.
     """
 
     slopes: Callable[[int], jax.Array] | None = None
@@ -42,22 +41,12 @@ class SoftmaxAttention(MultiHead):
         float, Option('c of c tanh(s / c) on the logits; 0: none', 0, sys.float_info.max)
     ] = 0.0
     logit_scale: Annotated[
-        str,
-        Option(
-            'of q k: 1 / sqrt(H), 1 / H, or the first times a learned number a head',
-            choices=('root', 'mup', 'learned'),
-        ),
+        str, Option('of q k: 1/sqrt(H), 1/H, learned by head', choices=('root', 'mup', 'learned'))
     ] = 'root'
     sinks: Annotated[
-        str,
-        Option(
-            'a logit that stands for no token: none, 0, or a learned one a head',
-            choices=('none', 'off_by_one', 'learned'),
-        ),
+        str, Option('logit of no token: 0, or learned', choices=('none', 'off_by_one', 'learned'))
     ] = 'none'
-    affine_scaled: Annotated[
-        bool, Option('whether probabilities are scaled and shifted, by the query')
-    ] = False
+    affine_scaled: Annotated[bool, Option('whether the query scales and shifts weights')] = False
     window: Annotated[
         int | None, Option('tokens that one attends to, itself included; None: all before it', 1)
     ] = None
@@ -71,8 +60,8 @@ class SoftmaxAttention(MultiHead):
 
     @classmethod
     def check(cls, recipe, part):
-        """Raises ValueError for layers without a window where none has one, and for a mean of what
-        comes before where tokens see what comes after.
+        """Raises ValueError for `full_every` without a window, and for `affine_scaled`, which adds
+        a mean of earlier tokens, with an objective whose tokens see later ones.
         """
         super().check(recipe, part)
         given = part.options
@@ -90,13 +79,13 @@ class SoftmaxAttention(MultiHead):
 
     @classmethod
     def tokens_mixed(cls, length, head_dim, block, *, window, full_every, **options):
-        """T / 2, half of the pairs being causal; W - W^2 / 2 T within a window of W < T tokens."""
+        """Returns T / 2, as half of the pairs are causal; W - W^2 / 2 T in a window of W < T."""
         if window is None or window >= length or (full_every and block % full_every == 0):
             return length / 2
         return window - window**2 / (2 * length)
 
     def scores(self) -> Scores:
-        """What the kernel has to serve."""
+        """Describes the scores to the kernel."""
         return Scores(
             scale=self.scale(),
             softcap=self.softcap,
@@ -106,7 +95,7 @@ class SoftmaxAttention(MultiHead):
         )
 
     def scale(self) -> float | None:
-        """Of q k; None: 1 / sqrt(H)."""
+        """Returns the factor of q k; None: 1 / sqrt(H)."""
         if self.logit_scale == 'mup':
             return 1 / self.head_dim
         if self.base_head_dim in (None, self.head_dim):
@@ -117,79 +106,65 @@ class SoftmaxAttention(MultiHead):
         q_BNTH, k_BKTH = (self.rotate(y, sequence.positions_BT) for y in (q_BNTH, k_BKTH))
         temperature_N = self.temperature()
         if temperature_N is not None:
-            q_BNTH = (q_BNTH * times_heads(temperature_N, q_BNTH)).astype(q_BNTH.dtype)
+            by_head = jnp.broadcast_to(temperature_N[None, :, None, None], q_BNTH.shape)
+            q_BNTH = (q_BNTH * by_head).astype(q_BNTH.dtype)
         if sequence.capacity is not None:
-            k_BKTH, v_BKTH = (
-                remembered(self, name, y, sequence)
-                for name, y in (('key', k_BKTH), ('value', v_BKTH))
-            )
+            k_BKTH = self.remember('key', k_BKTH, sequence)
+            v_BKTH = self.remember('value', v_BKTH, sequence)
         arrays = self.arrays(k_BKTH, temperature_N)
         mixed_BNTH = self.attend(q_BNTH, k_BKTH, v_BKTH, sequence, arrays)
         if not self.affine_scaled:
             return mixed_BNTH
-        alpha_BTN = self.project('affine', x_BTD, ('embed', 'heads'), ('embed',), self.n_heads)
-        mean_BNTH = share_heads(self.mean_seen(v_BKTH, sequence), self.n_heads)
+        alpha_BTN = self.project('affine', x_BTD, ('embed', 'heads'), self.n_heads)
+        if sequence.capacity is None:
+            mean_BKTH = mean_seen(v_BKTH, sequence, self.window, self.is_full())
+        else:
+            places_BT = sequence.positions_BT
+            mean_BKTH = mean_seen_from(v_BKTH, places_BT, self.window, self.is_full())
+        mean_BNTH = share_heads(mean_BKTH, self.n_heads)
         alpha_BTN = jax.nn.sigmoid(at_least_float32(alpha_BTN))
-        return affine_scaled(self, alpha_BTN, mixed_BNTH, mean_BNTH, sequence.valid_BT1)
+        return scale_affinely(self, alpha_BTN, mixed_BNTH, mean_BNTH, sequence.valid_BT1)
 
     def attend(self, q_BNTH, k_BKSH, v_BKSH, sequence, arrays):
-        """The kernel's result, or, of queries behind a cache, that of the specification."""
+        """Returns what the kernel computes, or the specification for queries behind a cache."""
         scores, is_full = self.scores(), self.is_full()
-        if sequence.capacity is None:
-            self.record(q_BNTH, k_BKSH, sequence, arrays)
-            if sequence.prefix_BT is not None:
-                scores = dataclasses.replace(scores, prefix=True)
-                arrays = arrays | {'prefix_BT': sequence.prefix_BT}
-            return self.kernels.attention(
-                q_BNTH, k_BKSH, v_BKSH, scores, sequence.segments_BT, is_full=is_full, **arrays
-            )
-        positions_BT = sequence.positions_BT
-        return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, positions_BT, is_full=is_full, **arrays)
+        if sequence.capacity is not None:
+            arrays = arrays | {'is_full': is_full}
+            return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, sequence.positions_BT, **arrays)
+        segments_BT = sequence.segments_BT
 
-    def record(self, q_BNTH, k_BKSH, sequence, arrays):
-        """What is seen of the probabilities, head by head, where it is asked for."""
-        if is_recording(self):
-            segments_BT, valid_BT = sequence.segments_BT, sequence.valid_BT
-            found = attention_statistics(
-                q_BNTH,
-                k_BKSH,
-                self.scores(),
-                segments_BT,
-                valid_BT,
-                is_full=self.is_full(),
-                **arrays,
-            )
-            for name, value_N in found.items():
-                self.sow(DIAGNOSTICS, name, value_N)
+        def statistics():
+            rows, others = (segments_BT, sequence.valid_BT), {'is_full': self.is_full()} | arrays
+            return attention_statistics(q_BNTH, k_BKSH, self.scores(), *rows, **others)
+
+        self.record(statistics)
+        if sequence.prefix_BT is not None:
+            scores = dataclasses.replace(scores, prefix=True)
+            arrays = arrays | {'prefix_BT': sequence.prefix_BT}
+        return self.kernels.attention(
+            q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, is_full=is_full, **arrays
+        )
 
     def is_full(self) -> jax.Array | None:
-        """Whether this layer has no window, where some have none."""
+        """Whether this layer has no window; None where all layers are alike in that."""
         if self.window is None or not self.full_every:
             return None
         return jnp.mod(self.block, self.full_every) == 0
 
-    def mean_seen(self, v_BKTH, sequence):
-        if sequence.capacity is None:
-            return mean_seen(v_BKTH, sequence, self.window, self.is_full())
-        return mean_seen_from(v_BKTH, sequence.positions_BT, self.window, self.is_full())
-
     def temperature(self) -> jax.Array | None:
-        """[N], 1 at the start; None where it is not learned."""
+        """Returns a factor of q k for each head, [N], 1 at the start; None: none is learned."""
         if self.logit_scale != 'learned':
             return None
-        return self.param(
-            'temperature', declare(nn.initializers.ones, 'vector', ('heads',)), (self.n_heads,)
-        )
+        ones = declare(nn.initializers.ones, 'vector', ('heads',))
+        return self.param('temperature', ones, (self.n_heads,))
 
     def arrays(self, k_BKSH, temperature_N) -> dict[str, jax.Array]:
-        """What `scores` announces."""
-        del k_BKSH, temperature_N
+        """Returns the arrays that go with `scores`."""
         found = {}
         if self.sinks == 'off_by_one':
             found['sinks_N'] = jnp.zeros(self.n_heads)
         if self.sinks == 'learned':
-            normal = nn.initializers.normal(SINK_DEVIATION)
-            init = declare(normal, 'vector', ('heads',))
+            init = declare(nn.initializers.normal(SINK_DEVIATION), 'vector', ('heads',))
             found['sinks_N'] = self.param('sinks', init, (self.n_heads,))
         if self.slopes is not None:
             found['slopes_N'] = self.slopes(self.n_heads)
@@ -199,17 +174,13 @@ class SoftmaxAttention(MultiHead):
 class L2Attention(SoftmaxAttention):
     """s = (q k^T - |k|^2 / 2) / sqrt(H): softmax of distances (PPGT, arXiv:2504.12588).
 
-    -|q - k|^2 / 2 without its term in |q|^2, which is the same for all keys. The released code
-    divides the second term alone; `l2_scaled` has both forms. PPGT's positions are of graphs and
-    not here.
+    This is -|q - k|^2 / 2 without its term in |q|^2, which is the same for all keys. The released
+    code divides the second term alone; `l2_scaled` has both forms. PPGT's positions, which are of
+    graphs, are left out.
     """
 
     l2_scaled: Annotated[
-        str,
-        Option(
-            'what is divided by sqrt(H): the whole, or the key term alone as in the released code',
-            choices=('both', 'key'),
-        ),
+        str, Option('what sqrt(H) divides: all, or the key term alone', choices=('both', 'key'))
     ] = 'both'
 
     def scores(self) -> Scores:
@@ -226,6 +197,52 @@ class L2Attention(SoftmaxAttention):
         return super().arrays(k_BKSH, temperature_N) | {'key_bias_BKS': bias_BKS}
 
 
-def times_heads(vector_N: jax.Array, x_BNTH: jax.Array) -> jax.Array:
-    """A number of each head in the shape of x."""
-    return jnp.broadcast_to(vector_N[None, :, None, None], x_BNTH.shape)
+def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT1) -> jax.Array:
+    """sum_s (alpha_t p_ts + (m - alpha_t) / n_t) v_s, for the n_t tokens s that t sees.
+
+    mixed_BNTH: sum_s p_ts v_s. mean_BNTH: the mean of the v_s. m is the running mean of alpha for
+    each head, carried as a statistic. Rows of weights sum to m where those of p sum to 1, and
+    single weights may be negative. Source: arXiv:2602.23057, whose m starts at 0. Here m starts at
+    0.5, as alpha does, has no gradient, and is that of before this batch, so that no token sees a
+    later one.
+    """
+    start = jnp.full(alpha_BTN.shape[-1:], 0.5)
+    mean_N = module.variable(STATS, 'affine_mean', lambda: start)
+    alpha_BTN = at_least_float32(alpha_BTN)
+    m_BTN = jnp.broadcast_to(jax.lax.stop_gradient(mean_N.value), alpha_BTN.shape)
+    if is_training(module):
+        now_N = token_mean(jax.lax.stop_gradient(alpha_BTN), valid_BT1)
+        mean_N.value = AFFINE_DECAY * mean_N.value + (1 - AFFINE_DECAY) * now_N
+    alpha_BNT1, m_BNT1 = (jnp.swapaxes(a, 1, 2)[..., None] for a in (alpha_BTN, m_BTN))
+    out = alpha_BNT1 * mixed_BNTH + (m_BNT1 - alpha_BNT1) * mean_BNTH
+    return out.astype(mixed_BNTH.dtype)
+
+
+def mean_seen(
+    v_BKTH: jax.Array, sequence: Sequence, window: int | None, is_full: jax.Array | None
+) -> jax.Array:
+    """Returns the mean of v over the tokens that each one sees, itself included, [B, K, T, H]."""
+    length = v_BKTH.shape[2]
+    place_1T = jnp.arange(length, dtype=jnp.int32)[None]
+    start_BT = jnp.zeros_like(place_1T)
+    if sequence.segments_BT is not None:
+        start_BT = start_of(sequence.segments_BT)
+    place_BT = jnp.broadcast_to(place_1T, start_BT.shape)
+    if window is not None:
+        narrow_BT = jnp.maximum(start_BT, place_BT - window + 1)
+        start_BT = narrow_BT if is_full is None else jnp.where(is_full, start_BT, narrow_BT)
+    total = jnp.cumsum(at_least_float32(v_BKTH), 2)
+    before = jnp.pad(total, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
+    index = jnp.broadcast_to(start_BT[:, None, :, None], (len(total), 1, length, 1))
+    count = (place_BT - start_BT + 1)[:, None, :, None].astype(total.dtype)
+    return (total - jnp.take_along_axis(before, index, 2)) / count
+
+
+def mean_seen_from(
+    v_BKSH: jax.Array, positions_BT: jax.Array, window: int | None, is_full: jax.Array | None
+) -> jax.Array:
+    """Computes `mean_seen` for queries at `positions_BT` among the values of tokens 0 to S - 1."""
+    back_BTS = positions_BT[..., None] - jnp.arange(v_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    seen_BTS = sees(back_BTS, window, is_full)
+    weights_BTS = seen_BTS / jnp.sum(seen_BTS, -1, keepdims=True)
+    return jnp.einsum('bts,bksh->bkth', weights_BTS, at_least_float32(v_BKSH))

@@ -1,29 +1,43 @@
-"""What a loss is, and losses on logits."""
+"""Base of losses, losses on logits, cross-entropy, and terms that layers add to the objective."""
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from modules.devices import parts_of, sharded
 from modules.facts import demands_nothing, marks
+from modules.kernels.cross_entropy.base import terms
+from modules.options import Option
+from modules.parallel.axes import parts_of, sharded
 from modules.statistics import at_least_float32
 
+FINITE = sys.float_info.max
 Sums = dict[str, jax.Array]
 Loss = Callable[..., Sums]
 
-# linear_readout: it is computed from sums of logits, which a softcap would bend. by_rows: a row of
-# tokens is not cut. convex: in the logits. has_kernels: rows of CROSS_ENTROPY_KERNELS compute it
-# too.
+
+def no_softcap(recipe: Any, part: Any) -> None:
+    """Raises ValueError for a softcap on logits whose sums the loss uses."""
+    if recipe.model.logit_softcap and part.row.linear_readout:
+        raise ValueError(
+            f'{part} is computed from sums of logits, which a softcap bends; it needs '
+            f'model.logit_softcap=0, got {recipe.model.logit_softcap}'
+        )
+
+
+# linear_readout: uses sums of logits, which a softcap would bend. by_rows: needs whole rows of
+# tokens. convex: in the logits. has_kernels: rows of CROSS_ENTROPY_KERNELS compute it too.
 loss_row = marks(
-    linear_readout=False, by_rows=False, convex=False, has_kernels=False, check=demands_nothing
+    linear_readout=False, by_rows=False, convex=False, has_kernels=False, check=no_softcap
 )
+auxiliary_row = marks(check=demands_nothing)
 
 
 def logits_loss(per_token: Callable[..., Sums]) -> Loss:
-    """A loss from one on logits: per_token(logits [M, V], labels [M], **numbers) -> {term: [M]}.
+    """Makes a loss of per_token(logits [M, V], labels [M], **numbers) -> {term: [M]}.
 
     The result is loss(x [..., D], readout, labels [...], weights [...], **numbers) -> {term: sum
     over tokens of weight * term}. The whole array of logits is made.
@@ -35,19 +49,22 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
         logits = sharded(readout(x), {1: 'MV', 2: 'BTV'}[labels.ndim])
         compute = functools.partial(per_token, **numbers)
         if parts_of('T') > 1 and labels.ndim == 2:  # B and T could not be cut as one axis
-            terms = jax.vmap(compute)(logits, labels)
-        else:
-            terms = compute(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
-        return {
-            name: jnp.sum(weights * term.reshape(weights.shape)) for name, term in terms.items()
-        }
+            return weighted(jax.vmap(compute)(logits, labels), weights)
+        flat = compute(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+        return weighted(flat, weights)
 
     return loss
 
 
+def weighted(terms: Sums, weights: jax.Array) -> Sums:
+    """Sums weight * term over tokens, by the name of the term."""
+    return {name: jnp.sum(weights * term.reshape(weights.shape)) for name, term in terms.items()}
+
+
 def with_error_probability(loss: Loss) -> Loss:
-    """The same sums, and `error_probability`: of 1 - p, p the label's probability, which has no
-    gradient. The logits are those that the loss makes: XLA computes equal products once.
+    """Adds the sum `error_probability` of 1 - p, p the label's probability, without a gradient.
+
+    The logits are those that the loss makes: XLA computes equal products once.
     """
 
     @functools.wraps(loss)
@@ -62,16 +79,51 @@ def with_error_probability(loss: Loss) -> Loss:
 
 
 def label_logits(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
-    """[M]: the logit of each label.
+    """Returns the logit of each label, [M].
 
-    Picked by comparison, not by indexing: its gradient then fuses with that of a softmax instead of
-    scattering into an [M, V] array.
+    It is picked by comparison, not by indexing: its gradient then fuses with that of a softmax
+    instead of scattering into an [M, V] array.
     """
     is_label_MV = jnp.arange(logits_MV.shape[-1])[None] == labels_M[:, None]
     return jnp.sum(jnp.where(is_label_MV, logits_MV, 0.0), axis=-1)
 
 
 def cross_entropies(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
-    """[M], float32 at least: -log softmax(z)_label, in nats."""
+    """-log softmax(z)_label in nats, [M], float32 at least."""
     logits_MV = at_least_float32(logits_MV)
     return jax.nn.logsumexp(logits_MV, axis=-1) - label_logits(logits_MV, labels_M)
+
+
+@loss_row(convex=True, has_kernels=True)
+@logits_loss
+def cross_entropy(
+    logits_MV: jax.Array,
+    labels_M: jax.Array,
+    *,
+    z_loss: Annotated[float, Option('weight of log_z^2, per token', 0, FINITE, traced=True)] = 1e-4,
+    label_smoothing: Annotated[float, Option('uniform share of targets', 0, 1, traced=True)] = 0.0,
+) -> dict[str, jax.Array]:
+    """objective = (1 - s) ce + s mean_v(log_z - z_v) + z_loss log_z^2, with ce = log_z - z_label.
+
+    s is label_smoothing and log_z = log sum_v exp(z_v), in float32 at least; the terms are nats a
+    token. Sources: label smoothing arXiv:1512.00567, section 7; z-loss, which holds the normaliser
+    near 1, arXiv:2204.02311, section 5.
+    """
+    logits_MV = at_least_float32(logits_MV)
+    log_z_M = jax.nn.logsumexp(logits_MV, axis=-1)
+    statistics = log_z_M, label_logits(logits_MV, labels_M), jnp.mean(logits_MV, axis=-1)
+    return terms(statistics, z_loss, label_smoothing)
+
+
+@auxiliary_row()
+def balance_loss(
+    sown: jax.Array,
+    *,
+    balance_loss: Annotated[
+        float, Option('weight of the balance of experts', 0, FINITE, traced=True)
+    ] = 0.01,
+) -> jax.Array:
+    """balance_loss * sown: how unevenly experts are chosen, summed over layers (`modules.mlp.MoE`;
+    arXiv:2101.03961, equation 4).
+    """
+    return balance_loss * sown

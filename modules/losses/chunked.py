@@ -1,4 +1,4 @@
-"""Losses some tokens at a time, so that no array has the logits of all."""
+"""Losses computed some tokens at a time, so that no array holds the logits of all."""
 
 import functools
 import math
@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 
 from modules.losses.base import Loss, Sums
-from modules.losses.devices import (
+from modules.parallel.loss_sums import (
     OF_READOUT,
     OF_TOKENS,
     SUMS,
@@ -20,24 +20,25 @@ from modules.losses.devices import (
     pieces_of,
 )
 
-LOGITS = 2**25  # on a device at a time, where the number of tokens is chosen: 128 MB in float32
-# Tokens on a device at least. Each round reads and writes the readout's gradient [D, V], 8 D V
-# bytes beside 6 D V c flop for c tokens. Both take as long at c = 747 on a TPU v6e, and at 221 on a
-# v5p (peak over bandwidth of memory).
+LOGITS = 2**25  # most on a device at a time: 128 MB in float32
+# Least tokens on a device at a time. Each round reads and writes the readout's gradient [D, V], 8 D
+# V bytes beside 6 D V c flop for c tokens. Both take as long at c = 747 on a TPU v6e, and at 221 on
+# a v5p (peak over bandwidth of memory).
 LEAST = 1024
 
 
 def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1) -> int:
-    """How many of `tokens` have at most LOGITS logits on each device, or LEAST tokens where these
-    have more, where both are cut evenly into so many pieces; 0 where that is all of them.
+    """Returns how many of `tokens` have LOGITS logits on each of `pieces` devices, or are LEAST on
+    each where that is more; 0 where that is all of them.
     """
     chunk = pieces * max(LOGITS // vocab_size, LEAST)
     return 0 if tokens <= chunk else chunk
 
 
 class Rounds(NamedTuple):
-    """How tokens are gone through: labels along `axis`, about `chunk` of them at a time, of the
-    device's own where `over` says how they lie (`own_tokens`).
+    """Rounds over tokens: along `axis` of the labels, about `chunk` of them at a time.
+
+    over: how the labels lie on the devices, where each takes its own (`own_tokens`); else None.
     """
 
     axis: int
@@ -45,29 +46,29 @@ class Rounds(NamedTuple):
     over: PartitionSpec | None
 
     def parts(self, labels: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """Arrays that begin as labels do, [count, ...] each."""
+        """Cuts arrays whose first axes are those of the labels into [count, ...] each."""
         count = chunks_of(labels.shape, self.axis, self.chunk)
         return tuple(cut(array, self.axis, count) for array in arrays)
 
     def run(self, compute: Callable[..., Any], made: tuple[str, ...], *arrays: Any) -> Any:
-        """compute(*arrays), with all devices in each round, or each in rounds of its own."""
+        """Returns compute(*arrays), run by all devices together or by each on its own tokens."""
         if self.over is None:
             return compute(*arrays)
         return on_own_tokens(compute, self.over, made, *arrays)
 
 
 def by_chunks(loss: Loss, chunk: int) -> Loss:
-    """The same sums over tokens, of about `chunk` of them at a time; of all at once where it is 0.
+    """Computes the sums of `loss` about `chunk` tokens at a time; 0: all at once.
 
     x [..., T, D] is cut along T, so that each chunk has tokens of every row, as many on each device
-    as it has rows; along its first axis for a loss that is of whole rows (`by_rows`). Where tokens
-    lie on several devices, each goes through its own, by its share of a chunk, and what they have
-    found is summed once, behind the last round (`on_own_tokens`).
+    as it has rows; a loss of whole rows (`by_rows`) is cut along the first axis. Where tokens lie
+    on several devices, each takes its own, by its share of a chunk, and the sums over devices are
+    taken once, after the last round (`on_own_tokens`).
 
-    The gradient of `objective` in x and the readout is made beside its value, while a chunk's
-    logits are there: the backward pass multiplies it by the objective's own, and no product is
-    computed twice. Those of the other terms are computed anew where they are asked for. Labels,
-    weights and numbers have none. There is no forward-mode differentiation.
+    The gradient of `objective` in x and the readout is computed with its value, while a chunk's
+    logits are there: the backward pass multiplies it by the cotangent, and no product is computed
+    twice. Gradients of other terms are computed anew where they are asked for. Labels, weights and
+    numbers have none. There is no forward-mode differentiation.
     """
     if not chunk:
         return loss
@@ -86,19 +87,17 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
 
 
 def chunks_of(shape: tuple[int, ...], axis: int, chunk: int) -> int:
-    """How many parts tokens of such a shape are cut into along an axis, for about `chunk` of them
-    in each; one where it is 0.
-    """
+    """Returns into how many parts of about `chunk` tokens a shape is cut along an axis; 0: one."""
     length = shape[axis]
     across = math.prod(shape) // length
     return math.ceil(length / max(1, min(length, chunk // across))) if chunk else 1
 
 
 def cut(array: jax.Array, axis: int, count: int) -> jax.Array:
-    """[count, ..., size, ...] of [..., length, ...], filled up with zeros; part i has the places
-    i, count + i, ...
+    """Cuts [..., length, ...] into [count, ..., size, ...], padded with zeros.
 
-    Strided, so that an axis that is cut over devices spreads evenly over the parts.
+    Part i has the places i, count + i, ..., so that an axis that is cut over devices spreads evenly
+    over the parts.
     """
     length = array.shape[axis]
     size = math.ceil(length / count)
@@ -108,7 +107,7 @@ def cut(array: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def put_together(parts: jax.Array, axis: int, length: int) -> jax.Array:
-    """[..., length, ...] of what `cut` has made of it."""
+    """Inverts `cut`."""
     parts = jnp.moveaxis(parts, 0, axis + 1)
     shape = (*parts.shape[:axis], -1, *parts.shape[axis + 2 :])
     return jax.lax.slice_in_dim(parts.reshape(shape), 0, length, axis=axis)
@@ -121,7 +120,7 @@ def _sums(loss, rounds, x, readout, labels, weights, numbers):
     def compute(x, readout, labels, weights, numbers):
         def of_part(part):
             x, labels, weights = part
-            return loss(x, _as(types, readout), labels, weights, **numbers)
+            return loss(x, _as_stored(types, readout), labels, weights, **numbers)
 
         def add(sums, part):
             return jax.tree.map(jnp.add, sums, of_part(part)), None
@@ -133,9 +132,7 @@ def _sums(loss, rounds, x, readout, labels, weights, numbers):
 
 
 def _gradients(loss, rounds, asked, x, readout, labels, weights, numbers):
-    """(sums, gradient by x, gradient by the readout) of the sum of the terms, each times its number
-    in `asked`; of the objective where that is None.
-    """
+    """Returns (sums, gradient in x, in the readout) of the objective or sum_n asked[n] * term n."""
     types = jax.tree.map(lambda leaf: leaf.dtype, readout)
 
     def compute(x, readout, labels, weights, numbers, asked):
@@ -153,10 +150,10 @@ def _gradients(loss, rounds, asked, x, readout, labels, weights, numbers):
                 return of_part((x, *part[1:]), readout)
 
             gradients = jax.grad(total, argnums=(0, 1), has_aux=True)
-            (of_x, more), found = gradients(part[0], _as(types, readout))
+            (of_x, more), found = gradients(part[0], _as_stored(types, readout))
             return jax.tree.map(jnp.add, (sums, of_readout), (found, more)), of_x
 
-        parts, whole = rounds.parts(labels, x, labels, weights), _as(types, readout)
+        parts, whole = rounds.parts(labels, x, labels, weights), _as_stored(types, readout)
         zeros = _zeros(lambda part: of_part(part, whole)[1], parts)
         start = zeros, jax.tree.map(jnp.zeros_like, whole)
         (sums, of_readout), of_x = jax.lax.scan(add, start, parts)
@@ -166,10 +163,8 @@ def _gradients(loss, rounds, asked, x, readout, labels, weights, numbers):
     return rounds.run(compute, made, x, readout, labels, weights, numbers, asked)
 
 
-def _as(types, readout):
-    """With its weight as it is stored: what products take of it is rounded, its gradients of all
-    rounds are summed before they are.
-    """
+def _as_stored(types, readout):
+    # Products round the weight; the gradients of all rounds are summed before they are rounded.
     return jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), readout, types)
 
 
@@ -190,16 +185,15 @@ def _backward(loss, rounds, residuals, cotangents: dict[str, Any]):
     gradients, given = residuals
     asked = {n: c for n, c in cotangents.items() if not isinstance(c, SymbolicZero)}
     own = asked.pop('objective', None)
-    times = jnp.zeros_like if own is None else functools.partial(_times, own)
-    gradients = jax.tree.map(times, gradients)
+
+    def times_own(grad):
+        return jnp.zeros_like(grad) if own is None else (own * grad).astype(grad.dtype)
+
+    gradients = jax.tree.map(times_own, gradients)
     if asked:
         _, *others = _gradients(loss, rounds, asked, *given)
         gradients = jax.tree.map(jnp.add, gradients, others)
     return *gradients, None, None, None
-
-
-def _times(cotangent, grad):
-    return (cotangent * grad).astype(grad.dtype)
 
 
 _sums.defvjp(_forward, _backward, symbolic_zeros=True)

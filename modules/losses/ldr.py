@@ -1,35 +1,20 @@
 """Losses of label-distributional robustness: the worst mean of margins near the uniform one."""
 
-import sys
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from modules.losses.base import cross_entropies, label_logits, logits_loss
+from modules.losses.base import FINITE, cross_entropies, label_logits, logits_loss
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-ABOVE_0 = 1e-3  # of lambda: what is divided by
-Lambda = Annotated[
-    float,
-    Option(
-        'how far from uniform: near 0 the largest margin, large the mean',
-        ABOVE_0,
-        sys.float_info.max,
-        traced=True,
-    ),
-]
-Margin = Annotated[
-    float, Option('by which the label shall lead', 0, sys.float_info.max, traced=True)
-]
-Scores = Annotated[
-    str,
-    Option(
-        'logits as they are, or over their mean size, or softplus of them over its mean',
-        choices=('plain', 'l1', 'softplus'),
-    ),
-]
+ABOVE_0 = 1e-3  # least lambda, which is divided by
+LAMBDA_WORDS = 'how far from uniform: near 0 the largest margin, large the mean'
+SCORE_WORDS = 'logits as they are, or over their mean size, or softplus of them over its mean'
+Lambda = Annotated[float, Option(LAMBDA_WORDS, ABOVE_0, FINITE, traced=True)]
+Margin = Annotated[float, Option('by which the label shall lead', 0, FINITE, traced=True)]
+Scores = Annotated[str, Option(SCORE_WORDS, choices=('plain', 'l1', 'softplus'))]
 
 
 @logits_loss
@@ -50,10 +35,8 @@ def ldr_kl(
     https://github.com/Optimization-AI/ICML2023_LDR.
     """
     lead_MV, _ = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
-    return {
-        'objective': _log_mean(lead_MV, ldr_lambda),
-        'ce': cross_entropies(logits_MV, labels_M),
-    }
+    objective_M = _log_mean(lead_MV, ldr_lambda)
+    return {'objective': objective_M, 'ce': cross_entropies(logits_MV, labels_M)}
 
 
 @logits_loss
@@ -64,7 +47,7 @@ def aldr_kl(
     ldr_lambda: Lambda = 1.0,
     ldr_margin: Margin = 1.0,
     ldr_alpha: Annotated[
-        float, Option('how little lambda adapts to a token', 1e-3, sys.float_info.max, traced=True)
+        float, Option('how little lambda adapts to a token', 1e-3, FINITE, traced=True)
     ] = 1.0,
     ldr_scores: Scores = 'plain',
 ) -> dict[str, jax.Array]:
@@ -74,10 +57,10 @@ def aldr_kl(
         objective = l log mean_v exp(...) - alpha log V (l - l0)^2 / (2 l0)
 
     The authors' code keeps a lambda of each training example from epoch to epoch, and computes the
-    next from the one kept; here each is computed from l0 = ldr_lambda, one step of that, since a
-    language model seldom sees a token twice. l is at least a thousandth of l0, for tokens of which
-    the model is certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl` names,
-    whose scores are `l1`.
+    next from it; here each is computed from l0 = ldr_lambda, one step of that, since a language
+    model seldom sees a token twice. l is at least l0 / 1000, for tokens of which the model is
+    certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl` names, whose scores
+    are `l1`.
     """
     lead_MV, scores_MV = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
     log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))
@@ -86,14 +69,12 @@ def aldr_kl(
     share_M = jnp.maximum(1 - divergence_M / (ldr_alpha * log_v), ABOVE_0)
     lambda_M = jax.lax.stop_gradient(ldr_lambda * share_M)
     apart_M = ldr_alpha * log_v * jnp.square(lambda_M - ldr_lambda) / (2 * ldr_lambda)
-    return {
-        'objective': _log_mean(lead_MV, lambda_M) - apart_M,
-        'ce': cross_entropies(logits_MV, labels_M),
-    }
+    objective_M = _log_mean(lead_MV, lambda_M) - apart_M
+    return {'objective': objective_M, 'ce': cross_entropies(logits_MV, labels_M)}
 
 
 def _margins(logits_MV, labels_M, margin, kind):
-    """(s_v - s_label + c [v is not the label], s)."""
+    """Returns (s_v - s_label + c [v is not the label], s)."""
     scores_MV = at_least_float32(logits_MV)
     if kind == 'softplus':
         scores_MV = jax.nn.softplus(scores_MV)

@@ -6,10 +6,14 @@ which the model fills in.
 """
 
 from modules.norms.base import Norm
-from modules.norms.batchnorm import BatchChannelNorm, BatchNorm, GhostBatchNorm
-from modules.norms.dyt import DyT
-from modules.norms.evonorm import EvoNormB0, EvoNormS0
-from modules.norms.layernorm import L1Norm, LayerNorm
+from modules.norms.batchnorm import (
+    BatchChannelNorm,
+    BatchNorm,
+    EvoNormB0,
+    EvoNormS0,
+    GhostBatchNorm,
+)
+from modules.norms.layernorm import DyT, L1Norm, LayerNorm
 from modules.norms.removal import LayerNormRemoval, RMSNormRemoval
 from modules.norms.rmsnorm import (
     AdaRMSNorm,

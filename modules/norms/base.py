@@ -1,8 +1,10 @@
-"""What norm layers have in common."""
+"""Base class, options and helpers that norm layers share."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.choices import nearest_divisor
@@ -25,16 +27,16 @@ WarmupUpdates = Annotated[
 class Norm(nn.Module):
     """A map of x [..., D] over its last axis, whose logical name is `axis`.
 
-    A norm with options has them as further fields (`modules.options`). The model fills in fields of
-    these names: `site` ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for
-    tokens that are padding), `order` (the norm's place in the order of removal).
+    Options are further fields (`modules.options`). The model fills in fields of these names: `site`
+    ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for padding), `order`
+    (the norm's place in the order of removal).
     """
 
     axis: str = 'embed'
 
     # What the value of a token depends on in training, besides the token itself.
     leaks: ClassVar[str] = ''
-    # Coordinates of the stream that the norm does without.
+    # How many coordinates of the stream the norm does without.
     drops: ClassVar[int] = 0
     # Whether it has a derivative in forward mode.
     forward_mode: ClassVar[bool] = True
@@ -42,44 +44,44 @@ class Norm(nn.Module):
     scales_embedding: ClassVar[bool] = False
     # Whether it divides by the root mean square, for which there are kernels.
     over_rms: ClassVar[bool] = False
-    # Its options that must divide what it is over.
-    divide_width: ClassVar[tuple[str, ...]] = ()
+    # Options that must divide the width, and options that must divide a microbatch's sequences.
+    divide_width: ClassVar[tuple[str, ...]] = ('groups',)
     divide_sequences: ClassVar[tuple[str, ...]] = ()
 
     lasts = staticmethod(longest)
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
-        """Raises ValueError for groups that do not divide what the norm at this place is over."""
+        """Raises ValueError for options that do not divide what the norm at this place is over."""
         if cls.drops and recipe.model.d_model % 2 and part is recipe.norm:
             raise ValueError(
                 f'{part} keeps d_model - {cls.drops} coordinates of a stream whose width '
                 f'model.d_model must be even; got {recipe.model.d_model}. Nearest that works: '
                 f'{recipe.model.d_model + 1}.'
             )
+        sizes = part.options
         for name in cls.divide_sequences:
-            what = 'the sequences of a microbatch'
-            _check_divides(name, part.options[name], recipe.microbatch, what)
+            _check_divides(name, sizes, recipe.microbatch, 'the sequences of a microbatch')
         for width in recipe.widths_at(part.path):
             for name in cls.divide_width:
-                size = part.options[name]
-                _check_divides(name, size, width, f'the width {width} that {part} normalizes')
-                if name == 'groups' and size == width:
-                    raise ValueError(
-                        f'norm.groups={width} leaves {part} groups of one feature each, which have '
-                        'no spread; give fewer'
-                    )
+                _check_divides(name, sizes, width, f'the width {width} that {part} normalizes')
+            if sizes.get('groups') == width:
+                raise ValueError(
+                    f'norm.groups={width} leaves {part} groups of one feature each, which have no '
+                    'spread; give fewer'
+                )
 
     def vector(
         self, name: str, features: int, value: float, axis: str | None = None, decayed: bool = False
     ) -> jax.Array:
-        """A float32 parameter [features], `value` at the start; features 0: a scalar."""
+        """Returns a float32 parameter [features] that starts at `value`; features 0: a scalar."""
         axes = (axis or self.axis,) if features else ()
         init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)
         return self.param(name, init, (features,) if features else ())
 
 
-def _check_divides(name: str, size: int | None, whole: int, what: str) -> None:
+def _check_divides(name: str, sizes: Mapping[str, Any], whole: int, what: str) -> None:
+    size = sizes.get(name)
     if size is not None and whole % size:
         raise ValueError(
             f'norm.{name} must divide {what}; got {size} for {whole}. Nearest that works: '
@@ -88,12 +90,12 @@ def _check_divides(name: str, size: int | None, whole: int, what: str) -> None:
 
 
 def along(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """[D] or a scalar in the shape of x [..., D]."""
-    return jax.numpy.broadcast_to(vector, x.shape)
+    """Broadcasts [D] or a scalar to the shape of x [..., D]."""
+    return jnp.broadcast_to(vector, x.shape)
 
 
-def affine(norm: Norm, y: jax.Array, scale: bool, bias: bool) -> jax.Array:
-    """y * scale + bias with those of the two that are wanted, 1 and 0 at the start."""
+def affine(norm: Norm, y: jax.Array, scale: bool = True, bias: bool = True) -> jax.Array:
+    """Returns y * scale + bias, either of which can be left out; they start at 1 and 0."""
     if scale:
         y = y * along(norm.vector('scale', y.shape[-1], 1.0), y)
     if bias:
@@ -101,9 +103,17 @@ def affine(norm: Norm, y: jax.Array, scale: bool, bias: bool) -> jax.Array:
     return y
 
 
-def in_groups(x: jax.Array, groups: int) -> jax.Array:
-    """[..., D] -> [..., groups, D / groups]; ValueError where groups does not divide D."""
+def default_groups(features: int) -> int:
+    """Returns the published 32, or the most below that divide the width into 8 features or more."""
+    return max(n for n in range(1, 33) if features % n == 0 and (n == 1 or features >= 8 * n))
+
+
+def in_groups(x: jax.Array, groups: int | None) -> jax.Array:
+    """Splits [..., D] into [..., groups, D / groups], by default into `default_groups` of them;
+    raises ValueError where these do not divide D.
+    """
     features = x.shape[-1]
+    groups = default_groups(features) if groups is None else groups
     if groups < 1 or features % groups:
         raise ValueError(
             f'the number of groups must divide the width; got {groups} for {features}. '

@@ -1,10 +1,11 @@
-"""Norms with statistics of the batch: a channel's mean and variance over tokens.
+"""Norms with statistics of the batch: a channel's mean and variance over tokens; and EvoNorms.
 
 In training a token sees statistics of later tokens and of other sequences: the training loss is not
-that of a causal model. Evaluation uses running statistics and is causal.
+that of a causal model. Evaluation uses running averages and is causal. EvoNorm-S0, which has no
+such statistics, is here beside EvoNorm-B0: both were found by the same search.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +26,9 @@ from modules.norms.layernorm import standardize
 from modules.options import Option
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
-LEAKS = 'statistics over all tokens of the batch'
-
 
 def moments(x: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """(mean, biased variance), [D] each, of the tokens that count."""
+    """Returns (mean, biased variance), [D] each, of the tokens that count."""
     mean = token_mean(x, valid)
     return mean, token_mean((x - along(mean, x)) ** 2, valid)
 
@@ -45,43 +44,51 @@ def unbiased(variance: jax.Array, x: jax.Array, valid: jax.Array | None) -> jax.
     return variance * n / jnp.maximum(n - 1, 1.0)
 
 
-class BatchNorm(Norm):
-    """y = (x - mean) / sqrt(variance + eps) * scale + bias, over the tokens of a batch.
-
-    Evaluation takes running averages, moved by `momentum` of the way each update, the variance
-    unbiased in them. Source: arXiv:1502.03167, algorithm 1.
-    """
+class OverBatch(Norm):
+    """A norm with running averages, the variance unbiased, moved by `momentum` of the way."""
 
     eps: Eps = 1e-5
     momentum: Momentum = 0.1
-    scale: HasScale = True
-    bias: HasBias = True
     valid: jax.Array | None = None
 
-    leaks = LEAKS
+    leaks = 'statistics over all tokens of the batch'
+
+    def running_moments(self, x: jax.Array) -> tuple[Any, Any]:
+        """Returns the variables mean [D] and variance [D], which start at 0 and 1."""
+        mean = self.variable(STATS, 'mean', jnp.zeros, x.shape[-1:])
+        return mean, self.variable(STATS, 'variance', jnp.ones, x.shape[-1:])
+
+    def move(self, running: Any, seen: jax.Array) -> None:
+        running.value = running.value + self.momentum * (seen - running.value)
+
+
+class BatchNorm(OverBatch):
+    """y = (x - mean) / sqrt(variance + eps) * scale + bias, over the tokens of a batch.
+
+    Evaluation takes the running averages. Source: arXiv:1502.03167, algorithm 1.
+    """
+
+    scale: HasScale = True
+    bias: HasBias = True
 
     @nn.compact
     def __call__(self, x):
         x32 = at_least_float32(x)
-        mean = self.variable(STATS, 'mean', jnp.zeros, x.shape[-1:])
-        variance = self.variable(STATS, 'variance', jnp.ones, x.shape[-1:])
+        mean, variance = self.running_moments(x)
         if is_training(self):
             y, means, variances = self.batch(x32)
             for seen_mean, seen_variance in zip(means, variances, strict=True):
-                mean.value = mean.value + self.momentum * (seen_mean - mean.value)
-                variance.value = variance.value + self.momentum * (seen_variance - variance.value)
+                self.move(mean, seen_mean)
+                self.move(variance, seen_variance)
         else:
             y = normalize(x32, mean.value, variance.value, self.eps)
         return affine(self, y, self.scale, self.bias).astype(x.dtype)
 
     def batch(self, x):
-        """(normalized x, means, variances): an update of the running averages for each."""
+        """Returns (normalized x, means, variances): one update of the running averages for each."""
         mean, variance = moments(x, self.valid)
-        return (
-            normalize(x, mean, variance, self.eps),
-            [mean],
-            [unbiased(variance, x, self.valid)],
-        )
+        y = normalize(x, mean, variance, self.eps)
+        return y, [mean], [unbiased(variance, x, self.valid)]
 
 
 class GhostBatchNorm(BatchNorm):
@@ -94,7 +101,6 @@ class GhostBatchNorm(BatchNorm):
     ghost_batches: Annotated[int, Option('parts of the batch, normalized alone', 1)] = 4
 
     divide_sequences = ('ghost_batches',)
-
     leaks = 'statistics over all tokens of its ghost batch'
 
     def batch(self, x):
@@ -109,56 +115,86 @@ class GhostBatchNorm(BatchNorm):
         return y.reshape(x.shape), list(means), list(jax.vmap(unbiased)(variances, parts, valid))
 
 
-class BatchChannelNorm(Norm):
+class BatchChannelNorm(OverBatch):
     """standardize(BatchNorm(x)) in `groups` groups of channels, then a gain and bias a group.
 
-    `estimated` makes the first norm that of the paper for small batches: it normalizes by the
-    running averages, also in training, once this batch has moved them; no gradient flows through
-    them, and the variance that moves theirs is about the running mean before the move. The moving
-    speed is `momentum`, constant here. The affine map of the first norm is per channel, that of the
-    second per group. Source: arXiv:1911.09738 and the code beside it (BCNorm, EstBN); here the
-    groups are of one token's features.
+    With `estimated` the first norm is the paper's for small batches: it normalizes by the running
+    averages in training too, after this batch has moved them. No gradient flows through them, and
+    their variance moves towards that about the running mean before the move. The paper changes
+    `momentum` with time; here it is constant. The affine map of the first norm is per channel, that
+    of the second per group. Source: arXiv:1911.09738 and the code beside it (BCNorm, EstBN); here
+    the groups are of one token's features.
     """
 
-    eps: Eps = 1e-5
-    momentum: Momentum = 0.1
     groups: Groups = None
-
-    divide_width = ('groups',)
-    estimated: Annotated[
-        bool, Option('whether training normalizes by the running averages too')
-    ] = False
-    valid: jax.Array | None = None
-
-    leaks = LEAKS
+    estimated: Annotated[bool, Option('whether training uses running averages too')] = False
 
     @nn.compact
     def __call__(self, x):
-        x32, features = at_least_float32(x), x.shape[-1]
-        mean = self.variable(STATS, 'mean', jnp.zeros, (features,))
-        variance = self.variable(STATS, 'variance', jnp.ones, (features,))
-
-        def move(seen_mean, seen_variance):
-            mean.value = mean.value + self.momentum * (seen_mean - mean.value)
-            variance.value = variance.value + self.momentum * (seen_variance - variance.value)
-
+        x32 = at_least_float32(x)
+        mean, variance = self.running_moments(x)
         if is_training(self) and not self.estimated:
             used = moments(x32, self.valid)
-            move(used[0], unbiased(used[1], x32, self.valid))
+            seen_variance = unbiased(used[1], x32, self.valid)
+            self.move(mean, used[0])
+            self.move(variance, seen_variance)
         else:
             if is_training(self):
                 seen = jax.lax.stop_gradient(x32)
                 about_running = token_mean((seen - along(mean.value, seen)) ** 2, self.valid)
-                move(token_mean(seen, self.valid), about_running)
+                self.move(mean, token_mean(seen, self.valid))
+                self.move(variance, about_running)
             used = mean.value, variance.value
-        y = affine(self, normalize(x32, *used, self.eps), True, True)
-        groups = default_groups(features) if self.groups is None else self.groups
-        y = standardize(in_groups(y, groups), self.eps)
-        gain = self.vector('group_scale', groups, 1.0, axis='group')[:, None]
-        shift = self.vector('group_bias', groups, 0.0, axis='group')[:, None]
+        y = affine(self, normalize(x32, *used, self.eps))
+        y = standardize(in_groups(y, self.groups), self.eps)
+        gain, shift = (
+            self.vector(name, y.shape[-2], value, axis='group')[:, None]
+            for name, value in (('group_scale', 1.0), ('group_bias', 0.0))
+        )
         return (y * along(gain, y) + along(shift, y)).reshape(x.shape).astype(x.dtype)
 
 
-def default_groups(features: int) -> int:
-    """The published 32, or as many below as divide the width and leave each group 8 features."""
-    return max(n for n in range(1, 33) if features % n == 0 and (n == 1 or features >= 8 * n))
+class EvoNormS0(Norm):
+    """y = x sigmoid(v x) / sqrt(var_group(x) + eps) * scale + bias, with a learned v a channel.
+
+    The variance is the centred, biased one of each of `groups` groups of a token's features; the
+    published one, for images, is over space too. v = 1 at the start; no decay. It changes the sign
+    and shape of what it normalizes, as an activation does. Source: arXiv:2004.02967.
+    """
+
+    eps: Eps = 1e-5
+    groups: Groups = None
+
+    @nn.compact
+    def __call__(self, x):
+        x32 = at_least_float32(x)
+        v = along(self.vector('v', x.shape[-1], 1.0), x)
+        grouped = in_groups(x32, self.groups)
+        inv_std = jax.lax.rsqrt(jnp.var(grouped, -1, keepdims=True) + self.eps)
+        y = x32 * nn.sigmoid(v * x32) * along(inv_std, grouped).reshape(x.shape)
+        return affine(self, y).astype(x.dtype)
+
+
+class EvoNormB0(OverBatch):
+    """y = x / max(sqrt(var_batch + eps), v x + sqrt(var_token + eps)) * scale + bias.
+
+    var_batch [D] is over the tokens of the batch, in evaluation its running average; var_token is
+    over the features of one token, in the place of the published variance over space, which would
+    read later tokens. Source: arXiv:2004.02967.
+    """
+
+    eps: Eps = 1e-3
+
+    @nn.compact
+    def __call__(self, x):
+        x32 = at_least_float32(x)
+        v = along(self.vector('v', x.shape[-1], 1.0), x)
+        variance = self.variable(STATS, 'variance', jnp.ones, x.shape[-1:])
+        over_batch = variance.value
+        if is_training(self):
+            _, over_batch = moments(x32, self.valid)
+            self.move(variance, unbiased(over_batch, x32, self.valid))
+        over_token = along(jnp.sqrt(jnp.var(x32, -1, keepdims=True) + self.eps), x)
+        over_batch = along(jnp.sqrt(over_batch + self.eps), x)
+        y = x32 / jnp.maximum(over_batch, v * x32 + over_token)
+        return affine(self, y).astype(x.dtype)

@@ -1,6 +1,7 @@
-"""Layer normalization (arXiv:1607.06450) and its L1 form (arXiv:2411.10948)."""
+"""Layer normalization (arXiv:1607.06450), its L1 form, and dynamic tanh in its place."""
 
 import math
+import sys
 from typing import Annotated
 
 import jax
@@ -10,6 +11,8 @@ from flax import linen as nn
 from modules.norms.base import Eps, HasBias, HasScale, Norm, affine
 from modules.options import Option
 from modules.statistics import at_least_float32
+
+FINITE = sys.float_info.max
 
 
 def standardize(x: jax.Array, eps: float) -> jax.Array:
@@ -32,33 +35,53 @@ class LayerNorm(Norm):
 
     @nn.compact
     def __call__(self, x):
-        return affine(self, standardize(x, self.eps), self.scale, self.bias).astype(x.dtype)
+        return affine(self, self.standardized(x), self.scale, self.bias).astype(x.dtype)
+
+    def standardized(self, x):
+        return standardize(x, self.eps)
 
 
-def l1_standardize(x: jax.Array, eps: float) -> jax.Array:
-    """(x - mean(x)) / (mean|x - mean(x)| + eps) over the last axis, in float32."""
-    x = at_least_float32(x)
-    centred = x - jnp.mean(x, -1, keepdims=True)
-    return centred / (jnp.mean(jnp.abs(centred), -1, keepdims=True) + eps)
+class L1Norm(LayerNorm):
+    """y = (x - mean(x)) / (mean|x - mean(x)| + eps) * scale + bias, computed in float32.
 
-
-class L1Norm(Norm):
-    """y = l1_standardize(x) * scale + bias; `rescale` multiplies by sqrt(2 / pi) first.
-
-    OUR READING of arXiv:2411.10948, of which we had the abstract alone: the mean
-    absolute deviation in the place of the standard deviation. A Gaussian has sqrt(2 / pi) standard
-    deviations of it, so that `rescale` gives such an x unit variance; whether the paper does so is
+    OUR READING of arXiv:2411.10948, of which we had the abstract alone: the mean absolute deviation
+    replaces the standard deviation, which is sqrt(pi / 2) times as large for a Gaussian. `rescale`
+    multiplies by sqrt(2 / pi), so that such an x gets unit variance; whether the paper does so is
     not known.
     """
 
     eps: Eps = 1e-5
-    scale: HasScale = True
-    bias: HasBias = True
     rescale: Annotated[bool, Option('whether a Gaussian input gets unit variance')] = False
+
+    def standardized(self, x):
+        x = at_least_float32(x)
+        centred = x - jnp.mean(x, -1, keepdims=True)
+        y = centred / (jnp.mean(jnp.abs(centred), -1, keepdims=True) + self.eps)
+        return y * math.sqrt(2 / math.pi) if self.rescale else y
+
+
+class DyT(Norm):
+    """y = tanh(a x) * scale (+ bias), with one learned number a in each layer.
+
+    a starts at `alpha`, in front of attention at `alpha_attention` (None: at `alpha`). The authors'
+    LLaMA has no bias, and alpha_attention | alpha of 0.8 | 0.2 at 7B (width 4096), 0.6 | 0.15 at
+    13B, 0.2 | 0.05 at 34B and 70B; small models are best with larger ones. It also multiplies the
+    embeddings by a learned number that starts at sqrt(D), and so does a model with this norm.
+    Source: arXiv:2503.10622, equation 1, and the code beside it.
+    """
+
+    alpha: Annotated[float, Option('where the learned slope starts', -FINITE, FINITE)] = 0.5
+    alpha_attention: Annotated[
+        float | None, Option('the same in front of attention', -FINITE, FINITE)
+    ] = None
+    bias: HasBias = False
+    site: str = 'mlp'
+
+    scales_embedding = True
 
     @nn.compact
     def __call__(self, x):
-        y = l1_standardize(x, self.eps)
-        if self.rescale:
-            y = y * math.sqrt(2 / math.pi)
-        return affine(self, y, self.scale, self.bias).astype(x.dtype)
+        at_attention = self.site == 'attention' and self.alpha_attention is not None
+        alpha = self.vector('alpha', 0, self.alpha_attention if at_attention else self.alpha)
+        y = jnp.tanh(alpha * at_least_float32(x))
+        return affine(self, y, bias=self.bias).astype(x.dtype)

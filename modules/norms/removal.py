@@ -1,10 +1,10 @@
-"""Removing norms from a trained model, one after the other (arXiv:2507.02559).
+"""Removal of norms from a trained model, one after the other (arXiv:2507.02559).
 
-Fine-tuned with the statistics of a norm held at a constant, a model learns to do without it: what
-is left of the norm is an affine map, which `modules.norms.fold` takes into the matrix after it.
+A model that is fine-tuned with the statistics of a norm held at a constant learns to do without it.
+An affine map is left of the norm, which `modules.norms.fold` takes into the matrix after it.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +16,25 @@ from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 
 def removal_update(start: int, gap: int, order: jax.Array | int) -> jax.Array | int:
-    """The number of updates after which the norm in place `order`, from 0, is removed."""
+    """Returns after how many updates the norm in place `order`, from 0, is removed."""
     return start + gap * order
 
 
 class _Removal(Norm):
     """y = c(x) / d * scale (+ bias), d = sqrt(mean(c(x)^2) + eps) until the norm is removed.
 
-    From update removal_start + removal_gap * order on, d is the running mean of what it was over
-    tokens, moved by 1 - ema_decay of the way each update before. `order` is the norm's place: those
-    of the MLPs from the first layer on, then those of attention, then the final one, as published.
-    A microbatch is an update. Its parameters are those of the norm it removes, so that it goes on
-    from such a checkpoint (train.init_from).
+    c(x) is x - mean(x) where the norm is `centred`, else x. From update removal_start +
+    removal_gap * order on, d is the running mean over tokens of its earlier values, which each
+    update before has moved by 1 - ema_decay of the way. `order` is the norm's place: the norms of
+    the MLPs from the first layer on, then those of attention, then the final one, as published. A
+    microbatch is an update. The parameters are those of the norm that it removes, so that training
+    goes on from a checkpoint of that norm (train.init_from).
 
     The running mean is frozen as in the code beside the paper (with EXP_RECOMPUTE_STD_ON_REAL).
-    Ours is simpler in this: there is one constant for all positions, where there the first position
-    and end-of-text have one of their own until the end; one switch for what queries, keys and
-    values read, where there values follow later; and no auxiliary loss that evens out the last
-    stream.
+    Ours is simpler: it has one constant for all positions, where the code keeps one of their own
+    for the first position and end-of-text until the end; it removes the norms of queries, keys and
+    values at once, where the code does values later; and it has no auxiliary loss that evens out
+    the last stream.
     """
 
     eps: Eps = 1e-6
@@ -49,19 +50,20 @@ class _Removal(Norm):
     order: jax.Array | int = 0
     valid: jax.Array | None = None
 
+    centred: ClassVar[bool] = False
+
     @staticmethod
     def lasts(blocks: int, removal_start: int, removal_gap: int) -> int:
-        """Updates until the last norm of a model of so many blocks is removed."""
+        """Returns after how many updates the last norm of a model of `blocks` is removed."""
         return removal_update(removal_start, removal_gap, 2 * blocks)
-
-    def centre(self, x):
-        raise NotImplementedError
 
     @nn.compact
     def __call__(self, x):
         constant = self.variable(STATS, 'deviation', jnp.ones, ())
         updates = self.variable(STATS, 'updates', jnp.zeros, (), jnp.int32)
-        x32 = self.centre(at_least_float32(x))
+        x32 = at_least_float32(x)
+        if self.centred:
+            x32 = x32 - jnp.mean(x32, -1, keepdims=True)
         deviation = jnp.sqrt(jnp.mean(x32**2, -1, keepdims=True) + self.eps)
         removed = updates.value >= removal_update(self.removal_start, self.removal_gap, self.order)
         if is_training(self):
@@ -79,20 +81,13 @@ class _Removal(Norm):
 class LayerNormRemoval(_Removal):
     """LayerNorm whose deviation becomes a constant, one norm after another (arXiv:2507.02559).
 
-    c(x) = x - mean(x), which is linear and stays.
+    Taking off the mean is linear and stays.
     """
 
-    def centre(self, x):
-        return x - jnp.mean(x, -1, keepdims=True)
+    centred = True
 
 
 class RMSNormRemoval(_Removal):
-    """RMSNorm whose rms becomes a constant, one norm after another (arXiv:2507.02559).
-
-    c(x) = x.
-    """
+    """RMSNorm whose rms becomes a constant, one norm after another (arXiv:2507.02559)."""
 
     bias: HasBias = False
-
-    def centre(self, x):
-        return x

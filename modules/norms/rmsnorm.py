@@ -1,4 +1,4 @@
-"""Root-mean-square normalization (arXiv:1910.07467) and what others made of it."""
+"""Root-mean-square normalization (arXiv:1910.07467) and variants of it."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -48,8 +48,8 @@ class RMSNorm(OverRMS):
 def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
     """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps) over the D entries of the last axis.
 
-    These are the first D of D + 1 that add up to zero, normalized as all of them would be; in
-    float32. Source: arXiv:2305.14858.
+    They stand for D + 1 entries that add up to zero and are normalized together; in float32.
+    Source: arXiv:2305.14858.
     """
     x = at_least_float32(x)
     squares = jnp.sum(x**2, -1, keepdims=True) + jnp.sum(x, -1, keepdims=True) ** 2
@@ -59,8 +59,8 @@ def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
 class CRMSNorm(Norm):
     """LayerNorm's model on a stream of one coordinate less; gain and bias are in the next matrix.
 
-    y = crms_normalize(x). A stream normalized so holds one coordinate less than model.d_model: the
-    model is the Pre-LN one of that width whose stream has mean zero (arXiv:2305.14858).
+    y = crms_normalize(x). The stream holds one coordinate less than model.d_model: the model equals
+    a Pre-LN one of that width whose stream has mean zero (arXiv:2305.14858).
     """
 
     eps: Eps = 1e-6
@@ -75,8 +75,8 @@ class CRMSNorm(Norm):
 class PreAffineRMSNorm(OverRMS):
     """y = rms_normalize(x * pre_scale) * scale, both 1 at the start.
 
-    Source: arXiv:2601.22966; pre_scale starts at 1 in the re-implementations
-    known to us, the paper does not say.
+    Source: arXiv:2601.22966, which does not say where pre_scale starts; the re-implementations
+    known to us have 1.
     """
 
     @nn.compact
@@ -88,9 +88,9 @@ class PreAffineRMSNorm(OverRMS):
 class GatedRMSNorm(OverRMS):
     """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale; rank r inside.
 
-    W_down [D, r] and W_up [r, D] are matrices like others: drawn, scaled and decayed as the
-    parametrisation has them (the paper gives no initialisation). The gate is then about 1/2 at the
-    start. Computed in float32. Source: arXiv:2601.22966 (GatedNorm).
+    W_down [D, r] and W_up [r, D] are initialised, scaled and decayed like other matrices (the paper
+    gives no initialisation), so that the gate is about 1/2 at the start. Computed in float32.
+    Source: arXiv:2601.22966 (GatedNorm).
     """
 
     rank: Annotated[int, Option('inner width of the gate', 1)] = 16
@@ -111,8 +111,7 @@ class SeeDNorm(OverRMS):
     """y = rms_normalize(x) * (scale + alpha * tanh(<x, beta>)): a gain that depends on x itself.
 
     x is cut into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
-    the start, which is RMSNorm; alpha and beta decay, scale does not. Source: arXiv:2510.22777,
-    by two independent readings of it; which norms of a model it replaces is left to the config.
+    the start, which is RMSNorm; alpha and beta decay, scale does not. Source: arXiv:2510.22777.
     """
 
     heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
@@ -134,8 +133,8 @@ class SeeDNorm(OverRMS):
 class AdaRMSNorm(OverRMS):
     """y = rms_normalize(x) * rms(alpha * x + beta): one number a token carries its size over.
 
-    alpha = 0 and beta = 1 at the start: RMSNorm without a gain; alpha = 1 and beta = 0 would be the
-    identity. eps stands in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.
+    alpha = 0 and beta = 1 at the start: RMSNorm without a gain. alpha = 1 and beta = 0 would be the
+    identity. eps is in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.
     """
 
     @nn.compact

@@ -1,10 +1,8 @@
-"""Norms by a running mean square, whose backward pass runs on statistics too.
+"""Norms by a running mean square over tokens, whose backward pass uses a running estimate too.
 
-Both divide each channel by the root of a mean square over tokens that changes slowly from step to
-step, and replace the exact gradient, which would need the same of the gradients, by a running
-estimate. Those estimates are BACKWARD_STATS: the backward pass returns their next values.
-In training a token sees statistics of later tokens (through the mean square); evaluation uses
-running ones and is causal.
+The exact gradient would need means of the gradients over the same tokens. Their running estimates
+are BACKWARD_STATS: the backward pass returns their next values. In training a token sees the mean
+square of later tokens; evaluation uses a running one and is causal.
 """
 
 import functools
@@ -14,31 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import (
-    EmaDecay,
-    Eps,
-    Groups,
-    Norm,
-    WarmupUpdates,
-    affine,
-    along,
-    in_groups,
-)
-from modules.norms.batchnorm import LEAKS
+from modules.norms.base import EmaDecay, Eps, Groups, Norm, WarmupUpdates, affine, along, in_groups
+from modules.norms.batchnorm import OverBatch
 from modules.norms.rmsnorm import rms_normalize
 from modules.options import Option
 from modules.statistics import BACKWARD_STATS, STATS, at_least_float32, is_training, token_mean
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def power_scale(
-    eps: float,
-    ema_decay: float,
-    x: jax.Array,
-    running_gz: jax.Array,
-    used: jax.Array,
-    seen: jax.Array,
-) -> jax.Array:
+def power_scale(eps: float, ema_decay: float, x, running_gz, used, seen) -> jax.Array:
     """z = x / sqrt(used + eps), with PowerNorm's backward pass in place of the exact one.
 
     Given g = dL/dz [..., D]: h = g - (1 - ema_decay) e z with e = running_gz [D];
@@ -71,20 +53,18 @@ class PowerNorm(Norm):
 
     phi [D] is the mean square of s over tokens: that of the batch in the first `warmup` updates,
     the running one afterwards and in evaluation. An update moves phi by (1 - ema_decay) of the way,
-    and in warm-up first takes it into the plain mean of all so far. The backward pass is
-    `power_scale`'s. groups = 1 is the default of the class; the translation models take as many as
-    heads. Source: arXiv:2003.07845 and the code beside it (MaskPowerNorm).
+    in warm-up starting from the plain mean of all batches so far. The backward pass is
+    `power_scale`'s. The authors' translation models have as many groups as heads. Source:
+    arXiv:2003.07845 and the code beside it (MaskPowerNorm).
     """
 
     eps: Eps = 1e-5
     groups: Groups = 1
-
-    divide_width = ('groups',)
     warmup: WarmupUpdates = 10_000
     ema_decay: EmaDecay = 0.9
     valid: jax.Array | None = None
 
-    leaks = LEAKS
+    leaks = OverBatch.leaks
     forward_mode = False
 
     @nn.compact
@@ -105,43 +85,35 @@ class PowerNorm(Norm):
             count.value = update
         else:
             z = s * along(jax.lax.rsqrt(phi.value + self.eps), s)
-        return affine(self, z, True, True).astype(x.dtype)
+        return affine(self, z).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def unified_scale(
-    eps: float,
-    ema_decay: float,
-    warmup: int,
-    x: jax.Array,
-    scale: jax.Array,
-    statistics: tuple[jax.Array, jax.Array],
-    used: jax.Array,
-    compensation: jax.Array,
-    update: jax.Array,
-    skip: jax.Array,
+    eps: float, ema_decay: float, warmup: int, x, scale, statistics, constants
 ) -> jax.Array:
     """z scale with z = x / sqrt(used + eps), with Unified Normalization's backward pass.
 
-    Given dy: g = dy scale r with r = `compensation`; G = mean(g z) over tokens, padding too, enters
-    slot update mod W of a window [W, D] (the running value does, where `skip`); its mean G' over
-    the window (G itself while update <= W or update < warmup, or where skip) moves the running
-    value e by (1 - ema_decay) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where
-    skip. dscale = sum(dy r z). statistics = (window, e), whose cotangents are their next values.
-    The other arrays, [D] and scalars, are constants here.
+    Given dy: g = dy scale r with r = compensation; G = mean(g z) over tokens, padding too, enters
+    slot update mod W of a window [W, D] (the running value does, where skip); its mean G' over the
+    window (G itself while update <= W or update < warmup, or where skip) moves the running value e
+    by (1 - ema_decay) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where skip.
+    dscale = sum(dy r z).
+
+    statistics: (window, e), whose cotangents are their next values. constants: (used [D],
+    compensation [D], update, skip), through which no gradient flows.
     """
-    return x * along(jax.lax.rsqrt(used + eps) * scale, x)
+    return x * along(jax.lax.rsqrt(constants[0] + eps) * scale, x)
 
 
-def _unified_forward(
-    eps, ema_decay, warmup, x, scale, statistics, used, compensation, update, skip
-):
-    z = x * along(jax.lax.rsqrt(used + eps), x)
-    return z * along(scale, x), (z, scale, statistics, used, compensation, update, skip)
+def _unified_forward(eps, ema_decay, warmup, x, scale, statistics, constants):
+    z = x * along(jax.lax.rsqrt(constants[0] + eps), x)
+    return z * along(scale, x), (z, scale, statistics, constants)
 
 
 def _unified_backward(eps, ema_decay, warmup, residuals, dy):
-    z, scale, (window, running), used, compensation, update, skip = residuals
+    z, scale, (window, running), constants = residuals
+    used, compensation, update, skip = constants
     length = window.shape[0]
     g = dy * along(scale * compensation, dy)
     seen = token_mean(g * z, None)
@@ -154,8 +126,7 @@ def _unified_backward(eps, ema_decay, warmup, residuals, dy):
     dx = (g - correction * z) * along(jax.lax.rsqrt(used + eps), z)
     axes = tuple(range(dy.ndim - 1))
     dscale = jnp.sum(dy * z, axes) * compensation
-    zeros = [jnp.zeros_like(a) for a in (used, compensation, update, skip)]
-    return dx, dscale, (window, running), *zeros
+    return dx, dscale, (window, running), jax.tree.map(jnp.zeros_like, constants)
 
 
 unified_scale.defvjp(_unified_forward, _unified_backward)
@@ -182,12 +153,10 @@ class UnifiedNorm(Norm):
     window: Annotated[int, Option('batches that the geometric mean is over', 1)] = 4
     warmup: WarmupUpdates = 4000
     ema_decay: EmaDecay = 0.9
-    filter_outliers: Annotated[bool, Option('whether batches far from the others do not count')] = (
-        False
-    )
+    filter_outliers: Annotated[bool, Option('whether outlying batches do not count')] = False
     valid: jax.Array | None = None
 
-    leaks = LEAKS
+    leaks = OverBatch.leaks
     forward_mode = False
 
     @nn.compact
@@ -208,25 +177,19 @@ class UnifiedNorm(Norm):
             compensation = jnp.where(plain, 1.0, jnp.clip(compensation, 1 / 5, 5.0))
             running.value = self.ema_decay * running.value + (1 - self.ema_decay) * used
             count.value = update
-            skipped.value = skipped.value + (skip & (self.window > 1))  # of one batch: none is
-            y = unified_scale(
-                self.eps,
-                self.ema_decay,
-                self.warmup,
-                x32,
-                scale,
-                (window_gz.value, running_gz.value),
-                used,
-                compensation,
-                update.astype(jnp.float32),
-                skip.astype(jnp.float32),
-            )
+            skipped.value = skipped.value + (
+                skip & (self.window > 1)
+            )  # a window of one has no outliers
+            constants = used, compensation, update.astype(jnp.float32), skip.astype(jnp.float32)
+            statistics = window_gz.value, running_gz.value
+            options = self.eps, self.ema_decay, self.warmup
+            y = unified_scale(*options, x32, scale, statistics, constants)
         else:
             y = x32 * along(jax.lax.rsqrt(running.value + self.eps) * scale, x)
         return (y + along(self.vector('bias', features, 0.0), y)).astype(x.dtype)
 
     def mean_square(self, x, window, running, update):
-        """(m [D], the next window, whether the batch is an outlier)."""
+        """Returns (m [D], the next window, whether the batch is an outlier)."""
         seen = jax.lax.stop_gradient(token_mean(x**2, self.valid))
         slot = jnp.mod(update, self.window)
         spread = jnp.var(jnp.sqrt(window), ddof=1)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from modules.facts import demands_nothing, longest, marks
+from modules.losses import LOSSES
 from modules.options import Option
 from modules.params import ROLES, Described, ParamSpec, batch_axes, is_box, named_leaves, path_name
 
@@ -47,6 +48,35 @@ class Needs:
     own_loss: bool = False
 
 
+def needs_are_met(recipe: Any, part: Any) -> None:
+    """Raises ValueError where an optimizer does not get the parameters or the loss it needs."""
+    missing = sorted(set(ROLES) - {'hidden'} - set(part.row.roles))
+    if part is recipe.others and missing:
+        raise ValueError(
+            f'{part} is not for parameters of the roles {", ".join(missing)}, only '
+            f'{", ".join(part.row.roles)}. Give it to the hidden matrices, optim.name={part.name}, '
+            'and the others another, such as optim.others=adamw.'
+        )
+    needs = part.row.needs
+    if needs.convex_loss and not recipe.loss.row.convex:
+        able = [name for name, row in LOSSES.items() if row.convex]
+        raise ValueError(
+            f'{part} needs a loss that is convex in the logits: loss.name={"|".join(able)}; got '
+            f'{recipe.loss.name}'
+        )
+    if needs.own_loss and recipe.decay.row.in_gradient and recipe.optim.weight_decay:
+        raise ValueError(
+            f'{recipe.decay} adds weight decay to the gradient, and {part} measures the loss '
+            'itself, without it. Choose optim.decay_rule=decoupled.'
+        )
+    shrinks = recipe.optim.embedding_gradient_shrink is not None
+    if needs.own_loss and part is recipe.others and shrinks:
+        raise ValueError(
+            f'optim.embedding_gradient_shrink makes a gradient smaller, and {part} measures the '
+            'loss itself, which stays as it is. Leave one of them out.'
+        )
+
+
 def of_family(
     family: str,
     roles: tuple[str, ...] = ROLES,
@@ -64,7 +94,12 @@ def of_family(
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
     facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': longest}
-    return marks(**facts, other_sizes=other_sizes, check=check)()
+
+    def both(recipe, part):
+        needs_are_met(recipe, part)
+        check(recipe, part)
+
+    return marks(**facts, other_sizes=other_sizes, check=both)()
 
 
 class PerParameter(NamedTuple):

@@ -1,8 +1,8 @@
 """Reparametrisations: maps from the weights that are stored and optimised to the weights used.
 
-Shaped like an optax transform and applied to the whole tree, so that layers never know. A new one
-is a file here and a row in `REPARAMS`: a function of the specs and the shapes of the parameters,
-and of its options, to a `Reparam`, with its facts (`modules.reparam.base.reparam_row`).
+They are shaped like an optax transform and applied to the whole tree, so that layers never know. A
+new one is a function here and a row in `REPARAMS`: it maps specs and shapes of the parameters, and
+its options, to a `Reparam`, and is marked with its facts (`modules.reparam.base.reparam_row`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 
-from modules.reparam.base import Reparam, chain, multiplied, none, unchanged
-from modules.reparam.compander import weight_compander
-from modules.reparam.projection import normalize_and_project
-from modules.reparam.shared import shared
+from modules.reparam.base import Reparam, chain, multiplied, none, shared, unchanged
+from modules.reparam.magnitude import (
+    normalize_and_project,
+    weight_compander,
+    weight_norm,
+    weight_standardization,
+)
 from modules.reparam.spectral import sigma, spectral_cap, spectral_norm
-from modules.reparam.standardization import weight_standardization
-from modules.reparam.weight_norm import weight_norm
 
 __all__ = ['REPARAMS', 'Reparam', 'chain', 'multiplied', 'reparametrise']
 
@@ -36,10 +37,10 @@ REPARAMS: dict[str, Callable[..., Reparam]] = {
 def reparametrise(
     names: Sequence[str], specs: Any, shapes: Any, options: Mapping[str, Mapping[str, Any]]
 ) -> Reparam:
-    """The rows `names` in a chain: the model reads the first, and the last one is stored.
+    """Chains the rows `names`: the model reads the results of the first, the last one is stored.
 
-    options: those of each row, by its name. Raises ValueError where one that has a map after the
-    update is not the last, and as the rows do.
+    options: the options of each row, by its name. Raises ValueError where a row with a map after
+    the update is not the last, and as the rows do.
     """
     first, *rest = names
     made = REPARAMS[first](specs, shapes, **options.get(first, {}))

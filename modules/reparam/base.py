@@ -1,15 +1,17 @@
-"""What a reparametrisation is, and how several make one."""
+"""Base of reparametrisations, the rows that need no matrices, and chains of several."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from modules.facts import demands_nothing, marks
-from modules.params import named_leaves
+from modules.params import LAYER, NORM, ParamSpec, named_leaves
 
-# least_init_scale: of one that divides by norms of the initial matrices: below it their square is
-# 0 in float32. maps_after_update: it has `after_update`. shares_blocks: blocks have one matrix.
+# least_init_scale: for a row that divides by norms of the initial matrices, whose squares are 0 in
+# float32 below it. maps_after_update: has `after_update`. shares_blocks: blocks have one matrix.
 reparam_row = marks(
     least_init_scale=0.0, maps_after_update=False, shares_blocks=False, check=demands_nothing
 )
@@ -17,43 +19,64 @@ LEAST_NORM = 1e-15
 
 
 def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
-    """No map after the update."""
+    """Returns both as they are: no map after the update."""
     return stored, state
-
-
-def unmeasured(stored: Any, state: Any) -> dict[str, dict[str, jax.Array]]:
-    """Nothing to report."""
-    del stored, state
-    return {}
 
 
 class Reparam(NamedTuple):
     """init(params) -> (stored, state); apply(stored, state, train) -> (used, state).
 
     At the start used equals params, as far as the map can make them. `specs` describes each stored
-    array, as `modules.params` does each parameter. `state` is what is carried but not optimised;
-    evaluation (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps
-    what an optimizer step has made, such as back onto a sphere. measures(stored, state) ->
-    {'sigma': {path of a used weight: [...]}, ...}: what the map knows of a parameter's matrices, a
-    number for each (`modules.params.matrix_axes`).
+    array, as `modules.params` does each parameter. `state` is carried but not optimised; evaluation
+    (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps the result of
+    an optimizer step, such as back onto a sphere. measures(stored, state) -> {'sigma': {path of a
+    used weight: [...]}, ...} reports numbers of a parameter's matrices, one for each
+    (`modules.params.matrix_axes`).
     """
 
     init: Callable[[Any], tuple[Any, Any]]
     apply: Callable[[Any, Any, bool], tuple[Any, Any]]
     specs: Any
     after_update: Callable[[Any, Any], tuple[Any, Any]] = unchanged
-    measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = unmeasured
+    measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = lambda stored, state: {}
 
 
 @reparam_row()
 def none(specs: Any, shapes: Any) -> Reparam:
     """Stored weights are used as they are."""
-    del shapes
     return Reparam(lambda params: (params, ()), lambda stored, state, train: (stored, state), specs)
 
 
+@reparam_row(shares_blocks=True)
+def shared(specs: Any, shapes: Any) -> Reparam:
+    """W_l = W for every layer l and hidden matrix that is no norm's: stored once, used everywhere.
+
+    Vectors and norms stay with their layer. The start is the first layer's, and the gradient the
+    sum over layers. Saves parameters and optimizer state; a step costs what it would unshared,
+    including the copies that layers read. `shapes` are those of the parameters that `specs`
+    describes. Sources: arXiv:1909.11942; with norms of their own arXiv:2107.11817.
+    """
+
+    def is_shared(spec: ParamSpec) -> bool:
+        return spec.role == 'hidden' and spec.part != NORM and LAYER in spec.axes
+
+    def first(spec, weight):
+        return jnp.take(weight, 0, spec.axes.index(LAYER)) if is_shared(spec) else weight
+
+    def repeat(spec, weight, shape):
+        if not is_shared(spec):
+            return weight
+        return jnp.broadcast_to(jnp.expand_dims(weight, spec.axes.index(LAYER)), shape.shape)
+
+    return Reparam(
+        init=lambda params: (jax.tree.map(first, specs, params), ()),
+        apply=lambda stored, state, train: (jax.tree.map(repeat, specs, stored, shapes), state),
+        specs=jax.tree.map(lambda spec: spec.without(LAYER) if is_shared(spec) else spec, specs),
+    )
+
+
 def chain(near: Reparam, far: Reparam) -> Reparam:
-    """Stored weights go through `far`, whose results `near` hands to the model.
+    """Maps stored weights by `far`, and the results of that by `near` to what the model reads.
 
     Raises ValueError where `near` has a map after the update, which knows nothing of what is
     stored.
@@ -83,32 +106,23 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
     def measures(stored, state):
         near_state, far_state = state
         between, _ = far.apply(stored, far_state, False)
-        used = jax.eval_shape(lambda: near.apply(between, near_state, False)[0])
+        used = named_leaves(jax.eval_shape(lambda: near.apply(between, near_state, False)[0]))
         found, of_near = far.measures(stored, far_state), near.measures(between, near_state)
-        found = {name: _of_used(found[name], named_leaves(used)) for name in found}
+
+        def used_path(path):  # 'up/direction' is stored for 'up'
+            return path if path in used else path.rpartition('/')[0]
+
+        found = {n: {used_path(p): value for p, value in found[n].items()} for n in found}
         return {n: found.get(n, {}) | of_near.get(n, {}) for n in (found | of_near)}
 
-    if far.after_update is unchanged:
-        after_update = unchanged
-    return Reparam(init, apply, far.specs, after_update, measures)
-
-
-def _of_used(found: dict[str, jax.Array], used: dict[str, Any]) -> dict[str, jax.Array]:
-    """By the path of the used weight: of 'up/direction', which is stored for it, 'up'."""
-
-    def path_of(path):
-        return path if path in used else path.rpartition('/')[0]
-
-    return {path_of(path): value for path, value in found.items()}
+    after = unchanged if far.after_update is unchanged else after_update
+    return Reparam(init, apply, far.specs, after, measures)
 
 
 def multiplied(specs: Any, factors: Any) -> Reparam:
     """W_used = factor * W for each parameter; `factors` are numbers in a tree like `specs`."""
     return Reparam(
-        init=lambda params: (jax.tree.map(lambda w, f: w / f, params, factors), ()),
-        apply=lambda stored, state, train: (
-            jax.tree.map(lambda w, f: w * f, stored, factors),
-            state,
-        ),
+        init=lambda params: (jax.tree.map(operator.truediv, params, factors), ()),
+        apply=lambda stored, state, train: (jax.tree.map(operator.mul, stored, factors), state),
         specs=specs,
     )

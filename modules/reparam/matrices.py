@@ -1,4 +1,4 @@
-"""Maps of each matrix of some roles on its own."""
+"""Maps of each matrix of some roles on its own: what their rows have in common."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax
 from modules.choices import nearest
 from modules.options import Option
 from modules.params import ROLES, ParamSpec, matrix_axes, named_leaves
-from modules.reparam.base import Reparam, unchanged
+from modules.reparam.base import Reparam, reparam_row, unchanged
 
 MATRIX_ROLES = tuple(role for role in ROLES if role != 'vector')
 
@@ -18,8 +18,8 @@ Roles = Annotated[str, Option(f'which matrices: {", ".join(MATRIX_ROLES)}, joine
 
 
 def parse_roles(text: str) -> tuple[str, ...]:
-    """('hidden', 'readout') for 'hidden+readout'; ValueError for one that has no matrices, or that
-    is given twice.
+    """Returns ('hidden', 'readout') for 'hidden+readout'; raises ValueError for a role that has no
+    matrices, or that is given twice.
     """
     roles = tuple(text.split('+'))
     for role in roles:
@@ -35,9 +35,17 @@ def parse_roles(text: str) -> tuple[str, ...]:
 
 
 def known_roles(recipe: Any, part: Any) -> None:
-    """Raises ValueError for roles that are none."""
-    del recipe
+    """Raises ValueError for unknown roles, and for initial matrices too small to divide by."""
     parse_roles(part.options['roles'])
+    scale, least = recipe.config.scaling.init_scale, part.row.least_init_scale
+    if scale < least:
+        raise ValueError(
+            f'{part} divides by the norms of the initial matrices, so that scaling.init_scale '
+            f'must be at least {least}; got {scale}'
+        )
+
+
+matrix_row = functools.partial(reparam_row, check=known_roles)  # marks a row with that option
 
 
 def on_matrices(
@@ -49,11 +57,12 @@ def on_matrices(
     after_update: Callable[[ParamSpec, Any, Any], tuple[Any, Any]] | None = None,
     measure: Callable[[ParamSpec, Any, Any], dict[str, jax.Array]] = lambda *_: {},
 ) -> Reparam:
-    """A map of each parameter of `roles` on its own; the others are stored as they are.
+    """Maps each parameter of `roles` on its own; the others are stored as they are.
 
-    What is stored of a parameter, and what is carried for it, stand in its place in trees like
-    `specs`; a map that carries nothing has the state (). Evaluation drops the state that `apply`
-    gives. Raises ValueError where no parameter has one of the roles.
+    `init`, `apply`, `after_update` and `measure` are those of a `Reparam` for one parameter, with
+    its spec first; a map that carries nothing has the state (). describe(spec) -> specs of the
+    arrays that are stored for a parameter, which stand in its place in trees like `specs`. Raises
+    ValueError where no parameter has one of the roles.
     """
     wanted = parse_roles(roles)
     leaves, tree = jax.tree.flatten(specs)
@@ -66,7 +75,7 @@ def on_matrices(
             )
 
     def pairs(map_one, *trees):
-        """Two trees, of what map_one(spec, *parts) gives for each parameter."""
+        """Returns two trees: the two results of map_one(spec, *parts) for each parameter."""
         columns = [tree.flatten_up_to(one) for one in trees]
         found = [
             map_one(spec, *parts) if spec.role in wanted else (*parts, ())[:2]
@@ -96,13 +105,11 @@ def on_matrices(
 
 
 def batch_spec(spec: ParamSpec) -> ParamSpec:
-    """Of a vector with one number for each matrix of a parameter."""
+    """Describes a vector with one number for each matrix of a parameter."""
     batch, *_ = matrix_axes(spec)
     return ParamSpec('vector', tuple(spec.axes[i] for i in batch), part=spec.part)
 
 
 def per_matrix(numbers: jax.Array, spec: ParamSpec) -> jax.Array:
-    """Numbers [...], one for each matrix, with dimensions of size 1 to be multiplied with what
-    `spec` describes. Batch axes come first.
-    """
+    """Appends axes of size 1 to numbers [...], one a matrix, to multiply a parameter by them."""
     return numbers.reshape(*numbers.shape, *(1,) * (len(spec.axes) - numbers.ndim))

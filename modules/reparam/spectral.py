@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices
-from modules.reparam.base import Reparam, reparam_row
-from modules.reparam.matrices import Roles, batch_spec, known_roles, on_matrices, per_matrix
+from modules.reparam.base import Reparam
+from modules.reparam.matrices import Roles, batch_spec, matrix_row, on_matrices, per_matrix
 from modules.spectrum import first_right_vector, power_iteration
 
-LEAST_SCALE = 1e-9  # of initial matrices: products with unit vectors are well above spectrum.EPS
+LEAST_SCALE = 1e-9  # least init_scale: products with unit vectors are then well above spectrum.EPS
 
 
 def _sigma(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -40,7 +40,7 @@ def _scaled(roles: str, specs: Any, factor: Callable[[jax.Array], jax.Array]) ->
     return on_matrices(roles, specs, init, apply, measure=measure)
 
 
-@reparam_row(least_init_scale=LEAST_SCALE, check=known_roles)
+@matrix_row(least_init_scale=LEAST_SCALE)
 def sigma(
     specs: Any,
     shapes: Any,
@@ -52,13 +52,12 @@ def sigma(
 ) -> Reparam:
     """sigmaReparam: W_used = gamma W / sigma(W) with sigma(W) the largest singular value.
 
-    Stores `matrix` W and `gain` gamma, one for each matrix: a vector, so no weight decay. Each
-    layer, and each of queries, keys and values, has its own. Carries u of every matrix, which
-    starts as its first right singular vector. gamma_start: `sigma` changes nothing at the start, as
-    the published code for vision and language does; `one` as that for speech. W is drawn as without
-    this. Source: arXiv:2303.06296 and its code.
+    Stores `matrix` W, initialised as without this, and `gain` gamma, one for each matrix: a vector,
+    so no weight decay. Each layer, and each of queries, keys and values, has its own. Carries u of
+    every matrix, which starts as its first right singular vector. With `gamma_start` = sigma
+    nothing changes at the start, as in the published code for vision and language; one is that for
+    speech. Source: arXiv:2303.06296 and its code.
     """
-    del shapes
 
     def init(spec, weight):
         u = first_right_vector(as_matrices(spec, weight))
@@ -79,17 +78,16 @@ def sigma(
     return on_matrices(roles, specs, init, apply, describe, measure=measure)
 
 
-@reparam_row(least_init_scale=LEAST_SCALE, check=known_roles)
+@matrix_row(least_init_scale=LEAST_SCALE)
 def spectral_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W_used = W / sigma(W): `sigma` without its gain, so that every matrix has spectral norm 1.
 
     This changes matrices at the start. Source: arXiv:1802.05957, equation 8.
     """
-    del shapes
     return _scaled(roles, specs, lambda largest: 1 / largest)
 
 
-@reparam_row(check=known_roles)
+@matrix_row()
 def spectral_cap(
     specs: Any,
     shapes: Any,
@@ -102,11 +100,10 @@ def spectral_cap(
     """W_used = W min(1, bound / sigma(W)): no singular value above `spectral_bound`.
 
     That holds up to what the power iteration has yet to find. Matrices below the bound are used as
-    they are. A square matrix whose elements have standard
-    deviation 1 / sqrt(fan_in) has a largest singular value near 2. The projection of
-    arXiv:1804.04368 as a map through which the gradient flows.
+    they are. A square matrix whose elements have standard deviation 1 / sqrt(fan_in) has a largest
+    singular value near 2. The projection of arXiv:1804.04368 as a map through which the gradient
+    flows.
     """
-    del shapes
     # Not min(1, bound / largest), whose gradient is not finite where the largest is 0.
     return _scaled(
         roles, specs, lambda largest: spectral_bound / jnp.maximum(largest, spectral_bound)

@@ -217,6 +217,43 @@ def mup_full(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     return mup_intermediate(spec, growth, family)
 
 
+def scales_blocks(recipe: Any, part: Any) -> None:
+    """Raises ValueError where factors of blocks would be undone by a norm, or blocks are shared."""
+    if recipe.placement.row.norms_updates:
+        raise ValueError(
+            f'{part} multiplies what blocks add to the stream, and {recipe.placement} normalizes '
+            'it afterwards. Choose another placement, such as pre.'
+        )
+    if any(one.row.shares_blocks for one in recipe.reparam):
+        raise ValueError(
+            f'{part} has rates for each block, and model.reparam={recipe.model.reparam} has one '
+            'matrix for all. Leave one of them out.'
+        )
+
+
+def scales_epsilons(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `scales_blocks`, and for epsilons that are not for gradients alone."""
+    scales_blocks(recipe, part)
+    for chosen in recipe.optimizers.values():
+        if chosen.row.needs.own_loss:
+            raise ValueError(
+                f'{part} scales epsilons, and {chosen} compares gradients with what it measures of '
+                'the loss itself. Choose another optimizer, or another parametrisation, such as '
+                'mup.'
+            )
+
+
+def draws_at_unit_scale(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `scales_blocks`, and for an initialisation with its own deviation."""
+    scales_blocks(recipe, part)
+    matrix = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
+    if recipe.init.row(matrix, (1, 1, 1), 1) != 1:
+        raise ValueError(
+            f'{part} draws weights with deviation 1 and scales them where they are used, and '
+            f'{recipe.init} has its own deviation. Leave scaling.init=fan_in.'
+        )
+
+
 def by_depth(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
     """`mup` for Adam, with x + l^-alpha F(x) and rates l^(alpha - 1), l the growth in depth."""
     found = mup(spec, growth, 'adam')
@@ -229,7 +266,7 @@ def by_depth(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
     )
 
 
-@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True)
+@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=scales_epsilons)
 def complete_p(
     spec: ParamSpec,
     growth: Growth,
@@ -248,13 +285,19 @@ def complete_p(
     return by_depth(spec, growth, depth_alpha)
 
 
-@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True)
+@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=scales_epsilons)
 def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """`complete_p` with a = 1/2 (Depth-muP, arXiv:2310.02244)."""
     return by_depth(spec, growth, 0.5)
 
 
-@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, against_one=True)
+@parametrization(
+    ('adam',),
+    grows=(WIDTH, DEPTH),
+    logits_per_width=True,
+    against_one=True,
+    check=draws_at_unit_scale,
+)
 def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """Weights drawn with deviation 1, whatever their size (u-muP, arXiv:2407.17465, table 2).
 

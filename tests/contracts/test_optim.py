@@ -191,7 +191,7 @@ class TestEveryOptimizer:
             assert len(specs[path].axes) == len(leaf.shape), path
 
     def test_every_axis_of_its_state_has_a_sharding_rule(self, name):
-        """By lm.devices.mesh, whatever it chooses. Catches a row with an axis of a name of its own, which
+        """For all choices. Catches a row with an axis that lm.devices.mesh does not know: it
         trains here and is refused in every run, as its state cannot be laid on devices.
         """
         declared = options(OPTIMIZERS[name])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
-from tests.moves import moves
+from tests.program_text import moves
 from tests.programs import compiled, kernels_compiled
 from tpu.chips import CHIPS
 

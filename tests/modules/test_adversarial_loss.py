@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from modules.kernels.matmul import direct
-from modules.losses.adversarial import adversarial_comp_sum, worst_shift
-from modules.losses.comp_sum import comp_sum
+from modules.losses.label_probability import comp_sum
+from modules.losses.linear_readout import adversarial_comp_sum, worst_shift
 from modules.products import Readout
 
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modules.attention import ATTENTIONS
-from modules.attention.affine import mean_seen
+from modules.attention.softmax import mean_seen
 from modules.kernels import kernels_for
 from modules.norms import NORMS
 from modules.params import split

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
 
 ANYWHERE = [name for name, row in ATTENTION_KERNELS.items() if row.platforms is None]
 FAST_ATTENTIONS = sorted({*ANYWHERE} - {'reference'})  # test_fused_attention.py has the others
@@ -241,12 +241,12 @@ def test_what_a_kernel_does_not_serve_is_refused_by_name(name, fields):
     """By the function that a check calls and by the kernel itself, which names those that do."""
     q, k, v, _ = draw(4)
     if ATTENTION_KERNELS[name].serves >= fields.keys():
-        refuse_unserved(name, Scores(**fields))
+        refuse_scores(name, Scores(**fields))
         return
     field = sorted(fields.keys() - ATTENTION_KERNELS[name].serves)[0]
     words = rf'kernels.attention={name} does not serve .*{field}={fields[field]}.*: blocked, ref'
     with pytest.raises(ValueError, match=words):
-        refuse_unserved(name, Scores(**fields))
+        refuse_scores(name, Scores(**fields))
     with pytest.raises(ValueError, match=words):
         attend(name, q, k, v, Scores(**fields))
 

@@ -13,14 +13,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh, replicated, traced_on
-from modules.devices import ACTIVATIONS, PARAMETERS, partition
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS, tpu
 from modules.kernels.matmul import direct
 from modules.losses import LOSSES, by_chunks, logits_loss, with_error_probability
-from modules.losses.devices import own_tokens
+from modules.parallel.axes import ACTIVATIONS, PARAMETERS, partition
+from modules.parallel.loss_sums import own_tokens
 from modules.products import Readout
+from tpu.collectives import collectives
 from tpu.hlo import Module
-from tpu.wire import collectives
 
 B, T, D, V = 16, 12, 16, 64
 CHUNK = 48  # three tokens of each row, or with `context` of each of its parts; the last has fewer

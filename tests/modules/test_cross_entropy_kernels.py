@@ -13,12 +13,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from lm.devices.mesh import batch_sharding, traced_on
-from modules.kernels import tpu_rows
-from modules.kernels.cross_entropy import fused, lanes, reference, tpu
-from modules.losses.cross_entropy import cross_entropy as loss_of_house
+from modules.kernels.common import tpu_rows
+from modules.kernels.cross_entropy import api, base, tpu
+from modules.losses.base import cross_entropy as loss_of_house
 
 ROUNDING = {'float32': 2**-24, 'bfloat16': 2**-8}  # of half a unit of the last place
-statistics = functools.partial(fused.statistics, platform='tpu')
+statistics = functools.partial(api.statistics, platform='tpu')
 FORMS = ('row', 'online', 'two_pass')
 CONSTANT = 4  # of the tolerances: CONSTANT * rounding * sqrt(width), relative to what is summed
 
@@ -30,8 +30,7 @@ def interpreted(monkeypatch):
     Not in place, as the interpreter cannot where blocks do not divide an array.
     """
     monkeypatch.setattr(tpu, 'IN_PLACE', {})
-    for module in (lanes, tpu_rows):
-        monkeypatch.setattr(module, 'USUAL_BYTES', 2**19)
+    monkeypatch.setattr(tpu_rows, 'USUAL_BYTES', 2**19)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(random_seed=3)):
         yield
 
@@ -129,7 +128,7 @@ def assert_are_those_of_float64(found, arrays):
 def test_the_reference_is_float64_too():
     """Catches a gradient through -inf, which automatic differentiation makes a NaN."""
     logits, labels, cotangents = draw(10, 42)
-    found, pull = jax.vjp(lambda x: reference.statistics(x, labels), logits)
+    found, pull = jax.vjp(lambda x: base.statistics(x, labels), logits)
     right, sizes = in_float64(logits, labels, cotangents)
     gradient = pull(tuple(cotangents))[0]
     for ours, wanted, size in zip(found, right[:3], sizes[:3], strict=True):
@@ -199,7 +198,7 @@ def test_the_loss_is_that_of_the_house(way):
 
     ours, right = (
         gradient(one)(logits, labels, numbers)
-        for one in (functools.partial(fused.cross_entropy, platform='tpu'), of_house)
+        for one in (functools.partial(api.cross_entropy, platform='tpu'), of_house)
     )
     assert jax.tree.structure(ours) == jax.tree.structure(right)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, right)
@@ -236,8 +235,7 @@ def test_columns_are_cut_over_devices(devices, form, gradient, checked):
     columns, whole = PartitionSpec(None, 'vocab'), PartitionSpec()
 
     def on_device(x, labels):
-        first = jax.lax.axis_index('vocab') * x.shape[1]
-        return fused.statistics_of_part(x, labels, first, 'vocab', form, gradient, platform='tpu')
+        return statistics(x, labels, form, gradient, 'vocab')
 
     cut = jax.shard_map(
         on_device, mesh=mesh, in_specs=(columns, whole), out_specs=whole, check_vma=checked

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.kernels.exponentials import (
+from modules.kernels.common.exponentials import (
     ONLINE,
     TWO_PASS,
     add,

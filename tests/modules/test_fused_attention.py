@@ -1,6 +1,7 @@
 """Equivalence: the library's fused attention, computed in plain operations, is the reference, on
 one device and cut over several. Contract: what it lacks is refused by name before anything is
-compiled, and its programs hold its calls (tests/lm/devices/test_compiled_for_chips.py: compiled for TPUs).
+compiled, and its programs hold its calls (tests/lm/devices/test_compiled_for_chips.py compiles them
+for TPUs).
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from lm.model.check import check
 from lm.training.state import build_learner, hyper_from
 from lm.training.step import make_train_step
 from modules.kernels import kernels_for
-from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_unserved
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
 from modules.kernels.attention.cudnn import cudnn
 from modules.kernels.attention.splash import dealt_places, splash
 from tests.helpers import BOS, VOCAB, tiny_config
@@ -223,7 +224,7 @@ def test_splash_refuses_what_it_would_leave_out(field):
     with pytest.raises(
         ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
     ):
-        refuse_unserved('splash', Scores(**{field: True}))
+        refuse_scores('splash', Scores(**{field: True}))
     q = jax.ShapeDtypeStruct((1, 2, 128, 8), 'float64')
     with pytest.raises(ValueError, match=r'splash does not serve model.dtype=float64 \(but bf'):
         attend('splash', q, q, q, PLAIN)
@@ -233,12 +234,12 @@ def test_splash_refuses_what_it_would_leave_out(field):
 def test_a_fused_kernel_runs_at_home_alone(name, home):
     """Named or implied: an error elsewhere, and never what auto stands for."""
     assert kernels_for(home, name) == kernels_for(home, 'xla', attention=name)
-    assert kernels_for(home).attention_name == 'blocked'
+    assert kernels_for(home).name_of('attention') == 'blocked'
     for chosen in ({'implementation': name}, {'attention': name}):
         words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
         with pytest.raises(ValueError, match=words):
             kernels_for('cpu', **chosen)
-    assert kernels_for('cpu', name, attention='reference').attention_name == 'reference'
+    assert kernels_for('cpu', name, attention='reference').name_of('attention') == 'reference'
 
 
 def test_a_checkpoint_is_read_where_its_kernels_do_not_run():

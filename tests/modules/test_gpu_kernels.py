@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from modules.kernels import gpu_rows
+from modules.kernels.common import gpu_rows
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
-from modules.kernels.cross_entropy import fused as fused_loss
+from modules.kernels.cross_entropy import api as fused_loss
 from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
-from modules.kernels.softmax import fused as fused_softmax
+from modules.kernels.softmax import api as fused_softmax
 from tests.modules import test_cross_entropy_kernels as of_loss
 from tests.modules import test_rms_norm_kernels as of_norm
 from tests.modules import test_softmax_kernels as of_softmax

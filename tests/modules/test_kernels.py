@@ -1,6 +1,10 @@
-"""Contract: which kernels a config gets, by platform and by name. Equivalence: products."""
+"""Contract: which kernels a config gets, by platform and by name, and that files of kernels import
+each other in one direction. Equivalence: products.
+"""
 
+import ast
 import functools
+import graphlib
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +13,7 @@ import pytest
 
 from modules.kernels import IMPLEMENTATIONS, OPERATIONS, PLATFORM_BOUND, kernels_for
 from modules.kernels.matmul import MATMUL_KERNELS, WTACRS, direct, narrow_first
+from tests import ROOT
 from tests.modules.test_attention_kernels import ROUNDING
 
 
@@ -55,6 +60,32 @@ def test_a_kernel_of_another_platform_is_refused_by_name(operation, name, platfo
     with pytest.raises(ValueError, match=said):
         kernels_for('cpu', **{operation: name})
     assert {direct, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())
+
+
+def imported_files(path, files):
+    """Those of `files` (by dotted name) that a file imports anywhere, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f'{node.module}.{alias.name}'
+                yield files.get(name, files.get(node.module))
+        elif isinstance(node, ast.Import):
+            yield from (files.get(alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize('room', ['kernels', 'parallel'])
+def test_imports_of_kernels_have_no_circle(room):
+    """`graphlib` names the files of a circle. Catches a kernel that imports the file which calls
+    it, at the top or inside a function.
+    """
+    paths = (ROOT / 'modules' / room).rglob('*.py')
+    files = {
+        '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): path
+        for path in paths
+    }
+    graph = {path: {*imported_files(path, files)} - {None} for path in files.values()}
+    assert room != 'kernels' or sum(map(len, graph.values())) > 50  # the scan sees imports
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize('dtype', ROUNDING)

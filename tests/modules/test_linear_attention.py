@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from modules.attention import ATTENTIONS
-from modules.attention.cache import CACHE
+from modules.attention.base import CACHE
 from modules.attention.linear import (
     EPS,
     LinearAttention,

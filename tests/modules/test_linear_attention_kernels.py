@@ -13,8 +13,8 @@ from modules.attention.linear import (
     EPS,
 )
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
+from modules.kernels.linear_attention.base import State, quadratic
 from modules.kernels.linear_attention.chunked import chunked
-from modules.kernels.linear_attention.quadratic import State, quadratic
 from tests.helpers import assert_trees_close
 
 LENGTH, HEADS, KV_HEADS = 9, 4, 2

@@ -10,7 +10,7 @@ from scipy import special
 
 from modules.kernels.matmul import direct
 from modules.losses import AUXILIARIES, LOSSES
-from modules.losses.cross_entropy import cross_entropy
+from modules.losses.base import cross_entropy
 from modules.products import Readout
 
 RNG = np.random.default_rng(0)

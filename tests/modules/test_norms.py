@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modules.norms import NORMS
-from modules.norms.batchnorm import default_groups
+from modules.norms.base import default_groups
 from modules.params import NORM, named_leaves, split
 from modules.statistics import STATS
 from tests.modules.norm_driver import (

@@ -12,8 +12,8 @@ from lm.training.step import activations
 from modules.attention import softmax
 from modules.kernels import Kernels
 from modules.kernels.attention import attend
+from modules.kernels.attention.base import Scores
 from modules.kernels.attention.observed import attention_statistics, statistics_of
-from modules.kernels.attention.scores import Scores
 from modules.statistics import DIAGNOSTICS
 from tests.helpers import checked_config, initial_state, packed_batch, tiny_learner
 

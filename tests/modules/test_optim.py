@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from modules.optim import SCHEDULES, by_role, state_specs, unboxed
-from modules.optim.adamw import adamw
-from modules.optim.sgd import sgd
+from modules.optim.classic import adamw, sgd
 from modules.options import options
 from modules.params import Described, ParamSpec, named_leaves
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from modules.optim import AVERAGES
-from modules.optim.adamw import adamw
+from modules.optim.classic import adamw, sgd
 from modules.optim.schedules import constant
-from modules.optim.sgd import sgd
 from tests.fixtures.optim import problem
 from tests.modules.optim_trajectories import MATRIX, VECTOR, assert_follows
 

@@ -9,10 +9,8 @@ import optax
 import pytest
 
 from modules.optim import state_specs, unboxed, with_share
-from modules.optim.adafactor import adafactor
-from modules.optim.adamp import adamp, sgdp, without_radial
-from modules.optim.adamw import adamw
-from modules.optim.scale import scale
+from modules.optim.classic import adamw, scale
+from modules.optim.variants import adafactor, adamp, sgdp, without_radial
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import assert_follows, trajectory
 

@@ -10,8 +10,8 @@ import pytest
 
 from modules.optim import by_role, unboxed
 from modules.optim.base import along
-from modules.optim.gauss_newton import gauss_newton, gauss_newton_product
-from modules.optim.normalized_gd import normalized_gd
+from modules.optim.beyond_gradients import gauss_newton, gauss_newton_product
+from modules.optim.variants import normalized_gd
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
 

@@ -3,7 +3,6 @@ kept of a matrix, subspaces, factors and the limit on growth.
 """
 
 import functools
-import importlib
 import math
 
 import jax
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import RULES
-from modules.optim import by_role, state_specs, unboxed
-from modules.optim.adamw import adamw
-from modules.optim.apollo import apollo
-from modules.optim.galore import fira, galore
-from modules.optim.low_rank import limited, singular_basis
+from modules.optim import by_role, low_rank, state_specs, unboxed
+from modules.optim.classic import adamw
+from modules.optim.low_rank import apollo, fira, galore, limited, singular_basis
 from modules.params import ParamSpec, named_leaves
-from modules.reparam.weight_norm import weight_norm
+from modules.reparam.magnitude import weight_norm
 from tests.fixtures.optim import make_galore
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 
@@ -42,8 +39,7 @@ def fixed_projections(monkeypatch):
         each = [make_galore.normal(rows, rank, p) for p in range(3)]
         return jnp.asarray(np.stack(each), dtype)[period] / math.sqrt(rank)
 
-    module = importlib.import_module('modules.optim.apollo')  # the package has a row of its name
-    monkeypatch.setattr(module, 'random_projection', projection)
+    monkeypatch.setattr(low_rank, 'random_projection', projection)
 
 
 @pytest.mark.parametrize('shape', make_galore.SHAPES)
@@ -166,14 +162,13 @@ def test_apollo_keeps_the_direction_of_each_channel():
 
 def test_projections_differ_by_parameter_layer_and_period():
     """Of variance 1 / r, so that |P^T g| is |g| on average. Catches one draw for all."""
-    module = importlib.import_module('modules.optim.apollo')
     drawn = [
-        module.random_projection(n, p, (2, 64, 16), jnp.float32) for n in (0, 1) for p in (0, 1)
+        low_rank.random_projection(n, p, (2, 64, 16), jnp.float32) for n in (0, 1) for p in (0, 1)
     ]
     each = np.concatenate(drawn)
     assert len({one.tobytes() for one in each}) == 8
     np.testing.assert_allclose(each.var() * 16, 1.0, atol=0.05)
-    specs = module.numbered({'a': MATRIX, 'b': MATRIX})
+    specs = low_rank.numbered({'a': MATRIX, 'b': MATRIX})
     assert [leaf.number for leaf in jax.tree.leaves(specs)] == [0, 1]
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from modules.optim import OPTIMIZERS, unboxed
-from modules.optim.auon import cosh_rms
-from modules.optim.muon import COEFFICIENTS, newton_schulz
+from modules.optim.muon import COEFFICIENTS, cosh_rms, newton_schulz
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 

@@ -10,11 +10,8 @@ import optax
 import pytest
 
 from modules.optim import OPTIMIZERS, unboxed
-from modules.optim.aro import aro
 from modules.optim.base import when
-from modules.optim.conda import conda
-from modules.optim.shampoo import shampoo
-from modules.optim.soap import soap
+from modules.optim.rotated import aro, conda, shampoo, soap
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 

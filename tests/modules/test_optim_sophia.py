@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from modules.optim import by_role, unboxed
-from modules.optim.sophia import curvature_estimate, random_like, sophia
+from modules.optim.beyond_gradients import curvature_estimate, random_like, sophia
 from modules.params import ParamSpec
 
 STEPS, LR, EVERY, GAMMA, EPS = 50, 0.05, 5, 0.3, 1e-3

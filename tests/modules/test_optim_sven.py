@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from modules.optim import by_role, unboxed
-from modules.optim.cge import cge
-from modules.optim.sven import pseudo_inverse, sven
+from modules.optim.beyond_gradients import cge, pseudo_inverse, sven
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
 

@@ -11,8 +11,8 @@ from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh, over_runs, param_sharding, replicated, traced_on
 from modules.optim import OPTIMIZERS, state_specs, unboxed
 from modules.params import ParamSpec
+from tpu.collectives import KINDS, collectives
 from tpu.hlo import Module
-from tpu.wire import KINDS, collectives
 
 UPDATES = 4
 ROWS = {

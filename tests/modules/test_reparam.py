@@ -9,7 +9,7 @@ import pytest
 
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.reparam import REPARAMS, Reparam, chain, multiplied, reparametrise
-from modules.reparam.shared import shared
+from modules.reparam.base import shared
 
 SPECS = {
     'table': ParamSpec('embedding', ('vocab', 'embed')),

@@ -7,7 +7,7 @@ import pytest
 
 from modules.params import ParamSpec
 from modules.reparam import REPARAMS, reparametrise
-from modules.reparam.standardization import EPS
+from modules.reparam.magnitude import STANDARDIZATION_EPS
 from tests.modules.test_reparam import SPECS, SUMMED, sample, shapes_of
 
 
@@ -27,7 +27,7 @@ def test_standardized_columns_have_mean_0_and_the_spread_of_their_gain():
         stored[key] = {'matrix': jnp.float32(matrix), 'gain': jnp.float32(gain)}
         used, _ = reparam.apply(stored, state, True)
         centred = matrix - matrix.mean(axes, keepdims=True)
-        spread = np.sqrt(matrix.var(axes, ddof=1, keepdims=True) + EPS)
+        spread = np.sqrt(matrix.var(axes, ddof=1, keepdims=True) + STANDARDIZATION_EPS)
         wanted = np.expand_dims(gain, axes) / np.sqrt(6) * centred / spread
         np.testing.assert_allclose(used[key], wanted, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(np.mean(used[key], axes), 0, atol=1e-6)

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.devices.mesh import traced_on
-from modules.kernels import tpu_rows
+from modules.kernels.common import tpu_rows
 from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
 
 EPS = 1e-3

@@ -14,11 +14,11 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from lm.devices.mesh import batch_sharding, replicated, traced_on
-from modules.kernels.softmax import blocks, fused, reference, tpu
-from modules.kernels.tpu_rows import call_on_tpu
+from modules.kernels.common.tpu_rows import call_on_tpu
+from modules.kernels.softmax import api, base, tpu, tpu_blocks
 
-softmax = functools.partial(fused.softmax, platform='tpu')
-logsumexp = functools.partial(fused.logsumexp, platform='tpu')
+softmax = functools.partial(api.softmax, platform='tpu')
+logsumexp = functools.partial(api.logsumexp, platform='tpu')
 ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
 
 
@@ -161,7 +161,7 @@ def test_softmax_is_exact(shape, dtype, form):
     shift, NaN of -inf less itself, a tail of columns that counts, a sum in bfloat16.
     """
     x, g = draw(shape, dtype, 'wild')
-    for compute in (reference.reference, functools.partial(softmax, form=form)):
+    for compute in (base.reference, functools.partial(softmax, form=form)):
         assert_is_softmax(run(compute, x, g), x, g)
 
 
@@ -173,7 +173,7 @@ def test_logsumexp_is_exact(shape, dtype, form):
     x, _ = draw(shape, dtype, 'wild')
     g = jnp.asarray(np.random.default_rng(0).normal(size=shape[:-1]), jnp.float32)
     log, dx = log_exactly(x, g)
-    for compute in (reference.logsumexp, functools.partial(logsumexp, form=form)):
+    for compute in (base.logsumexp, functools.partial(logsumexp, form=form)):
         ours, ours_dx = run(compute, x, g)
         assert ours.dtype == jnp.float32
         assert ours_dx.dtype == x.dtype
@@ -185,7 +185,7 @@ def test_logsumexp_is_exact(shape, dtype, form):
 def small_blocks(monkeypatch):
     """So that a small array has several blocks: 64 rows of 128 columns."""
     monkeypatch.setattr(tpu, 'COLUMNS', 128)
-    monkeypatch.setattr(blocks, 'MOST_ROWS', 64)
+    monkeypatch.setattr(tpu_blocks, 'MOST_ROWS', 64)
 
 
 @pytest.mark.default_rows('online-bfloat16')
@@ -205,7 +205,7 @@ def test_what_queries_see_cap_and_lose_to_sinks(form, dtype):
     hidden_x = jnp.where(seen_exactly(shape, **seeing), x, jnp.nan)
     computes = [functools.partial(softmax, form=form)]
     if form == 'row':
-        computes.append(reference.reference)
+        computes.append(base.reference)
     for compute in computes:
         assert_is_softmax(run(compute, hidden_x, g, **more), x, g, **more)
 
@@ -228,7 +228,7 @@ def test_a_sink_of_every_row(monkeypatch):
     x, g = draw((150, 40), 'float32')
     sink = jnp.asarray(np.random.default_rng(1).normal(size=150), jnp.float32)
     assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
-    monkeypatch.setattr(blocks, 'MOST_ROWS', 1024)
+    monkeypatch.setattr(tpu_blocks, 'MOST_ROWS', 1024)
     assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
 
 
@@ -269,7 +269,7 @@ def test_softmax_maps_and_scans(monkeypatch):
     def without_semantics(*arguments, **options):
         return call_on_tpu(*arguments, **{**options, 'semantics': None})
 
-    monkeypatch.setattr(blocks, 'call_on_tpu', without_semantics)
+    monkeypatch.setattr(tpu_blocks, 'call_on_tpu', without_semantics)
     x, g = draw((2, 2, 6, 3, 40), 'float32')  # [scanned, mapped, T, mapped, S]
     seeing = {'mask': everything((1, 1, 6, 40))['mask'][0, 0], 'causal': True}
 
@@ -283,7 +283,7 @@ def test_softmax_maps_and_scans(monkeypatch):
 
     results = [
         jax.jit(jax.value_and_grad(functools.partial(total, compute)))(x)
-        for compute in (softmax, reference.reference)
+        for compute in (softmax, base.reference)
     ]
     for ours, right in zip(*results, strict=True):
         assert_close(ours, right, 'float32', 40)

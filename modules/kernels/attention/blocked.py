@@ -1,4 +1,4 @@
-"""`reference` tile by tile, of which the backward pass keeps what grows with T alone."""
+"""Attention tile by tile, whose backward pass keeps only arrays that grow with T."""
 
 import dataclasses
 import functools
@@ -9,24 +9,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modules.devices import parts_of
-from modules.kernels.attention.reference import of_one_prefix, sees
-from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
-from modules.kernels.devices import of_all_tokens, over_devices
+from modules.kernels.attention.base import MASKED, Scores, exact, in_one_prefix, sees, share_heads
+from modules.parallel.axes import parts_of
+from modules.parallel.kernel_calls import of_all_tokens, over_devices
 from modules.statistics import at_least_float32
 
 # Logits of all heads in one tile, and the bounds of its side. Of the sides tried on two CPU cores,
 # forward and backward, H = 64, those of 512 were fastest for 4 heads and 4,096 tokens, of 256 for
 # 16 and 1,024, of 128 for 64 and 256. tests/bench/RESULTS.md has times and memory.
 TILE_LOGITS, LEAST, MOST = 2**20, 128, 512
-UNROLLED = 2  # tiles a side: so few are no loop of the program
+UNROLLED = 2  # tiles of queries that need no loop
 
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """What a program is compiled for: queries are in `tiles` tiles of `side` tokens, keys in
-    `key_tiles`.
-    """
+    """Static sizes: queries are in `tiles` tiles of `side` tokens, keys in `key_tiles`."""
 
     scores: Scores
     side: int
@@ -34,10 +31,9 @@ class Static:
     key_tiles: int
 
 
-class Rows(NamedTuple):
-    """What logits need besides q and k, of G rows (a head of a sequence each); None where unused.
-
-    As in `reference`, of float32 at least.
+class RowTerms(NamedTuple):
+    """Terms of the logits besides q k, of G rows (a head of a sequence each), as in `reference` and
+    float32 at least; None where unused.
     """
 
     sinks_G: jax.Array | None
@@ -46,8 +42,8 @@ class Rows(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which document and which prefix the keys of G rows are in, and the tile of keys at which the
-    queries begin; None where unused.
+    """The document and the prefix of each key of G rows, and the tile of keys at which the queries
+    begin; None where unused.
     """
 
     segments_GS: jax.Array | None
@@ -55,7 +51,7 @@ class Places(NamedTuple):
     first: jax.Array | None
 
     def of_queries(self, i: Any) -> Any:
-        """The tile of keys that tile i of queries is."""
+        """Returns which tile of keys has the same tokens as tile i of queries."""
         return i if self.first is None else self.first + i
 
 
@@ -70,48 +66,31 @@ def blocked(
     key_bias_BKS: jax.Array | None = None,
     prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """As `reference`, tile by tile of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
+    """Computes `reference` by tiles of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
 
-    Tiles of keys after the queries, or before their window, are left out; with prefixes none is,
-    for a program does not know where they are. Softmax over the tiles of a row has a running
-    maximum and sum. Kept for the backward pass are the output and the
-    log-sum-exp of each row, as in FlashAttention; the probabilities are computed again. The custom
-    backward pass rules out forward-mode differentiation; `reference` has that.
+    Tiles of keys after the queries, or before their window, are skipped; with prefixes none is, as
+    a program does not know where they are. Softmax over the tiles of a row has a running maximum
+    and sum. The backward pass keeps the output and the log-sum-exp of each row, as in
+    FlashAttention, and computes the probabilities again. It rules out forward-mode differentiation.
 
     Heads that are cut over devices are computed where they are. Of rows whose tokens are cut, each
     device has its queries and gathers all keys and values, and their gradients are scattered.
     """
     n_heads, heads_parts, parts = q_BNTH.shape[1], parts_of('N'), parts_of('T')
-    if heads_parts * parts == 1:
-        return _on_device(
-            q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, slopes_N, key_bias_BKS, prefix_BT, scores
-        )
     if k_BKSH.shape[1] % heads_parts:
         k_BKSH, v_BKSH = (share_heads(x, n_heads) for x in (k_BKSH, v_BKSH))
         key_bias_BKS = None if key_bias_BKS is None else share_heads(key_bias_BKS, n_heads)
     is_cut = parts > 1 and q_BNTH.shape[2] % parts == 0
-
-    def compute(q_BNTH, *arrays):
-        return _on_device(q_BNTH, *arrays, scores, 'context' if is_cut else None)
-
-    arrays = (k_BKSH, v_BKSH, segments_BT, sinks_N, slopes_N, key_bias_BKS, prefix_BT)
-    letters = ('BNT', 'BKT', 'BKT', 'B', 'N', 'N', 'BKT', 'B')
-    return over_devices(compute, (q_BNTH, *arrays), letters, 'BNT')
+    compute = functools.partial(_on_device, scores, 'context' if is_cut else None)
+    arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, slopes_N, key_bias_BKS, prefix_BT)
+    if heads_parts * parts == 1:
+        return compute(*arrays)
+    return over_devices(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N', 'N', 'BKT', 'B'), 'BNT')
 
 
-def _on_device(
-    q_BNTH,
-    k_BKSH,
-    v_BKSH,
-    segments_BT,
-    sinks_N,
-    slopes_N,
-    key_bias_BKS,
-    prefix_BT,
-    scores,
-    axis_name=None,
-):
-    """axis_name: the mesh axis that tokens are cut over; None: all are here."""
+def _on_device(scores, axis_name, q_BNTH, k_BKSH, v_BKSH, segments_BT, *arrays):
+    """Computes `blocked`; axis_name: the mesh axis that tokens are cut over, None where none is."""
+    sinks_N, slopes_N, key_bias_BKS, prefix_BT = arrays
     batch, n_heads, length, head_dim = q_BNTH.shape
     first, parts = None, 1
     if axis_name is not None:
@@ -122,12 +101,10 @@ def _on_device(
     static = tiles_for(scores, batch * n_heads, length, parts)
     if axis_name is not None:
         first = jax.lax.axis_index(axis_name) * static.tiles
-    # Tokens behind all others, which none of them see.
-    extra = static.side * static.tiles - length
+    extra = static.side * static.tiles - length  # padding behind all tokens, which none sees
 
-    def flat(x_BNT_, axis=2):  # XLA:CPU likes one batch axis
-        widths = [(0, extra if i == axis else 0) for i in range(x_BNT_.ndim)]
-        x_BNT_ = jnp.pad(x_BNT_, widths)
+    def flat(x_BNT_):  # XLA:CPU likes one batch axis
+        x_BNT_ = jnp.pad(x_BNT_, [(0, extra if i == 2 else 0) for i in range(x_BNT_.ndim)])
         return x_BNT_.reshape(-1, *x_BNT_.shape[2:])
 
     def of_rows(x_N):
@@ -135,27 +112,26 @@ def _on_device(
             return None
         return jnp.broadcast_to(x_N.astype(exact(q_BNTH))[None], (batch, n_heads)).reshape(-1)
 
-    q_GTH = flat(q_BNTH * scores.scale_of(head_dim))
-    k_GSH, v_GSH = (flat(share_heads(x, n_heads)) for x in (k_BKSH, v_BKSH))
-    key_bias_GS = None
-    if key_bias_BKS is not None:
-        key_bias_GS = flat(share_heads(key_bias_BKS, n_heads).astype(exact(q_BNTH)))
-
     def numbered(number_BT):
         if number_BT is None:
             return None
         number_BT = jnp.pad(number_BT, ((0, 0), (0, extra)), constant_values=-1)
         return jnp.repeat(number_BT, n_heads, axis=0)
 
+    q_GTH = flat(q_BNTH * scores.scale_of(head_dim))
+    k_GSH, v_GSH = (flat(share_heads(x, n_heads)) for x in (k_BKSH, v_BKSH))
+    key_bias_GS = None
+    if key_bias_BKS is not None:
+        key_bias_GS = flat(share_heads(key_bias_BKS, n_heads).astype(exact(q_BNTH)))
     places = Places(numbered(segments_BT), numbered(prefix_BT), first)
-    rows = Rows(of_rows(sinks_N), of_rows(slopes_N), key_bias_GS)
+    rows = RowTerms(of_rows(sinks_N), of_rows(slopes_N), key_bias_GS)
     out_GTH = _tiled(static, q_GTH, k_GSH, v_GSH, rows, places)
     return out_GTH[:, :length].reshape(q_BNTH.shape)
 
 
 def tiles_for(scores: Scores, rows: int, length: int, parts: int = 1) -> Static:
-    """As few as the bounds above allow, and no larger than they have to be; without a rest where
-    `length` queries are one of several parts of the keys.
+    """Picks as few tiles as the bounds above allow, and no larger than they have to be; without a
+    rest where `length` queries are one of several parts of the keys.
     """
     most = 2 ** math.floor(math.log2(max(1.0, math.sqrt(TILE_LOGITS / rows))))
     most = min(MOST, max(LEAST, most))
@@ -170,7 +146,7 @@ def tiles_for(scores: Scores, rows: int, length: int, parts: int = 1) -> Static:
 
 
 def _over(start: Any, stop: Any, body: Callable, carry: Any) -> Any:
-    """fori_loop; of numbers that are no tracers, in Python."""
+    """Loops as fori_loop does, in Python where both ends are numbers."""
     if isinstance(start, int) and isinstance(stop, int):
         for i in range(start, stop):
             carry = body(i, carry)
@@ -179,15 +155,15 @@ def _over(start: Any, stop: Any, body: Callable, carry: Any) -> Any:
 
 
 def _over_tiles(static: Static, body: Callable, carry: Any) -> Any:
-    """`body(i, carry)` for each tile of queries."""
-    if static.tiles <= UNROLLED:
-        return _over(0, static.tiles, body, carry)
-    return jax.lax.fori_loop(0, static.tiles, body, carry)
+    """Loops over the tiles of queries, carry = body(i, carry)."""
+    loop = _over if static.tiles <= UNROLLED else jax.lax.fori_loop
+    return loop(0, static.tiles, body, carry)
 
 
 def _over_keys(static: Static, has_segments: bool, i: Any, body: Callable, carry: Any) -> Any:
-    """`body(j, carry, is_masked)` for each tile of keys that tile i of queries sees; its own last,
-    so that the running maximum of each row is one of tokens that it sees.
+    """Loops over the tiles of keys that tile i of queries sees, carry = body(j, carry, is_masked).
+
+    Its own tile is the last, so that the running maximum of each row is one of tokens that it sees.
     """
     first, window = 0, static.scores.window
     if static.scores.prefix:
@@ -197,8 +173,6 @@ def _over_keys(static: Static, has_segments: bool, i: Any, body: Callable, carry
     if window is not None:
         first = (i * static.side - window + 1) // static.side
         first = max(first, 0) if isinstance(i, int) else jnp.maximum(first, 0)
-    if isinstance(i, int):
-        first = int(first)
     always = has_segments or window is not None
     carry = _over(first, i, lambda j, carry: body(j, carry, always), carry)
     return body(i, carry, True)
@@ -219,7 +193,7 @@ def _add(static: Static, x: jax.Array, part: jax.Array, i: Any, axis: int) -> ja
 
 
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int, dtype: Any = None) -> jax.Array:
-    """Batched over axis 0."""
+    """Multiplies matrices, batched over axis 0."""
     dimensions = (((axis_a,), (axis_b,)), ((0,), (0,)))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=dtype)
 
@@ -229,18 +203,20 @@ def _along(x_G: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def _back(static: Static, places: Places, i: Any, j: Any, like: jax.Array) -> jax.Array:
-    """[G, T, S]: how many tokens keys of tile j are before queries of tile i, or apart."""
+    """Returns how many tokens keys of tile j are before queries of tile i, [G, T, S]; in one prefix
+    how many they are apart.
+    """
     place = jnp.arange(static.side, dtype=jnp.int32)
     back_TS = (i - j) * static.side + place[:, None] - place[None]
     back = jnp.broadcast_to(back_TS[None], like.shape)
     if places.prefix_GS is not None:
         own, other = (_cut(static, places.prefix_GS, tile) for tile in (i, j))
-        back = jnp.where(of_one_prefix(own, other), jnp.abs(back), back)
+        back = jnp.where(in_one_prefix(own, other), jnp.abs(back), back)
     return back
 
 
 def _logits(static, rows, places, q, k, i, j, is_masked):
-    """(logits of a tile, float32 at least; their slope in q k, None where that is 1)."""
+    """Returns (logits of a tile, float32 at least; their slope in q k, None where that is 1)."""
     logits, slope, softcap = _dot(q, k, 2, 2, exact(q)), None, static.scores.softcap
     if rows.key_bias_GS is not None:
         bias = _cut(static, rows.key_bias_GS, j)[:, None]
@@ -286,8 +262,8 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
         largest = jnp.full((*shape[:2], 1), MASKED, dtype)
         if sinks is not None:
             largest = _along(sinks, largest)
-        start = largest, jnp.full(largest.shape, float(sinks is not None), dtype)
-        start = (*start, jnp.zeros(shape, dtype))
+        total = jnp.full(largest.shape, float(sinks is not None), dtype)
+        start = largest, total, jnp.zeros(shape, dtype)
         has_segments = places.segments_GS is not None
         largest, total, mixed = _over_keys(static, has_segments, i, of_keys, start)
         out, log_sum = results
@@ -300,10 +276,10 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
 
 
 def _backward(static, residuals, grad_GTH):
-    """dS = P * (dP - rowsum(dO * O)); each tile adds to its queries and to its keys and values.
+    """Computes dS = P * (dP - rowsum(dO * O)); each tile adds to its queries, keys and values.
 
-    The sums over queries are rows of a product, [H, T] by [T, S]: XLA:CPU multiplies by a
-    transposed left side at half its rate, and those on the left are small.
+    Sums over queries are products [H, T] by [T, S], with q and dO transposed, which are small:
+    XLA:CPU multiplies by a transposed left side at half its rate.
     """
     q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1 = residuals
     dtype, has_segments = exact(q_GTH), places.segments_GS is not None
@@ -348,7 +324,7 @@ def _backward(static, residuals, grad_GTH):
 
 
 def _of_rows(static, places, grad_rows, grad_logits, grad_scores, i, j):
-    """What a tile adds to the gradients of slopes and of the keys' biases."""
+    """Adds a tile to the gradients of slopes and of the keys' biases."""
     if grad_rows.slopes_G is not None:
         back = _back(static, places, i, j, grad_logits)
         slopes_G = grad_rows.slopes_G - jnp.sum(grad_logits * back, (1, 2))

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.attention.scores import Scores
+from modules.kernels.attention.base import Scores
 
 
 def cudnn(
@@ -15,12 +15,11 @@ def cudnn(
     *,
     implementation: str = 'cudnn',
 ) -> jax.Array:
-    """`reference` with `scale` and `window`: no array of T x T scores is kept without segments.
+    """Computes `reference` with `scale` and `window`; no T x T scores are kept without segments.
 
-    Segments are passed as a mask, of which JAX makes a bias [B, 1, T, T] in the type of q for
-    cuDNN to read: 2 B T T bytes in bfloat16, and no block of keys is skipped for it. JAX's rule for
-    the call cuts it over the batch. implementation: 'xla' is the same in plain operations, for
-    tests.
+    Segments are a mask, of which JAX makes a bias [B, 1, T, T] in the type of q for cuDNN to read:
+    2 B T T bytes in bfloat16, and no block of keys is skipped. JAX cuts the call over the batch.
+    implementation: 'xla' computes the same in plain operations, for tests.
     """
     same_B1TS = None
     if segments_BT is not None:
@@ -30,7 +29,7 @@ def cudnn(
         mask=same_B1TS,
         scale=scores.scale_of(q_BNTH.shape[-1]),
         is_causal=True,
-        # The token itself is not counted in: (back, ahead).
+        # (back, ahead), without the token itself
         local_window_size=None if scores.window is None else (scores.window - 1, 0),
         implementation=implementation,
     )

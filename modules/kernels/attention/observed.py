@@ -1,7 +1,7 @@
-"""What is recorded of attention, head by head, without ever holding all of its scores.
+"""Recorded statistics of attention, exact for each head, from a block of scores at a time.
 
-Exact, and block by block of queries: from the log-sum-exp of each row, as attention itself is
-(arXiv:2205.14135). Nothing here is differentiated.
+They follow from the log-sum-exp of each row, as attention does (arXiv:2205.14135), and have no
+gradient.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.attention.scores import MASKED, Scores, exact, share_heads
+from modules.kernels.attention.base import MASKED, Scores, logits, share_heads
 from modules.sequence import start_of
 
 BLOCK = 128  # queries at a time; a block of scores is [B, N, BLOCK, T]
@@ -24,36 +24,22 @@ def attention_statistics(
     segments_BT: jax.Array | None = None,
     valid_BT: jax.Array | None = None,
     sinks_N: jax.Array | None = None,
-    slopes_N: jax.Array | None = None,
-    key_bias_BKS: jax.Array | None = None,
     is_full: jax.Array | None = None,
     block: int = BLOCK,
+    **arrays: jax.Array,
 ) -> dict[str, jax.Array]:
-    """`statistics_of` softmax attention, S = T, whose logits of query t and key s are
+    """Returns `statistics_of` softmax attention, S = T, with the logits of `base.reference`, which
+    take the other `arrays`.
 
-        s_ts = scale q_t . k_s + key_bias_s
-        s_ts = softcap tanh(s_ts / softcap)        where softcap is not 0
-        s_ts = s_ts - slope (t - s)                 with slopes
-
-    seen where s <= t, both in one segment, and t - s < window. slopes_N are ALiBi's
-    (arXiv:2108.12409); is_full: a scalar that turns the window off where it is true.
+    is_full: a scalar that turns the window off where it is true.
     """
-    n_heads, length, head_dim = q_BNTH.shape[1:]
-    dtype = exact(q_BNTH)
+    n_heads, length = q_BNTH.shape[1:3]
     q_BNTH, k_BNSH = map(jax.lax.stop_gradient, (q_BNTH, share_heads(k_BKSH, n_heads)))
-    index_S = jnp.arange(length)
 
     def log_weights(rows_Q):
-        q_BNQH = jnp.take(q_BNTH, rows_Q, axis=2) * scores.scale_of(head_dim)
-        logits_BNQS = jnp.einsum('bnqh,bnsh->bnqs', q_BNQH, k_BNSH, preferred_element_type=dtype)
-        if key_bias_BKS is not None:
-            logits_BNQS += share_heads(key_bias_BKS, n_heads)[:, :, None].astype(dtype)
-        if scores.softcap:
-            logits_BNQS = scores.softcap * jnp.tanh(logits_BNQS / scores.softcap)
-        if slopes_N is not None:
-            apart_QS = (rows_Q[:, None] - index_S[None]).astype(dtype)
-            logits_BNQS -= slopes_N.astype(dtype)[None, :, None, None] * apart_QS[None, None]
-        return logits_BNQS
+        q_BNQH = jnp.take(q_BNTH, rows_Q, axis=2)
+        back_1QS = rows_Q[None, :, None] - jnp.arange(length)[None, None]
+        return logits(q_BNQH, k_BNSH, scores, scores.softcap, back_1QS, **arrays)
 
     return statistics_of(
         log_weights, length, scores.window, segments_BT, valid_BT, sinks_N, is_full, block
@@ -70,28 +56,28 @@ def statistics_of(
     is_full: jax.Array | None = None,
     block: int = BLOCK,
 ) -> dict[str, jax.Array]:
-    """Five numbers of each head, [N] float32, of causal attention p_ts = w_ts / sum_s w_ts.
+    """Returns five numbers of each head, [N] float32, of attention p_ts = w_ts / sum_s w_ts.
 
-    log_weights_of_block(rows_Q) gives log w [B, N, Q, T] of the queries at those positions to all
-    keys; what a query does not see is left out here. A sink, of logit sinks_N, is one more outcome.
+    log_weights_of_block(rows_Q) returns log w [B, N, Q, T] of the queries at those positions to all
+    keys; unseen keys are left out here. A sink, of logit sinks_N, is one more outcome.
 
     attention_entropy: -sum p log p in nats, mean over queries (arXiv:2303.06296).
-    attention_entropy_share: that over the log of how many outcomes the query has, which is the most
-      it can be; mean over the queries that have two at least.
-    attention_largest_logit: the largest log w of what is seen, sinks aside (arXiv:2309.14322).
-    attention_logit_size: |log w|, the mean over the keys that a query sees, but for those of weight
-      0, then over queries; what a coordinate check reads (arXiv:2203.03466, appendix D.1).
+    attention_entropy_share: the entropy over its maximum, the log of the number of outcomes; mean
+      over the queries with at least two.
+    attention_largest_logit: the largest log w of seen keys, without sinks (arXiv:2309.14322).
+    attention_logit_size: the mean of |log w| over the seen keys of nonzero weight, then over
+      queries; for a coordinate check (arXiv:2203.03466, appendix D.1).
     attention_first_token: the probability of the first token of the document, mean over the queries
       behind it; 0 for a query whose window no longer holds it (arXiv:2505.06708).
 
-    Padding, where valid_BT is 0, is no query. NaN where no query counts.
+    Padding, where valid_BT is 0, is no query. The mean over no queries is NaN.
     """
     first_BT = jnp.zeros((1, length), int) if segments_BT is None else start_of(segments_BT)
     counted_BT = jnp.ones((1, length)) if valid_BT is None else valid_BT.astype(jnp.float32)
     index_S = jnp.arange(length)
 
     def seen_from(rows_Q):
-        """[1 or B, Q, S]."""
+        """Returns which keys the queries see, [1 or B, Q, S]."""
         apart_QS = rows_Q[:, None] - index_S[None]
         seen_QS = apart_QS >= 0
         if window is not None:
@@ -104,7 +90,7 @@ def statistics_of(
 
     def of_block(start):
         rows_Q = start + jnp.arange(min(block, length))
-        within_Q = rows_Q < length  # the last block is filled up with repetitions
+        within_Q = rows_Q < length  # the last block is padded with repetitions
         rows_Q = jnp.minimum(rows_Q, length - 1)
         first_BQ = jnp.take(first_BT, rows_Q, axis=1)
         counted_BQ = jnp.take(counted_BT, rows_Q, axis=1) * within_Q[None]
@@ -126,9 +112,9 @@ def statistics_of(
 
 
 def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
-    """(entropy, entropy over its most, largest logit, mean of |logit|, share of the first token)
-    [B, N, Q], and how many outcomes there are [B, 1, Q]. Relative to the largest, so that nothing
-    cancels.
+    """Returns (entropy, entropy over its maximum, largest logit, mean of |logit|, probability of
+    the first token) [B, N, Q], and the number of outcomes [B, 1, Q]. Logits are relative to the
+    largest, so that nothing cancels.
     """
     seen_BNQS = jnp.broadcast_to(seen_BQS[:, None], log_weights_BNQS.shape)
     logits_BNQS = jnp.where(seen_BNQS, log_weights_BNQS, MASKED)
@@ -159,10 +145,10 @@ def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
 def _sums(
     entropy_BNQ, share_BNQ, largest_BNQ, size_BNQ, first_BNQ, outcomes_B1Q, counted_BQ, behind_BQ
 ):
-    """Over queries, [N] float32 each; counted_BQ and behind_BQ are 0 or 1."""
+    """Sums over queries, [N] float32 each; counted_BQ and behind_BQ are 0 or 1."""
 
     def add(x_BNQ, weights_B1Q):
-        kept_BNQ = jnp.where(weights_B1Q > 0, x_BNQ, 0.0)  # what padding holds may be anything
+        kept_BNQ = jnp.where(weights_B1Q > 0, x_BNQ, 0.0)  # padding may hold anything
         return jnp.sum(kept_BNQ, (0, 2)).astype(jnp.float32)
 
     ones_BNQ = jnp.ones_like(entropy_BNQ)

@@ -1,11 +1,11 @@
-"""JAX's splash attention on TPUs: a Pallas kernel that skips the blocks which a mask hides.
+"""JAX's splash attention on TPUs: a Pallas kernel that skips blocks hidden by the mask.
 
-Of rows whose tokens are cut over C devices, each gathers all keys and values. Of queries as they
-lie the last device would have 2 C - 1 times the work of the first, as it sees most. So they are
-dealt for the kernel: device i and its mirror C - 1 - i exchange the second halves of theirs, and
-each then has two of 2 C pieces that see as much as any such two. Llama 3 (arXiv:2407.21783, section
-3.3.2) deals the text itself, pieces i and 2 C - 1 - i to device i; here all other layers have it
-in order, and half of the queries stay.
+Where the tokens of a row are cut over C devices, each device gathers all keys and values. With
+queries in order the last device would do 2 C - 1 times the work of the first. So device i and its
+mirror C - 1 - i exchange the second halves of their queries around the kernel: each then has two of
+2 C pieces, which see as much as any other such pair. Llama 3 (arXiv:2407.21783, section 3.3.2)
+deals the text itself, pieces i and 2 C - 1 - i to device i; here all other layers have it in order,
+and half of the queries stay.
 """
 
 import functools
@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modules.devices import parts_of
-from modules.kernels.attention.scores import Scores
-from modules.kernels.devices import of_all_tokens, over_devices
+from modules.kernels.attention.base import Scores
+from modules.parallel.axes import parts_of
+from modules.parallel.kernel_calls import of_all_tokens, over_devices
 
 BLOCKS = (512, 256, 128)  # of queries and keys: the largest that divides the length
+SIZES = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv', 'block_q_dq', 'block_kv_dq']
 AXIS = 'context'  # the mesh axis that tokens are cut over
 
 
@@ -33,12 +34,11 @@ def splash(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """`reference` with `scale`, `softcap`, `window` and `sinks`, for lengths that a block divides.
+    """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, where a block divides T.
 
-    Queries are scaled before the kernel, which has no scale, in their own type. A program of
-    several devices is traced under `jax.sharding.use_abstract_mesh`: XLA cannot cut the call, so
-    that its rows and heads are cut over the mesh here, and so are tokens where a block divides the
-    halves that devices exchange. interpret: in plain operations, for tests.
+    Queries are scaled in their own type before the kernel, which has no scale. Rows and heads are
+    cut over the mesh that is traced for, and so are tokens where a block divides the halves that
+    devices exchange. interpret: computes in plain operations, for tests.
     """
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     length, parts = q_BNTH.shape[2], parts_of('T')
@@ -52,9 +52,7 @@ def splash(
 
 
 def block_of(length: int, parts: int = 1) -> int | None:
-    """The largest block that divides a row, or a piece of one whose tokens are cut into several
-    parts; None where none does.
-    """
+    """Returns the largest block that divides a row, or half of each part of a row that is cut."""
     pieces = 1 if parts == 1 else 2 * parts
     return next((size for size in BLOCKS if length % (size * pieces) == 0), None)
 
@@ -72,8 +70,8 @@ def refuse_cut(length: int, parts: int) -> None:
 
 
 def share_computed(length: int, window: int | None, parts: int = 1) -> float:
-    """Of all pairs of tokens, those in blocks that are not hidden as a whole; of a row without a
-    block, those that are not hidden.
+    """Returns the share of pairs of tokens in blocks that are not entirely hidden; where no block
+    divides the row, of pairs that are not hidden.
     """
     size = block_of(length, parts) or block_of(length) or 1
     blocks = length // size
@@ -88,35 +86,34 @@ def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
 
 
 def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
-    """q, k and v are those of the tokens on this device, segments those of all."""
+    """Computes rows of which q, k and v are the tokens on this device, and segments all tokens."""
     parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     places = dealt_places(q_BNTH.shape[2] * parts, parts)
     kernel = _kernel(q_BNTH.shape[1], places, scores, interpret)
     k_BKSH, v_BKSH = (of_all_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
     own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
     q_BNTH = _exchanged(q_BNTH, parts)
-    mixed_BNTH = _called(
-        _part_of(kernel, parts, index), q_BNTH, k_BKSH, v_BKSH, own_BT, segments_BT, sinks_N
-    )
+    kernel = _part_of(kernel, parts, index)
+    mixed_BNTH = _called(kernel, q_BNTH, k_BKSH, v_BKSH, own_BT, segments_BT, sinks_N)
     return _exchanged(mixed_BNTH, parts)
 
 
 def dealt_places(length: int, parts: int) -> np.ndarray:
-    """[parts, T / parts] int32: which queries each device computes."""
+    """Returns which queries each device computes, [parts, T / parts] int32."""
     pieces = np.arange(length, dtype=np.int32).reshape(parts, 2, -1)
     return np.stack([pieces[:, 0], pieces[::-1, 1]], 1).reshape(parts, -1)
 
 
 def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
-    """The tokens of this device, but its mirror's second half for its own; twice: as they were."""
+    """Exchanges the second half of this device's tokens with its mirror's."""
     first, second = jnp.split(x_BNTH, 2, axis=2)
     mirrors = [(device, parts - 1 - device) for device in range(parts)]
     return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
 
 
 def _kernel(n_heads: int, places: np.ndarray, scores: Scores, interpret: bool) -> Any:
-    """JAX's kernel for queries at `places` [parts, T / parts] of rows of T tokens."""
-    # Here, as it takes half a second to import.
+    """Makes JAX's kernel for queries at `places` [parts, T / parts] of rows of T tokens."""
+    # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -128,14 +125,7 @@ def _kernel(n_heads: int, places: np.ndarray, scores: Scores, interpret: bool) -
     block = block_of(length, parts)
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * n_heads),
-        block_sizes=kernels.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
+        block_sizes=kernels.BlockSizes(**dict.fromkeys(SIZES, block)),
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
         q_seq_shards=parts,
@@ -144,8 +134,8 @@ def _kernel(n_heads: int, places: np.ndarray, scores: Scores, interpret: bool) -
 
 
 def _part_of(kernel: Any, parts: int, index: jax.Array) -> Any:
-    """What the kernel knows of the queries of one device: of each array, an equal part of the
-    queries' axis, which is the only one of their places, and the second of what is said of blocks.
+    """Cuts what the kernel knows of all queries to those of one device. Their axis is the only one
+    of their places, and the second of arrays about blocks.
     """
 
     def cut(x):
@@ -157,7 +147,7 @@ def _part_of(kernel: Any, parts: int, index: jax.Array) -> Any:
 
 
 def _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS, sinks_N):
-    """The kernel takes one row; it finds the key head of each query head by itself."""
+    """Calls the kernel for each row; it finds the key head of each query head by itself."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     def of_row(q_NTH, k_KSH, v_KSH, segments_T, segments_S):

@@ -1,22 +1,21 @@
 """Softmax cross-entropy on GPUs: one kernel forward, which reads the logits once.
 
-A thread has the state of the columns that it reads, from slice to slice of a row; threads put
-theirs together at its end. There is no kernel backward: XLA's own program reads once and writes
-once.
+A thread has the state of the columns that it reads, and threads add theirs at the end of a row.
+There is no kernel backward: XLA's own program reads once and writes once.
 """
 
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.cross_entropy.fused import BASES, NAME
-from modules.kernels.exponentials import NO_EXPONENT, add
-from modules.kernels.gpu_rows import Row, call_on_gpu, gathered, programs_of, wide
+from modules.kernels.common.exponentials import NO_EXPONENT, add
+from modules.kernels.common.gpu_rows import Row, call_on_gpu, gathered, programs_of, wide
+from modules.kernels.cross_entropy.base import BASES, NAME
 
 NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
 
 
 def form_of(form: str, logits_MV: jax.Array) -> str:
-    """What 'auto' is, of `fused.statistics`."""
+    """Returns the form that 'auto' stands for; raises ValueError for 'row'."""
     del logits_MV
     if form == 'row':
         raise ValueError(f'form=row of {NAME} is for TPUs; choose auto, online or two_pass.')
@@ -24,7 +23,7 @@ def form_of(form: str, logits_MV: jax.Array) -> str:
 
 
 def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
-    """The state of each row, a tuple of [M]."""
+    """Returns the state of each row, a tuple of [M]."""
     rows = logits_MV.shape[0]
     logits_MV, base = wide(logits_MV, -jnp.inf), BASES[form]
     row = Row.of(logits_MV.shape[1], logits_MV)
@@ -54,19 +53,15 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
         for name, number in zip(NAMES, numbers, strict=True):
             refs[name][n] = number
 
-    found = call_on_gpu(
-        body,
-        {'logits': logits_MV, 'labels': labels_M},
-        dict.fromkeys(NAMES, jax.ShapeDtypeStruct((rows,), jnp.float32)),
-        rows=rows,
-        programs=programs_of(row.width, 1),
-        name='cross_entropy',
-    )
-    return tuple(found[name] for name in NAMES)
+    given = {'logits': logits_MV, 'labels': labels_M}
+    made = dict.fromkeys(NAMES, jax.ShapeDtypeStruct((rows,), jnp.float32))
+    programs = programs_of(row.width, 1)
+    found = call_on_gpu(body, given, made, rows=rows, programs=programs, name='cross_entropy')
+    return tuple(found.values())
 
 
 def _sum_and_count(row, ref, n):
-    """Of the logits of a row that are not -inf."""
+    """Returns the sum and the number of a row's logits that are not -inf."""
 
     def step(parts, carry):
         total, count = carry

@@ -1,53 +1,65 @@
-"""Softmax cross-entropy on TPUs: one kernel forward, one backward, each of which reads the logits
-once.
+"""Softmax cross-entropy on TPUs: one kernel forward, one backward, which each read the logits once.
+
+Numbers of rows lie along lanes in memory, where nothing pads them, and are columns beside the rows
+of a block in computations.
 """
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from modules.kernels.cross_entropy.fused import BASES, COEFFICIENTS, NAME, STATE, gradient_of
-from modules.kernels.cross_entropy.lanes import along_lanes, as_column, as_lanes, blocks_of
-from modules.kernels.exponentials import add, nothing, together
-from modules.kernels.rows import itemsize
-from modules.kernels.tpu_rows import LANES, SUBLANES, USUAL_BYTES, call_on_tpu, memory_limit
+from modules.kernels.common.exponentials import add, nothing, together
+from modules.kernels.common.rows import itemsize
+from modules.kernels.common.tpu_rows import (
+    LANES,
+    SUBLANES,
+    USUAL_BYTES,
+    call_on_tpu,
+    columns_at_once,
+    memory_limit,
+    row_bytes,
+    rows_at_once,
+)
+from modules.kernels.cross_entropy.base import BASES, COEFFICIENTS, NAME, STATE, gradient_of
 
-# The gradient takes the logits' memory: a chunk of a loss that fits never leaves a chip. XLA copies
-# them before where they are used afterwards. The interpreter of kernels cannot do this where blocks
+# The gradient takes the logits' memory, so that a chunk of a loss that fits never leaves a chip.
+# XLA copies logits that are used afterwards. The interpreter of kernels cannot do this where blocks
 # do not divide an array.
 IN_PLACE: dict[str, str] = {'logits': 'gradient'}
 
 
 def form_of(form: str, logits_MV: jax.Array) -> str:
-    """What 'auto' is, of `fused.statistics`."""
+    """Returns the form that 'auto' stands for."""
     if form != 'auto':
         return form
-    row_bytes = math.ceil(logits_MV.shape[-1] / LANES) * LANES * _forward_bytes(logits_MV, 'row')
-    return 'row' if SUBLANES * row_bytes <= USUAL_BYTES else 'online'
+    needed = SUBLANES * row_bytes(logits_MV.shape[-1], _forward_bytes(logits_MV, 'row'))
+    return 'row' if needed <= USUAL_BYTES else 'online'
 
 
 def _forward_bytes(logits_MV, form):
     return 2 * itemsize(logits_MV) + (16 if form == 'two_pass' else 8)
 
 
-def _like(logits_MV, shape, dtype):
-    """An array that differs over the devices that the logits differ over."""
+def _made(logits_MV, shape, dtype):
+    """Describes a result that differs over the devices that the logits differ over."""
     manual = jax.typeof(logits_MV).manual_axis_type
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=manual)
 
 
 def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
-    """The state of each row, a tuple of [M]."""
+    """Returns the state of each row, a tuple of [M]."""
     rows, width = logits_MV.shape
     bytes_an_entry = _forward_bytes(logits_MV, form)
     blocks = blocks_of(
         rows, width, bytes_an_entry, whole_rows=form == 'row', name=f'form={form} of {NAME}'
     )
     labels_1M = along_lanes(labels_M)
-    state = _like(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
+    state = _made(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
+    moved = itemsize(logits_MV) * rows * width + 4 * (1 + STATE) * rows
     found = call_on_tpu(
         functools.partial(_forward_block, form=form, width=width),
         {'logits': (logits_MV, blocks.matrix), 'labels': (labels_1M, blocks.beside(1))},
@@ -55,19 +67,20 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
         grid=blocks.grid,
         semantics=('parallel', 'arbitrary', 'arbitrary'),
         limit=memory_limit(*blocks.shape, bytes_an_entry),
-        cost=pl.CostEstimate(
-            flops=8 * rows * width,
-            transcendentals=rows * width,
-            bytes_accessed=itemsize(logits_MV) * rows * width + 4 * (1 + STATE) * rows,
-        ),
+        cost=(8 * rows * width, rows * width, moved),
         name='cross_entropy',
     )
     return tuple(found['state'][:, :rows])
 
 
+def _column(x):
+    """Returns the column of each entry of a block."""
+    return pl.program_id(2) * x.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+
+
 def _forward_block(refs, form, width):
     x = refs['logits'][...].astype(jnp.float32)
-    column = pl.program_id(2) * x.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    column = _column(x)
     if width % x.shape[1]:
         x = jnp.where(column < width, x, -jnp.inf)
     present = x != -jnp.inf
@@ -92,26 +105,22 @@ def _forward_block(refs, form, width):
 
 
 def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
-    """`gradient_of` with COEFFICIENTS numbers a row, [M] each, over the logits' memory."""
+    """Computes `gradient_of` with COEFFICIENTS numbers a row, [M] each, over the logits' memory."""
     rows, width = logits_MV.shape
     bytes_an_entry = 4 * itemsize(logits_MV) + 8
     blocks = blocks_of(rows, width, bytes_an_entry, whole_rows=False, name=NAME)
-    gradient = _like(logits_MV, logits_MV.shape, logits_MV.dtype)
+    given = {'logits': (logits_MV, blocks.matrix)}
+    given['numbers'] = (along_lanes(*numbers), blocks.beside(COEFFICIENTS))
+    gradient = _made(logits_MV, logits_MV.shape, logits_MV.dtype)
+    moved = 2 * itemsize(logits_MV) * rows * width + 4 * COEFFICIENTS * rows
     found = call_on_tpu(
         _backward_block,
-        {
-            'logits': (logits_MV, blocks.matrix),
-            'numbers': (along_lanes(*numbers), blocks.beside(COEFFICIENTS)),
-        },
+        given,
         {'gradient': (gradient, blocks.matrix)},
         grid=blocks.grid,
         semantics=('parallel', 'parallel', 'parallel'),
         limit=memory_limit(*blocks.shape, bytes_an_entry),
-        cost=pl.CostEstimate(
-            flops=8 * rows * width,
-            transcendentals=rows * width,
-            bytes_accessed=2 * itemsize(logits_MV) * rows * width + 4 * COEFFICIENTS * rows,
-        ),
+        cost=(8 * rows * width, rows * width, moved),
         name='cross_entropy_backward',
         aliases=IN_PLACE,
     )
@@ -123,5 +132,80 @@ def _backward_block(refs):
     first = pl.program_id(1) * len(x)
     numbers = (refs['numbers'][n : n + 1, :] for n in range(COEFFICIENTS))
     label, *numbers = (as_column(number, first, len(x)) for number in numbers)
-    column = pl.program_id(2) * x.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    column = _column(x)
     refs['gradient'][...] = gradient_of(x, column, label.astype(jnp.int32), *numbers)
+
+
+class MatrixBlocks(NamedTuple):
+    """Blocks of rows and columns of a matrix; the last axis of the grid is over columns.
+
+    Numbers of a row, [numbers, rows], come in blocks of at least LANES rows. Where a block of the
+    matrix has fewer rows, the second axis of the grid is over the blocks that share them.
+    """
+
+    grid: tuple[int, int, int]
+    shape: tuple[int, int]
+    sharing: int
+    blocks_of_rows: int
+
+    @property
+    def matrix(self) -> pl.BlockSpec:
+        def index(i, j, k):
+            return jnp.minimum(i * self.sharing + j, self.blocks_of_rows - 1), k
+
+        return pl.BlockSpec(self.shape, index)
+
+    def beside(self, numbers: int) -> pl.BlockSpec:
+        """Returns the blocks of so many numbers a row."""
+        return pl.BlockSpec((numbers, max(self.shape[0], LANES)), lambda i, j, k: (0, i))
+
+
+def blocks_of(
+    rows: int, width: int, bytes_an_entry: float, *, whole_rows: bool, name: str
+) -> MatrixBlocks:
+    """Returns blocks of LANES rows and as many columns as fit, or of whole rows, as many as fit.
+
+    bytes_an_entry: as in `rows_at_once`. Raises ValueError where not even the fewest rows fit.
+    """
+    columns = width
+    if not whole_rows:
+        fewest = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
+        columns = min(width, columns_at_once(fewest, bytes_an_entry))
+    size = rows_at_once(rows, columns, bytes_an_entry, name)
+    size = size // LANES * LANES if size >= LANES else 2 ** int(math.log2(size))
+    blocks_of_rows, together = math.ceil(rows / size), max(size, LANES)
+    sharing = min(together // size, blocks_of_rows)
+    grid = (math.ceil(rows / together), sharing, math.ceil(width / columns))
+    return MatrixBlocks(grid, (size, columns), sharing, blocks_of_rows)
+
+
+def along_lanes(*numbers_M: jax.Array) -> jax.Array:
+    """Returns [numbers, M] in float32, padded to whole registers: labels below 2^24 are exact."""
+    numbers_XM = jnp.stack([number_M.astype(jnp.float32) for number_M in numbers_M])
+    return jnp.pad(numbers_XM, ((0, 0), (0, -numbers_XM.shape[1] % LANES)))
+
+
+def _diagonal(size, first):
+    """Returns [size, LANES]: whether a lane is that of a row, the first of which has lane `first`.
+    Columns and lanes are made of each other by it.
+    """
+    shape = (size, LANES)
+    lane, row = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (1, 0))
+    return lane == first + row
+
+
+def as_column(numbers_1L: jax.Array, first: jax.Array, size: int) -> jax.Array:
+    """Returns the lanes from `first` on as [size, 1]; with several registers `first` is 0."""
+    own = _diagonal(min(size, LANES), first)
+    parts = [numbers_1L[:, at : at + LANES] for at in range(0, numbers_1L.shape[1], LANES)]
+    parts = [jnp.sum(jnp.where(own, part, 0.0), 1, keepdims=True) for part in parts]
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def as_lanes(column: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns a column as [1, lanes], from the lane `first` on."""
+    size = min(len(column), LANES)
+    own = _diagonal(size, first)
+    parts = [column[at : at + size] for at in range(0, len(column), size)]
+    parts = [jnp.sum(jnp.where(own, part, 0.0), 0, keepdims=True) for part in parts]
+    return jnp.concatenate(parts, 1) if len(parts) > 1 else parts[0]

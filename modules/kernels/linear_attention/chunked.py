@@ -1,9 +1,9 @@
-"""`quadratic` by chunks of tokens, between which a state of fixed size is carried."""
+"""Linear attention by chunks of tokens, which carry a state of fixed size."""
 
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.linear_attention.quadratic import State, divide, sees, starts
+from modules.kernels.linear_attention.base import State, divide, sees, starts
 from modules.statistics import at_least_float32
 
 CHUNK = 128  # tokens; within it all pairs are computed, 2 CHUNK (F + H) operations a token
@@ -20,11 +20,10 @@ def chunked(
     state: State | None = None,
     chunk: int = CHUNK,
 ) -> tuple[jax.Array, State]:
-    """As `quadratic`, in memory that grows with T: one chunk's pairs, and a state for each chunk.
+    """Computes `quadratic` in memory that grows with T: one chunk's pairs, and a state per chunk.
 
-    The backward pass computes a chunk again from the state before it. T may be any number: the last
-    chunk is filled up with tokens whose features are 0. Sources: arXiv:2006.16236, section 3.3; by
-    chunks arXiv:2312.06635.
+    The backward pass computes a chunk again from the state before it. The last chunk is padded with
+    tokens whose features are 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
     """
     batch, n_kv_heads, length, head_dim = v_BKTH.shape
     groups, chunk = q_num_BNTF.shape[1] // n_kv_heads, min(chunk, length)
@@ -50,10 +49,10 @@ def chunked(
 
 
 def of_chunk(state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, start_BT, first, eps):
-    """(the state behind a chunk whose first token is at `first`, what its tokens take of all)."""
+    """Returns (the state after a chunk, its output); its first token is at the place `first`."""
     place_T = first + jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
     seen_BTS = sees(place_T, place_T, start_BT).astype(v_BKTH.dtype)
-    # Documents lie in a row, so the state is of the one that the token before the chunk is in.
+    # The state is of the document of the token before the chunk.
     goes_on_BT = (start_BT < first).astype(v_BKTH.dtype)
     keys_BKTF = jnp.einsum('bts,bksf->bktf', seen_BTS, k_den_BKTF)
     keys_BKTF = keys_BKTF + jnp.einsum('bt,bkf->bktf', goes_on_BT, state.keys_BKF)
@@ -71,7 +70,7 @@ def of_chunk(state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, st
 
 
 def by_chunks(x: jax.Array, axis: int, chunk: int, mode: str = 'constant') -> jax.Array:
-    """[chunks, ..., chunk, ...]: x cut along `axis`, filled up as jnp.pad's `mode` does."""
+    """Cuts x along `axis` to [chunks, ..., chunk, ...], padded by jnp.pad's `mode`."""
     count = -(-x.shape[axis] // chunk)
     width = [(0, 0)] * x.ndim
     width[axis] = (0, count * chunk - x.shape[axis])

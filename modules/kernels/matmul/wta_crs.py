@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from modules.devices import parts_of
 from modules.options import Option
+from modules.parallel.axes import parts_of
 from modules.statistics import at_least_float32
 
 
-class Rows(struct.PyTreeNode):
-    """What a product keeps of its input x [M, I], in S shards of M / S tokens.
+class KeptRows(struct.PyTreeNode):
+    """K rows of each of S shards of an input x [M, I], which a product keeps of it.
 
-    scaled_SKI: K rows of each shard, times what each stands for. places_SK: where they are in it.
+    scaled_SKI: the rows times their weights. places_SK: their places in a shard.
     """
 
     scaled_SKI: jax.Array
@@ -25,18 +25,18 @@ class Rows(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class WTACRS:
-    """x w, whose gradient by w is, in training, an unbiased estimate from a share of the tokens.
+    """Product x w whose weight gradient in training is an unbiased estimate from some tokens.
 
         dw = sum_i x_i^T g_i  ~  sum_{i in top} x_i^T g_i + sum_{j drawn} x_j^T g_j / (q_j (K - c))
 
     p_i = |x_i| / sum |x|; top: the c tokens with the largest p, for c = argmin (1 - P_c) / (K - c)
     over c < K, where P_c is the sum of their p; the other K - c are drawn from the rest with
     replacement by q_j = p_j / (1 - P_c). The result and the gradient by x are exact. The backward
-    pass keeps these rows and where they were, not x. Of K = M tokens all is exact.
+    pass keeps these rows and their places, not x. With K = M tokens all is exact.
 
-    Source: arXiv:2305.15265, whose p is also weighed by the size of g_i when the same sample was
-    last seen; here each is seen once, so there is none. In the code of the paper the draws of a
-    first visit are not divided by q_j (K - c), which is biased; here they are.
+    Source: arXiv:2305.15265, whose p is also weighted by the size of g_i when the sample was last
+    seen; here each is seen once. The paper's code does not divide the draws of a first visit by
+    q_j (K - c), which is biased; here they are divided.
     """
 
     wta_crs_ratio: Annotated[
@@ -46,9 +46,7 @@ class WTACRS:
 
     @staticmethod
     def check(recipe: Any, part: Any) -> None:
-        """Raises ValueError where no gradient of a matrix is asked for, or more than an estimate
-        has.
-        """
+        """Raises ValueError where no matrix is trained, or a gradient is differentiated."""
         if recipe.train.trainable != 'all':
             raise ValueError(
                 f'{part} estimates the gradients of matrices, and train.trainable='
@@ -65,16 +63,17 @@ class WTACRS:
     def __call__(
         self, x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None
     ) -> jax.Array:
-        """x w with exact gradients."""
+        """Computes x w with exact gradients."""
         return jnp.matmul(x_MI, w_IO, preferred_element_type=out_dtype)
 
-    def rows(self, key: jax.Array, x_MI: jax.Array) -> Rows | None:
-        """Those that stand for x in the gradients of weights; None: all do.
+    def rows(self, key: jax.Array, x_MI: jax.Array) -> KeptRows | None:
+        """Draws the rows that stand for x in weight gradients; None where all are kept.
 
-        Each shard of the batch draws its own, so that no token moves to another device; on another
-        number of devices others are drawn.
+        Each shard of the batch draws its own, so that no token moves to another device; another
+        number of devices draws others.
         """
-        x_SMI = x_MI.reshape(_shards(len(x_MI)), -1, x_MI.shape[-1])
+        n = parts_of('M')
+        x_SMI = x_MI.reshape(n if len(x_MI) % n == 0 else 1, -1, x_MI.shape[-1])
         n_tokens = x_SMI.shape[1]
         n_kept = max(self.wta_crs_least, int(self.wta_crs_ratio * n_tokens))
         if n_kept >= n_tokens:
@@ -84,23 +83,17 @@ class WTACRS:
         return jax.vmap(functools.partial(rows_of, n_kept=n_kept))(keys_S, x_SMI)
 
 
-def _shards(n_tokens: int) -> int:
-    """Over how many devices the tokens of a batch lie (`lm.mesh.traced_on`)."""
-    n = parts_of('M')
-    return n if n_tokens % n == 0 else 1
-
-
-def rows_of(key: jax.Array, x_MI: jax.Array, n_kept: int) -> Rows:
-    """`Rows` of one shard, without the axis S."""
+def rows_of(key: jax.Array, x_MI: jax.Array, n_kept: int) -> KeptRows:
+    """Draws `KeptRows` of one shard, without the axis S."""
     norms_M = jnp.linalg.norm(at_least_float32(x_MI), axis=-1)
     places_K, weights_K = choose_rows(key, norms_M, n_kept)
     scaled_KI = (weights_K[:, None] * at_least_float32(x_MI[places_K])).astype(x_MI.dtype)
-    return Rows(scaled_KI, places_K)
+    return KeptRows(scaled_KI, places_K)
 
 
 def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Array, jax.Array]:
-    """(places [K], weights [K]): sum_k weights_k f(places_k) is sum_m f(m) on average, for any f
-    that is 0 where the size is.
+    """Draws (places [K], weights [K]): sum_k weights_k f(places_k) has the mean sum_m f(m), for any
+    f that is 0 where the size is.
     """
     total = jnp.sum(sizes_M)
     p_M = sizes_M / jnp.where(total > 0, total, 1.0)
@@ -109,7 +102,7 @@ def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Ar
     is_top_K = jnp.arange(n_kept) < n_top
     rest_M = p_M.at[places_K].multiply(1 - is_top_K)
     ends_M = jnp.cumsum(rest_M)
-    # Above 0, so that what cannot be drawn in front of all others is not.
+    # Points are above 0, so that leading places with a chance of 0 are never drawn.
     points_K = ends_M[-1] * (1 - jax.random.uniform(key, (n_kept,), ends_M.dtype))
     drawn_K = jnp.minimum(jnp.searchsorted(ends_M, points_K), len(p_M) - 1)
     chance_K = rest_M[drawn_K] * (n_kept - n_top)
@@ -119,15 +112,17 @@ def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Ar
 
 
 def winners(top_K: jax.Array) -> jax.Array:
-    """c = argmin (1 - P_c) / (K - c) over 0 <= c < K, for the K largest p in falling order."""
+    """Returns c = argmin (1 - P_c) / (K - c) over 0 <= c < K, for the K largest p in descending
+    order.
+    """
     n_kept = len(top_K)
     rest_K = 1 - jnp.cumsum(top_K) + top_K
     return jnp.argmin(jnp.maximum(rest_K, 0.0) / (n_kept - jnp.arange(n_kept)))
 
 
 @jax.custom_vjp
-def product_by_rows(x_MI: jax.Array, w_IO: jax.Array, rows: Rows) -> jax.Array:
-    """x w, whose gradient by w is that of `rows`. Kept for the backward pass: w and `rows`."""
+def product_by_rows(x_MI: jax.Array, w_IO: jax.Array, rows: KeptRows) -> jax.Array:
+    """Computes x w with a weight gradient from `rows`; the backward pass keeps w and `rows`."""
     del rows
     return jnp.matmul(x_MI, w_IO)
 

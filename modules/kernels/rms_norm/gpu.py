@@ -1,35 +1,29 @@
 """RMSNorm on GPUs: one kernel forward, one backward, each of which reads every row once.
 
-A program has the whole of a row in its registers, or, of long ones, reads it again before anything
-else takes its place in the processor's cache. Its rows' part of the gradient of the scale stays in
-registers until its last row.
+A program holds a row in its registers, or reads a long one again while the processor's cache still
+has it. Its rows' part of the gradient of the scale stays in registers until its last row.
 """
 
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.gpu_rows import KEPT, Row, call_on_gpu, programs_of, total, wide
-from modules.kernels.rows import refuse_width
+from modules.kernels.common.gpu_rows import KEPT, Row, call_on_gpu, programs_of, total, wide
+from modules.kernels.common.rows import refuse_width
+from modules.kernels.rms_norm.base import NAME
 
-NAME = 'kernels.rms_norm=pallas'
 LONGEST = 16_384  # of rows whose part of the scale's gradient registers hold
 
 
-def forward_rows(
-    x_ND: jax.Array,
-    residual_ND: jax.Array | None,
-    scale_D: jax.Array | None,
-    eps: float,
-    out_dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array | None]:
-    """(y, x + residual) of rows on one device, as `fused.rms_norm` has them."""
+def forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
+    """Returns (y, x + residual) of rows on one device, as `api.rms_norm` does."""
     rows, width = x_ND.shape
     refuse_width(NAME, 'registers', width, LONGEST)
-    x_ND, residual_ND, scale_D = (wide(a) for a in (x_ND, residual_ND, scale_D))
-    made = {'y': jax.ShapeDtypeStruct(x_ND.shape, out_dtype)}
+    given = {'x': wide(x_ND), 'residual': wide(residual_ND), 'scale': wide(scale_D)}
+    shape = given['x'].shape
+    made = {'y': jax.ShapeDtypeStruct(shape, out_dtype)}
     if residual_ND is not None:
-        made['total'] = jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype)
-    row = Row.of(x_ND.shape[1], x_ND, residual_ND, made['y'])
+        made['total'] = jax.ShapeDtypeStruct(shape, x_ND.dtype)
+    row = Row.of(shape[1], x_ND, residual_ND, made['y'])
     parts, keeps = row.slices(), row.width <= KEPT
 
     def body(refs, n, _):
@@ -38,7 +32,7 @@ def forward_rows(
             if 'residual' not in refs:
                 return x
             x = x + row.read(refs['residual'], n, part)
-            return x.astype(x_ND.dtype).astype(jnp.float32)  # as whoever reads it next has it
+            return x.astype(x_ND.dtype).astype(jnp.float32)  # as later readers have it
 
         xs = [read(part) for part in parts]
         inverse = _inverse_rms(row, parts, xs, width, eps)
@@ -50,16 +44,9 @@ def forward_rows(
                     row.write(refs['total'], n, part, x)
                 row.write(refs['y'], n, part, y)
 
-    found = call_on_gpu(
-        body,
-        {'x': x_ND, 'residual': residual_ND, 'scale': scale_D},
-        made,
-        rows=rows,
-        programs=programs_of(row.width, 1 + (residual_ND is not None)),
-        name='rms_norm',
-    )
-    total_ND = found.get('total')
-    return found['y'][:, :width], None if total_ND is None else total_ND[:, :width]
+    programs = programs_of(row.width, 1 + (residual_ND is not None))
+    found = call_on_gpu(body, given, made, rows=rows, programs=programs, name='rms_norm')
+    return found['y'][:, :width], found['total'][:, :width] if 'total' in found else None
 
 
 def _inverse_rms(row, parts, xs, width, eps):
@@ -71,24 +58,19 @@ def _scaled(row, refs, part, x):
     return x * row.read(refs['scale'], None, part) if 'scale' in refs else x
 
 
-def backward_rows(
-    x_ND: jax.Array,
-    g_ND: jax.Array,
-    g_total_ND: jax.Array | None,
-    scale_D: jax.Array | None,
-    eps: float,
-) -> tuple[jax.Array, jax.Array | None]:
-    """(dx, dscale of each program's rows [P, D]) of rows on one device.
+def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
+    """Returns (dx, dscale of each program's rows [P, D]) of rows on one device.
 
     dx = r (g' - n mean(g' n)) with g' = g scale and n = x r; dscale = sum over rows of g n.
     """
     rows, width = x_ND.shape
     refuse_width(NAME, 'registers', width, LONGEST)
-    x_ND, g_ND, g_total_ND, scale_D = (wide(a) for a in (x_ND, g_ND, g_total_ND, scale_D))
-    row = Row.of(x_ND.shape[1], x_ND, g_ND, g_total_ND)
+    given = {'x': x_ND, 'g': g_ND, 'g_total': g_total_ND, 'scale': scale_D}
+    given = {name: wide(array) for name, array in given.items()}
+    row = Row.of(given['x'].shape[1], x_ND, g_ND, g_total_ND)
     parts, keeps = row.slices(), row.width <= KEPT
     programs = min(rows, programs_of(row.width, 3))
-    made = {'dx': jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype)}
+    made = {'dx': jax.ShapeDtypeStruct(given['x'].shape, x_ND.dtype)}
     if scale_D is not None:
         made['dscale'] = jax.ShapeDtypeStruct((programs, row.width), jnp.float32)
 
@@ -125,15 +107,6 @@ def backward_rows(
             if dscale is not None:
                 row.write(refs['dscale'], program, part, dscale)
 
-    found = call_on_gpu(
-        body,
-        {'x': x_ND, 'g': g_ND, 'g_total': g_total_ND, 'scale': scale_D},
-        made,
-        rows=rows,
-        programs=programs,
-        name='rms_norm_backward',
-        start=start,
-        finish=finish,
-    )
-    dscale_PD = found.get('dscale')
-    return found['dx'][:, :width], None if dscale_PD is None else dscale_PD[:, :width]
+    how = {'name': 'rms_norm_backward', 'start': start, 'finish': finish}
+    found = call_on_gpu(body, given, made, rows=rows, programs=programs, **how)
+    return found['dx'][:, :width], found['dscale'][:, :width] if 'dscale' in found else None

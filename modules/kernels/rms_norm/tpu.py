@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from modules.kernels.rows import itemsize
-from modules.kernels.tpu_rows import call_on_tpu, memory_limit, rows_at_once
+from modules.kernels.common.rows import itemsize
+from modules.kernels.common.tpu_rows import call_on_tpu, memory_limit, rows_at_once
+from modules.kernels.rms_norm.base import NAME
 
-# Parts of the rows with a sum of gradients each: as many as a chip has cores at most.
-PARTS = 2
-NAME = 'kernels.rms_norm=pallas'
-PARTIAL_ROWS = 8  # the sum of a part is over every eighth row: whole registers are added
+PARTS = 2  # of the rows, with a sum of gradients each: as many as a chip has cores at most
+PARTIAL_ROWS = 8  # a part sums every eighth row, so that whole registers are added
 
 
 def forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
@@ -25,21 +24,17 @@ def forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
     whole = pl.BlockSpec((1, width), lambda i: (0, 0))
     given = {'x': (x_ND, block), 'residual': (residual_ND, block)}
     given['scale'] = (None if scale_D is None else scale_D.reshape(1, -1), whole)
-    made = {'y': jax.ShapeDtypeStruct(x_ND.shape, out_dtype)}
+    made = {'y': (jax.ShapeDtypeStruct(x_ND.shape, out_dtype), block)}
     if residual_ND is not None:
-        made['total'] = jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype)
+        made['total'] = (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)
     found = call_on_tpu(
         functools.partial(_forward_block, eps=eps),
         given,
-        {name: (shape, block) for name, shape in made.items()},
+        made,
         grid=(math.ceil(rows / size),),
         semantics=('parallel',),
         limit=memory_limit(size, width, 2 * moved + 8),
-        cost=pl.CostEstimate(
-            flops=4 * rows * width,
-            transcendentals=rows,
-            bytes_accessed=moved * rows * width + 4 * width,
-        ),
+        cost=(4 * rows * width, rows, moved * rows * width + 4 * width),
         name='rms_norm',
     )
     return found['y'], found.get('total')
@@ -50,7 +45,7 @@ def _forward_block(refs, eps):
     if 'residual' in refs:
         total = x + refs['residual'][...].astype(jnp.float32)
         refs['total'][...] = total.astype(refs['total'].dtype)
-        x = refs['total'][...].astype(jnp.float32)  # rounded, as whoever reads it next has it
+        x = refs['total'][...].astype(jnp.float32)  # rounded, as later readers have it
     y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
     if 'scale' in refs:
         y = y * refs['scale'][...]
@@ -70,10 +65,9 @@ def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
     made = {'dx': (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)}
     if scale_D is not None:
         given['scale'] = (scale_D.reshape(1, -1), whole)
-        made['dscale'] = (
-            jax.ShapeDtypeStruct((parts * PARTIAL_ROWS, width), jnp.float32),
-            pl.BlockSpec((PARTIAL_ROWS, width), lambda p, i: (p, 0)),
-        )
+        sums = jax.ShapeDtypeStruct((parts * PARTIAL_ROWS, width), jnp.float32)
+        made['dscale'] = (sums, pl.BlockSpec((PARTIAL_ROWS, width), lambda p, i: (p, 0)))
+    moved_in_all = moved * rows * width + 4 * (1 + parts * PARTIAL_ROWS) * width
     found = call_on_tpu(
         functools.partial(_backward_block, eps=eps, rows=rows, each=each),
         given,
@@ -81,18 +75,16 @@ def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
         grid=(parts, each),
         semantics=('parallel', 'arbitrary'),
         limit=memory_limit(size, width, 2 * moved + 12),
-        cost=pl.CostEstimate(
-            flops=11 * rows * width,
-            transcendentals=rows,
-            bytes_accessed=moved * rows * width + 4 * (1 + parts * PARTIAL_ROWS) * width,
-        ),
+        cost=(11 * rows * width, rows, moved_in_all),
         name='rms_norm_backward',
     )
     return found['dx'], found.get('dscale')
 
 
 def _backward_block(refs, eps, rows, each):
-    """dx = r (g' - n mean(g' n)) with g' = g scale, n = x r; dscale = sum over rows of g n."""
+    """Computes dx = r (g' - n mean(g' n)) with g' = g scale, n = x r; dscale = sum over rows of
+    g n.
+    """
     x, g = (refs[name][...].astype(jnp.float32) for name in ('x', 'g'))
     inverse = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
     normal = x * inverse

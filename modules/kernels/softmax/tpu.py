@@ -1,82 +1,66 @@
-"""The kernels of softmax and logsumexp on TPUs, on one device."""
+"""Softmax and logsumexp on one TPU."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.exponentials import add, log_of, nothing, probabilities
-from modules.kernels.rows import itemsize, refuse_width
-from modules.kernels.softmax.blocks import COLUMNS, Blocks, call_in_blocks, merged, most_columns
-from modules.kernels.softmax.fused import BESIDE, FORMS, SUMS, Softmax
+from modules.kernels.common.exponentials import add, log_of, nothing, probabilities
+from modules.kernels.common.rows import itemsize, refuse_width
+from modules.kernels.common.tpu_rows import most_columns
+from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, Softmax, beside_x, logits_of
+from modules.kernels.softmax.tpu_blocks import COLUMNS, LEAST_ROWS, Blocks, call_in_blocks, merged
 
 
 def bytes_an_entry(moved: int, form: str | None, softcap: float = 0.0) -> int:
-    """Of a block: what is moved, twice, and what is computed from it, as the compiler says."""
+    """Returns what a block needs: moved bytes twice, and the compiler's temporaries."""
     return 2 * moved + (18 if form == 'two_pass' else 8) + (4 if softcap else 0)
 
 
-def refuse_form(
-    form: str | None,
-    name: str,
-    x: jax.Array,
-    arrays: int,
-    has_mask: bool = False,
-    softcap: float = 0.0,
-) -> None:
-    """ValueError where whole rows are asked for that are too long, in the direction with more.
+def refuse_form(form, name, x, arrays, has_mask=False, softcap=0.0):
+    """Raises ValueError for `row` with rows that are too long for the pass that needs more memory.
 
-    arrays: as large as x, that are moved.
+    arrays: how many as large as x are moved.
     """
     if form == 'row':
         needed = bytes_an_entry(arrays * itemsize(x) + has_mask, form, softcap)
-        refuse_width(f'form=row of {name}', 'vector memory', x.shape[-1], most_columns(needed))
+        longest = most_columns(LEAST_ROWS, needed)
+        refuse_width(f'form=row of {name}', 'vector memory', x.shape[-1], longest)
 
 
-def columns_at_once(form: str | None, width: int, needed: int) -> int:
-    """Of a block, of which an entry needs so many bytes."""
-    if form == 'row' or (form is None and width <= most_columns(needed)):
-        return width
-    return COLUMNS
+def _blocks(shape, moved, form, phases, softcap=0.0):
+    needed, width = bytes_an_entry(moved, form, softcap), shape[-1]
+    is_whole = form == 'row' or (form is None and width <= most_columns(LEAST_ROWS, needed))
+    return Blocks.of(shape, width if is_whole else COLUMNS, phases, needed)
 
 
 def _shape(x, others, how):
-    """In which a kernel has x: its queries count where they see or are given something."""
+    """Returns x's shape in kernels: queries keep an axis where they see or are given something."""
     of_queries = how.causal or any(array is not None for array in others)
     return x.shape if of_queries else merged(x.shape)
 
 
-def _given(blocks, others, names):
-    """Those of the arrays beside x that are there, by name, with their blocks."""
-    there = dict(zip(BESIDE, others, strict=True))
-    as_blocks = {
-        'mask': lambda mask: blocks.matrix(mask.astype(jnp.int8)),
-        'queries': lambda ids: blocks.of_rows(ids.astype(jnp.int32)),
-        'keys': lambda ids: blocks.of_columns(ids.astype(jnp.int32)),
-        'sink': blocks.of_rows,
-    }
-    return {name: as_blocks[name](there[name]) for name in names if there[name] is not None}
+def _beside(blocks, others, names=tuple(BESIDE)):
+    """Returns the arrays beside x that are given, by name, with their blocks."""
+    rows, columns = blocks.of_rows, blocks.of_columns
+    cut = {'mask': blocks.matrix, 'queries': rows, 'keys': columns, 'sink': rows}
+    return {name: cut[name](array) for name, array in beside_x(others, names).items()}
 
 
-def _blocks(shape, moved, how):
-    needed = bytes_an_entry(moved, how.form, how.softcap)
-    columns = columns_at_once(how.form, shape[-1], needed)
-    return Blocks.of(shape, columns, phases=2, bytes_an_entry=needed)
+def _numbers(shape):
+    return jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
 
 
-def forward_rows(x, others, how, saves):
+def forward_rows(x, *others, how, saves):
     shape = _shape(x, others, how)
     moved = 2 * itemsize(x) + (others[0] is not None)
-    blocks = _blocks(shape, moved, how)
-    given = {'x': blocks.matrix(x.reshape(shape)), **_given(blocks, others, BESIDE)}
+    blocks = _blocks(shape, moved, how.form, 2, how.softcap)
+    given = {'x': blocks.matrix(x.reshape(shape)), **_beside(blocks, others)}
     made = {'p': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype), written=True)}
     if saves:
-        of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
-        made |= dict.fromkeys(SUMS, of_rows)
+        made |= dict.fromkeys(SUMS, blocks.of_rows(_numbers(shape)))
     body = functools.partial(_forward_block, how=how)
-    found = call_in_blocks(body, blocks, given, made, 'softmax', totals=2)
-    sums = tuple(found[name].reshape(x.shape[:-1]) for name in SUMS) if saves else None
-    return found['p'].reshape(x.shape), sums
+    return call_in_blocks(body, blocks, given, made, 'softmax', totals=2)
 
 
 def _forward_block(refs, here, how):
@@ -102,52 +86,36 @@ def _sink(refs, here):
 
 
 def logits(refs, here, how):
-    """(z of a block, -inf where nothing is seen, and dz / dx)."""
-    x, seen = refs['x'][...].astype(jnp.float32), _seen(refs, here, how)
-    slope = None
-    if seen is not None:
-        x = jnp.where(seen, x, 0.0)
-    if how.softcap:
-        bounded = jnp.tanh(x / how.softcap)
-        x, slope = how.softcap * bounded, 1 - bounded * bounded
-    return x if seen is None else jnp.where(seen, x, -jnp.inf), slope
-
-
-def _seen(refs, here, how):
-    """Which entries of a block are in the array and may be seen; None: all."""
-    parts = [] if here.inside() is None else [here.inside()]
+    """Returns `logits_of` a block."""
+    x, seen = refs['x'][...].astype(jnp.float32), [here.inside()]
     if how.causal:
-        parts.append(here.columns() <= here.rows() + (here.blocks.width - here.blocks.rows))
+        seen.append(here.columns() <= here.rows() + (here.blocks.width - here.blocks.rows))
     if 'keys' in refs:
         queries = jnp.broadcast_to(here.read_rows(refs['queries']), here.shape)
-        parts.append(queries == jnp.broadcast_to(refs['keys'][...], here.shape))
+        seen.append(queries == jnp.broadcast_to(refs['keys'][...], here.shape))
     if 'mask' in refs:
-        parts.append(jnp.broadcast_to(refs['mask'][...].astype(jnp.int32), here.shape) != 0)
-    return functools.reduce(jnp.logical_and, parts) if parts else None
+        seen.append(jnp.broadcast_to(refs['mask'][...].astype(jnp.int32), here.shape) != 0)
+    return logits_of(x, seen, how.softcap, lambda x, softcap: jnp.tanh(x / softcap))
 
 
-def backward_rows(x_or_p, g, sums, others, how):
+def backward_rows(x_or_p, g, sums, *others, how):
     shape = _shape(g, others, how)
     has_mask, has_sink = others[0] is not None, others[-1] is not None
     moved = itemsize(x_or_p, g, x_or_p) + bool(has_mask and how.softcap)
-    blocks = _blocks(shape, moved, how)
+    blocks = _blocks(shape, moved, how.form, 2, how.softcap)
     arrays = {'x' if how.softcap else 'p': x_or_p, 'g': g}
     given = {name: blocks.matrix(array.reshape(shape)) for name, array in arrays.items()}
-    given |= _given(blocks, others, BESIDE if how.softcap else ('sink',))
-    if sums is not None:
-        pairs = zip(SUMS, sums, strict=True)
-        given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in pairs}
+    given |= _beside(blocks, others, BESIDE if how.softcap else ('sink',))
+    given |= {name: blocks.of_rows(sums[name].reshape(shape[:-1])) for name in sums}
     made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x_or_p.dtype), written=True)}
     if has_sink:
-        made['dsink'] = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
+        made['dsink'] = blocks.of_rows(_numbers(shape))
     body = functools.partial(_backward_block, how=how)
-    found = call_in_blocks(body, blocks, given, made, 'softmax_backward', totals=1)
-    dsink = found['dsink'].reshape(g.shape[:-1]) if has_sink else None
-    return found['dx'].reshape(g.shape), dsink
+    return call_in_blocks(body, blocks, given, made, 'softmax_backward', totals=1)
 
 
 def _backward_block(refs, here, how):
-    """dx = p (g - sum p g) dz/dx; dsink = - p_sink sum p g, with what the sink takes of 1."""
+    """Computes dx = p (g - sum p g) dz/dx; dsink = - p_sink sum p g."""
     base, slope = FORMS[how.form], None
     g = refs['g'][...].astype(jnp.float32)
     total = tuple(here.read_rows(refs[name]) for name in SUMS if name in refs)
@@ -176,52 +144,40 @@ def _backward_block(refs, here, how):
 
 def log_rows(x, form):
     shape = merged(x.shape)
-    needed = bytes_an_entry(itemsize(x), form)
-    columns = columns_at_once(form, shape[-1], needed)
-    blocks = Blocks.of(shape, columns, phases=1, bytes_an_entry=needed)
-    of_rows = blocks.of_rows(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
-    found = call_in_blocks(
-        functools.partial(_logsumexp_block, form=form),
-        blocks,
-        {'x': blocks.matrix(x.reshape(shape))},
-        dict.fromkeys(('log', *SUMS), of_rows),
-        'logsumexp',
-        totals=2,
-    )
-    log, *sums = (found[name].reshape(x.shape[:-1]) for name in ('log', *SUMS))
-    return log, tuple(sums)
+    blocks = _blocks(shape, itemsize(x), form, 1)
+    given = {'x': blocks.matrix(x.reshape(shape))}
+    made = dict.fromkeys(('log', *SUMS), blocks.of_rows(_numbers(shape)))
+    body = functools.partial(_logsumexp_block, form=form)
+    return call_in_blocks(body, blocks, given, made, 'logsumexp', totals=2)
 
 
 def _logsumexp_block(refs, here, form):
     base = FORMS[form]
     z, _ = logits(refs, here, Softmax(causal=False, softcap=0.0, form=form, platform='tpu'))
 
+    def start():
+        return nothing((here.blocks.size, 1))
+
     def write(total):
         for name, values in zip(('log', *SUMS), (log_of(base, total), *total), strict=True):
             here.write_rows(refs[name], values)
-
-    def start():
-        return nothing((here.blocks.size, 1))
 
     here.reduce_row(refs, start, lambda total: add(base, total, [z], axis=-1), write)
 
 
 def log_backward_rows(x, sums, g, form):
     shape = merged(x.shape)
-    blocks = Blocks.of(
-        shape, COLUMNS, phases=1, bytes_an_entry=bytes_an_entry(itemsize(x, x), form)
-    )
+    blocks = Blocks.of(shape, COLUMNS, 1, bytes_an_entry(itemsize(x, x), form))
     given = {'x': blocks.matrix(x.reshape(shape))}
-    rows = dict(zip((*SUMS, 'g'), (*sums, g), strict=True))
+    rows = {**sums, 'g': g}
     given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in rows.items()}
     made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype))}
     body = functools.partial(_logsumexp_backward_block, form=form)
-    found = call_in_blocks(body, blocks, given, made, 'logsumexp_backward')
-    return found['dx'].reshape(x.shape)
+    return call_in_blocks(body, blocks, given, made, 'logsumexp_backward')
 
 
 def _logsumexp_backward_block(refs, here, form):
-    """dx = g p."""
+    """Computes dx = g p."""
     total = tuple(here.read_rows(refs[name]) for name in SUMS)
     p = probabilities(FORMS[form], refs['x'][...].astype(jnp.float32), total)
     refs['dx'][...] = (here.read_rows(refs['g']) * p).astype(refs['dx'].dtype)

@@ -1,0 +1,195 @@
+"""Attention with all of its scores at once, the specification, and what its kernels share."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from modules.parallel.axes import sharded
+
+MASKED = -1e30  # finite, so that a fully masked row gives no NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Static: what an attention layer asks of its kernel. `reference` has the equations.
+
+    scale: of q k; None: 1 / sqrt(H).
+    softcap: the bound c in c tanh(s / c); 0: none.
+    window: how many tokens one attends to, itself included; None: all earlier ones.
+    sinks: whether sinks_N is passed, a logit of each head that stands for no token.
+    slopes: whether slopes_N is passed, by which the logits of a head fall with each token back.
+    key_bias: whether key_bias_BKS is passed, which is added to all logits of a key.
+    prefix: whether prefix_BT is passed: tokens of one number that is not 0 see each other, later
+    ones too.
+    """
+
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int | None = None
+    sinks: bool = False
+    slopes: bool = False
+    key_bias: bool = False
+    prefix: bool = False
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f'a window holds the token itself, so at least 1; got {self.window}')
+
+    def scale_of(self, head_dim: int) -> float:
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+    def asked(self) -> dict[str, object]:
+        """Returns the fields that are not at their defaults."""
+        return {name: value for name, value in vars(self).items() if value != getattr(Scores, name)}
+
+    def check_arrays(self, **arrays: jax.Array | None) -> dict[str, Any]:
+        """Returns the arrays (sinks_N, slopes_N, key_bias_BKS, prefix_BT) that are not None.
+
+        Raises ValueError where an array and its field do not come together.
+        """
+        for argument, array in arrays.items():
+            announced = getattr(self, argument.rpartition('_')[0])
+            if announced != (array is not None):
+                came = 'is missing' if announced else 'came all the same'
+                raise ValueError(f'{argument} {came} with {self}')
+        return {argument: array for argument, array in arrays.items() if array is not None}
+
+
+def exact(x: jax.Array) -> jnp.dtype:
+    """Returns the type that products are summed in: float32, or float64 where x is."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def share_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
+    """Repeats each of K key or value heads for n_heads / K consecutive query heads."""
+    if x_BKTH.shape[1] == n_heads:
+        return x_BKTH
+    return jnp.repeat(x_BKTH, n_heads // x_BKTH.shape[1], axis=1)
+
+
+def reference(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    scores: Scores,
+    segments_BT: jax.Array | None = None,
+    prefix_BT: jax.Array | None = None,
+    softmax: Callable[..., jax.Array] | None = None,
+    **arrays: jax.Array,
+) -> jax.Array:
+    """out_t = sum_s p_ts v_s over the tokens that t sees; float32 at least up to the probabilities.
+
+        s_ts = scale q_t . k_s + key_bias_s           scale: 1 / sqrt(H) unless given
+        s_ts = softcap tanh(s_ts / softcap)           where softcap is not 0
+        s_ts = s_ts - slope_n (t - s)
+        p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    the last where there are sinks
+
+    t sees s where s <= t, both are in one segment, and t - s < window. Tokens of one prefix (of one
+    number in prefix_BT that is not 0) see each other, and |t - s| stands for t - s throughout. A
+    sink takes probability and gives no value. Sources: arXiv:1706.03762, equation 1; softcap
+    arXiv:2408.00118, section 2; window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the
+    code beside it (gpt-oss); slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
+    """
+    position_1T = jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)[None]
+    same_BTS = None
+    if segments_BT is not None:
+        same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
+    mutual_BTS = None if prefix_BT is None else in_one_prefix(prefix_BT, prefix_BT)
+    given = {'mutual_BTS': mutual_BTS, 'softmax': softmax, **arrays}
+    return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **given)
+
+
+def attend_from(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    scores: Scores,
+    positions_BT: jax.Array,
+    same_BTS: jax.Array | None = None,
+    sinks_N: jax.Array | None = None,
+    slopes_N: jax.Array | None = None,
+    key_bias_BKS: jax.Array | None = None,
+    is_full: jax.Array | None = None,
+    mutual_BTS: jax.Array | None = None,
+    softmax: Callable[..., jax.Array] | None = None,
+) -> jax.Array:
+    """Computes `reference` for queries at `positions_BT` among the keys 0 to S - 1.
+
+    positions_BT may have a batch of 1. same_BTS: whether both are in one segment; None: all are.
+    is_full: turns the window off where it is true; it may be traced. mutual_BTS: whether both are
+    in one prefix; None: there is none. softmax: a kernel that masks, caps and has sinks; None:
+    plain operations.
+    """
+    n_heads = q_BNTH.shape[1]
+    k_BKSH, v_BKSH = (sharded(x, 'BKSH') for x in (k_BKSH, v_BKSH))  # all keys where T is cut
+    k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
+    back_BTS = positions_BT[..., None] - jnp.arange(k_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    if mutual_BTS is not None:
+        back_BTS = jnp.broadcast_to(back_BTS, mutual_BTS.shape)
+        back_BTS = jnp.where(mutual_BTS, jnp.abs(back_BTS), back_BTS)
+    in_kernel = softmax is not None and slopes_N is None  # slopes come between
+    softcap = 0.0 if in_kernel else scores.softcap
+    arrays = {'slopes_N': slopes_N, 'key_bias_BKS': key_bias_BKS}
+    scores_BNTS = logits(q_BNTH, k_BNSH, scores, softcap, back_BTS, **arrays)
+    seen_BTS = sees(back_BTS, scores.window, is_full)
+    if same_BTS is not None:
+        seen_BTS = seen_BTS & same_BTS
+    if softmax is not None:
+        sinks_1N1 = None if sinks_N is None else sinks_N[None, :, None]
+        in_softmax = scores.softcap if in_kernel else 0.0
+        probs_BNTS = softmax(scores_BNTS, seen_BTS[:, None], sinks_1N1, softcap=in_softmax)
+        return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
+    seen_BNTS = jnp.broadcast_to(seen_BTS[:, None], scores_BNTS.shape)
+    scores_BNTS = jnp.where(seen_BNTS, scores_BNTS, MASKED)
+    if sinks_N is not None:
+        sinks_1N11 = sinks_N.astype(scores_BNTS.dtype)[None, :, None, None]
+        sinks_BNT1 = jnp.broadcast_to(sinks_1N11, (*scores_BNTS.shape[:-1], 1))
+        scores_BNTS = jnp.concatenate([scores_BNTS, sinks_BNT1], axis=-1)
+    probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
+    if sinks_N is not None:
+        probs_BNTS = probs_BNTS[..., :-1]
+    return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
+
+
+def logits(
+    q_BNTH: jax.Array,
+    k_BNSH: jax.Array,
+    scores: Scores,
+    softcap: float,
+    back_BTS: jax.Array,
+    slopes_N: jax.Array | None = None,
+    key_bias_BKS: jax.Array | None = None,
+) -> jax.Array:
+    """Returns s [B, N, T, S] of `reference` before masking, capped at `softcap` (0: not at all).
+
+    back_BTS: t - s, or |t - s| within a prefix.
+    """
+    n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
+    q_BNTH, dtype = q_BNTH * scores.scale_of(head_dim), exact(q_BNTH)
+    s_BNTS = jnp.einsum('bnth,bnsh->bnts', q_BNTH, k_BNSH, preferred_element_type=dtype)
+    if key_bias_BKS is not None:
+        bias_BN1S = share_heads(key_bias_BKS, n_heads)[:, :, None].astype(dtype)
+        s_BNTS = s_BNTS + jnp.broadcast_to(bias_BN1S, s_BNTS.shape)
+    if softcap:
+        s_BNTS = softcap * jnp.tanh(s_BNTS / softcap)
+    if slopes_N is not None:
+        fall = jnp.einsum('n,bts->bnts', slopes_N, back_BTS.astype(dtype))
+        s_BNTS = s_BNTS - jnp.broadcast_to(fall, s_BNTS.shape)
+    return s_BNTS
+
+
+def in_one_prefix(own_BT: jax.Array, other_BS: jax.Array) -> jax.Array:
+    """Whether both have the same number, and it is not 0, [B, T, S]."""
+    own_BT1 = own_BT[:, :, None]
+    return (own_BT1 == other_BS[:, None]) & (own_BT1 > 0)
+
+
+def sees(back: jax.Array, window: int | None, is_full: jax.Array | None = None) -> jax.Array:
+    """Whether a token reads one that is `back` tokens before it, negative for a later one."""
+    if window is None:
+        return back >= 0
+    within = back < window if is_full is None else (back < window) | is_full
+    return (back >= 0) & within

@@ -1,0 +1,75 @@
+"""Checks and shapes of kernels over the rows of a matrix, on any platform."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+TYPES = ('bfloat16', 'float32')
+
+
+def refuse_types(name: str, *arrays: jax.Array | None) -> None:
+    """Raises ValueError for an array of a type that these kernels do not take."""
+    for array in arrays:
+        if array is not None and array.dtype.name not in TYPES:
+            raise ValueError(
+                f'{name} takes {" and ".join(TYPES)}; got {array.dtype.name}. Choose reference.'
+            )
+
+
+def refuse_width(name: str, where: str, width: int, longest: int) -> None:
+    """Raises ValueError for rows that are too long to be whole in `where`, a kind of memory."""
+    if width > longest:
+        raise ValueError(
+            f'{name} has whole rows in {where}, at most {longest:,} entries of this type; got '
+            f'{width:,}. Choose reference.'
+        )
+
+
+def flat(x: jax.Array | None) -> jax.Array | None:
+    """Returns [..., D] as rows [N, D], and None as None."""
+    return None if x is None else x.reshape(-1, x.shape[-1])
+
+
+def itemsize(*arrays: Any) -> int:
+    """Returns the bytes of one entry of each array, summed; None counts nothing."""
+    return sum(array.dtype.itemsize for array in arrays if array is not None)
+
+
+def index_of_broadcast(n: Any, lengths: Sequence[int], own: Sequence[int]) -> Any:
+    """Returns the flat index, in axes of lengths `own`, of the flat index n in axes of `lengths`.
+
+    Each of `own` is 1, for an axis that is broadcast, or the length of the axis.
+    """
+    index, stride = 0, 1
+    for length, own_length in reversed(list(zip(lengths, own, strict=True))):
+        if own_length > 1:
+            index = index + jax.lax.rem(n, length) * stride
+            stride *= own_length
+        n = jax.lax.div(n, length)
+    return index
+
+
+def by_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `compute`, under `vmap` a single call whose rows are those of all mapped runs.
+
+    Blocks are then as large as for one run, and an axis of runs is never within a block. The first
+    axis of every array is its rows.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(*arrays):
+        return compute(*arrays)
+
+    @call.def_vmap
+    def of_runs(runs, mapped, *arrays):
+        arrays = [
+            array if is_mapped else jnp.broadcast_to(array, (runs, *array.shape))
+            for array, is_mapped in zip(arrays, mapped, strict=True)
+        ]
+        found = call(*(array.reshape(-1, *array.shape[2:]) for array in arrays))
+        found = jax.tree.map(lambda array: array.reshape(runs, -1, *array.shape[1:]), found)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return call

@@ -1,0 +1,12 @@
+"""The table of causal linear attention kernels.
+
+A kernel takes q_num, q_den [B, N, T, F], k_num, k_den [B, K, T, F] and v [B, K, T, H], with K
+dividing N (grouped queries, arXiv:2305.13245), and eps, segments [B, T] or None, a `State` or None.
+It returns (out [B, N, T, H] in the type of v, the `State` after the last token). `quadratic` is
+the specification; the others equal it to rounding (tests/modules/test_linear_attention_kernels.py).
+"""
+
+from modules.kernels.linear_attention.base import quadratic
+from modules.kernels.linear_attention.chunked import chunked
+
+LINEAR_ATTENTION_KERNELS = {'chunked': chunked, 'quadratic': quadratic}

@@ -1,0 +1,86 @@
+"""Linear attention with the weights of all pairs of tokens, the specification, and its state."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from modules.kernels.attention.base import share_heads
+from modules.sequence import start_of
+from modules.statistics import at_least_float32
+
+
+class State(struct.PyTreeNode):
+    """Sums over the tokens read, float32 at least: sum_s k_num_s v_s^T [B, K, F, H] and
+    sum_s k_den_s [B, K, F]. Key heads suffice, since query heads share them.
+    """
+
+    products_BKFH: jax.Array
+    keys_BKF: jax.Array
+
+
+def quadratic(
+    q_num_BNTF: jax.Array,
+    k_num_BKTF: jax.Array,
+    q_den_BNTF: jax.Array,
+    k_den_BKTF: jax.Array,
+    v_BKTH: jax.Array,
+    eps: float,
+    segments_BT: jax.Array | None = None,
+    state: State | None = None,
+) -> tuple[jax.Array, State]:
+    """out_t = q_num_t . sum_s k_num_s v_s^T / (q_den_t . sum_s k_den_s + eps), over s <= t.
+
+    Float32 at least. A document, consecutive tokens of equal segments, sees itself alone, and the
+    state returned is that of the last one. `state` is of the tokens before the first; raises
+    ValueError where it comes with segments, since it does not say whose it is.
+    Source: arXiv:2006.16236, section 3.3.
+    """
+    n_heads = q_num_BNTF.shape[1]
+    q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v = map(
+        at_least_float32, (q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v_BKTH)
+    )
+    start_BT = starts(v_BKTH.shape[2], segments_BT, state)
+    place_T = jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
+    seen_BTS = sees(place_T, place_T, start_BT)
+
+    def weights(q_BNTF, k_BKTF):
+        weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, share_heads(k_BKTF, n_heads))
+        return jnp.where(jnp.broadcast_to(seen_BTS[:, None], weights_BNTS.shape), weights_BNTS, 0.0)
+
+    above_BNTH = jnp.einsum(
+        'bnts,bnsh->bnth', weights(q_num_BNTF, k_num_BKTF), share_heads(v, n_heads)
+    )
+    below_BNT = jnp.sum(weights(q_den_BNTF, k_den_BKTF), -1)
+    last_BS = jnp.broadcast_to(seen_BTS[:, -1], (len(v), v.shape[2])).astype(v.dtype)
+    products_BKFH = jnp.einsum('bs,bksf,bksh->bkfh', last_BS, k_num_BKTF, v)
+    keys_BKF = jnp.einsum('bs,bksf->bkf', last_BS, k_den_BKTF)
+    if state is not None:
+        products_BNFH = share_heads(state.products_BKFH, n_heads)
+        keys_BN1F = share_heads(state.keys_BKF[:, :, None], n_heads)
+        above_BNTH = above_BNTH + jnp.einsum('bntf,bnfh->bnth', q_num_BNTF, products_BNFH)
+        below_BNT = below_BNT + jnp.einsum('bntf,bnuf->bnt', q_den_BNTF, keys_BN1F)
+        products_BKFH, keys_BKF = products_BKFH + state.products_BKFH, keys_BKF + state.keys_BKF
+    out_BNTH = divide(above_BNTH, below_BNT, eps).astype(v_BKTH.dtype)
+    return out_BNTH, State(products_BKFH, keys_BKF)
+
+
+def starts(length: int, segments_BT: jax.Array | None, state: State | None) -> jax.Array:
+    """Returns where the document of each token begins, [1 or B, T] int32; below 0 where it
+    continues from `state`.
+    """
+    if segments_BT is None:
+        return jnp.full((1, length), 0 if state is None else -1, jnp.int32)
+    if state is not None:
+        raise ValueError('a state is of one document, and segments tell several: give one of them')
+    return start_of(segments_BT)
+
+
+def sees(query_T: jax.Array, key_S: jax.Array, start_BT: jax.Array) -> jax.Array:
+    """Whether the tokens at the places `query_T` see those at `key_S`, [B, T, S]."""
+    causal_TS = query_T[:, None] >= key_S[None]
+    return causal_TS[None] & (key_S[None, None] >= start_BT[..., None])
+
+
+def divide(above: jax.Array, below: jax.Array, eps: float) -> jax.Array:
+    """Returns above [..., H] / (below [...] + eps)."""
+    return above / jnp.broadcast_to((below + eps)[..., None], above.shape)

@@ -1,0 +1,32 @@
+"""RMSNorm in plain operations: the specification that the kernels are tested against."""
+
+import jax
+import jax.numpy as jnp
+
+from modules.statistics import at_least_float32
+
+NAME = 'kernels.rms_norm=pallas'
+
+
+def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
+    """Returns 1 / sqrt(mean(x^2) + eps) over the last axis, [..., 1]."""
+    return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)
+
+
+def reference(
+    x: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """Returns x / sqrt(mean(x^2) + eps) * scale."""
+    x32 = at_least_float32(x)
+    y = x32 * inverse_rms(x32, eps)
+    if scale_D is not None:
+        y = y * jnp.broadcast_to(scale_D, y.shape)
+    return y.astype(out_dtype or x.dtype)
+
+
+def add_reference(
+    x: jax.Array, residual: jax.Array, scale_D: jax.Array | None, eps: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (reference(s), s) with s = x + residual, both in x's type."""
+    total = x + residual
+    return reference(total, scale_D, eps), total

@@ -1,0 +1,194 @@
+"""Softmax and logsumexp as Pallas kernels, and the table of softmax kernels.
+
+Least bytes for N rows of V entries of b bytes, where a row fits into fast memory: 2NVb forward and
+3NVb backward for softmax, NVb + 4N and 2NVb for logsumexp. Softmax reads rows in several blocks
+once more: 3NVb and 5NVb.
+"""
+
+import functools
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+
+from modules.choices import choose
+from modules.kernels.common.exponentials import probabilities
+from modules.kernels.common.platforms import PALLAS, Kernel
+from modules.kernels.common.rows import refuse_types
+from modules.kernels.softmax.base import FORMS, NAME, SUMS, Softmax, reference
+from modules.parallel.kernel_calls import letters_of, over_devices
+
+
+def kernels_on(platform: str) -> ModuleType:
+    """Imports `refuse_form`, `forward_rows`, `backward_rows`, `log_rows` and, on TPUs,
+    `log_backward_rows` of a platform, for rows on one device.
+    """
+    if platform == 'tpu':
+        from modules.kernels.softmax import tpu as kernels
+    else:
+        from modules.kernels.softmax import gpu as kernels
+    return kernels
+
+
+def softmax(
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    sink: jax.Array | None = None,
+    *,
+    causal: bool = False,
+    segments: tuple[jax.Array, jax.Array] | None = None,
+    softcap: float = 0.0,
+    form: str | None = None,
+    platform: str,
+) -> jax.Array:
+    """Computes `reference` with one kernel forward and one backward.
+
+    form: `row` has whole rows in fast memory, on a TPU up to 367,000 entries of bfloat16 and
+    229,000 of float32; `online` and `two_pass` have blocks of them, and differ in their sums
+    (`modules.kernels.common.exponentials`). None: each pass is `row` where it can be, else
+    `online`.
+
+    The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
+    p, and computes p again from the sums that the forward pass saves. Under
+    `jax.sharding.use_abstract_mesh` the rows of x are cut over the mesh; axes of length 1 of other
+    arrays are whole on each device. Raises ValueError for types that kernels do not take, shapes
+    that do not broadcast, and rows too long for `row`.
+    """
+    _check(x, form)
+    kernels_on(platform).refuse_form(form, NAME, x, 3, mask is not None, softcap)
+    of_queries = causal or segments is not None
+    shape = (1,) * max(0, 2 + of_queries - x.ndim) + x.shape
+    if of_queries and x.ndim < 2:
+        raise ValueError(f'queries and keys are the last two axes; got {x.shape}.')
+    queries, keys = (None, None) if segments is None else segments
+    others = (
+        _of_rank(mask, shape, 'mask'),
+        _of_rank(queries, shape[:-1], 'segments of queries'),
+        _of_rank(keys, (*shape[:-2], shape[-1]), 'segments of keys'),
+        _of_rank(sink, shape[:-1], 'sink'),
+    )
+    if mask is not None and mask.dtype != bool:
+        raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
+    how = Softmax(causal, softcap, form, platform)
+    return _softmax(x.reshape(shape), *others, how).reshape(x.shape)
+
+
+def logsumexp(x: jax.Array, *, form: str | None = None, platform: str) -> jax.Array:
+    """Returns log sum exp(x) over the last axis in float32, reading x once in every form."""
+    _check(x, form)
+    kernels_on(platform).refuse_form(form, NAME, x, 1)
+    return _logsumexp(x[None] if x.ndim == 1 else x, form, platform).reshape(x.shape[:-1])
+
+
+def _check(x, form):
+    refuse_types(NAME, x)
+    if form is not None:
+        choose({name: sums for name, sums in FORMS.items() if name}, form, 'form')
+
+
+def _of_rank(array, shape, name):
+    """Adds leading axes of length 1, so that the array has as many as `shape`."""
+    if array is None:
+        return None
+    fits = array.ndim <= len(shape) and all(
+        own in (1, length) for own, length in zip(array.shape[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(f'{name} must broadcast to {shape}; got {array.shape}.')
+    full = (1,) * (len(shape) - array.ndim) + array.shape
+    if name.startswith('segments') and full[-1] != shape[-1]:
+        raise ValueError(f'{name} must be {shape[-1]} ids; got {array.shape}.')
+    return array.reshape(full)
+
+
+def _call(kernel, arrays, letters, made):
+    """Calls a kernel on each device. `p` and `dx` have the shape of the first array, the other
+    results, one number a row, its shape without the last axis.
+    """
+
+    def on_device(*arrays):
+        shape = arrays[0].shape
+        return {
+            name: array.reshape(shape if name in ('p', 'dx') else shape[:-1])
+            for name, array in kernel(*arrays).items()
+        }
+
+    return over_devices(on_device, arrays, letters, dict.fromkeys(made, letters[0]))
+
+
+def _letters(x, how):
+    """Returns the letters of x, mask, queries, keys and sink; with causal masks queries stay whole,
+    as the number of a row says what it sees.
+    """
+    rows = letters_of(x)
+    keys = rows[: x.ndim - 2]
+    rows = keys if how.causal else rows
+    return rows, rows, rows, keys, rows
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _softmax(x, mask, queries, keys, sink, how):
+    return _forward(x, (mask, queries, keys, sink), how, saves=False)[0]
+
+
+def _forward(x, others, how, saves):
+    """Returns (p, the SUMS of its rows by name, if they are saved)."""
+    kernel = functools.partial(kernels_on(how.platform).forward_rows, how=how, saves=saves)
+    made = ('p', *SUMS) if saves else ('p',)
+    sums = _call(kernel, (x, *others), _letters(x, how), made)
+    return sums.pop('p'), sums
+
+
+def _saved(x, *others_and_how):
+    *others, how = others_and_how
+    p, sums = _forward(x, others, how, bool(how.softcap) or others[-1] is not None)
+    return p, (x if how.softcap else p, sums, others)
+
+
+def _backward(how, saved, g):
+    x_or_p, sums, others = saved
+    sink = others[-1]
+    letters = _letters(g, how)
+    kernel = functools.partial(kernels_on(how.platform).backward_rows, how=how)
+    made = ('dx',) if sink is None else ('dx', 'dsink')
+    found = _call(kernel, (x_or_p, g, sums, *others), (*letters[:2], *letters), made)
+    dsink = None
+    if sink is not None:
+        summed = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
+        dsink = jnp.sum(found['dsink'], summed, keepdims=True).astype(sink.dtype)
+    return found['dx'], None, None, None, dsink
+
+
+_softmax.defvjp(_saved, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _logsumexp(x, form, platform):
+    return _logsumexp_saved(x, form, platform)[0]
+
+
+def _logsumexp_saved(x, form, platform):
+    # The log alone, a single number, is rounded by more than two sums where it is large.
+    kernel = functools.partial(kernels_on(platform).log_rows, form=form)
+    sums = _call(kernel, (x,), (letters_of(x),), ('log', *SUMS))
+    return sums.pop('log'), (x, sums)
+
+
+def _logsumexp_backward(form, platform, saved, g):
+    """Computes dx = g p; on GPUs the compiler reads once and writes once by itself."""
+    x, sums = saved
+    if platform != 'tpu':
+        total = tuple(sums[name][..., None] for name in SUMS)
+        p = probabilities(FORMS[form], x.astype(jnp.float32), total)
+        return ((g[..., None] * p).astype(x.dtype),)
+    kernel = functools.partial(kernels_on(platform).log_backward_rows, form=form)
+    return (_call(kernel, (x, sums, g), [letters_of(x)] * 3, ('dx',))['dx'],)
+
+
+_logsumexp.defvjp(_logsumexp_saved, _logsumexp_backward)
+
+# (x, mask, sink, causal=, segments=, softcap=) -> p, as in `reference`
+SOFTMAX_KERNELS = {
+    'reference': Kernel(reference),
+    'pallas': Kernel(softmax, PALLAS, is_forward_mode=False),
+}

@@ -1,0 +1,133 @@
+"""Softmax in plain operations, the specification, and what its kernels share."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from modules.kernels.common.exponentials import ONLINE, TWO_PASS
+from modules.statistics import at_least_float32
+
+NAME = 'kernels.softmax=pallas'
+# row: whole rows in fast memory. The others have blocks of columns there. None: `row` where a pass
+# can, else `online`; both save the same.
+FORMS = {'row': ONLINE, 'online': ONLINE, 'two_pass': TWO_PASS, None: ONLINE}
+# Arrays that may come with x, and their types in kernels; None: as they come.
+BESIDE = {'mask': jnp.int8, 'queries': jnp.int32, 'keys': jnp.int32, 'sink': None}
+SUMS = ('exponent', 'mantissa')  # of rows, that the forward pass saves
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """Static options of a call."""
+
+    causal: bool
+    softcap: float
+    form: str | None
+    platform: str
+
+
+def beside_x(
+    others: Sequence[jax.Array | None], names: Sequence[str] = tuple(BESIDE)
+) -> dict[str, jax.Array]:
+    """Returns the arrays with these names that are not None, in their types in kernels."""
+    found = dict(zip(BESIDE, others, strict=True))
+    return {
+        name: found[name].astype(BESIDE[name] or found[name].dtype)
+        for name in names
+        if found[name] is not None
+    }
+
+
+def logits_of(
+    x: jax.Array, seen: Sequence[jax.Array | None], softcap: float, tanh: Callable
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns (z, dz / dx) of entries in a kernel; None for a slope of 1.
+
+    z = softcap tanh(x / softcap) where softcap is not 0, else x; -inf where one of `seen` is False.
+    """
+    seen, slope = [part for part in seen if part is not None], None
+    seen = functools.reduce(jnp.logical_and, seen) if seen else None
+    if seen is not None:
+        x = jnp.where(seen, x, 0.0)
+    if softcap:
+        bounded = tanh(x, softcap)
+        x, slope = softcap * bounded, 1 - bounded * bounded
+    return x if seen is None else jnp.where(seen, x, -jnp.inf), slope
+
+
+def seen_of(
+    shape: tuple[int, ...],
+    mask: jax.Array | None = None,
+    causal: bool = False,
+    segments: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array | None:
+    """Returns which entries [..., T, S] may be seen, broadcastable to `shape`; None for all.
+
+    mask: a boolean array that broadcasts to them. causal: query t sees keys s <= t + S - T.
+    segments: ids of queries [..., T] and of keys [..., S]; equal ones see each other.
+    """
+    parts = [] if mask is None else [mask]
+    if causal:
+        ones_TS = jnp.ones(shape[-2:], bool)
+        parts.append(jnp.tril(ones_TS, shape[-1] - shape[-2]))
+    if segments is not None:
+        queries, keys = segments[0][..., None], segments[1][..., None, :]
+        whole = jnp.broadcast_shapes(queries.shape, keys.shape)
+        parts.append(jnp.broadcast_to(queries, whole) == jnp.broadcast_to(keys, whole))
+    parts = [jnp.broadcast_to(part, shape) for part in parts]
+    return functools.reduce(jnp.logical_and, parts) if parts else None
+
+
+def reference(
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    sink: jax.Array | None = None,
+    *,
+    causal: bool = False,
+    segments: tuple[jax.Array, jax.Array] | None = None,
+    softcap: float = 0.0,
+) -> jax.Array:
+    """Returns p = exp(z) / (sum exp(z) + exp(sink)) over the last axis, computed in at least
+    float32.
+
+    z = softcap tanh(x / softcap) where softcap is not 0, else x. The sums are over what `seen_of`
+    says is seen; p is 0 elsewhere, and in all of a row of which nothing is seen. sink broadcasts to
+    x.shape[:-1]: one more logit, for which nothing is written. Sources: softcap arXiv:2408.00118,
+    section 2; sinks arXiv:2508.10925.
+    """
+    z, seen = at_least_float32(x), seen_of(x.shape, mask, causal, segments)
+    if seen is not None:
+        z = jnp.where(seen, z, 0.0)  # hidden entries may be anything, and have no gradient
+    if softcap:
+        z = softcap * jnp.tanh(z / softcap)
+    if seen is not None:
+        z = jnp.where(seen, z, -jnp.inf)
+    top = jnp.max(z, -1, keepdims=True)
+    if sink is not None:
+        sink = jnp.broadcast_to(sink, x.shape[:-1])[..., None].astype(z.dtype)
+        top = jnp.maximum(top, sink)
+    top = _finite(jax.lax.stop_gradient(top))
+    terms = jnp.exp(z - top)
+    total = jnp.sum(terms, -1, keepdims=True)
+    if sink is not None:
+        total = total + jnp.exp(sink - top)
+    return (terms / jnp.where(total == 0, 1.0, total)).astype(x.dtype)
+
+
+def logsumexp(x: jax.Array) -> jax.Array:
+    """Returns log sum exp(x) over the last axis, float32 at least.
+
+    A row of -inf alone has -inf and no gradient.
+    """
+    x = at_least_float32(x)
+    top = _finite(jax.lax.stop_gradient(jnp.max(x, -1, keepdims=True)))
+    total = jnp.sum(jnp.exp(x - top), -1)
+    log = jnp.log(jnp.where(total == 0, 1.0, total)) + top[..., 0]
+    return jnp.where(total == 0, -jnp.inf, log)
+
+
+def _finite(top: jax.Array) -> jax.Array:
+    return jnp.where(top == -jnp.inf, 0.0, top)  # -inf less itself is NaN

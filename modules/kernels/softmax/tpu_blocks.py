@@ -1,0 +1,284 @@
+"""Blocks of a TPU kernel over the rows of [..., T, S]: blocks of rows, and of columns in a row.
+
+Arrays come as [1, L, T, S], with all leading axes in L: the axis of a `vmap` goes before the first
+axis, where it costs nothing. Numbers of rows come as [1, L, 1, T], along lanes: in a column each
+number would take a register's whole row in memory.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from modules.kernels.common.rows import index_of_broadcast, itemsize
+from modules.kernels.common.tpu_rows import (
+    LANES,
+    MOST_ROWS,
+    SUBLANES,
+    USUAL_BYTES,
+    call_on_tpu,
+    memory_limit,
+    row_bytes,
+)
+
+LEAST_ROWS = 8  # of a block
+COLUMNS = 2048  # of a block with a part of a row: a multiple of LANES
+TOTALS = ('first_total', 'second_total')  # over the blocks of a row, in fast memory
+
+
+def merged(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Merges the axes before the last of [..., T, S] where that moves little: T is whole registers,
+    or few rows.
+    """
+    is_free = shape[-2] % SUBLANES == 0 or shape[-2] < 4 * SUBLANES
+    return (math.prod(shape[:-1]), shape[-1]) if is_free else shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks of `size` rows and `columns` columns of an array [*lead, rows, width].
+
+    phases: how often a row is read, 2 where it is reduced before it is written and has several
+    blocks.
+    """
+
+    lead: tuple[int, ...]
+    rows: int
+    width: int
+    size: int
+    columns: int
+    phases: int
+    bytes_an_entry: float
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], columns: int, phases: int, bytes_an_entry: float
+    ) -> 'Blocks':
+        """Picks as many rows as fit. bytes_an_entry: of all buffers together."""
+        *lead, rows, width = shape
+        columns = width if width <= columns else columns
+        fitting = int(USUAL_BYTES / row_bytes(columns, bytes_an_entry))
+        # A power of two, so that it divides a register's lanes or they divide it.
+        size = 2 ** int(math.log2(max(LEAST_ROWS, min(fitting, MOST_ROWS))))
+        phases = phases if columns < width else 1
+        return cls(tuple(lead), rows, width, min(size, rows), columns, phases, bytes_an_entry)
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.width / self.columns)
+
+    @property
+    def group(self) -> int:
+        """Rows whose numbers are in one block along lanes."""
+        return max(self.size, LANES)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """(leading index, group, block of rows in it, phase, block of columns)."""
+        groups = math.ceil(self.rows / self.group)
+        each = math.ceil(min(self.group, self.rows) / self.size)
+        return (math.prod(self.lead), groups, each, self.phases, self.chunks)
+
+    @property
+    def blocks_of_rows(self) -> int:
+        return math.ceil(self.rows / self.size)
+
+    @property
+    def every_is_there(self) -> bool:
+        return self.grid[1] * self.grid[2] == self.blocks_of_rows
+
+    def is_there(self, group: Any, i: Any) -> Any:
+        """Whether the rows have this block: the last group may have fewer."""
+        return group * (self.group // self.size) + i < self.blocks_of_rows
+
+    def block(self, group: Any, i: Any, phase: Any, chunk: Any) -> tuple:
+        """Returns (block of rows, phase, block of columns); the last of each where there is none,
+        so that nothing is moved.
+        """
+        row = jnp.minimum(group * (self.group // self.size) + i, self.blocks_of_rows - 1)
+        if self.every_is_there:
+            return row, phase, chunk
+        there = self.is_there(group, i)
+        phase = jnp.where(there, phase, self.phases - 1)
+        return row, phase, jnp.where(there, chunk, self.chunks - 1)
+
+    def matrix(self, array: jax.Array, written: bool = False) -> tuple[jax.Array, pl.BlockSpec]:
+        """Returns [..., T or 1, S or 1] as the kernel has it, and its blocks.
+
+        written: it is an output, of which nothing is written before the last phase.
+        """
+        *own, rows, columns = array.shape
+
+        def index(group, i, phase, chunk):
+            row, phase, chunk = self.block(group, i, phase, chunk)
+            if written and self.phases == 2:
+                chunk = chunk * phase
+            return row if rows > 1 else 0, chunk if columns > 1 else 0
+
+        block = (self.size if rows > 1 else 1, self.columns if columns > 1 else 1)
+        return self._cut(array, own, (rows, columns), block, index)
+
+    def of_rows(self, array: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
+        """Returns [..., T or 1] along lanes, and its blocks."""
+        *own, rows = array.shape
+
+        def index(group, i, phase, chunk):
+            return 0, group if rows > 1 else 0
+
+        return self._cut(array, own, (1, rows), (1, min(self.group, rows)), index)
+
+    def of_columns(self, array: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
+        """Returns [..., S] as the kernel has it, and its blocks."""
+        return self.matrix(array.reshape((*array.shape[:-1], 1, array.shape[-1])))
+
+    def _cut(self, array, own: Sequence[int], shape, block, index):
+        """Returns an array, or its description, as [1, L, *shape], and its blocks. own: its leading
+        axes, those of `lead` or 1.
+        """
+        shape = (1, math.prod(own), *shape)
+        own = (1,) * (len(self.lead) - len(own)) + tuple(own)
+
+        def whole_index(lead, *at):
+            lead = lead if own == self.lead else index_of_broadcast(lead, self.lead, own)
+            return 0, lead, *index(*at)
+
+        if isinstance(array, jax.ShapeDtypeStruct):
+            array = jax.ShapeDtypeStruct(shape, array.dtype)
+        else:
+            array = array.reshape(shape)
+        return array, pl.BlockSpec((None, None, *block), whole_index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """The block that a kernel computes; `offset` is its first row among those of a group."""
+
+    blocks: Blocks
+    row: Any
+    offset: Any
+    phase: Any
+    chunk: Any
+
+    @classmethod
+    def of(cls, blocks: Blocks) -> 'Here':
+        group, i, phase, chunk = (pl.program_id(axis) for axis in range(1, 5))
+        row = blocks.block(group, i, phase, chunk)[0] * blocks.size
+        return cls(blocks, row, row - group * blocks.group, phase, chunk)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.blocks.size, self.blocks.columns
+
+    def rows(self) -> jax.Array:
+        """Returns the index in T of each entry."""
+        return self.row + jax.lax.broadcasted_iota(jnp.int32, self.shape, 0)
+
+    def columns(self) -> jax.Array:
+        """Returns the index in S of each entry."""
+        first = self.chunk * self.blocks.columns
+        return first + jax.lax.broadcasted_iota(jnp.int32, self.shape, 1)
+
+    def inside(self) -> jax.Array | None:
+        """Returns which entries are in the array's columns; None for all."""
+        if self.blocks.width % self.blocks.columns == 0:
+            return None
+        return self.columns() < self.blocks.width
+
+    def read_rows(self, ref: Any) -> jax.Array:
+        """Returns a block along lanes as [size or 1, 1]."""
+        if ref.shape[-1] == 1:
+            return ref[...]
+        pieces = []
+        for first, there, _, is_own in self._pieces(ref.shape[-1]):
+            values = jnp.broadcast_to(ref[:, first : first + there[1]], there)
+            pieces.append(jnp.sum(jnp.where(is_own, values, 0), 1, keepdims=True))
+        return jnp.concatenate(pieces, 0)
+
+    def write_rows(self, ref: Any, values_R1: jax.Array) -> None:
+        """Writes numbers of this block's rows along lanes and keeps those of other rows."""
+        for first, there, lane, is_own in self._pieces(ref.shape[-1]):
+            values = jnp.broadcast_to(values_R1[first : first + there[0]], there)
+            new = jnp.sum(jnp.where(is_own, values, 0), 0, keepdims=True)
+            is_mine = (lane[:1] >= self.offset) & (lane[:1] < self.offset + there[0])
+            old = ref[:, first : first + there[1]]
+            ref[:, first : first + there[1]] = jnp.where(is_mine, new, old)
+
+    def _pieces(self, lanes: int):
+        """Yields (first row and lane, shape, lanes, whether a lane is that of the row), with at
+        most a register's lanes at a time.
+        """
+        for first in range(0, self.blocks.size, LANES):
+            there = (min(LANES, self.blocks.size - first), min(LANES, lanes - first))
+            row, lane = (jax.lax.broadcasted_iota(jnp.int32, there, axis) for axis in (0, 1))
+            yield first, there, lane, lane == row + self.offset
+
+    def reduce_row(
+        self,
+        refs: dict[str, Any],
+        start: Callable[[], tuple],
+        add: Callable[[tuple], tuple],
+        use: Callable[[tuple], None],
+    ) -> None:
+        """Computes total = add(add(start())...), once for each block of a row, and calls use(total)
+        with each block in the last phase; where there is one phase, with the last block.
+        """
+        blocks = self.blocks
+        if blocks.chunks == 1:
+            use(add(start()))
+            return
+        totals = [refs[name] for name in TOTALS if name in refs]
+
+        def store(values):
+            for ref, value in zip(totals, values, strict=True):
+                ref[...] = value
+
+        def load():
+            return tuple(ref[...] for ref in totals)
+
+        pl.when((self.phase == 0) & (self.chunk == 0))(lambda: store(start()))
+        pl.when(self.phase == 0)(lambda: store(add(load())))
+        is_last = self.phase == 1 if blocks.phases == 2 else self.chunk == blocks.chunks - 1
+        pl.when(is_last)(lambda: use(load()))
+
+
+def call_in_blocks(
+    body: Callable[[dict[str, Any], Here], None],
+    blocks: Blocks,
+    given: dict[str, tuple[jax.Array, pl.BlockSpec]],
+    made: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    name: str,
+    totals: int = 0,
+) -> dict[str, jax.Array]:
+    """Calls `call_on_tpu` over all blocks, with so many totals of the blocks of a row."""
+
+    def where_there(refs):
+        here = Here.of(blocks)
+        if blocks.every_is_there:
+            body(refs, here)
+        else:
+            group, i = pl.program_id(1), pl.program_id(2)
+            pl.when(blocks.is_there(group, i))(lambda: body(refs, here))
+
+    entries = math.prod(blocks.lead) * blocks.rows * blocks.width
+    reads, writes = (
+        sum(math.prod(array.shape) * itemsize(array) for array, _ in arrays.values())
+        for arrays in (given, made)
+    )
+    total = pltpu.VMEM((blocks.size, 1), jnp.float32)
+    return call_on_tpu(
+        where_there,
+        given,
+        made,
+        grid=blocks.grid,
+        # Blocks of rows whose numbers are in one block along lanes belong to one core.
+        semantics=('parallel', 'parallel', *(['arbitrary'] * 3)),
+        limit=memory_limit(blocks.size, blocks.columns, blocks.bytes_an_entry),
+        cost=(8 * entries, entries, blocks.phases * reads + writes),
+        name=name,
+        scratch=dict.fromkeys(TOTALS[:totals], total) if blocks.chunks > 1 else {},
+    )

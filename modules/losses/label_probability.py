@@ -1,0 +1,124 @@
+"""Losses of the label's probability: the comp-sum family, focal, dice, direct coverage."""
+
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from modules.losses.base import Sums, cross_entropies, logits_loss, loss_row
+from modules.options import Option
+from modules.statistics import at_least_float32
+
+TAU_WORDS = '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more'
+Tau = Annotated[float, Option(TAU_WORDS, 0, 10, traced=True)]
+
+
+@logits_loss
+def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> dict[str, jax.Array]:
+    """objective = (1 - p^(tau - 1)) / (tau - 1), ce where tau = 1; p is the label's probability.
+
+    Its gradient is p^(tau - 1) times that of the cross-entropy. tau = 0 is 1 / p - 1 (the sum of
+    exponentials), 1 < tau < 2 the generalised cross-entropy of arXiv:1805.07836 with q = tau - 1,
+    and tau = 2 half of the mean absolute error, 1 - p, which hardly trains from a start where p is
+    1 / V. For tau below 1 a token with (1 - tau) ce above 88 nats overflows float32, and its run
+    then diverges. Source: arXiv:2304.07288, equation 2.
+    """
+    ce_M = cross_entropies(logits_MV, labels_M)
+    return {'objective': of_cross_entropy(ce_M, tau), 'ce': ce_M}
+
+
+def of_cross_entropy(ce_M: jax.Array, tau: Any) -> jax.Array:
+    """(1 - p^(tau - 1)) / (tau - 1) for ce = -log p, exact near tau = 1 too."""
+    power_M = (1 - tau) * ce_M  # exp(power) = p^(tau - 1)
+    some_M = power_M != 0
+    safe_M = jnp.where(some_M, power_M, 1.0)
+    return ce_M * jnp.where(some_M, jnp.expm1(safe_M) / safe_M, 1.0)
+
+
+@logits_loss
+def focal(
+    logits_MV: jax.Array,
+    labels_M: jax.Array,
+    *,
+    gamma: Annotated[float, Option('how much less sure tokens count', 0, 100, traced=True)] = 2.0,
+) -> dict[str, jax.Array]:
+    """objective = (1 - p)^gamma ce, with p the label's probability (arXiv:1708.02002, equation 4).
+
+    All classes have weight 1.
+    """
+    ce_M = cross_entropies(logits_MV, labels_M)
+    wrong_M = -jnp.expm1(-ce_M)  # 1 - p
+    some_M = wrong_M > 0
+    share_M = jnp.where(some_M, jnp.exp(gamma * jnp.log(jnp.where(some_M, wrong_M, 1.0))), 0.0)
+    return {'objective': share_M * ce_M, 'ce': ce_M}
+
+
+@logits_loss
+def dice(
+    logits_MV: jax.Array,
+    labels_M: jax.Array,
+    *,
+    dice_alpha: Annotated[
+        float, Option('how much less sure tokens count; 0: not', 0, 10, traced=True)
+    ] = 0.0,
+    dice_smooth: Annotated[
+        float, Option('added above and below the fraction', 1e-6, 1e6, traced=True)
+    ] = 1.0,
+) -> dict[str, jax.Array]:
+    """objective = sum_v 1 - (2 q_v y_v + g) / (q_v + y_v + g) with q = (1 - p)^alpha p.
+
+    y is 1 for the label and 0 for the other words, g = dice_smooth. Each token has a fraction of
+    its own, as in the paper. The authors' code sums both sides of the fraction over a batch, with
+    g = 1e-4; token by token that g would leave mostly terms of words other than the label, so that
+    g = 1 is our choice. With alpha above 0 the minimum is where p is below 1, about 1/2 at
+    alpha = 1. Source: arXiv:1911.02855, equation 11.
+    """
+    log_p_MV = jax.nn.log_softmax(at_least_float32(logits_MV))
+    p_MV = jnp.exp(log_p_MV)
+    wrong_MV = jnp.maximum(1 - p_MV, 1e-7)
+    q_MV = jnp.exp(dice_alpha * jnp.log(wrong_MV)) * p_MV
+    y_MV = (jnp.arange(q_MV.shape[-1])[None] == labels_M[:, None]).astype(q_MV.dtype)
+    share_MV = (2 * q_MV * y_MV + dice_smooth) / (q_MV + y_MV + dice_smooth)
+    return {'objective': jnp.sum(1 - share_MV, -1), 'ce': cross_entropies(logits_MV, labels_M)}
+
+
+@loss_row(by_rows=True)
+def dco(
+    x: jax.Array,
+    readout: Any,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    dco_tries: Annotated[float, Option('N of pass@N; 1: cross-entropy', 1, 1e6, traced=True)] = 1.0,
+) -> Sums:
+    """objective = sum over rows of F(p) (-log p), with p the probability of all of a row.
+
+    Only tokens that count enter p, and F has no gradient:
+
+        F(p) = N (1 - p)^(N - 1) p / (1 - (1 - p)^N)
+
+    is the factor by which the gradient of -log(1 - (1 - p)^N), one of N tries being right, differs
+    from that of -log p: 1 for rows that are far from it, 0 for those that are learnt. It is meant
+    for rows with a short answer each: in long rows p is 0 and nothing changes. The sum over rows is
+    divided by the tokens that count, where the authors divide by rows. `dco_factor` is F. A row is
+    not cut (`by_rows`). Source: arXiv:2502.07154, section 4, and
+    https://github.com/allanraventos/refine.
+    """
+    ce_M = cross_entropies(readout(x).reshape(-1, readout.weight_DV.shape[-1]), labels.reshape(-1))
+    ce_RT = weights * ce_M.reshape(labels.shape)
+    log_p_R = -jnp.sum(ce_RT, -1)
+    factor_R = _factor(jax.lax.stop_gradient(jnp.exp(log_p_R)), dco_tries)
+    return {
+        'objective': jnp.sum(factor_R * -log_p_R),
+        'ce': jnp.sum(ce_RT),
+        'dco_factor': jnp.sum(factor_R * jnp.sum(weights, -1)),
+    }
+
+
+def _factor(p: jax.Array, tries: Any) -> jax.Array:
+    """F of `dco`, exact for all p; F(0) = 1, where the fraction is 0 / 0."""
+    n = jnp.asarray(tries, p.dtype)
+    some = jnp.where(p > 0, p, 0.5)
+    log_wrong = jnp.log1p(-jnp.minimum(some, 1 - 1e-7))
+    factor = n * some * jnp.exp((n - 1) * log_wrong) / -jnp.expm1(n * log_wrong)
+    return jnp.where(p > 0, factor, 1.0)

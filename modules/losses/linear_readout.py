@@ -1,0 +1,159 @@
+"""Losses that use how logits are linear in the readout's matrix: spherical and adversarial.
+
+Logits must not be softcapped (`linear_readout`).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from modules.losses.base import FINITE, Loss, Sums, cross_entropies, loss_row, weighted
+from modules.losses.label_probability import Tau, of_cross_entropy
+from modules.options import Option
+from modules.statistics import at_least_float32
+
+LEAST_VARIANCE = 1e-12  # logits may all be 0 at the start
+TINY = 1e-30  # added to squares, so that lengths of 0 have a gradient
+
+
+def spherical(of_statistics: Callable[..., jax.Array]) -> Loss:
+    """Makes a loss of of_statistics(sum, sum of squares, label's logit, vocabulary, **numbers).
+
+    The sums are of the logits z = x W + b over the vocabulary: x w + sum b and x Q x + 2 x W b +
+    |b|^2, where w = W 1 and Q = W W^T. With Q [D, D] known, a token costs D^2 operations forward
+    and backward, whatever the vocabulary. Q costs as much as the logits of D tokens, once, or once
+    a chunk where tokens are taken by chunks (loss.chunk). The gradient in W is exact, for any
+    optimizer; the papers' update of a factored W, for plain SGD alone, is not made. `ce`, that of
+    the softmax of these logits, is computed too, without a gradient. Source: arXiv:1412.7091,
+    section 4.
+    """
+
+    @loss_row(linear_readout=True)
+    @functools.wraps(of_statistics)
+    def loss(x, readout: Any, labels, weights, **numbers) -> Sums:
+        vocab = readout.weight_DV.shape[-1]
+        x_MD = at_least_float32(x.reshape(-1, x.shape[-1]).astype(readout.dtype))
+        labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
+        weight_DV = at_least_float32(readout.weight_DV.astype(readout.dtype))
+        square_DD = _product(weight_DV, weight_DV.T)
+        sum_M = _product(x_MD, jnp.sum(weight_DV, 1))
+        squares_M = jnp.sum(_product(x_MD, square_DD) * x_MD, -1)
+        label_M = jnp.sum(x_MD * weight_DV.T[labels_M], -1)
+        if readout.bias_V is not None:
+            bias_V = at_least_float32(readout.bias_V)
+            sum_M = sum_M + jnp.sum(bias_V)
+            squares_M = squares_M + jnp.sum(jnp.square(bias_V))
+            squares_M = squares_M + 2 * _product(x_MD, _product(weight_DV, bias_V))
+            label_M = label_M + bias_V[labels_M]
+        objective_M = of_statistics(sum_M, squares_M, label_M, vocab, **numbers)
+        fixed_x, fixed = jax.lax.stop_gradient((x.reshape(-1, x.shape[-1]), readout))
+        ce_M = cross_entropies(fixed(fixed_x), labels_M)
+        return weighted({'objective': objective_M, 'ce': ce_M}, weights_M)
+
+    return loss
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+@spherical
+def spherical_z(
+    sum_M: jax.Array,
+    squares_M: jax.Array,
+    label_M: jax.Array,
+    vocab: int,
+    *,
+    spherical_a: Annotated[float, Option('sharpness of the bound', 1e-3, 1e3, traced=True)] = 0.1,
+    spherical_b: Annotated[
+        float, Option('standard deviations that the label shall lead by', 0, FINITE, traced=True)
+    ] = 10.0,
+) -> jax.Array:
+    """objective = softplus(a (b - s)) / a with s = (z_label - mean z) / std z.
+
+    It does not change where logits are shifted or multiplied by a positive number, so that they
+    are no log probabilities, and `ce` says little: compare ranks. Sources tune a and b to the task;
+    these are ours. Not the z-loss of `cross_entropy`. Source: arXiv:1604.08859, section 3.
+    """
+    mean_M = sum_M / vocab
+    variance_M = jnp.maximum(squares_M / vocab - jnp.square(mean_M), LEAST_VARIANCE)
+    lead_M = (label_M - mean_M) * jax.lax.rsqrt(variance_M)
+    return jax.nn.softplus(spherical_a * (spherical_b - lead_M)) / spherical_a
+
+
+@spherical
+def taylor_softmax(
+    sum_M: jax.Array, squares_M: jax.Array, label_M: jax.Array, vocab: int
+) -> jax.Array:
+    """objective = -log (t(z_label) / sum_v t(z_v)) with t(z) = 1 + z + z^2 / 2, never below 1/2.
+
+    `ce` is that of the usual softmax, which generation samples from; it is not what is trained.
+    Source: arXiv:1511.05042, section 3.
+    """
+    total_M = vocab + sum_M + 0.5 * squares_M
+    return jnp.log(total_M) - jnp.log(0.5 * (jnp.square(label_M + 1) + 1))
+
+
+@loss_row(linear_readout=True)
+def adversarial_comp_sum(
+    x: jax.Array,
+    readout: Any,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    tau: Tau = 1.0,
+    comp_sum_rho: Annotated[float, Option('what divides margins', 1e-3, 1e3, traced=True)] = 1.0,
+    adversarial_weight: Annotated[float, Option('weight nu gamma', 0, FINITE, traced=True)] = 0.01,
+    adversarial_steps: Annotated[int, Option('of ascent, towards the worst shift', 1, 1000)] = 10,
+) -> Sums:
+    """objective = Phi_tau(sum_v exp((z_v - z_label) / rho)) + nu sup |Delta(x') - Delta(x)|_2.
+
+    The sum is over v other than the label, and Phi_tau makes `comp_sum` of it, of logits / rho.
+    Delta(x) has the margins z_label - z_v of all words; the sup is over |x' - x|_2 <= gamma.
+
+    Our reading is that x is the last activations, which the readout sees, not the input: the term
+    then needs no further pass of the model. As logits are linear in x, the sup is gamma sigma, with
+    sigma the largest singular value of the differences W_label - W_v of the readout's columns; nu
+    and gamma are one number, adversarial_weight. sigma depends on the readout and on the label, not
+    on x, and has a gradient in the readout alone. sigma^2 is the largest eigenvalue of C + V u u^T,
+    where C is the scatter of the V columns about their mean and u is the label's column minus that
+    mean. Gradient ascent from u, projected to the ball, is power iteration here: it approaches
+    sigma from below in `adversarial_steps` steps (D^2 operations each and token, where the logits
+    take D V). `adversarial` is sigma. The default numbers are ours. Source: arXiv:2304.07288, whose
+    formula for the second term we could not see.
+    """
+    logits_MV = at_least_float32(readout(x).reshape(-1, readout.weight_DV.shape[-1]))
+    labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
+    sigma_M = worst_shift(readout, labels_M, adversarial_steps)
+    smooth_M = of_cross_entropy(cross_entropies(logits_MV / comp_sum_rho, labels_M), tau)
+    objective_M = smooth_M + adversarial_weight * sigma_M
+    ce_M = cross_entropies(logits_MV, labels_M)
+    return weighted({'objective': objective_M, 'ce': ce_M, 'adversarial': sigma_M}, weights_M)
+
+
+def worst_shift(readout: Any, labels_M: jax.Array, steps: int) -> jax.Array:
+    """Returns sigma [M] of `adversarial_comp_sum`: |A v| with v [D] of length 1.
+
+    v comes from power iteration and has no gradient, so that the gradient is that of a largest
+    singular value.
+    """
+    weight_DV = at_least_float32(readout.weight_DV.astype(readout.dtype))
+    weight_DV = weight_DV - jnp.mean(weight_DV, 1, keepdims=True)
+    scatter_DD = _product(weight_DV, weight_DV.T)
+    from_mean_MD = weight_DV.T[labels_M]
+    vocab = weight_DV.shape[-1]
+
+    def times(scatter_DD, u_MD, v_MD):
+        along_M1 = jnp.sum(u_MD * v_MD, -1, keepdims=True)
+        return _product(v_MD, scatter_DD) + vocab * along_M1 * u_MD
+
+    def unit(x_MD):
+        return x_MD * jax.lax.rsqrt(jnp.sum(jnp.square(x_MD), -1, keepdims=True) + TINY)
+
+    fixed = jax.lax.stop_gradient((scatter_DD, from_mean_MD))
+    v_MD = jax.lax.fori_loop(0, steps, lambda _, v_MD: unit(times(*fixed, v_MD)), unit(fixed[1]))
+    squares_M = jnp.sum(times(scatter_DD, from_mean_MD, v_MD) * v_MD, -1)
+    return jnp.sqrt(squares_M + TINY)

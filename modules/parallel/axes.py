@@ -1,0 +1,162 @@
+"""Rules that say over which axes of the mesh each axis of a parameter or activation is cut.
+
+Programs are traced under their mesh (`jax.sharding.use_abstract_mesh`). XLA's partitioner cuts them
+by the shardings of their inputs; `sharded` constrains the arrays in between.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+# Slow links first: `tensor` is on neighbouring devices, `data` reaches over slices of a pod.
+AXES = ('run', 'data', 'fsdp', 'expert', 'context', 'tensor')
+OF_PARAMETERS = ('fsdp', 'tensor', 'expert')  # what parameters are cut over
+BATCH = ('data', 'fsdp', 'expert')  # what rows of a batch are cut over
+
+# Logical axis of a parameter -> the mesh axes it is cut over; (): every device holds all of it.
+# `fsdp` cuts the first side of a matrix: XLA for TPUs then sums its gradient by a reduce-scatter,
+# and with the last side by an all-reduce of the whole.
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    'basis': ('fsdp',),
+    'embed': ('fsdp',),
+    'expert': ('expert',),
+    'group': (),
+    'head_dim': (),
+    'heads': ('tensor', 'fsdp'),
+    'kv_heads': ('tensor', 'fsdp'),
+    'layer': (),
+    'long_side': ('fsdp',),
+    'matrix': OF_PARAMETERS,  # each index a matrix, whole on one device
+    'mlp': ('tensor', 'fsdp'),
+    'position': (),
+    'qk_features': (),
+    'rank': (),
+    'router': (),
+    'short_side': ('fsdp',),
+    'vocab': ('tensor', 'fsdp'),
+}
+
+# Letter of an activation's shape -> the same. M is B and T flattened, G rows whose tokens are with
+# their experts; other letters are whole.
+ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+    'B': BATCH,
+    'M': BATCH,
+    'T': ('context',),
+    'E': ('expert',),
+    'G': ('data', 'fsdp'),
+    'F': ('tensor',),
+    'K': ('tensor',),
+    'N': ('tensor',),
+    'V': ('tensor',),
+}
+
+
+def partition(
+    mesh: Mesh | AbstractMesh,
+    rules: Mapping[str, tuple[str, ...]],
+    names: Sequence[str],
+    shape: Sequence[int],
+) -> PartitionSpec:
+    """Returns how an array of this shape with named axes is cut.
+
+    Each axis in turn is cut over its mesh axes that no axis before it has taken, from the first on,
+    as far as its length divides.
+    """
+    free = set(mesh.axis_names) - set(getattr(mesh, 'manual_axes', ()))
+    parts = []
+    for name, length in zip(names, shape, strict=True):
+        over, n = [], 1
+        for axis in rules.get(name, ()):
+            size = mesh.shape.get(axis, 1)
+            if size > 1 and axis in free and length % (n * size) == 0:
+                over.append(axis)
+                n *= size
+        free -= set(over)
+        parts.append(over[0] if len(over) == 1 else tuple(over) or None)
+    return PartitionSpec(*parts)
+
+
+def names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the mesh axes that one axis of an array is cut over."""
+    return (part,) if isinstance(part, str) else part or ()
+
+
+def pieces(letters: str, shape: Sequence[int]) -> int:
+    """Returns into how many parts `sharded` cuts an array of this shape, on the traced mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    over = partition(mesh, ACTIVATIONS, letters, shape)
+    return math.prod(mesh.shape[axis] for part in over for axis in names(part))
+
+
+def parts_of(letter: str) -> int:
+    """Returns into how many parts an axis of activations is cut, on the traced mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    over = [axis for axis in ACTIVATIONS[letter] if axis not in mesh.manual_axes]
+    return math.prod(mesh.shape.get(axis, 1) for axis in over)
+
+
+def sharded(x: jax.Array, letters: str) -> jax.Array:
+    """Cuts x over the devices by the letters of its shape, such as 'BTD'.
+
+    x stays as it is on a mesh that cuts rows alone, which XLA finds by itself, and where the code
+    runs on each device by itself (`modules.parallel.loss_sums`): x is then cut over `tensor` as its
+    weights are, and a `vmap` over runs would name `run` once more.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if all(mesh.shape[axis] == 1 for axis in mesh.axis_names if axis not in ('run', 'data')):
+        return x
+    if set(mesh.manual_axes) - {'run'}:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition(mesh, ACTIVATIONS, letters, x.shape))
+
+
+def cuts_parameters() -> bool:
+    """Whether the traced mesh cuts parameters."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(mesh.shape.get(axis, 1) > 1 for axis in OF_PARAMETERS)
+
+
+def as_parameter(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """Cuts x over the devices as a parameter with these axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.lax.with_sharding_constraint(x, partition(mesh, PARAMETERS, axes, x.shape))
+
+
+def matrices_apart(x: jax.Array, n_batch: int) -> jax.Array:
+    """Cuts x by whole matrices, one for each index of its first `n_batch` axes; every device has
+    all of them where their number does not divide.
+    """
+    return jax.lax.with_sharding_constraint(x, _apart(x.shape[:n_batch]))
+
+
+def _apart(lengths: Sequence[int]) -> PartitionSpec:
+    mesh = jax.sharding.get_abstract_mesh()
+    return partition(mesh, PARAMETERS, ('matrix',) * len(lengths), lengths)
+
+
+def are_apart(lengths: Sequence[int]) -> bool:
+    """Whether `matrices_apart` cuts axes of these lengths."""
+    return any(over is not None for over in _apart(lengths))
+
+
+def of_own_matrices(
+    compute: Callable[..., Any], lengths: Sequence[int], stacked: Any, shared: Sequence[Any]
+) -> Any:
+    """Computes compute(stacked, *shared), on each device for its matrices by `matrices_apart`.
+
+    The arrays of the tree `stacked`, and those of the result, begin with axes of these lengths;
+    each device has all of `shared`. XLA's partitioner for TPUs would gather the arguments of `eigh`
+    and `qr`. Traced values, such as the count of updates or a number of the optimizer, must be in
+    `shared`: a `vmap` over runs does not see what `compute` closes over.
+    """
+    mesh, apart = jax.sharding.get_abstract_mesh(), _apart(lengths)
+    return jax.shard_map(
+        compute,
+        in_specs=(apart, *[PartitionSpec()] * len(shared)),
+        out_specs=apart,
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+        check_vma=False,  # under a `vmap` over runs it refuses a `cond` whose branches vary
+    )(stacked, *shared)

@@ -1,0 +1,137 @@
+"""Sums over tokens that are cut over devices, each of which loops over its own."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from modules.embedding import AXES
+from modules.parallel.axes import ACTIVATIONS, PARAMETERS, names, partition
+
+LETTERS = {1: 'M', 2: 'BT'}  # of labels, by their rank
+SUMS, OF_TOKENS, OF_READOUT = 'sums', 'of_tokens', 'of_readout'  # kinds of results
+
+
+def own_tokens(shape: Sequence[int], whole_rows: bool) -> PartitionSpec | None:
+    """Returns how labels of this shape are cut, if each device can loop over its own.
+
+    None leaves the sums to XLA: where the mesh does not cut tokens, where they do not divide, where
+    the caller runs on each device already, and where rows that must be whole are cut.
+    """
+    mesh, letters = jax.sharding.get_abstract_mesh(), LETTERS[len(shape)]
+    wanted = {a for letter in letters for a in ACTIVATIONS[letter] if mesh.shape.get(a, 1) > 1}
+    over = partition(mesh, ACTIVATIONS, letters, shape)
+    if not wanted or wanted != {*_axes(over)} or (whole_rows and 'context' in wanted):
+        return None
+    return over
+
+
+def pieces_of(over: PartitionSpec | None) -> int:
+    """Returns how many devices tokens are cut over."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if over is None else math.prod(mesh.shape[axis] for axis in _axes(over))
+
+
+def on_own_tokens(
+    compute: Callable[..., Any],
+    over: PartitionSpec,
+    made: Sequence[str],
+    x: jax.Array,
+    readout: Any,
+    labels: jax.Array,
+    weights: jax.Array,
+    *others: Any,
+) -> tuple[Any, ...]:
+    """Computes compute(x, readout, labels, weights, *others), on each device for its own tokens.
+
+    over: how labels are cut (`own_tokens`). Each device has the whole readout, its weight in the
+    type of products, and all of `others`. made: the kind of each result. SUMS are added over the
+    devices; OF_TOKENS is shaped and cut as x; OF_READOUT, the readout's gradient, is added, and
+    each device keeps the part of the weight's gradient that it has of the weight.
+
+    However many rounds `compute` makes, the weight is gathered once and its gradient scattered
+    once; left to XLA, both happen in each round. XLA cuts the vocabulary over `tensor` inside, but
+    not in these two, where it would gather the vocabulary.
+    """
+    axes, whole, of_weight = _axes(over), PartitionSpec(), _cut_weight(readout)
+    narrow = readout.weight_DV.astype(readout.dtype)
+    readout = readout.replace(weight_DV=_gathered(narrow, of_weight))
+    specs = {SUMS: whole, OF_TOKENS: over, OF_READOUT: PartitionSpec(axes)}
+    ends = {
+        SUMS: lambda own: jax.lax.psum(own, axes),
+        OF_TOKENS: lambda own: own,
+        OF_READOUT: lambda own: own[None],
+    }
+
+    def on_device(*arrays):
+        found = zip(made, compute(*arrays), strict=True)
+        return tuple(jax.tree.map(ends[kind], one) for kind, one in found)
+
+    in_specs = (over, whole, over, over, *[whole] * len(others))
+    run = _mapped(on_device, in_specs, tuple(specs[kind] for kind in made), but='tensor')
+    found = run(x, readout, labels, weights, *others)
+    of_readout = jax.tree.map(lambda _: whole, readout).replace(weight_DV=of_weight)
+    summed = functools.partial(_summed, axes)
+    return tuple(
+        jax.tree.map(summed, one, of_readout) if kind == OF_READOUT else one
+        for kind, one in zip(made, found, strict=True)
+    )
+
+
+def _cut_weight(readout: Any) -> PartitionSpec:
+    """Returns how the readout's weight [D, V] is cut, as the parameter that it is."""
+    mesh, shape = jax.sharding.get_abstract_mesh(), readout.weight_DV.shape
+    if not readout.is_table:
+        return partition(mesh, PARAMETERS, ('embed', 'vocab'), shape)
+    of_vocab, of_embed = partition(mesh, PARAMETERS, AXES, shape[::-1])
+    return PartitionSpec(of_embed, of_vocab)
+
+
+def _gathered(weight_DV: jax.Array, over: PartitionSpec) -> jax.Array:
+    """Gathers a weight over `fsdp`."""
+    cut, kept = _without_fsdp(over)
+    if cut is None:
+        return weight_DV
+    gather = functools.partial(jax.lax.all_gather, axis_name='fsdp', axis=cut, tiled=True)
+    return _mapped(gather, over, kept)(weight_DV)
+
+
+def _summed(axes: tuple[str, ...], parts: jax.Array, over: PartitionSpec) -> jax.Array:
+    """Sums over the first axis, cut over the mesh axes `axes`; the sum is cut by `over`."""
+    cut, kept = _without_fsdp(over)
+    rest = tuple(axis for axis in axes if cut is None or axis != 'fsdp')
+
+    def on_device(own):
+        own = own[0]
+        if cut is not None:
+            own = jax.lax.psum_scatter(own, 'fsdp', scatter_dimension=cut, tiled=True)
+        return jax.lax.psum(own, rest)
+
+    return _mapped(on_device, PartitionSpec(axes, *kept), over)(parts)
+
+
+def _without_fsdp(over: PartitionSpec) -> tuple[int | None, PartitionSpec]:
+    """Returns (which axis of an array is cut over `fsdp`, how the array is cut without it)."""
+    cut = [i for i, part in enumerate(over) if 'fsdp' in names(part)]
+    kept = (tuple(axis for axis in names(part) if axis != 'fsdp') for part in over)
+    return (cut[0] if cut else None), PartitionSpec(*(part or None for part in kept))
+
+
+def _axes(spec: PartitionSpec) -> tuple[str, ...]:
+    return tuple(axis for part in spec for axis in names(part))
+
+
+def _mapped(function, in_specs, out_specs, but: str = '') -> Callable[..., Any]:
+    """Maps over the mesh axes that no caller has taken, but for one if it cuts something."""
+    mesh = jax.sharding.get_abstract_mesh()
+    left = {but} if mesh.shape.get(but, 1) > 1 else set()
+    return jax.shard_map(
+        function,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={*mesh.axis_names} - {*mesh.manual_axes} - left,
+        check_vma=False,  # Pallas calls do not say over which axes their results vary
+    )

@@ -1,0 +1,149 @@
+"""Reparametrisations by the size of a matrix's columns, of its elements, or of the whole."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from modules.options import Option
+from modules.params import ParamSpec, as_matrices, matrix_axes, named_leaves
+from modules.reparam.base import LEAST_NORM, Reparam
+from modules.reparam.matrices import Roles, matrix_row, on_matrices, parse_roles, per_matrix
+
+STANDARDIZATION_EPS = 1e-5  # as published
+NEAR_BOUND = 0.99  # largest weight, as a share of the compander's bound, that is inverted
+
+
+def _gains_of_columns(
+    roles: str,
+    specs: Any,
+    name: str,
+    columns: Callable[[ParamSpec, jax.Array, tuple[int, ...]], tuple[jax.Array, jax.Array]],
+) -> Reparam:
+    """W[:, o] = gain[o] * direction[:, o] / length[o], of a matrix V that is stored as `name`.
+
+    columns(spec, V, its row axes) -> (direction, length), the latter with row axes of size 1. The
+    gain starts as the length of the initial W; it is a vector, so that it has no weight decay.
+    """
+
+    def init(spec, weight):
+        _, rows, _ = matrix_axes(spec)
+        _, length = columns(spec, weight, rows)
+        return {name: weight, 'gain': jnp.squeeze(length, rows)}, ()
+
+    def apply(spec, stored, state):
+        _, rows, _ = matrix_axes(spec)
+        gain = jnp.expand_dims(stored['gain'], rows)
+        direction, length = columns(spec, stored[name], rows)
+        return direction * (gain / length), state
+
+    def describe(spec):
+        _, rows, _ = matrix_axes(spec)
+        kept = tuple(axis for i, axis in enumerate(spec.axes) if i not in rows)
+        return {name: spec, 'gain': ParamSpec('vector', kept, part=spec.part)}
+
+    return on_matrices(roles, specs, init, apply, describe)
+
+
+@matrix_row(least_init_scale=LEAST_NORM)
+def weight_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
+    """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every matrix.
+
+    Stores `direction` V, initialised as W would be, and `gain`, which starts as ||V|| so that
+    nothing changes at the start. The gradient of V is orthogonal to V, so its norm grows with
+    training. Source: arXiv:1602.07868, equations 2 and 3.
+    """
+
+    def columns(spec, weight, rows):
+        return weight, jnp.sqrt(jnp.sum(jnp.square(weight), rows, keepdims=True))
+
+    return _gains_of_columns(roles, specs, 'direction', columns)
+
+
+@matrix_row()
+def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
+    """W[:, o] = gain[o] / sqrt(I) * (V[:, o] - mean) / sqrt(var + eps), over the I rows of V.
+
+    Stores `matrix` V and `gain`. The variance is the unbiased one, as in the published code. The
+    published map has neither the gain nor 1 / sqrt(I), as a norm follows each of its matrices; with
+    both (arXiv:2101.08692) a gain of 1 gives columns of length 1. The gain starts such that the
+    initial matrix loses the mean of each column and keeps its spread. Source: arXiv:1903.10520 and
+    its code. Raises ValueError for matrices of one row, which have no spread.
+    """
+
+    def n_rows(spec: ParamSpec, weight: Any) -> int:
+        return jax.eval_shape(lambda w: as_matrices(spec, w), weight).shape[-2]
+
+    wanted = parse_roles(roles)
+    for path, spec in named_leaves(specs).items():
+        if spec.role in wanted and n_rows(spec, named_leaves(shapes)[path]) < 2:
+            raise ValueError(
+                f'weight_standardization needs matrices of two rows or more, and {path} has one: a '
+                'column of one number has no spread. Make the model wider.'
+            )
+
+    def columns(spec, weight, rows):
+        terms, mean = n_rows(spec, weight), jnp.mean(weight, rows, keepdims=True)
+        variance = jnp.sum(jnp.square(weight - mean), rows, keepdims=True) / (terms - 1)
+        length = jnp.sqrt(terms * (variance + STANDARDIZATION_EPS))
+        return weight - mean, length
+
+    return _gains_of_columns(roles, specs, 'matrix', columns)
+
+
+@matrix_row(least_init_scale=LEAST_NORM, maps_after_update=True)
+def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
+    """W <- W ||W_0||_F / ||W||_F after each optimizer step, for every matrix.
+
+    Carries ||W_0||_F of each matrix; what the optimizer carries stays as it is. The norms that the
+    method asks for before each nonlinearity are those of the model (`model.norm`, `model.qk_norm`);
+    their gains are not projected. Weight decay does next to nothing to a projected matrix, so that
+    its effective learning rate is that of the schedule alone. Source: arXiv:2407.01800.
+    """
+
+    def frobenius_norm(spec, weight):
+        return jnp.sqrt(jnp.sum(jnp.square(as_matrices(spec, weight)), (-2, -1)))
+
+    def init(spec, weight):
+        return weight, frobenius_norm(spec, weight)
+
+    def after_update(spec, weight, start):
+        return weight * per_matrix(start / frobenius_norm(spec, weight), spec), start
+
+    return on_matrices(roles, specs, init, lambda spec, *both: both, after_update=after_update)
+
+
+@matrix_row(least_init_scale=LEAST_NORM)
+def weight_compander(
+    specs: Any,
+    shapes: Any,
+    *,
+    roles: Roles = 'hidden',
+    compander_width: Annotated[
+        float, Option('a, in root mean squares of the matrix at the start', 1e-3, 1e6)
+    ] = 4.0,
+    compander_slope: Annotated[float, Option('a / b, the slope at 0', 1e-3, 1e3)] = 2.0,
+) -> Reparam:
+    """W_used = a arctan(V / b), element by element: steep at 0, and bounded by a pi / 2.
+
+    Stores V, which starts as b tan(W / a), so that nothing changes at the start; a matrix that is
+    taken over from elsewhere is cut at NEAR_BOUND of the bound. Carries a of every matrix:
+    `compander_width` times the root mean square of W at the start; b = a / `compander_slope`.
+
+    The arctan is our reading of arXiv:2306.16993, whose formula we could not see, and so are a and
+    b, which are not learned here.
+    """
+
+    def init(spec, weight):
+        squares = jnp.square(as_matrices(spec, weight))
+        a = compander_width * jnp.sqrt(jnp.mean(squares, (-2, -1)))
+        angle = weight / per_matrix(a, spec)
+        bound = NEAR_BOUND * math.pi / 2
+        return jnp.tan(jnp.clip(angle, -bound, bound)) * per_matrix(a / compander_slope, spec), a
+
+    def apply(spec, stored, a):
+        return per_matrix(a, spec) * jnp.arctan(stored / per_matrix(a / compander_slope, spec)), a
+
+    return on_matrices(roles, specs, init, apply)
