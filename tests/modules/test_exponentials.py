@@ -5,18 +5,23 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 from modules.kernels.common.exponentials import (
     ONLINE,
     TWO_PASS,
     add,
-    log_of,
     nothing,
     power_of_two,
     probabilities,
     together,
 )
-from tests.modules.test_softmax_kernels import log_exactly, softmax_exactly
+from tests.modules.test_softmax_kernels import softmax_exactly
+
+
+def log_of(form, pair):
+    high, low = form.log(pair)
+    return jnp.where(pair[1] == 0, -jnp.inf, high + low)
 
 
 @pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
@@ -35,7 +40,7 @@ def test_sums_of_blocks_are_those_of_rows(form):
     p, log = probabilities(form, jnp.asarray(z), pair), log_of(form, pair)
     exact, *_ = softmax_exactly(z, np.ones_like(z))
     np.testing.assert_allclose(p, exact, rtol=0, atol=8 * 2**-23)
-    exact_log, _ = log_exactly(z, np.ones(10))
+    exact_log = special.logsumexp(z.astype(np.float64), -1)
     finite = np.arange(10) != 5  # a finite number for two_pass, though a larger one
     rounding = 4 * 2**-23
     np.testing.assert_allclose(log[finite, 0], exact_log[finite], rtol=rounding, atol=rounding)
@@ -54,7 +59,7 @@ def test_sums_of_parts_are_put_together(form):
         add(form, nothing((5, 1)), [jnp.asarray(part)], axis=-1) for part in np.split(z, 2, axis=1)
     ]
     pair = functools.reduce(functools.partial(together, form), parts, nothing((5, 1)))
-    exact, _ = log_exactly(z, np.ones(5))
+    exact = special.logsumexp(z.astype(np.float64), -1)
     np.testing.assert_allclose(log_of(form, pair)[:, 0], exact, rtol=4 * 2**-23, atol=4 * 2**-23)
     assert log_of(form, nothing((1, 1))) == -np.inf
 

@@ -23,7 +23,6 @@ from tests.modules import test_rms_norm_kernels as of_norm
 from tests.modules import test_softmax_kernels as of_softmax
 
 softmax = functools.partial(fused_softmax.softmax, platform='gpu')
-logsumexp = functools.partial(fused_softmax.logsumexp, platform='gpu')
 statistics = functools.partial(fused_loss.statistics, platform='gpu')
 FORMS = ('online', 'two_pass')
 
@@ -105,18 +104,6 @@ def test_softmax_is_exact(shape, dtype, form):
     """
     x, g = of_softmax.draw(shape, dtype, 'wild')
     of_softmax.assert_is_softmax(of_softmax.run(functools.partial(softmax, form=form), x, g), x, g)
-
-
-@pytest.mark.default_rows('(5, 1000)-float32-online')
-@pytest.mark.parametrize(('shape', 'dtype', 'form'), PLAIN, ids=str)
-def test_logsumexp_is_exact(shape, dtype, form):
-    x, _ = of_softmax.draw(shape, dtype, 'wild')
-    g = jnp.asarray(np.random.default_rng(0).normal(size=shape[:-1]), jnp.float32)
-    log, dx = of_softmax.log_exactly(x, g)
-    ours, ours_dx = of_softmax.run(functools.partial(logsumexp, form=form), x, g)
-    assert ours.dtype == jnp.float32 and ours_dx.dtype == x.dtype
-    np.testing.assert_allclose(ours, log, rtol=4 * 2**-23, atol=4 * 2**-23)
-    of_softmax.assert_close(ours_dx, dx, dtype, shape[-1])
 
 
 @pytest.mark.default_rows('(2, 2, 4, 42)-two_pass-float32', '(1, 2, 6, 200)-online-bfloat16')

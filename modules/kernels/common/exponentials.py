@@ -99,9 +99,3 @@ def probabilities(form: Form, z: jax.Array, pair: Pair) -> jax.Array:
     """Returns exp(z) over the sum; 0 where the sum is 0."""
     exponent, mantissa = pair
     return form.terms(z, exponent) * jnp.where(mantissa == 0, 0.0, 1.0 / mantissa)
-
-
-def log_of(form: Form, pair: Pair) -> jax.Array:
-    """Returns the log of the sum; -inf of an empty one."""
-    high, low = form.log(pair)
-    return jnp.where(pair[1] == 0, -jnp.inf, high + low)

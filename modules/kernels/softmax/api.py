@@ -1,8 +1,7 @@
-"""Softmax and logsumexp as Pallas kernels, and the table of softmax kernels.
+"""Softmax as a Pallas kernel, and the table of softmax kernels.
 
-Least bytes for N rows of V entries of b bytes, where a row fits into fast memory: 2NVb forward and
-3NVb backward for softmax, NVb + 4N and 2NVb for logsumexp. Softmax reads rows in several blocks
-once more: 3NVb and 5NVb.
+Least bytes for N rows of V entries of b bytes: 2NVb forward and 3NVb backward where a row fits into
+fast memory. Rows in several blocks are read once more: 3NVb and 5NVb.
 """
 
 import functools
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from modules.choices import choose
-from modules.kernels.common.exponentials import probabilities
 from modules.kernels.common.platforms import PALLAS, Kernel
 from modules.kernels.common.rows import refuse_types
 from modules.kernels.softmax.base import FORMS, NAME, SUMS, Softmax, reference
@@ -20,9 +18,7 @@ from modules.parallel.kernel_calls import letters_of, over_devices
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `refuse_form`, `forward_rows`, `backward_rows`, `log_rows` and, on TPUs,
-    `log_backward_rows` of a platform, for rows on one device.
-    """
+    """Imports `refuse_form`, `forward_rows` and `backward_rows` of a platform."""
     if platform == 'tpu':
         from modules.kernels.softmax import tpu as kernels
     else:
@@ -71,13 +67,6 @@ def softmax(
         raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
     how = Softmax(causal, softcap, form, platform)
     return _softmax(x.reshape(shape), *others, how).reshape(x.shape)
-
-
-def logsumexp(x: jax.Array, *, form: str | None = None, platform: str) -> jax.Array:
-    """Returns log sum exp(x) over the last axis in float32, reading x once in every form."""
-    _check(x, form)
-    kernels_on(platform).refuse_form(form, NAME, x, 1)
-    return _logsumexp(x[None] if x.ndim == 1 else x, form, platform).reshape(x.shape[:-1])
 
 
 def _check(x, form):
@@ -161,31 +150,6 @@ def _backward(how, saved, g):
 
 _softmax.defvjp(_saved, _backward)
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _logsumexp(x, form, platform):
-    return _logsumexp_saved(x, form, platform)[0]
-
-
-def _logsumexp_saved(x, form, platform):
-    # The log alone, a single number, is rounded by more than two sums where it is large.
-    kernel = functools.partial(kernels_on(platform).log_rows, form=form)
-    sums = _call(kernel, (x,), (letters_of(x),), ('log', *SUMS))
-    return sums.pop('log'), (x, sums)
-
-
-def _logsumexp_backward(form, platform, saved, g):
-    """Computes dx = g p; on GPUs the compiler reads once and writes once by itself."""
-    x, sums = saved
-    if platform != 'tpu':
-        total = tuple(sums[name][..., None] for name in SUMS)
-        p = probabilities(FORMS[form], x.astype(jnp.float32), total)
-        return ((g[..., None] * p).astype(x.dtype),)
-    kernel = functools.partial(kernels_on(platform).log_backward_rows, form=form)
-    return (_call(kernel, (x, sums, g), [letters_of(x)] * 3, ('dx',))['dx'],)
-
-
-_logsumexp.defvjp(_logsumexp_saved, _logsumexp_backward)
 
 # (x, mask, sink, causal=, segments=, softcap=) -> p, as in `reference`
 SOFTMAX_KERNELS = {

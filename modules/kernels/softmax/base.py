@@ -117,17 +117,5 @@ def reference(
     return (terms / jnp.where(total == 0, 1.0, total)).astype(x.dtype)
 
 
-def logsumexp(x: jax.Array) -> jax.Array:
-    """Returns log sum exp(x) over the last axis, float32 at least.
-
-    A row of -inf alone has -inf and no gradient.
-    """
-    x = at_least_float32(x)
-    top = _finite(jax.lax.stop_gradient(jnp.max(x, -1, keepdims=True)))
-    total = jnp.sum(jnp.exp(x - top), -1)
-    log = jnp.log(jnp.where(total == 0, 1.0, total)) + top[..., 0]
-    return jnp.where(total == 0, -jnp.inf, log)
-
-
 def _finite(top: jax.Array) -> jax.Array:
     return jnp.where(top == -jnp.inf, 0.0, top)  # -inf less itself is NaN

@@ -1,4 +1,4 @@
-"""Softmax and logsumexp on one GPU.
+"""Softmax on one GPU.
 
 Each thread sums its part of a row from slice to slice, and threads add their sums at its end. A row
 that is written is read again: short ones from registers, others from the cache.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.exponentials import NO_EXPONENT, add, log_of, probabilities
+from modules.kernels.common.exponentials import NO_EXPONENT, add, probabilities
 from modules.kernels.common.gpu_rows import THREADS, Row, call_on_gpu, gathered, programs_of, wide
 from modules.kernels.common.rows import flat, index_of_broadcast
 from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, Softmax, beside_x, logits_of
@@ -156,22 +156,3 @@ def backward_rows(x_or_p, g, sums, *others, how):
             refs['dsink'][n] = -probabilities(base, sink, total) * mean
 
     return rows.call(body, given, made, 'softmax_backward')
-
-
-def log_rows(x, form):
-    """Returns log sum exp(x) and SUMS of the rows, by name."""
-    rows, x_NS, base = SoftmaxRows.of(x), wide(flat(x), -jnp.inf), FORMS[form]
-    row = rows.row
-
-    def body(refs, n, _):
-        def step(parts, pair):
-            logits = [row.read(refs['x'], n, part) for part in parts]
-            counted = [row.counted(*pair, -jnp.inf) for pair in zip(parts, logits, strict=True)]
-            return add(base, pair, counted)
-
-        total = gathered(base, row.over(step, (row.full(NO_EXPONENT), row.full(0.0))))
-        for name, number in zip(('log', *SUMS), (log_of(base, total), *total), strict=True):
-            refs[name][n] = number
-
-    numbers = jax.ShapeDtypeStruct(x_NS.shape[:1], jnp.float32)
-    return rows.call(body, {'x': x_NS}, dict.fromkeys(('log', *SUMS), numbers), 'logsumexp')

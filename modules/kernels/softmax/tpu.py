@@ -1,14 +1,14 @@
-"""Softmax and logsumexp on one TPU."""
+"""Softmax on one TPU."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.exponentials import add, log_of, nothing, probabilities
+from modules.kernels.common.exponentials import add, nothing, probabilities
 from modules.kernels.common.rows import itemsize, refuse_width
 from modules.kernels.common.tpu_rows import most_columns
-from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, Softmax, beside_x, logits_of
+from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, beside_x, logits_of
 from modules.kernels.softmax.tpu_blocks import COLUMNS, LEAST_ROWS, Blocks, call_in_blocks, merged
 
 
@@ -140,44 +140,3 @@ def _backward_block(refs, here, how):
             here.write_rows(refs['dsink'], -taken * mean[0])
 
     here.reduce_row(refs, start, add, write)
-
-
-def log_rows(x, form):
-    shape = merged(x.shape)
-    blocks = _blocks(shape, itemsize(x), form, 1)
-    given = {'x': blocks.matrix(x.reshape(shape))}
-    made = dict.fromkeys(('log', *SUMS), blocks.of_rows(_numbers(shape)))
-    body = functools.partial(_logsumexp_block, form=form)
-    return call_in_blocks(body, blocks, given, made, 'logsumexp', totals=2)
-
-
-def _logsumexp_block(refs, here, form):
-    base = FORMS[form]
-    z, _ = logits(refs, here, Softmax(causal=False, softcap=0.0, form=form, platform='tpu'))
-
-    def start():
-        return nothing((here.blocks.size, 1))
-
-    def write(total):
-        for name, values in zip(('log', *SUMS), (log_of(base, total), *total), strict=True):
-            here.write_rows(refs[name], values)
-
-    here.reduce_row(refs, start, lambda total: add(base, total, [z], axis=-1), write)
-
-
-def log_backward_rows(x, sums, g, form):
-    shape = merged(x.shape)
-    blocks = Blocks.of(shape, COLUMNS, 1, bytes_an_entry(itemsize(x, x), form))
-    given = {'x': blocks.matrix(x.reshape(shape))}
-    rows = {**sums, 'g': g}
-    given |= {name: blocks.of_rows(array.reshape(shape[:-1])) for name, array in rows.items()}
-    made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype))}
-    body = functools.partial(_logsumexp_backward_block, form=form)
-    return call_in_blocks(body, blocks, given, made, 'logsumexp_backward')
-
-
-def _logsumexp_backward_block(refs, here, form):
-    """Computes dx = g p."""
-    total = tuple(here.read_rows(refs[name]) for name in SUMS)
-    p = probabilities(FORMS[form], refs['x'][...].astype(jnp.float32), total)
-    refs['dx'][...] = (here.read_rows(refs['g']) * p).astype(refs['dx'].dtype)
