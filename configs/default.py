@@ -5,9 +5,9 @@ Command:  uv run train.py --config=configs/default.py
 Cost:     under five minutes on two CPU cores, nothing downloaded.
 Result:   1.30 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
 
-What the run leaves as it is stands elsewhere: options of parts in the parts' own signatures, which
-`train.py --choices=model.norm` lists, other fields in lm/config/fields.py. Flags and files set them like
-those that stand here. Other configs start from this one:
+Flags and files also set fields that are not named here: the options of parts, which
+`train.py --choices=model.norm` lists, and the other fields of lm/config/fields.py. Other configs
+start from this one:
 
     from configs import default
     def get_config():

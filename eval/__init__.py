@@ -1,6 +1,4 @@
-"""Reads checkpoints and run records. `from eval import perplexity`; a bare import would hide
-eval().
-"""
+"""Reads checkpoints and run records: `from eval import perplexity`, which leaves eval() alone."""
 
 import importlib
 from pathlib import Path

@@ -3,7 +3,7 @@
 python -m eval --checkpoint=DIR --suite=NAME[,NAME] [--out=FILE.json]
 """
 
-from lm.run.process import prepare_process
+from lm.launch.before_jax import prepare_process
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
@@ -12,16 +12,14 @@ import json
 
 from absl import app, flags
 
+from eval.load import define_checkpoint, load
 from eval.suites import SUITES
-from eval.load import load
-from lm.run.command import run_main
-from lm.buckets import local_path
+from lm.launch.command import run_main
 from lm.record.workdir import write_json
+from lm.storage.buckets import local_path
 from modules.choices import choose
 
-CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
-)
+CHECKPOINT = define_checkpoint()
 SUITE = flags.DEFINE_list('suite', None, f'Of {", ".join(SUITES)}; several with commas.')
 OUT = flags.DEFINE_string('out', None, 'JSON file to write the results to.')
 

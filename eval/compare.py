@@ -1,35 +1,26 @@
-"""What a sweep says: best learning rates, sensitivity to them, and differences from the baseline.
+"""Compares a sweep's variants: best learning rates, sensitivity, differences from the baseline.
 
-Losses are in the unit of the metric: nats per token for `ce`. Which runs count stands in
-`eval.variants`.
+Losses are in the unit of the metric: nats per token for `ce`. `eval.tables.variants` says which
+runs count. All statistics assume normal values, as Student's t does.
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
-from eval.columns import columns
-from eval.runs import UNREADABLE, Record
-from eval.stats import (
-    WITHIN_NOISE,
-    Interval,
-    Seed,
-    holm,
-    p_value,
-    paired,
-    seeds_needed,
-    t_interval,
-    verdict,
-)
-from eval.text import number
-from eval.variants import (
+from eval.tables.columns import columns
+from eval.tables.results import UNREADABLE, Record
+from eval.tables.text import number
+from eval.tables.variants import (
     LR,
     SEEDS,
     Losses,
+    Seed,
     Variant,
     final_loss,
     has_diverged,
@@ -37,19 +28,105 @@ from eval.variants import (
     losses_by_lr,
     split,
 )
-from lm.config import flatten
+from lm.config.resolve import flatten
 
-PER_BYTE_FIELDS = {
-    'data.tokenizer',
-    'data.source',
-    'data.mixture',
-}  # nats per token do not compare across these
+CONFIDENCE = 0.95
+MOST_SEEDS = 1000  # that anybody would train
+BETTER, WORSE, WITHIN_NOISE, ONE_SEED = 'better', 'worse', 'within noise', 'one seed'
+# Nats per token do not compare across these.
+PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}
+# status: why a run that did not diverge has no final loss
+LACKS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
 WAITS = 'has not ended'
-LACKS = {  # status: why a run that did not diverge has no final loss
-    'done': 'has no final loss',
-    'failed': 'failed',
-    UNREADABLE: 'cannot be read',
-}
+OTHER_GRID = "sensitivity is over other learning rates than the baseline's: they do not compare"
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """`mean` of n values and their standard deviation: nan where n < 2."""
+
+    mean: float
+    std: float
+    n: int
+
+    @property
+    def half(self) -> float:
+        """Half the confidence interval of the mean: t s / sqrt(n), nan where n < 2. t is the (1 +
+        CONFIDENCE) / 2 quantile for n - 1 degrees of freedom (Student, Biometrika 6, 1908).
+        """
+        if self.n < 2:
+            return math.nan
+        t = stats.t.ppf((1 + CONFIDENCE) / 2, self.n - 1)
+        return float(t * self.std / math.sqrt(self.n))
+
+
+def t_interval(values: Iterable[float]) -> Interval:
+    """The interval of the mean of values x, with s^2 = sum (x - mean)^2 / (n - 1)."""
+    x = np.asarray(list(values), float)
+    mean = float(x.mean()) if x.size else math.nan
+    return Interval(mean, float(x.std(ddof=1)) if x.size > 1 else math.nan, x.size)
+
+
+def paired(losses: Mapping[Seed, float], baseline: Mapping[Seed, float]) -> Interval:
+    """The interval of losses[s] - baseline[s] over the seeds s that both have.
+
+    What a seed does to both cancels, so this is narrower than the difference of two means.
+    """
+    return t_interval(losses[seed] - baseline[seed] for seed in losses if seed in baseline)
+
+
+def p_value(difference: Interval) -> float:
+    """The two-sided p of the paired t test that the mean is 0: P(|T| >= |mean| sqrt(n) / s).
+
+    T has n - 1 degrees of freedom. nan where n < 2. Without variance 0, or 1 where the mean is 0.
+    """
+    if difference.n < 2:
+        return math.nan
+    if difference.std == 0:
+        return float(difference.mean == 0)
+    t = abs(difference.mean) * math.sqrt(difference.n) / difference.std
+    return float(2 * stats.t.sf(t, difference.n - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number; those below 1 - CONFIDENCE are significant together.
+
+    With m of them in order p_(1) <= ... <= p_(m): max over j <= k of min(1, (m - j + 1) p_(j)). The
+    chance that any true null hypothesis is rejected is then at most the level, whatever the
+    dependence between the tests; here all share a baseline. A nan is no test: it stays, and does
+    not count (S. Holm, Scandinavian Journal of Statistics 6, 1979).
+    """
+    tests = [i for i, p in enumerate(p_values) if not math.isnan(p)]
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(tests, key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(tests) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def verdict(difference: Interval, p: float) -> str:
+    """The side on which a difference in loss lies, if its p-value, as `holm` adjusts, allows."""
+    if difference.n < 2:
+        return ONE_SEED
+    if p >= 1 - CONFIDENCE:
+        return WITHIN_NOISE
+    return BETTER if difference.mean < 0 else WORSE
+
+
+def seeds_needed(difference: Interval, tests: int = 1) -> int:
+    """The least n for which t s / sqrt(n) < |mean|: how many seeds would settle this difference, if
+    its mean and spread stay what they are; MOST_SEEDS + 1 where it takes more than MOST_SEEDS.
+
+    t is the two-sided quantile of n - 1 degrees of freedom at the level (1 - CONFIDENCE) / tests:
+    that of `holm`, where `tests` differences are not significant yet. About half of such
+    experiments would find a difference of this size. Raises ValueError where n < 2.
+    """
+    if difference.n < 2:
+        raise ValueError(f'a spread takes two seeds; got {difference.n}')
+    n = np.arange(2, MOST_SEEDS + 1)
+    t = stats.t.isf((1 - CONFIDENCE) / tests / 2, n - 1)
+    enough = n[t * difference.std / np.sqrt(n) < abs(difference.mean)]
+    return int(enough[0]) if enough.size else MOST_SEEDS + 1
 
 
 def best_lr(losses: Losses) -> float | None:
@@ -75,7 +152,7 @@ def sensitivity(losses: Losses, initial: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What is known of a variant. `difference` is from the baseline, each at its own `best_lr`."""
+    """Results of a variant. `difference` is from the baseline, each at its own `best_lr`."""
 
     variant: Variant
     losses: dict[float, dict[Seed, float]]
@@ -92,6 +169,12 @@ class Comparison:
     verdict: str = ''  # '' for the baseline
     seeds_needed: int | None = None  # to settle a difference that is within noise
 
+    @property
+    def shown(self) -> list[str]:
+        """The workdirs at its best learning rate, or all while none has ended."""
+        at_best = self.variant.at(self.best_lr) if self.best_lr is not None else None
+        return [record['workdir'] for record in at_best or self.variant.records]
+
 
 def metric_of(sweep: Mapping[str, Any]) -> str:
     """'ce', or 'bits_per_byte' where tokenizers differ and nats per token do not compare."""
@@ -99,12 +182,12 @@ def metric_of(sweep: Mapping[str, Any]) -> str:
 
 
 def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
-    """Each variant of the sweep against its baseline (`compare_variants`)."""
+    """Compares each variant of the sweep with its baseline (`compare_variants`)."""
     return compare_variants(split(records, sweep), metric_of(sweep))
 
 
 def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
-    """Each learning rate against that of the base, or against the best where the base's was not
+    """Compares each learning rate with that of the base, or with the best where the base's was not
     swept; [] where anything but learning rates and seeds was swept, or one rate only.
 
     The best is chosen by the seeds that it is then compared by, so that no other can be better.
@@ -123,52 +206,39 @@ def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[C
 
 
 def compare_variants(variants: Sequence[Variant], metric: str) -> list[Comparison]:
-    """Each variant against the one that is the baseline.
+    """Compares each variant with the one that is the baseline.
 
-    Verdicts are corrected for their number: by p-values that `eval.stats.holm` adjusted. Intervals
-    are not. The learning rate is chosen by the seeds that are then compared, which flatters
-    variants with more learning rates, and which nothing here corrects.
+    Verdicts are corrected for their number: by p-values that `holm` adjusted. Intervals are not.
+    The learning rate is chosen by the seeds that are then compared, which flatters variants with
+    more learning rates, and which nothing here corrects.
     """
     initials = [_initial(variant, variants, metric) for variant in variants]
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
-    baseline = next((i for i, v in enumerate(variants) if v.is_baseline), None)
-    of_baseline = {} if baseline is None else losses[baseline]
+    of_baseline = next((own for v, own in zip(variants, losses, strict=True) if v.is_baseline), {})
     found = [
-        _comparison(variant, losses[i], initials[i], of_baseline, metric)
-        for i, variant in enumerate(variants)
+        _comparison(variant, own, initial, of_baseline, metric)
+        for variant, own, initial in zip(variants, losses, initials, strict=True)
     ]
-    return _with_verdicts([_with_grid_note(c, found) for c in found])
-
-
-def _with_grid_note(c: Comparison, found: Sequence[Comparison]) -> Comparison:
-    """Sensitivities are means over a grid of learning rates, and compare over equal ones alone."""
-    of_baseline = next((other for other in found if other.variant.is_baseline), c)
-    grids = [{record['lr'] for record in one.variant.records} for one in (c, of_baseline)]
-    if grids[0] == grids[1] or math.isnan(c.sensitivity) or math.isnan(of_baseline.sensitivity):
-        return c
-    note = "sensitivity is over other learning rates than the baseline's: they do not compare"
-    return dataclasses.replace(c, notes=[*c.notes, note])
-
-
-def _with_verdicts(found: Sequence[Comparison]) -> list[Comparison]:
     nothing = t_interval([])
     differences = [nothing if c.variant.is_baseline else c.difference for c in found]
     adjusted = holm([p_value(difference) for difference in differences])
     verdicts = [verdict(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)]
     undecided = verdicts.count(WITHIN_NOISE)
-    return [
-        dataclasses.replace(
-            c,
-            p=p,
-            verdict=said,
-            seeds_needed=seeds_needed(c.difference, undecided) if said == WITHIN_NOISE else None,
-        )
-        for c, p, said in zip(found, adjusted, verdicts, strict=True)
-    ]
+    baseline = next((c for c in found if c.variant.is_baseline), None)
+    for i, (c, p, said) in enumerate(zip(found, adjusted, verdicts, strict=True)):
+        seeds = seeds_needed(c.difference, undecided) if said == WITHIN_NOISE else None
+        # Sensitivities are means over a grid of learning rates, and compare over equal ones alone.
+        is_other = baseline is not None and c.variant.rates != baseline.variant.rates
+        is_other = is_other and not math.isnan(c.sensitivity + baseline.sensitivity)
+        notes = [*c.notes, OTHER_GRID] if is_other else c.notes
+        found[i] = dataclasses.replace(c, p=p, verdict=said, seeds_needed=seeds, notes=notes)
+    return found
 
 
 def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
-    """In the unit of the metric, which differs from nats per token by a factor that runs know."""
+    """The loss at initialisation in the unit of the metric, which differs from nats per token by a
+    factor that runs know.
+    """
     initial = initial_loss(variant.records)
     if math.isnan(initial):
         initial = initial_loss(record for other in variants for record in other.records)
@@ -186,7 +256,7 @@ def _comparison(
     per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
     difference = paired(at_best, of_baseline)
     speeds = [r['tokens_per_sec'] for r in variant.records if r['tokens_per_sec']]
-    gaps = sensitivity_gaps(variant, metric, initial)
+    gaps = _sensitivity_gaps(variant, metric, initial)
     notes = _notes(variant, losses, initial, difference)
     if gaps and best is not None:
         notes.append(f'sensitivity is not given: {"; ".join(gaps)}')
@@ -205,19 +275,18 @@ def _comparison(
     )
 
 
-def sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]:
+def _sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]:
     """Why there is no sensitivity yet: what is missing of the variant's grid of learning rates.
 
     A sweep ends with its largest rates, which are the worst: over a part of its grid a sensitivity
     would be too low. [] where every run of the grid has ended, or there is one rate only.
     """
-    rates = sorted({record['lr'] for record in variant.records})
-    if len(rates) < 2:
+    if len(variant.rates) < 2:
         return []
     if math.isnan(initial):
         return ['the loss at initialisation is not recorded']
     gaps = []
-    for lr in rates:
+    for lr in variant.rates:
         records = variant.at(lr)
         lacking = [r for r in records if math.isnan(final_loss(r, metric, initial))]
         for why, n in collections.Counter(LACKS.get(r['status'], WAITS) for r in lacking).items():
@@ -227,30 +296,28 @@ def sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]
 
 
 def _notes(variant: Variant, losses: Losses, initial: float, difference: Interval) -> list[str]:
-    """What a reader of the numbers must know about them."""
+    """Notes that a reader of the numbers needs."""
     best = best_lr(losses)
     if best is None:
         return ['no run has ended']
-    notes, records = [], variant.at(best)
+    notes, records, rates = [], variant.at(best), variant.rates
     diverged = sum(map(has_diverged, records))
     counted = 0 if math.isnan(initial) else diverged
     missing = len(records) - len(losses[best]) - (diverged - counted)
     if diverged:
+        how = 'counted as' if counted else 'left out, as there is no record of'
         notes.append(
-            f'{diverged} of {len(records)} diverged at its best learning rate; '
-            + ('counted as' if counted else 'left out, as there is no record of')
-            + ' the loss at initialisation'
+            f'{diverged} of {len(records)} diverged at its best learning rate; {how} the loss at '
+            'initialisation'
         )
     if missing:
         notes.append(
             f'{missing} of {len(records)} at its best learning rate have not ended, failed, or '
             'cannot be read'
         )
-    rates = sorted({record['lr'] for record in variant.records})
     if len(rates) > 1 and best in (rates[0], rates[-1]):
-        notes.append(
-            f'best at the {"lowest" if best == rates[0] else "highest"} learning rate tried'
-        )
+        end = 'lowest' if best == rates[0] else 'highest'
+        notes.append(f'best at the {end} learning rate tried')
     if not variant.is_baseline and not difference.n:
         notes.append('no seed has ended here and in the baseline')
     return notes

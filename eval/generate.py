@@ -4,7 +4,7 @@ python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...] [--to
   [--temperature=T] [--top_k=K] [--seed=N]
 """
 
-from lm.run.process import prepare_process
+from lm.launch.before_jax import prepare_process
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
@@ -19,14 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from eval.load import Checkpoint, load
-from lm.run.command import run_main
-from lm.cached import Cache, extend, init_cache
-from lm.state import Learner
+from eval.load import Checkpoint, define_checkpoint, load
+from lm.inference.decoding import Cache, extend, init_cache
+from lm.launch.command import run_main
+from lm.training.state import Learner
 
-CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
-)
+CHECKPOINT = define_checkpoint()
 PROMPT = flags.DEFINE_multi_string(
     'prompt', [''], 'Text to go on from; empty: from the beginning. Several are gone on together.'
 )
@@ -57,7 +55,7 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> list[str]:
-    """Each prompt and up to `tokens` more tokens, to the end of the document at most.
+    """Continues each prompt by up to `tokens` tokens, to the end of the document at most.
 
     Rows of different length are read together, and each is what it would be alone. Tokens are read
     once, into a cache of data.seq_len tokens at most; where a row fills it, the later half of what
@@ -66,15 +64,12 @@ def generate(
     tokenizer = checkpoint.tokenizer
     rows = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
     starts, ended = [len(row) for row in rows], [False] * len(rows)
-    generator = Generator(
-        checkpoint.learner,
-        jax.device_put(checkpoint.variables),
-        min(checkpoint.recipe.data.seq_len, max(starts) + tokens),
-        functools.partial(sample, temperature=temperature, top_k=top_k),
-        jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(
-            jnp.arange(len(rows))
-        ),
-    )
+    capacity = min(checkpoint.recipe.data.seq_len, max(starts) + tokens)
+    draw = functools.partial(sample, temperature=temperature, top_k=top_k)
+    fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed))
+    keys_B = jax.vmap(fold_in)(jnp.arange(len(rows)))
+    variables = jax.device_put(checkpoint.variables)
+    generator = Generator(checkpoint.learner, variables, capacity, draw, keys_B)
     while not all(ended):
         for i, new in enumerate(generator.more(rows)):
             for token in new:
@@ -85,9 +80,9 @@ def generate(
 
 
 class Generator:
-    """Goes on from rows of tokens, some at a time, with a program that reads and one that samples.
+    """Continues rows of tokens, some at a time, with a program that reads and one that samples.
 
-    draw(logits_V, key) -> token. keys_B: of the draws of each row.
+    draw(logits_V, key) -> token. keys_B: the random key of each row.
     """
 
     def __init__(
@@ -124,8 +119,8 @@ class Generator:
         self._go_on = jax.jit(go_on, donate_argnums=1)
 
     def more(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The next tokens of each row. The rows are those of the call before with what it gave; one
-        that is shorter has ended, and what it gets here means nothing.
+        """The next tokens of each row. The rows are those of the previous call with the tokens that
+        it returned; a shorter row has ended, and its tokens here mean nothing.
         """
         if self._cache is None:
             self._cache = self._filled(rows, self.capacity - 1)
@@ -133,8 +128,9 @@ class Generator:
             self._cache = self._filled(rows, self.capacity // 2 - 1)
         count = min(AT_ONCE, self.capacity - int(jnp.max(self._cache.lengths_B)))
         last_B = np.array([row[-1] for row in rows], np.int32)
-        arguments = self._variables, self._cache, last_B, self._keys_B, self._drawn, count
-        tokens_TB, self._cache = self._go_on(*arguments)
+        tokens_TB, self._cache = self._go_on(
+            self._variables, self._cache, last_B, self._keys_B, self._drawn, count
+        )
         self._drawn += count
         return np.asarray(tokens_TB)[:count].T.tolist()
 

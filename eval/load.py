@@ -1,10 +1,19 @@
-"""A checkpoint, and the data it was trained on."""
+"""A checkpoint, the flag that names it, and the data it was trained on."""
+
+from absl import flags
 
 from lm import data
-from lm.mixture import source_of
-from lm.record.load import Checkpoint, find, load
+from lm.config.mixture import source_of
+from lm.inference.load import Checkpoint, find, load
 
-__all__ = ['Checkpoint', 'find', 'load', 'open_data']
+__all__ = ['Checkpoint', 'define_checkpoint', 'find', 'load', 'open_data']
+
+flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+
+
+def define_checkpoint() -> flags.FlagHolder[str | None]:
+    text = 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
+    return flags.DEFINE_string('checkpoint', None, text)
 
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:

@@ -1,35 +1,40 @@
-"""Checkpoints without the norms, or the parts of norms, that the matrices beside them take over,
-and without reparametrisations.
+"""Folds checkpoints: without the norms, or the parts of norms, that the matrices beside them take
+over, and without reparametrisations.
 
 The conversion is made and checked in float64 on the CPU, then stored in float32.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from eval.convert.converted import (
-    Folded,
-    folded,
-    learner_on_cpu,
-    used_in_float64,
-    without_reparam,
-)
 from eval.load import Checkpoint
-from lm.config.fields import FIELDS
+from lm.config.fields import FIELDS, KernelsConfig
 from lm.config.recipe import Recipe, recipe_of
-from lm.config.resolve import changed, replaced, settle
+from lm.config.resolve import changed, replaced, settle, to_dict
+from lm.data.tokenizers import Tokenizer
 from lm.model.check import check
-from lm.model.transformer import groups_of_blocks
+from lm.model.transformer import build_model, groups_of_blocks
+from lm.record.checkpoint import check_tree, state_record
+from lm.record.checkpoints import Checkpoints
+from lm.record.machine import versions
+from lm.record.workdir import write_config
+from lm.training.state import Learner, State, Weights, build_learner, hyper_from, init_state
+from lm.training.update import average_of, optimizer
 from modules.choices import choose
 from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
 from modules.params import NORM, ParamSpec, named_leaves
 
+TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
+ROWS = 2  # sequences of random tokens that logits are compared on
 Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
 
 # --to -> {model.norm: what of that norm is an affine map}; what is left is the norm --to.
@@ -48,6 +53,20 @@ HINTS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """A model whose logits are those of another one.
+
+    differences: {'float64': max |logit - source's| / max |source's|, 'float32': ...}.
+    kept: why the norms are those of the source, where they are; '' where they are not.
+    """
+
+    recipe: Recipe
+    weights: Weights
+    differences: dict[str, float]
+    kept: str = ''
+
+
 def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Folded:
     """The model of a checkpoint with model.norm = `to` and the same logits.
 
@@ -60,8 +79,7 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
 
     Raises ValueError for a model that cannot be folded so, and where its logits change.
     """
-    kept = why_norms_stay(checkpoint, to)
-    if kept:
+    if kept := why_norms_stay(checkpoint, to):
         return fold_reparam(checkpoint, untie, kept)
     refuse(checkpoint, to, untie)
     source, vocab = checkpoint.recipe, checkpoint.meta['vocab_size']
@@ -72,10 +90,15 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     maps = affine_maps(TARGETS[to][source.norm.name], source, params, before)
     recipe = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
     check(recipe)
-    params = folded_params(params, unfolded_specs(source, vocab), maps, source, recipe)
-    carried = {name: without(maps, before[name]) for name in before if name != 'params'}
-    carried = {name: tree for name, tree in carried.items() if tree}
-    after = {'params': unflatten_dict(params, sep='/'), **carried}
+    unfolded = replaced(source, without_reparam() | {'model.tie_embeddings': False})
+    specs = named_leaves(learner_on_cpu(unfolded, vocab).described.specs)
+    params = folded_params(params, specs, maps, source, recipe)
+    carried = {name: named_leaves(tree) for name, tree in before.items()}  # what layers carry
+    after = {
+        n: {p: x for p, x in own.items() if holder(p) not in maps} for n, own in carried.items()
+    }
+    after['params'] = params
+    after = {name: unflatten_dict(leaves, sep='/') for name, leaves in after.items() if leaves}
     return folded(checkpoint, recipe, before, after)
 
 
@@ -92,30 +115,29 @@ def fold_reparam(checkpoint: Checkpoint, untie: bool, kept: str) -> Folded:
 
 
 def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
-    """What of a model keeps its norms from being folded, so that its reparametrisation is folded
-    alone; '' where nothing does, or where there is no reparametrisation, or `to` is no norm's end.
+    """The reason why only the reparametrisation of a model can be folded, and its norms stay.
 
+    '' where the norms can be folded too, there is no reparametrisation, or `to` is a norm. Raises
     ValueError for a placement that is made of the reparametrisation.
     """
     source, kept = checkpoint.recipe, ''
     if to != 'none' or source.model.reparam == 'none':
-        return ''
+        return kept
     try:
         refuse_model(source, to)
         refuse_unfinished(source, checkpoint.weights.stats)
     except ValueError as error:
         kept = str(error)
-    needed = source.placement.row.needs.get('reparam')
-    if needed:
+    if needed := source.placement.row.needs.get('reparam'):
         raise ValueError(
-            f'a model with {source.placement} cannot be folded: it is made '
-            f'of model.reparam={needed}'
+            f'a model with {source.placement} cannot be folded: it is made of model.reparam='
+            f'{needed}'
         )
     return kept
 
 
 def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
-    """ValueError, with what would work, for a model that cannot be folded so."""
+    """Raises ValueError, with what would work, for a model that cannot be folded so."""
     recipe = checkpoint.recipe
     refuse_model(recipe, to)
     if recipe.model.tie_embeddings and not untie:
@@ -127,7 +149,7 @@ def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
 
 
 def refuse_model(recipe: Recipe, to: str) -> None:
-    """ValueError, with what would work, for a model whose norms cannot be folded so."""
+    """Raises ValueError, with what would work, for norms that cannot be folded so."""
     sources, norm, model = choose(TARGETS, to, '--to'), recipe.norm.name, recipe.model
     wanted = {
         'model.placement': (model.placement, 'pre', 'its norms are not alone before a matrix'),
@@ -149,7 +171,7 @@ def refuse_model(recipe: Recipe, to: str) -> None:
 
 
 def refuse_unfinished(recipe: Recipe, stats: Any) -> None:
-    """ValueError where norms are left to remove."""
+    """Raises ValueError where norms are left to remove."""
     given = recipe.norm.options
     if 'removal_start' not in given:
         return
@@ -168,60 +190,42 @@ def refuse_unfinished(recipe: Recipe, stats: Any) -> None:
 def affine_maps(
     kind: fold.AffineOf, recipe: Recipe, params: Flat, before: Any
 ) -> dict[str, Affine]:
-    """{'layers/mlp_norm_in': what it does after it has normalized, ...} of all norms."""
+    """{'layers/mlp_norm_in': the affine map behind its normalisation, ...} of all norms."""
     (blocks,) = groups_of_blocks(recipe)
     eps = recipe.norm.options.get('eps')
     sites = [f'{blocks.name}/{part}_norm_in' for part in ('attention', 'mlp')] + ['final_norm']
     stats = named_leaves(before.get('stats', {}))
 
     def of(site: str, leaves: Mapping[str, Any]) -> Flat:
-        return {path.rpartition('/')[2]: leaf for path, leaf in leaves.items() if at(site, path)}
+        own = {path: leaf for path, leaf in leaves.items() if holder(path) == site}
+        return {path.rpartition('/')[2]: leaf for path, leaf in own.items()}
 
     return {site: kind(of(site, params), of(site, stats), eps) for site in sites}
 
 
-def at(site: str, path: str) -> bool:
-    return path.rpartition('/')[0] == site
-
-
-def read_from(path: str) -> str:
-    """The norm before a matrix: of 'layers/mlp/up', 'layers/mlp_norm_in'."""
-    part = path.rpartition('/')[0]
-    return f'{part}_norm_in' if part else 'final_norm'
-
-
-def without(maps: Mapping[str, Affine], tree: Any) -> Any:
-    """What layers carry, without what those norms do."""
-    kept = {
-        path: leaf
-        for path, leaf in named_leaves(tree).items()
-        if not any(at(site, path) for site in maps)
-    }
-    return unflatten_dict(kept, sep='/')
+def holder(path: str) -> str:
+    """The part that has a leaf: 'layers/mlp' has 'layers/mlp/up'."""
+    return path.rpartition('/')[0]
 
 
 def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
-    """`biased`: whether matrices take biases up."""
+    """The source's config with norm `to`. biased: whether matrices take biases up."""
     no_norm = {'model.norm': 'none', 'model.final_norm': 'none'}
     others = recipe_of(changed(source.config, no_norm)).readers  # as those of model.qk_norm
     unread = [path for path in FIELDS if path.startswith('norm.') and path not in others]
     config = changed(source.config, dict.fromkeys(unread) | without_reparam())
     norm = folded_norm(source, to, recipe_of(changed(config, no_norm | {'model.norm': to})))
-    return settle(
-        changed(
-            config,
-            {
-                'model.norm': norm,
-                'model.final_norm': norm,
-                'model.bias': source.model.bias or biased,
-                'model.readout_bias': source.model.readout_bias or biased,
-                'model.tie_embeddings': False,
-                # The weights are here now, and what was trained alone may be gone.
-                'train.init_from': '',
-                'train.trainable': 'all',
-            },
-        )
-    )
+    changes = {
+        'model.norm': norm,
+        'model.final_norm': norm,
+        'model.bias': source.model.bias or biased,
+        'model.readout_bias': source.model.readout_bias or biased,
+        'model.tie_embeddings': False,
+        # The weights are here now, and what was trained alone may be gone.
+        'train.init_from': '',
+        'train.trainable': 'all',
+    }
+    return settle(changed(config, changes))
 
 
 def folded_norm(source: Recipe, to: str, folded: Recipe) -> str:
@@ -229,20 +233,11 @@ def folded_norm(source: Recipe, to: str, folded: Recipe) -> str:
 
     folded: has the norm `to` with the options that do not stand behind its name.
     """
-    before, after = source.norm.options, folded.norm.options
-    behind = {}
-    for name, value in after.items():
-        wanted = False if name == 'scale' else before.get(name)
-        if wanted is not None and wanted != value:
-            behind[name] = wanted
+    wanted, usual = {**source.norm.options, 'scale': False}, folded.norm.options
+    behind = {name: wanted.get(name) for name in usual}
+    behind = {n: value for n, value in behind.items() if value not in (None, usual[n])}
     text = ','.join(f'{name}={value!r}' for name, value in behind.items())
     return f'{to}:{text}' if text else to
-
-
-def unfolded_specs(source: Recipe, vocab: int) -> dict[str, ParamSpec]:
-    """Of the weights that the source's model uses, with a readout of its own."""
-    recipe = replaced(source, without_reparam() | {'model.tie_embeddings': False})
-    return named_leaves(learner_on_cpu(recipe, vocab).described.specs)
 
 
 def folded_params(
@@ -252,9 +247,11 @@ def folded_params(
     source: Recipe,
     recipe: Recipe,
 ) -> Flat:
-    """What `recipe` uses, from what `source` did, in all that reads or writes the stream."""
+    """The parameters of `recipe`'s model, from those of `source`'s: each matrix that reads the
+    stream takes a norm's map up, and each that writes it is recentred where the norm was centred.
+    """
     drops = recipe.norm.row.drops
-    new = {path: w for path, w in params.items() if not any(at(site, path) for site in maps)}
+    new = {path: weight for path, weight in params.items() if holder(path) not in maps}
     for path, spec in specs.items():
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
@@ -267,12 +264,11 @@ def folded_params(
                 layers, width = len(new[path]), new[path].shape[-1]
                 new.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue
-        axis, bias = spec.axes.index('embed'), f'{path}_bias'
-        new[path], folded_bias = folded_reader(
-            new[path], new.get(bias), axis, maps[read_from(path)], drops
-        )
-        if folded_bias is not None:
-            new[bias] = folded_bias
+        norm = f'{holder(path)}_norm_in' if holder(path) else 'final_norm'  # before the matrix
+        axis, bias, affine = spec.axes.index('embed'), f'{path}_bias', maps[norm]
+        new[path], taken_up = folded_reader(new[path], new.get(bias), axis, affine, drops)
+        if taken_up is not None:
+            new[bias] = taken_up
     return new
 
 
@@ -287,3 +283,106 @@ def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int)
         kernel = fold.compress_reader(kernel)
     bias = None if bias is None else bias.reshape(*leading, *outputs)
     return kernel.reshape(*leading, -1, *outputs), bias
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """Returns numpy arrays: floats in `dtype`, counters and keys as they are."""
+
+    def one(leaf):
+        leaf = np.asarray(leaf)
+        return leaf.astype(dtype) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+    return jax.tree.map(one, tree)
+
+
+def on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
+    """function() on the CPU, where it can compute in `dtype`, as numpy arrays."""
+    cpu = jax.local_devices(backend='cpu')[0]
+    with jax.enable_x64(dtype == 'float64'), jax.default_device(cpu):
+        return jax.device_get(function())
+
+
+def logits_of(recipe: Recipe, vocab: int, variables: Any, dtype: str) -> np.ndarray:
+    """Logits of fixed random tokens, all in `dtype`, whatever model.dtype is, by the reference
+    kernels.
+    """
+    shape = (ROWS, recipe.data.seq_len)
+    tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
+    recipe = by_reference(replaced(recipe, {'model.dtype': dtype}))
+    transformer = build_model(recipe, vocab, 'cpu')
+    return on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
+
+
+def by_reference(recipe: Recipe) -> Recipe:
+    """The recipe with the reference kernels, which run anywhere: its own may not run on a CPU. Its
+    matmul product stays: it runs on a CPU, and may carry state.
+    """
+    kernels = vars(KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul))
+    return replaced(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
+
+
+def learner_on_cpu(recipe: Recipe, vocab: int) -> Learner:
+    """Describes parameters or makes them; it is never trained."""
+    return build_learner(by_reference(recipe), vocab, 0, 'cpu')
+
+
+def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The variables of its model, computed from the stored weights in float64."""
+    exact = cast(jax.device_get(checkpoint.weights), np.float64)
+    return on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
+
+
+def folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> Folded:
+    """The folded model with the variables `after`, in float64, stored in float32; those of the
+    source are `before`.
+
+    ValueError where they are not those of the recipe, or where the logits in float64 differ by more
+    than TOLERANCE.
+    """
+    vocab, differences = checkpoint.meta['vocab_size'], {}
+    stored = cast(after, np.float32)
+    weights = Weights(stored.pop('params'), (), stored)
+    learner = learner_on_cpu(recipe, vocab)
+    fresh = jax.eval_shape(lambda: init_state(learner, hyper_from(recipe), jax.random.key(0)))
+    check_tree(state_record(weights), state_record(fresh.weights), checkpoint.path)
+    for dtype, source in (('float64', before), ('float32', checkpoint.variables)):
+        wanted = logits_of(checkpoint.recipe, vocab, jax.device_get(source), dtype)
+        found = logits_of(recipe, vocab, after, dtype)  # which rounds to float32 as storing does
+        differences[dtype] = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+    if not differences['float64'] <= TOLERANCE:
+        raise ValueError(
+            f'the folded model is another one: in float64 its logits differ by up to '
+            f'{differences["float64"]:.1e} of the largest, and rounding explains '
+            f'{TOLERANCE:.0e} at most. Nothing was written: a part of this model does not compute '
+            'in float64, or is unknown to eval.convert.fold.'
+        )
+    return Folded(recipe, weights, differences)
+
+
+def without_reparam() -> dict[str, Any]:
+    """The changes that leave a config without reparametrisation, and without its options."""
+    options_of_it = [path for path in FIELDS if path.startswith('reparam.')]
+    return {'model.reparam': 'none'} | dict.fromkeys(options_of_it)
+
+
+def write(
+    out: Path, recipe: Recipe, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
+) -> None:
+    """Writes a workdir with one checkpoint, whose optimizer state and average of the weights are
+    new. `meta` is that of another checkpoint, or its like (`lm.run.journal`).
+
+    ValueError where `out` holds something.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f'--out={out} is not empty; give a new folder')
+    weights = jax.tree.map(jnp.asarray, weights)
+    described, hyper = learner_on_cpu(recipe, meta['vocab_size']).described, hyper_from(recipe)
+    moments = optimizer(recipe, described, hyper).init(weights.params)
+    average = average_of(recipe, hyper).init(weights.params)
+    state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
+    tokenizer.save(out / 'tokenizer')
+    write_config(out, recipe)
+    checkpoints = Checkpoints(out, keep_last=1, keep_best=0)
+    checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
+    checkpoints.wait()
+    checkpoints.close()

@@ -9,7 +9,7 @@ of which the config or, in a table of run, step, lr and loss, the rows have the 
 downstream is of a score in the loss. Intervals are of 95%, by a bootstrap over runs.
 """
 
-from lm.run.process import prepare_process
+from lm.launch.before_jax import prepare_process
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
@@ -20,12 +20,12 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.fit.curves import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.laws import LAWS
+from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.points import Options, from_table, from_workdir
-from eval.fit.report import fit_points, record, text
-from lm.run.command import run_main
-from lm.files import replacing
+from eval.fit.fitting import fit_points, record, text
+from lm.launch.command import run_main
+from lm.storage.files import replacing
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Sweep, or folder of runs, or its URL.')
 TABLE = flags.DEFINE_string('table', None, 'CSV or Parquet file, in place of a workdir.')
@@ -53,7 +53,8 @@ def main(_) -> None:
     if bool(WORKDIR.value) == bool(TABLE.value):
         raise ValueError('give --workdir=SWEEP or --table=FILE, and not both')
     law = LAWS[LAW.value]
-    column = LOSS.value or usual_loss(law.curve is not None)
+    usual = 'loss' if TABLE.value else 'ce' if law.curve is None else 'validation_ce'
+    column = LOSS.value or usual
     options = Options(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
     if TABLE.value:
         points = from_table(law, Path(TABLE.value), options)
@@ -72,12 +73,6 @@ def main(_) -> None:
 
         for path in write_figures(Path(FIGURES.value), found.fit, found.fitted, found.held):
             print(path, file=sys.stderr)
-
-
-def usual_loss(is_of_curves: bool) -> str:
-    if TABLE.value:
-        return 'loss'
-    return 'validation_ce' if is_of_curves else 'ce'
 
 
 if __name__ == '__main__':

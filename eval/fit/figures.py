@@ -1,20 +1,18 @@
 """Figures of a fit, as PNG and SVG."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from eval.fit.fitting import Fit
-from eval.fit.law import LOSS
+from eval.fit.laws import LOSS, D, N, U
 from eval.fit.points import STEP, Points
-from eval.fit.sizes import D, N, U
-from eval.report.figures import COLOURS, STYLE
+from eval.report.figures import COLOURS, save
 
 MOST_LINES = len(COLOURS)
 HELD_OUT = {'marker': 'D', 'markerfacecolor': 'none'}
@@ -22,18 +20,12 @@ HELD_OUT = {'marker': 'D', 'markerfacecolor': 'none'}
 
 def write_figures(folder: Path, fit: Fit, fitted: Points, held: Points) -> list[Path]:
     """FOLDER/LAW.png and .svg: points, those held out as open diamonds, and the law as lines."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f'{fit.law.name}.{kind}' for kind in ('png', 'svg')]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, 3.2), layout='constrained')
-        FigureCanvasAgg(figure)
-        draw(figure, fit, fitted, held)
-        for path, metadata in zip(paths, ({}, {'Date': None}), strict=True):
-            figure.savefig(path, metadata=metadata)
-    return paths
+    drawn = functools.partial(draw, fit=fit, fitted=fitted, held=held)
+    return save(folder, {fit.law.name: drawn})
 
 
 def draw(figure: Figure, fit: Fit, fitted: Points, held: Points) -> None:
+    figure.set_size_inches(7.5, 3.2)
     left, right = figure.subplots(1, 2)
     if fit.law.curve is not None:
         along_runs(left, fit, fitted, held)
@@ -79,7 +71,7 @@ def along_runs(axes: Axes, fit: Fit, fitted: Points, held: Points) -> None:
     for i, name in enumerate(names):
         is_held = name in held.runs
         points = held if is_held else fitted
-        own = points.take(np.flatnonzero(points.runs == name))
+        own = points.take(points.runs == name)
         colour = COLOURS[i % len(COLOURS)]
         look = HELD_OUT if is_held else {'marker': 'o'}
         axes.plot(own.at[STEP], own.target, color=colour, ls='', ms=2, **look)

@@ -1,12 +1,19 @@
-"""A law fitted to points: many starts, intervals by the bootstrap, and points held out."""
+"""A law fitted to points: many starts, intervals by the bootstrap, and points held out; the fit as
+text and as JSON.
+"""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares, minimize
+from scipy.special import huber
 
-from eval.fit.law import Columns, Law
+from eval.fit.laws import Columns, Law
+from eval.fit.points import Points, resampled_together, split
+from eval.tables.text import number, render
 
 STEP = 1e-30  # of the complex step: nothing is subtracted, so that it costs no digit
 NO_VALUE = 1e30
@@ -15,6 +22,7 @@ POLISHED = 5  # best ends of L-BFGS from which the last digits are found
 RESAMPLED_TOLERANCE = 1e-8  # far below the spread between resamples
 MOST_TRIES = 20  # resamples for one that determines the constants
 CONFIDENCE = 0.95
+BOUNDS = 50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)  # percentiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,43 +36,34 @@ class Fit:
     residuals: np.ndarray
     objective: float
 
+    @property
+    def residual_rms(self) -> float:
+        return float(np.sqrt(np.mean(self.residuals**2)))
+
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """{name: (value, low, high)}, the interval by percentiles of the bootstrap."""
         best = self.law.constants_of(self.theta, self.units)
         each = self.law.constants_of(self.resampled.T, self.units)
-        return {name: (float(best[name]), *interval(each[name])) for name in best}
+        found = {}
+        for name, value in best.items():
+            ends = np.percentile(each[name], BOUNDS) if len(each[name]) else (np.nan, np.nan)
+            found[name] = (float(value), *map(float, ends))
+        return found
 
     def predict(self, columns: Columns) -> np.ndarray:
         """The loss (or score) at other points."""
         return self.law.shown(self.law.value(self.theta, self.law.inputs(columns, self.units)))
 
     def predicted_interval(self, columns: Columns, seed: int) -> np.ndarray:
-        """[2, points] in which a new run's loss is expected: from each resampled fit, with one of
-        the fit's residuals.
+        """The interval [2, points] in which a new run's loss is expected: from each resampled fit,
+        with one of the fit's residuals.
         """
         x, draw = self.law.inputs(columns, self.units), np.random.default_rng(seed)
         values = np.array([self.law.value(theta, x) for theta in self.resampled])
         if len(values) == 0:
             return np.full((2, len(next(iter(x.values())))), np.nan)
         values += draw.choice(self.residuals, values.shape)
-        return self.law.shown(np.percentile(values, bounds(), axis=0))
-
-
-def bounds() -> tuple[float, float]:
-    return 50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    if len(values) == 0:
-        return np.nan, np.nan
-    low, high = np.percentile(values, bounds())
-    return float(low), float(high)
-
-
-def huber(residuals: np.ndarray) -> np.ndarray:
-    """r^2 / 2 up to 1, |r| - 1/2 beyond: residuals are in units of the law's delta."""
-    size = np.abs(residuals)
-    return np.where(size <= 1, 0.5 * size**2, size - 0.5)
+        return self.law.shown(np.percentile(values, BOUNDS, axis=0))
 
 
 def value_and_jacobian(law: Law, theta: np.ndarray, x: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -84,15 +83,18 @@ def fit(
     target: np.ndarray,
     starts: int,
     boots: int = 0,
-    units_of_resampling: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Fit:
     """Minimises the sum of Huber's loss of value - observed, as arXiv:2203.15556 does.
 
-    Of the law's grid, the `starts` points with the lowest sums are followed by L-BFGS; the best
-    ends are brought to the minimum by Gauss-Newton steps on the same sum. boots: resamples, with
-    replacement, of `units_of_resampling`, one number a point (points that share one stay
-    together, None: each its own); each is fitted from the best constants.
+    L-BFGS follows the `starts` points of the law's grid with the lowest sums; Gauss-Newton steps on
+    the same sum bring the best ends to the minimum.
+
+    Args:
+        boots: the number of resamples, with replacement; each is fitted from the best constants.
+        groups: what is resampled: a number for each point, points that share one stay together;
+            None: each point alone.
 
     Raises ValueError where no start leads to finite constants, or where one of them changes no
     value.
@@ -100,20 +102,22 @@ def fit(
     units = law.units(columns)
     x, y = law.inputs(columns, units), law.observed(target)
     with np.errstate(all='ignore'):  # starts far off overflow, and lose
-        begun = best_starts(law, x, y, units, starts)
+        grid = law.starts(x, y, units)
+        sums = np.array([objective(law, theta, x, y) for theta in grid])
+        begun = grid[np.argsort(sums, kind='stable')[:starts]]
         ends = sorted((descend(law, theta, x, y) for theta in begun), key=lambda end: end[0])
         polished = [polish(law, theta, x, y) for _, theta in ends[:POLISHED]]
         value, theta = min(polished, key=lambda end: end[0])
         if not value < NO_VALUE or not np.isfinite(theta).all():
             raise ValueError(f'{law.name} fits no start to these {len(y)} points')
         check_sensitive(law, theta, x, units)
-        resampled = bootstrap(law, theta, x, y, boots, units_of_resampling, seed)
+        resampled = bootstrap(law, theta, x, y, boots, groups, seed)
     return Fit(law, theta, units, resampled, y - law.value(theta, x), value * law.delta**2)
 
 
 def check_sensitive(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> None:
-    """ValueError for constants that no point depends on, such as those of repeated tokens where no
-    run has repeated any.
+    """Raises ValueError for constants that no point depends on, such as those of repeated tokens
+    where no run has repeated any.
     """
     matters = (np.abs(jacobian(law, theta, x)) > 0).any(axis=0)
     if not matters.all():
@@ -125,14 +129,8 @@ def check_sensitive(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> 
         )
 
 
-def best_starts(law: Law, x: Columns, y: np.ndarray, units: Mapping, count: int) -> np.ndarray:
-    grid = law.starts(x, y, units)
-    sums = np.array([objective(law, theta, x, y) for theta in grid])
-    return grid[np.argsort(sums, kind='stable')[:count]]
-
-
 def objective(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> float:
-    found = float(np.sum(huber((law.value(theta, x) - y) / law.delta)))
+    found = float(np.sum(huber(1.0, (law.value(theta, x) - y) / law.delta)))
     return found if np.isfinite(found) else NO_VALUE
 
 
@@ -140,20 +138,20 @@ def descend(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> tuple[flo
     def value_and_slope(theta):
         value, slopes = value_and_jacobian(law, theta, x)
         residuals = (value - y) / law.delta
-        total, slope = huber(residuals).sum(), np.clip(residuals, -1, 1) @ slopes / law.delta
+        total, slope = huber(1.0, residuals).sum(), np.clip(residuals, -1, 1) @ slopes / law.delta
         if not np.isfinite(total) or not np.isfinite(slope).all():
             return NO_VALUE, np.zeros_like(theta)
         return total, slope
 
-    options = {'maxiter': DESCENT_STEPS}
-    end = minimize(value_and_slope, theta, jac=True, method='L-BFGS-B', options=options)
+    steps = {'maxiter': DESCENT_STEPS}
+    end = minimize(value_and_slope, theta, jac=True, method='L-BFGS-B', options=steps)
     return float(end.fun), end.x
 
 
 def polish(
     law: Law, theta: np.ndarray, x: Columns, y: np.ndarray, tolerance: float = 1e-13
 ) -> tuple[float, np.ndarray]:
-    """SciPy's `huber` with f_scale 1 is twice the sum here, of the same residuals."""
+    """Takes Gauss-Newton steps. SciPy's `huber` loss is twice the sum of the objective here."""
     if objective(law, theta, x, y) == NO_VALUE or not np.isfinite(jacobian(law, theta, x)).all():
         return NO_VALUE, theta
     end = least_squares(
@@ -162,9 +160,7 @@ def polish(
         jac=lambda theta: np.nan_to_num(jacobian(law, theta, x)) / law.delta,
         loss='huber',
         x_scale='jac',
-        ftol=tolerance,
-        xtol=tolerance,
-        gtol=tolerance,
+        **dict.fromkeys(('ftol', 'xtol', 'gtol'), tolerance),
         max_nfev=300,
     )
     return objective(law, end.x, x, y), end.x
@@ -179,9 +175,9 @@ def bootstrap(
     groups: Sequence[int] | None,
     seed: int,
 ) -> np.ndarray:
-    """[at most boots, P]. A resample that does not determine the constants is drawn again: of no
-    more different points than constants, or of fewer different values of a column than the law
-    needs; one that no fit is found for is left out.
+    """Fits resamples of the points: [at most boots, P]. One that does not determine the constants
+    is drawn again: it has no more different points than constants, or fewer different values of a
+    column than the law needs. One that no fit is found for is left out.
     """
     groups = np.arange(len(y)) if groups is None else np.asarray(groups)
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
@@ -197,3 +193,97 @@ def bootstrap(
                 found += [own] if end < NO_VALUE else []
                 break
     return np.array(found).reshape(len(found), len(theta))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A fit and its points. held_interval [2, held points]; resampled: what the bootstrap drew."""
+
+    fit: Fit
+    fitted: Points
+    held: Points
+    held_interval: np.ndarray
+    resampled: str
+
+
+def fit_points(
+    law: Law, points: Points, share: float | None, starts: int, boots: int, seed: int
+) -> Fitted:
+    """The fit without the runs held out: the largest `share`, or those named where it is None."""
+    fitted, held = split(points, law, share or 0.0, by_name=share is None)
+    together, resampled = resampled_together(fitted, law)
+    found = fit(law, fitted.columns, fitted.target, starts, boots, together, seed)
+    return Fitted(found, fitted, held, found.predicted_interval(held.columns, seed), resampled)
+
+
+def record(found: Fitted) -> dict[str, Any]:
+    """The fit for JSON; numbers that are not finite are None."""
+    best, law = found.fit, found.fit.law
+    return {
+        'law': law.name,
+        'equation': law.equation,
+        'source': law.source,
+        'constants': {
+            name: dict(zip(('value', 'low', 'high'), map(finite, values), strict=True))
+            for name, values in best.constants().items()
+        },
+        'confidence': CONFIDENCE,
+        'bootstrap': len(best.resampled),
+        'resampled': found.resampled,
+        'objective': best.objective,
+        'residual_rms': best.residual_rms,
+        'fitted': sorted(set(found.fitted.runs.tolist())),
+        'left_out': found.fitted.left_out,
+        'held_out': held_rows(found),
+    }
+
+
+def finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def held_rows(found: Fitted) -> list[dict[str, Any]]:
+    """The last point of each run held out: measured, predicted, their difference and interval; for
+    laws of curves also the mean of |relative error| along the run.
+    """
+    held, rows = found.held, []
+    if not len(held.target):
+        return rows
+    predicted = found.fit.predict(held.columns)
+    errors = predicted / held.target - 1
+    low, high = found.held_interval
+    for name in dict.fromkeys(held.runs.tolist()):
+        (own,) = np.nonzero(held.runs == name)
+        last = own[-1]
+        row = {'run': name} | {key: float(column[last]) for key, column in held.at.items()}
+        row |= {'measured': float(held.target[last]), 'predicted': float(predicted[last])}
+        row |= {'low': finite(low[last]), 'high': finite(high[last])}
+        row['relative_error'] = float(errors[last])
+        if found.fit.law.curve is not None:
+            row['mean_relative_error'] = float(np.mean(np.abs(errors[own])))
+        rows.append(row)
+    return rows
+
+
+def text(found: Fitted) -> str:
+    best, points = found.fit, found.fitted
+    head, constants = ['constant', 'value', f'{CONFIDENCE:.0%} interval'], []
+    for name, (value, low, high) in best.constants().items():
+        ends = f'{number(low)} to {number(high)}' if math.isfinite(low + high) else ''
+        constants.append(dict(zip(head, (name, number(value, 6), ends), strict=True)))
+    of = 'log loss' if best.law.target == 'loss' else 'score'
+    lines = [
+        f'{best.law.name}: {best.law.equation} ({best.law.source})',
+        f'{len(points.target)} points of {len(np.unique(points.runs))} runs, residual '
+        f'{best.residual_rms:.2g} in {of}; {len(best.resampled)} resamples of {found.resampled}',
+        '',
+        render(constants, head, 'table'),
+    ]
+    if rows := held_rows(found):
+        shown = [
+            {key: number(value) for key, value in row.items() if not key.endswith('error')}
+            | {key: f'{row[key]:.3%}' for key in row if key.endswith('error')}
+            for row in rows
+        ]
+        lines += ['', 'held out:', render(shown, list(shown[0]), 'table')]
+    return '\n'.join(lines)

@@ -1,4 +1,4 @@
-"""What a law is fitted to: the numbers of runs, from their folders or from a table."""
+"""The points that a law is fitted to: numbers of runs, from their folders or from a table."""
 
 import collections
 import dataclasses
@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from eval import sql
-from eval.fit.curves import MOMENTUM, peak_step
-from eval.fit.law import LOSS, Columns, Law
-from eval.fit.sizes import D, N
-from eval.results import rows_of
-from eval.runs import as_arrow, gather
-from lm.files import read_json
+from eval.fit.laws import LOSS, MOMENTUM, Columns, D, Law, N, peak_step
+from eval.tables import sql
+from eval.tables.results import as_arrow, gather, rows_of
 from lm.record.upgrade import stored_config
 from lm.record.workdir import CONFIG
-from lm.run.schedule import fractions_at
+from lm.run.tables import fractions_at
+from lm.storage.files import read_json
 from modules.choices import nearest
 
 Row = Mapping[str, Any]
@@ -43,19 +41,12 @@ class Points:
     is_named: np.ndarray  # [points]: held out by a condition
     left_out: list[str]
 
-    def take(self, index: np.ndarray) -> 'Points':
-        def of(columns: Columns) -> Columns:
-            return {name: column[index] for name, column in columns.items()}
+    def arrays(self) -> dict[str, Any]:
+        """Everything that has an entry for each point."""
+        return {name: value for name, value in vars(self).items() if name != 'left_out'}
 
-        return dataclasses.replace(
-            self,
-            runs=self.runs[index],
-            columns=of(self.columns),
-            target=self.target[index],
-            size=self.size[index],
-            at=of(self.at),
-            is_named=self.is_named[index],
-        )
+    def take(self, index: np.ndarray) -> 'Points':
+        return Points(**jax.tree.map(lambda x: x[index], self.arrays()), left_out=self.left_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,34 +60,23 @@ class Options:
     momentum: float = MOMENTUM
 
 
-def read_table(path: Path) -> list[Row]:
-    """The rows of a CSV or Parquet file. Raises ValueError where it is neither."""
-    try:
-        if path.suffix == '.parquet':
-            return pa.parquet.read_table(path).to_pylist()
-        return pa.csv.read_csv(path).to_pylist()
-    except pa.ArrowException as error:
-        reason = ' '.join(str(error).split())
-        raise ValueError(f'{path} is no table in CSV or Parquet ({reason})') from error
-
-
-def chosen(rows: Sequence[Row], where: str, held_out: str) -> list[Row]:
+def chosen(table: pa.Table, options: Options) -> list[Row]:
     """The rows for which `where` holds in SQL, with HELD_OUT: whether `held_out` does."""
-    if not rows:
-        raise ValueError('the table has no rows')
-    table = pa.Table.from_pylist(list(rows))
-    return asked(table, where, held_out)
-
-
-def asked(table: pa.Table, where: str, held_out: str) -> list[Row]:
-    select = f'select *, coalesce(({held_out or "false"}), false) as {HELD_OUT} from {TABLE}'
-    if where:
-        select += f' where {where}'
+    held, where = options.held_out or 'false', f' where {options.where}' if options.where else ''
+    select = f'select *, coalesce(({held}), false) as {HELD_OUT} from {TABLE}{where}'
     return sql.answer(select, {TABLE: table}).to_pylist()
 
 
-def from_table(law: Law, path: Path, options: 'Options') -> Points:
-    rows = chosen(read_table(path), options.where, options.held_out)
+def from_table(law: Law, path: Path, options: Options) -> Points:
+    """The points of a CSV or Parquet file. Raises ValueError where it is neither."""
+    try:
+        table = (pa.parquet.read_table if path.suffix == '.parquet' else pa.csv.read_csv)(path)
+    except pa.ArrowException as error:
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{path} is no table in CSV or Parquet ({reason})') from error
+    if not table.num_rows:
+        raise ValueError('the table has no rows')
+    rows = chosen(table, options)
     if law.curve is None:
         named = [row | {RUN: str(row.get(RUN, f'row {i + 1}'))} for i, row in enumerate(rows)]
         return of_runs(law, named, options, [])
@@ -106,25 +86,20 @@ def from_table(law: Law, path: Path, options: 'Options') -> Points:
         curves.setdefault(str(row[RUN]), []).append(row)
     found = []
     for name, own in curves.items():
-        check_steps(name, own)
+        for row in own:
+            if type(row[STEP]) is not int or row[STEP] < 1:
+                raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
         known = sorted((row[STEP], row[RATE]) for row in own if is_number(row[RATE]))
         if not known:
             raise ValueError(f'{name} has no {RATE} in any row')
-        steps, rates = np.array(known, float).T
-        every = np.interp(np.arange(1, max(row[STEP] for row in own) + 1), steps, rates)
-        found.append((own[0] | {RUN: name}, every, own))
+        every = np.arange(1, max(row[STEP] for row in own) + 1)
+        found.append((own[0] | {RUN: name}, np.interp(every, *np.array(known, float).T), own))
     return of_curves(law, found, options, [])
 
 
-def check_steps(name: str, rows: Sequence[Row]) -> None:
-    for row in rows:
-        if type(row[STEP]) is not int or row[STEP] < 1:
-            raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
-
-
 def from_workdir(law: Law, workdir: str | Path, options: Options) -> Points:
-    """Runs that have ended; of the others is said why they are left out."""
-    rows = asked(as_arrow(gather(workdir)), options.where, options.held_out)
+    """The points of runs that have ended; `left_out` says why the others are left out."""
+    rows = chosen(as_arrow(gather(workdir)), options)
     often = collections.Counter(row['cell'] for row in rows)
     rows = [row | {RUN: row['cell'] if often[row['cell']] == 1 else row['workdir']} for row in rows]
     left_out = [f'{row[RUN]}: {row["status"]}' for row in rows if row['status'] != 'done']
@@ -155,22 +130,18 @@ def is_number(value: Any, least: float = -math.inf) -> bool:
 
 
 def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]) -> Points:
-    """One point a run. The size by which the largest are held out is N D, or else that of the
-    lowest loss.
-    """
+    """One point a run. Its size, by which the largest are held out, is N D, or else -loss."""
     columns = {name: options.loss if name == LOSS else name for name in law.columns}
     target = options.loss if law.target == LOSS else options.score
     need(law, rows, (*columns.values(), target))
     left_out, kept = list(left_out), []
     for row in rows:
-        bad = [name for name in columns.values() if not is_number(row[name], 0.0)]
-        lowest = 0.0 if law.target == LOSS else -math.inf
-        bad += [] if is_number(row[target], lowest) else [target]
+        lowest = dict.fromkeys(columns.values(), 0.0)
+        lowest[target] = 0.0 if law.target == LOSS else -math.inf
+        bad = [name for name, least in lowest.items() if not is_number(row[name], least)]
         left_out += [f'{row[RUN]}: its {name} is {row[name]}' for name in bad[:1]]
         kept += [] if bad else [row]
-    values = {
-        name: np.array([row[column] for row in kept], float) for name, column in columns.items()
-    }
+    values = {name: np.array([row[c] for row in kept], float) for name, c in columns.items()}
     size = values[N] * values[D] if N in values else -values[LOSS]
     return Points(
         runs=np.array([row[RUN] for row in kept]),
@@ -189,8 +160,8 @@ def of_curves(
     options: Options,
     left_out: list[str],
 ) -> Points:
-    """The losses along runs (row, rate at each step, rows with `step` and the loss). The size is
-    the number of steps.
+    """The losses along runs (row, rate at each step, rows with `step` and the loss). The size of a
+    point is its run's number of steps.
     """
     left_out, parts = list(left_out), []
     for row, rates, recorded in curves:
@@ -207,17 +178,16 @@ def of_curves(
             continue
         steps = np.array(sorted(seen))
         is_named = any(r.get(HELD_OUT) for r in (row, *recorded))
-        parts.append(
-            Points(
-                runs=np.array([name] * len(steps)),
-                columns=law.curve(rates, steps, options.momentum),
-                target=np.array([seen[step] for step in steps], float),
-                size=np.full(len(steps), float(len(rates))),
-                at={STEP: steps.astype(float)},
-                is_named=np.full(len(steps), is_named),
-                left_out=[],
-            )
+        own = Points(
+            runs=np.array([name] * len(steps)),
+            columns=law.curve(rates, steps, options.momentum),
+            target=np.array([seen[step] for step in steps], float),
+            size=np.full(len(steps), float(len(rates))),
+            at={STEP: steps.astype(float)},
+            is_named=np.full(len(steps), is_named),
+            left_out=[],
         )
+        parts.append(own)
     sizes = {row[N] for row, _, _ in curves if is_number(row.get(N))}
     if len(sizes) > 1:
         listed = ', '.join(f'{size:,}' for size in sorted(sizes))
@@ -227,40 +197,32 @@ def of_curves(
         )
     if not parts:
         raise ValueError(f'{law.name}: no run has a {options.loss}' + because(left_out))
-    return joined(parts, left_out)
-
-
-def joined(parts: Sequence[Points], left_out: list[str]) -> Points:
-    def all_of(name: str) -> Columns:
-        each = [getattr(part, name) for part in parts]
-        return {key: np.concatenate([one[key] for one in each]) for key in each[0]}
-
-    plain = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ('runs', 'target', 'size', 'is_named')
-    }
-    return Points(columns=all_of('columns'), at=all_of('at'), left_out=left_out, **plain)
+    arrays = jax.tree.map(lambda *each: np.concatenate(each), *(part.arrays() for part in parts))
+    return Points(**arrays, left_out=left_out)
 
 
 def because(left_out: Sequence[str]) -> str:
+    """The first reasons of those left out, in parentheses."""
     more = f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''
     return f' (left out: {"; ".join(left_out[:3])}{more})' if left_out else ''
 
 
 def resampled_together(points: Points, law: Law) -> tuple[np.ndarray, str]:
-    """A number for each point, shared by those that stay together, and what these are."""
+    """A number for each point, shared by points that are resampled together, and the word for
+    these groups.
+    """
     names, run = np.unique(points.runs, return_inverse=True)
     if law.curve is None or len(names) >= FEW_RUNS:
         return run, 'runs'
     place = np.empty(len(run), int)
     for i in range(len(names)):
         (own,) = np.nonzero(run == i)
-        place[own] = np.arange(len(own)) * BLOCKS // max(len(own), 1)
+        place[own] = np.arange(len(own)) * BLOCKS // len(own)
     return run * BLOCKS + place, f'blocks of a run, {BLOCKS} each'
 
 
 def split(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points, Points]:
-    """Those to fit and those held out: the named ones, or else the largest `share` of the runs.
+    """Points to fit and points held out: the named ones, or else the largest `share` of the runs.
 
     Runs of one size go together. Raises ValueError where too few are left to fit: laws need more
     runs than constants, those of curves more points.
@@ -281,19 +243,13 @@ def split(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points
             f'all {len(names)} runs would be held out: none is larger than the others, or the '
             'condition holds for all. Say which by --hold_out_where, or --hold_out=0'
         )
-    fitted = points.take(np.flatnonzero(~held))
-    what = 'runs' if law.curve is None else 'points'
+    fitted, what = points.take(~held), 'runs' if law.curve is None else 'points'
     if len(fitted.target) <= len(law.constants):
         raise ValueError(
             f'{law.name} has {len(law.constants)} constants and needs more {what} than that to be '
             f'fitted to, besides those held out: {len(law.constants) + 1} + {int(held.sum())}, got '
             f'{len(held)}' + because(points.left_out)
         )
-    check_determined(fitted, law)
-    return fitted, points.take(np.flatnonzero(held))
-
-
-def check_determined(fitted: Points, law: Law) -> None:
     for name, column in fitted.columns.items():
         if law.distinct > (different := len(np.unique(column))):
             raise ValueError(
@@ -305,3 +261,4 @@ def check_determined(fitted: Points, law: Law) -> None:
             raise ValueError(
                 f'{law.name} needs a run whose learning rate falls; those to fit hold it constant'
             )
+    return fitted, points.take(held)

@@ -5,20 +5,17 @@ python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR]
 
 from absl import app, flags
 
-from lm.run.command import run_main
 from eval.report.page import report
-
-WORKDIR = flags.DEFINE_list(
-    'workdir', None, 'Run or sweep; several with commas, the first with the baseline.'
-)
-OUT = flags.DEFINE_string('out', None, 'HTML file to write. Default: in the first WORKDIR.')
-FIGURES = flags.DEFINE_string('figures', None, 'Folder for PNG and SVG figures; none without it.')
+from lm.launch.command import run_main
 
 
 def main(_) -> None:
-    print(report(WORKDIR.value, OUT.value, FIGURES.value))
+    print(report(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.figures))
 
 
 if __name__ == '__main__':
-    flags.mark_flag_as_required('workdir')
+    text = 'Run or sweep; several with commas, the first with the baseline.'
+    flags.DEFINE_list('workdir', None, text, required=True)
+    flags.DEFINE_string('out', None, 'HTML file to write. Default: in the first WORKDIR.')
+    flags.DEFINE_string('figures', None, 'Folder for PNG and SVG figures; none without it.')
     app.run(run_main(main))

@@ -1,40 +1,36 @@
-"""Figures for papers, as PNG and SVG. They need no display."""
+"""Figures of losses for papers, as PNG and SVG; `eval.report.layers` has other quantities."""
 
 import collections
-import functools
+import itertools
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import NullFormatter
 
-from eval.columns import columns
-from eval.compare import Comparison
-from eval.report import differences
-from eval.report.depth import Profile, profiles, shown
-from eval.report.over_steps import drawable, over_steps
-from eval.report.quantities import drawn as drawn_quantities
-from eval.report.rates import finished
-from eval.report.series import HeatMap, Series, mean_map
-from eval.report.sizes import by_size, rates_by_size
-from eval.report.tables import UNITS
-from eval.text import number
-from eval.variants import SEEDS, has_diverged
+from eval.compare import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
+from eval.report.series import Series
+from eval.report.tables import UNITS, compared, finished, seed_columns, SHORT_UNITS
+from eval.tables.text import number
+from eval.tables.variants import has_diverged
 
 BASELINE = '#333333'
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
+VERDICTS = {BETTER: '#00765a', WORSE: '#b84d00', WITHIN_NOISE: '#646b73', ONE_SEED: '#9aa2aa'}
 DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
 ONE_PANEL, PANELS_PER_ROW = 8, 5
 FEW_RATES = 4  # whose numbers have room side by side
+SIZES = ('d_model', 'n_layers')
+SIZES_PER_ROW = 4
+# What a size brings along: no choice of its own.
+WITH_SIZE = (*SIZES, 'd_ff', 'n_heads', 'n_kv_heads', 'scaling_base_width', 'scaling_base_depth')
 STYLE = {
     'font.size': 8,
     'axes.spines.top': False,
@@ -49,6 +45,7 @@ STYLE = {
     'svg.hashsalt': 'evenkeel',  # the same figure gives the same file
 }
 All = Mapping[str, Series]  # by workdir
+Draw = Callable[[Figure], Any]
 
 
 def styles(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
@@ -60,60 +57,54 @@ def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, str]]:
     """A colour and a dash for each line: the baseline is dark, the others differ in colour, then in
     dash.
     """
-    found, others = [], 0
-    for is_baseline in are_baselines:
-        if is_baseline:
-            found.append({'color': BASELINE, 'dash': 'solid'})
-            continue
-        dash = DASHES[others // len(COLOURS) % len(DASHES)]
-        found.append({'color': COLOURS[others % len(COLOURS)], 'dash': dash})
-        others += 1
+    dark = {'color': BASELINE, 'dash': 'solid'}
+    others = itertools.cycle({'color': c, 'dash': dash} for dash in DASHES for c in COLOURS)
+    return [dark if is_baseline else next(others) for is_baseline in are_baselines]
+
+
+def save(folder: Path, drawn: Mapping[str, Draw]) -> list[Path]:
+    """Draws each figure and writes it as FOLDER/NAME.png and .svg; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with matplotlib.rc_context(STYLE):
+        for name, draw in drawn.items():
+            figure = Figure(layout='constrained')
+            draw(figure)
+            for kind, metadata in (('png', {}), ('svg', {'Date': None})):
+                paths.append(folder / f'{name}.{kind}')
+                figure.savefig(paths[-1], metadata=metadata)
+    return paths
+
+
+def figures_of_losses(
+    comparisons: Sequence[Comparison], by_variant: Sequence[Comparison], series: All, metric: str
+) -> dict[str, Draw]:
+    """Every figure of losses that there are numbers for, by name.
+
+    by_variant: the same comparisons; where they are of learning rates, those of the variants.
+    """
+    found: dict[str, Draw] = {}
+    if any(one.training[0] for one in series.values()):
+        found['loss_curves'] = lambda figure: loss_curves(figure, comparisons, series)
+    if any(len(c.losses) > 1 for c in by_variant):
+        found['learning_rates'] = lambda figure: learning_rates(figure, by_variant, metric)
+        if by_size(by_variant):
+            found['rates_by_size'] = lambda f: rates_by_size(f, by_size(by_variant), metric)
+    if compared(comparisons):
+        found['differences'] = lambda figure: differences(figure, comparisons, metric)
     return found
 
 
-def write_figures(
-    folder: Path,
-    comparisons: Sequence[Comparison],
-    by_variant: Sequence[Comparison],
-    series: All,
-    metric: str,
-) -> list[Path]:
-    """Writes every figure that there are numbers for to the folder; returns the files. Of what
-    layers recorded: `eval.report.quantities.drawn`.
-
-    by_variant: the same, but where the learning rates are compared: what they are rates of.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn: dict[str, Callable[[Figure], None]] = {}
-    if any(one.training[0] for one in series.values()):
-        drawn['loss_curves'] = lambda figure: loss_curves(figure, comparisons, series)
-    if any(len(c.losses) > 1 for c in by_variant):
-        drawn['learning_rates'] = lambda figure: learning_rates(figure, by_variant, metric)
-        if panels := by_size(by_variant):
-            drawn['rates_by_size'] = lambda figure: rates_by_size(figure, panels, metric)
-    if differences.compared(comparisons):
-        unit = UNITS[metric].removeprefix('loss, ')
-        drawn['differences'] = lambda figure: differences.draw(figure, comparisons, unit)
-    for name in drawn_quantities(series.values()):
-        if maps := variant_maps(comparisons, series, name):
-            file = re.sub(r'\W+', '_', name)
-            drawn['layers_' + file] = functools.partial(layer_maps, maps=maps, name=name)
-            found = profiles(comparisons, series, name)
-            drawn['depth_' + file] = functools.partial(by_depth, found=found, name=name)
-    looks = styles(comparisons)
-    for name in drawable(comparisons, series):
-        draw = functools.partial(over_steps, comparisons=comparisons, looks=looks, series=series)
-        drawn['steps_' + name] = functools.partial(draw, name=name)
-    paths = []
-    with matplotlib.rc_context(STYLE):
-        for file, draw in drawn.items():
-            figure = Figure(layout='constrained')
-            FigureCanvasAgg(figure)
-            draw(figure)
-            for kind, metadata in (('png', {}), ('svg', {'Date': None})):
-                paths.append(folder / f'{file}.{kind}')
-                figure.savefig(paths[-1], metadata=metadata)
-    return paths
+def panels(
+    figure: Figure, count: int, per_row: int, cell: tuple[float, float], margin: tuple[float, float]
+) -> list[Axes]:
+    """`count` axes that share their scales, in rows. cell, margin: width and height in inches."""
+    columns, rows = min(count, per_row), math.ceil(count / per_row)
+    figure.set_size_inches(cell[0] * columns + margin[0], cell[1] * rows + margin[1])
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+    for axes in grid[count:]:
+        axes.remove()
+    return grid[:count]
 
 
 def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) -> None:
@@ -122,31 +113,25 @@ def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) 
     """
     figure.set_size_inches(7.0, 3.0)
     left, right = figure.subplots(1, 2)
-    lines = [(comparison.variant.name, shown(comparison)) for comparison in comparisons]
+    lines = [(comparison.variant.name, comparison.shown) for comparison in comparisons]
     looks = styles(comparisons)
     if len(comparisons) == 1:
-        lines = _by_seed(*comparisons)
+        (only,) = comparisons
+        runs = [record for record in only.variant.records if record['workdir'] in only.shown]
+        seeds = [', '.join(f'{name} {run[name]}' for name in seed_columns(runs)) for run in runs]
+        lines = [(label, [run['workdir']]) for label, run in zip(seeds, runs, strict=True)]
         looks = line_styles([i == 0 for i in range(len(lines))])
     for (label, workdirs), style in zip(lines, looks, strict=True):
         for i, workdir in enumerate(workdirs):
             one = series[workdir]
             for axes, (steps, values) in ((left, one.training), (right, one.validation)):
-                y = [math.nan if value is None else value for value in values]
                 look = {'ls': style['dash'], 'color': style['color'], 'alpha': 0.7}
                 look |= {'label': label} if not i and axes is left else {}
-                axes.plot(steps, y, marker='o' if len(y) == 1 else None, ms=3, **look)
+                marker = 'o' if len(values) == 1 else None
+                axes.plot(steps, np.array(values, float), marker=marker, ms=3, **look)
     for axes, what in ((left, 'training loss'), (right, 'validation loss')):
         axes.set(xlabel='step', ylabel=f'{what}, nats per token')
     _legend(figure, left)
-
-
-def _by_seed(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """A name and the workdir of each run that is shown."""
-    workdirs, records = shown(comparison), comparison.variant.records
-    runs = [record for record in records if record['workdir'] in workdirs]
-    names = [columns()[path] for path in SEEDS]
-    varied = [name for name in names if len({run[name] for run in runs}) > 1]
-    return [(', '.join(f'{name} {run[name]}' for name in varied), [run['workdir']]) for run in runs]
 
 
 def learning_rates(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
@@ -169,13 +154,25 @@ def learning_rates(figure: Figure, comparisons: Sequence[Comparison], metric: st
     _legend(figure, axes)
 
 
-def _rate_axis(axes: Axes, comparisons: Sequence[Comparison]) -> None:
+def _rate_axis(axes: Axes, comparisons: Iterable[Comparison] = ()) -> None:
     """Logarithmic; marked at the learning rates that were tried, where these are few."""
-    rates = sorted({r['lr'] for c in comparisons for r in c.variant.records if r['lr']})
+    rates = sorted({rate for c in comparisons for rate in c.variant.rates if rate})
     axes.set_xscale('log')
     axes.xaxis.set_minor_formatter(NullFormatter())
-    if len(rates) <= FEW_RATES:
+    if 0 < len(rates) <= FEW_RATES:
         axes.set_xticks(rates, [number(rate) for rate in rates])
+
+
+def _mean_and_band(
+    axes: Axes, comparison: Comparison, metric: str, color: Any, **look: Any
+) -> tuple[list[float], list[float]]:
+    """Draws the mean over seeds and a band between them; returns the learning rates and means."""
+    done = {lr: values for lr, values in finished(comparison, metric).items() if values}
+    rates, means = list(done), [float(np.mean(values)) for values in done.values()]
+    low, high = ([end(values) for values in done.values()] for end in (min, max))
+    axes.fill_between(rates, low, high, color=color, alpha=0.15, lw=0)
+    axes.plot(rates, means, color=color, marker='o', **look)
+    return rates, means
 
 
 def _learning_rate_line(
@@ -186,13 +183,8 @@ def _learning_rate_line(
     crosses: collections.Counter,
 ) -> None:
     """`crosses` counts those that stand at a learning rate already."""
-    done = finished(comparison, metric)
-    rates = [lr for lr, values in done.items() if values]
-    low, high = ([end(done[lr]) for lr in rates] for end in (min, max))
-    means = [np.mean(done[lr]) for lr in rates]
     colour, label = look['color'], comparison.variant.name
-    axes.fill_between(rates, low, high, color=colour, alpha=0.15, lw=0)
-    axes.plot(rates, means, color=colour, ls=look['dash'], marker='o', ms=3, label=label)
+    _mean_and_band(axes, comparison, metric, colour, ls=look['dash'], ms=3, label=label)
     for lr in {r['lr'] for r in comparison.variant.records if has_diverged(r)}:
         crosses[lr] += 1
         place = axes.get_xaxis_transform()
@@ -205,20 +197,16 @@ def _learning_rate_panels(
     pairs = list(zip(comparisons, looks, strict=True))
     baselines = [pair for pair in pairs if pair[0].variant.is_baseline]
     others = [pair for pair in pairs if not pair[0].variant.is_baseline]
-    rows = math.ceil(len(others) / PANELS_PER_ROW)
-    figure.set_size_inches(1.5 * PANELS_PER_ROW, 1.45 * rows + 0.3)
-    grid = list(figure.subplots(rows, PANELS_PER_ROW, squeeze=False, sharex=True, sharey=True).flat)
-    for axes, own in zip(grid, others, strict=False):
+    grid = panels(figure, len(others), PANELS_PER_ROW, (1.5, 1.45), (0, 0.3))
+    for axes, own in zip(grid, others, strict=True):
         crosses = collections.Counter()
         for comparison, look in [*baselines, own]:
             _learning_rate_line(axes, comparison, look, metric, crosses)
         axes.set_title(own[0].variant.name.replace(', ', '\n'), fontsize=6)
         _rate_axis(axes, comparisons)
         axes.margins(y=0.15)
-    for axes in grid[max(0, len(others) - PANELS_PER_ROW) : len(others)]:  # lowest of its column
+    for axes in grid[-PANELS_PER_ROW:]:  # lowest of its column
         axes.tick_params(labelbottom=True)
-    for axes in grid[len(others) :]:
-        axes.remove()
     # As in the sensitivity, what is worse than no training at all is as bad as that.
     top = 1.1 * max(comparison.initial for comparison in comparisons)
     if math.isfinite(top) and grid[0].get_ylim()[1] > top:
@@ -228,76 +216,70 @@ def _learning_rate_panels(
     figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
 
 
-def variant_maps(comparisons: Sequence[Comparison], series: All, name: str) -> dict[str, HeatMap]:
-    """A quantity of each variant that has it, at its best learning rate, mean over seeds."""
-    found = {}
-    for comparison in comparisons:
-        recorded = [series[w].layers[name] for w in shown(comparison) if name in series[w].layers]
-        steps, values = mean_map(recorded) if recorded else ([], [])
-        if np.isfinite(np.array(values, float)).any():
-            found[comparison.variant.name] = steps, values
-    return found
+Sizes = dict[str, list[tuple[str, Comparison]]]
 
 
-def layer_maps(figure: Figure, maps: Mapping[str, HeatMap], name: str) -> None:
-    """One quantity over steps and depth, all variants on one scale of colours: logarithmic where
-    all values are positive.
+def by_size(comparisons: Sequence[Comparison]) -> Sizes:
+    """{what is chosen besides the size: [(size, its runs)]}, smallest first; {} where there is one
+    size alone.
     """
-    per_row = min(3 if len(maps) <= ONE_PANEL else PANELS_PER_ROW, len(maps))
-    rows = math.ceil(len(maps) / per_row)
-    width, height, font = (2.4, 2.0, 8) if len(maps) <= ONE_PANEL else (1.5, 1.4, 6)
-    figure.set_size_inches(width * per_row + 0.8, height * rows + 0.3)
-    grid = list(figure.subplots(rows, per_row, squeeze=False, sharex=True, sharey=True).flat)
-    arrays = {variant: np.array(values, float).T for variant, (_, values) in maps.items()}
-    low = min(np.nanmin(values_LS) for values_LS in arrays.values())
-    high = max(np.nanmax(values_LS) for values_LS in arrays.values())
-    scale = LogNorm(low, high) if low > 0 else Normalize(low, high)
-    for axes, (variant, values_LS) in zip(grid, arrays.items(), strict=False):
-        steps, depths = maps[variant][0], range(1, len(values_LS) + 1)
-        mesh = axes.pcolormesh(steps, depths, values_LS, shading='nearest', norm=scale)
-        axes.set_title(variant.replace(', ', '\n'), fontsize=font)
-        axes.grid(False)
-    for axes in grid[len(maps) :]:
-        axes.remove()
-    label = name.replace('_', ' ')
-    figure.colorbar(mesh, ax=grid[: len(maps)], label=label, aspect=20 * rows, fraction=0.05)
-    figure.supxlabel('step', fontsize=8)
-    figure.supylabel('layer, from 1', fontsize=8)
+    values = [comparison.variant.values for comparison in comparisons]
+    varied = [name for name in SIZES if len({repr(one.get(name)) for one in values}) > 1]
+    if not varied:
+        return {}
+    found: dict[str, list[Comparison]] = {}
+    for comparison, one in zip(comparisons, values, strict=True):
+        chosen = {n: v for n, v in one.items() if n not in WITH_SIZE and v is not None}
+        others = '\n'.join(f'{name} {number(value)}' for name, value in chosen.items())
+        found.setdefault(others, []).append(comparison)
+
+    def size(comparison: Comparison) -> tuple:
+        return tuple(comparison.variant.values[name] for name in varied)
+
+    def label(comparison: Comparison) -> str:
+        return ', '.join(f'{name} {comparison.variant.values[name]}' for name in varied)
+
+    return {others: [(label(c), c) for c in sorted(own, key=size)] for others, own in found.items()}
 
 
-def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:
-    """One quantity over the layers, a line for each variant: a row of panels for each number of
-    layers, with the first recorded step on the left and the last on the right.
+def rates_by_size(figure: Figure, sizes: Sizes, metric: str) -> None:
+    """A panel for each choice, a line for each size, its lowest mean ringed; a band from the least
+    to the greatest seed. It shows whether the best learning rate moves with the size.
     """
-    depths = sorted({profile.layers for profile in found})
-    ends = max(len(profile.values) for profile in found)
-    lines = dict.fromkeys(profile.line for profile in found)
-    of_baselines = {profile.line for profile in found if profile.is_baseline}
-    looks = dict(zip(lines, line_styles([line in of_baselines for line in lines]), strict=True))
-    tall = max(0.5 + 1.9 * len(depths), 0.17 * len(lines))  # enough for the legend
-    figure.set_size_inches(1.5 + 2.7 * ends, tall)
-    grid = figure.subplots(len(depths), ends, squeeze=False, sharex='row', sharey='col')
-    for row, layers in zip(grid, depths, strict=True):
-        here = [profile for profile in found if profile.layers == layers]
-        for axes, end in zip(row, (0, -1), strict=False):
-            for profile in here:
-                look, y_L = looks[profile.line], list(profile.values.values())[end]
-                dash, marker = look['dash'], 'o' if layers == 1 else None
-                axes.plot(range(1, layers + 1), y_L, ls=dash, marker=marker, color=look['color'])
-            steps = {list(profile.values)[end] for profile in here}
-            when = f'step {steps.pop()}' if len(steps) == 1 else ('first step', 'last step')[end]
-            axes.set_title(f'{layers} layers, {when}', fontsize=8)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    values = np.concatenate([values_L for p in found for values_L in p.values.values()])
-    if (values[np.isfinite(values)] > 0).all():
-        for axes in grid[0]:  # the others of its column share it
-            axes.set_yscale('log')
-    for axes in grid[-1]:
-        axes.set_xlabel('layer, from 1')
-    figure.supylabel(name.replace('_', ' '), fontsize=8)
-    if len(lines) > 1:
-        keys = [Line2D([], [], color=look['color'], ls=look['dash']) for look in looks.values()]
-        figure.legend(keys, list(looks), loc='outside right center', handlelength=3)
+    grid = panels(figure, len(sizes), SIZES_PER_ROW, (2.0, 2.1), (0.6, 0.5))
+    labels = list(dict.fromkeys(label for lines in sizes.values() for label, _ in lines))
+    shades = matplotlib.colormaps['viridis'](np.linspace(0, 0.85, len(labels)))
+    shade = dict(zip(labels, shades, strict=True))
+    for axes, (others, lines) in zip(grid, sizes.items(), strict=True):
+        for label, comparison in lines:
+            rates, means = _mean_and_band(axes, comparison, metric, shade[label], ms=2.5)
+            if means:
+                best = int(np.argmin(means))
+                ring = {'marker': 'o', 'ms': 7, 'mfc': 'none', 'mec': shade[label]}
+                axes.plot(rates[best], means[best], **ring)
+        axes.set_title(others, fontsize=7)
+        _rate_axis(axes)
+    handles = [Line2D([], [], color=shade[label], label=label) for label in labels]
+    figure.legend(handles=handles, loc='outside upper center', ncols=len(labels), fontsize=7)
+    figure.supxlabel('learning rate', fontsize=8)
+    figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
+
+
+def differences(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
+    """A line for each variant: its difference and interval in the colour of its verdict."""
+    found = compared(comparisons)
+    names = [f'{c.variant.name}: {c.verdict}' for c in found]
+    figure.set_size_inches(3.5 + 0.06 * max(map(len, names)), 0.7 + 0.25 * len(found))
+    axes = figure.subplots()
+    axes.axvline(0, color=BASELINE, lw=0.8)
+    for i, c in enumerate(found):
+        half = 0.0 if math.isnan(c.difference.half) else c.difference.half
+        look = {'color': VERDICTS[c.verdict], 'mfc': 'white' if c.verdict == ONE_SEED else None}
+        axes.errorbar(c.difference.mean, i, xerr=half, fmt='o', ms=4, capsize=2, **look)
+    axes.set_yticks(range(len(found)), names)
+    axes.invert_yaxis()
+    baseline = next(c.variant.name for c in comparisons if c.variant.is_baseline)
+    axes.set(xlabel=f'difference from {baseline}, {SHORT_UNITS[metric]}')
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

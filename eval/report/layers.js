@@ -82,59 +82,55 @@ function drawLayers(choices) {
   }
 }
 
+const PANEL = {height: 240, margin: {l: 50, r: 8, t: 34, b: 44}, showlegend: false};
+const scaled = (log, more) => axis('', {type: log ? 'log' : 'linear', ...more});
+const titled = text => ({text: escape(text), font: {size: 14}, x: 0.01, xanchor: 'left', y: 0.97});
+const lineOf = (x, y, more) => ({x, y, mode: x.length < 12 ? 'lines+markers' : 'lines',
+  marker: {size: 4}, line: {width: 1.6}, ...more});
+
+// Rows of values over steps; `custom` has what the hover text says of each.
+function drawHeat(place, title, steps, y, rows, custom, hover, log, more) {
+  const shown = value => value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value;
+  Plotly.newPlot(place, [{type: 'heatmap', x: steps.map(String), y, z: rows.map(row => row.map(shown)),
+    customdata: custom, colorscale: 'Viridis', hovertemplate: hover + '<extra></extra>',
+    colorbar: {thickness: 10, outlinewidth: 0, title: {text: log ? 'log10' : '', side: 'right'}}}],
+  layout({...PANEL, title: titled(title),
+    xaxis: axis('step', {type: 'category', nticks: 8, tickangle: 0}), ...more}), STILL);
+}
+
 // The heads of all layers over steps, and those of one as lines.
 function drawHeads(left, right, name, steps, values, log) {
   const layer = Number(byId('layers-layer').value);
-  const rows = values[0].flatMap((heads, l) => heads.map((_, n) => [l, n]));
-  const shown = value => value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value;
-  Plotly.newPlot(left, [{type: 'heatmap', x: steps.map(String), y: rows.map((_, i) => i),
-    z: rows.map(([l, n]) => values.map(at => shown(at[l][n]))),
-    customdata: rows.map(([l, n]) => values.map(at => [l + 1, n + 1, at[l][n]])),
-    colorscale: 'Viridis',
-    colorbar: {thickness: 10, outlinewidth: 0, title: {text: log ? 'log10' : '', side: 'right'}},
-    hovertemplate: 'step %{x}, layer %{customdata[0]}, head %{customdata[1]}<br>'
-      + '%{customdata[2]:.4g}<extra></extra>'}],
-  layout({height: Math.min(560, Math.max(240, 90 + 9 * rows.length)),
-    margin: {l: 50, r: 8, t: 34, b: 44}, showlegend: false,
-    title: titled(`${words(name)}, each head`),
-    xaxis: axis('step', {type: 'category', nticks: 8, tickangle: 0}),
-    yaxis: axis('heads of layer', {tickvals: values[0].map((heads, l) => l * heads.length
-      + (heads.length - 1) / 2), ticktext: values[0].map((_, l) => l + 1)})}), STILL);
-  const traces = (values[0][layer] || []).map((_, n) => ({x: steps, y: values.map(at => at[layer][n]),
-    mode: steps.length < 12 ? 'lines+markers' : 'lines', name: `head ${n + 1}`, line: {width: 1.6},
-    marker: {size: 4}, hovertemplate: `head ${n + 1}, step %{x}<br>%{y:.4g}<extra></extra>`}));
-  Plotly.newPlot(right, traces, layout({height: 280, margin: {l: 50, r: 8, t: 34, b: 44},
-    showlegend: traces.length < 9, legend: {font: {size: 10}}, title: titled(`heads of layer ${layer + 1}`),
-    xaxis: axis('step'), yaxis: axis('', {type: log ? 'log' : 'linear'})}), STILL);
+  const heads = values[0].flatMap((own, l) => own.map((_, n) => [l, n]));
+  drawHeat(left, `${words(name)}, each head`, steps, heads.map((_, i) => i),
+    heads.map(([l, n]) => values.map(at => at[l][n])),
+    heads.map(([l, n]) => values.map(at => [l + 1, n + 1, at[l][n]])),
+    'step %{x}, layer %{customdata[0]}, head %{customdata[1]}<br>%{customdata[2]:.4g}', log,
+    {height: Math.min(560, Math.max(240, 90 + 9 * heads.length)),
+      yaxis: axis('heads of layer', {tickvals: values[0].map((own, l) => l * own.length
+        + (own.length - 1) / 2), ticktext: values[0].map((_, l) => l + 1)})});
+  const traces = (values[0][layer] || []).map((_, n) => lineOf(steps, values.map(at => at[layer][n]),
+    {name: `head ${n + 1}`, hovertemplate: `head ${n + 1}, step %{x}<br>%{y:.4g}<extra></extra>`}));
+  Plotly.newPlot(right, traces, layout({...PANEL, height: 280, showlegend: traces.length < 9,
+    legend: {font: {size: 10}}, title: titled(`heads of layer ${layer + 1}`), xaxis: axis('step'),
+    yaxis: scaled(log)}), STILL);
 }
 
 // A line for each run.
 function drawScalar(place, name, cells, log) {
-  const traces = cells.filter(c => c.scalars[name]).map(c => ({x: c.scalars[name][0],
-    y: c.scalars[name][1], name: c.seed, mode: c.scalars[name][0].length < 12 ? 'lines+markers' : 'lines',
-    marker: {size: 4}, line: {width: 1.6, color: cells.length > 1 ? undefined : '#0072b2'},
-    hovertemplate: `${escape(c.seed)}, step %{x}<br>%{y:.4g}<extra></extra>`}));
-  Plotly.newPlot(place, traces, layout({height: 240, margin: {l: 50, r: 8, t: 34, b: 44},
-    showlegend: false, title: titled(words(name)), xaxis: axis('step'),
-    yaxis: axis('', {type: log ? 'log' : 'linear'})}), STILL);
-}
-
-function titled(text) {
-  return {text: escape(text), font: {size: 14}, x: 0.01, xanchor: 'left', y: 0.97};
+  const color = cells.length > 1 ? undefined : '#0072b2';
+  const traces = cells.filter(c => c.scalars[name]).map(c => lineOf(...c.scalars[name], {name: c.seed,
+    line: {width: 1.6, color}, hovertemplate: `${escape(c.seed)}, step %{x}<br>%{y:.4g}<extra></extra>`}));
+  Plotly.newPlot(place, traces, layout({...PANEL, title: titled(words(name)), xaxis: axis('step'),
+    yaxis: scaled(log)}), STILL);
 }
 
 function drawMap(place, name, steps, values, log) {
   const depths = values[0].map((_, l) => l + 1);
-  const shown = value => value === null || (log && value <= 0) ? null : log ? Math.log10(value) : value;
-  Plotly.newPlot(place, [{type: 'heatmap', x: steps.map(String), y: depths,
-    z: depths.map(l => values.map(row => shown(row[l - 1]))),
-    customdata: depths.map(l => values.map(row => row[l - 1])), colorscale: 'Viridis',
-    colorbar: {thickness: 10, outlinewidth: 0, title: {text: log ? 'log10' : '', side: 'right'}},
-    hovertemplate: 'step %{x}, layer %{y}<br>%{customdata:.4g}<extra></extra>'}],
-  layout({height: 240, margin: {l: 50, r: 8, t: 34, b: 44}, showlegend: false,
-    title: titled(words(name)),
-    xaxis: axis('step', {type: 'category', nticks: 8, tickangle: 0}),
-    yaxis: axis('layer', {dtick: Math.ceil(depths.length / 8)})}), STILL);
+  const rows = depths.map(l => values.map(row => row[l - 1]));
+  drawHeat(place, words(name), steps, depths, rows, rows,
+    'step %{x}, layer %{y}<br>%{customdata:.4g}', log,
+    {yaxis: axis('layer', {dtick: Math.ceil(depths.length / 8)})});
 }
 
 function drawDepth(place, steps, values, log) {
@@ -143,7 +139,6 @@ function drawDepth(place, steps, values, log) {
     mode: 'lines+markers', name: `step ${steps[i].toLocaleString('en')}`,
     line: {color: n ? '#0072b2' : '#9aa2aa', width: 2}, marker: {size: 6},
     hovertemplate: 'layer %{x}<br>%{y:.4g}'}));
-  Plotly.newPlot(place, traces, layout({height: 240, margin: {l: 50, r: 8, t: 34, b: 44},
-    showlegend: true, xaxis: axis('layer', {dtick: Math.ceil(values[0].length / 8)}),
-    yaxis: axis('', {type: log ? 'log' : 'linear'})}), STILL);
+  Plotly.newPlot(place, traces, layout({...PANEL, showlegend: true,
+    xaxis: axis('layer', {dtick: Math.ceil(values[0].length / 8)}), yaxis: scaled(log)}), STILL);
 }

@@ -1,12 +1,11 @@
 """Tables and plots of a run or of sweeps, finished or not, in one page that needs no network.
 
-python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR]
-
 Next to the page (DIR/report.html) lies the same in Markdown; --figures adds PNG and SVG for papers.
 """
 
 import datetime
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,32 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from eval.compare import Comparison, compare_rates, compare_variants
-from eval.report import depth, quantities, rates, tables, unstable
-from eval.report import figures as plots
-from eval.report.differences import compared
-from eval.report.plotted import plotted, seed_columns
-from eval.report.series import Series, read_series
+from eval.compare import CONFIDENCE, Comparison, compare_rates, compare_variants
+from eval.report import tables
+from eval.report.figures import VERDICTS, figures_of_losses, line_styles, save, styles
+from eval.report.layers import figures_of_quantities, profiles, table
+from eval.report.series import (
+    RATE_POINTS,
+    Series,
+    choices,
+    read_series,
+    recorded,
+    room,
+    thin_curve,
+    thin_map,
+)
 from eval.report.subject import Subject, read_subject
-from eval.runs import Record
-from eval.stats import CONFIDENCE
-from eval.text import markdown, number
-from lm.buckets import local_path
-from lm.config import flatten
+from eval.tables.results import Record
+from eval.tables.text import markdown, number
+from lm.config.resolve import flatten
 from lm.record.workdir import write_text
+from lm.storage.buckets import local_path
 
 HERE = Path(__file__).parent
 SCRIPTS = ('plots.js', 'differences.js', 'layers.js', 'report.js')
+DIGITS = 5  # of the numbers that the page's plots show
 VARIANT, RATE = 'variant', 'learning rate'
+PAGE, TEXT = 'report.html.j2', 'report.md.j2'
 
 
 def report(
@@ -42,8 +50,9 @@ def report(
     """Writes the page to `out`, the tables in Markdown beside it, and figures to the folder
     `figures` where that is given; returns the page's path.
 
-    workdir: of a run or a sweep, or several to compare. The page is WORKDIR/report.html without
-    `out`; that of several is report-with-OTHERS.html in the first, whose baseline it has.
+    Args:
+        workdir: a run or a sweep, or several to compare, the first with the baseline.
+        out: WORKDIR/report.html by default; of several, report-with-OTHERS.html in the first.
 
     Raises ValueError where a workdir holds neither a run nor a sweep, or what cannot be read, and
     where the losses of several do not compare (`eval.report.subject`).
@@ -54,39 +63,28 @@ def report(
     comparisons = compare_variants(subject.variants, subject.metric)
     by_rate = compare_rates(subject.records, subject.sweep) if len(several) == 1 else []
     shown = by_rate or comparisons
-    styled = list(zip(shown, plots.styles(shown), strict=True))
-    final = list(zip(comparisons, plots.styles(comparisons), strict=True))
-    content = _content(subject, comparisons, by_rate, unread)
-    content |= _unstable(subject, shown, series)
-    content |= {
-        'variants': tables.variant_rows(
-            shown, [style['color'] for _, style in styled], RATE if by_rate else VARIANT
-        ),
-        'has_curves': any(one.training[0] or one.validation[0] for one in series.values()),
-        'has_rates': any(one.rates[0] for one in series.values()),
-        'has_layers': any(one.layers for one in series.values()),
-        'left_out': _left_out(list(series.values())),
-        'has_final': any(c.losses for c in comparisons) and subject.is_sweep,
-        'has_differences': bool(compared(shown)),
-    }
-    page = local_path(out, '--out') if out else subject.folders[0] / _name(subject)
+    content = _content(subject, comparisons, by_rate, series) | {'unread': unread}
+    others = [folder.resolve().name for folder in subject.folders[1:]]
+    name = '-'.join(['report', 'with', *others] if others else ['report']) + '.html'
+    page = local_path(out, '--out') if out else subject.folders[0] / name
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, _html(content, plotted(subject, styled, final, series)))
-    more = unstable.as_tables(content['warnings'], content['lasts'])
-    more |= _by_rate(comparisons, subject.metric) | _by_depth(shown, series)
-    write_text(page.with_suffix('.md'), _markdown(content, more))
+    data = json.dumps(plotted(subject, shown, comparisons, series), separators=(',', ':'))
+    scripts = {
+        'plotly': Markup(get_plotlyjs()),
+        'script': Markup('\n'.join((HERE / name).read_text() for name in SCRIPTS)),
+        # A config may hold any text, also one that would end the script element.
+        'data': Markup(data.replace('<', '\\u003c')),
+    }
+    write_text(page, _render(PAGE, content | scripts))
+    write_text(page.with_suffix('.md'), _render(TEXT, content).rstrip() + '\n')
     if figures:
-        plots.write_figures(Path(figures), shown, comparisons, series, subject.metric)
+        drawn = figures_of_losses(shown, comparisons, series, subject.metric)
+        save(Path(figures), drawn | figures_of_quantities(shown, series))
     return page
 
 
-def _name(subject: Subject) -> str:
-    others = [folder.resolve().name for folder in subject.folders[1:]]
-    return '-'.join(['report', 'with', *others] if others else ['report']) + '.html'
-
-
 def _series(records: Sequence[Record]) -> tuple[dict[str, Series], list[str]]:
-    """By workdir; and why that of some is empty."""
+    """The series of each run, by workdir; and the reasons why some are empty."""
     series, unread = {}, []
     for record in records:
         try:
@@ -101,9 +99,15 @@ def _content(
     subject: Subject,
     comparisons: Sequence[Comparison],
     by_rate: Sequence[Comparison],
-    unread: Sequence[str],
+    series: Mapping[str, Series],
 ) -> dict[str, Any]:
-    axes, shown = subject.sweep['axes'], by_rate or comparisons
+    """Everything on the page but its plots."""
+    axes, base = subject.sweep['axes'], flatten(subject.sweep['base'])
+    shown, what = (by_rate, RATE) if by_rate else (comparisons, VARIANT)
+    colors = [look['color'] for look in styles(shown)]
+    every, named = list(series.values()), _names(subject, shown)
+    names, fitting = recorded(every), room(every)[1]
+    by_depth = {name: table(profiles(shown, series, name)) for name in names}
     return {
         'title': subject.title,
         'workdir': ','.join(map(str, subject.folders)),
@@ -114,108 +118,144 @@ def _content(
         'unit': tables.UNITS[subject.metric],
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',
-        'what': RATE if by_rate else VARIANT,
+        'what': what,
         'findings': tables.findings(subject, comparisons, by_rate),
-        'unread': unread,
+        'variants': tables.variant_rows(shown, colors, what),
         'cells': [tables.cell_row(record, subject) for record in subject.records],
-        'axes': {path: [number(v) for v in values] for path, values in axes.items()},
+        'axes': {path: list(map(number, values)) for path, values in axes.items()},
         'apart': {path: list(map(number, values)) for path, values in subject.apart.items()},
         'changes': tables.changes(shown, subject.sweep),
-        'base': {path: number(value) for path, value in flatten(subject.sweep['base']).items()},
+        'base': {path: number(value) for path, value in base.items()},
+        'warnings': tables.warning_rows(subject.records, named),
+        'lasts': tables.last_of_diverged(subject.records, series, named),
+        'most_lasts': tables.MOST_RUNS,
+        'has_curves': any(one.training[0] or one.validation[0] for one in every),
+        'has_rates': any(one.rates[0] for one in every),
+        'has_layers': any(one.layers for one in every),
+        'left_out': [name for name in names if name not in fitting],
+        'by_rate': tables.rates_table(comparisons, subject.metric),
+        'by_depth': {name: lines for name, lines in by_depth.items() if len(lines) > 1},
+        'has_final': any(c.losses for c in comparisons) and subject.is_sweep,
+        'has_differences': bool(tables.compared(shown)),
     }
 
 
-def _unstable(
-    subject: Subject, shown: Sequence[Comparison], series: Mapping[str, Series]
-) -> dict[str, Any]:
-    """Warnings and the last diagnostics of runs that diverged, each run by what makes it."""
+def _names(subject: Subject, shown: Sequence[Comparison]) -> dict[str, str]:
+    """workdir -> what makes the run, and its cell."""
+    if not subject.is_sweep:
+        return {record['workdir']: record['cell'] for record in subject.records}
     variants = {r['workdir']: c.variant.name for c in shown for r in c.variant.records}
-
-    def named(record):
-        if not subject.is_sweep:
-            return record['cell']
-        seeds = ', '.join(f'{column} {record[column]}' for column in seed_columns(subject))
-        parts = (variants.get(record['workdir'], ''), f'lr {number(record["lr"])}', seeds)
-        return f'{", ".join(filter(None, parts))} ({record["cell"]})'
-
-    return {
-        'warnings': unstable.warning_rows(subject.records, named),
-        'lasts': unstable.last_of_diverged(subject.records, series, named),
-        'most_lasts': unstable.MOST_RUNS,
-    }
+    varied, found = tables.seed_columns(subject.records), {}
+    for record in subject.records:
+        seeds = [f'{column} {record[column]}' for column in varied]
+        parts = (variants.get(record['workdir'], ''), f'lr {number(record["lr"])}', *seeds)
+        found[record['workdir']] = f'{", ".join(filter(None, parts))} ({record["cell"]})'
+    return found
 
 
-def _left_out(all_series: Sequence[Series]) -> list[str]:
-    """What was recorded and has no room on the page."""
-    _, kept, _ = quantities.room(all_series)
-    return [name for name in quantities.recorded(all_series) if name not in kept]
+def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows with equal keys as a head and their values."""
+    values = ([', '.join(v) if isinstance(v, list) else str(v) for v in r.values()] for r in rows)
+    return [list(rows[0]), *values]
 
 
-Tables = dict[str, tuple[str, list[list[str]]]]  # heading -> (what it shows, head and rows)
-
-
-def _by_rate(comparisons: Sequence[Comparison], metric: str) -> Tables:
-    """None where there is one learning rate."""
-    lines = rates.table(comparisons, metric)
-    if len(lines[0]) < 3:
-        return {}
-    caption = f'Final validation {tables.UNITS[metric]}. {rates.CAPTION}'
-    return {'By learning rate': (caption, lines)}
-
-
-def _by_depth(comparisons: Sequence[Comparison], series: Mapping[str, Series]) -> Tables:
-    """A table for each quantity that was recorded per layer; what they show stands at the first."""
-    names, tables = quantities.recorded(list(series.values())), {}
-    for name in names:
-        lines = depth.table(depth.profiles(comparisons, series, name))
-        if len(lines) > 1:
-            caption = '' if tables else depth.CAPTION
-            tables[f'By depth: {name.replace("_", " ")}'] = (caption, lines)
-    return tables
-
-
-def _html(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _render(template: str, content: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
+        autoescape=template == PAGE,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template('report.html.j2').render(
-        **content,
-        plotly=Markup(get_plotlyjs()),
-        script=Markup('\n'.join((HERE / name).read_text() for name in SCRIPTS)),
-        # A config may hold any text, also one that would end the script element.
-        data=Markup(json.dumps(data, separators=(',', ':')).replace('<', '\\u003c')),
-    )
+    environment.filters |= {
+        'lines': _lines,
+        'markdown': markdown,
+        'with_notes': lambda rows: [r.cells | {'notes': '; '.join(r.notes)} for r in rows],
+    }
+    return environment.get_template(template).render(content)
 
 
-def _markdown(content: Mapping[str, Any], more: Tables) -> str:
-    counts = ', '.join(f'{n} {status}' for status, n in content['statuses'].items())
-    parts = [f'# {content["title"]}', f'{content["made"]}: {counts or "no cells"}.']
-    parts += ['\n'.join(f'- {name}: {value}' for name, value in content['facts'].items())]
-    parts += [*content['findings'], *content['unread']]
-    if content['apart']:
-        lines = [f'- {path}: {" / ".join(values)}' for path, values in content['apart'].items()]
-        parts += ['The bases of the sweeps differ:', '\n'.join(lines)]
-    if content['is_sweep'] and content['variants']:
-        rows = content['variants']
-        lines = [[*map(str, row.cells.values()), '; '.join(row.notes)] for row in rows]
-        parts += [
-            '## Learning rates' if content['what'] == RATE else '## Variants',
-            f'Final validation {content["unit"]}; ± is a {content["confidence"]} interval over '
-            "seeds. p is that of the paired t test, corrected for the number of verdicts by Holm's "
-            'procedure; the seeds beside it would settle a difference of this size.',
-            markdown([[*rows[0].cells, 'notes'], *lines]),
-        ]
-        changes = {name: '; '.join(lines) for name, lines in content['changes'].items()}
-        lines = [f'- {name}: {line or "as the base"}' for name, line in changes.items()]
-        parts += ['## Config against the base', '\n'.join(lines)]
-    for heading, (caption, lines) in more.items():
-        parts += filter(None, [f'## {heading}', caption, markdown(lines)])
-    if content['cells']:
-        rows = content['cells']
-        table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])
-        parts += ['## Cells', table]
-    return '\n\n'.join(parts) + '\n'
+def plotted(
+    subject: Subject,
+    shown: Sequence[Comparison],
+    final: Sequence[Comparison],
+    series: Mapping[str, Series],
+) -> dict[str, Any]:
+    """`shown`: the variants of the curves; `final`: those whose final losses are drawn over the
+    learning rate, which is one where the learning rates are the variants.
+    """
+    fitting = room(list(series.values()))
+    seeds = tables.seed_columns(subject.records)
+    cells = [
+        _cell(record, series[record['workdir']], fitting, seeds) | {'variant': i}
+        for i, comparison in enumerate(shown)
+        for record in comparison.variant.records
+    ]
+    if len(shown) == 1 < len(cells):  # a colour for each run, since there are no variants
+        looks = line_styles([i == 0 for i in range(len(cells))])
+        cells = [cell | look for cell, look in zip(cells, looks, strict=True)]
+    data = {
+        'unit': tables.UNITS[subject.metric],
+        'variants': _variants(shown, subject.metric),
+        'final': _variants(final, subject.metric),
+        'differences': [_difference(c) for c in tables.compared(shown)],
+        'baseline': next((c.variant.name for c in shown if c.variant.is_baseline), ''),
+        'quantities': choices(fitting[1]),
+        'cells': cells,
+    }
+    return _rounded(data)
+
+
+def _variants(comparisons: Sequence[Comparison], metric: str) -> list[dict[str, Any]]:
+    found = []
+    for c, look in zip(comparisons, styles(comparisons), strict=True):
+        done, diverged = tables.finished(c, metric), tables.lost(c)
+        points = [{'lr': lr, 'done': done[lr], 'diverged': diverged[lr]} for lr in done]
+        own = {'mean': c.loss.mean, 'half': c.loss.half, 'initial': c.initial, 'points': points}
+        found.append({'name': c.variant.name, 'best_lr': c.best_lr, **own, **look})
+    return found
+
+
+def _difference(c: Comparison) -> dict[str, Any]:
+    seeds = tables.seeds_text(c)
+    told = (c.verdict, tables.p_text(c), f'{seeds} would settle it' if seeds else '')
+    return {
+        'name': c.variant.name,
+        'mean': c.difference.mean,
+        'half': c.difference.half,
+        'color': VERDICTS[c.verdict],
+        'told': ', '.join(filter(None, told)),
+        'seeds': c.difference.n,
+    }
+
+
+def _cell(
+    record: Record, one: Series, fitting: tuple[int, list[str], list[str]], seeds: Sequence[str]
+) -> dict[str, Any]:
+    steps, names, by_head = fitting
+
+    def thinned(found, names):
+        return {name: thin_map(found[name], steps) for name in names if name in found}
+
+    return {
+        'cell': record['cell'],
+        'lr': record['lr'],
+        'seed': ', '.join(f'{name} {record[name]}' for name in seeds),
+        'status': record['status'],
+        'training': thin_curve(one.training),
+        'validation': thin_curve(one.validation),
+        'rates': thin_curve(one.rates, RATE_POINTS),
+        'layers': thinned(one.layers, names),
+        'heads': thinned(one.heads, by_head),
+        'scalars': thinned(one.scalars, names),
+    }
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
+    return value

@@ -1,22 +1,55 @@
-"""What a run recorded over its steps, thinned to what a figure can show."""
+"""Quantities that a run recorded over its steps (`lm.training.diagnostics`): reads, thins, orders
+them, and chooses which fit a page.
+"""
 
 import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eval.results import rows_of
-from eval.runs import Record
+from eval.tables.results import Record, rows_of
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
 RATE_POINTS = 100  # of the learning rate, which has no noise
 MAP_NUMBERS = 400_000  # of all that layers record on a page, about 3 MB of JSON
 MAP_STEPS = (6, 60)  # of one quantity, at least and at most
+
+# What a page shows first: what tells early that a run goes unstable.
+FEW = (
+    'attention_entropy_share',
+    'attention_largest_logit',
+    'residual_rms',
+    'update_ratio_hidden',
+    'log_z_mean',
+)
+# What figures for papers are drawn of where more was recorded than MOST_FIGURES.
+DRAWN = {
+    *FEW,
+    'attention_entropy',
+    'attention_first_token',
+    'residual_largest',
+    'residual_sink',
+    'layer_grad_norm',
+    'layer_param_norm',
+}
+MOST_FIGURES = 12
+BY_HEAD = ('attention_entropy', 'attention_largest', 'attention_logit', 'attention_first')
+GROUPS = {  # name: how the quantities begin, the first group that fits
+    'attention, by head': BY_HEAD,
+    'residual stream': ('residual_',),
+    'outputs of sublayers': ('attention_output_', 'mlp_output_'),
+    'readout': ('log_z_', 'logit_'),
+    'updates': ('update_',),
+    'gradients': ('gradient_', 'layer_grad_norm'),
+    'weights': ('weight_', 'layer_param_norm'),
+    'singular values': ('singular_value_', 'sigma_', 'gamma_'),
+}
+OTHERS = 'others'
 
 Curve = tuple[list[int], list[float | None]]  # steps, values
 HeatMap = tuple[list[int], list[list[float | None]]]  # steps, values of each layer at each
@@ -25,9 +58,11 @@ HeadMap = tuple[list[int], list[list[list[float | None]]]]  # of each head of ea
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Losses in nats per token; by name what was recorded per layer, per head, and beside these of
-    the whole model; the learning rate. `layers` has what was recorded per head too: the mean over
-    heads, and the most where the name says `largest`.
+    """Everything that a run recorded over its steps. Losses are in nats per token.
+
+    layers, heads, scalars: by name, the quantities recorded per layer, per head, and beside these
+    for the whole model. `layers` has those per head too: the mean over heads, and the maximum where
+    the name says `largest`.
     """
 
     training: Curve
@@ -39,8 +74,9 @@ class Series:
 
 
 def read_series(record: Record) -> Series:
-    """All rows of the run's metrics.jsonl, however far it is. Numbers that are not finite, or none,
-    are None. Raises ValueError, naming the file, where it cannot be read.
+    """Reads all rows of the run's metrics.jsonl so far; None stands for what is no finite number.
+
+    Raises ValueError, naming the file, where it cannot be read.
     """
     rows = rows_of(Path(record['workdir']))
     of_model = [row for row in rows if any(isinstance(v, list) for v in row.values())]
@@ -50,7 +86,10 @@ def read_series(record: Record) -> Series:
             found.get(_depth(value), {})[name] = None
     heads = {name: _maps(of_model, name, 2) for name in found[2]}
     layers = {name: _maps(of_model, name, 1) for name in found[1]}
-    layers |= {name: (steps, _over_heads(name, v)) for name, (steps, v) in heads.items()}
+    for name, (steps, values) in heads.items():
+        over = max if 'largest' in name else lambda numbers: sum(numbers) / len(numbers)
+        means = [[None if not h or None in h else over(h) for h in at_step] for at_step in values]
+        layers[name] = steps, means
     scalars = {name: _column(of_model, name) for name in found[0] if name != 'step'}
     losses = _column(rows, 'ce'), _column(rows, 'validation_ce')
     return Series(*losses, layers, heads, scalars, _column(rows, 'lr'))
@@ -64,27 +103,17 @@ def _depth(value: Any) -> int:
     return 1 + inner.pop() if len(inner) == 1 and inner <= {0, 1} else -1
 
 
-def _over_heads(name: str, values: list[list[list[float | None]]]) -> list[list[float | None]]:
-    reduce = max if 'largest' in name else lambda numbers: sum(numbers) / len(numbers)
-    return [
-        [None if not of_head or None in of_head else reduce(of_head) for of_head in of_layer]
-        for of_layer in values
-    ]
-
-
-def _column(rows: Iterable[dict[str, Any]], name: str) -> Curve:
+def _column(rows: Iterable[dict[str, Any]], name: str) -> Any:
+    """The steps at which `name` was recorded, and its value at each."""
     found = [(row['step'], row[name]) for row in rows if name in row]
     return [step for step, _ in found], [_finite(value) for _, value in found]
 
 
 def _maps(rows: Iterable[dict[str, Any]], name: str, depth: int) -> Any:
-    """A HeatMap, or a HeadMap with depth 2, of the rows that have as many layers, and heads, as
-    most.
-    """
-    found = [(row['step'], row[name]) for row in rows if _depth(row.get(name)) == depth]
-    [(shape, _)] = collections.Counter(_shape(values) for _, values in found).most_common(1)
-    kept = [(step, values) for step, values in found if _shape(values) == shape]
-    return [step for step, _ in kept], [_finite(values) for _, values in kept]
+    """A HeatMap, or a HeadMap with depth 2, of the rows that have the commonest shape."""
+    rows = [row for row in rows if _depth(row.get(name)) == depth]
+    [(shape, _)] = collections.Counter(_shape(row[name]) for row in rows).most_common(1)
+    return _column([row for row in rows if _shape(row[name]) == shape], name)
 
 
 def _shape(values: list[Any]) -> tuple[int, ...]:
@@ -98,11 +127,11 @@ def _finite(value: Any) -> Any:
 
 
 def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
-    """At most `points` of it, such that spikes stay: largest-triangle-three-buckets.
+    """Keeps at most `points` of a curve, such that spikes stay: largest-triangle-three-buckets.
 
-    Of each bucket of neighbours the point that spans the largest triangle with the one chosen
-    before and with the mean of the next bucket (S. Steinarsson, Downsampling time series for visual
-    representation, University of Iceland 2013).
+    Each bucket of neighbours gives the point that spans the largest triangle with the previously
+    chosen one and with the mean of the next bucket (S. Steinarsson, Downsampling time series for
+    visual representation, University of Iceland 2013).
     """
     steps, values = curve
     if len(steps) <= points:
@@ -122,18 +151,79 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
     return [steps[i] for i in chosen], [values[i] for i in chosen]
 
 
-def thin_map(recorded: Any, steps: int) -> Any:
-    """At most so many evenly spaced steps of it, with the first and the last."""
-    kept = np.unique(np.linspace(0, len(recorded[0]) - 1, steps).round().astype(int))
-    if len(recorded[0]) <= steps:
-        return recorded
-    return [recorded[0][i] for i in kept], [recorded[1][i] for i in kept]
+def thin_map(found: Any, steps: int) -> Any:
+    """Keeps at most so many evenly spaced steps of a map, with the first and the last."""
+    if len(found[0]) <= steps:
+        return found
+    kept = np.unique(np.linspace(0, len(found[0]) - 1, steps).round().astype(int))
+    return [found[0][i] for i in kept], [found[1][i] for i in kept]
 
 
 def mean_map(maps: list[HeatMap]) -> HeatMap:
     """The mean over runs, at the steps that all have; None where one of them has no number."""
-    steps = [step for step in maps[0][0] if all(step in other[0] for other in maps)]
+    first = maps[0][0] if maps else []
+    steps = [step for step in first if all(step in other[0] for other in maps)]
     at = [dict(zip(*one, strict=True)) for one in maps]
     stacked = [np.array([one[step] for one in at], float) for step in steps]  # None becomes nan
     means = [[None if math.isnan(v) else v for v in runs_RL.mean(0)] for runs_RL in stacked]
     return steps, means
+
+
+def group_of(name: str) -> str:
+    return next((group for group, starts in GROUPS.items() if name.startswith(starts)), OTHERS)
+
+
+def recorded(all_series: Iterable[Series]) -> list[str]:
+    """The names of all that was recorded, the few that matter first, then by group."""
+    groups = [*GROUPS, OTHERS]
+    names = dict.fromkeys(name for one in all_series for name in (*one.layers, *one.scalars))
+    by_group = sorted(names, key=lambda name: groups.index(group_of(name)))
+    few = [name for name in FEW if name in names]
+    return few + [name for name in by_group if name not in few]
+
+
+def drawn(all_series: Iterable[Series]) -> list[str]:
+    """Quantities per layer that figures for papers show: all, or DRAWN where there are many."""
+    names = dict.fromkeys(name for one in all_series for name in one.layers)
+    return [name for name in names if len(names) <= MOST_FIGURES or name in DRAWN]
+
+
+def choices(names: Sequence[str]) -> list[dict[str, Any]]:
+    """The page's choices: {'group', 'label', 'names'}, the few that matter first."""
+    few = [name for name in names if name in FEW] or list(names[:3])
+    found = [{'group': '', 'label': 'the few that matter', 'names': few}]
+    for group in [*GROUPS, OTHERS]:
+        own = [name for name in names if group_of(name) == group]
+        if len(own) > 1:
+            found.append({'group': group, 'label': f'{group}: all', 'names': own})
+        found += [{'group': group, 'label': n.replace('_', ' '), 'names': [n]} for n in own]
+    return found
+
+
+def room(all_series: Sequence[Series]) -> tuple[int, list[str], list[str]]:
+    """Chooses what fits a page, so that all has `MAP_NUMBERS` numbers at most.
+
+    Where the fewest steps are too many, what matters less is left out, down to the few that matter.
+
+    Returns:
+        How many steps of each quantity there is room for, the names of the quantities that fit, and
+        the names of those of which each head fits.
+    """
+    names = recorded(all_series)
+    layers, heads = collections.Counter(), collections.Counter()
+    for one in all_series:
+        layers.update({name: len(values[0]) for name, (_, values) in one.layers.items() if values})
+        layers.update(dict.fromkeys(one.scalars, 1))
+        heads.update({name: sum(map(len, v[0])) for name, (_, v) in one.heads.items() if v})
+    few, others = names[: len(FEW)], names[len(FEW) :]
+    order = [(layers, few), (heads, few), (layers, others), (heads, others)]
+    low, high = MAP_STEPS
+    left, kept = MAP_NUMBERS // low, {id(layers): [], id(heads): []}
+    for widths, own in order:
+        for name in own:
+            is_kept = widths is layers and own is few
+            if name in widths and (is_kept or widths[name] <= left):
+                left -= widths[name]
+                kept[id(widths)].append(name)
+    used = MAP_NUMBERS // low - left
+    return min(high, max(low, MAP_NUMBERS // max(used, 1))), kept[id(layers)], kept[id(heads)]

@@ -1,4 +1,4 @@
-"""What a page is about: a run, a sweep, or several of them side by side."""
+"""The subject of a page: a run, a sweep, or several of them side by side."""
 
 import collections
 import dataclasses
@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from eval.compare import PER_BYTE_FIELDS, metric_of
-from eval.runs import SWEEP, Record, gather, read_sweep
-from eval.text import number
-from eval.variants import LR, SEEDS, Variant, split
-from lm.config import flatten
-from lm.record.fetched import at_hand
-from lm.record.workdir import CONFIG
+from eval.tables.results import Record, gather, holds_runs, read_sweep
+from eval.tables.text import number
+from eval.tables.variants import LR, SEEDS, Variant, split
+from lm.config.resolve import flatten
+from lm.record.remote.local_copy import at_hand
+from lm.record.workdir import CONFIG, SWEEP
 
 BITS_PER_BYTE = 'bits_per_byte'
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """`sweep` is the sweep.json, of several with the base of the first and the axes of all; `apart`
-    says in which fields of their bases several differ: field -> values, learning rate and seeds
-    aside.
+    """The runs and variants that a page shows.
+
+    sweep: the sweep.json; for several, the base of the first with the axes of all.
+    apart: field -> values, where the bases of several differ, learning rate and seeds aside.
     """
 
     folders: list[Path]
@@ -41,14 +42,14 @@ class Subject:
 
 
 def read_subject(workdirs: Sequence[str | Path]) -> Subject:
-    """What lies in the folders. The baseline is that of the first.
+    """Reads the folders. The baseline is that of the first.
 
     Raises ValueError where one holds neither a run nor a sweep, where one is given twice, and where
     losses per token do not compare and there are no bits per byte.
     """
     folders = [at_hand(workdir) for workdir in workdirs]
     for folder in folders:
-        if not any((folder / name).exists() for name in (SWEEP, CONFIG)):
+        if not holds_runs(folder):
             raise ValueError(
                 f'{folder} holds no run and no sweep: there is no {SWEEP} or {CONFIG}. Give a '
                 '--workdir of one; the train.py command of a sweep writes a lost sweep.json anew'
@@ -62,27 +63,19 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     if len(folders) == 1:
         (sweep,) = sweeps
         return Subject(folders, records, sweep, split(records, sweep), metric_of(sweep), {})
-    apart = _apart([flatten(sweep['base']) for sweep in sweeps])
-    sweep = {'base': sweeps[0]['base'], 'axes': _axes(sweeps), 'cells': []}
+    bases = [flatten(sweep['base']) for sweep in sweeps]
+    paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
+    found = {path: [base.get(path) for base in bases] for path in paths}
+    apart = {path: own for path, own in found.items() if any(value != own[0] for value in own)}
+    axes: dict[str, list[Any]] = {}
+    for path, values in (axis for sweep in sweeps for axis in sweep['axes'].items()):
+        known = axes.setdefault(path, [])
+        known += [value for value in values if value not in known]
+    sweep = {'base': sweeps[0]['base'], 'axes': axes, 'cells': []}
     metric = BITS_PER_BYTE if PER_BYTE_FIELDS & apart.keys() else metric_of(sweep)
     if metric == BITS_PER_BYTE:
         _check_bits_per_byte(folders, each, apart)
     return Subject(folders, records, sweep, _variants(folders, each, sweeps), metric, apart)
-
-
-def _apart(bases: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
-    values = {path: [base.get(path) for base in bases] for path in paths}
-    return {path: own for path, own in values.items() if any(value != own[0] for value in own)}
-
-
-def _axes(sweeps: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    axes: dict[str, list[Any]] = {}
-    for sweep in sweeps:
-        for path, values in sweep['axes'].items():
-            known = axes.setdefault(path, [])
-            known += [value for value in values if value not in known]
-    return axes
 
 
 def _check_bits_per_byte(
@@ -105,7 +98,7 @@ def _check_bits_per_byte(
 def _variants(
     folders: list[Path], each: list[list[Record]], sweeps: list[dict[str, Any]]
 ) -> list[Variant]:
-    """Those of all sweeps, with the name of their sweep where it takes one to tell them apart."""
+    """The variants of all sweeps, with the name of their sweep where two would share a name."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
@@ -115,13 +108,11 @@ def _variants(
         for variant in split(own, sweep)
     ]
     counts = collections.Counter(variant.name for variant in found)
-    return [
-        dataclasses.replace(variant, name=_name(variant, counts[variant.name] > 1))
-        for variant in found
-    ]
 
+    def name(variant: Variant) -> str:
+        if not variant.values:
+            return variant.sweep
+        is_shared = counts[variant.name] > 1
+        return f'{variant.name} ({variant.sweep})' if is_shared else variant.name
 
-def _name(variant: Variant, is_shared: bool) -> str:
-    if not variant.values:
-        return variant.sweep
-    return f'{variant.name} ({variant.sweep})' if is_shared else variant.name
+    return [dataclasses.replace(variant, name=name(variant)) for variant in found]

@@ -4,55 +4,116 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from eval.columns import columns
-from eval.compare import Comparison
-from eval.report import rates
-from eval.report.differences import p_text, seeds_text
+import numpy as np
+
+from eval.compare import BETTER, MOST_SEEDS, ONE_SEED, WITHIN_NOISE, WORSE, Comparison, Interval
+from eval.report.series import Series
 from eval.report.subject import Subject
-from eval.runs import UNREADABLE, Record
-from eval.stats import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval
-from eval.text import number
-from eval.variants import LR, SEEDS, has_diverged
-from lm.config import flatten
+from eval.tables.columns import columns
+from eval.tables.results import UNREADABLE, Record, results_of, rows_of
+from eval.tables.text import number
+from eval.tables.variants import LR, SEEDS, has_diverged
+from lm.config.resolve import flatten
+from lm.record.upgrade import stored_config
+from lm.record.workdir import CONFIG, SUMMARY
+from lm.run.warnings import Detector
+from lm.storage.files import read_json
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
+SHORT_UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
 STATUSES = ('done', 'diverged', 'failed', UNREADABLE, 'stopped', 'unfinished', 'waiting')
+ABSENT = object()  # a value that was not recorded; None is one that was not finite
+MOST_RUNS = 12  # that diverged, of which a page shows the last diagnostics
+OVER_HEADS = {'mean': np.mean, 'least': np.min, 'largest': np.max}
+# Columns of the last diagnostics: head, quantity, and over heads which of OVER_HEADS.
+BY_LAYER = (
+    ('entropy share', 'attention_entropy_share', 'mean'),
+    ('of its lowest head', 'attention_entropy_share', 'least'),
+    ('largest logit', 'attention_largest_logit', 'largest'),
+    ('first token', 'attention_first_token', 'mean'),
+    ('residual rms', 'residual_rms', ''),
+    ('residual largest', 'residual_largest', ''),
+    ('attention output rms', 'attention_output_rms', ''),
+    ('mlp output rms', 'mlp_output_rms', ''),
+    ('gradient norm', 'layer_grad_norm', ''),
+    ('update / weight', 'update_ratio_hidden', ''),
+)
+OF_MODEL = ('log_z_mean', 'logit_largest', 'update_ratio_embedding', 'update_ratio_readout')
+WARNINGS = ('run', 'step', 'warning', 'layer', 'head', 'what was seen', 'known to help')
 MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
 
 
 def statuses(records: Sequence[Record]) -> dict[str, int]:
+    """How many runs have each status, in the order of STATUSES."""
     counts = collections.Counter(record['status'] for record in records)
     known = [status for status in STATUSES if status in counts]
     return {status: counts[status] for status in dict.fromkeys([*known, *counts])}
 
 
 def facts(records: Sequence[Record]) -> dict[str, str]:
-    """What the runs have in common, or all that they have."""
+    """Facts that the runs share, or all values that they have."""
     found = {}
-    for name, column in (('git commit', 'git_commit'), ('device', 'device')):
-        values = dict.fromkeys(r[column] for r in records if r[column])
-        found[name] = ', '.join(values) or 'not recorded yet'
-    sizes = dict.fromkeys(r['parameters'] for r in records if r['parameters'])
-    found['parameters'] = ', '.join(f'{size:,}' for size in sizes) or 'not recorded yet'
+    for name in ('git_commit', 'device', 'parameters'):
+        values = dict.fromkeys(r[name] for r in records if r[name])
+        texts = (f'{value:,}' if isinstance(value, int) else value for value in values)
+        found[name.replace('_', ' ')] = ', '.join(texts) or 'not recorded yet'
     if len(records) == 1 and records[0]['wall_sec']:  # runs beside each other share their time
         seconds = records[0]['wall_sec']
         found['wall time'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'
     return found
 
 
+def seed_columns(records: Sequence[Record]) -> list[str]:
+    """The columns of the seeds that differ between runs, or the first where none does."""
+    names = [columns()[path] for path in SEEDS]
+    varied = [name for name in names if len({record[name] for record in records}) > 1]
+    return varied or names[:1]
+
+
+def finished(comparison: Comparison, metric: str) -> dict[float, list[float]]:
+    """lr -> the final losses of the runs that finished; [] where none did."""
+    found: dict[float, list[float]] = {}
+    for record in sorted(comparison.variant.records, key=lambda record: record['lr']):
+        values = found.setdefault(record['lr'], [])
+        if record['status'] == 'done' and record[metric] is not None:
+            values.append(record[metric])
+    return found
+
+
+def lost(comparison: Comparison) -> dict[float, int]:
+    """lr -> the number of runs that diverged."""
+    return collections.Counter(r['lr'] for r in comparison.variant.records if has_diverged(r))
+
+
+def compared(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons that have a difference, from the best to the worst."""
+    found = [c for c in comparisons if c.difference.n and not c.variant.is_baseline]
+    return sorted(found, key=lambda c: c.difference.mean)
+
+
 def findings(
     subject: Subject, comparisons: Sequence[Comparison], by_rate: Sequence[Comparison]
 ) -> list[str]:
     """The main results in words. `by_rate`: the learning rates compared, where they alone vary."""
-    ended = [c for c in comparisons if c.best_lr is not None]
+    ended, lines = [c for c in comparisons if c.best_lr is not None], []
     if not ended:
-        return []
-    lines = []
-    if any(values for c in ended for values in rates.finished(c, subject.metric).values()):
-        lines.append(_lowest(ended, subject.metric))
-        lines += _verdicts(by_rate or comparisons)
+        return lines
+    if any(values for c in ended for values in finished(c, subject.metric).values()):
+        best = min(ended, key=lambda c: c.loss.mean)
+        which, seeds = 'Lowest final' if len(ended) > 1 else 'Final', best.loss.n
+        lines.append(
+            f'{which} validation loss: {plus_minus(best.loss)} {SHORT_UNITS[subject.metric]}, of '
+            f'{best.variant.name} at learning rate {number(best.best_lr)}, {seeds} seed'
+            f'{"s" if seeds != 1 else ""}.'
+        )
+        verdicts = [c.verdict for c in by_rate or comparisons]
+        if any(verdicts):
+            baseline = next(c.variant for c in by_rate or comparisons if c.variant.is_baseline)
+            each = ', '.join(f'{verdicts.count(v)} {v}' for v in MARKS if v in verdicts)
+            lines.append(f'Against the baseline ({baseline.all_values}): {each}.')
     else:
         lines.append('Every run that has ended diverged.')
     if by_rate:  # the table has no line for what they make together
@@ -63,39 +124,24 @@ def findings(
     return lines
 
 
-def _lowest(ended: Sequence[Comparison], metric: str) -> str:
-    best = min(ended, key=lambda c: c.loss.mean)
-    unit = UNITS[metric].removeprefix('loss, ')
-    return (
-        f'{"Lowest final" if len(ended) > 1 else "Final"} validation loss: '
-        f'{plus_minus(best.loss)} {unit}, of {best.variant.name} at learning rate '
-        f'{number(best.best_lr)}, {_count(best.loss.n, "seed")}.'
-    )
+def seeds_text(comparison: Comparison) -> str:
+    """'about 14 seeds', which would settle what is within noise; '' for other verdicts."""
+    n = comparison.seeds_needed
+    if n is None:
+        return ''
+    return f'about {n} seeds' if n <= MOST_SEEDS else f'more than {MOST_SEEDS} seeds'
 
 
-def _verdicts(comparisons: Sequence[Comparison]) -> list[str]:
-    counts = collections.Counter(c.verdict for c in comparisons if c.verdict)
-    if not counts:
-        return []
-    baseline = next(c.variant.all_values for c in comparisons if c.variant.is_baseline)
-    text = ', '.join(f'{counts[verdict]} {verdict}' for verdict in MARKS if counts[verdict])
-    return [f'Against the baseline ({baseline}): {text}.']
-
-
-def _count(n: int, what: str) -> str:
-    return f'{n} {what}' if n == 1 else f'{n} {what}s'
+def p_text(comparison: Comparison) -> str:
+    """'p 0.012', '' without one."""
+    if math.isnan(comparison.p):
+        return ''
+    return f'p {comparison.p:.2g}' if comparison.p >= 1e-4 else 'p < 0.0001'
 
 
 def plus_minus(interval: Interval, sign: str = '') -> str:
     """'2.8900 ± 0.0248', '2.8900' without an interval, '' without a value."""
-    return ' '.join(filter(None, _parts(interval, sign)))
-
-
-def _parts(interval: Interval, sign: str = '') -> tuple[str, str]:
-    if math.isnan(interval.mean):
-        return '', ''
-    half = '' if math.isnan(interval.half) else f'± {interval.half:.4f}'
-    return f'{interval.mean:{sign}.4f}', half
+    return str(_interval_cell(interval, sign))
 
 
 def _fixed(value: float | None, form: str = '.4f') -> str:
@@ -104,7 +150,7 @@ def _fixed(value: float | None, form: str = '.4f') -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Of a table: `text`, and what stands below it in small print."""
+    """A cell of a table: `text`, and what stands below it in small print."""
 
     text: str
     small: tuple[str, ...] = ()
@@ -125,33 +171,29 @@ def variant_rows(
     comparisons: Sequence[Comparison], colors: Sequence[str], name: str
 ) -> list[VariantRow]:
     """The table of variants, without the columns that say nothing here. `name` heads the first."""
-    rates_of = [{record['lr'] for record in c.variant.records} for c in comparisons]
-    hidden = set()
-    if len(comparisons) < 2:
-        hidden |= {'verdict', 'difference'}
-    if len(set().union(*rates_of)) < 2 or name == 'learning rate':
-        hidden.add('best lr')
-    if all(len(rates) < 2 for rates in rates_of):
-        hidden.add('sensitivity')
-    if not any(c.diverged for c in comparisons):
-        hidden.add('diverged')
+    rates = [set(c.variant.rates) for c in comparisons]
+    is_hidden = {
+        **dict.fromkeys(('verdict', 'difference'), len(comparisons) < 2),
+        'best lr': len(set().union(*rates)) < 2 or name == 'learning rate',
+        'sensitivity': all(len(own) < 2 for own in rates),
+        'diverged': not any(c.diverged for c in comparisons),
+    }
     rows = []
     for c, color in zip(comparisons, colors, strict=True):
         cells = {name: Cell(c.variant.name)} | _results(c)
-        shown = {head: cell for head, cell in cells.items() if head not in hidden}
+        shown = {head: cell for head, cell in cells.items() if not is_hidden.get(head)}
         rows.append(VariantRow(color, shown, c.verdict, c.notes))
     return rows
 
 
 def _results(c: Comparison) -> dict[str, Cell]:
     verdict = f'{MARKS.get(c.verdict, "")} {c.verdict}'.strip()
-    difference = ('', '') if c.variant.is_baseline else _parts(c.difference, '+')
+    is_baseline = c.variant.is_baseline
     return {
         'verdict': Cell(
-            'baseline' if c.variant.is_baseline else verdict,
-            tuple(filter(None, (p_text(c), seeds_text(c)))),
+            'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), seeds_text(c))))
         ),
-        'difference': Cell(difference[0], difference[1:]),
+        'difference': Cell('') if is_baseline else _interval_cell(c.difference, '+'),
         'final loss': _interval_cell(c.loss),
         'bits per byte': _interval_cell(c.bits_per_byte),
         'best lr': Cell(number(c.best_lr)),
@@ -162,21 +204,20 @@ def _results(c: Comparison) -> dict[str, Cell]:
     }
 
 
-def _interval_cell(interval: Interval) -> Cell:
-    text, half = _parts(interval)
-    return Cell(text, (half,) if half else ())
+def _interval_cell(interval: Interval, sign: str = '') -> Cell:
+    has_half = not math.isnan(interval.half)
+    return Cell(_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half:.4f}',) * has_half)
 
 
 def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
-    """Of the table of all cells."""
-    shown = {'cell': record['cell']}
-    if len(subject.folders) > 1:
-        shown['sweep'] = record['sweep'] or ''
+    """A row of the table of all cells."""
+    sweep = {'sweep': record['sweep'] or ''} if len(subject.folders) > 1 else {}
     return {
-        **shown,
+        'cell': record['cell'],
+        **sweep,
         **{columns()[path]: number(record[columns()[path]]) for path in subject.sweep['axes']},
         'status': record['status'],
-        'step': f'{record["step"]:,}' if record['step'] is not None else '',
+        'step': _fixed(record['step'], ','),
         'ce': _fixed(record['ce']),
         'best ce': _fixed(record['best_ce']),
         'bits per byte': _fixed(record['bits_per_byte']),
@@ -201,6 +242,98 @@ def changes(comparisons: Sequence[Comparison], sweep: Mapping[str, Any]) -> dict
     return found
 
 
-def lost(comparison: Comparison) -> dict[float, int]:
-    """learning rate -> how many of its runs diverged."""
-    return collections.Counter(r['lr'] for r in comparison.variant.records if has_diverged(r))
+def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:
+    """Final losses by learning rate: a head and a row for each variant, as text."""
+    losses = [finished(comparison, metric) for comparison in comparisons]
+    rates = sorted({lr for by_lr in losses for lr in by_lr})
+    rows = [['variant', *map(number, rates)]]
+    for comparison, by_lr in zip(comparisons, losses, strict=True):
+        means = {lr: float(np.mean(values)) for lr, values in by_lr.items() if values}
+        lowest, diverged = min(means.values(), default=None), lost(comparison)
+        cells = []
+        for lr in rates:
+            text = f'{means[lr]:.3f}' if lr in means else ''
+            bold = f'**{text}**' if text and means[lr] == lowest else text
+            cells.append(' '.join(filter(None, (bold, f'({diverged[lr]})' * (diverged[lr] > 0)))))
+        rows.append([comparison.variant.name, *cells])
+    return rows
+
+
+def warnings_of(record: Record) -> list[dict[str, Any]]:
+    """The warnings in its summary; without one, those that its rows so far give rise to. [] where
+    nothing can be read.
+    """
+    folder = Path(record['workdir'])
+    try:
+        if (folder / SUMMARY).exists():
+            return results_of(folder).get('warnings') or []
+        watch = Detector(stored_config(read_json(folder / CONFIG)), [])
+        return [warning for row in rows_of(folder) for warning in watch.read(row)]
+    except (ValueError, OSError):
+        return []
+
+
+def warning_rows(
+    records: Sequence[Record], named: Mapping[str, str]
+) -> list[dict[str, str | list[str]]]:
+    """The table of warnings, by `WARNINGS`; what helps is a list of lines with their sources."""
+    rows = []
+    for record in records:
+        for warning in warnings_of(record):
+            values = (
+                named[record['workdir']],
+                str(warning['step']),
+                warning['kind'].replace('_', ' '),
+                str(warning['layer'] or ''),
+                str(warning['head'] or ''),
+                warning['seen'],
+                [f'{line} ({source})' for line, source in warning['help']],
+            )
+            rows.append(dict(zip(WARNINGS, values, strict=True)))
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Last:
+    """The last diagnostics of a run that diverged: `table` has a head and a row for each layer."""
+
+    run: str
+    reason: str
+    step: int
+    of_model: dict[str, str]
+    table: list[list[str]]
+
+
+def last_of_diverged(
+    records: Sequence[Record], series: Mapping[str, Series], named: Mapping[str, str]
+) -> list[Last]:
+    """The last diagnostics of every run that diverged and recorded any of `BY_LAYER`."""
+    found = []
+    for record in filter(has_diverged, records):
+        one, name = series[record['workdir']], named[record['workdir']]
+        if any(quantity in one.layers for _, quantity, _ in BY_LAYER):
+            found.append(_last(record, one, name))
+    return found
+
+
+def _last(record: Record, one: Series, name: str) -> Last:
+    step = max(one.layers[name][0][-1] for _, name, _ in BY_LAYER if name in one.layers)
+
+    def seen(recorded: Mapping[str, Any], quantity: str) -> Any:
+        return dict(zip(*recorded.get(quantity, ([], [])), strict=True)).get(step, ABSENT)
+
+    columns = {}
+    for head, quantity, over in BY_LAYER:
+        values = seen(one.heads if over else one.layers, quantity)
+        if values is not ABSENT:
+            of_layers = np.array(values, float)
+            columns[head] = OVER_HEADS[over](of_layers, -1) if over else of_layers
+    scalars = {quantity.replace('_', ' '): seen(one.scalars, quantity) for quantity in OF_MODEL}
+    scalars = {name: _as_seen(value) for name, value in scalars.items() if value is not ABSENT}
+    layers = len(next(iter(columns.values()), ()))
+    rows = [[str(i + 1), *(_as_seen(c[i]) for c in columns.values())] for i in range(layers)]
+    return Last(name, record['reason'] or '', step, scalars, [['layer', *columns], *rows])
+
+
+def _as_seen(value: float | None) -> str:
+    return 'not finite' if value is None or not math.isfinite(value) else f'{value:.3g}'

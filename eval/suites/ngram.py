@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from eval.load import Checkpoint, open_data
+from lm.config.mixture import MixedRows, by_source, mean_by_share
 from lm.data import Rows
-from lm.mixture import Mixed, by_source, mean_by_share
 
 ORDER = 5
 START = 256  # stands before the first byte of a document
@@ -16,8 +16,8 @@ BASE = 257
 def ngram(checkpoint: Checkpoint) -> dict[str, float]:
     """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split.
 
-    Of a mixture one model of all text that its sources hold, whatever their shares; what it has on
-    each source's validation split is weighted by data.mixture, as the transformer's is.
+    A mixture has one model of all text of its sources, whatever their shares; the bits on each
+    source's validation split are weighted by data.mixture, as the transformer's are.
     """
     dataset, tokenizer = open_data(checkpoint), checkpoint.tokenizer
     found = {
@@ -31,7 +31,7 @@ def ngram(checkpoint: Checkpoint) -> dict[str, float]:
     }
 
 
-def texts(rows: Rows | Mixed, tokenizer) -> Iterable[np.ndarray]:
+def texts(rows: Rows | MixedRows, tokenizer) -> Iterable[np.ndarray]:
     """The bytes of each document of a split."""
     for tokens in rows.documents():
         text = tokenizer.decode(tokens.tolist()).encode()
@@ -71,7 +71,7 @@ def kneser_ney_bits(
 
 
 def _grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
-    """For each byte, it and the order - 1 symbols before it, as one number in base 257."""
+    """Each byte with the order - 1 symbols before it, as one number in base 257."""
     numbers = []
     for text in documents:
         symbols = np.concatenate([np.full(order - 1, START), text.astype(np.int64)])

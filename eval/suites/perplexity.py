@@ -4,15 +4,15 @@ import functools
 
 from eval.load import Checkpoint, open_data
 from lm import data
-from lm.mesh import batch_parts
+from lm.devices.mesh import batch_parts
+from lm.devices.shardings import jit_eval_step
 from lm.run.evaluate import evaluate
-from lm.shardings import jit_eval_step
 
 
 def perplexity(checkpoint: Checkpoint) -> dict[str, float]:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
-    Over the whole validation split, every token once, with at most data.seq_len of context. Of a
+    The whole validation split counts, every token once, with at most data.seq_len of context. For a
     mixture these are means over its sources, weighted by data.mixture, and each has its own ce.
     """
     c = checkpoint

@@ -188,7 +188,7 @@ class _Node(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixed:
+class MixedRows:
     """Rows of several sources: parts[k] has the rows of names[k], and `shares` deals them.
 
     mixed[i] is row i of the mixture; each source is read in its own order and starts again at its
@@ -220,19 +220,23 @@ class Mixed:
         """Iterates over the documents of every source, whatever its share."""
         return itertools.chain.from_iterable(part.documents() for part in self.parts)
 
-    def mapped(self, function: Callable[[Any], Any]) -> 'Mixed':
+    def mapped(self, function: Callable[[Any], Any]) -> 'MixedRows':
         """Returns the same mixture of function(rows of a source)."""
         return dataclasses.replace(self, parts=tuple(map(function, self.parts)))
 
 
 def by_source(rows: Any) -> dict[str, Any]:
     """Returns {name: rows of that source}; {'': rows} for one source alone."""
-    return dict(zip(rows.names, rows.parts, strict=True)) if isinstance(rows, Mixed) else {'': rows}
+    return (
+        dict(zip(rows.names, rows.parts, strict=True))
+        if isinstance(rows, MixedRows)
+        else {'': rows}
+    )
 
 
 def mean_by_share(values: Mapping[str, float], rows: Any) -> float:
     """Returns sum_k share_k value_k, of values by the names of `by_source(rows)`."""
-    if not isinstance(rows, Mixed):
+    if not isinstance(rows, MixedRows):
         return values['']
     shares = zip(rows.names, rows.shares.of_each, strict=True)
     return math.fsum(share * values[name] for name, share in shares)

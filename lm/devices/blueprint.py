@@ -1,6 +1,6 @@
 """A Blueprint: all that a program is compiled from. Its devices need not be here.
 
-`lm.run.experiment` adds the text and what can be run; `tpu.plan` compiles it for pods.
+`lm.run.program` adds the text and what can be run; `tpu.plan` compiles it for pods.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,7 @@ from lm.config.recipe import Recipe
 from lm.devices.auto_mesh import chosen
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
-from lm.training.state import build_learner
-from lm.training.update import refuse_unserved
+from lm.training.state import build_learner, check_learner
 
 
 class Blueprint:
@@ -39,7 +38,7 @@ class Blueprint:
         self.recipe, self.vocab_size = recipe, vocab_size
         self.platform = devices[0].platform
         self.learner = build_learner(recipe, vocab_size, bos_id, self.platform)
-        refuse_unserved(self.learner)
+        check_learner(self.learner)
         self.mesh = make_mesh(self._mesh_config(devices, memory, say, runs), list(devices), runs)
         self.state_shapes = abstract_state(self.learner, self.mesh)
 

@@ -12,10 +12,10 @@ from lm.devices.mesh import batch_parts, make_mesh, refuse_idle, torus_of
 from lm.model.transformer import chosen_kernels
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
-from modules.devices import BATCH
 from modules.kernels.attention import ATTENTION_KERNELS
 from modules.mlp import MLPS
 from modules.options import options
+from modules.parallel.axes import BATCH
 
 
 def check_single(recipe: Recipe) -> None:
@@ -93,7 +93,7 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
             f'mesh.context={n} cuts rows of tokens, which {recipe.attention} reads in order; '
             f'choose {" or ".join(able)}, or mesh.context=1.'
         )
-    name = chosen_kernels(recipe, mesh.devices.flat[0].platform).attention_name
+    name = chosen_kernels(recipe, mesh.devices.flat[0].platform).name_of('attention')
     refuse_cut = ATTENTION_KERNELS[name].refuse_cut
     if refuse_cut is None:
         able = [other for other, row in ATTENTION_KERNELS.items() if row.refuse_cut]

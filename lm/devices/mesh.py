@@ -12,8 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
 from modules.choices import nearest_divisor
-from modules.devices import AXES, BATCH, partition
-from modules.devices import PARAMETERS as RULES
+from modules.parallel.axes import AXES, BATCH, partition
+from modules.parallel.axes import PARAMETERS as RULES
 from modules.params import LAYER, ParamSpec
 
 
@@ -142,7 +142,8 @@ def param_sharding(mesh: Mesh, spec: ParamSpec, shape: tuple[int, ...]) -> Named
     unknown = [axis for axis in spec.axes if axis not in RULES]
     if unknown:
         raise ValueError(
-            f'no sharding rule for axes {unknown} of {spec}; add them to modules.devices.PARAMETERS'
+            f'no sharding rule for axes {unknown} of {spec}; add them to '
+            'modules.parallel.axes.PARAMETERS'
         )
     if spec.role == 'vector' and sum(axis != LAYER for axis in spec.axes) < 2:
         return replicated(mesh)

@@ -9,8 +9,9 @@ from jax.sharding import Mesh
 from lm.config.recipe import Recipe
 from lm.devices.mesh import batch_sharding, param_sharding, replicated, traced_on
 from lm.model.objectives import batch_fields
-from lm.training.state import Learner, State, hyper_from, init_state, optimizer
+from lm.training.state import Learner, State, hyper_from, init_state
 from lm.training.step import make_eval_step, make_train_step
+from lm.training.update import optimizer
 from modules.optim import state_specs
 
 # The initial state is computed once, in 5 ms. At the usual level it compiles longer than the step:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from lm.training.state import Learner
-from modules.attention.cache import CACHE
+from modules.attention.base import CACHE
 
 
 class Cache(struct.PyTreeNode):

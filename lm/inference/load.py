@@ -22,9 +22,9 @@ from lm.inference.decoding import Cache, extend, init_cache
 from lm.inference.probes import Activations, gradients, next_token_loss, observe
 from lm.model.transformer import Transformer, chosen_kernels
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
-from lm.record.digests import Damaged
+from lm.record.digests import DamagedCheckpoint
 from lm.record.machine import device_memory_bytes
-from lm.record.remote.fetch import at_hand, checkpoints_at, of_workdir
+from lm.record.remote.local_copy import at_hand, checkpoints_at, of_workdir
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
@@ -178,7 +178,7 @@ def load(
         tried.append(step)
         try:
             return _load(place, step, say, mesh)
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
 

@@ -1,96 +1,198 @@
-"""What can be wrong with a recipe, found before anything is traced or read.
+"""Checks of a recipe, before anything is traced or read: whether its parts go together.
 
-What a part demands of the rest stands with the part (`modules.facts`). Here, and in the modules
-that are called from here, is what concerns several.
+A demand of one part on the rest stands beside that part (`modules.facts`).
 """
 
+import dataclasses
+
 from lm.config.fields import FIELDS
-from lm.config.recipe import Part, Recipe
+from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
-from lm.model.check_model import check_model
-from lm.model.check_scaling import check_parametrization
+from lm.model.base_size import base_head_dim, check_base
 from modules.choices import nearest_divisor
-from modules.losses import LOSSES
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, refuse_scores
 from modules.norms import NORMS
-from modules.params import ROLES
+from modules.options import options
+from modules.params import ParamSpec
+from modules.scaling import PARAMETRIZATIONS, Growth
 
 
 def check(recipe: Recipe) -> None:
-    """ValueError for the first number out of range, or for fields that do not fit each other.
+    """Raises ValueError for the first number out of range, or fields that do not go together.
 
-    Names and types have been checked by `lm.config.resolve.resolve`. What is read from disk is not looked
-    at: `lm.data.check` and `lm.run.start.check_init_from` do that.
+    `lm.config.resolve.resolve` has checked names and types before; `lm.data.check` and
+    `lm.run.start.check_init_from` check what is read from disk.
     """
     for path, value in flatten(recipe).items():
         if FIELDS[path].option is not None and value is not None:
             FIELDS[path].option.check(path, value)
-    check_model(recipe)
+    _check_sizes(recipe)
     for part in recipe.parts:
         if part.section:  # rows of other tables have no options, and no rules
             part.row.check(recipe, part)
-    _check_init_scale(recipe)
-    check_parametrization(recipe)
-    _check_optimizers(recipe)
-    _check_moved_weights(recipe)
-    _check_loss(recipe)
-    _check_batch(recipe)
-
-
-def _check_init_scale(recipe: Recipe) -> None:
-    scale = recipe.config.scaling.init_scale
-    for part in recipe.reparam:
-        if scale < part.row.least_init_scale:
-            raise ValueError(
-                f'{part} divides by the norms of the initial matrices, so that scaling.init_scale '
-                f'must be at least {part.row.least_init_scale}; got {scale}'
-            )
-
-
-def _check_optimizers(recipe: Recipe) -> None:
-    shrinks = recipe.optim.embedding_gradient_shrink is not None
-    if shrinks and recipe.model.tie_embeddings:
-        raise ValueError(
-            'optim.embedding_gradient_shrink is of the embedding that words are looked up in; with '
-            'model.tie_embeddings=True its gradient is that of the readout too, which is not '
-            'meant. Leave one of them out.'
-        )
-    others = recipe.others
-    if missing := sorted(set(ROLES) - {'hidden'} - set(others.row.roles)):
-        raise ValueError(
-            f'{others} is not for parameters of the roles {", ".join(missing)}, only '
-            f'{", ".join(others.row.roles)}. Give it to the hidden matrices, optim.name='
-            f'{others.name}, and the others another, such as optim.others=adamw.'
-        )
+    _check_loss_on(recipe)
+    _check_kernels(recipe)
     _check_forward_mode(recipe)
-    for part in recipe.optimizers.values():
-        _check_own_loss(recipe, part)
-        if part.row.needs.convex_loss and not recipe.loss.row.convex:
-            able = [name for name, row in LOSSES.items() if row.convex]
+    check_base(recipe)
+    _check_scaled_updates(recipe)
+    _check_tied_embeddings(recipe)
+    _check_moved_weights(recipe)
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    """Raises ValueError for heads or microbatches that do not divide evenly, or an axis of 0."""
+    flat = flatten(recipe)
+    for field, whole in (
+        ('model.n_heads', 'model.d_model'),
+        ('model.n_kv_heads', 'model.n_heads'),
+        ('train.microbatches', 'data.batch_size'),
+    ):
+        if flat[whole] % flat[field]:
             raise ValueError(
-                f'{part} needs a loss that is convex in the logits: loss.name={"|".join(able)}; '
-                f'got {recipe.loss.name}'
+                f'{field} must divide {whole}; got {flat[field]} for {flat[whole]}. '
+                f'Nearest that works: {nearest_divisor(flat[whole], flat[field])}.'
+            )
+    for name, size in vars(recipe.mesh).items():
+        if size == 0:
+            raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')
+
+
+def _check_loss_on(recipe: Recipe) -> None:
+    """Raises ValueError where evaluation alone has holes, whose fillings it always counts."""
+    readers = [part for part in recipe.objectives if 'loss_on' in part.options]
+    defaults = {options(part.row)['loss_on'].default for part in readers}
+    in_training = any(part in recipe.objective for part in readers)
+    if recipe.data.loss_on not in (None, *defaults) and not in_training:
+        raise ValueError(
+            f'data.loss_on={recipe.data.loss_on} is for training, and data.objective='
+            f'{recipe.data.objective} has no holes; evaluation always counts what fills them. '
+            'Leave it out, or None.'
+        )
+
+
+def scores_of(recipe: Recipe) -> Scores | None:
+    """Returns what the attention layer asks of its kernel; None where it has no such scores."""
+    layer = recipe.attention
+    if not layer.row.has_scores:
+        return None
+    wiring = dict.fromkeys(('n_heads', 'n_kv_heads', 'qk_norm', 'rotate', 'kernels', 'dtype'))
+    return layer.build(
+        **wiring,
+        head_dim=recipe.head_dim,
+        slopes=recipe.position.row.slopes,
+        base_head_dim=base_head_dim(recipe),
+    ).scores()
+
+
+def _check_kernels(recipe: Recipe) -> None:
+    """Raises ValueError for a kernel of an operation that the model does not have, and for one of
+    attention that does not serve the scores of the layer.
+    """
+    layer, scores, named = recipe.attention, scores_of(recipe), recipe.kernels.get('attention')
+    of_all = recipe.implementation.row if recipe.implementation else {}
+    name = named.name if named else of_all.get('attention')  # None: the platform decides
+    other = 'attention' if scores is None else 'linear_attention'
+    unused = {other: f'{layer} has another kind of kernel'}
+    norms = recipe.norms.values()
+    if not any(norm.row.over_rms for norm in norms):
+        able = ', '.join(name for name, row in NORMS.items() if row.over_rms)
+        unused['rms_norm'] = (
+            f'of {", ".join(map(str, norms))} none divides by the root mean square; those that do '
+            f'are {able}'
+        )
+    holds_scores = scores is not None and name is not None and ATTENTION_KERNELS[name].holds_scores
+    if not holds_scores and 'n_experts' not in recipe.mlp.options:
+        unused['softmax'] = (
+            'it is for attention that has all of its scores at once, kernels.attention=reference, '
+            'and for routers, model.mlp=moe'
+        )
+    if not recipe.loss.row.has_kernels:
+        unused['cross_entropy'] = f'{recipe.loss} is another loss'
+    for operation, why in unused.items():
+        if kernel := recipe.kernels.get(operation):
+            raise ValueError(f'{kernel} would change nothing: {why}. Leave it out.')
+    if scores is not None and name is not None:
+        if any(part.row.has_prefix for part in recipe.objectives):
+            scores = dataclasses.replace(scores, prefix=True)
+        refuse_scores(name, scores, recipe.model.dtype, recipe.head_dim)
+
+
+def _check_forward_mode(recipe: Recipe) -> None:
+    """Raises ValueError for norms without a derivative in forward mode where one is needed.
+
+    `lm.training.state.check_learner` asks the same of kernels, which depend on the devices.
+    """
+    for asker, what in recipe.in_forward_mode.items():
+        for norm in recipe.norms.values():
+            if not norm.row.forward_mode:
+                able = [name for name, row in NORMS.items() if row.forward_mode]
+                raise ValueError(
+                    f'{asker} differentiates the {what} in forward mode, and {norm} has a backward '
+                    f'pass of its own; choose one of {", ".join(able)}'
+                )
+
+
+def _check_scaled_updates(recipe: Recipe) -> None:
+    """Raises ValueError for optimizers whose updates do not have the size that is scaled."""
+    part, row = recipe.scaling, recipe.scaling.row
+    for chosen in recipe.optimizers.values():
+        family = chosen.row.family
+        if family not in row.families:
+            able = [name for name, one in PARAMETRIZATIONS.items() if family in one.families]
+            raise ValueError(
+                f'{part} has no table for {chosen}, a {family}-like optimizer, only for those like '
+                f'{" and ".join(row.families)}. Choose scaling.name={"|".join(able)}, or '
+                'another optimizer.'
+            )
+        why = [
+            f'with optim.{option}={value} they are of another size. Choose another value, or '
+            'scaling.name=standard.'
+            for option, value in chosen.row.other_sizes.items()
+            if chosen.options.get(option) == value
+        ]
+        if chosen is recipe.optimizer and recipe.optim.match_rms is not None and family != 'adam':
+            why.append(
+                'optim.match_rms gives them one root mean square, as those of an adam-like one '
+                'have. Leave it out.'
+            )
+        if row.grows and why:
+            raise ValueError(
+                f'{part} scales updates of {chosen} as those of a {family}-like optimizer, and '
+                f'{why[0]}'
             )
 
 
-def _check_own_loss(recipe: Recipe, part: Part) -> None:
-    """Raises ValueError for changes of the gradient beside an optimizer that measures the loss."""
-    if not part.row.needs.own_loss:
+def _check_tied_embeddings(recipe: Recipe) -> None:
+    """Raises ValueError where one table cannot be both embedding and readout.
+
+    As the readout it may have another factor in the forward pass (`lm.model.transformer`); its
+    deviation and its rate are those of an embedding.
+    """
+    if not recipe.model.tie_embeddings:
         return
-    if recipe.decay.row.in_gradient and recipe.optim.weight_decay:
+    if recipe.optim.embedding_gradient_shrink is not None:
         raise ValueError(
-            f'{recipe.decay} adds weight decay to the gradient, and {part} measures the loss '
-            'itself, without it. Choose optim.decay_rule=decoupled.'
+            'optim.embedding_gradient_shrink is for an embedding that is only looked up; with '
+            "model.tie_embeddings=True its gradient is the readout's too. Leave one of them out."
         )
-    if part is recipe.others and recipe.optim.embedding_gradient_shrink is not None:
+    part, family = recipe.scaling, recipe.others.row.family
+    if not part.row.grows:
+        return
+    readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
+    embedding = ParamSpec('embedding', ('vocab', 'embed'))
+    as_readout = part.row(readout, Growth(2.0, 1.0, 2.0, 2.0), family)
+    as_input = part.row(embedding, Growth(1.0, 2.0, 2.0, 2.0), family)
+    if (as_readout.init, as_readout.lr) != (as_input.init, as_input.lr):
         raise ValueError(
-            f'optim.embedding_gradient_shrink makes a gradient smaller, and {part} measures the '
-            'loss itself, which stays as it is. Leave one of them out.'
+            f'{part} has other deviations or rates for a readout than for '
+            'embeddings, which are one with model.tie_embeddings=True. Choose scaling.name=mup, '
+            'which scales the readout where it is used, or leave the embeddings untied.'
         )
 
 
 def _check_moved_weights(recipe: Recipe) -> None:
-    """Raises ValueError where weights would be mapped away from the points that an average is made
-    of, or moved by more than was measured.
+    """Raises ValueError where weights would be mapped away from the points of an average, or moved
+    farther than was measured.
     """
     average = recipe.average
     mapped = [part for part in recipe.reparam if part.row.maps_after_update]
@@ -106,38 +208,3 @@ def _check_moved_weights(recipe: Recipe) -> None:
             'them after each update: they would part. Choose optim.average=ema, which is mapped '
             'where it is used, or another reparametrisation.'
         )
-
-
-def _check_forward_mode(recipe: Recipe) -> None:
-    """ValueError for norms without it; `lm.training.update` knows the kernel of the devices."""
-    for asker, what in recipe.in_forward_mode.items():
-        for norm in recipe.norms.values():
-            if not norm.row.forward_mode:
-                able = [name for name, row in NORMS.items() if row.forward_mode]
-                raise ValueError(
-                    f'{asker} differentiates the {what} in forward mode, and {norm} has a backward '
-                    f'pass of its own; choose one of {", ".join(able)}'
-                )
-
-
-def _check_loss(recipe: Recipe) -> None:
-    loss, kernel = recipe.loss, recipe.kernels.get('cross_entropy')
-    if recipe.model.logit_softcap and loss.row.linear_readout:
-        raise ValueError(
-            f'{loss} is computed from sums of logits, which a softcap bends; it needs '
-            f'model.logit_softcap=0, got {recipe.model.logit_softcap}'
-        )
-    if kernel and not loss.row.has_kernels:
-        raise ValueError(f'{kernel} would change nothing: {loss} is another loss. Leave it out.')
-
-
-def _check_batch(recipe: Recipe) -> None:
-    rows, parts = recipe.data.batch_size, recipe.train.microbatches
-    if rows % parts:
-        raise ValueError(
-            f'train.microbatches must divide data.batch_size; got {parts} for {rows} sequences. '
-            f'Nearest that works: {nearest_divisor(rows, parts)}.'
-        )
-    for name, size in vars(recipe.mesh).items():
-        if size == 0:
-            raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')

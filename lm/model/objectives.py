@@ -1,65 +1,25 @@
-"""The objectives of a config: what they make of rows, and what they add to batch and vocabulary."""
+"""The objectives of a config: how they change rows, and what they add to batch and vocabulary."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lm.config.mixture import Mixed
+from lm.config.mixture import MixedRows
 from lm.config.recipe import Part, Recipe
-from modules.attention import ATTENTIONS
 from modules.objectives import MARKS, Document, Marks
-from modules.options import options
 
-LEAST_WITH_MARKS = 8  # of data.seq_len: one hole's four marks, a token in it, and some around it
-TRAINED = 'data.objective'
 EVALUATION = 1  # the last of four numbers that a row is drawn by; in training that is 0
 
 Row = dict[str, np.ndarray]
 
 
-def check_objectives(recipe: Recipe) -> None:
-    """ValueError for rows too short for marks, attention that cannot see a whole prefix, and an
-    option of the loss that nothing trained reads.
-    """
-    data = recipe.data
-    if n_marks(recipe) and data.seq_len < LEAST_WITH_MARKS:
-        raise ValueError(
-            f'data.objective={data.objective} and train.eval_objectives='
-            f'{recipe.train.eval_objectives} put marks into rows, for which data.seq_len must be '
-            f'at least {LEAST_WITH_MARKS}; got {data.seq_len}'
-        )
-    layer = recipe.attention
-    for part in recipe.objectives:
-        if part.row.has_prefix and not layer.row.has_scores:
-            able = [name for name, row in ATTENTIONS.items() if row.has_scores]
-            raise ValueError(
-                f'{part} lets the tokens of a prefix see each other, and {layer} shows no later '
-                f'ones. Choose model.attention={"|".join(able)}, or another objective.'
-            )
-    _check_loss_on(recipe)
-
-
-def _check_loss_on(recipe: Recipe) -> None:
-    """ValueError where evaluation alone has holes, since it always counts what fills them."""
-    loss_on = recipe.data.loss_on
-    defaults = {
-        part.path: options(part.row)['loss_on'].default
-        for part in recipe.objectives
-        if 'loss_on' in options(part.row)
-    }
-    if loss_on not in (None, *defaults.values()) and TRAINED not in defaults:
-        raise ValueError(
-            f'data.loss_on={loss_on} is of training, and data.objective={recipe.data.objective} '
-            'has no holes; evaluation counts what fills them, always. Leave it out, or None.'
-        )
-
-
 def n_marks(recipe: Recipe) -> int:
-    """How many ids the vocabulary has behind those of the tokenizer: MARKS and the holes that can
-    be numbered, where an objective needs them, in training or evaluation; or 0.
+    """Returns the number of ids that objectives of training or evaluation add to the tokenizer's.
+
+    They are MARKS and the numbered holes; 0 where no objective needs them.
     """
     if not any(part.row.has_marks for part in recipe.objectives):
         return 0
@@ -72,27 +32,29 @@ def leaves_rows(recipe: Recipe) -> bool:
 
 
 def batch_fields(recipe: Recipe) -> tuple[str, ...]:
-    """The arrays of a training batch; each is int32 [B, T+1].
+    """Returns the names of the arrays of a training batch; each is int32 [B, T+1].
 
-    With an objective that changes rows, `targets` is 1 for each token to predict. With one that has
-    prefixes, `prefix` numbers them, 0 being none.
+    `targets` is 1 for each token to predict, of an objective that changes rows. `prefix` numbers
+    the prefixes of one that has some, 0 being none.
     """
-    if leaves_rows(recipe):
-        return ('tokens', 'segments')
-    has_prefix = any(part.row.has_prefix for part in recipe.objective)
+    return ('tokens', 'segments') if leaves_rows(recipe) else _changed_fields(recipe.objective)
+
+
+def _changed_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
+    has_prefix = any(part.row.has_prefix for part in objectives)
     return ('tokens', 'segments', 'targets', *(['prefix'] if has_prefix else []))
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Of each row one objective, drawn by its share; all documents of the row have it."""
+    """Draws one objective for each row, by shares; all documents of the row have it."""
 
     functions: tuple[Callable[..., Document], ...]
     shares: tuple[float, ...]
     fields: tuple[str, ...]
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
-        """The row with the arrays that `batch_fields` has."""
+        """Returns the row with the arrays that `batch_fields` names."""
         at = int(np.searchsorted(np.cumsum(self.shares), rng.random(), side='right'))
         of_document = self.functions[min(at, len(self.functions) - 1)]
         found = {name: np.zeros_like(row['tokens']) for name in self.fields}
@@ -106,45 +68,40 @@ class Mixture:
 
 
 def documents(segments: np.ndarray) -> Iterator[slice]:
-    """The place in its row of each document; padding is none."""
+    """Yields the place in its row of each document; padding is none."""
     edges = np.flatnonzero(np.diff(segments, prepend=0, append=0))
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         if segments[start]:
             yield slice(start, stop)
 
 
+def _mixture(parts: Sequence[Part], tokenizer: Any, loss_on: Mapping[str, str]) -> Mixture:
+    marks = Marks(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
+    functions = (
+        functools.partial(part.row.of_document, marks=marks, **{**part.options, **loss_on})
+        for part in parts
+    )
+    return Mixture(tuple(functions), tuple(part.share for part in parts), _changed_fields(parts))
+
+
 def training_mixture(recipe: Recipe, tokenizer: Any) -> Mixture | None:
-    """The mixture of data.objective; None where it leaves rows as they are."""
-    if leaves_rows(recipe):
-        return None
-    functions = [function_of(part, part.options, tokenizer) for part in recipe.objective]
-    shares = tuple(part.share for part in recipe.objective)
-    return Mixture(tuple(functions), shares, batch_fields(recipe))
+    """Returns the mixture of data.objective; None where it leaves rows as they are."""
+    return None if leaves_rows(recipe) else _mixture(recipe.objective, tokenizer, {})
 
 
 def evaluated(recipe: Recipe, tokenizer: Any, rows: Any) -> dict[str, Any]:
-    """{name: rows as the objective has them} for those of train.eval_objectives that change them.
+    """Returns {name: changed rows} for the objectives of train.eval_objectives that change them.
 
-    A row is the same in every evaluation and for every data.seed. Where an objective has holes,
-    what fills them is the target, whatever data.loss_on is.
+    A row is the same in every evaluation and for every data.seed. The targets of an objective with
+    holes are what fills them, whatever data.loss_on is.
     """
     found = {}
     for part in recipe.eval_objectives:
-        if part.row.leaves_rows:
-            continue
-        own = dict(part.options)
-        if 'loss_on' in own:
-            own['loss_on'] = 'holes'
-        fields = ('tokens', 'segments', 'targets', *(['prefix'] if part.row.has_prefix else []))
-        mixture = Mixture((function_of(part, own, tokenizer),), (1.0,), fields)
-        mapped = functools.partial(Mapped, mixture=mixture)
-        found[part.name] = rows.mapped(mapped) if isinstance(rows, Mixed) else mapped(rows)
+        if not part.row.leaves_rows:
+            loss_on = {'loss_on': 'holes'} if 'loss_on' in part.options else {}
+            mapped = functools.partial(Mapped, mixture=_mixture([part], tokenizer, loss_on))
+            found[part.name] = rows.mapped(mapped) if isinstance(rows, MixedRows) else mapped(rows)
     return found
-
-
-def function_of(part: Part, own: Mapping[str, Any], tokenizer: Any) -> Callable[..., Document]:
-    marks = Marks(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
-    return functools.partial(part.row.of_document, marks=marks, **own)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What training knows of each parameter before there is one: its role, its scale, its rates."""
+"""Parameters before they exist: the shape, role, scale and learning-rate factor of each."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.base_model import against_one, base_blocks, base_of, width_growth
+from lm.model.base_size import base_blocks, base_of, width_growth
 from lm.model.transformer import Transformer
 from modules.params import NORM, ParamSpec, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
@@ -22,9 +22,10 @@ TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Every stored parameter, in parallel trees: nothing is computed. `reparam` maps them to the
-    weights that the model uses, which `used_shapes` and `used_specs` describe and whose standard
-    deviations at the start are `init_stds`. `trainable` says whether training changes it.
+    """Descriptions of every stored parameter, in parallel trees without arrays.
+
+    reparam: the map to the weights that the model uses. used_shapes, used_specs, init_stds: those
+    weights, and their standard deviations at the start. trainable: whether training changes it.
     """
 
     used_shapes: Any
@@ -38,26 +39,26 @@ class Description:
     init_stds: Any
 
     def after_update(self, params: Any, reparam: Any) -> tuple[Any, Any]:
-        """The map of the reparametrisation after an update, but for what is not trained."""
+        """Applies the map of the reparametrisation after an update to what is trained."""
         mapped, reparam = self.reparam.after_update(params, reparam)
-        params = jax.tree.map(
-            lambda new, old, trained: new if trained else old, mapped, params, self.trainable
-        )
-        return params, reparam
+        kept = jax.tree.map(lambda new, old, t: new if t else old, mapped, params, self.trainable)
+        return kept, reparam
 
 
 def describe_params(recipe: Recipe, model: Transformer) -> Description:
-    """From the model's own records (`modules.params`). ValueError where nothing is trainable."""
-    initial = jax.eval_shape(lambda: initial_parameters(recipe, model, jax.random.key(0))[0])
-    used, used_specs = split(initial)
-    base = shapes_in_base(recipe, model, used, used_specs)
+    """Describes the parameters of a model from the records of its layers (`modules.params`).
+
+    Raises ValueError where nothing is trainable, or a matrix has no rule of the parametrisation.
+    """
+    used, used_specs = _declared(recipe, model)
+    base = _shapes_in_base(recipe, model, used, used_specs)
     chosen = {part.name: part.options for part in recipe.reparam}
 
     def mapped(shapes):
         reparam = reparametrise(list(chosen), used_specs, shapes, chosen)
         return reparam, jax.eval_shape(lambda params: reparam.init(params)[0], shapes)
 
-    _, used_scalings = scaled(recipe, used_specs, used, base)
+    _, used_scalings = _scaled(recipe, used_specs, used, base)
     reparam, shapes = mapped(used)
     _, base_shapes = mapped(base)
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
@@ -69,7 +70,7 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
             f'train.trainable={recipe.train.trainable} leaves nothing to train: the norms of this '
             f'model (model.norm={recipe.model.norm}) have no parameters'
         )
-    growths, scalings = scaled(recipe, reparam.specs, shapes, base_shapes)
+    growths, scalings = _scaled(recipe, reparam.specs, shapes, base_shapes)
 
     def initial_std(path, spec, scaling):
         if scaling.init_std is None:
@@ -90,42 +91,43 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
     )
 
 
-def shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
-    """Of the parameters in the base model; `shapes` themselves where there is none."""
-    if against_one(recipe):
-        return jax.tree.map(
-            lambda s, spec: jax.ShapeDtypeStruct(of_one_channel(spec, s.shape), s.dtype),
-            shapes,
-            specs,
-        )
+def _declared(recipe: Recipe, model: Transformer) -> tuple[Any, Any]:
+    """Returns (shapes, specs) of the weights that a model uses."""
+    key = jax.random.key(0)
+    return split(jax.eval_shape(lambda: initial_parameters(recipe, model, key)[0]))
+
+
+def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
+    """Returns the shapes in the base model; `shapes` themselves where there is none."""
+    if recipe.scaling.row.against_one:
+
+        def in_one_channel(s, spec):
+            return jax.ShapeDtypeStruct(of_one_channel(spec, s.shape), s.dtype)
+
+        return jax.tree.map(in_one_channel, shapes, specs)
     if recipe.config.scaling.base_width is None:
         return shapes
-    small = Transformer(base_of(recipe), model.vocab_size, model.kernels)
-    initial = jax.eval_shape(lambda: initial_parameters(small.recipe, small, jax.random.key(0))[0])
-    return split(initial)[0]
+    base = base_of(recipe)
+    return _declared(base, Transformer(base, model.vocab_size, model.kernels))[0]
 
 
-def scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
-    """(growths, scalings): what the parametrisation makes of each parameter.
-
-    ValueError for a matrix that it has no rule for, with the optimizer it is given to.
-    """
+def _scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
+    """Returns (growths, scalings) of each parameter. Raises ValueError for one without a rule."""
     part, blocks = recipe.scaling, recipe.model.n_layers
     deeper, wider = blocks / base_blocks(recipe), width_growth(recipe)
-    growths = jax.tree.map(
-        lambda s, base, spec: growth_of(spec, s.shape, base.shape, deeper, wider),
-        shapes,
-        base_shapes,
-        specs,
-    )
+
+    def grown(spec, shape, base):
+        return growth_of(spec, shape.shape, base.shape, deeper, wider)
+
+    growths = jax.tree.map(grown, specs, shapes, base_shapes)
 
     def scale(path, spec, shape, base, growth):
         chosen = recipe.optimizers[optimizer_of(spec)]
         if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
             raise ValueError(
-                f'{part} has no rule for {path_name(path)}, of which one side '
-                f'alone grows, with {chosen}, whose updates have singular '
-                'values of one size. Choose another optimizer, or a model without such matrices.'
+                f'{part} has no rule for {path_name(path)}, of which one side alone grows, with '
+                f'{chosen}, whose updates have singular values of one size. Choose another '
+                'optimizer, or a model without such matrices.'
             )
         return scaling_of(
             part.row,
@@ -138,24 +140,22 @@ def scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[A
             **part.options,
         )
 
-    scalings = jax.tree_util.tree_map_with_path(scale, specs, shapes, base_shapes, growths)
-    return growths, scalings
+    return growths, jax.tree_util.tree_map_with_path(scale, specs, shapes, base_shapes, growths)
 
 
 def starts_at_0(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
-    """Whether scaling.zero_init, or the parametrisation, has this matrix begin at 0."""
+    """Whether scaling.zero_init or the parametrisation asks for zeros in this matrix."""
     asked = {recipe.config.scaling.zero_init, *recipe.scaling.row.zero}
-    if path.split('/')[-1] == QUERY:
-        return bool(asked & {'query', 'both'})
-    return spec.role == 'readout' and bool(asked & {'readout', 'both'})
+    name = QUERY if path.split('/')[-1] == QUERY else spec.role
+    return name in (QUERY, 'readout') and bool(asked & {name, 'both'})
 
 
 def initial_parameters(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
-    """(parameters at unit scale, in their boxes; what layers carry)."""
+    """Returns (boxed parameters at unit scale, the collections that layers carry)."""
     found = model.init(key, jnp.zeros((1, recipe.data.seq_len), jnp.int32))
     return found['params'], {name: found[name] for name in (STATS, BACKWARD_STATS) if name in found}
 
 
 def optimizer_of(spec: ParamSpec) -> str:
-    """The field that names the optimizer of a parameter."""
+    """Returns the field that names the optimizer of a parameter."""
     return 'optim.name' if spec.role == 'hidden' else 'optim.others'

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from lm.config.recipe import Part, Recipe
-from lm.model.base_model import base_head_dim, width_growth
-from modules.attention.cache import CACHE
-from modules.devices import sharded
+from lm.model.base_size import base_head_dim, width_growth
+from modules.attention.base import CACHE
 from modules.embedding import looked_up
 from modules.kernels import Kernels, kernels_for
 from modules.numerics import DTYPES
+from modules.parallel.axes import sharded
 from modules.params import LAYER, ParamSpec, declare
 from modules.placements import Blocks, Depth
 from modules.products import Readout, matrix
@@ -24,21 +24,10 @@ from modules.sequence import Sequence, documents, part_of_rows, whole_rows
 from modules.statistics import AUXILIARY, BACKWARD_STATS, DIAGNOSTICS, STATS, is_recording
 from modules.stream import moments, sink
 
-ACTIVATIONS = 'activations'  # what the model computes on the way, where somebody asks
+ACTIVATIONS = 'activations'  # the collection of the stream at the places below, where it is asked
 SHIFTS = 'shifts'  # what is added there, where it is given: its gradient is the activation's
-STACKED = (  # along `layer`
-    'params',
-    STATS,
-    BACKWARD_STATS,
-    AUXILIARY,
-    DIAGNOSTICS,
-    ACTIVATIONS,
-    SHIFTS,
-    CACHE,
-)
-
-
-# The activations, by name: of the stream at these places.
+STATE = ('params', STATS, BACKWARD_STATS, CACHE)
+STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, ACTIVATIONS, SHIFTS)  # along `layer`
 EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
 OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 
@@ -51,22 +40,19 @@ def norm_maker(
     valid: jax.Array | None = None,
     order: jax.Array | int = 0,
 ) -> Callable[[str], nn.Module]:
-    """name -> a new norm over `axis`, of the kind and with the options that `part` has, and with
-    what it has a field for of the rest.
-    """
+    """Returns make(name), which builds a norm over `axis` with the options of `part`."""
     wiring = {'site': site, 'valid': valid, 'order': order, 'rms_norm': kernels.rms_norm}
     return lambda name: part.build(axis=axis, name=name, **wiring)
 
 
 def groups_of_blocks(recipe: Recipe) -> list[Blocks]:
-    """The blocks in order, by groups of equal ones."""
+    """Returns the blocks in order, by groups of equal ones."""
     placement = recipe.placement
     return placement.row.blocks(recipe.model.n_layers, **placement.options)
 
 
 def observed(module: nn.Module, name: str, streams: Any) -> Any:
-    """The streams, laid over the devices, of which the first, [B, T, D], is recorded as the
-    activation `name`.
+    """Lays the streams over devices, and records the first, [B, T, D], as the activation `name`.
 
     Nothing is computed where ACTIVATIONS is not mutable and no SHIFTS are given.
     """
@@ -82,7 +68,7 @@ def observed(module: nn.Module, name: str, streams: Any) -> Any:
 class Block(nn.Module):
     """Attention, then the MLP, each placed in the residual stream with norms of its own.
 
-    block: this one's number, from 1.
+    The argument `block` is the number of this one, from 1.
     """
 
     recipe: Recipe
@@ -93,38 +79,34 @@ class Block(nn.Module):
     def __call__(self, streams, block: jax.Array, sequence: Sequence):
         depth = Depth(block, self.recipe.model.n_layers)
         attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
+
+        def attended(y):
+            return self.recorded('attention_output', attention(y, sequence), sequence)
+
+        def mapped(y):
+            return self.recorded('mlp_output', mlp(y, sequence.valid_BT1), sequence)
+
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
         norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
-        streams = self.group.attention(
-            streams,
-            lambda y: self.recorded('attention_output', attention(y, sequence), sequence),
-            norms,
-            depth,
+        streams = observed(
+            self, AFTER_ATTENTION, self.group.attention(streams, attended, norms, depth)
         )
-        streams = observed(self, AFTER_ATTENTION, streams)
         norms = self.norms('mlp', sequence.valid_BT1, block - 1)
-        streams = self.group.mlp(
-            streams,
-            lambda y: self.recorded('mlp_output', mlp(y, sequence.valid_BT1), sequence),
-            norms,
-            depth,
-        )
-        streams = observed(self, AFTER_MLP, streams)
+        streams = observed(self, AFTER_MLP, self.group.mlp(streams, mapped, norms, depth))
         x_BTD = self.recorded('residual', jax.tree.leaves(streams)[0], sequence)
         if is_recording(self):
             self.sow(DIAGNOSTICS, 'residual_sink', sink(x_BTD, sequence.valid_BT))
         return streams, None  # nn.scan carries the first and stacks the second
 
     def recorded(self, name, x_BTD, sequence):
-        """x_BTD, whose `moments` are among the diagnostics where these are asked for."""
+        """Returns x_BTD, and sows its `moments` where diagnostics are asked for."""
         if is_recording(self):
             for moment, value in moments(x_BTD, sequence.valid_BT).items():
                 self.sow(DIAGNOSTICS, f'{name}_{moment}', value)
         return x_BTD
 
     def attention(self, valid_BT, block):
-        recipe, model = self.recipe, self.recipe.model
-        position = recipe.position
+        recipe, model, position = self.recipe, self.recipe.model, self.recipe.position
         valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
         valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
         over = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}
@@ -150,9 +132,8 @@ class Block(nn.Module):
         )
 
     def mlp(self):
-        recipe, model = self.recipe, self.recipe.model
-        activation = recipe.activation
-        return recipe.mlp.build(
+        model, activation = self.recipe.model, self.recipe.activation
+        return self.recipe.mlp.build(
             d_ff=model.d_ff,
             activation=activation.row,
             dropout=activation.row.dropout(**activation.options),
@@ -172,11 +153,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """tokens [B, T] -> logits [B, T, V], float32 at least.
+    """Decoder-only transformer: tokens [B, T] -> logits [B, T, V], float32 at least.
 
-    segments_BT numbers the documents of each row, to keep attention within them; None: rows are
-    read as one document. valid_BT is 0 for padding, which statistics of the batch leave out; None:
-    there is none. Parameters of equal blocks are stacked along `layer`, scanned or not.
+    segments_BT numbers the documents of each row, to keep attention within them; None: each row is
+    one document. valid_BT is 0 for padding, which statistics of the batch leave out; None: there is
+    none. Parameters of equal blocks are stacked along `layer`, scanned or not.
     """
 
     recipe: Recipe
@@ -199,10 +180,10 @@ class Transformer(nn.Module):
         valid_BT: jax.Array | None = None,
         prefix_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, Readout]:
-        """(the last activations [B, T, D], what makes logits of them).
+        """Returns (the last activations [B, T, D], the readout that makes logits of them).
 
-        For losses that never hold all logits: `model.apply(..., method='activations')`. prefix_BT
-        numbers the prefixes whose tokens see each other (`modules.sequence`).
+        Losses that never hold all logits use it: `model.apply(..., method='activations')`.
+        prefix_BT numbers the prefixes whose tokens see each other (`modules.sequence`).
         """
         if valid_BT is not None:
             valid_BT = valid_BT.astype(jnp.float32)
@@ -212,16 +193,17 @@ class Transformer(nn.Module):
     def part(
         self, tokens_BT: jax.Array, start_B: jax.Array, count_B: jax.Array, capacity: int
     ) -> tuple[jax.Array, Readout]:
-        """`activations` of tokens start to start + count of each row, behind those that the
-        collection `cache` holds, which has room for `capacity` (`lm.inference.decoding`).
+        """Returns `activations` of tokens start to start + count of each row.
+
+        They follow those in the collection `cache`, which has room for `capacity` tokens
+        (`lm.inference.decoding`).
         """
         return self.read(tokens_BT, part_of_rows(start_B, count_B, tokens_BT.shape[1], capacity))
 
     @nn.compact
     def read(self, tokens_BT: jax.Array, sequence: Sequence) -> tuple[jax.Array, Readout]:
-        """`activations` of rows that a `Sequence` describes."""
-        recipe, model = self.recipe, self.recipe.model
-        placement = recipe.placement.row
+        """Returns `activations` of rows that a `Sequence` describes."""
+        recipe, model, placement = self.recipe, self.recipe.model, self.recipe.placement.row
         table_VD, x_BTD = self.embed(tokens_BT, sequence)
         valid_BT1 = sequence.valid_BT1
         norm = norm_maker(recipe.embedding_norm, self.kernels, 'embed', 'embedding', valid_BT1)
@@ -239,7 +221,7 @@ class Transformer(nn.Module):
         return x_BTD, self.readout_of(table_VD)
 
     def embed(self, tokens_BT, sequence):
-        """(the table [V, D], embeddings [B, T, D])."""
+        """Returns (the table [V, D], embeddings [B, T, D])."""
         model, width = self.recipe.model, self.recipe.stream_width
         init = declare(nn.initializers.normal(1.0), 'embedding', ('vocab', 'embed'))
         table_VD = self.param('embedding', init, (self.vocab_size, width))
@@ -262,17 +244,15 @@ class Transformer(nn.Module):
         if model.readout_bias:
             zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
             bias_V = self.param('readout_bias', zeros, (self.vocab_size,))
-        dtype, softcap = DTYPES[model.dtype], model.logit_softcap
-        tied = model.tie_embeddings
-        return Readout(weight_DV, bias_V, softcap, self.kernels.matmul, dtype, is_table=tied)
+        dtype, tied = DTYPES[model.dtype], model.tie_embeddings
+        return Readout(
+            weight_DV, bias_V, model.logit_softcap, self.kernels.matmul, dtype, is_table=tied
+        )
 
     def scanned(self, length: int) -> type[nn.Module]:
-        model = self.recipe.model
-        block = Block
-        if policy := self.recipe.remat.row:
-            block = nn.remat(Block, policy=policy, prevent_cse=False)
+        model, policy = self.recipe.model, self.recipe.remat.row
         return nn.scan(
-            block,
+            nn.remat(Block, policy=policy, prevent_cse=False) if policy else Block,
             variable_axes=dict.fromkeys(STACKED, 0),
             split_rngs={'params': True},
             in_axes=(0, nn.broadcast),
@@ -283,8 +263,9 @@ class Transformer(nn.Module):
 
 
 def tied_factor(recipe: Recipe) -> float:
-    """What the parametrisation multiplies a readout by that is the table of embeddings: where it is
-    looked up in, it is an input, and a reparametrisation cannot tell.
+    """Returns the factor of a readout that is the table of embeddings too.
+
+    A reparametrisation cannot have it: where the table is looked up, it is an input.
     """
     readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
     part, growth = recipe.scaling, Growth(fan_in=width_growth(recipe))
@@ -292,12 +273,12 @@ def tied_factor(recipe: Recipe) -> float:
 
 
 def build_model(recipe: Recipe, vocab_size: int, platform: str) -> Transformer:
-    """The configured model for devices of `platform`. `lm.model.check` has checked its names."""
+    """Builds the model of a checked recipe for devices of `platform`."""
     return Transformer(recipe, vocab_size, chosen_kernels(recipe, platform))
 
 
 def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
-    """ValueError for one that does not run there."""
+    """Returns the kernels of a platform. Raises ValueError for one that does not run there."""
     named = {operation: part.name for operation, part in recipe.kernels.items()}
     options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
     implementation = recipe.config.kernels.implementation

@@ -1,7 +1,7 @@
-"""What is recorded of each layer, by a program of its own; the training step has none of it."""
+"""Diagnostics of each layer, computed by a program of their own beside the training step."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,11 +17,12 @@ from lm.training.step import (
     differentiated,
     loss_sums,
     microbatched,
+    optimizer_step,
     target_weights,
     token_sums,
 )
-from lm.training.update import optimizer_step
-from modules.params import LAYER, NORM, ParamSpec, as_matrices, matrix_axes, named_leaves
+from modules.params import LAYER, NORM, as_matrices, matrix_axes, named_leaves
+from modules.placements import Blocks
 from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
 
@@ -29,21 +30,11 @@ Found = dict[str, jax.Array]
 
 
 def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
-    """`diagnose(state, batch, hyper)`: by name a number, one a layer [L], or one a head [L, N].
+    """Returns `diagnose(state, batch, hyper)`: by name a number, one a layer [L], or a head [L, N].
 
-    - What layers sow in the collection `diagnostics`: `residual_*` of the stream behind each block,
-      `attention_output_*` and `mlp_output_*` of what its sublayers return (`modules.stream`), and
-      by head what attention says of itself (`modules.kernels.attention.observed`).
-    - Of the readout `logit_mean`, `logit_largest` (of |logit|), `log_z_mean` and `log_z_largest`
-      (of |log Z|), over the tokens that the loss counts.
-    - By role and layer what the optimizer would do with this batch's gradient: `by_role`.
-    - Of the spread between the gradients of the rows with even and with odd numbers, where the
-      rows are even: `gradient_noise`.
-    - Of the weights that each layer uses their norm (`layer_param_norm`), that of the gradient of
-      the mean token loss (`layer_grad_norm`), and `singular_value_NAME` of each hidden matrix, the
-      largest of its experts; `sigma_NAME` and `gamma_NAME` where a reparametrisation has them.
-
-    Layers are as in evaluation. Nothing of it is kept.
+    It joins `of_layers`, `of_readout`, `by_role`, `measured`, and, where the number of rows is
+    even, the `gradient_noise` between rows with even and with odd numbers. Layers run as in
+    evaluation, and nothing of it is kept.
     """
     described = learner.described
 
@@ -66,8 +57,8 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
         (stored_grads,) = to_stored(grads)
         parts = microbatched(batch, learner.recipe.train.microbatches)
         asked = asked_of(learner, state, hyper, parts, total)
-        step = optimizer_step(learner, state, hyper, stored_grads, means, asked)
-        changes = jax.tree.map(jnp.subtract, step.state.params, state.params)
+        new, *_ = optimizer_step(learner, state, hyper, stored_grads, means, asked)
+        changes = jax.tree.map(jnp.subtract, new.params, state.params)
         found = {
             **of_layers(learner, sown, used, grads),
             **seen,
@@ -91,15 +82,15 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
 
 
 def gradient_noise(grads: Any, of_part: Any, total: jax.Array, tokens: jax.Array) -> Found:
-    """What the spread between two parts of a batch says of the batch size, from the gradient of
-    the mean loss of `total` tokens and that of the first `tokens` of them, about half.
+    """Estimates the useful batch size from the spread between the gradients of two half batches.
 
     With |G|^2 of all n tokens and s the mean of |G|^2 of the two parts, of n / 2 tokens each:
     `gradient_noise_signal` = 2 |G|^2 - s estimates the squared norm of the gradient of all text,
     `gradient_noise_trace` = n (s - |G|^2) the variance of a token's gradient, and their quotient
     `gradient_noise_scale` is the number of tokens a batch beyond which more help little. Each is a
-    single draw and may be negative: average the first two over steps before dividing. Source:
-    arXiv:1812.06162, appendix A.1.
+    single draw and may be negative: average the first two over steps before dividing. grads is of
+    the mean loss of `total` tokens, of_part of the first `tokens`. Source: arXiv:1812.06162,
+    appendix A.1.
     """
     rest = jnp.maximum(total - tokens, 1.0)
     others = jax.tree.map(lambda g, part: (total * g - tokens * part) / rest, grads, of_part)
@@ -114,64 +105,70 @@ def gradient_noise(grads: Any, of_part: Any, total: jax.Array, tokens: jax.Array
 
 
 def of_layers(learner: Learner, sown: Any, used: Any, grads: Any) -> Found:
-    """What layers have sown, and what is seen of the weights they use."""
+    """Returns what layers sow in `diagnostics`, and norms of the weights that each uses.
+
+    Sown are moments of the stream and of what sublayers return (`modules.stream`), and numbers of
+    the heads (`modules.kernels.attention.observed`). `singular_value_NAME` of a hidden matrix is
+    the largest of its experts; `layer_grad_norm` is of the gradient of the mean token loss.
+    """
     names = short_names(learner)
-    found = []
-    for group in groups_of_blocks(learner.recipe):
-        own = sown_in(sown, group.name)
-        own['layer_param_norm'] = norm_by_layer(used[group.name])
-        own['layer_grad_norm'] = norm_by_layer(grads[group.name])
+
+    def own(group):
+        found = sown_in(sown, group.name)
+        found['layer_param_norm'] = norm_by_layer(used[group.name])
+        found['layer_grad_norm'] = norm_by_layer(grads[group.name])
         specs = named_leaves(learner.described.used_specs[group.name])
         for path, weight in named_leaves(used[group.name]).items():
             if path in names:
                 values = largest_singular_value(as_matrices(specs[path], weight))
-                own[f'singular_value_{names[path]}'] = jnp.max(values.reshape(len(values), -1), 1)
-        found.append((group.count, own))
-    return joined(found)
+                found[f'singular_value_{names[path]}'] = jnp.max(values.reshape(len(values), -1), 1)
+        return found
+
+    return by_layers(learner, own)
 
 
 def sown_in(sown: Any, group: str) -> Found:
-    """What the layers of one group of blocks have recorded, [L, ...] each, by name."""
+    """Returns what the layers of one group of blocks have recorded, [L, ...] each, by name."""
     return {path.split('/')[-2]: values for path, values in named_leaves(sown[group]).items()}
 
 
 def sown_by_layers(learner: Learner, sown: Any) -> Found:
-    """The same of all blocks."""
-    groups = groups_of_blocks(learner.recipe)
-    return joined([(group.count, sown_in(sown, group.name)) for group in groups])
+    """Returns what all layers have recorded, [L, ...] each, by name."""
+    return by_layers(learner, lambda group: sown_in(sown, group.name))
 
 
-def short_names(learner: Learner) -> dict[str, str]:
-    """path within a block -> name, for each hidden matrix that blocks use: its last part, or all of
-    it where two would have the same. That of a norm's is always whole.
-    """
-    specs: dict[str, ParamSpec] = {}
-    for group in groups_of_blocks(learner.recipe):
-        own = named_leaves(learner.described.used_specs[group.name])
-        specs |= {path: spec for path, spec in own.items() if spec.role == 'hidden'}
-    counts = collections.Counter(p.split('/')[-1] for p, s in specs.items() if s.part != NORM)
-    return {
-        path: path.replace('/', '_')
-        if spec.part == NORM or counts[path.split('/')[-1]] > 1
-        else path.split('/')[-1]
-        for path, spec in specs.items()
-    }
-
-
-def joined(groups: Iterable[tuple[int, Found]]) -> Found:
-    """[L, ...] of what groups of so many layers have by name; NaN for a group without it."""
-    groups = list(groups)
-    names = dict.fromkeys(name for _, own in groups for name in own)
+def by_layers(learner: Learner, own: Callable[[Blocks], Found]) -> Found:
+    """Joins own(group) of each group of blocks to [L, ...] by name; NaN for a group without it."""
+    groups = [(group.count, own(group)) for group in groups_of_blocks(learner.recipe)]
     found = {}
-    for name in names:
-        ends = next(own[name].shape[1:] for _, own in groups if name in own)
-        parts = [own.get(name, jnp.full((count, *ends), jnp.nan)) for count, own in groups]
+    for name in dict.fromkeys(name for _, of_group in groups for name in of_group):
+        ends = next(of_group[name].shape[1:] for _, of_group in groups if name in of_group)
+        parts = [part.get(name, jnp.full((count, *ends), jnp.nan)) for count, part in groups]
         found[name] = jnp.concatenate([part.astype(jnp.float32) for part in parts])
     return found
 
 
+def short_names(learner: Learner) -> dict[str, str]:
+    """Returns {path within a block: name} for each hidden matrix that blocks use.
+
+    The name is the last part of the path, or all of it for a norm's and where two would be equal.
+    """
+    specs = {}
+    for group in groups_of_blocks(learner.recipe):
+        own = named_leaves(learner.described.used_specs[group.name])
+        specs |= {path: spec for path, spec in own.items() if spec.role == 'hidden'}
+    last = {path: path.split('/')[-1] for path in specs}
+    counts = collections.Counter(last[path] for path in specs if specs[path].part != NORM)
+    return {
+        path: path.replace('/', '_') if spec.part == NORM or counts[last[path]] > 1 else last[path]
+        for path, spec in specs.items()
+    }
+
+
 def of_readout(x_BTD: jax.Array, readout: Any, weights_BT: jax.Array) -> Found:
-    """Row after row of the batch, so that no array [B, T, V] is made for it."""
+    """Returns the means of logits and log Z, and the largest |logit| and |log Z|, over the tokens
+    that the loss counts, row by row: no array [B, T, V] is made for them.
+    """
     x_BTD, readout = jax.lax.stop_gradient((x_BTD, readout))
 
     def of_row(row):
@@ -199,39 +196,36 @@ def of_readout(x_BTD: jax.Array, readout: Any, weights_BT: jax.Array) -> Found:
 
 
 def by_role(learner: Learner, params: Any, grads: Any, changes: Any) -> Found:
-    """gradient_rms_ROLE, update_rms_ROLE, weight_rms_ROLE and update_ratio_ROLE of the stored
-    parameters: root mean squares over all of a role in a layer, and update over weight.
+    """Returns gradient_rms_ROLE, update_rms_ROLE, weight_rms_ROLE and update_ratio_ROLE of the
+    stored parameters: root mean squares over all of a role in a layer, and update over weight.
 
-    The update is what one optimizer step from here adds, maps after it included; the gradient is
-    that before clipping. [L] for those that layers hold; for the others a number each, of vectors
-    and of hidden matrices as ROLE_outside.
+    The update is what one optimizer step adds, maps after it included; the gradient is that before
+    clipping. [L] for parameters of layers; a number each for the others, whose vectors and hidden
+    matrices are named ROLE_outside.
     """
-    described, trees = learner.described, {'gradient': grads, 'update': changes, 'weight': params}
-    groups, outside = [], named_leaves(described.specs)
+    trees = {'gradient': grads, 'update': changes, 'weight': params}
+    trees = {what: named_leaves(tree) for what, tree in trees.items()}
+    specs, found = named_leaves(learner.described.specs), {}
     for group in groups_of_blocks(learner.recipe):
-        of_group = named_leaves(described.specs[group.name])
-        layered = {f'{group.name}/{p}': s for p, s in of_group.items() if LAYER in s.axes}
-        outside = {path: spec for path, spec in outside.items() if path not in layered}
-        groups.append((group.count, _rms_by_role(trees, layered, is_layered=True)))
+        own = {p: s for p, s in specs.items() if p.startswith(f'{group.name}/') and LAYER in s.axes}
+        found[group.name] = _rms_by_role(trees, own, is_layered=True)
+    outside = {path: spec for path, spec in specs.items() if LAYER not in spec.axes}
     alone = _rms_by_role(trees, outside, is_layered=False)
-    return _with_ratios(joined(groups)) | {
+    return _with_ratios(by_layers(learner, lambda group: found[group.name])) | {
         f'{name}_outside' if name.endswith(('hidden', 'vector')) else name: value
         for name, value in _with_ratios(alone).items()
     }
 
 
-def _rms_by_role(trees: Mapping[str, Any], specs: Mapping[str, Any], is_layered: bool) -> Found:
+def _rms_by_role(trees: Mapping[str, Found], specs: Mapping[str, Any], is_layered: bool) -> Found:
     found = {}
-    for what, tree in trees.items():
-        leaves = named_leaves(tree)
+    for what, leaves in trees.items():
         for role in dict.fromkeys(spec.role for spec in specs.values()):
             squares, count = 0.0, 0
-            for path, spec in specs.items():
-                if spec.role != role:
-                    continue
+            for path in (path for path, spec in specs.items() if spec.role == role):
                 leaf = jnp.square(leaves[path].astype(jnp.float32))
                 if is_layered:
-                    leaf = jnp.moveaxis(leaf, spec.axes.index(LAYER), 0)
+                    leaf = jnp.moveaxis(leaf, specs[path].axes.index(LAYER), 0)
                     leaf = leaf.reshape(len(leaf), -1)
                 squares += jnp.sum(leaf, -1 if is_layered else None)
                 count += leaf.shape[-1] if is_layered else leaf.size
@@ -240,38 +234,37 @@ def _rms_by_role(trees: Mapping[str, Any], specs: Mapping[str, Any], is_layered:
 
 
 def _with_ratios(found: Found) -> Found:
-    weights = {name: value for name, value in found.items() if name.startswith('weight_rms_')}
-    ratios = {
+    return found | {
         name.replace('weight_rms', 'update_ratio'): found[name.replace('weight', 'update')] / value
-        for name, value in weights.items()
+        for name, value in found.items()
+        if name.startswith('weight_rms_')
     }
-    return found | ratios
 
 
 def measured(learner: Learner, state: State) -> Found:
-    """What reparametrisations know of the matrices of layers, such as their spectral norm (the
-    `measures` of `modules.reparam`): [L], the largest of the experts.
+    """Returns the `measures` of reparametrisations (`modules.reparam`), as `sigma_NAME`: [L], of
+    each matrix of layers the largest of its experts.
     """
-    names, by_group = short_names(learner), []
-    found = learner.described.reparam.measures(state.params, state.reparam)
-    for group in groups_of_blocks(learner.recipe):
-        own = {}
-        specs = named_leaves(learner.described.used_specs[group.name])
-        for what, values in found.items():
+    names = short_names(learner)
+    measures = learner.described.reparam.measures(state.params, state.reparam)
+
+    def own(group):
+        specs, found = named_leaves(learner.described.used_specs[group.name]), {}
+        for what, values in measures.items():
             for path, name in names.items():
-                value = values.get(f'{group.name}/{path}')
-                if value is None:
+                if (value := values.get(f'{group.name}/{path}')) is None:
                     continue
                 batch, *_ = matrix_axes(specs[path])
                 if value.ndim < len(batch):  # one for all layers
                     value = jnp.broadcast_to(value[None], (group.count, *value.shape))
-                own[f'{what}_{name}'] = jnp.max(value.reshape(group.count, -1), 1)
-        by_group.append((group.count, own))
-    return joined(by_group)
+                found[f'{what}_{name}'] = jnp.max(value.reshape(group.count, -1), 1)
+        return found
+
+    return by_layers(learner, own)
 
 
 def norm_by_layer(tree: Any) -> jax.Array:
-    """[L]: the norm of all that a layer holds, of leaves stacked along their first axis."""
+    """Returns [L]: the norm of all that a layer holds, of leaves stacked along their first axis."""
     squares = [
         jnp.sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(leaf), -1), 1)
         for leaf in jax.tree.leaves(tree)

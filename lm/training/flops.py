@@ -10,8 +10,7 @@ from lm.config.recipe import Recipe
 from lm.training.state import Learner
 from modules.params import named_leaves
 
-# Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first that
-# fits.
+# Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first fits.
 PEAK_FLOPS = {
     'TPU v6': 918e12,
     'TPU7x': 1153.5e12,  # a chip's 2,307 are of two devices
@@ -29,12 +28,11 @@ GEMM_SIZE = 2048
 
 
 def matmul_params(learner: Learner) -> int:
-    """Weights that multiply a token's activations: all matrices and the readout; no tables, no
-    vectors. Of experts those that a token goes through, and the router.
+    """Counts the weights that multiply a token's activations: those of matrices and the readout.
 
-    It counts the parameters that the model uses, so that shared matrices count once for each block.
-    A matrix is what has a fan_in; one in a norm of queries or keys, which multiplies each head,
-    counts once.
+    Of experts, those that a token goes through count, and the router. Shared matrices count once
+    for each block that uses them. A matrix has a fan_in; one in a norm of queries or keys, which
+    multiplies each head, counts once.
     """
     count, recipe = 0, learner.recipe
     shapes = named_leaves(learner.described.used_shapes)
@@ -49,7 +47,7 @@ def matmul_params(learner: Learner) -> int:
 
 
 def flops_per_token(learner: Learner) -> float:
-    """6 N and `attention_flops`: forward and backward, per token of a sequence.
+    """Returns 6 N + `attention_flops`: forward and backward, per token of a sequence.
 
     N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
     Recomputation under remat is not counted.
@@ -58,10 +56,10 @@ def flops_per_token(learner: Learner) -> float:
 
 
 def attention_flops(recipe: Recipe) -> float:
-    """Per token and all layers: 12 D for each pair of tokens (arXiv:2204.02311, appendix B).
+    """Returns 12 D for each pair of tokens, per token and all layers (arXiv:2204.02311, app. B).
 
-    How many pairs that is, each form of attention says (`tokens_mixed`): those that it is for,
-    whether or not a kernel computes others too.
+    Each form of attention counts the pairs that it is for (`tokens_mixed`), whether or not a kernel
+    computes others too.
     """
     model, layer = recipe.model, recipe.attention
     pairs = sum(
@@ -72,7 +70,7 @@ def attention_flops(recipe: Recipe) -> float:
 
 
 def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
-    """Measured FLOP/s of a float32 product of two square matrices: the median of `repeats`."""
+    """Measures the FLOP/s of a float32 product of two square matrices, the median of `repeats`."""
     a = jnp.ones((size, size), jnp.float32)
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     product(a, a).block_until_ready()
@@ -85,21 +83,18 @@ def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
 
 
 def published_peak(device_kind: str) -> float | None:
-    """Flop/s of bf16 products, dense; None of a kind that the table has not."""
+    """Returns the peak of `PEAK_FLOPS`; None for a kind that it does not have."""
     return next((flops for name, flops in PEAK_FLOPS.items() if name in device_kind), None)
 
 
 def peak_flops(n_devices: int) -> tuple[float, str]:
-    """(FLOP/s of `n_devices` together, where the number is from).
-
-    From `PEAK_FLOPS` for a known accelerator; otherwise measured with a float32 product, on a CPU
-    for the whole machine, which its devices share.
+    """Returns (FLOP/s of `n_devices` together, the source of the number): published, or measured
+    with a float32 product. The devices of a CPU share the machine.
     """
     device = jax.devices()[0]
     if published := published_peak(device.device_kind):
         return published * n_devices, f'{n_devices} x published bf16 peak'
-    measured = gemm_flops()
-    source = f'measured float32 {GEMM_SIZE}^3 product'
+    measured, source = gemm_flops(), f'measured float32 {GEMM_SIZE}^3 product'
     if device.platform == 'cpu':
         return measured, source
     return measured * n_devices, f'{n_devices} x {source}'

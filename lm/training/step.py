@@ -1,9 +1,12 @@
-"""One training step and one evaluation step: pure functions (`lm.devices.shardings` jits them)."""
+"""One training step and one evaluation step: pure functions (`lm.devices.shardings` jits them).
+
+The page reads from the whole to its parts: the step, its gradient, the optimizer, the loss.
+"""
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,132 +14,33 @@ import optax
 
 from lm.model.parameters import optimizer_of
 from lm.training.state import Hyper, Learner, State, Weights
-from lm.training.update import Asked, optimizer_step
-from modules.devices import pieces
-from modules.losses import (
-    by_chunks,
-    logits_loss,
-    tokens_at_a_time,
-    with_error_probability,
+from lm.training.update import (
+    decay_shares,
+    ghost_radius,
+    numbered_rows,
+    of_rms,
+    optimizer,
+    peaks_of,
+    shrunk,
 )
+from modules.losses import by_chunks, logits_loss, tokens_at_a_time, with_error_probability
+from modules.optim import with_share
+from modules.parallel.axes import pieces
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
-Batch = dict[str, jax.Array]
+Batch = Metrics = dict[str, jax.Array]
 TRAINING = (STATS, AUXILIARY)  # what layers fill in a training pass
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
-def target_weights(batch: Batch, bos_id: int) -> jax.Array:
-    """[B, T] float32: 1 where the next token is one to predict: not padding, not a beginning, and
-    a target of the objective where the batch says which are (`lm.model.objectives`).
-    """
-    weights_BT = text_weights(batch, bos_id)
-    if 'targets' in batch:
-        weights_BT = weights_BT * batch['targets'][:, 1:]
-    return weights_BT
-
-
-def text_weights(batch: Batch, bos_id: int) -> jax.Array:
-    """[B, T] float32: `target_weights` of a causal model."""
-    targets_BT = batch['tokens'][:, 1:]
-    return ((batch['segments'][:, 1:] > 0) & (targets_BT != bos_id)).astype(jnp.float32)
-
-
-def token_sums(
-    learner: Learner, variables: Any, batch: Batch, hyper: Hyper
-) -> dict[str, jax.Array]:
-    """Sums over the target tokens: `objective`, `ce`, `tokens`, and the loss's other terms."""
-    return observed_sums(learner, variables, batch, hyper, mutable=())[0]
-
-
-def observed_sums(
-    learner: Learner, variables: Any, batch: Batch, hyper: Hyper, mutable: tuple[str, ...]
-) -> tuple[dict[str, jax.Array], Any]:
-    """`token_sums`, and the Linen collections named in `mutable`, which the forward pass filled.
-
-    With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
-    and what they sow as auxiliary losses is in the objective, once for each target token.
-    """
-    (x_BTD, readout), filled = activations(learner, variables, batch, mutable)
-    return loss_sums(learner, x_BTD, readout, filled, batch, hyper), filled
-
-
-def activations(
-    learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...]
-) -> tuple[tuple[jax.Array, Any], Any]:
-    """((the last activations [B, T, D], the readout), the collections named in `mutable`)."""
-    tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
-    segments_BT = read_BT if learner.recipe.data.mask_documents else None
-    prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
-    return learner.model.apply(
-        variables,
-        tokens_BT,
-        segments_BT,
-        read_BT > 0,
-        prefix_BT,
-        method='activations',
-        mutable=mutable,
-    )
-
-
-def loss_sums(
-    learner: Learner, x_BTD: jax.Array, readout: Any, filled: Any, batch: Batch, hyper: Hyper
-) -> dict[str, jax.Array]:
-    """`token_sums` of what `activations` gave."""
-    recipe, labels_BT = learner.recipe, batch['tokens'][:, 1:]
-    weights_BT, row = target_weights(batch, learner.bos_id), recipe.loss.row
-    fused = learner.model.kernels.fused_cross_entropy
-    if fused is not None and row.has_kernels:
-        row = logits_loss(fused)
-    if any(part.row.needs.error_probability for part in recipe.optimizers.values()):
-        row = with_error_probability(row)
-    loss = by_chunks(row, chunk_of(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
-    sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.numbers(hyper))
-    sums |= {'tokens': jnp.sum(weights_BT)}
-    for part in recipe.auxiliaries if AUXILIARY in filled else ():
-        total = total_sown(filled[AUXILIARY], part.name)
-        weighed = part.row(total, **part.numbers(hyper))
-        sums[part.name] = total * sums['tokens']
-        sums['objective'] += weighed * sums['tokens']
-    return sums
-
-
-def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
-    """Of how many tokens logits are made at a time, on all devices together; 0: of all."""
-    chunk = learner.recipe.config.loss.chunk
-    if chunk is not None:
-        return chunk
-    return tokens_at_a_time(math.prod(shape_BT), vocab_size, pieces('BTV', (*shape_BT, vocab_size)))
-
-
-def total_sown(collection: Any, name: str) -> jax.Array:
-    """The sum over layers of what they have sown as `name`."""
-    leaves = named_leaves(collection)
-    return sum(jnp.sum(leaf) for path, leaf in leaves.items() if path.split('/')[-2] == name)
-
-
-def microbatched(batch: Batch, count: int) -> Batch:
-    """[B, ...] -> [count, B / count, ...]; part i takes rows i, i + count, ...
-
-    Strided, so that each device's contiguous rows spread evenly over the parts without moving.
-    """
-
-    def cut(rows):
-        return jnp.swapaxes(rows.reshape(-1, count, *rows.shape[1:]), 0, 1)
-
-    return jax.tree.map(cut, batch)
-
-
-def make_train_step(
-    learner: Learner,
-) -> Callable[[State, Batch, Hyper], tuple[State, dict[str, jax.Array]]]:
-    """`train_step(state, batch, hyper) -> (state, metrics)`.
+def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[State, Metrics]]:
+    """Returns `train_step(state, batch, hyper) -> (state, metrics)`.
 
     The gradient is that of (sum of token losses) / (target tokens of the whole batch), so it does
-    not depend on microbatches, hosts or padding; what layers carry is updated by each microbatch in
-    turn. With on_divergence = skip_step, a step whose loss or gradient is not finite changes
-    nothing but the step count, and says so in `skipped`.
+    not depend on microbatches, hosts or padding. Each microbatch in turn updates what layers carry.
+    With on_divergence = skip_step, a step whose loss or gradient is not finite changes nothing but
+    the step count, and its metrics have `skipped` = 1.
     """
     recipe, described = learner.recipe, learner.described
 
@@ -157,102 +61,80 @@ def make_train_step(
         sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
         means = {name: sums[name] / total for name in sums if name != 'tokens'}
-        made = optimizer_step(
-            learner,
-            state.replace(reparam=reparam, stats=stats),
-            hyper,
-            grads,
-            means,
-            asked_of(learner, state, hyper, parts, total),
-        )
+        asked = asked_of(learner, state, hyper, parts, total)
+        passed = state.replace(reparam=reparam, stats=stats)
+        new, updates, seen = optimizer_step(learner, passed, hyper, grads, means, asked)
         metrics = {
-            'loss': means['objective'],
-            **{name: value for name, value in means.items() if name != 'objective'},
-            **made.seen,
-            'lr': made.lr,
+            **means,
+            **seen,
             'grad_norm': optax.tree.norm(grads),
-            'update_norm': optax.tree.norm(made.updates),
+            'update_norm': optax.tree.norm(updates),
             'batch_tokens': sums['tokens'],
         }
+        metrics['loss'] = metrics.pop('objective')
         if 'targets' in batch:
             of_text = jnp.sum(text_weights(batch, learner.bos_id))
             metrics['target_share'] = sums['tokens'] / jnp.maximum(of_text, 1.0)
-        new = made.state
         if recipe.train.on_divergence == 'skip_step':
-            new, metrics = _unless_divergent(state, new, metrics)
+            finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])))
+            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+            new, metrics['skipped'] = kept.replace(step=new.step), 1.0 - finite
         return new, metrics
 
     return train_step
 
 
-def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array) -> Asked:
-    """Functions of the stored parameters that run the training pass from the step's start: each
-    microbatch with what layers and reparametrisations carry there.
+def make_eval_step(learner: Learner) -> Callable[[Weights, Batch, Hyper], Metrics]:
+    """Returns `eval_step(weights, batch, hyper)`, the `token_sums` of one batch."""
 
-    parts: the batch in microbatches; total: its target tokens.
+    def eval_step(weights, batch, hyper):
+        return token_sums(learner, learner.variables(weights), batch, hyper)
+
+    return eval_step
+
+
+def target_weights(batch: Batch, bos_id: int) -> jax.Array:
+    """Returns [B, T] float32, 1 where the next token is a target: not padding, not a beginning, and
+    among those that an objective marks in the batch (`lm.model.objectives`).
     """
-    loss = learner.recipe.loss
-
-    def variables(params):
-        stored = trained_alone(learner, params)
-        used, _ = learner.described.reparam.apply(stored, state.reparam, True)
-        return {'params': used, **state.stats}
-
-    def share(variables, rows):
-        sums, _ = observed_sums(learner, variables, rows, hyper, mutable=TRAINING)
-        return sums['objective'] / total
-
-    def value_fn(params):
-        once = variables(params)
-        own = functools.partial(share, once)
-        if learner.recipe.train.microbatches > 1:
-            own = jax.checkpoint(own)  # or the map keeps what all of them need to go backward
-        return jnp.sum(jax.lax.map(own, parts))
-
-    def activations_fn(params, rows):
-        return activations(learner, variables(params), rows, TRAINING)[0]
-
-    def of_logits(logits_BTV, rows):
-        weights_BT = target_weights(rows, learner.bos_id)
-        given = loss.numbers(hyper)
-        sums = loss.row(logits_BTV, lambda x: x, rows['tokens'][:, 1:], weights_BT, **given)
-        return sums['objective'] / total
-
-    weights = jax.vmap(lambda rows: target_weights(rows, learner.bos_id))(parts)
-    return Asked(
-        rows=parts,
-        weights=weights,
-        value_fn=value_fn,
-        share_fn=lambda params, rows: share(variables(params), rows),
-        activations_fn=activations_fn,
-        of_logits=of_logits,
-        tokens_at_a_time=chunk_of(learner, weights[0].shape, learner.model.vocab_size),
-    )
+    weights_BT = text_weights(batch, bos_id)
+    if 'targets' in batch:
+        weights_BT = weights_BT * batch['targets'][:, 1:]
+    return weights_BT
 
 
-def differentiated(learner: Learner, params: Any) -> Any:
-    """`trained_alone`, without those whose optimizer reads no gradient."""
-
-    def own(w, spec):
-        needs = learner.recipe.optimizers[optimizer_of(spec)].row.needs
-        return w if needs.gradient else jax.lax.stop_gradient(w)
-
-    return jax.tree.map(own, trained_alone(learner, params), learner.described.specs)
+def text_weights(batch: Batch, bos_id: int) -> jax.Array:
+    """Returns the `target_weights` [B, T] of a causal model."""
+    targets_BT = batch['tokens'][:, 1:]
+    return ((batch['segments'][:, 1:] > 0) & (targets_BT != bos_id)).astype(jnp.float32)
 
 
-def trained_alone(learner: Learner, params: Any) -> Any:
-    """The weights, of which those that are not trained have no gradient: it is never computed, and
-    their update is none.
+def microbatched(batch: Batch, count: int) -> Batch:
+    """Returns [count, B / count, ...]; part i takes rows i, i + count, ...
+
+    Strided, so that each device's contiguous rows spread evenly over the parts without moving.
     """
     return jax.tree.map(
-        lambda w, trained: w if trained else jax.lax.stop_gradient(w),
-        params,
-        learner.described.trainable,
+        lambda rows: jnp.swapaxes(rows.reshape(-1, count, *rows.shape[1:]), 0, 1), batch
     )
+
+
+def differentiated(learner: Learner, params: Any, unread: bool = False) -> Any:
+    """Stops the gradients of weights that are not trained, so that they are never computed.
+
+    unread: whether weights whose optimizer reads no gradient keep theirs.
+    """
+    optimizers, described = learner.recipe.optimizers, learner.described
+
+    def stopped(w, spec, trained):
+        is_read = unread or optimizers[optimizer_of(spec)].row.needs.gradient
+        return w if trained and is_read else jax.lax.stop_gradient(w)
+
+    return jax.tree.map(stopped, params, described.specs, described.trainable)
 
 
 def _sum_over_parts(loss, used, stats, parts):
-    """(sums, gradient, stats) of `loss` over microbatches, one after the other.
+    """Returns (sums, gradient, stats) of `loss` over microbatches, one after the other.
 
     The statistics of the backward pass come back as gradients (`modules.statistics`).
     """
@@ -280,19 +162,193 @@ def _sum_over_parts(loss, used, stats, parts):
     return sums, grads, carried | backward
 
 
-def _unless_divergent(old: State, new: State, metrics: dict[str, jax.Array]):
-    watched = jnp.stack([metrics[name] for name in MUST_BE_FINITE])
-    finite = jnp.all(jnp.isfinite(watched))
-    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-    return kept.replace(step=new.step), metrics | {'skipped': 1.0 - finite}
+class Asked(NamedTuple):
+    """Functions of the stored parameters that an optimizer may ask of a batch, beside its gradient.
+
+    What is not asked for is not computed. Each microbatch has what layers carried at the step's
+    start; in the gradient's own pass that goes from one to the next.
+
+    rows: the batch in its microbatches [n, B / n, ...]; weights [n, B / n, T]: of target tokens.
+    value_fn(params): the objective; share_fn(params, rows): what these rows add to it.
+    activations_fn(params, rows): (x [b, T, D], readout), which make the logits.
+    of_logits(logits [b, T, V], rows): the share again, without what layers add to the loss.
+    tokens_at_a_time: how many tokens' logits shall be made at most; 0: all.
+    """
+
+    rows: Any
+    weights: jax.Array
+    value_fn: Callable[[Any], jax.Array]
+    share_fn: Callable[[Any, Any], jax.Array]
+    activations_fn: Callable[[Any, Any], tuple[jax.Array, Any]]
+    of_logits: Callable[[jax.Array, Any], jax.Array]
+    tokens_at_a_time: int
+
+    def logits_fn(self, params: Any, rows: Any) -> jax.Array:
+        x_BTD, readout = self.activations_fn(params, rows)
+        return readout(x_BTD)
 
 
-def make_eval_step(
-    learner: Learner,
-) -> Callable[[Weights, Batch, Hyper], dict[str, jax.Array]]:
-    """`eval_step(weights, batch, hyper)`: the sums of `token_sums` over one batch."""
+def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array) -> Asked:
+    """Returns functions that run the training pass with what the step's start carries.
 
-    def eval_step(weights, batch, hyper):
-        return token_sums(learner, learner.variables(weights), batch, hyper)
+    parts: the batch in microbatches; total: its target tokens.
+    """
+    loss = learner.recipe.loss
 
-    return eval_step
+    def variables(params):
+        stored = differentiated(learner, params, unread=True)
+        used, _ = learner.described.reparam.apply(stored, state.reparam, True)
+        return {'params': used, **state.stats}
+
+    def share(variables, rows):
+        sums, _ = observed_sums(learner, variables, rows, hyper, mutable=TRAINING)
+        return sums['objective'] / total
+
+    def value_fn(params):
+        own = functools.partial(share, variables(params))
+        if learner.recipe.train.microbatches > 1:
+            own = jax.checkpoint(own)  # or the map keeps what all of them need to go backward
+        return jnp.sum(jax.lax.map(own, parts))
+
+    def activations_fn(params, rows):
+        return activations(learner, variables(params), rows, TRAINING)[0]
+
+    def of_logits(logits_BTV, rows):
+        weights_BT = target_weights(rows, learner.bos_id)
+        labels_BT, numbers = rows['tokens'][:, 1:], loss.numbers(hyper)
+        sums = loss.row(logits_BTV, lambda x: x, labels_BT, weights_BT, **numbers)
+        return sums['objective'] / total
+
+    weights = jax.vmap(lambda rows: target_weights(rows, learner.bos_id))(parts)
+    return Asked(
+        rows=parts,
+        weights=weights,
+        value_fn=value_fn,
+        share_fn=lambda params, rows: share(variables(params), rows),
+        activations_fn=activations_fn,
+        of_logits=of_logits,
+        tokens_at_a_time=chunk_of(learner, weights[0].shape, learner.model.vocab_size),
+    )
+
+
+def optimizer_step(
+    learner: Learner, state: State, hyper: Hyper, grads: Any, means: Metrics, asked: Asked
+) -> tuple[State, Any, Metrics]:
+    """Computes the next state from the gradient of the stored weights.
+
+    Returns (state, updates, seen): `updates` were added to the weights before any map after them
+    (`modules.reparam`), `seen` is recorded by name. The new state keeps `stats`, and `reparam` but
+    for that map. means: `objective` and the other terms of the loss, per target token of the batch.
+    """
+    recipe, described = learner.recipe, learner.described
+    grads = shrunk(described.specs, grads, hyper)
+    rows, peaks = numbered_rows(recipe, hyper), peaks_of(hyper)
+    fraction = rows['optim.schedule'](state.step, hyper['train.steps'])
+    transform, average = optimizer(recipe, described, hyper), rows['optim.average']()
+    decay = rows['optim.decay_rule']
+    in_gradient = recipe.decay.row.in_gradient
+    if in_gradient:
+        shares = decay_shares(described, decay, hyper, fraction, peaks)
+        grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
+    direction, opt_state = transform.update(
+        grads,
+        state.opt_state,
+        state.params,
+        value=means['objective'],
+        grad=grads,
+        means=means,
+        rows=asked.rows,
+        value_fn=asked.value_fn,
+        share_fn=asked.share_fn,
+        logits_fn=asked.logits_fn,
+        of_logits=asked.of_logits,
+    )
+
+    def scaled(spec, direction, weight, scaling, share, trained):
+        if not trained:
+            return jnp.zeros_like(weight)
+        direction, decayed = with_share(direction)
+        direction = of_rms(spec, direction, hyper)
+        change = -peaks[optimizer_of(spec)] * fraction * scaling.lr_factor * direction
+        if in_gradient or not scaling.decay_factor:
+            return change
+        return change - share * decayed * weight
+
+    updates = jax.tree.map(
+        scaled,
+        described.specs,
+        direction,
+        state.params,
+        described.scalings,
+        decay_shares(described, decay, hyper, fraction, peaks),
+        described.trainable,
+    )
+    seen = {}
+    if (most := hyper.get('optim.ghost_radius')) is not None:
+        radius = ghost_radius(asked, state.params, updates)
+        updates = jax.tree.map(lambda u: most / jnp.maximum(radius, most) * u, updates)
+        seen['ghost_radius'] = radius
+    updates, kept = average.steer(updates, state.params, state.average, fraction)
+    params = optax.apply_updates(state.params, updates)
+    params, reparam = described.after_update(params, state.reparam)
+    kept = average.follow(params, kept)
+    new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
+    return new, updates, seen | {'lr': peaks['optim.name'] * fraction}
+
+
+def token_sums(learner: Learner, variables: Any, batch: Batch, hyper: Hyper) -> Metrics:
+    """Returns sums over target tokens: `objective`, `ce`, `tokens`, and other terms of the loss."""
+    return observed_sums(learner, variables, batch, hyper, mutable=())[0]
+
+
+def observed_sums(
+    learner: Learner, variables: Any, batch: Batch, hyper: Hyper, mutable: tuple[str, ...]
+) -> tuple[Metrics, Any]:
+    """Returns `token_sums`, and the Linen collections named in `mutable` as the pass filled them.
+
+    With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
+    and the auxiliary losses that they sow are in the objective, once for each target token.
+    """
+    (x_BTD, readout), filled = activations(learner, variables, batch, mutable)
+    return loss_sums(learner, x_BTD, readout, filled, batch, hyper), filled
+
+
+def activations(
+    learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...]
+) -> tuple[tuple[jax.Array, Any], Any]:
+    """Returns ((the last activations [B, T, D], the readout), the collections of `mutable`)."""
+    tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
+    segments_BT = read_BT if learner.recipe.data.mask_documents else None
+    prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
+    given = (tokens_BT, segments_BT, read_BT > 0, prefix_BT)
+    return learner.model.apply(variables, *given, method='activations', mutable=mutable)
+
+
+def loss_sums(
+    learner: Learner, x_BTD: jax.Array, readout: Any, filled: Any, batch: Batch, hyper: Hyper
+) -> Metrics:
+    """Returns `token_sums` from the results of `activations`."""
+    recipe, labels_BT = learner.recipe, batch['tokens'][:, 1:]
+    weights_BT, row = target_weights(batch, learner.bos_id), recipe.loss.row
+    fused = learner.model.kernels.fused_cross_entropy
+    if fused is not None and row.has_kernels:
+        row = logits_loss(fused)
+    if any(part.row.needs.error_probability for part in recipe.optimizers.values()):
+        row = with_error_probability(row)
+    loss = by_chunks(row, chunk_of(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
+    sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.numbers(hyper))
+    sums |= {'tokens': jnp.sum(weights_BT)}
+    for part in recipe.auxiliaries if AUXILIARY in filled else ():
+        sown = named_leaves(filled[AUXILIARY]).items()
+        total = sum(jnp.sum(leaf) for path, leaf in sown if path.split('/')[-2] == part.name)
+        weighed = part.row(total, **part.numbers(hyper))
+        sums[part.name] = total * sums['tokens']
+        sums['objective'] += weighed * sums['tokens']
+    return sums
+
+
+def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
+    """Returns how many tokens' logits are made at a time, on all devices together; 0: all."""
+    if (chunk := learner.recipe.config.loss.chunk) is not None:
+        return chunk
+    return tokens_at_a_time(math.prod(shape_BT), vocab_size, pieces('BTV', (*shape_BT, vocab_size)))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from eval.choices import WIDTH, bounds, first_sentence, kind, listing, rows_of, sources
+from eval.console.listings import WIDTH, bounds, first_sentence, kind, listing, rows_of, sources
 from lm.config.fields import CHOICES, FIELDS
 from modules.numerics import DTYPES
 from modules.options import Declared, Option, typed

@@ -9,6 +9,8 @@ from scipy import stats
 
 from eval import compare, runs
 from eval.compare import best_lr, sensitivity
+from eval.tables import results
+from eval.tables.columns import schema
 from tests.eval import sweep_fixture as fixture
 
 
@@ -32,7 +34,7 @@ def test_sensitivity_by_hand():
 def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp('runs') / 'norms'
     fixture.write_sweep(folder)
-    return runs.gather(folder), runs.read_sweep(folder)
+    return runs.gather(folder), results.read_sweep(folder)
 
 
 def test_compare_a_sweep(sweep):
@@ -74,7 +76,7 @@ def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
     notes = {}
     for name, fates in (('waits', waits), ('partly', partly), ('ends', ends)):
         fixture.write_sweep(tmp_path / name, axes, fates)
-        [found] = compare.compare(runs.gather(tmp_path / name), runs.read_sweep(tmp_path / name))
+        [found] = compare.compare(runs.gather(tmp_path / name), results.read_sweep(tmp_path / name))
         notes[name] = found.notes
         assert math.isnan(found.sensitivity) == (name != 'ends')
     assert notes == {
@@ -162,7 +164,7 @@ def test_learning_rates_are_compared_where_they_alone_were_swept():
 
 
 def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **more):
-    record = dict.fromkeys(runs.schema().names) | {'status': status, 'ce': loss, 'norm': norm}
+    record = dict.fromkeys(schema().names) | {'status': status, 'ce': loss, 'norm': norm}
     return record | {'lr': lr, 'train_seed': seed, 'data_seed': 0, 'workdir': '/none'} | more
 
 

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from eval.coordinates import slopes as coordinates
-from eval.coordinates.slopes import (
+from eval import coordinates
+from eval.coordinates import (
     CHANGE,
     SIZE,
     Slope,

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from eval.fit import fitting
-from eval.fit.curves import annealing_curve, multi_power_curve, peak_step
 from eval.fit.figures import write_figures
-from eval.fit.fitting import fit, huber, jacobian
-from eval.fit.law import log_sum_exp
-from eval.fit.laws import LAWS
+from eval.fit.fitting import fit, fit_points, jacobian, record, text
+from eval.fit.laws import (
+    LAWS,
+    annealing_curve,
+    effective,
+    log_sum_exp,
+    multi_power_curve,
+    peak_step,
+)
 from eval.fit.points import Options, from_table, from_workdir, resampled_together, split
-from eval.fit.report import fit_points, record, text
-from eval.fit.sizes import effective
 from tests.eval import sweep_fixture as fixture
 
 STARTS, BOOTS = 6, 40
@@ -143,7 +146,6 @@ def test_the_complex_step_is_the_slope(law):
 
 def test_parts_of_the_fit():
     """Reference: closed forms."""
-    np.testing.assert_allclose(huber(np.array([0.5, -1.0, 3.0])), [0.125, 0.5, 2.5])
     assert log_sum_exp(np.array([1000.0]), 1000.0) == pytest.approx(1000 + np.log(2))
     np.testing.assert_allclose(effective(np.log([1.0, 1e6]), 15.0), [0, np.log(16)], atol=1e-12)
     assert len(LAWS['chinchilla'].starts({}, None, {'parameters': 1, 'tokens': 1})) == 4500

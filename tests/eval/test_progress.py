@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from eval import progress
-from eval.progress import Progress
+from eval.console import progress
+from eval.console.progress import Progress
 from eval.runs import gather
 from lm.config.resolve import resolve
 from lm.sweep.cells import Cell, groups

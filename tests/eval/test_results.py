@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
+from eval.tables import results
 from lm.storage.files import read_json
 from tests.eval import sweep_fixture as fixture
 
@@ -30,7 +31,7 @@ def test_a_cell_that_cannot_be_read_is_said_and_the_others_are_given(sweep, name
     assert damaged['reason'].startswith(f'{path} cannot be read as JSON (')
     assert (damaged['norm'], damaged['train_seed']) == ('rmsnorm', 1)  # as sweep.json says
     [row] = runs.query("select cell from runs where status = 'unreadable'", sweep).to_pylist()
-    assert row['cell'] == damaged['cell'] and len(pq.read_table(runs.write_table(sweep))) == 4
+    assert row['cell'] == damaged['cell'] and len(pq.read_table(results.write_table(sweep))) == 4
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ SWEEPS += ['{"base": {}, "axes": {}, "cells": []}', BASE + '"axes": {}, "cells":
 def test_a_sweep_that_cannot_be_read(sweep, text):
     """Its runs alone do not say which cells there are."""
     (sweep / 'sweep.json').write_text(text)
-    for read in (runs.gather, runs.read_sweep):
+    for read in (runs.gather, results.read_sweep):
         with pytest.raises(ValueError, match='cannot be read') as error:
             read(sweep)
         assert str(error.value).startswith(str(sweep / 'sweep.json'))
@@ -96,7 +97,7 @@ def test_a_line_of_the_record_that_is_no_row_is_left_out(tmp_path):
 
 def test_a_damaged_table_has_no_other_number_without_a_word(sweep):
     """Of one bit that flips in the numbers of one column, wherever; checksums see it."""
-    path = runs.write_table(sweep)
+    path = results.write_table(sweep)
     for folder in [folder for folder in sweep.iterdir() if folder.is_dir()]:
         folder.rename(sweep.parent / folder.name)
     before, whole = runs.gather(sweep), path.read_bytes()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from eval.rules.published import BEYOND, UNKNOWN, WITHIN, Given, as_text, published, write
+from eval.rules import BEYOND, UNKNOWN, WITHIN, Given, as_text, published, write
 from lm.config.resolve import resolve
 from modules.scaling import rules
 

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
-from eval.columns import IDENTITY, SHORT
+from eval.tables import results
+from eval.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
+from eval.tables.text import render
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
@@ -58,29 +60,29 @@ def v0_table():
 
 
 def test_no_two_columns_share_a_name():
-    everything = [*IDENTITY, *runs.columns().values(), *runs.RESULTS]
-    assert len(set(everything)) == len(everything) == len(runs.schema())
+    everything = [*IDENTITY, *columns().values(), *RESULTS]
+    assert len(set(everything)) == len(everything) == len(schema())
     assert SHORT.keys() <= FIELDS.keys()
 
 
 def test_every_column_of_v0_is_there_with_its_type():
     """Stored queries name them. Catches a short name that is lost."""
-    kinds = {field.name: str(field.type) for field in runs.schema()}
+    kinds = {field.name: str(field.type) for field in schema()}
     types, _ = v0_table()
     assert kinds.items() >= types.items()
     of_objectives = {'prefix_ce', 'span_corruption_ce', 'infill_ce'}
     of_summaries = {'optimizer_state_bytes', *of_objectives}
     new = {name for name in kinds if name not in types} - of_summaries
-    assert all(name in runs.columns().values() for name in new)
+    assert all(name in columns().values() for name in new)
 
 
 def test_a_field_that_is_not_in_the_list_is_its_whole_path():
     """Whatever fields of its name there are in other sections."""
-    columns = runs.columns()
-    assert columns['model.norm'] == 'norm' and columns['optim.eps'] == 'eps'
+    names = columns()
+    assert names['model.norm'] == 'norm' and names['optim.eps'] == 'eps'
     for path in FIELDS.keys() - SHORT.keys():
-        assert columns[path] == path.replace('.', '_')
-    assert columns['norm.eps'] == 'norm_eps' and columns['mesh.data'] == 'mesh_data'
+        assert names[path] == path.replace('.', '_')
+    assert names['norm.eps'] == 'norm_eps' and names['mesh.data'] == 'mesh_data'
 
 
 def test_a_sweep_of_v0_is_read_in_the_present_form(tmp_path):
@@ -102,7 +104,7 @@ def test_a_table_of_v0_outlives_its_cells(tmp_path):
     pq.write_table(table, folder / 'cells.parquet')
     found, (_, rows) = runs.gather(folder), v0_table()
     for record, row in zip(found, rows, strict=True):
-        assert record.keys() == {*runs.schema().names}
+        assert record.keys() == {*schema().names}
         assert {name: record[name] for name in row} == row
         assert record['attention_norm_values'] is None
     assert len(runs.query('select norm_ema_decay from runs', folder)) == len(rows)
@@ -110,7 +112,7 @@ def test_a_table_of_v0_outlives_its_cells(tmp_path):
 
 def test_columns_can_be_asked_for_unquoted(sweep):
     """No column but `group` is a word of SQL."""
-    names = [name for name in runs.schema().names if name != 'group']
+    names = [name for name in schema().names if name != 'group']
     assert runs.query(f'select {", ".join(names)} from runs', sweep).column_names == names
 
 
@@ -189,7 +191,7 @@ def test_neither_run_nor_sweep(tmp_path):
 
 
 def test_parquet_round_trip_through_duckdb(sweep):
-    path = runs.write_table(sweep)
+    path = results.write_table(sweep)
     assert path == sweep / 'cells.parquet' and not list(sweep.glob('*.tmp'))
     stored = duckdb.sql(f"select * from '{path}'").to_arrow_table()
     assert stored.to_pylist() == runs.gather(sweep)
@@ -203,7 +205,7 @@ def test_columns_are_typed_before_anything_ran(tmp_path):
     fates = dict.fromkeys([(n, lr, s) for n in fixture.NORMS for lr in fixture.LRS for s in (0, 1)])
     waiting = dict.fromkeys(fates, 'waiting')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'train.seed': (0, 1)}, waiting)
-    stored = pq.read_schema(runs.write_table(tmp_path / 'sweep'))
+    stored = pq.read_schema(results.write_table(tmp_path / 'sweep'))
     assert stored.field('ce').type == pa.float64() and stored.field('lr').type == pa.float64()
     assert stored.field('step').type == pa.int64() and stored.field('reason').type == pa.string()
     assert stored.field('tie_embeddings').type == pa.bool_()
@@ -213,7 +215,7 @@ def test_the_table_outlives_the_cells(sweep, tmp_path):
     copy = tmp_path / 'norms'
     shutil.copytree(sweep, copy)
     before = runs.gather(copy)
-    runs.write_table(copy)
+    results.write_table(copy)
     for path in copy.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -292,15 +294,15 @@ def test_program_fails_in_one_line(sweep):
 
 def test_rows_as_text():
     rows = [{'norm': 'a|b', 'ce': 2.123456789}, {'norm': None, 'ce': None}]
-    assert json.loads(runs.render(rows, ['norm', 'ce'], 'json')) == rows
-    table = runs.render(rows, ['norm', 'ce'], 'markdown').splitlines()
+    assert json.loads(render(rows, ['norm', 'ce'], 'json')) == rows
+    table = render(rows, ['norm', 'ce'], 'markdown').splitlines()
     assert table == ['| norm | ce |', '| --- | --- |', '| a\\|b | 2.1235 |', '|  |  |']
-    assert runs.render(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
+    assert render(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
 
 
 def test_options_that_may_be_none_keep_their_type():
     """A column of text could not be averaged, and 4 could not be written to it."""
-    kinds = {field.name: field.type for field in runs.schema()}
+    kinds = {field.name: field.type for field in schema()}
     assert kinds['norm_eps'] == kinds['mix_fraction'] == pa.float64()
     assert kinds['norm_groups'] == pa.int64()
     assert kinds['norm_filter_outliers'] == pa.bool_()

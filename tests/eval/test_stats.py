@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.stats import (
+from eval.compare import (
     MOST_SEEDS,
     Interval,
     holm,

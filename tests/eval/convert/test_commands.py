@@ -12,10 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from eval.convert import commands as convert
+from eval.convert import __main__ as convert
 from eval.convert import fold
-from eval.convert.converted import cast, logits_of, write
-from eval.convert.fold import fold_checkpoint
+from eval.convert.fold import cast, fold_checkpoint, logits_of, write
 from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity

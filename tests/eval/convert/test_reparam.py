@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from eval.convert import commands as convert
-from eval.convert.converted import cast
-from eval.convert.fold import fold_checkpoint
+from eval.convert import __main__ as convert
+from eval.convert.fold import cast, fold_checkpoint
 from eval.load import Checkpoint
 from lm.config.fields import ReparamConfig
 from lm.training.state import Weights

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from configs.studies import depth_variance
 from eval.compare import compare
 from eval.report import figures
-from eval.report.depth import Profile, exponent, profiles, ratio, table
+from eval.report.layers import Profile, by_depth, exponent, profiles, ratio, table
 from eval.report.page import report
 from eval.report.series import read_series
-from eval.runs import gather, read_sweep
+from eval.runs import gather
+from eval.tables.results import read_sweep
 from modules.placements import PLACEMENTS
 from tests.eval import sweep_fixture as fixture
 
@@ -92,7 +93,7 @@ def test_markdown_has_a_table_by_depth(sweep, tmp_path):
 
 def test_figure_has_a_row_for_each_depth_and_a_column_for_each_end(found):
     figure = Figure()
-    figures.by_depth(figure, found['residual_rms'], 'residual_rms')
+    by_depth(figure, found['residual_rms'], 'residual_rms')
     titles = [axes.get_title() for axes in figure.axes]
     steps = ('step 1', f'step {fixture.STEPS}')
     assert titles == [f'{layers} layers, {step}' for layers in (3, 6) for step in steps]
@@ -108,14 +109,14 @@ def test_figure_has_a_row_for_each_depth_and_a_column_for_each_end(found):
 
 def test_figure_is_linear_where_a_value_is_not_positive(found):
     figure = Figure()
-    figures.by_depth(figure, found['skewness'], 'skewness')
+    by_depth(figure, found['skewness'], 'skewness')
     assert {axes.get_yscale() for axes in figure.axes} == {'linear'}
 
 
 def test_figure_of_one_step_has_one_column_and_of_one_line_no_legend(found):
     figure, one = Figure(), found['residual_rms'][0]
     only = Profile(one.line, True, 3, {1: one.values[1]}, {1: one.ratios[1]})
-    figures.by_depth(figure, [only], 'residual_rms')
+    by_depth(figure, [only], 'residual_rms')
     assert len(figure.axes) == 1 and not figure.legends
 
 

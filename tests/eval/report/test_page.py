@@ -12,12 +12,13 @@ import pytest
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from eval.compare import compare
-from eval.report import figures, quantities, series
+from eval.compare import Interval, compare
+from eval.report import figures, series
+from eval.report.layers import layer_maps
 from eval.report.page import report
 from eval.report.tables import plus_minus
-from eval.runs import gather, read_sweep
-from eval.stats import Interval
+from eval.runs import gather
+from eval.tables.results import read_sweep
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
@@ -216,7 +217,7 @@ def test_many_variants_have_a_panel_each(tmp_path):
 @pytest.mark.parametrize(('least', 'scale'), [(1.0, LogNorm), (0.0, Normalize), (-1.0, Normalize)])
 def test_heat_maps_count_layers_from_1_and_are_logarithmic_where_they_can(least, scale):
     figure = Figure()
-    figures.layer_maps(figure, {'a': ([0, 10], [[least, 10.0], [2.0, 100.0]])}, 'x')
+    layer_maps(figure, {'a': ([0, 10], [[least, 10.0], [2.0, 100.0]])}, 'x')
     (mesh,) = figure.axes[0].collections
     assert type(mesh.norm) is scale and (mesh.norm.vmin, mesh.norm.vmax) == (least, 100.0)
     edges = mesh.get_coordinates()[:, 0, 1]
@@ -248,8 +249,8 @@ def test_maps():
     mean = series.mean_map([([1, 2, 3], [[1.0], [2.0], [None]]), ([2, 3], [[4.0], [5.0]])])
     assert mean == ([2, 3], [[3.0], [None]])
     wide = series.Series(([], []), ([], []), {'a': ([1], [[0.0] * 100])})
-    assert quantities.room([wide] * 100)[0] == series.MAP_NUMBERS // 10_000 == 40
-    assert [quantities.room(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
+    assert series.room([wide] * 100)[0] == series.MAP_NUMBERS // 10_000 == 40
+    assert [series.room(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
 
 
 def program(*arguments):

@@ -3,9 +3,10 @@
 import pytest
 
 from eval.compare import compare
-from eval.report import rates
 from eval.report.page import report
-from eval.runs import gather, read_sweep
+from eval.report.tables import rates_table
+from eval.runs import gather
+from eval.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 
 
@@ -25,7 +26,7 @@ def mean(norm, lr, seeds):
 
 
 def test_means_over_the_seeds_that_finished_and_how_many_diverged(sweep):
-    head, *rows = rates.table(compare(gather(sweep), read_sweep(sweep)), 'ce')
+    head, *rows = rates_table(compare(gather(sweep), read_sweep(sweep)), 'ce')
     assert head == ['variant', '0.001', '0.003', '0.01', '0.03']
     assert rows == [
         [
@@ -49,7 +50,7 @@ def test_no_mean_where_every_run_diverged(tmp_path):
     fates = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES, fates)
     comparisons = compare(gather(tmp_path / 'sweep'), read_sweep(tmp_path / 'sweep'))
-    _, first, _ = rates.table(comparisons, 'ce')
+    _, first, _ = rates_table(comparisons, 'ce')
     assert first[-1] == '(3)'
 
 

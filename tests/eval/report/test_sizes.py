@@ -4,8 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from eval.compare import compare
-from eval.report.sizes import by_size, rates_by_size
-from eval.runs import gather, read_sweep
+from eval.report.figures import by_size, rates_by_size
+from eval.runs import gather
+from eval.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 
 

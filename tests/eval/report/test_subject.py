@@ -9,12 +9,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from eval import compare
+from eval.compare import MOST_SEEDS, Interval
 from eval.report import figures, tables
-from eval.report.differences import compared, p_text, seeds_text
+from eval.report.layers import figures_of_quantities
 from eval.report.page import report
 from eval.report.series import read_series
 from eval.report.subject import read_subject
-from eval.stats import MOST_SEEDS, Interval
+from eval.report.tables import compared, p_text, seeds_text
 from tests.eval import sweep_fixture as fixture
 
 SEEDS = {'train.seed': (0, 1, 2)}
@@ -150,7 +151,10 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
     ]
     assert '## Learning rates' in report(tmp_path / 'sweep').with_suffix('.md').read_text()
     everything, rates = compared
-    files = figures.write_figures(tmp_path, rates, everything, curves(subject), subject.metric)
+    found, metric = curves(subject), subject.metric
+    draws = figures.figures_of_losses(rates, everything, found, metric)
+    draws |= figures_of_quantities(rates, found)
+    files = figures.save(tmp_path, draws)
     drawn = {path.stem: path.read_text() for path in files if path.suffix == '.svg'}
     figures_of_all = {'loss_curves', 'learning_rates', 'differences', 'steps_learning_rate'}
     assert drawn.keys() == figures_of_all

@@ -7,9 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from eval.compare import compare
-from eval.report import figures, over_steps, quantities, series
+from eval.report import series
+from eval.report.layers import drawable, over_steps
 from eval.report.page import report
-from eval.runs import gather, read_sweep
+from eval.runs import gather
+from eval.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_page import Page, as_dicts, data_of
 
@@ -121,21 +123,21 @@ def test_what_matters_less_has_no_room():
     layers['attention_entropy_share'] = ([1], [[0.0] * 50])
     layers |= {f'gradient_rms_{i}': ([1], [[0.0] * 50]) for i in range(9)}
     one = series.Series(([], []), ([], []), layers, heads)
-    steps, names, by_head = quantities.room([one] * 2)
+    steps, names, by_head = series.room([one] * 2)
     assert set(names) == layers.keys() and by_head == ['attention_entropy_share'] and steps == 60
-    steps, names, by_head = quantities.room([one] * 1000)
+    steps, names, by_head = series.room([one] * 1000)
     assert steps == 6 and names[:2] == ['attention_entropy_share', 'residual_rms'] and not by_head
     assert len(names) == 5 and 'x' not in names
-    assert quantities.room([])[0] == series.MAP_STEPS[1]
+    assert series.room([])[0] == series.MAP_STEPS[1]
 
 
 def test_figures_are_of_what_matters_where_there_is_much():
     """Catches hundreds of files from a run with all diagnostics, and none from a run with few."""
-    names = [f'singular_value_{i}' for i in range(quantities.MOST_FIGURES - 1)]
+    names = [f'singular_value_{i}' for i in range(series.MOST_FIGURES - 1)]
     one = series.Series(([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], [])))
-    assert quantities.drawn([one]) == [*names, 'residual_rms']
+    assert series.drawn([one]) == [*names, 'residual_rms']
     more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
-    assert quantities.drawn([one, more]) == ['residual_rms', 'residual_sink']
+    assert series.drawn([one, more]) == ['residual_rms', 'residual_sink']
 
 
 def test_figures_over_steps_have_a_line_for_each_run(sweep):
@@ -145,22 +147,21 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
     records = gather(sweep)
     found = {record['workdir']: series.read_series(record) for record in records}
     comparisons = compare(records, read_sweep(sweep))
-    names = over_steps.drawable(comparisons, found)
+    names = drawable(comparisons, found)
     by_layer = ['attention_entropy_share', 'attention_largest_logit', 'residual_rms']
     assert names == [*by_layer, 'log_z_mean', 'learning_rate']  # update_ratio_hidden lacks a layer
     figure = Figure(layout='constrained')
-    looks = figures.styles(comparisons)
-    over_steps.over_steps(figure, comparisons, looks, found, 'attention_entropy_share')
+    over_steps(figure, comparisons, found, 'attention_entropy_share')
     [axes] = figure.axes
     assert len(axes.lines) == 2 * 2  # variants and their seeds at the best learning rate
     for line in axes.lines:
         assert list(line.get_xdata()) == [1, 40, 80, 120, 160, 200]
         np.testing.assert_allclose(line.get_ydata(), 0.66)  # of 0.51, 0.61, 0.71 and 0.81
     figure = Figure(layout='constrained')
-    over_steps.over_steps(figure, comparisons, looks, found, 'log_z_mean')
+    over_steps(figure, comparisons, found, 'log_z_mean')
     assert figure.axes[0].get_yscale() == 'linear' and len(figure.axes[0].lines) == 4
     figure = Figure(layout='constrained')
-    over_steps.over_steps(figure, comparisons, looks, found, 'learning_rate')
+    over_steps(figure, comparisons, found, 'learning_rate')
     for line in figure.axes[0].lines:  # of every training row
         np.testing.assert_array_equal(line.get_xdata(), [1, *range(5, 201, 5)])
         np.testing.assert_array_equal(line.get_ydata(), 0.003)

@@ -45,15 +45,15 @@ def test_tiny_config_passes():
         ),
         (
             {'model.d_model': 48, 'model.n_heads': 5, 'model.n_kv_heads': 5},
-            r'n_heads must divide model.d_model; got 5 heads for a width of 48. .*works: [46]\.',
+            r'n_heads must divide model.d_model; got 5 for 48. .*works: [46]\.',
         ),
         (
             {'model.n_heads': 8, 'model.n_kv_heads': 3},
-            r'n_kv_heads must divide model.n_heads; got 3 for 8 heads. .*works: [24]\.',
+            r'n_kv_heads must divide model.n_heads; got 3 for 8. .*works: [24]\.',
         ),
         (
             {'model.n_heads': 2, 'model.n_kv_heads': 4},
-            r'n_kv_heads must divide model.n_heads; got 4 for 2 heads. .*works: 2\.',
+            r'n_kv_heads must divide model.n_heads; got 4 for 2. .*works: 2\.',
         ),
         (
             {'model.d_model': 6, 'model.n_heads': 2},
@@ -86,7 +86,7 @@ def test_tiny_config_passes():
         ),
         (
             {'data.batch_size': 8, 'train.microbatches': 5},
-            r'microbatches must divide data.batch_size; got 5 for 8 sequences. .*works: 4\.',
+            r'microbatches must divide data.batch_size; got 5 for 8. .*works: 4\.',
         ),
         (
             {'model.norm': 'powernorm', 'norm.groups': 5},
@@ -178,7 +178,7 @@ def test_tiny_config_passes():
         ({'mesh.data': 0}, 'mesh.data must be a number of devices, or -1 for all; got 0'),
         (
             {'optim.embedding_gradient_shrink': 0.1, 'model.tie_embeddings': True},
-            r'embedding_gradient_shrink is of the embedding .*tie_embeddings=True',
+            r'embedding_gradient_shrink is for an embedding .*tie_embeddings=True',
         ),
         (
             {'loss.name': 'spherical_z', 'model.logit_softcap': 30.0},

@@ -100,7 +100,7 @@ def test_property_a_batch_is_a_function_of_seed_step_and_place():
     rows, mix = Numbered(), mixture('infill')
 
     def batch(step, seed=3):
-        return batch_at(rows, step, batch_size=8, seed=seed, mixture=mix)
+        return batch_at(rows, step, batch_size=8, seed=seed, transform=mix)
 
     first = batch(7)
     batch(2)
@@ -118,12 +118,12 @@ def test_property_a_batch_is_a_function_of_seed_step_and_place():
 def test_equivalence_hosts_together_hold_the_batch(count):
     """Catches numbers by the place in a host's share."""
     rows, mix = Numbered(), mixture(MIXED)
-    whole = batch_at(rows, 5, batch_size=8, seed=0, mixture=mix)
+    whole = batch_at(rows, 5, batch_size=8, seed=0, transform=mix)
     assert list(whole) == ['tokens', 'segments', 'targets', 'prefix']
     parts = []
     for i in range(count):
         feed = Feed(
-            rows, batch_size=8, prefetch=2, mixture=mix, process_index=i, process_count=count
+            rows, batch_size=8, prefetch=2, transform=mix, process_index=i, process_count=count
         )
         parts += feed.take([Place(0, 5, 9)])
         feed.close()

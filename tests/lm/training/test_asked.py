@@ -10,10 +10,9 @@ import optax
 import pytest
 
 from lm.config.resolve import replaced
-from lm.training.ghost_radius import ghost_radius
-from lm.training.state import build_learner, hyper_from
+from lm.training.state import build_learner, check_learner, hyper_from
 from lm.training.step import asked_of, microbatched, target_weights
-from lm.training.update import refuse_unserved
+from lm.training.update import ghost_radius
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
@@ -170,8 +169,8 @@ def test_the_radius_of_a_linear_model():
 
     with jax.enable_x64(True):
         asked = SimpleNamespace(rows=x, weights=weights, activations_fn=activations_fn)
-        for chunk in (0, 6, 100):
-            found = ghost_radius(asked, {'w': rng.normal(size=(4, 6))}, {'w': change}, chunk)
+        for asked.tokens_at_a_time in (0, 6, 100):
+            found = ghost_radius(asked, {'w': rng.normal(size=(4, 6))}, {'w': change})
             np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
@@ -240,7 +239,7 @@ def test_what_an_optimizer_cannot_serve(changes, said):
     """Said of shapes alone, before anything is compiled."""
     learner = build_learner(tiny_config(changes), VOCAB, BOS, 'cpu')
     if said is None:
-        refuse_unserved(learner)
+        check_learner(learner)
         return
     with pytest.raises(ValueError, match=said):
-        refuse_unserved(learner)
+        check_learner(learner)

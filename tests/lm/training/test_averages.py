@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from eval.convert.converted import write
+from eval.convert.fold import write
 from eval.suites.perplexity import perplexity
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_shapes, state_shardings
@@ -14,8 +14,8 @@ from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
 from lm.record.metrics import read_rows
 from lm.record.workdir import read_json
-from lm.run.parameter_table import optimizer_state_bytes
 from lm.run.start import initial_state
+from lm.run.tables import optimizer_state_bytes
 from lm.training.state import hyper_from
 from modules.params import named_leaves
 from tests import helpers

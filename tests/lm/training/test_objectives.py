@@ -199,7 +199,7 @@ BAD = [
     ({'data.objective': 'infill', 'data.seq_len': 5}, 'data.seq_len must be at least 8; got 5'),
     (
         {'train.eval_objectives': 'infill', 'data.loss_on': 'holes'},
-        'data.loss_on=holes is of training',
+        'data.loss_on=holes is for training',
     ),
     (
         {'data.objective': 'prefix', 'model.attention': 'linear'},

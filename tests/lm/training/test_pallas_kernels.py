@@ -11,8 +11,7 @@ from jax.experimental import pallas as pl
 
 from lm.inference.load import with_kernels_of
 from lm.model.check import check
-from lm.training.state import build_learner, hyper_from
-from lm.training.update import refuse_unserved
+from lm.training.state import build_learner, check_learner, hyper_from
 from modules.kernels.cross_entropy import tpu
 from tests.helpers import BOS, VOCAB, checked_config, packed_batch, stack, tiny_config, trained
 
@@ -81,7 +80,7 @@ def test_a_kernel_without_a_derivative_in_forward_mode_is_refused(operation):
     asked = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
     config = tiny_config(asked | {f'kernels.{operation}': 'pallas'})
     with pytest.raises(ValueError, match=f'ghost_radius .* choose kernels.{operation}=reference'):
-        refuse_unserved(build_learner(config, VOCAB, BOS, 'tpu'))
+        check_learner(build_learner(config, VOCAB, BOS, 'tpu'))
 
 
 def test_a_checkpoint_of_a_tpu_is_read_elsewhere():

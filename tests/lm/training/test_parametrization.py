@@ -9,12 +9,11 @@ import pytest
 
 from lm.config.resolve import flatten, replaced
 from lm.devices.mesh import make_mesh
-from lm.model.base_model import base_head_dim, base_of
-from lm.model.check import check
-from lm.model.check_model import scores_of
-from lm.run.parameter_table import parameter_rows
-from lm.training.state import hyper_from, peaks_of
-from lm.training.update import decay_shares
+from lm.model.base_size import base_head_dim, base_of
+from lm.model.check import check, scores_of
+from lm.run.tables import parameter_rows
+from lm.training.state import hyper_from
+from lm.training.update import decay_shares, numbered_rows, peaks_of
 from modules.params import named_leaves
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
 from tests.helpers import checked_config, initial_state, tiny_config, tiny_learner
@@ -153,7 +152,9 @@ def test_orthogonal_matrices_of_the_model():
 
 def shares_of(config, fraction=1.0):
     flat = flatten(config)
-    shares = named_leaves(decay_shares(tiny_learner(config), flat, fraction, peaks_of(flat)))
+    described = tiny_learner(config).described
+    rule = numbered_rows(config, flat)['optim.decay_rule']
+    shares = named_leaves(decay_shares(described, rule, flat, fraction, peaks_of(flat)))
     return {path: float(share) for path, share in shares.items()}
 
 

@@ -15,8 +15,8 @@ from lm.devices.run_axis import over_mesh
 from lm.devices.shardings import abstract_state, state_shardings
 from lm.record.checkpoint import read_state
 from lm.record.checkpoints import Checkpoints
-from lm.run.parameter_table import parameter_rows
 from lm.run.start import stored_for
+from lm.run.tables import parameter_rows
 from lm.training.state import build_learner, hyper_from
 from lm.training.step import make_train_step
 from modules.params import as_matrices, named_leaves

@@ -8,7 +8,7 @@ import pytest
 from lm.config.fields import RUN_PATHS
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_shapes
-from lm.run.parameter_table import as_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.run.tables import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from lm.training.state import hyper_from
 from modules.params import named_leaves
 from modules.reparam import REPARAMS

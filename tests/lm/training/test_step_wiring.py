@@ -8,8 +8,9 @@ import numpy as np
 import optax
 
 from lm.config.resolve import replaced
-from lm.training.state import build_learner, hyper_from, init_state, optimizer, peaks_of
+from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import loss_sums, make_train_step, token_sums
+from lm.training.update import optimizer, peaks_of
 from modules.kernels.matmul import direct
 from modules.optim import OPTIMIZERS
 from modules.optim.base import of_family

@@ -10,23 +10,23 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eval.columns import columns
-from eval.runs import Record
-from eval.stats import Seed
-from eval.text import number
-from lm.config import flatten
+from eval.tables.columns import columns
+from eval.tables.results import Record
+from eval.tables.text import number
+from lm.config.resolve import flatten
 from lm.record.metrics import FILE
 
 LR = 'optim.lr'
 SEEDS = ('train.seed', 'data.seed')
 FIRST_LINES = 5  # among which are all rows of step 1
 
+Seed = Hashable
 Losses = Mapping[float, Mapping[Seed, float]]  # learning rate -> seed -> loss
 
 
@@ -34,7 +34,7 @@ Losses = Mapping[float, Mapping[Seed, float]]  # learning rate -> seed -> loss
 class Variant:
     """The runs that share `values` (column -> value) of what is swept besides lr and seeds.
 
-    sweep: the name of theirs, where several are compared.
+    sweep: the name of their sweep, where several are compared.
     """
 
     name: str
@@ -45,9 +45,14 @@ class Variant:
 
     @property
     def all_values(self) -> str:
-        """In words; the name where nothing is swept."""
+        """The values in words; the name where nothing is swept."""
         parts = (f'{column} {number(value)}' for column, value in self.values.items())
         return ', '.join(parts) or self.name
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates of its runs, smallest first."""
+        return sorted({record['lr'] for record in self.records})
 
     def at(self, lr: float | None) -> list[Record]:
         return [record for record in self.records if record['lr'] == lr]
@@ -66,7 +71,9 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
     baseline = tuple(base.get(path) for path in axes)
     if baseline not in groups:
         baseline = next(iter(groups), None)
-    usual = dict(zip(axes, baseline or (), strict=False)) if _is_list(groups) else {}
+    combinations = math.prod(len(set(column)) for column in zip(*groups, strict=True))
+    is_list = len(groups) < combinations  # some combinations of their values are missing
+    usual = dict(zip(axes, baseline or (), strict=False)) if is_list else {}
     return [
         Variant(
             name=_name(dict(zip(axes, key, strict=True)), members, usual),
@@ -78,16 +85,9 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
     ]
 
 
-def _is_list(combinations: Collection[tuple]) -> bool:
-    """Whether they are not all that their values could be combined to."""
-    return len(combinations) < math.prod(
-        len(set(column)) for column in zip(*combinations, strict=True)
-    )
-
-
 def _name(values: Mapping[str, Any], members: Sequence[Record], usual: Mapping[str, Any]) -> str:
-    """Of its values. Of a list of variants, all would be named by a dozen values most of which they
-    share: there it is those that are not `usual`, the baseline's, and that something reads.
+    """The values of a variant. In a list of variants a dozen values would name each, most of them
+    shared: there only those that are read and not `usual`, the baseline's.
     """
     if usual and dict(values) == dict(usual):
         return 'baseline'
@@ -121,13 +121,11 @@ def _first_ce(workdir: Path) -> float | None:
             row = json.loads(line)
         except (ValueError, RecursionError):  # cut short, or written over
             continue
-        if isinstance(row, dict) and row.get('step') == 1 and _is_number(row.get('ce')):
-            return row['ce']
+        if isinstance(row, dict) and row.get('step') == 1:
+            ce = row.get('ce')
+            if isinstance(ce, int | float) and math.isfinite(ce):
+                return ce
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def losses_by_lr(variant: Variant, metric: str, initial: float) -> dict[float, dict[Seed, float]]:
@@ -143,6 +141,7 @@ def losses_by_lr(variant: Variant, metric: str, initial: float) -> dict[float, d
 
 
 def final_loss(record: Record, metric: str, initial: float) -> float:
+    """The final loss; `initial` after divergence, nan where there is none."""
     if has_diverged(record):
         return initial
     known = record['status'] == 'done' and record[metric] is not None

@@ -1,7 +1,7 @@
 """Selects over tables in memory, with errors that help."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import duckdb
 import pyarrow as pa
@@ -9,10 +9,6 @@ import pyarrow as pa
 from modules.choices import nearest
 
 MOST_LONGER = 4  # columns that a hint lists
-
-
-def mentions(select: str, table: str) -> bool:
-    return bool(re.search(rf'\b{table}\b', select, re.IGNORECASE))
 
 
 def answer(select: str, tables: Mapping[str, pa.Table]) -> pa.Table:
@@ -28,22 +24,20 @@ def answer(select: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         return found.to_arrow_table()
     except duckdb.Error as error:
         names = [name for table in tables.values() for name in table.column_names]
-        raise ValueError(explain(str(error), names)) from error
+        raise ValueError(_explain(str(error), names)) from error
 
 
-def explain(message: str, names: Iterable[str]) -> str:
-    """DuckDB's message without its excerpt of the SQL, in one line, with what helps."""
+def _explain(message: str, names: list[str]) -> str:
+    """DuckDB's message without its excerpt of the SQL, in one line, with a hint."""
     lines = message.split('\n\nLINE')[0].split('\n')
     text = ' '.join(line for line in lines if line and not line.startswith('Candidate bindings'))
     if 'FROM clause is missing' in text:
         return text + '; say "from runs" or "from metrics"'
-    unknown = re.search(r'column "([^"]+)" not found|column named "([^"]+)"', text)
-    return text + _hint(unknown[1] or unknown[2], list(names)) if unknown else text
-
-
-def _hint(unknown: str, names: list[str]) -> str:
-    """`seed` is two columns, train_seed and data_seed."""
+    found = re.search(r'column "([^"]+)" not found|column named "([^"]+)"', text)
+    if not found:
+        return text
+    unknown = found[1] or found[2]  # `seed` is two columns, train_seed and data_seed
     longer = dict.fromkeys(name for name in names if name.endswith(f'_{unknown.lower()}'))
     if 0 < len(longer) <= MOST_LONGER:
-        return f' Did you mean {" or ".join(map(repr, longer))}?'
-    return nearest(unknown, names)
+        return f'{text} Did you mean {" or ".join(map(repr, longer))}?'
+    return text + nearest(unknown, names)

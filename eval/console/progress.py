@@ -1,17 +1,17 @@
 """A sweep as it goes: a line for each group, made from what the runs have written."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from eval.runs import UNREADABLE, Record, gather, write_table
-from eval.text import number
-from lm.sections import RUN_PATHS
+from eval.tables.results import UNREADABLE, Record, gather, write_table
+from eval.tables.text import number
+from lm.config.fields import RUN_PATHS
 from lm.sweep.cells import Cell
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
@@ -20,15 +20,20 @@ ENDED = ('done', 'diverged', 'failed')
 
 
 class SweepView:
-    """What train.py makes of the records of a sweep (`lm.sweep.training.View`)."""
+    """Reads the records of a sweep for train.py (`lm.sweep.engines.View`)."""
 
     def __init__(self, workdir: Path):
         self.workdir = workdir
 
-    @contextlib.contextmanager
+    @contextmanager
     def live(self, groups: list[list[Cell]], console: Console) -> Iterator[Callable[[], None]]:
-        with Progress(self.workdir, groups, console) as progress:
-            yield progress.tick
+        """Shows a line for each group while the sweep goes; yields what to call now and then."""
+        progress = Progress(self.workdir, groups, console)
+        with progress.screen:
+            try:
+                yield progress.tick
+            finally:
+                progress.tick(force=True)
 
     def table(self) -> str:
         return f'{counts(gather(self.workdir))}; {write_table(self.workdir)}'
@@ -47,33 +52,24 @@ class Progress:
         self.workdir, self.groups, self.console = workdir, groups, console
         self._began, self._next = time.monotonic(), 0.0
         self._steps_before = sum(steps_done(r) for r in gather(workdir))
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-
-    def __enter__(self):
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_):
-        self.tick(force=True)
-        if self._live:
-            self._live.stop()
+        shown = console.is_terminal
+        self.screen = Live(console=console, auto_refresh=False) if shown else nullcontext()
 
     def tick(self, force: bool = False) -> None:
         """Shows the present state, if it was not shown just now."""
         if not force and time.monotonic() < self._next:
             return
         start = time.monotonic()
-        lines = self.lines()
+        text = '\n'.join(self.lines())
         now = time.monotonic()
         self._next = now + max(EVERY_SEC[self.console.is_terminal], (now - start) / SHARE)
-        if self._live:
-            self._live.update(Text('\n'.join(lines)), refresh=True)
+        if self.console.is_terminal:
+            self.screen.update(Text(text), refresh=True)
         else:
-            self.console.print('\n'.join(lines), markup=False, soft_wrap=True)
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def lines(self) -> list[str]:
-        """One a group that has begun, then one for the whole."""
+        """A line for each group that has begun, then one for the whole."""
         records = {record['cell']: record for record in gather(self.workdir)}
         lines = []
         for i, group in enumerate(self.groups, start=1):
@@ -84,7 +80,7 @@ class Progress:
         return [*lines, f'sweep {counts(mine)}  {self._time_left(mine)}']
 
     def _time_left(self, records: list[Record]) -> str:
-        """At the rate of this process so far, as if a step of each run took as long."""
+        """The time left at the rate of this process so far, as if all steps took as long."""
         done = sum(steps_done(record) for record in records)
         rate = (done - self._steps_before) / max(time.monotonic() - self._began, 1e-9)
         left = sum(r['steps'] - steps_done(r) for r in records if r['status'] not in ENDED)
@@ -99,10 +95,9 @@ def steps_done(record: Record) -> int:
 
 
 def group_line(group: list[Cell], records: list[Record]) -> str:
-    """What the group has in common, where its runs stand, and the best of them."""
-    common = caption(group[0], False)
+    """The line of a group: what its runs share, where they stand, and the best of them."""
     going = [record for record in records if record['status'] == 'unfinished']
-    line = '  '.join([*common, counts(records)])
+    line = '  '.join([*caption(group[0], False), counts(records)])
     if going:
         newest = max(record['step'] or 0 for record in going)
         line += f'  step {newest} of {max(record["steps"] for record in going)}'
@@ -110,18 +105,14 @@ def group_line(group: list[Cell], records: list[Record]) -> str:
     if scored:
         best = min(scored, key=lambda record: record['ce'])
         (cell,) = [cell for cell in group if cell.name == best['cell']]
-        own = caption(cell, True)
-        line += f'  best {best["ce"]:.4f} ({" ".join(own)}{" " if own else ""}{cell.name})'
+        line += f'  best {best["ce"]:.4f} ({" ".join([*caption(cell, True), cell.name])})'
     return line
 
 
 def caption(cell: Cell, varying: bool) -> list[str]:
     """'optim.lr=0.01': what makes the cell, of what runs of one group may or may not differ in."""
-    return [
-        f'{path}={number(value)}'
-        for path, value in cell.changes.items()
-        if (path in RUN_PATHS) == varying
-    ]
+    changes = cell.changes.items()
+    return [f'{p}={number(value)}' for p, value in changes if (p in RUN_PATHS) == varying]
 
 
 def counts(records: list[Record]) -> str:

@@ -1,4 +1,4 @@
-"""What may stand in each config field that names a part, read from the parts themselves.
+"""Listings that train.py prints in place of training: parts, a config, a schedule.
 
     python train.py --choices               every field, its names, a line each
     python train.py --choices=model.norm    one field, with the options and sources of its rows
@@ -16,12 +16,21 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm.choice import AUTO, Choice
-from lm.recipe import sown_by
-from lm.sections import CHOICES
+from absl import flags
+
+from lm.config.choice import AUTO, Choice
+from lm.config.fields import CHOICES
+from lm.config.recipe import Recipe, sown_by
+from lm.config.resolve import to_json
+from lm.model.check import check
+from lm.run.tables import schedule_listing
+from lm.run.start import check_run
+from lm.sweep.cells import cells
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
 from modules.options import Declared, Option, options
+
+flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
 WIDTH = 100
 SUMMARIES = {'model.remat': REMAT_SUMMARIES}  # of tables whose rows are not ours to describe
@@ -31,6 +40,42 @@ the published one. Behind a NAME it is of this field alone, where that may stand
 differ in traced options alone share one compiled program.
 """
 HINT = '--choices=model.norm lists the options and sources of one field.'
+
+
+def define_flags() -> None:
+    """Defines the flags that ask for a listing."""
+    text = 'List all parts, or the options of some: --choices=model.norm.'
+    # A boolean may stand alone: it is 'true' then.
+    flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, 'choices', None, text, boolean=True))
+    flags.DEFINE_bool('print_config', False, 'Print the resolved config and stop.')
+    flags.DEFINE_bool('print_schedule', False, 'Print the learning rate over the run and stop.')
+
+
+def print_parts() -> bool:
+    """Prints the listing that --choices asks for; returns whether it was given."""
+    asked = flags.FLAGS.choices
+    if asked is not None:
+        print(listing(None if asked == 'true' else asked), end='')
+    return asked is not None
+
+
+def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any) -> bool:
+    """Prints the config or the schedule, as the flags ask; returns whether either was given.
+
+    The config is checked first, and so is every cell of its sweep, which start from `base`.
+    """
+    of_config, of_schedule = flags.FLAGS.print_config, flags.FLAGS.print_schedule
+    if not of_config and not of_schedule:
+        return False
+    (check_run if of_config else check)(recipe)
+    found = [] if sweep is None else cells(base, sweep)
+    if of_config:
+        print(to_json(recipe), end='')
+    if of_schedule:
+        print(schedule_listing(recipe), end='')
+    if found:
+        print(f'{len(found)} cells start from this', file=sys.stderr)
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +98,7 @@ def rows_of(field: str) -> list[Row]:
     for name, part in choice.table.items():
         text = SUMMARIES[field][name] if field in SUMMARIES else description(part)
         words, source = first_sentence(text), sources(text)
-        if sources(words) and words.endswith(f' ({sources(words)})'):  # it is in `source` too
-            words = words.removesuffix(f' ({sources(words)})')
+        words = words.removesuffix(f' ({sources(words)})')  # it is in `source` too
         found = {f'{choice.section}.{n}': declared for n, declared in options(part).items()}
         for term in sown_by(choice, part).values():
             found |= {f'loss.{n}': d for n, d in options(term).items()}
@@ -93,29 +137,23 @@ def _details(field: str) -> Iterator[str]:
         source = f'({row.source})' if row.source else ''
         yield from _hanging(f'{row.name} ', source, len(row.name) + 1)
         yield from _hanging('', row.words, 2)
-        given = [f'  {path}={declared.default}' for path, declared in row.options.items()]
-        kinds = [kind(declared) for declared in row.options.values()]
-        first, second = (max(map(len, cells), default=0) + 2 for cells in (given, kinds))
-        for text, of_kind, declared in zip(given, kinds, row.options.values(), strict=True):
-            words = declared.option.words
-            yield from _hanging(f'{text:{first}}{of_kind}', words, first + second)
+        lines = [(f'  {path}={d.default}', kind(d), d) for path, d in row.options.items()]
+        first, second = (max((len(line[i]) for line in lines), default=0) + 2 for i in (0, 1))
+        for given, of_kind, declared in lines:
+            start = f'{given:{first}}{of_kind}'
+            yield from _hanging(start, declared.option.words, first + second)
         yield ''
 
 
 def _hanging(start: str, words: str, column: int) -> list[str]:
     """`start`, then `words` from `column` on, over as many lines as they need."""
-    return textwrap.wrap(
-        words,
-        WIDTH,
-        initial_indent=f'{start:{column}}',
-        subsequent_indent=' ' * column,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [start.rstrip()]
+    wrapper = textwrap.TextWrapper(WIDTH, f'{start:{column}}', ' ' * column)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(words) or [start.rstrip()]
 
 
 def form(choice: Choice) -> str:
-    """What the value of such a field looks like."""
+    """The form of the field's value: NAME, NAME+NAME, ..."""
     forms = ['NAME']
     if choice.inline:
         forms.append('NAME:OPTION=VALUE,...')
@@ -173,7 +211,7 @@ def description(part: Any) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """On one line, without the full stop."""
+    """The first sentence on one line, without the full stop."""
     paragraph = ' '.join(text.split('\n\n')[0].split())
     return re.split(r'\.\s+(?=[A-Z])', paragraph)[0].removesuffix('.')
 

@@ -9,7 +9,7 @@ FORMATS = ('table', 'csv', 'markdown', 'json')
 
 
 def number(value: Any, digits: int = 5) -> str:
-    """As a person reads it: so many digits of a float, nothing for None."""
+    """Returns a float with so many digits, and '' for None."""
     if value is None:
         return ''
     return f'{value:.{digits}g}' if isinstance(value, float) else str(value)
@@ -24,12 +24,12 @@ def render(rows: list[dict[str, Any]], names: list[str], form: str) -> str:
         lines = ([row[name] for name in names] for row in rows)
         csv.writer(out, lineterminator='\n').writerows([names, *lines])
         return out.getvalue().rstrip('\n')
-    cells = [[number(row[name]) for name in names] for row in rows]
+    lines = [names, *([number(row[name]) for name in names] for row in rows)]
     if form == 'markdown':
-        return markdown([names, *cells])
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    lines = (zip(line, widths, strict=True) for line in (names, *cells))
-    return '\n'.join('  '.join(cell.ljust(w) for cell, w in line).rstrip() for line in lines)
+        return markdown(lines)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (map(str.ljust, line, widths) for line in lines)
+    return '\n'.join('  '.join(line).rstrip() for line in padded)
 
 
 def markdown(lines: list[list[str]]) -> str:

@@ -1,8 +1,24 @@
-"""How the sizes of activations, and of their changes, follow from the size of the model."""
+"""Whether activations and their changes keep their size as a model grows.
+
+    python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
+        --config.scaling.base_width=64 --widths=64,128,256,512 [--depths=2,4,8] [--out=page.html]
+
+Trains a few steps on one random batch at each width, from several seeds, at the peak of the
+learning rate, and fits the slope of log size against log width for each activation and for its
+change since the start. A parametrisation that keeps its learning rate has slopes near 0
+(arXiv:2203.03466, appendix D.1). Exit status 1 where an activation or its change grows, shrinks or
+is no number; logits may shrink as the noise in a mean does, and with depth so may sizes.
+"""
+
+from lm.launch.before_jax import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
 
 import base64
 import io
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,19 +26,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from absl import app, flags
 from matplotlib.figure import Figure
+from rich.console import Console
 
-from eval.stats import t_interval
-from lm.activations import by_name
-from lm.base_model import resized
-from lm.check import check
-from lm.config import replaced
-from lm.diagnostics import sown_by_layers
-from lm.model import ACTIVATIONS
-from lm.recipe import Recipe
-from lm.state import build_learner, hyper_from, init_state
-from lm.step import make_train_step
+from eval.compare import t_interval
+from lm.config.recipe import Recipe
+from lm.config.resolve import replaced, resolve
+from lm.inference.probes import by_name
+from lm.launch.command import define_config, parse_flags, run_main
+from lm.model.base_size import resized
+from lm.model.check import check
+from lm.model.transformer import ACTIVATIONS
+from lm.run.tables import as_table
+from lm.training.diagnostics import sown_by_layers
+from lm.training.state import build_learner, hyper_from, init_state
+from lm.training.step import make_train_step
 from modules.optim import SCHEDULES
 from modules.options import options
 from modules.statistics import DIAGNOSTICS
@@ -35,7 +54,7 @@ LEAST_OF_NOISE = -0.5  # the slope of a sum of as many independent terms as the 
 
 
 class Slope(NamedTuple):
-    """Of log size against log width (or depth): value, and half of its 95% interval over seeds.
+    """The slope of log size against log width (or depth), and half of its 95% interval over seeds.
 
     least: as far as it may shrink, where that is no sign of a rule that is wrong.
     """
@@ -62,18 +81,19 @@ class Slope(NamedTuple):
 
 
 def least_slope(along: str, activation: str, of: str) -> float:
-    """How far it may fall: logits, of the model and of attention, as sums of independent terms over
-    their number do; with depth all sizes, since what blocks add at the start is independent too.
+    """The least slope that is no failure. Logits, of the model and of attention, may fall as sums
+    of independent terms over their number do; with depth so may all sizes, since what blocks add
+    at the start is independent too.
     """
     is_logits = activation == LOGITS or activation.startswith(ATTENTION_LOGITS)
     return LEAST_OF_NOISE if is_logits or (along == 'depth' and of == SIZE) else 0.0
 
 
 def sized(recipe: Recipe, along: str, value: int) -> Recipe:
-    """The config with another width or depth, at the peak of its rates from the first step on;
-    ValueError where it cannot have that.
+    """The recipe with another width or depth, at the peak of its rates from the first step on.
 
-    Heads grow in number, or, where scaling.base_heads is given, in width.
+    Heads grow in number, or, where scaling.base_heads is given, in width. Raises ValueError where
+    the recipe cannot have that size.
     """
     of_schedules = {f'optim.{name}': None for row in SCHEDULES.values() for name in options(row)}
     at_peak = {'optim.schedule': 'constant', 'optim.warmup_steps': 0}
@@ -88,7 +108,7 @@ def sized(recipe: Recipe, along: str, value: int) -> Recipe:
 
 
 def batch_of(recipe: Recipe) -> dict[str, jax.Array]:
-    """Random tokens, frequent and rare ones, each row one document: the same at every size."""
+    """Random tokens, frequent and rare ones, each row one document; the same at every size."""
     rows, length = recipe.data.batch_size, recipe.data.seq_len
     shares = 1 / np.arange(1, VOCAB)
     tokens = np.random.default_rng(0).choice(VOCAB - 1, (rows, length + 1), p=shares / sum(shares))
@@ -102,8 +122,7 @@ def sizes_of(
     """{(activation, size or change): [seeds]}: mean |x| after the steps, or of what they changed.
 
     The stream behind each sublayer is one activation at each of `places` evenly spaced blocks, the
-    last of which is the last block; so are the logits of attention, of which there is the size
-    alone.
+    last block among them; so are the logits of attention, which have a size alone.
     """
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
     train_step, hyper, batch = make_train_step(learner), hyper_from(recipe), batch_of(recipe)
@@ -122,8 +141,7 @@ def sizes_of(
         for name, x_LBTD in found.items():
             if x_LBTD.ndim == 4:
                 named |= at_places(name, x_LBTD)
-        sown = sown_by_layers(learner, filled[DIAGNOSTICS])
-        size_LN = sown.get('attention_logit_size')
+        size_LN = sown_by_layers(learner, filled[DIAGNOSTICS]).get('attention_logit_size')
         of_attention = {} if size_LN is None else at_places(ATTENTION_LOGITS, size_LN)
         return named | {LOGITS: logits_BTV}, of_attention
 
@@ -134,10 +152,9 @@ def sizes_of(
             lambda state, _: (train_step(state, batch, hyper)[0], None), state, length=steps
         )
         last, of_attention = activations(state.weights)
-        found = {(name, SIZE): jnp.mean(jnp.abs(x)) for name, x in (last | of_attention).items()}
-        return found | {
-            (name, CHANGE): jnp.mean(jnp.abs(x - first[name])) for name, x in last.items()
-        }
+        each = {(name, SIZE): x for name, x in (last | of_attention).items()}
+        each |= {(name, CHANGE): x - first[name] for name, x in last.items()}
+        return {key: jnp.mean(jnp.abs(x)) for key, x in each.items()}
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
     return jax.device_get(jax.jit(lambda keys: jax.lax.map(run, keys))(keys))
@@ -151,7 +168,7 @@ def slopes(
     steps: int,
     said: Callable[[str], None] = lambda line: None,
 ) -> list[Slope]:
-    """Of each activation that all sizes have; ValueError for fewer than two sizes."""
+    """The slope of each activation that all sizes have; ValueError for fewer than two sizes."""
     if len(set(values)) < 2:
         raise ValueError(f'a slope needs two {along}s and better four; got {list(values)}')
     at = [sized(recipe, along, value) for value in values]
@@ -186,12 +203,12 @@ def rows_of(found: Sequence[Slope], tolerance: float) -> list[dict[str, str]]:
 def figure(found: Sequence[Slope], along: str, values: Sequence[int]) -> Figure:
     """Sizes and changes against width or depth, both axes logarithmic, a line an activation."""
     drawn = Figure(figsize=(12, 4), layout='constrained')
-    for axes, of in zip(drawn.subplots(1, 2), (SIZE, CHANGE), strict=True):
+    titles = {SIZE: 'mean |x| after the steps', CHANGE: 'mean |change of x|'}
+    for axes, (of, title) in zip(drawn.subplots(1, 2), titles.items(), strict=True):
         for slope in (one for one in found if one.of == of):
             means = slope.sizes.mean(axis=0)
             axes.loglog(values, means, marker='.', label=f'{slope.activation} {slope.value:+.2f}')
-        axes.set_xlabel(along)
-        axes.set_title('mean |x| after the steps' if of == SIZE else 'mean |change of x|')
+        axes.set(xlabel=along, title=title)
         axes.set_xticks(values, map(str, values))
         axes.minorticks_off()
         axes.legend(fontsize=6, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
@@ -199,21 +216,49 @@ def figure(found: Sequence[Slope], along: str, values: Sequence[int]) -> Figure:
 
 
 def write(path: Path, title: str, drawn: Figure, rows: Sequence[Mapping[str, str]]) -> None:
-    """A page with the figure and the table, or the figure alone, by the ending of the path."""
-    FigureCanvasAgg(drawn)
+    """Writes a page with the figure and the table, or the figure alone, by the path's ending."""
     if path.suffix != '.html':
         drawn.savefig(path)
         return
     image = io.BytesIO()
     drawn.savefig(image, format='png', dpi=160)
-    head = ''.join(f'<th>{name}</th>' for name in rows[0])
-    body = ''.join(
-        '<tr>' + ''.join(f'<td>{cell}</td>' for cell in row.values()) + '</tr>' for row in rows
-    )
+    lines = [('th', list(rows[0])), *(('td', list(row.values())) for row in rows)]
+    cells = (''.join(f'<{tag}>{cell}</{tag}>' for cell in line) for tag, line in lines)
     style = 'body{font:14px sans-serif;margin:2em}td,th{padding:2px 12px;text-align:left}'
     data = base64.b64encode(image.getvalue()).decode()
     path.write_text(
         f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
         f'<h1>{title}</h1><img width="1100" src="data:image/png;base64,{data}">'
-        f'<table><tr>{head}</tr>{body}</table>'
+        f'<table><tr>{"</tr><tr>".join(cells)}</tr></table>'
     )
+
+
+def main(_) -> None:
+    given = flags.FLAGS
+    recipe = resolve(given.config)
+    if bool(given.widths) == bool(given.depths):
+        raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
+    along = 'width' if given.widths else 'depth'
+    values = [int(value) for value in given.widths or given.depths]
+    console = Console(stderr=True, highlight=False)
+    found = slopes(recipe, along, values, given.seeds, given.steps, console.print)
+    rows = rows_of(found, given.tolerance)
+    Console(highlight=False).print(as_table(rows))
+    title = f'{recipe.scaling}, {along} {values[0]} to {values[-1]}'
+    if given.out:
+        write(Path(given.out), title, figure(found, along, values), rows)
+    failed = sum(slope.fails(given.tolerance) for slope in found)
+    print(f'{title}: {failed} of {len(found)} fail')
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == '__main__':  # only here: train.py has a --config too
+    define_config()
+    flags.DEFINE_list('widths', [], 'Values of model.d_model, smallest first.')
+    flags.DEFINE_list('depths', [], 'Values of model.n_layers, in place of widths.')
+    flags.DEFINE_integer('seeds', 4, 'Initial weights at each size.', lower_bound=1)
+    flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
+    flags.DEFINE_float('tolerance', 0.05, 'The slope that counts as none.')
+    flags.DEFINE_string('out', None, 'Page (.html) or figure (.png, .svg) to write.')
+    flags.mark_flags_as_required(['config'])
+    app.run(run_main(main), flags_parser=parse_flags)

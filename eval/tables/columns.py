@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lm.sections import FIELDS
+from lm.config.fields import FIELDS
 from modules.objectives import OBJECTIVES
 
 IDENTITY = {
@@ -46,101 +46,48 @@ RESULTS = {  # column: (name in summary.json, type)
 }
 ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
-
-# The names of columns that are not the whole path of their field. Stored queries rely on them: the
-# list does not change, whatever fields there will be.
-SHORT = {
-    'model.d_model': 'd_model',
-    'model.n_layers': 'n_layers',
-    'model.n_heads': 'n_heads',
-    'model.n_kv_heads': 'n_kv_heads',
-    'model.d_ff': 'd_ff',
-    'model.norm': 'norm',
-    'model.placement': 'placement',
-    'model.attention': 'attention',
-    'model.qk_norm': 'qk_norm',
-    'model.activation': 'activation',
-    'model.position': 'position',
-    'model.reparam': 'reparam',
-    'model.tie_embeddings': 'tie_embeddings',
-    'model.logit_softcap': 'logit_softcap',
-    'model.dtype': 'dtype',
-    'model.remat': 'remat',
-    'model.scan_layers': 'scan_layers',
-    'model.mix_fraction': 'mix_fraction',
-    'model.embedding_norm': 'embedding_norm',
-    'model.final_norm': 'final_norm',
-    'model.embedding_scale': 'embedding_scale',
-    'model.mlp': 'mlp',
-    'model.readout_bias': 'readout_bias',
-    'mlp.n_experts': 'n_experts',
-    'mlp.experts_per_token': 'experts_per_token',
-    'mlp.expert_capacity': 'expert_capacity',
-    'loss.z_loss': 'z_loss',
-    'loss.label_smoothing': 'label_smoothing',
-    'loss.balance_loss': 'balance_loss',
-    'optim.lr': 'lr',
-    'optim.schedule': 'schedule',
-    'optim.warmup_steps': 'warmup_steps',
-    'optim.decay_fraction': 'decay_fraction',
-    'optim.final_lr_fraction': 'final_lr_fraction',
-    'optim.b1': 'b1',
-    'optim.b2': 'b2',
-    'optim.eps': 'eps',
-    'optim.weight_decay': 'weight_decay',
-    'optim.decay_rule': 'decay_rule',
-    'optim.clip_norm': 'clip_norm',
-    'scaling.init_scale': 'init_scale',
-    'data.source': 'source',
-    'data.tokenizer': 'tokenizer',
-    'data.text_field': 'text_field',
-    'data.seq_len': 'seq_len',
-    'data.batch_size': 'batch_size',
-    'data.packing': 'packing',
-    'data.mask_documents': 'mask_documents',
-    'data.epochs': 'epochs',
-    'data.validation_fraction': 'validation_fraction',
-    'data.invalid_utf8': 'invalid_utf8',
-    'data.prefetch': 'prefetch',
-    'data.cache_dir': 'cache_dir',
-    'train.steps': 'steps',
-    'train.microbatches': 'microbatches',
-    'train.eval_every': 'eval_every',
-    'train.eval_batches': 'eval_batches',
-    'train.checkpoint_every': 'checkpoint_every',
-    'train.keep_last': 'keep_last',
-    'train.keep_best': 'keep_best',
-    'train.log_every': 'log_every',
-    'train.on_divergence': 'on_divergence',
-    'train.diagnose_every': 'diagnose_every',
-    'train.init_from': 'init_from',
-    'train.trainable': 'trainable',
-    'mesh.run': 'run',
-    'kernels.implementation': 'implementation',
-    'kernels.run_axis': 'run_axis',
+# Columns named by the last part of their field. Stored queries rely on these names: the list does
+# not change, whatever fields are added.
+_SHORT = {
+    'model': """
+        d_model n_layers n_heads n_kv_heads d_ff norm placement attention qk_norm activation
+        position reparam tie_embeddings logit_softcap dtype remat scan_layers mix_fraction
+        embedding_norm final_norm embedding_scale mlp readout_bias""",
+    'mlp': 'n_experts experts_per_token expert_capacity',
+    'loss': 'z_loss label_smoothing balance_loss',
+    'optim': """
+        lr schedule warmup_steps decay_fraction final_lr_fraction b1 b2 eps weight_decay
+        decay_rule clip_norm""",
+    'scaling': 'init_scale',
+    'data': """
+        source tokenizer text_field seq_len batch_size packing mask_documents epochs
+        validation_fraction invalid_utf8 prefetch cache_dir""",
+    'train': """
+        steps microbatches eval_every eval_batches checkpoint_every keep_last keep_best log_every
+        on_divergence diagnose_every init_from trainable""",
+    'mesh': 'run',
+    'kernels': 'implementation run_axis',
 }
+SHORT = {f'{section}.{name}': name for section, of in _SHORT.items() for name in of.split()}
 
 
 @functools.cache
 def columns() -> Mapping[str, str]:
     """{'model.norm': 'norm', 'train.seed': 'train_seed', ...}: the column of each config field.
 
-    It is that of `SHORT`, or else the whole path: `norm` is model.norm, and `norm_groups` is an
-    option of norms.
+    A field outside `SHORT` has its whole path: `norm` is model.norm, and `norm_groups` an option.
     """
     return {path: SHORT.get(path, path.replace('.', '_')) for path in FIELDS}
 
 
 @functools.cache
 def schema() -> pa.Schema:
-    """Of `cells.parquet`: typed also where a column has no value yet."""
-    kinds = IDENTITY | {name: _type_of(path) for path, name in columns().items()}
+    """Returns the schema of `cells.parquet`: columns without any value have their type too."""
+    kinds = dict(IDENTITY)
+    for path, name in columns().items():
+        kinds[name] = next(kind for kind in FIELDS[path].types if kind is not types.NoneType)
     kinds |= {column: kind for column, (_, kind) in RESULTS.items()}
     return pa.schema([(column, ARROW.get(kind, pa.string())) for column, kind in kinds.items()])
-
-
-def _type_of(path: str) -> type:
-    return next(kind for kind in FIELDS[path].types if kind is not types.NoneType)
 
 
 @functools.cache

@@ -1,1 +1,0 @@
-"""Whether activations and their changes keep their size as a model grows."""

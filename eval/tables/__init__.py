@@ -1,0 +1,5 @@
+"""Reads run records as tables: columns and their types, records of runs and sweeps, SQL, text.
+
+Called by eval.runs, eval.compare, eval.report, eval.fit and eval.console. Calls lm.record,
+lm.sweep.ledger and lm.config, DuckDB and Arrow.
+"""

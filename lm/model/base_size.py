@@ -1,0 +1,92 @@
+"""The base model that a parametrisation scales against: the same model with other sizes."""
+
+from lm.config.recipe import Recipe
+from lm.config.resolve import replaced
+from modules.scaling.parametrization import DEPTH, WIDTH
+
+
+def base_of(recipe: Recipe) -> Recipe:
+    """Returns the recipe at scaling.base_width, with scaling.base_heads or heads of equal width."""
+    width = recipe.config.scaling.base_width
+    return recipe if width is None else resized(recipe, width, recipe.config.scaling.base_heads)
+
+
+def resized(recipe: Recipe, width: int, n_heads: int | None) -> Recipe:
+    """Returns the recipe at another width. MLPs, heads, and key and value heads grow alike.
+
+    n_heads: None: as many as keep the head width. The depth stays, since all blocks have the same
+    shapes. Raises ValueError where a size would not be whole.
+    """
+    model = recipe.model
+
+    def scaled(name: str, by: int, over: int) -> int:
+        now = vars(model)[name]
+        found, rest = divmod(now * by, over)
+        if rest or not found:
+            raise ValueError(
+                f'at a width of {width} this model would have {now * by / over:g} for model.{name}='
+                f'{now}, which must be whole. Choose a width that divides evenly, or the number of '
+                'heads of the base model (scaling.base_heads).'
+            )
+        return found
+
+    heads = scaled('n_heads', width, model.d_model) if n_heads is None else n_heads
+    if width % heads:
+        raise ValueError(
+            'the number of heads (scaling.base_heads) must divide the width; got '
+            f'{heads} heads for a width of {width}'
+        )
+    return replaced(
+        recipe,
+        {
+            'model.d_model': width,
+            'model.d_ff': scaled('d_ff', width, model.d_model),
+            'model.n_heads': heads,
+            'model.n_kv_heads': scaled('n_kv_heads', heads, model.n_heads),
+        },
+    )
+
+
+def base_head_dim(recipe: Recipe) -> int | None:
+    """Returns the head width at which q k / H equals q k / sqrt(H); None for logits not per H."""
+    if not recipe.scaling.row.logits_per_width:
+        return None
+    return 1 if recipe.scaling.row.against_one else base_of(recipe).head_dim
+
+
+def base_blocks(recipe: Recipe) -> int:
+    if recipe.scaling.row.against_one:
+        return 1
+    return recipe.config.scaling.base_depth or recipe.model.n_layers
+
+
+def width_growth(recipe: Recipe) -> float:
+    """Returns d_model over that of the base model, or over 1 where there is none."""
+    base = recipe.config.scaling.base_width or recipe.model.d_model
+    return recipe.model.d_model / (1 if recipe.scaling.row.against_one else base)
+
+
+def check_base(recipe: Recipe) -> None:
+    """Raises ValueError for sizes of a base model that are missing, unread or not whole."""
+    scaling, part, row = recipe.config.scaling, recipe.scaling, recipe.scaling.row
+    nothing = 'so that it would change nothing. Leave it out, or None.'
+    for wanted, now in ((WIDTH, recipe.model.d_model), (DEPTH, recipe.model.n_layers)):
+        name, reads = f'base_{wanted}', wanted in row.grows and not row.against_one
+        value = vars(scaling)[name]
+        if reads and value is None:
+            but_zero = f', but that each {row.zero[0]} starts at 0' if row.zero else ''
+            raise ValueError(
+                f'{part} scales against a base model: set scaling.{name}, the {wanted} of the '
+                f"model whose learning rate this one is to have; at {now}, the model's own, it is "
+                f'scaling.name=standard{but_zero}'
+            )
+        if value is not None and not reads:
+            raise ValueError(
+                f'scaling.{name}={value} is read by no part of this config ({part}), {nothing}'
+            )
+    if scaling.base_heads is not None and (row.against_one or not row.logits_per_width):
+        raise ValueError(
+            f'scaling.base_heads={scaling.base_heads} is for logits q k / H against a base model, '
+            f'which {part} does not have, {nothing}'
+        )
+    base_of(recipe)
