@@ -13,10 +13,10 @@ On several hosts the same command on each, by SLURM, Open MPI or on a TPU pod; e
 """
 
 from lm.launch.before_jax import prepare_process
-from lm.launch.supervisor import watch_if_several
+from lm.launch.supervisor import supervise_if_several
 
 if __name__ == '__main__':
-    watch_if_several()  # all of this before JAX is imported
+    supervise_if_several()  # all of this before JAX is imported
     prepare_process()
 
 from pathlib import Path
@@ -24,22 +24,18 @@ from typing import Any
 
 from absl import app, flags
 
-from eval import listings
-from lm.config.resolve import digest, resolve
-from lm.record.workdir import open_workdir
-from lm.run import alone
-from lm.launch import command
-from lm.launch import signals
-from lm.launch import distributed
-from lm.run.describe import describe, memory_words
-from lm.run.experiment import Experiment, open_text
-from lm.record.remote.session import mirrored
-from lm.run.program import Program
-from lm.run.slot import RunSpec
-from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401 - what it ends with
-from lm.run.wave import Wave, closing
+from eval.console import listings
 from lm.config.recipe import Recipe
-from lm.sweep import cells, engines, training
+from lm.config.resolve import digest, resolve
+from lm.launch import command, distributed, signals
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
+from lm.record.remote.mirror import mirrored
+from lm.record.workdir import open_workdir
+from lm.run import runs
+from lm.run.describe import describe, memory_words
+from lm.run.program import Experiment, Program, open_text
+from lm.run.wave import Wave, closing
+from lm.sweep import cells, engines
 
 CONFIG = command.define_config()
 WORKDIR = flags.DEFINE_string(
@@ -81,17 +77,17 @@ def train(
     recipe: Recipe, workdir: Path, continue_changed: bool = False, start_over: bool = False
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
-    alone.check(recipe)
-    terminal = alone.open_terminal()
+    runs.check(recipe)
+    terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        terminal.say(alone.where(workdir))
+        terminal.say(runs.where(workdir))
         # Data: the text as rows of tokens, prepared once.
         dataset = open_text(recipe, terminal.say)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say)
         program = Program(experiment)
         # State: of the newest checkpoint, or of step 0. A run alone is a wave of one.
-        run = RunSpec(recipe, workdir, terminal, continue_changed, start_over)
+        run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over)
         with closing(Wave(program, [run], size=1)) as wave:
             (slot,) = wave.slots
             describe(slot.journal)
@@ -106,14 +102,9 @@ def train(
                 terminal.live(recipe.train.steps, slot.journal.step),
                 signals.caught_signals() as caught,
             ):
-                # Steps; a run that is due for nothing goes straight to the next one.
-                for is_due in wave.steps(caught):
-                    if is_due:
-                        wave.evaluate()
-                        wave.diagnose()
-                        wave.save()  # Checkpoints: this process goes on while one is written.
-                        wave.end_finished()
-                return alone.exit_status(slot, caught)
+                # Steps, with evaluations, diagnoses and checkpoints where they are due.
+                wave.train(caught)
+                return runs.exit_status(slot, caught)
 
 
 def train_sweep(
@@ -127,9 +118,10 @@ def train_sweep(
     start_over: bool = False,
 ) -> int:
     """Trains the cells that have not ended yet; the exit status."""
-    from eval.progress import SweepView  # brings Arrow and DuckDB: a single run need not wait
+    # Brings Arrow and DuckDB, which a single run need not wait for.
+    from eval.console.progress import SweepView
 
-    return training.train_sweep(
+    return engines.train_sweep(
         base,
         sweep,
         workdir,

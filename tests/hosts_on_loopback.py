@@ -25,7 +25,7 @@ from lm.inference.load import load
 from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, SIGNALLED
 from lm.record.checkpoint import read_meta, steps_in
 from lm.record.metrics import read_rows
-from lm.record.remote.session import mirrored
+from lm.record.remote.mirror import mirrored
 from lm.record.workdir import read_json
 from lm.sweep.cells import cells
 from modules.params import named_leaves

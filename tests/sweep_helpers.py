@@ -18,7 +18,7 @@ from lm.config.fields import Config
 from lm.config.resolve import build, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.workdir import read_json
-from lm.run.experiment import Experiment, open_text
+from lm.run.program import Experiment, open_text
 from lm.run.wave import Wave
 from tests.corpora import write_corpus as write_corpus
 

@@ -25,9 +25,8 @@ NO_READERS = (
     'lm/config/resolve.py',
     'lm/config/fields.py',
     'lm/model/check.py',
-    'lm/model/check_model.py',
     'lm/config/suggestions.py',
-    'eval/columns.py',
+    'eval/tables/columns.py',
     'lm/record/upgrade.py',
 )
 LM = [path for path in TREES if path.parts[0] == 'lm']
@@ -221,11 +220,11 @@ def test_every_config_field_is_read():
         assert field.of_parts or path in paths or by_attribute or as_part, path
 
 
-# A docstring says first what something is or does.
+# A docstring says first what something is or does; that of a study asks its question.
 NO_BEGINNINGS = {'Of', 'Those', 'As', 'By', 'Its', 'Into', 'Until', 'That', 'Which', 'For'}
 
 
-@pytest.mark.parametrize('path', PRODUCT, ids=str)
+@pytest.mark.parametrize('path', [p for p in PRODUCT if p.parts[0] != 'configs'], ids=str)
 def test_docstrings_begin_with_a_verb_or_a_noun(path):
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [ast.get_docstring(n) for n in ast.walk(PRODUCT[path]) if isinstance(n, documented)]

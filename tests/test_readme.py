@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.choices import rows_of
+from eval.console.listings import rows_of
 from lm.config.fields import CHOICES, FIELDS
 
 README = (Path(__file__).parent.parent / 'README.md').read_text()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs import default
-from eval.columns import IDENTITY, RESULTS, columns
+from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.resolve import digest, resolve
 from tests.commands import PATIENCE_SEC
 from tests.xla import ONE_DEVICE
@@ -73,7 +73,7 @@ LEFT_OUT = {  # line: why it is not run here
     ),
 }
 PRELOADED = [  # before each command: most of what importing takes
-    'eval.convert.commands',
+    'eval.convert.fold',
     'eval.report.page',
     'eval.suites.perplexity',
     'lm.sweep.engines',

@@ -19,8 +19,8 @@ from absl.testing import flagsaver
 
 import train
 from eval.load import load
-from eval.runs import TABLE
 from eval.suites.perplexity import perplexity
+from eval.tables.results import TABLE
 from lm.launch.command import parse_flags
 from lm.record.workdir import open_workdir
 from lm.run.program import Program
@@ -194,7 +194,7 @@ class TestAFailure:
     def test_a_cell_that_another_process_trains_is_left_to_it(
         self, swept, corpus, tmp_path, capsys, monkeypatch
     ):
-        monkeypatch.setattr('lm.sweep.group.PATIENCE_SEC', 0.0)
+        monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
         workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()

@@ -17,7 +17,7 @@ from eval.load import load
 from eval.report.page import report
 from eval.runs import gather
 from lm.record.digests import of_arrays
-from lm.record.remote.session import mirrored
+from lm.record.remote.mirror import mirrored
 from lm.run.start import check_init_from, pinned
 from lm.storage import complete_folders
 from lm.storage.buckets import Changed, open_bucket
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group('buckets')
 def checkpoints_of(url: str) -> set[int]:
     """Returns the steps of the checkpoints that are whole."""
     bucket = open_bucket(url)
-    return {int(n.split('/')[-1]) for n in complete_folders.whole_folders(bucket, bucket.list())}
+    return {int(n.split('/')[-1]) for n in complete_folders.complete_folders(bucket, bucket.list())}
 
 
 def train_there(config, url: str) -> int:
@@ -128,7 +128,7 @@ def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere
 @pytest.mark.full
 def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypatch, elsewhere):
     """The first is stopped by SIGTERM, and the same command goes on at once."""
-    monkeypatch.setattr('lm.record.remote.session.PATIENCE_SEC', 0.5)
+    monkeypatch.setattr('lm.record.remote.mirror.PATIENCE_SEC', 0.5)
     process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
     deadline = time.monotonic() + PATIENCE_SEC
     while 'metrics.jsonl' not in open_bucket(bucket_url).list():
@@ -180,7 +180,7 @@ def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_p
 def checkpoints_of_cells(url: str) -> list[str]:
     """The newest of each."""
     bucket = open_bucket(url)
-    found = sorted(complete_folders.whole_folders(bucket, bucket.list()))
+    found = sorted(complete_folders.complete_folders(bucket, bucket.list()))
     return list({name.split('/')[0]: name for name in found}.values())
 
 
@@ -269,6 +269,6 @@ def test_what_cannot_work_is_refused_before_anything_is_compiled(
     if kind == 'store':
         monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://127.0.0.1:1')
     if kind == 'hosts':
-        monkeypatch.setattr('lm.record.remote.session.child_host', object)
+        monkeypatch.setattr('lm.record.remote.mirror.child_host', object)
     with pytest.raises((ValueError, OSError), match=words):
         train_there(tiny(corpus), url)

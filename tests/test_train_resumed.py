@@ -17,7 +17,7 @@ import pytest
 from lm.config.fields import Config
 from lm.inference.load import load
 from lm.record.workdir import InUse, open_workdir
-from lm.run.journal import Lost
+from lm.run.journal import CheckpointsLost
 from tests import sweep_helpers
 from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_for_step
 from tests.sweep_helpers import before_step, terminate_at, timeless
@@ -139,7 +139,9 @@ def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
     recorded = (tmp_path / 'metrics.jsonl').read_bytes()
     os.truncate(tmp_path / 'checkpoints' / '4' / 'meta' / 'metadata', 3)
     for _ in range(2):
-        with pytest.raises(Lost, match=r'none of its checkpoints .* \[4\] .* --start_over'):
+        with pytest.raises(
+            CheckpointsLost, match=r'none of its checkpoints .* \[4\] .* --start_over'
+        ):
             train(tiny(corpus), tmp_path)
         assert (tmp_path / 'metrics.jsonl').read_bytes() == recorded
     assert train(tiny(corpus), tmp_path, start_over=True) == DONE
@@ -183,7 +185,7 @@ def test_a_start_that_fails_leaves_the_folder_to_the_corrected_command(corpus, t
 def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(whole, corpus, tmp_path):
     workdir = sweep_helpers.copied(whole, tmp_path / 'run')
     shutil.rmtree(workdir / 'checkpoints')
-    with pytest.raises(Lost, match=r'trained to step 12, .*/checkpoints holds none'):
+    with pytest.raises(CheckpointsLost, match=r'trained to step 12, .*/checkpoints holds none'):
         train(tiny(corpus), workdir)
     assert timeless(workdir) == timeless(whole)
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from lm.record.remote.session import mirrored
+from lm.record.remote.mirror import mirrored
 from lm.run.wave import Wave
 from lm.storage.buckets import Bucket
 from lm.storage.complete_folders import MARK

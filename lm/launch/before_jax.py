@@ -1,4 +1,4 @@
-"""What a program does before it imports JAX. Standard library only, so that it costs nothing."""
+"""Prepares a process before it imports JAX. Standard library only, so that it costs nothing."""
 
 import glob
 import os
@@ -19,11 +19,11 @@ TUNABLES = (
 
 
 def prepare_process() -> None:
-    """On a machine without accelerator: selects JAX's CPU platform, and starts this process again,
-    in place, with a malloc that suits XLA:CPU (`TUNABLES`). Elsewhere, and where the user has set
-    JAX_PLATFORMS or GLIBC_TUNABLES, those stay as they are.
+    """Selects JAX's CPU platform on a machine without accelerator, and starts this process again,
+    in place, with a malloc that suits XLA:CPU (`TUNABLES`). JAX_PLATFORMS and GLIBC_TUNABLES stay
+    as the user has set them.
 
-    Until the caller sets another handler, SIGINT ends the process with one line.
+    SIGINT ends the process with one line, until the caller sets another handler.
     """
     signal.signal(signal.SIGINT, _leave)
     if not has_accelerator():
@@ -36,8 +36,7 @@ def prepare_process() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _leave(number, frame) -> None:
-    del frame
+def _leave(number, _) -> None:
     os.write(2, b'\nSIGINT: it had not begun; the same command begins\n')
     os._exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""How commands start, read their flags, and fail."""
+"""Commands: how they start, read their flags, and fail."""
 
 import dataclasses
 import os
@@ -24,11 +24,11 @@ from lm.launch.terminal import quiet_libraries
 from modules.choices import nearest
 from modules.options import typed
 
-flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 
 def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """`main` for absl's app.run: quiet libraries, and bad input as one line, not a traceback."""
+    """Wraps `main` for absl's app.run: libraries are quiet, and bad input is one line."""
 
     def wrapped(argv: list[str]) -> None:
         quiet_libraries()
@@ -46,9 +46,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
 
 
 def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
-    """`run_main` for a program that trains: it ends with the status that `main` returns, and where
-    it is one of several processes, as `lm.launch.distributed.leave` has it.
-    """
+    """Wraps `main` of a program that trains; the process ends with the status it returns."""
 
     def wrapped(argv: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
@@ -71,18 +69,16 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:
-    """Defines --config=PATH. With it --config.SECTION.FIELD=VALUE sets any field there is, one that
-    the file leaves out as well: an option is known from its part alone.
-    """
+    """Defines --config=PATH, and --config.SECTION.FIELD=VALUE for all fields, set there or not."""
     holder = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
     flags.FLAGS['config'].parser = ConfigParser('config')
     return holder
 
 
 def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
-    """runs/default-1a2b3c4d: the same command finds the same folder, another config another."""
-    file = config_flags.get_config_filename(flags.FLAGS['config'])
-    return Path('runs') / f'{Path(file).stem}-{digest(recipe)}{suffix}'
+    """runs/default-1a2b3c4d: the same command finds the same folder again."""
+    name = Path(config_flags.get_config_filename(flags.FLAGS['config'])).stem
+    return Path('runs', f'{name}-{digest(recipe)}{suffix}')
 
 
 class ConfigParser(ConfigFileFlagParser):
@@ -96,9 +92,9 @@ class ConfigParser(ConfigFileFlagParser):
 
 
 def add_fields(config: ConfigDict) -> None:
-    """Gives each field its place and its type, so that flags can set it and nothing else.
+    """Gives each field its place and its type, so that flags can set these fields and no others.
 
-    A field without a value has its default, which is None for the options of parts. A value of
+    A field without a value gets its default, which is None for the options of parts. A value of
     another type stays as it is, for `lm.config.resolve.build` to refuse.
     """
     config.unlock()
@@ -126,7 +122,7 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """absl's own parsing, but what is wrong with a flag of the config is one line."""
+    """Parses flags as absl does; a mistake in a flag of the config is reported in one line."""
     try:
         check_flags(argv, FIELDS)
         return flags.FLAGS(argv)
@@ -145,7 +141,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def _unknown_in_file(error: AttributeError) -> str:
-    """What a config file sets or reads that is not there; '' where it is something else."""
+    """Names the unknown field that a config file sets or reads; '' for another error."""
     sections, names = ({path.split('.')[i] for path in FIELDS} for i in (0, 1))
     if written := re.search(r'Key "(\w+)" does not exist', str(error)):
         name, said = written[1], f'the config has no field {written[1]}.'

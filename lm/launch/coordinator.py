@@ -1,43 +1,32 @@
-"""The parent of process 0: it knows who is there, and decides how the job ends. Standard library
-only.
-"""
+"""The supervisor of process 0, which decides how the job ends. Standard library only."""
 
+import math
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from lm.launch.exit_status import (
-    BAD_INPUT,
-    DIVERGED,
-    DONE,
-    RESUME,
-    Ended,
-    blame,
-    how,
-    status_of,
-    status_of_all,
-)
-from lm.launch.link import COLLECT_SEC, RETRY_SEC, SILENT_SEC, Link, named
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED, Ended, job_status
+from lm.launch.link import COLLECT_SEC, RETRY_SEC, SILENT_SEC, Gone, Link, Links, Supervisor
 from lm.launch.this_host import Host
-from lm.launch.wire import Gone, Peer, Wire
 
-# When one has ended well, its records are closed; the others' may be behind, by the time-out of
-# JAX's shutdown at most, and imported libraries have their own ends.
+# When one child has ended well, its records are closed. Those of the others may be behind, by the
+# time-out of JAX's shutdown at most, and imported libraries take their time to end.
 LEAVE_SEC = 60.0
-LINGER_SEC = 10.0  # in which hosts that come late to a refused start are told why
+LINGER_SEC = 10.0  # how long hosts that come late to a refused start are told the reason
 
 
-class Hub(Link):
-    """The parent of process 0, once all hosts are there."""
+class Coordinator(Supervisor):
+    """The supervisor of process 0; there once all hosts are."""
 
     def __init__(self, host: Host, arguments: Sequence[str], asked: list[int]):
         super().__init__(host, arguments, asked)
-        self.ends: dict[int, tuple[float, int | None]] = {}  # when and how; None: it is not there
-        self._members: dict[int, Peer] = {}
+        self.ends: dict[int, tuple[float, int | None]] = {}  # when, and exit code; None: gone
+        self._members: dict[int, Link] = {}
         self._begun = False
-        self._wire = Wire(self._listening())
+        self.links = Links(self._listening())
         try:
             self._gather()
         except Ended as ended:
@@ -59,28 +48,35 @@ class Hub(Link):
             ) from error
 
     def _gather(self) -> None:
-        """Until all are there. Raises Ended for those that do not come, or differ."""
+        """Waits for all hosts. Raises Ended where hosts do not come, or differ."""
         deadline = time.monotonic() + self.host.timeout
         while len(self._members) < self.host.num_processes - 1:
             self._stop_if_asked()
             if time.monotonic() > deadline:
-                raise Ended(RESUME, self._missing())
-            for peer, message in self._wire.wait(RETRY_SEC):
+                there, absent = [self.name_of(0)], []
+                for i in range(1, self.host.num_processes):
+                    (there if i in self._members else absent).append(self.name_of(i))
+                raise Ended(
+                    RESUME,
+                    f'did not come within {self.host.timeout:g} s (--host_timeout): '
+                    f'{", ".join(absent)}. There: {", ".join(there)}.',
+                )
+            for link, message in self.links.wait(RETRY_SEC):
                 if message is None:
-                    self._lost(peer)
+                    self._lost(link)
                 elif 'hello' in message:
-                    self._welcome(peer, message['hello'])
-                elif 'ended' in message and peer in self._members.values():
-                    status = status_of(message['ended'])
-                    raise Ended(status, f'{self.name_of(peer.process_id)} left before it began')
+                    self._welcome(link, message['hello'])
+                elif 'ended' in message and link in self._members.values():
+                    status = job_status(message['ended'])
+                    raise Ended(status, f'{self.name_of(link.process_id)} left before it began')
             self._ping()
         self._begun = True
         self.job = secrets.token_hex(8)
         names = {str(i): name for i, name in self.names.items()}
-        for peer in list(self._members.values()):
-            self._tell(peer, start=names, job=self.job)
+        for link in list(self._members.values()):
+            self._tell(link, start=names, job=self.job)
 
-    def _welcome(self, peer: Peer, hello: Any) -> None:
+    def _welcome(self, link: Link, hello: Any) -> None:
         match hello:
             case {
                 'process_id': int(number),
@@ -88,9 +84,9 @@ class Hub(Link):
                 'name': str(name),
                 'arguments': list(arguments),
             }:
-                who = named(number, name)
+                who = f'host {number} ({name})'
             case _:
-                return self._wire.drop(peer)  # no parent of ours
+                return self.links.drop(link)  # no supervisor of this job
         if count != self.host.num_processes:
             raise Ended(
                 BAD_INPUT,
@@ -101,126 +97,122 @@ class Hub(Link):
             others = f'{self.names[number]} and {who}'
             raise Ended(BAD_INPUT, f'two processes have the id {number}: {others}')
         if arguments != self.arguments:
-            raise Ended(BAD_INPUT, self._difference(who, arguments))
-        peer.process_id = number
-        self.names[number], self._members[number] = who, peer
-
-    def _difference(self, who: str, theirs: list[str]) -> str:
-        mine = self.arguments
-        lacking = ' '.join(one for one in mine if one not in theirs) or 'the same in another order'
-        more = ' '.join(one for one in theirs if one not in mine) or 'the same in another order'
-        return (
-            f'the command must be the same on all hosts: {self.name_of(0)} has {lacking}, '
-            f'{who} has {more}'
-        )
-
-    def _missing(self) -> str:
-        absent = [i for i in range(self.host.num_processes) if i and i not in self._members]
-        names = ', '.join(self.name_of(i) for i in absent)
-        there = ', '.join(self.name_of(i) for i in (0, *sorted(self._members)))
-        return (
-            f'did not come within {self.host.timeout:g} s (--host_timeout): {names}. '
-            f'There: {there}.'
-        )
+            own, theirs = (
+                ' '.join(one for one in these if one not in those) or 'the same in another order'
+                for these, those in [(self.arguments, arguments), (arguments, self.arguments)]
+            )
+            raise Ended(
+                BAD_INPUT,
+                f'the command must be the same on all hosts: {self.name_of(0)} has {own}, '
+                f'{who} has {theirs}',
+            )
+        link.process_id = number
+        self.names[number], self._members[number] = who, link
 
     def _refuse(self, ended: Ended) -> None:
-        """Tells all that are there; and of a mistake, for a while, those that come."""
-        told: list[Peer] = list(self._wire.peers)
-        for peer in told:
-            self._tell(peer, ended=ended.status, text=ended.text)
+        """Tells the reason to all that are there and, after bad input, to those that still come."""
+        told: list[Link] = list(self.links.open)
+        for link in told:
+            self._tell(link, ended=ended.status, text=ended.text)
         deadline = time.monotonic() + (LINGER_SEC if ended.status == BAD_INPUT else 0)
         while len(told) < self.host.num_processes - 1 and time.monotonic() < deadline:
-            for peer, message in self._wire.wait(RETRY_SEC):
-                if message and 'hello' in message and peer not in told:
-                    self._tell(peer, ended=ended.status, text=ended.text)
-                    told.append(peer)
+            for link, message in self.links.wait(RETRY_SEC):
+                if message and 'hello' in message and link not in told:
+                    self._tell(link, ended=ended.status, text=ended.text)
+                    told.append(link)
 
     def child_ended(self, code: int) -> None:
         self.ends[0] = time.monotonic(), code
 
     def step(self, seconds: float) -> None:
-        """Hears the others for so long. Raises Ended when the job has."""
-        for peer, message in self._wire.wait(seconds):
-            if peer.process_id is None:
-                if message and 'hello' in message:  # of a job that is to follow this one
-                    self._tell(peer, busy=True)
+        """Listens for `seconds`, then decides. Raises Ended when the job is over."""
+        for link, message in self.links.wait(seconds):
+            if link.process_id is None:
+                if message and 'hello' in message:  # from a job that is to follow this one
+                    self._tell(link, busy=True)
             elif message is None:
-                self._lost(peer)
+                self._lost(link)
             elif 'ended' in message:
-                self.ends.setdefault(peer.process_id, (time.monotonic(), message['ended']))
-        for peer in list(self._wire.peers):
-            if time.monotonic() - peer.heard > SILENT_SEC:
-                self._wire.drop(peer)
-                self._lost(peer)
+                self.ends.setdefault(link.process_id, (time.monotonic(), message['ended']))
+        for link in list(self.links.open):
+            if time.monotonic() - link.heard > SILENT_SEC:
+                self.links.drop(link)
+                self._lost(link)
         self._ping()
         self._decide()
 
-    def _lost(self, peer: Peer) -> None:
-        if not self._begun:  # it may come again
-            self._members.pop(peer.process_id, None)
-        elif peer.process_id is not None:
-            if self.apart and peer.process_id not in self.ends:
-                self.say(f'{self.name_of(peer.process_id)} has gone; the others train their cells')
-            self.ends.setdefault(peer.process_id, (time.monotonic(), None))
+    def _lost(self, link: Link) -> None:
+        if not self._begun:  # it may come back
+            self._members.pop(link.process_id, None)
+        elif link.process_id is not None:
+            if self.apart and link.process_id not in self.ends:
+                self.say(f'{self.name_of(link.process_id)} has gone; the others train their cells')
+            self.ends.setdefault(link.process_id, (time.monotonic(), None))
 
     def _decide(self) -> None:
-        if not self.ends:
+        """Raises Ended where the job is over, after telling the others."""
+        all_ended = len(self.ends) == self.host.num_processes
+        if not self.ends or (not all_ended and time.monotonic() < self._due()):
             return
+        codes = [code for _, code in self.ends.values()]
         if self.apart:
-            return self._decide_apart()
-        since = {
-            number: LEAVE_SEC if code in (DONE, DIVERGED) else COLLECT_SEC
-            for number, (_, code) in self.ends.items()
-        }
-        due = min(when + since[number] for number, (when, _) in self.ends.items())
-        if len(self.ends) < self.host.num_processes and time.monotonic() < due:
-            return
-        codes = {code for _, code in self.ends.values()}
-        who = min(self.ends, key=lambda number: blame(number, *self.ends[number]))
-        code = self.ends[who][1]
-        status, text = status_of(code), ''
-        # Of several errors the first counts: the others may be that it was gone.
-        bad = status in (BAD_INPUT, RESUME)
-        if bad or len(self.ends) < self.host.num_processes or len(codes) > 1:
-            text = f'{self.name_of(who)} {how(code)}; all hosts end with status {status}'
+            status, goes_on = job_status(*codes), 'trains the cells that are left'
+            ends = sorted((i, code) for i, (_, code) in self.ends.items() if code != DONE)
+            reason = '; '.join(f'{self.name_of(i)} {how(code)}' for i, code in ends)
+            if not all_ended:  # the others go on without this host
+                raise Ended(status, reason)
+        else:
+            # The first of several errors counts: the others may follow from it.
+            who = min(self.ends, key=lambda i: blame(i, *self.ends[i]))
+            code = self.ends[who][1]
+            status, goes_on = job_status(code), 'goes on'
+            is_plain = status not in (BAD_INPUT, RESUME) and all_ended and len(set(codes)) == 1
+            reason = '' if is_plain else f'{self.name_of(who)} {how(code)}'
+        text = f'{reason}; all hosts end with status {status}' if reason else ''
         if status == RESUME:
-            text += ': the same command goes on'
-        self._end_all(status, text)
-
-    def _decide_apart(self) -> None:
-        asked_to_leave = 0 in self.ends and self.asked
-        left = time.monotonic() - self.ends[0][0] if asked_to_leave else 0.0
-        if len(self.ends) < self.host.num_processes and left < COLLECT_SEC:
-            return
-        status = status_of_all(code for _, code in self.ends.values())
-        bad = [
-            f'{self.name_of(number)} {how(code)}'
-            for number, (_, code) in sorted(self.ends.items())
-            if code != DONE
-        ]
-        if len(self.ends) < self.host.num_processes:  # the others go on without this host
-            raise Ended(status, '; '.join(bad))
-        text = '; '.join(bad) + f'; all hosts end with status {status}' if bad else ''
-        if status == RESUME:
-            text += ': the same command trains the cells that are left'
-        self._end_all(status, text)
-
-    def _end_all(self, status: int, text: str) -> None:
-        for peer in list(self._members.values()):
-            self._tell(peer, ended=status, text=text)
+            text += f': the same command {goes_on}'
+        for link in list(self._members.values()):
+            self._tell(link, ended=status, text=text)
         raise Ended(status, text)
+
+    def _due(self) -> float:
+        """When this host stops waiting for the ends of other children, by `time.monotonic`."""
+        if self.apart:
+            return self.ends[0][0] + COLLECT_SEC if 0 in self.ends and self.asked else math.inf
+        waits = {DONE: LEAVE_SEC, DIVERGED: LEAVE_SEC}
+        return min(when + waits.get(code, COLLECT_SEC) for when, code in self.ends.values())
 
     def _ping(self) -> None:
         if self._is_time_to_ping():
-            for peer in list(self._members.values()):
-                self._tell(peer, ping=True)
+            for link in list(self._members.values()):
+                self._tell(link, ping=True)
 
-    def _tell(self, peer: Peer, **message: Any) -> None:
+    def _tell(self, link: Link, **message: Any) -> None:
         try:
-            peer.send(**message)
+            link.send(**message)
         except Gone:
-            self._wire.drop(peer)
-            self._lost(peer)
+            self.links.drop(link)
+            self._lost(link)
 
-    def close(self) -> None:
-        self._wire.close()
+
+def how(code: int | None) -> str:
+    """The end of a child, in words."""
+    if code is None:
+        return 'has gone (its connection broke, or was silent)'
+    if code < 0:
+        return f'was ended by {signal.Signals(-code).name}'
+    return f'ended with status {code}'
+
+
+def blame(process_id: int, when: float, code: int | None) -> tuple[int, bool, float]:
+    """A key that sorts first the end that caused the others.
+
+    A child does not kill itself, but the runtime aborts it when another has gone; a child that has
+    done its work ends nobody. Among errors that are known together, process 0's is first: it
+    reported LAST_WORDS_SEC before it ended (`lm.launch.distributed`), and the others may have
+    failed because its service had ended.
+    """
+    if code is None or (code < 0 and -code != signal.SIGABRT):
+        return 0, False, when
+    kind = {-signal.SIGABRT: 2, SIGNALLED + signal.SIGABRT: 2, DONE: 3}.get(code, 1)
+    return kind, kind == 1 and process_id > 0, when

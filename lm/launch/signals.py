@@ -1,12 +1,13 @@
-"""What a program that trains does when it is asked to stop."""
+"""Signals that ask a program to stop: SIGTERM and SIGINT. Standard library only."""
 
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-ASKED = (signal.SIGTERM, signal.SIGINT)
+from lm.launch.exit_status import ASKED
+
 ECHO_SEC = 1.0
 
 
@@ -15,25 +16,35 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Caught(list[int]):
-    """Signals that came. `at_once`: whether one ends the program where it is; `since`: when the
-    first came, by `time.monotonic`.
-    """
+    """Numbers of the signals that came."""
 
-    at_once = False
-    since = 0.0
+    at_once = False  # whether a signal ends the program where it is
+    since = 0.0  # when the first one came, by `time.monotonic`
+
+
+@contextlib.contextmanager
+def handlers_kept(handler: Callable | None = None) -> Iterator[None]:
+    """Sets `handler` within the block, and restores all handlers behind it, as Ray sets its own."""
+    before = {number: signal.getsignal(number) for number in ASKED}
+    try:
+        for number in ASKED if handler else ():
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, kept in before.items():
+            signal.signal(number, kept)
 
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[Caught]:
-    """A list that the first SIGTERM or SIGINT is put in; a later one ends the process at once.
+    """Yields a list that receives the first signal; one after ECHO_SEC ends the process at once.
 
-    Later is after ECHO_SEC: a launcher that passes a signal on, and the terminal or `timeout` that
+    Sooner ones are ignored: a launcher that passes a signal on, and the terminal or `timeout` that
     sends it to the whole group, make two of one.
     """
     caught = Caught()
 
-    def catch(number, frame):
-        del frame
+    def catch(number, _):
         if caught.at_once:
             raise Interrupted(number)
         if not caught:
@@ -43,35 +54,17 @@ def caught_signals() -> Iterator[Caught]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    before = {number: signal.signal(number, catch) for number in ASKED}
-    try:
+    with handlers_kept(catch):
         yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """What the block makes of SIGTERM and SIGINT ends with it: Ray takes them for itself."""
-    before = {number: signal.getsignal(number) for number in ASKED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def nothing_to_lose(caught: list[int]) -> Iterator[None]:
-    """Text is prepared, or a program compiled: a signal that comes now raises Interrupted, where
-    `caught` is of `caught_signals`.
-    """
-    if not isinstance(caught, Caught):
-        yield
-        return
-    caught.at_once = True
+    """Raises Interrupted for a signal in the block, where `caught` is of `caught_signals`."""
+    if isinstance(caught, Caught):
+        caught.at_once = True
     try:
         yield
     finally:
-        caught.at_once = False
+        if isinstance(caught, Caught):
+            caught.at_once = False

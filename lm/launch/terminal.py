@@ -1,4 +1,4 @@
-"""What a person sees of a run while it trains."""
+"""The terminal of a run: live progress, or lines of a log."""
 
 import contextlib
 import sys
@@ -13,8 +13,8 @@ LOG_WIDTH = 160
 
 
 def quiet_libraries() -> None:
-    """Of Orbax, which tells of each file and logs a traceback of each error that it then raises,
-    nothing is shown; of other libraries warnings are. A --verbosity that was given is obeyed.
+    """Hides what libraries log below warnings, and all of Orbax, which logs every file and the
+    traceback of each error that it then raises. A given --verbosity has precedence.
     """
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.WARNING)
@@ -25,10 +25,9 @@ class Terminal:
     """Live progress where a person watches, one plain line a row otherwise; silent: nothing."""
 
     def __init__(self, silent: bool = False):
-        watched, self._silent = sys.stdout.isatty(), silent
-        width = None if watched else LOG_WIDTH
+        width = None if sys.stdout.isatty() else LOG_WIDTH
         self.console = Console(highlight=False, width=width, quiet=silent)
-        self._progress = None
+        self._silent, self._progress = silent, None
 
     @contextlib.contextmanager
     def live(self, steps: int, step: int) -> Iterator[None]:
@@ -52,22 +51,20 @@ class Terminal:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def row(self, row: dict[str, Any], steps: int) -> None:
-        line = (
-            f'loss {row["loss"]:.4f}  {row["tokens_per_sec"]:,.0f} tokens/s  mfu {row["mfu"]:.1%}'
-        )
+        step, rate = row['step'], row['tokens_per_sec']
+        line = f'loss {row["loss"]:.4f}  {rate:,.0f} tokens/s  mfu {row["mfu"]:.1%}'
         if self._progress:
-            self._progress.update(self._task, completed=row['step'], line=line)
+            self._progress.update(self._task, completed=step, line=line)
             return
-        left = (steps - row['step']) * row['step_sec'] / 60
-        self.say(f'step {row["step"]:>6} of {steps}  {line}  {left:.1f} min left')
+        left = (steps - step) * row['step_sec'] / 60
+        self.say(f'step {step:>6} of {steps}  {line}  {left:.1f} min left')
 
     def diverged(self, reason: str) -> None:
-        """A run has ended at a step that was not finite."""
         self.say(f'DIVERGED: {reason}')
 
 
 class CellTerminal(Terminal):
-    """What a run of a sweep says: its events, each with its name, and no rows."""
+    """Shows the events of a run of a sweep, with its name; rows of many runs would bury them."""
 
     def __init__(self, name: str, say: Callable[[str], None]):
         self._name, self._say = name, say
@@ -77,7 +74,7 @@ class CellTerminal(Terminal):
             self._say(f'{self._name}: {text}')
 
     def row(self, row: dict[str, Any], steps: int) -> None:
-        """Rows of many runs would bury the events."""
+        pass
 
     def diverged(self, reason: str) -> None:
         self._say(f'{self._name} diverged: {reason}')

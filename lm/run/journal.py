@@ -1,8 +1,8 @@
-"""What one run leaves in its workdir, and the counters that go with it.
+"""The records of one run: its workdir, its counters, and what is due at each step.
 
-Each run of a wave (`lm.run.wave`) has one Journal: it restores and saves the run's checkpoints,
-watches its losses, records and sums up. Of several processes each has one, and all save and restore
-together; what is read of the records, and all that is written of them, process 0 reads and writes.
+Each run of a wave (`lm.run.wave`) has one Journal, which restores and saves checkpoints, watches
+losses, records and sums up. Several processes have one each, and save and restore together; records
+are read and written by process 0 alone.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from lm import data
 from lm.config.mixture import by_source, source_of
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
-from lm.launch.agreement import from_first, is_first
+from lm.launch.distributed import from_first, is_first
 from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
@@ -23,11 +23,10 @@ from lm.record.machine import device_name, git_commit, peak_memory_bytes, versio
 from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SUMMARY, status_of, write_config
-from lm.run.counters import Counters, newest_values
 from lm.run.evaluate import objective_loss_name
-from lm.run.experiment import Experiment
-from lm.run.parameter_table import optimizer_state_bytes, parameter_count
-from lm.run.warnings import Watch, told
+from lm.run.program import Experiment
+from lm.run.tables import optimizer_state_bytes, parameter_count
+from lm.run.warnings import Detector, told
 from lm.storage.files import is_full, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
@@ -39,40 +38,51 @@ class Diverged(Exception):
     """A step whose loss or update is not finite."""
 
 
-class Lost(OSError):
+class CheckpointsLost(OSError):
     """A run has trained before, and none of its checkpoints can be read."""
 
 
+@dataclasses.dataclass
+class Counters:
+    """Numbers and events that a checkpoint holds beside arrays."""
+
+    batch_index: int = 0  # the next batch of the stream; ahead of the step after a rollback alone
+    tokens: float = 0.0
+    wall_sec: float = 0.0
+    skipped_in_a_row: int = 0
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    best: dict[str, float] = dataclasses.field(default_factory=dict)  # lowest validation losses
+    rows: int | None = None  # of metrics.jsonl; None in checkpoints of an older version
+    warnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
 class Journal:
-    """`step` is the last one dispatched; `last` the newest value of everything recorded."""
+    """One run's records. step: the last one dispatched; saved_step: of its newest checkpoint, 0 for
+    none; last: the newest value of everything recorded.
+    """
 
     def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
         self.recipe, self.workdir, self.experiment = recipe, workdir, experiment
-        self.terminal = terminal
-        self.began = time.perf_counter()
-        self.step = 0
-        self.counters = Counters()
-        self.last: dict[str, Any] = {}
-        self.compile_sec = 0.0
+        self.terminal, self.began = terminal, time.perf_counter()
+        self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
+        self.counters, self.last = Counters(), {}
         self.throughput = Throughput(experiment.flops_per_token, experiment.peak)
         if is_first():
             experiment.dataset.tokenizer.save(workdir / 'tokenizer')
-        self.checkpoints = Checkpoints(
-            workdir, recipe.train.keep_last, recipe.train.keep_best, terminal.say
-        )
+        kept = recipe.train.keep_last, recipe.train.keep_best
+        self.checkpoints = Checkpoints(workdir, *kept, terminal.say)
         self.recorder: Recorder | NoRecorder | None = None
-        self.watch = Watch(recipe, [])
-        self._saved_step = 0
+        self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
 
     def restore(
         self, template: State, continue_changed: bool = False, start_over: bool = False
     ) -> State | None:
-        """The state of the newest checkpoint, its counters taken over; None where there is none.
+        """Returns the state of the newest checkpoint, and takes its counters; None without one.
 
         template: shapes, types and shardings of the state. Raises ValueError where it was trained
-        on other data, unless `continue_changed`, or is one of another model; Lost where the run
-        must have had checkpoints and none is left, unless `start_over`.
+        on other data, unless `continue_changed`, or is one of another model; CheckpointsLost where
+        the run must have had checkpoints and none is left, unless `start_over`.
         """
         try:
             found = self.checkpoints.restore(template)
@@ -90,43 +100,48 @@ class Journal:
                 'Give another --workdir, or --continue_changed.'
             )
         self.counters = Counters(**meta['counters'])
-        self.step = self._saved_step = int(state.step)
-        self.last = from_first(newest_values(self.workdir, self.step) if is_first() else None)
+        self.step = self.saved_step = int(state.step)
+        self.last = from_first(self._newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
         return state
 
+    def _newest_values(self) -> dict[str, Any]:
+        """The newest of every value recorded up to the present step; with `validated_step`."""
+        newest: dict[str, Any] = {}
+        for row in read_rows(self.workdir / FILE):
+            if row['step'] <= self.step:
+                validated = {'validated_step': row['step']} if LOSS in row else {}
+                newest |= _without_lists(row) | validated
+        newest.pop('step', None)
+        return newest
+
     def _which_fields(self) -> str:
-        """The fields in which the newest checkpoint's config is another, for an error."""
+        """The fields in which the newest checkpoint's config differs, for an error."""
         if not (steps := self.checkpoints.steps()):
             return ''  # it is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])
         return fields_that_differ(stored_config(meta['config']), self.recipe)
 
     def _refuse_to_start_over(self) -> None:
-        """Raises Lost where starting at step 1 would write over what a run has recorded."""
+        """Raises CheckpointsLost where step 1 would write over what a run has recorded."""
         aside, rows = self.checkpoints.set_aside(), read_rows(self.workdir / FILE)
-        last = rows[-1]['step'] if rows else 0
-        every = self.recipe.train.checkpoint_every
-        # A run that was killed before its first checkpoint was written starts over rightly: that
-        # happens until the second one is due, which waits for the first.
+        last, every = rows[-1]['step'] if rows else 0, self.recipe.train.checkpoint_every
+        # A run may have been killed before its first checkpoint was written, until the second one
+        # is due, which waits for the first.
         had_one = 0 < 2 * every < last or status_of(self.workdir) == 'done'
         if not aside and not had_one:
             return
-        where = (
-            f'its checkpoints {aside} are damaged and in {self.workdir / DAMAGED}'
-            if aside
-            else f'{self.checkpoints.folder} holds none'
-        )
-        raise Lost(
+        where = f'{self.checkpoints.folder} holds none'
+        if aside:
+            where = f'its checkpoints {aside} are damaged and in {self.workdir / DAMAGED}'
+        raise CheckpointsLost(
             f'{self.workdir} has trained to step {last}, and none of its checkpoints can be read: '
             f'{where}. Put one back, or give another --workdir, or --start_over to begin at step 1 '
             f'and write over the {len(rows)} rows recorded.'
         )
 
     def open(self) -> None:
-        """Starts recording after `step`: rows beyond it go, and so does an earlier summary. From
-        now on the folder is that of this run.
-        """
+        """Takes the folder over: records from `step` on, and removes later rows and a summary."""
         if is_first():
             write_config(self.workdir, self.recipe)
         self._record_from_here()
@@ -138,22 +153,26 @@ class Journal:
             self.recorder = NoRecorder()
             return
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
-        self.watch = Watch(self.recipe, self.counters.warnings)
+        self.detector = Detector(self.recipe, self.counters.warnings)
         for row in read_rows(self.workdir / FILE):
-            self.watch.recall(row)
+            self.detector.recall(row)
 
     def evaluates(self) -> bool:
-        return self.finished or is_multiple(self.step, self.recipe.train.eval_every)
+        return self._is_at(self.recipe.train.eval_every)
 
     def diagnoses(self) -> bool:
         every = self.recipe.train.diagnose_every
-        return is_multiple(self.step, every) or (every > 0 and self.finished)
+        return every > 0 and self._is_at(every)
 
     def saves(self) -> bool:
-        return self.finished or is_multiple(self.step, self.recipe.train.checkpoint_every)
+        return self._is_at(self.recipe.train.checkpoint_every)
+
+    def _is_at(self, every: int) -> bool:
+        """Whether this is the last step, or a multiple of `every`, which never holds for 0."""
+        return self.finished or (every > 0 and self.step % every == 0)
 
     def is_due(self) -> bool:
-        """Whether anything is to be done at this step before the next."""
+        """Whether the run is to be evaluated, diagnosed, saved or ended before the next step."""
         return self.evaluates() or self.diagnoses() or self.saves()
 
     @property
@@ -170,13 +189,13 @@ class Journal:
         self.counters.batch_index += 1
 
     def record(self, step: int, row: dict[str, float]) -> None:
-        """The metrics of one step, fetched. Raises Diverged."""
+        """Records the fetched metrics of one step. Raises Diverged."""
         tokens = row.pop('batch_tokens')
         share = row.get('target_share', 1.0)  # tokens that are no target are work all the same
         self.throughput.tokens += tokens / share if share else 0.0
         self.throughput.steps += 1
         self.counters.tokens += tokens
-        self._watch(step, row)
+        self._check_finite(step, row)
         every, steps = self.recipe.train.log_every, self.recipe.train.steps
         if step == 1 or step % every == 0 or step == steps:
             row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
@@ -185,22 +204,20 @@ class Journal:
             self.last |= row
             self._warn(row)
 
-    def _watch(self, step: int, row: dict[str, float]) -> None:
-        """Raises Diverged for a step that is not finite, unless it was skipped, MAX_REPEATS at
-        most.
-        """
+    def _check_finite(self, step: int, row: dict[str, float]) -> None:
+        """Raises Diverged for a step that is not finite, and for MAX_REPEATS skipped in a row."""
         seen = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
-        skipped = row.get('skipped', 0.0)
-        self.counters.skipped_in_a_row = self.counters.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
+        said, counters = f'step {step}: {seen}', self.counters
+        counters.skipped_in_a_row = counters.skipped_in_a_row + 1 if row.get('skipped') else 0
+        if counters.skipped_in_a_row:
             self._event('skip_step', step, seen)
-            if self.counters.skipped_in_a_row < MAX_REPEATS:
+            if counters.skipped_in_a_row < MAX_REPEATS:
                 return
-            self._bad_step = step
-            raise Diverged(f'{MAX_REPEATS} steps in a row skipped; step {step}: {seen}')
-        if not all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
-            self._bad_step = step
-            raise Diverged(f'step {step}: {seen}')
+            said = f'{MAX_REPEATS} steps in a row skipped; {said}'
+        elif all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
+            return
+        self._bad_step = step
+        raise Diverged(said)
 
     def _event(self, kind: str, step: int, text: str) -> None:
         self.counters.events.append({'kind': kind, 'step': step, 'seen': text})
@@ -208,42 +225,34 @@ class Journal:
 
     def evaluated(self, losses: dict[str, float]) -> None:
         """Records the validation losses of the present parameters."""
+        ce, bits, best = losses['validation_ce'], losses['bits_per_byte'], self.counters.best
+        sources = filter(None, by_source(self.experiment.dataset.validation))
+        parts = [*sources, *self.experiment.evaluated]
         self.recorder.write({'step': self.step, **losses})
         self.terminal.say(
-            f'step {self.step:>6}  validation loss {losses["validation_ce"]:.4f}  '
-            f'bits per byte {losses["bits_per_byte"]:.4f}  perplexity {losses["perplexity"]:.2f}'
-            + ''.join(f'  {name} {losses[key]:.4f}' for name, key in self._parts_of_loss())
+            f'step {self.step:>6}  validation loss {ce:.4f}  bits per byte {bits:.4f}  '
+            f'perplexity {losses["perplexity"]:.2f}'
+            + ''.join(f'  {name} {losses[objective_loss_name(name)]:.4f}' for name in parts)
         )
         self.last |= losses | {'validated_step': self.step}
-        if losses['validation_ce'] < self.counters.best.get('best_validation_ce', math.inf):
-            self.counters.best = {
-                'best_validation_ce': losses['validation_ce'],
-                'best_bits_per_byte': losses['bits_per_byte'],
-                'best_step': self.step,
-            }
-
-    def _parts_of_loss(self) -> list[tuple[str, str]]:
-        """Sources of a mixture and other objectives, with the names their losses have."""
-        sources = filter(None, by_source(self.experiment.dataset.validation))
-        names = [*sources, *self.experiment.evaluated]
-        return [(name, objective_loss_name(name)) for name in names]
+        if ce < best.get('best_validation_ce', math.inf):
+            found = {'best_validation_ce': ce, 'best_bits_per_byte': bits}
+            self.counters.best = found | {'best_step': self.step}
 
     def diagnosed(self, found: dict[str, Any]) -> None:
-        """Records what `lm.training.diagnostics` found: a number, one a layer, or one a head, by name."""
+        """Records what `lm.training.diagnostics` found: by name a number, one per layer or head."""
         row = {'step': self.step} | {name: value.tolist() for name, value in found.items()}
         self.recorder.write(row)
-        self.last |= {name: value for name, value in row.items() if not isinstance(value, list)}
+        self.last |= _without_lists(row)
         self._warn(row)
 
     def _warn(self, row: dict[str, Any]) -> None:
-        for warning in self.watch.read(row):
+        for warning in self.detector.read(row):
             self.counters.warnings.append(warning)
             self.terminal.say(f'WARNING: {told(warning)}')
 
     def save(self, state: State) -> None:
-        """Starts a checkpoint of the present step, if there is none."""
-        if self._saved_step == self.step:
-            return
+        """Starts a checkpoint of the present step."""
         self.recorder.sync()  # first, so that no checkpoint is ahead of the records
         self.counters.rows = self.recorder.rows
         meta = {
@@ -255,21 +264,16 @@ class Journal:
         }
         validated = self.last.get('validated_step') == self.step
         self.checkpoints.save(state, meta, self.last[LOSS] if validated else None)
-        self._saved_step = self.step
-
-    @property
-    def saved(self) -> bool:
-        """Whether there is a checkpoint of the present step."""
-        return self._saved_step == self.step
+        self.saved_step = self.step
 
     def last_good(self) -> str:
-        """The newest checkpoint that can be read: it is read."""
+        """The newest checkpoint that can be read, as a reading of it shows."""
         self.checkpoints.wait()
         found = self.checkpoints.newest_intact(self.experiment.state_shapes)
         return str(found) if found else 'none was saved'
 
     def explained(self, error: OSError) -> OSError:
-        """An error of writing with what it means for the run."""
+        """Adds to an error of writing what it means for the run."""
         what, then = f'{self.workdir} cannot be written', 'When it can be'
         if is_full(error):
             what, then = f'the disk that holds {self.workdir} is full', 'With room on it'
@@ -280,8 +284,8 @@ class Journal:
         return OSError(f'{what} ({error}); {newest}. {then}, the same command goes on {where}.')
 
     def roll_back(self, seen: Diverged, template: State) -> State:
-        """The state of the last checkpoint; the batches since are left out. Raises Diverged where
-        there is none, or after MAX_REPEATS times.
+        """Returns the state of the last checkpoint, and leaves out the batches since. Raises
+        Diverged where there is none, or after MAX_REPEATS times.
         """
         bad, counters = self.step, self.counters
         times = sum(event['kind'] == 'rollback' for event in counters.events)
@@ -298,11 +302,11 @@ class Journal:
         return state
 
     def wall_sec(self) -> float:
-        """Of this process and of those before it that saved."""
+        """Seconds that this process, and those before it that saved, have taken."""
         return self.counters.wall_sec + time.perf_counter() - self.began
 
     def summarize(self, status: str, reason: str = '') -> None:
-        """Writes summary.json. status: done, stopped, diverged or failed, and for these two why."""
+        """Writes summary.json. status: done, stopped, or diverged or failed with a reason."""
         if not is_first():
             return
         trained, experiment = self.throughput, self.experiment
@@ -332,20 +336,14 @@ class Journal:
         write_json(self.workdir / SUMMARY, without_nan(record))
 
     def end(self, status: str) -> None:
-        """Sums up once all that was saved is on disk."""
+        """Writes the summary, once all that was saved is on disk."""
         self.checkpoints.wait()
         self.summarize(status)
 
-    def conclude(self) -> None:
-        """The summary of a run found finished, unless there is one that can be read."""
-        if is_first() and status_of(self.workdir) is None:
-            self.summarize('done')
-
     def close(self) -> None:
-        """Raises OSError where a checkpoint that is still being written cannot be."""
+        """Waits for checkpoints. Raises OSError where one cannot be written."""
         self.checkpoints.close()
 
 
-def is_multiple(step: int, every: int) -> bool:
-    """Whether `step` is a multiple of `every`; 0 is never."""
-    return every > 0 and step % every == 0
+def _without_lists(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not isinstance(value, list)}

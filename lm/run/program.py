@@ -1,4 +1,4 @@
-"""The compiled programs of a group of runs: step, evaluation, and moving runs in and out."""
+"""Everything that runs of one program share: text, devices, model (Experiment), compiled steps."""
 
 import functools
 import time
@@ -13,19 +13,61 @@ from lm.config.recipe import Recipe
 from lm.devices.blueprint import Blueprint
 from lm.devices.mesh import batch_sharding, put_batch, traced_on
 from lm.devices.run_axis import SINGLE, layout
-from lm.devices.shardings import batch_shapes, state_shardings
-from lm.run.start import initial_state
+from lm.devices.shardings import batch_shapes, jit_init, state_shardings
+from lm.launch.distributed import from_first, same_everywhere
+from lm.model.objectives import evaluated, n_marks, training_mixture
+from lm.record.machine import device_memory_bytes
 from lm.training.diagnostics import make_diagnose
-from lm.training.state import Hyper, State, hyper_from
+from lm.training.flops import flops_per_token, peak_flops
+from lm.training.state import Hyper, hyper_from
 from lm.training.step import make_eval_step, make_train_step
 
 
-class Program:
-    """The step of `experiment`, for any number of slots; each number is compiled once. Of a
-    Blueprint it can be compiled, and of an Experiment run.
+def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
+    """Opens the text of config.data as rows of tokens, prepared where that is not done yet.
 
-    how: SINGLE for one run alone, or a row of `lm.devices.run_axis.RUN_AXES`. States, hypers, batches
-    and metrics have a leading axis R with a row of these, and none with SINGLE.
+    Raises ValueError where it is too short for config.train.steps, or processes have other text.
+    """
+    # Where the cache is shared, so is the work (`lm.data.prepare`).
+    dataset = data.open_dataset(recipe.data, say=say)
+    same_everywhere('the digest of the prepared data', dataset.digest)
+    data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
+    return dataset
+
+
+class Experiment(Blueprint):
+    """The model and its text on the devices at hand; `runs` is how many will share it.
+
+    mixture: what training makes of rows; evaluated: the validation split as other objectives have
+    it, by name (`lm.model.objectives`). init: (key, hyper) -> the state of a run at step 0.
+    """
+
+    def __init__(
+        self, recipe: Recipe, dataset: data.Dataset, say: Callable[[str], None], runs: int = 1
+    ):
+        self.dataset, tokenizer = dataset, dataset.tokenizer
+        self.mixture = training_mixture(recipe, tokenizer)
+        self.evaluated = evaluated(recipe, tokenizer, dataset.validation)
+        vocab_size = tokenizer.vocab_size + n_marks(recipe)
+        devices, bos_id = jax.devices(), tokenizer.bos_id
+
+        def memory() -> int:  # of process 0; devices of a CPU share its machine's
+            return from_first(
+                device_memory_bytes() // (len(devices) if self.platform == 'cpu' else 1)
+            )
+
+        super().__init__(recipe, vocab_size, bos_id, devices, memory, say, runs)
+        self.flops_per_token = flops_per_token(self.learner)
+        self.peak, self.peak_source = peak_flops(self.mesh.size)
+        self.init = jit_init(self.learner, self.mesh)
+
+
+class Program:
+    """The step, evaluation and diagnosis of `experiment`, for any number of slots. A Blueprint is
+    enough to compile it.
+
+    how: SINGLE for one run alone; or a row of `lm.devices.run_axis.RUN_AXES`, where states, hypers,
+    batches and metrics have a leading axis R.
     """
 
     def __init__(self, experiment: Blueprint, how: str = SINGLE):
@@ -34,15 +76,11 @@ class Program:
         self.shares_memory = experiment.platform == 'cpu'
         learner, mesh = experiment.learner, experiment.mesh
         self.layout = layout(how, mesh, state_shardings(learner, mesh))
+        states, scalars, batch = self.layout.states, self.layout.scalars, self.layout.batch
         self._step = jax.jit(
             traced_on(mesh, self.layout.over(make_train_step(learner))),
-            in_shardings=(
-                self.layout.scalars,
-                self.layout.states,
-                self.layout.batch,
-                self.layout.scalars,
-            ),
-            out_shardings=(self.layout.states, self.layout.scalars),
+            in_shardings=(scalars, states, batch, scalars),
+            out_shardings=(states, scalars),
             donate_argnums=1,
         )
         evaluate = make_eval_step(learner)
@@ -55,27 +93,20 @@ class Program:
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
     def _on_one_batch(self, function: Callable) -> Callable:
-        """`function(state, batch, hyper)` as jitted(batch, active, states, hypers): all runs have
-        the same batch.
-        """
-        mesh = self.experiment.mesh
+        """Jits function(state, batch, hyper) as (batch, active, states, hypers) of one batch."""
+        mesh, states, scalars = self.experiment.mesh, self.layout.states, self.layout.scalars
         of_runs = self.layout.over(
             lambda batch, state, hyper: function(state, batch, hyper), n_shared=1
         )
         return jax.jit(
             traced_on(mesh, of_runs),
-            in_shardings=(
-                batch_sharding(mesh),
-                self.layout.scalars,
-                self.layout.states,
-                self.layout.scalars,
-            ),
-            out_shardings=self.layout.scalars,
+            in_shardings=(batch_sharding(mesh), scalars, states, scalars),
+            out_shardings=scalars,
         )
 
     @functools.cache  # noqa: B019 - one Program lives as long as its group trains
     def compiled(self, slots: int) -> Any:
-        """step(active, states, batch, hypers) -> (states, metrics)."""
+        """step(active, states, batch, hypers) -> (states, metrics), compiled once for `slots`."""
         start = time.perf_counter()
         experiment, shapes = self.experiment, self.layout.shapes
         hyper = jax.eval_shape(lambda: hyper_from(experiment.recipe))
@@ -89,38 +120,30 @@ class Program:
         return compiled
 
     def memory_bytes(self, slots: int) -> int:
-        """What one device needs for a step, from the compiler's own report."""
+        """Bytes that one device needs for a step, from the compiler's own report."""
         report = self.compiled(slots).memory_analysis()
-        return (
-            report.argument_size_in_bytes
-            + report.output_size_in_bytes
-            - report.alias_size_in_bytes
-            + report.temp_size_in_bytes
-        )
-
-    def initial(self, recipe: Recipe) -> State:
-        """The start of a run, exactly as it has it alone."""
-        return initial_state(recipe, self.experiment)
+        arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
+        return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
     def empty(self, slots: int) -> Any:
-        """Room for the states of `slots` runs."""
+        """Makes the buffer that the states of `slots` runs are put into."""
         return self.layout.empty(self.experiment.state_shapes, slots)
 
     def hypers(self, recipes: list[Recipe]) -> Hyper:
-        """Those of every slot."""
+        """Stacks the hyperparameters of all slots."""
         return self.layout.scalars_of([hyper_from(recipe) for recipe in recipes])
 
     def batch(self, of_each: list[data.Batch]) -> dict[str, jax.Array]:
-        """The batch of every slot, on the devices."""
+        """Stacks the batches of all slots on the devices."""
         batch = self.layout.stack(of_each)
         return put_batch(self.experiment.mesh, batch, self.layout.batch)
 
     def evaluate(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
-        """The sums of `lm.training.step.token_sums` of every active slot, all on the same batch."""
+        """Sums `lm.training.step.token_sums` of every active slot, all on the same batch."""
         return self._evaluate(put_batch(self.experiment.mesh, batch), active, states, hypers)
 
     def diagnose(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
-        """What `lm.training.diagnostics` finds in every active slot, all on the same batch."""
+        """Diagnoses every active slot with `lm.training.diagnostics`, all on the same batch."""
         return self._diagnose(put_batch(self.experiment.mesh, batch), active, states, hypers)
 
 
@@ -128,9 +151,8 @@ def runs_that_fit(
     wanted: int, multiple: int, limit: float, bytes_for: Callable[[int], float]
 ) -> int:
     """The most runs, up to `wanted`, a multiple of `multiple`, that need `limit` bytes at most.
-
     bytes_for(n) compiles for n runs; as memory grows about linearly, one or two tries are enough.
-    ValueError where not even `multiple` runs fit.
+    Raises ValueError where not even `multiple` runs fit.
     """
     runs = -(-wanted // multiple) * multiple
     while (needed := bytes_for(runs)) > limit:

@@ -1,6 +1,5 @@
-"""What goes wrong in a run, from the rows it records: one warning of a kind for each layer.
-
-Thresholds are our own reading of what runs record, where no source is named.
+"""Warnings of what goes wrong in a run, from the rows it records: one of a kind for each layer.
+Thresholds without a source are our own reading of what runs record.
 """
 
 import collections
@@ -12,8 +11,8 @@ import numpy as np
 from lm.config.recipe import Recipe
 from lm.run.remedies import help_with
 
-# Of a head's entropy over the most it can be. arXiv:2303.06296 calls it collapsed near 0 and names
-# no number; a head at 0.05 reads 1.3 of 256 tokens.
+# A head's entropy over its maximum. arXiv:2303.06296 calls it collapsed near 0 and names no number;
+# a head at 0.05 reads 1.3 of 256 tokens.
 COLLAPSED = 0.05
 FALL, FALL_STEPS = 0.5, 100  # a layer's mean that halves within so many steps collapses
 LARGEST_LOGIT = 1e4  # runs beyond diverge (arXiv:2309.14322)
@@ -31,7 +30,7 @@ Warned = dict[str, Any]
 
 
 class Seen(NamedTuple):
-    """layer, head: from 1; None where it concerns all."""
+    """Something that went wrong. layer, head: from 1; None where it concerns all."""
 
     kind: str
     text: str
@@ -39,12 +38,11 @@ class Seen(NamedTuple):
     head: int | None = None
 
 
-class Watch:
-    """Reads the rows of metrics.jsonl in their order.
+class Detector:
+    """Detects what goes wrong, from the rows of metrics.jsonl in their order.
 
-    warned: what the run has been warned of already. A warning is {'kind', 'step', 'layer', 'head',
-    'seen', 'help'}: layer and head from 1, None where it concerns all; seen in words; help as
-    [config line, source] each.
+    warned: the warnings so far. A warning is {'kind', 'step', 'layer', 'head', 'seen', 'help'}:
+    layer and head as in Seen; seen in words; help as [config line, source] each.
     """
 
     def __init__(self, recipe: Recipe, warned: list[Warned]):
@@ -56,22 +54,19 @@ class Watch:
 
     def read(self, row: dict[str, Any]) -> list[Warned]:
         """The warnings that this row gives rise to."""
-        values = _numbers(row)
         found = []
-        for one in self._seen(row['step'], values):
+        for one in self._seen(row['step'], _numbers(row)):
             if (one.kind, one.layer) not in self._warned:
                 self._warned.add((one.kind, one.layer))
                 where = {'layer': one.layer, 'head': one.head}
                 text = {'seen': one.text, 'help': help_with(one.kind, self._config)}
                 found.append({'kind': one.kind, 'step': row['step'], **where, **text})
-        self._remember(row['step'], values)
+        self.recall(row)
         return found
 
     def recall(self, row: dict[str, Any]) -> None:
-        """A row recorded before, of which nothing is to be said again."""
-        self._remember(row['step'], _numbers(row))
-
-    def _remember(self, step: int, values: dict[str, np.ndarray]) -> None:
+        """Takes note of a row that was recorded before, without a warning."""
+        step, values = row['step'], _numbers(row)
         for name, value in values.items():
             self._first.setdefault(name, value)
         if 'update_norm' in values:
@@ -92,13 +87,17 @@ class Watch:
             yield from self._exploded(step, values)
 
     def _collapsed(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
-        if 'attention_entropy_share' not in values:
+        if (share_LN := values.get('attention_entropy_share')) is None:
             return
-        share_LN = values['attention_entropy_share']
         first_LN = self._first.get('attention_entropy_share', share_LN)
         recent = [pair for pair in self._entropies if pair[0] >= step - FALL_STEPS]
         for layer, (share_N, first_N) in enumerate(zip(share_LN, first_LN, strict=True), start=1):
             low_N = np.where((share_N < COLLAPSED) & ~(first_N < COLLAPSED), share_N, np.inf)
+            before, then = max(
+                ((past_L[layer - 1], past) for past, past_L in recent),
+                key=lambda pair: np.nan_to_num(pair[0]),
+                default=(np.nan, step),
+            )
             if np.isfinite(low_N).any():
                 head = int(low_N.argmin())
                 text = (
@@ -106,21 +105,16 @@ class Watch:
                     f'the most entropy it can have at step {step}, less than {COLLAPSED:g}; it '
                     f'began with {first_N[head]:.3g}'
                 )
-                yield Seen('entropy_collapse', text, layer, head + 1)
-                continue
-            before, then = max(
-                ((past_L[layer - 1], past) for past, past_L in recent),
-                key=lambda pair: np.nan_to_num(pair[0]),
-                default=(np.nan, step),
-            )
-            if before >= COLLAPSED and share_N.mean() < FALL * before:
+            elif before >= COLLAPSED and share_N.mean() < FALL * before:
                 head = int(share_N.argmin())
                 text = (
                     f'the mean attention entropy of layer {layer} fell from {before:.3g} of the '
                     f'most it can be at step {then} to {share_N.mean():.3g} at step {step}; head '
                     f'{head + 1} is lowest, at {share_N[head]:.3g}'
                 )
-                yield Seen('entropy_collapse', text, layer, head + 1)
+            else:
+                continue
+            yield Seen('entropy_collapse', text, layer, head + 1)
 
     def _jumped(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
         if 'update_norm' not in values or len(self._updates) < FEWEST_UPDATES:
@@ -134,9 +128,7 @@ class Watch:
             yield Seen('update_jump', text)
 
     def _drifted(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
-        if 'log_z_mean' not in values:
-            return
-        now = float(values['log_z_mean'])
+        now = float(values.get('log_z_mean', 0.0))
         first = float(self._first.get('log_z_mean', now))
         if abs(now) > LOG_Z and abs(now) > LOG_Z_GROWTH * abs(first):
             text = (
@@ -147,8 +139,7 @@ class Watch:
 
     def _exploded(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
         for name, factor in EXPLODED.items():
-            now_L = values.get(name)
-            if now_L is None:
+            if (now_L := values.get(name)) is None:
                 continue
             first_L = self._first.get(name, now_L)
             for layer, (now, first) in enumerate(zip(now_L, first_L, strict=True), start=1):
@@ -176,9 +167,8 @@ def _dead(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
     for name in ('attention_output_rms', 'mlp_output_rms'):
         if name not in values or 'residual_rms' not in values:
             continue
-        for layer, (own, stream) in enumerate(
-            zip(values[name], values['residual_rms'], strict=True), start=1
-        ):
+        both_L = zip(values[name], values['residual_rms'], strict=True)
+        for layer, (own, stream) in enumerate(both_L, start=1):
             if own < DEAD * stream:
                 text = (
                     f'the {name.replace("_", " ")} of layer {layer} is {own:.3g} at step {step}, '
@@ -191,7 +181,7 @@ def _dead(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The values as arrays; nan for None, which stands for what is not finite."""
+    """The values as arrays, with nan for None."""
     return {
         name: np.array(value, float)
         for name, value in row.items()
@@ -200,7 +190,7 @@ def _numbers(row: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def told(warning: Warned) -> str:
-    """In one line, for a log."""
+    """The warning in one line, for a log."""
     lines = [f'{line} ({source})' for line, source in warning['help']]
     return f'{warning["seen"]}. {helped(lines)}'
 

@@ -1,4 +1,4 @@
-"""A sweep is a config: from `config.sweep` to the runs it describes.
+"""Cells of a sweep: the runs that `config.sweep` describes.
 
     config.sweep = {
         'model.norm': ('rmsnorm', 'layernorm'),  # an axis; axes are multiplied
@@ -7,13 +7,13 @@
         'train.seed': (0, 1, 2),
     }
 
-`zip` and `list` are axes too; a tuple of several zips is several axes. A sweep that is itself a
-tuple is one `list`.
+`zip` and `list` are axes too; a tuple of several zips is several axes. A sweep that is a tuple is
+one `list`.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lm.data
@@ -30,39 +30,40 @@ Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of a sweep. `name` is that of its folder: the hash of its resolved config, unless an
-    older version began it (`lm.sweep.ledger`). `changes` are as the sweep gives them, with the
-    types of their fields.
-    """
+    """One run of a sweep."""
 
-    name: str
-    changes: Changes
+    name: str  # of its folder: the digest of its config, unless an older version began it
+    changes: Changes  # as the sweep gives them, with the types of their fields
     recipe: Recipe
 
 
 def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """(what all runs start from, config.sweep or None) of a ConfigDict or of nested dicts."""
+    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None)."""
     tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
     return tree, tree.pop('sweep', None)
 
 
 def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
-    """Every run of the sweep, in order: of several axes, the last one changes fastest.
-
-    The changes are made to the base as it is given, and then each cell is resolved: what is 'auto'
-    or None in the base follows from the choices of the cell.
+    """Returns every run of the sweep, in order: the last of several axes changes fastest. Each cell
+    is resolved after its changes: what is 'auto' or None in the base follows from them.
 
     Raises ValueError for an axis that names no field (with the nearest), a value of another type or
     out of bounds, an axis without values, a field that two axes change, an option that a cell does
     not read, and two cells that resolve to the same config.
     """
     start = build(base)
-    axes = _axes(sweep, FIELDS)
-    _refuse_shared_fields(axes)
+    axes, seen = _axes(sweep), set()
+    for axis in axes:
+        fields = {path for changes in axis for path in changes}
+        if twice := sorted(fields & seen):
+            raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
+        seen |= fields
     found: dict[str, Cell] = {}
     checked_data: set[DataConfig] = set()  # looking for the files takes 30 ms
     for parts in itertools.product(*axes):
-        asked = {path: value for part in parts for path, value in part.items()}
+        asked: Changes = {}
+        for path, value in itertools.chain(*(part.items() for part in parts)):
+            asked[path] = value.item() if hasattr(value, 'item') else value  # NumPy's
         cell = _cell(start, asked, checked_data)
         if cell.name in found:
             raise ValueError(
@@ -73,14 +74,13 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     return list(found.values())
 
 
-def _axes(sweep: Any, known: Collection[str]) -> list[list[Changes]]:
-    """Each axis as the list of changes it goes through."""
-    if isinstance(sweep, list | tuple):
-        sweep = {'list': sweep}
+def _axes(sweep: Any) -> list[list[Changes]]:
+    """Each axis as a list of changes."""
+    sweep = {'list': sweep} if isinstance(sweep, list | tuple) else sweep
     if isinstance(sweep, str):
         raise ValueError(
             f'--config.sweep must be a Python literal: 1e-3, and not 10**-3; names in quotes; got '
-            f'{sweep!r}. {sweep_hint(sweep, known)}'
+            f'{sweep!r}. {sweep_hint(sweep, FIELDS)}'
         )
     if not isinstance(sweep, Mapping):
         raise ValueError(f'sweep must hold axes, such as {sweep_flag(EXAMPLE)}; got {sweep!r}')
@@ -88,38 +88,36 @@ def _axes(sweep: Any, known: Collection[str]) -> list[list[Changes]]:
     for key, values in sweep.items():
         if key == 'zip':
             zips = values if isinstance(values, list | tuple) else [values]
-            axes += [_zipped(fields, known) for fields in zips]
+            axes += [_zipped(fields) for fields in zips]
         elif key == 'list':
-            axes.append([_one(changes, known) for changes in _values(key, values)])
+            axes.append([_one(changes) for changes in _values(key, values)])
         else:
-            _check_field(key, known)
-            axes.append([{key: _plain(value)} for value in _values(key, values)])
+            _check_field(key)
+            axes.append([{key: value} for value in _values(key, values)])
     if not axes:
         raise ValueError('sweep is empty: it has no axis; leave it None for a single run')
     return axes
 
 
-def _zipped(fields: Any, known: Collection[str]) -> list[Changes]:
+def _zipped(fields: Any) -> list[Changes]:
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
     for path in fields:
-        _check_field(path, known)
+        _check_field(path)
     columns = {path: list(_values(path, values)) for path, values in fields.items()}
     lengths = {path: len(values) for path, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f'sweep zip needs as many values for each field; got {lengths}')
-    rows = zip(*columns.values(), strict=True)
-    return [{p: _plain(v) for p, v in zip(columns, row, strict=True)} for row in rows]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _one(changes: Any, known: Collection[str]) -> Changes:
+def _one(changes: Any) -> Changes:
     if not isinstance(changes, Mapping):
-        raise ValueError(
-            f'sweep list must hold dicts such as {{"optim.lr": 1e-3}}; got {changes!r}'
-        )
+        example = '{"optim.lr": 1e-3}'
+        raise ValueError(f'sweep list must hold dicts such as {example}; got {changes!r}')
     for path in changes:
-        _check_field(path, known)
-    return {path: _plain(value) for path, value in changes.items()}
+        _check_field(path)
+    return dict(changes)
 
 
 def _values(key: str, values: Any) -> Iterable[Any]:
@@ -131,25 +129,10 @@ def _values(key: str, values: Any) -> Iterable[Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
-    """A Python number for a NumPy one."""
-    return value.item() if hasattr(value, 'item') else value
-
-
-def _check_field(path: Any, known: Collection[str]) -> None:
-    if path in known:
-        return
-    hint = nearest(path, ('zip', 'list')) or field_hint(path, known)
-    raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
-
-
-def _refuse_shared_fields(axes: list[list[Changes]]) -> None:
-    seen: set[str] = set()
-    for axis in axes:
-        fields = {path for changes in axis for path in changes}
-        if twice := sorted(fields & seen):
-            raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
-        seen |= fields
+def _check_field(path: Any) -> None:
+    if path not in FIELDS:
+        hint = nearest(path, ('zip', 'list')) or field_hint(path, FIELDS)
+        raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
 
 
 def _cell(base: Recipe, asked: Changes, checked_data: set[DataConfig]) -> Cell:
@@ -171,8 +154,8 @@ def _cell(base: Recipe, asked: Changes, checked_data: set[DataConfig]) -> Cell:
 
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
-    """Cells that one compiled program can train together: those that differ in
-    `lm.config.fields.RUN_PATHS` alone, and there by numbers: what is None is not in a program.
+    """Groups cells that one program can train together: those that differ in
+    `lm.config.fields.RUN_PATHS` alone, and there by numbers, as what is None is in no program.
     """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:

@@ -1,35 +1,49 @@
-"""Where the groups of a sweep train: in this process, or on a Ray cluster; and its flags.
+"""Trains a sweep: its flags, and where its groups train, in this process or on a Ray cluster.
 
-Groups are independent work. An engine sees to it that each is trained; what a run leaves in its
-folder is all that passes between them, so any group can be taken up again by another process.
+Groups are independent. All that passes between them is what runs leave in their folders, so another
+process can take up any group again.
 """
 
 import contextlib
-import dataclasses
+import functools
+import itertools
 import os
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from absl import flags
+from rich.console import Console
 
+from lm.config.fields import AUTO
+from lm.config.resolve import resolve
+from lm.devices.check_mesh import check_devices, check_single
+from lm.devices.mesh import make_mesh
 from lm.launch.before_jax import TUNABLES
-from lm.launch.signals import handlers_kept
-from lm.launch.stopping import asked_to_stop
-from lm.record.workdir import is_final, record_failure
+from lm.launch.distributed import asked_to_stop, from_first, is_first, several
+from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
+from lm.launch.signals import caught_signals, handlers_kept
+from lm.launch.terminal import Terminal
+from lm.record.machine import device_name
+from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.storage.buckets import is_url
-from lm.sweep.cells import Cell
-from lm.sweep.group import train_group
+from lm.storage.files import locked
+from lm.sweep.cells import Cell, cells, groups
+from lm.sweep.group import Work, train_group
+from lm.sweep.hosts import dealt, host_0_first, join_sweep
+from lm.sweep.ledger import open_sweep
+from modules.choices import choose
 
-flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 RETRIES = 10  # of a group whose worker was lost; its runs go on from their checkpoints
 POLL_SEC = 1.0
 
 
 def define_flags() -> None:
-    """Flags of a sweep, which a single run has no use for."""
+    """Defines the flags of a sweep, which a single run has no use for."""
     flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
     flags.DEFINE_integer(
         'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
@@ -38,13 +52,13 @@ def define_flags() -> None:
 
 
 def asked(sweep: Any, workdir: str | Path) -> tuple[str, int, dict[str, float]]:
-    """The engine, the runs at once and the resources that the flags give.
+    """Returns the engine, the runs at once and the resources that the flags give.
 
-    Raises ValueError where they are given to a single run (`sweep` is None), and where processes of
-    other machines would train in a folder of this one.
+    Raises ValueError where a single run has them (`sweep` is None), and where processes of other
+    machines would train in a folder of this one.
     """
-    engine, runs_at_once = flags.FLAGS.engine, flags.FLAGS.runs_at_once
-    resources = flags.FLAGS.resources
+    given = flags.FLAGS
+    engine, runs_at_once, resources = given.engine, given.runs_at_once, given.resources
     if sweep is None and (engine != 'local' or runs_at_once or resources):
         raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
     if engine != 'local' and is_url(str(workdir)):
@@ -63,46 +77,90 @@ def parse_resources(texts: list[str] | None) -> dict[str, float]:
         raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
 
 
-@dataclasses.dataclass
-class Work:
-    """What a sweep has to do. `caught`: signals that came. `tick` is called now and then."""
+class View(Protocol):
+    """Shows and writes the records of a sweep (`eval.console.progress.SweepView`)."""
 
-    groups: list[list[Cell]]
-    workdir: Path
-    caught: list[int]
-    say: Callable[[str], None]
-    tick: Callable[[], None]
-    runs_at_once: int  # 0: as many as fit in memory
-    resources: dict[str, float] | None  # of one group on a cluster, such as {'GPU': 1}
-    start_over: bool = False  # cells whose checkpoints are all damaged begin anew
+    def live(
+        self, groups: Sequence[Sequence[Cell]], console: Console
+    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Shows where the runs stand; yields a function that is to be called now and then."""
+
+    def table(self) -> str:
+        """Writes the table of all cells; returns how they ended, and its path."""
+
+    def report(self) -> str:
+        """Writes the report; returns its path."""
+
+
+def train_sweep(
+    base: dict[str, Any],
+    sweep: Any,
+    workdir: Path,
+    view: View,
+    continue_changed: bool,
+    engine: str,
+    **how: Any,
+) -> int:
+    """Trains the cells that have not ended yet; returns the exit status.
+
+    base: the config that all cells start from, as nested dicts; sweep: config.sweep.
+    continue_changed: go on where the folder holds a sweep from another base. engine: a name of
+    ENGINES. how: fields of `lm.sweep.group.Work`.
+    """
+    train_groups = choose(ENGINES, engine, '--engine')
+    grouped = groups(cells(base, sweep))
+    host, hosts = join_sweep(grouped, engine)
+    for group in grouped:  # whether its runs can be laid over the devices at hand
+        recipe = group[0].recipe
+        if several():
+            check_single(recipe)
+        elif recipe.mesh.axes != AUTO:
+            check_devices(recipe, make_mesh(recipe.mesh, runs=len(group)))
+    # One speaks for the whole sweep, the other for this host.
+    terminal, own = Terminal(silent=not is_first() or host > 0), Terminal(silent=not is_first())
+    say = own.say if host == 0 else lambda text: own.say(f'host {host}: {text}')
+    arguments = workdir, resolve(base), grouped, continue_changed, terminal.say
+    grouped = host_0_first(workdir, host, hosts, functools.partial(open_sweep, *arguments))
+    check_shared(workdir / SWEEP)
+    mine = dealt(grouped, host, hosts)
+    n = sum(map(len, grouped))
+    terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
+    if hosts > 1:
+        say(f'{sum(map(len, mine))} of the {n} cells train on this host')
+    with caught_signals() as caught, view.live(grouped, terminal.console) as tick:
+        work = Work(mine, workdir, caught, say, tick, **how)
+        train_groups(work)
+    return from_first(_end(work, view, terminal.say) if is_first() else None)
+
+
+def _end(work: Work, view: View, say: Callable[[str], None]) -> int:
+    """Writes the table and report of all cells; returns the exit status for those of `work`."""
+    with locked(work.workdir / LOCK, waiting='', say=lambda _: None):  # another host may end too
+        say(view.table())
+        if work.caught:
+            say(f'{signal.Signals(work.caught[0]).name}: the same command goes on')
+            return SIGNALLED + work.caught[0]
+        say(view.report())
+    return DONE if all(map(work.is_final, itertools.chain(*work.groups))) else BAD_INPUT
 
 
 def local(work: Work) -> None:
-    """One group after the other, in this process."""
+    """Trains one group after the other, in this process."""
     for group in work.groups:
         if asked_to_stop(work.caught):
             return
-        train_group(
-            group,
-            work.workdir,
-            caught=work.caught,
-            say=work.say,
-            tick=work.tick,
-            runs_at_once=work.runs_at_once,
-            start_over=work.start_over,
-        )
+        train_group(group, work)
 
 
 def on_ray(work: Work) -> None:
-    """Each group, or part of runs_at_once runs, as a Ray task with a process of its own.
+    """Trains each group, or part of runs_at_once runs, as a Ray task with a process of its own.
 
     Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. A
     task whose worker is lost is tried again, RETRIES times. The nodes need this checkout and the
     workdir under the same path. Raises ValueError where Ray is not installed, or no node has the
     resources that a group asks for.
     """
-    # Ray would report its use; and under `uv run` give workers an environment of their own, which
-    # it would have to install, where this one will do.
+    # Ray would report its use, and install an environment for workers under `uv run`.
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     try:
@@ -113,7 +171,7 @@ def on_ray(work: Work) -> None:
         ) from error
     connected = ray.is_initialized()
     if not connected:
-        # JAX warns of a fork, which is followed by exec at once.
+        # JAX warns of a fork, which exec follows at once.
         with handlers_kept(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
             ray.init(include_dashboard=False, logging_level='ERROR')
@@ -123,13 +181,8 @@ def on_ray(work: Work) -> None:
         parts = [part for group in work.groups for part in split(group, work)]
         work.say(f'{len(parts)} tasks on Ray, each with {resources}')
         task = ray.remote(**_task_options(resources))(train_group_remotely)
-        running = {
-            task.remote(
-                part, str(work.workdir.absolute()), work.runs_at_once, work.start_over
-            ): part
-            for part in parts
-        }
-        _watch(ray, work, running)
+        how = str(work.workdir.absolute()), work.runs_at_once, work.start_over
+        _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
     finally:
         if not connected:
             ray.shutdown()
@@ -137,21 +190,18 @@ def on_ray(work: Work) -> None:
 
 def split(group: list[Cell], work: Work) -> list[list[Cell]]:
     """The cells of a group that have not ended, in parts of runs_at_once."""
-    waiting = [cell for cell in group if not is_final(work.workdir / cell.name)]
+    waiting = [cell for cell in group if not work.is_final(cell)]
     size = work.runs_at_once or max(1, len(waiting))
     return [waiting[i : i + size] for i in range(0, len(waiting), size)]
 
 
 def default_resources(cluster: dict[str, float]) -> dict[str, float]:
     """One accelerator where the cluster has any, else one CPU."""
-    for kind in ('TPU', 'GPU'):
-        if cluster.get(kind):
-            return {kind: 1.0}
-    return {'CPU': 1.0}
+    return {next((kind for kind in ('TPU', 'GPU') if cluster.get(kind)), 'CPU'): 1.0}
 
 
 def _check_resources(nodes: list[dict], resources: dict[str, float]) -> None:
-    """Ray itself would wait without end for a node that can hold the task."""
+    """Raises ValueError where no node can hold the task: Ray would wait for one without end."""
     alive = [node['Resources'] for node in nodes if node['Alive']]
     if not any(all(node.get(k, 0) >= n for k, n in resources.items()) for node in alive):
         there = [{k: n for k, n in node.items() if k in ('CPU', 'GPU', 'TPU')} for node in alive]
@@ -162,29 +212,27 @@ def _task_options(resources: dict[str, float]) -> dict:
     kinds = {'CPU': 'num_cpus', 'GPU': 'num_gpus'}
     known = {kinds[k]: n for k, n in resources.items() if k in kinds}
     other = {k: n for k, n in resources.items() if k not in kinds}
-    variables = {}
-    if os.environ.get('JAX_PLATFORMS') == 'cpu':
-        variables = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ':'.join(TUNABLES)}
+    on_cpu = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ':'.join(TUNABLES)}
     return {
         'num_cpus': 0,
         **known,
         'resources': other,
         'max_retries': RETRIES,
         'max_calls': 1,  # JAX's memory and devices go with the process
-        'runtime_env': {'env_vars': variables},
+        'runtime_env': {'env_vars': on_cpu if os.environ.get('JAX_PLATFORMS') == 'cpu' else {}},
     }
 
 
 def train_group_remotely(
     group: list[Cell], workdir: str, runs_at_once: int, start_over: bool
 ) -> None:
-    """What a Ray worker does."""
-    folder = Path(workdir)
-    train_group(group, folder, caught=[], runs_at_once=runs_at_once, start_over=start_over)
+    """Trains a part of a group in a Ray worker."""
+    work = Work([], Path(workdir), [], runs_at_once=runs_at_once, start_over=start_over)
+    train_group(group, work)
 
 
-def _watch(ray, work: Work, running: dict) -> None:
-    """Until every task has ended or a signal came; a task that Ray gave up has failed."""
+def _await_tasks(ray, work: Work, running: dict) -> None:
+    """Waits until every task has ended or a signal came; a task that Ray gives up has failed."""
     while running and not work.caught:
         ended, _ = ray.wait(list(running), timeout=POLL_SEC)
         for reference in ended:
@@ -192,9 +240,7 @@ def _watch(ray, work: Work, running: dict) -> None:
             try:
                 ray.get(reference)
             except ray.exceptions.RayError as error:
-                for cell in group:
-                    if not is_final(work.workdir / cell.name):
-                        record_failure(work.workdir / cell.name, error, work.say)
+                work.fail(group, error)
         work.tick()
     for reference in running:
         with contextlib.suppress(ray.exceptions.RayError):

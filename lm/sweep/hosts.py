@@ -1,9 +1,9 @@
 """A sweep on several hosts.
 
-Where every run fits on the devices of one host, cells are dealt: each host trains its own, as one
-that is alone, and a host that is lost costs its own cells. JAX's processes are not joined then, as
-the runtime ends all of them when one has gone. Where a run needs the devices of several hosts, all
-of them train it, and the runs of a group go one after the other.
+Where every run fits on the devices of one host, cells are dealt: each host trains its own as if it
+were alone, and a host that is lost costs its own cells. JAX's processes are not joined then, as the
+runtime ends all of them when one has gone. Where a run needs the devices of several hosts, all of
+them train it, and the runs of a group go one after the other.
 """
 
 import contextlib
@@ -19,10 +19,8 @@ from typing import Any
 import jax
 
 from lm.devices.mesh import least_devices
-from lm.launch import agreement
-from lm.launch.distributed import MEET_SEC, join
-from lm.launch.launchers import has_tpu
-from lm.launch.this_host import JOB, TELL, Host, child_host
+from lm.launch.distributed import MEET_SEC, first_then_others, join
+from lm.launch.this_host import JOB, TELL, Host, child_host, has_tpu
 from lm.record.workdir import not_shared
 from lm.storage.files import write_text
 from lm.sweep.cells import Cell
@@ -38,19 +36,17 @@ TPU_ALONE = {
     'TPU_WORKER_ID': '0',
     'CLOUD_TPU_TASK_ID': '0',
 }
-OF_SLICES = 'MEGASCALE_'
-MARK = '.job'  # in the folder of the sweep: that host 0 of this job has opened it
+MARK = '.job'  # a file in the folder of the sweep, once host 0 of this job has opened it
 POLL_SEC = 0.2
 
 
 def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
-    """(i, n): this is the i-th of n hosts that cells are dealt to; (0, 1) where it is alone, or one
-    of several that train every run together. To be called before any device is used.
+    """Returns (i, n) for the i-th of n hosts that cells are dealt to; (0, 1) for one that is alone,
+    or of several that train every run together. To be called before any device is used.
 
     Raises ValueError where hosts train together and differ in their cells, and for another engine.
     """
-    host = child_host()
-    if host is None:
+    if (host := child_host()) is None:
         return 0, 1
     if engine != 'local':
         raise ValueError(
@@ -59,7 +55,8 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
         )
     needed = max(least_devices(group[0].recipe.mesh) for group in groups)
     if needed > 1 and needed > _own_devices(host):
-        join(_digest(groups))
+        names = ' '.join(cell.name for group in groups for cell in group)
+        join(hashlib.blake2b(names.encode(), digest_size=4).hexdigest())
         return 0, 1
     alone = _alone()
     os.environ.clear()
@@ -72,7 +69,7 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
 
 
 def _own_devices(host: Host) -> int:
-    """Counted by another process: in this one no device may be opened before it has joined."""
+    """Counts devices in another process: this one may open none before it has joined."""
     if host.local_devices is not None:
         return len(host.local_devices)
     count = [sys.executable, '-c', 'import jax; print(jax.local_device_count())']
@@ -84,18 +81,17 @@ def _alone() -> dict[str, str]:
     """The environment in which libtpu opens the chips of this host alone."""
     if not has_tpu():
         return dict(os.environ)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(OF_SLICES)}
+    kept = {name: text for name, text in os.environ.items() if not name.startswith('MEGASCALE_')}
     return kept | TPU_ALONE
 
 
-def first_then_others(workdir: Path, host: int, hosts: int, act: Callable[[], Any]) -> Any:
-    """`act()`, which writes to `workdir`, of each host, of host 0 before the others. Where cells
-    are dealt each is on its own when it is done; until then an error of one still ends all.
-
-    Raises ValueError where cells are dealt, and a host does not see what host 0 writes there.
+def host_0_first(workdir: Path, host: int, hosts: int, act: Callable[[], Any]) -> Any:
+    """Returns `act()`, which writes to `workdir`, and which host 0 calls before the others. Where
+    cells are dealt each host is on its own afterwards; until then an error of one ends all. Raises
+    ValueError where cells are dealt, and a host does not see what host 0 writes there.
     """
     if hosts == 1:
-        return agreement.first_then_others(act)
+        return first_then_others(act)
     job, deadline = os.environ[JOB], time.monotonic() + MEET_SEC
     while host > 0 and _marked(workdir) != job:
         if time.monotonic() > deadline:
@@ -114,23 +110,16 @@ def _marked(workdir: Path) -> str | None:
     return None
 
 
-def _digest(groups: Groups) -> str:
-    names = ' '.join(cell.name for group in groups for cell in group)
-    return hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
-
-
 def dealt(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
-    """The cells of one of n hosts: a stretch of all in their order, as long as the others' up to
-    one, so that few groups are compiled on two hosts.
+    """The cells of one of n hosts: consecutive ones, so that few groups are compiled on two hosts.
 
-    All cells are dealt, those that have ended too: hosts that look at different times, and the same
-    command again, find the same shares, and with them the same meshes, and so the same numbers.
+    Cells that have ended are dealt too: hosts that look at different times, and the same command
+    again, find the same shares, and with them the same meshes and numbers.
     """
     n = sum(map(len, groups))
     first, last = host * n // hosts, (host + 1) * n // hosts
     found, start = [], 0
     for group in groups:
-        own = list(group[max(first - start, 0) : max(last - start, 0)])
+        found.append(list(group[max(first - start, 0) : max(last - start, 0)]))
         start += len(group)
-        found += [own] if own else []
-    return found
+    return list(filter(None, found))

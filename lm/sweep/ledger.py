@@ -1,4 +1,4 @@
-"""sweep.json: what a sweep started from, and which folder holds which of its cells.
+"""sweep.json: the base of a sweep, and which folder holds which of its cells.
 
 {'base': a config as nested sections, 'axes': {field: [values]}, 'cells': [
     {'cell': name of the folder, 'group': number of its program or null,
@@ -7,6 +7,7 @@
 """
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,8 +31,8 @@ def open_sweep(
     continue_changed: bool,
     say: Callable[[str], None] = print,
 ) -> list[list[Cell]]:
-    """Makes the folder of a sweep with its sweep.json, or takes up the one that is there; the
-    groups, with the names that their cells have in it.
+    """Makes or takes over the folder of a sweep, with its sweep.json; returns the groups, with the
+    names that their cells have in it.
 
     A cell that was begun by an older version keeps the name of its folder, and so its results. The
     axes may have changed since: cells begun earlier stay on record, with no group. Raises
@@ -44,21 +45,13 @@ def open_sweep(
     elif (path / CONFIG).exists():
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
     listed = [
-        {
-            'cell': cell.name,
-            'group': number,
-            'changes': cell.changes,
-            'differs': _differs(base, cell.recipe),
-        }
+        _record(cell.name, number, cell.changes, _differs(base, cell.recipe))
         for number, group in enumerate(groups)
         for cell in group
     ]
     names = {cell['cell'] for cell in listed}
-    listed += [
-        cell | {'group': None}
-        for cell in before
-        if cell['cell'] not in names and (path / cell['cell']).exists()
-    ]
+    left = [cell for cell in before if cell['cell'] not in names]
+    listed += [cell | {'group': None} for cell in left if (path / cell['cell']).exists()]
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / SWEEP, {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed})
@@ -68,11 +61,15 @@ def open_sweep(
 def _begun_cells(
     path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]
 ) -> list[Record]:
-    """Those on record; where sweep.json is damaged, those that have a folder."""
+    """The cells on record; where sweep.json is damaged, the cells that have a folder."""
     try:
         record = read_sweep(path)
     except Unreadable as error:
-        found = _cells_of_folders(path, base)
+        found = []
+        for folder in sorted(recipe.parent for recipe in path.glob(f'*/{CONFIG}')):
+            with contextlib.suppress(ValueError):  # damaged too: found by its name, if it is a cell
+                differs = _differs(base, read_config(folder))
+                found.append(_record(folder.name, None, differs, differs))
         say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
         return found
     changed = without_mesh(differences(stored_config(record['base']), base))
@@ -81,27 +78,16 @@ def _begun_cells(
     return record['cells']
 
 
-def _cells_of_folders(path: Path, base: Recipe) -> list[Record]:
-    found = []
-    for folder in sorted(recipe.parent for recipe in path.glob(f'*/{CONFIG}')):
-        try:
-            differs = _differs(base, read_config(folder))
-        except ValueError:  # damaged too: the sweep finds it by its name, if it is one of its own
-            continue
-        found.append({'cell': folder.name, 'group': None, 'changes': differs, 'differs': differs})
-    return found
+def _record(name: str, group: int | None, changes: Record, differs: Record) -> Record:
+    return {'cell': name, 'group': group, 'changes': changes, 'differs': differs}
 
 
 def read_sweep(path: Path) -> Record:
-    """The sweep.json of a folder, of whatever version, in the present form.
-
-    Raises Unreadable where it is damaged.
-    """
+    """Reads a sweep.json of any version in the present form. Raises Unreadable if damaged."""
     record = read_json(path / SWEEP)
     if not isinstance(record.get('base'), dict) or not isinstance(record.get('cells'), list):
-        raise Unreadable(
-            f'{path / SWEEP} cannot be read: it lacks the base or the cells of a sweep'
-        )
+        lacks = 'it lacks the base or the cells of a sweep'
+        raise Unreadable(f'{path / SWEEP} cannot be read: {lacks}')
     if not is_old(record['base']):
         return record
     base, cells = stored_config(record['base']), []
@@ -114,21 +100,16 @@ def read_sweep(path: Path) -> Record:
 def _with_earlier_names(
     path: Path, before: Sequence[Record], groups: Sequence[Sequence[Cell]]
 ) -> list[list[Cell]]:
-    """The groups, a cell without a folder of its name having that of an earlier cell whose config
-    is the same, but for the mesh: where a run goes on is no part of what it is. Cells that differ
-    in their meshes alone keep their own.
+    """Renames cells that have no folder after an earlier cell of the same config but for the mesh,
+    which is no part of what a run is. Cells that differ in their meshes alone keep their names.
     """
     present = {cell.name for group in groups for cell in group}
     alike = collections.Counter(_of_any_mesh(cell.recipe) for group in groups for cell in group)
     earlier = {}
-    for cell in before:
-        if cell['cell'] in present:
-            continue
-        try:
-            recipe = read_config(path / cell['cell'])
-        except (ValueError, OSError):  # never begun, or of a form that nothing is known of
-            continue
-        earlier[digest(recipe)] = earlier[_of_any_mesh(recipe)] = cell['cell']
+    for old in [cell['cell'] for cell in before if cell['cell'] not in present]:
+        with contextlib.suppress(ValueError, OSError):  # never begun, or of an unknown form
+            recipe = read_config(path / old)
+            earlier[digest(recipe)] = earlier[_of_any_mesh(recipe)] = old
 
     def name(cell: Cell) -> str:
         if (path / cell.name).exists():
@@ -141,7 +122,7 @@ def _with_earlier_names(
 
 
 def _of_any_mesh(recipe: Recipe) -> str:
-    """The name of a config whatever its mesh."""
+    """The name that all configs have which differ in the mesh alone."""
     mesh = vars(MeshConfig(data=-1))
     return digest(replaced(recipe, {f'mesh.{axis}': size for axis, size in mesh.items()}))
 
@@ -151,7 +132,7 @@ def _differs(base: Recipe, recipe: Recipe) -> dict[str, Any]:
 
 
 def _axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Every field that cells change, with its values."""
+    """{field that cells change: its values}."""
     axes: dict[str, list[Any]] = {}
     for cell in cells:
         for field, value in cell['changes'].items():

@@ -5,13 +5,13 @@ from tests.bugs.bug import Bug
 PODS = {
     # Meshes.
     'an axis cut over what is taken': Bug(
-        'modules/devices.py',
+        'modules/parallel/axes.py',
         '        free -= set(over)\n',
         '',
         'tests/lm/devices/test_mesh.py',
     ),
     'an axis cut unevenly': Bug(
-        'modules/devices.py',
+        'modules/parallel/axes.py',
         'length % (n * size) == 0',
         'length % size == 0',
         'tests/lm/devices/test_mesh.py',
@@ -35,10 +35,10 @@ PODS = {
         'tests/lm/devices/test_mesh.py',
     ),
     "heads cut where their keys' are not": Bug(
-        'modules/kernels/devices.py',
+        'modules/parallel/kernel_calls.py',
         'whole |= set(axes) if found else set()',
         'pass',
-        'tests/modules/test_devices.py',
+        'tests/modules/test_parallel.py',
     ),
     'runs not laid over devices first': Bug(
         'lm/devices/mesh.py',
@@ -66,13 +66,13 @@ PODS = {
         'tests/modules/test_rms_norm_kernels.py',
     ),
     'powers of two that end too early': Bug(
-        'modules/kernels/exponentials.py',
+        'modules/kernels/common/exponentials.py',
         'jnp.clip(n, -127.0, 0.0)',
         'jnp.clip(n, -63.0, 0.0)',
         'tests/modules/test_exponentials.py tests/modules/test_softmax_kernels.py',
     ),
     'sums of devices without their largest': Bug(
-        'modules/kernels/exponentials.py',
+        'modules/kernels/common/exponentials.py',
         'terms = (mantissa * form.power(exponent - most) for',
         'terms = (mantissa for',
         'tests/modules/test_exponentials.py',
@@ -98,27 +98,27 @@ PODS = {
     ),
     # Plans.
     'a scatter is as long as a gather': Bug(
-        'tpu/wire.py',
+        'tpu/collectives.py',
         'return size * (n - 1)\n',
         'return size * (n - 1) / n\n',
-        'tests/tpu/test_wire.py',
+        'tests/tpu/test_collectives.py',
     ),
     'a line is as fast as a ring': Bug(
-        'tpu/wire.py',
+        'tpu/collectives.py',
         '(2 if ring else 1) / apart',
         '2 / apart',
-        'tests/tpu/test_wire.py',
+        'tests/tpu/test_collectives.py',
     ),
     'a permutation the long way around': Bug(
-        'tpu/wire.py',
+        'tpu/collectives.py',
         'abs(way) > length / 2',
         'abs(way) > length',
-        'tests/tpu/test_wire.py',
+        'tests/tpu/test_collectives.py',
     ),
     'a product counted once': Bug(
         'tpu/cost.py',
-        'return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)\n\n\ndef _conv',
-        'return 1.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)\n\n\ndef _conv',
+        'return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)',
+        'return 1.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)',
         'tests/tpu/test_hlo.py',
     ),
     'a slice read as the whole': Bug(
@@ -128,13 +128,13 @@ PODS = {
         'tests/tpu/test_hlo.py',
     ),
     'what does not fit is first': Bug(
-        'tpu/search.py',
+        'tpu/trials.py',
         'return math.inf, trial.needed or math.inf',
         'return 0.0, trial.needed or math.inf',
         'tests/tpu/test_trials.py',
     ),
     'runs at once of one group': Bug(
-        'tpu/sweeps.py',
+        'tpu/sweep_plan.py',
         '            left -= used\n',
         '',
         'tests/tpu/test_trials.py',
@@ -142,7 +142,7 @@ PODS = {
     # Buckets and launchers.
     'one folder for all endpoints': Bug(
         'lm/storage/buckets.py',
-        "f'{_endpoint(scheme)} {scheme}://",
+        "f'{endpoint} {scheme}://",
         "f'{scheme}://",
         'tests/lm/storage/test_buckets.py',
     ),
@@ -166,8 +166,8 @@ PODS = {
     ),
     'a stopped job queues itself again': Bug(
         'tpu/launchers/slurm.py',
-        '        base.answer(hold(self.number))\n        if',
-        '        if',
+        '        base.run(hold)\n',
+        '',
         'tests/tpu/test_launch_slurm.py',
     ),
 }

@@ -18,8 +18,8 @@ RUNS = {
     ),
     'half a checkpoint is whole': Bug(
         'lm/storage/complete_folders.py',
-        'return all(one is not None and',
-        'return True or all(one is not None and',
+        'return mark if sizes == mark.files else None',
+        'return mark',
         'tests/lm/record/remote/test_mirror.py -k half',
     ),
     'a folder that is further on is thrown away': Bug(
@@ -91,8 +91,8 @@ RUNS = {
     ),
     'a skipped step that is not skipped': Bug(
         'lm/training/step.py',
-        'jnp.where(finite, a, b), new, old)',
-        'jnp.where(finite, a, a), new, old)',
+        'jnp.where(finite, a, b), new, state)',
+        'jnp.where(finite, a, a), new, state)',
         'tests/lm/training/test_step.py -k skipped',
     ),
     'all experts cost FLOPs': Bug(
@@ -102,9 +102,9 @@ RUNS = {
         'tests/lm/training/test_flops.py',
     ),
     'eps of a parameter the other way': Bug(
-        'lm/training/state.py',
-        'lambda g, factor: g / factor',
-        'lambda g, factor: g * factor',
+        'lm/training/update.py',
+        'lambda a, f: a / f',
+        'lambda a, f: a * f',
         'tests/lm/training/test_step_wiring.py -k factors',
     ),
     # Flags and config files.
@@ -123,8 +123,8 @@ RUNS = {
     # Records, runs, sweeps.
     'a step that is evaluated before it is known': Bug(
         'lm/run/wave.py',
-        '            if is_due:\n                self.settle()\n',
-        '',
+        '                self.settle()\n                self._evaluate()\n',
+        '                self._evaluate()\n',
         'tests/test_train.py -k workdir_holds',
     ),
     'a checkpoint of another model': Bug(
@@ -147,8 +147,8 @@ RUNS = {
     ),
     'a rollback that keeps its step in flight': Bug(
         'lm/run/wave.py',
-        'self._forget_pending(i)\n        slot.rolled_back',
-        'slot.rolled_back',
+        'if self._pending:  # the step in flight',
+        'if False:  # the step in flight',
         'tests/lm/run/test_wave.py -k "roll"',
     ),
     'one program for unlike models': Bug(
@@ -158,7 +158,7 @@ RUNS = {
         'tests/lm/sweep/test_cells.py',
     ),
     'a column named after another field': Bug(
-        'eval/columns.py',
+        'eval/tables/columns.py',
         "path.replace('.', '_')",
         "path.split('.')[1]",
         'tests/eval/test_runs.py',
@@ -196,8 +196,8 @@ RUNS = {
     ),
     'a failed start that claims its folder': Bug(
         'lm/record/workdir.py',
-        '        before = _config_before(path, say)\n',
-        '        before = _config_before(path, say)\n        write_config(path, recipe)\n',
+        'before = _config_before(path, say)\n',
+        'before = _config_before(path, say)\n            write_config(path, recipe)\n',
         'tests/lm/record/test_workdir.py',
     ),
     'as many files as there are cells': Bug(
@@ -219,69 +219,69 @@ RUNS = {
         'tests/lm/data/test_prepare.py -k vocabulary',
     ),
     'characters cut in two': Bug(
-        'lm/data/utf8.py',
-        'return len(data) - present if present < needed else len(data)',
-        'return len(data)',
+        'lm/data/scan.py',
+        "codecs.utf_8_decode(tail, 'replace')[1]",
+        'len(tail)',
         'tests/lm/data/test_streaming.py',
     ),
     'a piece that several encode': Bug(
-        'lm/data/pieces.py',
+        'lm/data/prepare.py',
         "path.with_name(f'{path.name}.lock')",
         "path.with_name(f'{path.name}.{time.monotonic_ns()}.lock')",
         'tests/lm/data/test_pieces.py -k several_processes',
     ),
     'a piece that is taken as it is': Bug(
-        'lm/data/pieces.py',
+        'lm/data/prepare.py',
         'self._make(i, _damage_of_piece, wait=True)',
-        'self._make(i, _none, wait=True)',
+        'self._make(i, _unchecked, wait=True)',
         'tests/lm/data/test_resumed.py -k damaged_piece',
     ),
     'tokens of a damaged copy': Bug(
         'lm/data/prepare.py',
-        'found.check(piece)',
-        'found.pieces',
+        '    found.check(piece)\n    dtype',
+        '    dtype',
         'tests/lm/data/test_resumed.py -k damaged',
     ),
     'a tokenizer of a damaged copy': Bug(
-        'lm/data/pieces.py',
+        'lm/data/prepare.py',
         'if self.plan.is_trained:',
         'if False:',
         'tests/lm/data/test_resumed.py -k damaged_scan',
     ),
     'a cut in a damaged copy': Bug(
-        'lm/data/split.py',
+        'lm/data/scan.py',
         'found.check(found.pieces[0])',
         'found.pieces',
         'tests/lm/data/test_resumed.py -k one_document',
     ),
     'every piece from the beginning of the text': Bug(
-        'lm/data/split.py',
+        'lm/data/scan.py',
         'at, documents = piece.start, range(piece.first, piece.stop)',
         'at, documents = 0, range(piece.first, piece.stop)',
         'tests/lm/data/test_pieces.py -k by_one',
     ),
     'documents that end where they do in their piece': Bug(
-        'lm/data/prepare.py',
+        'lm/data/prepared.py',
         '(ends + self.starts[-1]).tobytes()',
         'ends.tobytes()',
         'tests/lm/data/test_pieces.py -k by_one',
     ),
     'an error that takes what is done with it': Bug(
-        'lm/data/pieces.py',
+        'lm/data/prepare.py',
         'if isinstance(error, ValueError):',
         'if True:',
         'tests/lm/data/test_resumed.py -k leaves_what',
     ),
     'an error of the text that leaves its copy': Bug(
-        'lm/data/pieces.py',
+        'lm/data/prepare.py',
         'if isinstance(error, ValueError):',
         'if False:',
         'tests/lm/data/test_pieces.py -k leaves_nothing',
     ),
     'pieces that stay': Bug(
-        'lm/data/pieces.py',
-        "cache.discard(task.path.parent, f'{name}.*')",
-        'task.is_removed()',
+        'lm/data/prepare.py',
+        "cache.discard(job.path.parent, f'{name}.*')",
+        'job.is_removed()',
         'tests/lm/data/test_pieces.py -k "by_one or beside"',
     ),
     'a second folder of a name is an error': Bug(
@@ -297,19 +297,19 @@ RUNS = {
         'tests/lm/data/test_pieces.py -k locks_write_apart',
     ),
     'a piece is waited for while a source is not begun': Bug(
-        'lm/data/pieces.py',
-        'if not self.task.wait:',
-        'if self.task.wait is None:',
+        'lm/data/prepare.py',
+        'if not self.job.wait:',
+        'if self.job.wait is None:',
         'tests/lm/data/test_pieces.py -k mixture',
     ),
     'files read for their digests by every process': Bug(
         'lm/data/cache.py',
-        "held.enter_context(locked(folder / 'files.lock', waiting='', say=_nothing))",
+        "held.enter_context(locked(folder / 'files.lock'))",
         'held.close()',
         'tests/lm/data/test_pieces.py -k digests',
     ),
     'verdicts that are not corrected': Bug(
-        'eval/stats.py',
+        'eval/compare.py',
         '(len(tests) - rank) * p_values[i]',
         'p_values[i]',
         'tests/eval/test_stats.py',
@@ -327,7 +327,7 @@ RUNS = {
         'tests/lm/run/test_warnings.py',
     ),
     'one learning rate for two optimizers': Bug(
-        'lm/training/state.py',
+        'lm/training/update.py',
         'lr if others is None else others',
         'lr',
         'tests/lm/training/test_step_wiring.py',
@@ -394,7 +394,7 @@ RUNS = {
         'tests/lm/data/test_mixed.py -k repeat',
     ),
     'a tokenizer of a mixture whatever its texts': Bug(
-        'lm/data/mixed.py',
+        'lm/data/dataset.py',
         "_digest('tokenizer of', *sorted(alone))",
         "_digest('tokenizer of', str(len(alone)))",
         'tests/lm/data/test_mixed.py -k found_again',

@@ -19,9 +19,8 @@ from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
 from lm.model.check import check
 from lm.run.start import check_run
-from lm.training.state import hyper_from
+from lm.training.state import check_learner, hyper_from
 from lm.training.step import MUST_BE_FINITE
-from lm.training.update import refuse_unserved
 from modules.options import options
 from tests.helpers import initial_state, tiny_batch, tiny_learner, tiny_raw, train_step
 from train import DIVERGED, DONE, train
@@ -185,7 +184,7 @@ def test_what_is_taken_makes_steps(trial, tmp_path):
     """Two of them, on one device: finite, or with metrics that say otherwise."""
     changes, config = taken(random.Random(5000 + trial), str(tmp_path))
     with late_refusal(changes):
-        refuse_unserved(tiny_learner(config))
+        check_learner(tiny_learner(config))
         state, hyper = initial_state(config), hyper_from(config)
         rows, length = config.data.batch_size, config.data.seq_len
         for seed in range(2):

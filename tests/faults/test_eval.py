@@ -7,6 +7,7 @@ import pytest
 
 from eval import runs
 from eval.report.page import report
+from eval.tables import results
 from tests.eval import sweep_fixture as fixture
 
 AXES = {'model.norm': fixture.NORMS, 'optim.lr': (0.003, 0.01), 'train.seed': (0, 1)}
@@ -81,14 +82,14 @@ def test_one_damaged_file_leaves_the_other_cells(sweep, trial):
     for name in before.keys() - own:
         assert records[name] == before[name]
         assert f'| {name} |' in markdown
-    if records.get(path.parent.name, {}).get('status') == runs.UNREADABLE:
+    if records.get(path.parent.name, {}).get('status') == results.UNREADABLE:
         assert str(path) in records[path.parent.name]['reason']
 
 
 @pytest.mark.trials(short=3, long=400)
 def test_a_damaged_table_without_its_runs_is_named(sweep, trial):
     rng = random.Random(trial)
-    path = runs.write_table(sweep)
+    path = results.write_table(sweep)
     before = runs.gather(sweep)
     for folder in sweep.iterdir():
         if folder.is_dir():

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lm.config.mixture import Ingredient, Mixed, Shares, by_source, mean_by_share, parse
+from lm.config.mixture import Ingredient, MixedRows, Shares, by_source, mean_by_share, parse
 from lm.config.resolve import build, digest, resolve, settle, to_dict
 from tests.helpers import tiny_config, tiny_raw
 
@@ -186,7 +186,7 @@ class Numbered:
 
 
 def test_reference_mixed_rows_in_order():
-    mixed = Mixed(('a', 'b'), Shares([2.0, 1.0]), (Numbered('a', 4), Numbered('b', 5)))
+    mixed = MixedRows(('a', 'b'), Shares([2.0, 1.0]), (Numbered('a', 4), Numbered('b', 5)))
     assert len(mixed) == 9 and (mixed.n_tokens, mixed.n_bytes) == (20, 60)
     wanted = [('a', 0), ('b', 0), ('a', 1), ('a', 2), ('b', 1), ('a', 3)]
     wanted += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
@@ -200,6 +200,6 @@ def test_reference_mixed_rows_in_order():
 
 def test_reference_means_by_share_are_by_name():
     """JAX sorts the keys of a dict: a mean by position would weigh one source by another's."""
-    mixed = Mixed(('b', 'a'), Shares([3.0, 1.0]), (Numbered('b', 1), Numbered('a', 1)))
+    mixed = MixedRows(('b', 'a'), Shares([3.0, 1.0]), (Numbered('b', 1), Numbered('a', 1)))
     assert mean_by_share({'a': 1.0, 'b': 5.0}, mixed) == 4.0
     assert mean_by_share({'': 3.5}, Numbered('', 1)) == 3.5

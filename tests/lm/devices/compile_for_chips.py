@@ -15,8 +15,8 @@ from lm.devices.shardings import jit_init
 from lm.model.check import check
 from lm.run.program import Program
 from lm.training.state import hyper_from
-from tests.collectives import hidden
 from tests.helpers import BOS, VOCAB, tiny_config
+from tests.program_text import hidden
 from tests.programs import kernels_compiled
 from tpu.chips import CHIPS
 

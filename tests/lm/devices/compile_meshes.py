@@ -11,9 +11,9 @@ from lm.devices.run_axis import SINGLE
 from lm.model.check import check
 from lm.run.program import Program
 from tests.helpers import BOS, tiny_config
+from tpu.chips import open_topology
+from tpu.collectives import collectives
 from tpu.hlo import Module
-from tpu.topology import open_topology
-from tpu.wire import collectives
 
 VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
 COMMON = {

@@ -10,7 +10,7 @@ from lm.devices import auto_mesh
 from lm.devices.auto_mesh import chosen, held_bytes, kept_bytes, moved_bytes
 from lm.devices.mesh import make_mesh, mesh_words, torus_of
 from lm.devices.shardings import abstract_state, batch_shapes, jit_train_step, state_layout
-from lm.run.experiment import Experiment, open_text
+from lm.run.program import Experiment, open_text
 from lm.training.state import build_learner, hyper_from
 from tests.helpers import VOCAB, tiny_config
 

@@ -18,7 +18,7 @@ from tests.lm.devices.compile_meshes import (
     F,
 )
 from tests.programs import COMPILERS, printed_by
-from tpu.wire import Collective
+from tpu.collectives import Collective
 
 # Four programs are compiled for slices of TPUs, once: four minutes.
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group('collectives')]

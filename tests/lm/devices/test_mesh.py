@@ -21,7 +21,7 @@ from lm.devices.mesh import (
     replicated,
     share_of_process,
 )
-from modules.devices import ACTIVATIONS, AXES, PARAMETERS, parts_of, sharded
+from modules.parallel.axes import ACTIVATIONS, AXES, PARAMETERS, parts_of, sharded
 from modules.params import ParamSpec
 from tests.helpers import tiny_batch
 

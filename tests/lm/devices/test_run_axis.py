@@ -11,7 +11,7 @@ import pytest
 from lm.config.fields import FIELDS, MeshConfig
 from lm.devices.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
 from lm.devices.run_axis import RUN_AXES, SINGLE, layout, over_mesh, run_axis
-from modules.devices import BATCH
+from modules.parallel.axes import BATCH
 from modules.params import ParamSpec
 
 R = 8

@@ -13,7 +13,8 @@ def test_no_program_has_imported_jax_when_it_prepares_its_process():
     programs = [path for path in ROOT.glob('eval/**/*.py') if 'prepare_process' in path.read_text()]
     assert len(programs) > 4
     packages = {'.'.join(path.relative_to(ROOT).parts[:-1]) for path in programs}
-    code = f'import sys, {", ".join(sorted(packages))}, lm.launch.before_jax; print("jax" in sys.modules)'
+    names = ', '.join(sorted(packages))
+    code = f'import sys, {names}, lm.launch.before_jax; print("jax" in sys.modules)'
     done = subprocess.run(
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
     )

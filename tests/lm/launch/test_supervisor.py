@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.launch import launchers
-from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED, blame
-from lm.launch.launchers import expanded, slurm
-from lm.launch.this_host import Host, shared_arguments, this_host
+from lm.launch.coordinator import blame
+from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
+from lm.launch.this_host import Host, expanded, shared_arguments, slurm, this_host
 
 ROOT = Path(__file__).parents[3]
 FLAGS = ['--coordinator=n0:1234', '--num_processes=3', '--process_id', '2']
@@ -43,8 +42,8 @@ SLICES = {
 
 @pytest.fixture
 def on_tpu(monkeypatch):
-    monkeypatch.setattr(launchers, 'has_tpu', lambda: True)
-    monkeypatch.setattr(launchers, 'GOOGLE', Path('/nowhere'))
+    monkeypatch.setattr('lm.launch.this_host.has_tpu', lambda: True)
+    monkeypatch.setattr('lm.launch.this_host.GOOGLE', Path('/nowhere'))
 
 
 def test_flags_say_it_all():
@@ -189,9 +188,9 @@ def test_shared_arguments_are_those_that_hosts_have_in_common():
 
 # Parents, each a process of its own, with children that are a line of Python.
 PARENT = (
-    'import sys; import lm.launch.supervisor as watch; from lm.launch.this_host import Host; '
-    'watch.GRACE_SEC = 0.5; '  # what sleeps would not use more
-    'sys.exit(watch.watch(Host({address!r}, {count}, {number}, {port}, {timeout}), '
+    'import sys; import lm.launch.supervisor as s; from lm.launch.this_host import Host; '
+    's.GRACE_SEC = 0.5; '  # what sleeps would not use more
+    'sys.exit(s.supervise(Host({address!r}, {count}, {number}, {port}, {timeout}), '
     '[sys.executable, "-c", {child!r}], {argv!r}))'
 )
 SLEEPS = 'import time; print("begun", flush=True); time.sleep(1000)'
@@ -367,10 +366,10 @@ def test_a_signal_is_passed_on_to_the_child(job, number):
 @pytest.mark.parametrize('asked', [0, 1])
 def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
     met = (  # the first prints once it has read a hello, the other once it has sent one
-        'import lm.launch.coordinator as h, lm.launch.wire as w; read, send = h.Hub._welcome, w.Peer.send; '
-        'begun = lambda: print("begun", flush=True); '
-        'h.Hub._welcome = lambda *a: (read(*a), begun())[0]; '
-        'w.Peer.send = lambda *a, **said: (send(*a, **said), "hello" in said and begun())[0]; '
+        'from lm.launch.coordinator import Coordinator as c; from lm.launch.link import Link as l; '
+        'read, send, begun = c._welcome, l.send, lambda: print("begun", flush=True); '
+        'c._welcome = lambda *a: (read(*a), begun())[0]; '
+        'l.send = lambda *a, **said: (send(*a, **said), "hello" in said and begun())[0]; '
     )
     parents = [job(i, count=3, before=met) for i in range(2)]
     wait_begun(*parents)
@@ -455,8 +454,8 @@ def test_who_comes_late_to_a_refused_start_is_told_why(job):
 
 
 SOONER = (
-    'import lm.launch.coordinator as h, lm.launch.member as s, lm.launch.link as p; '
-    'h.SILENT_SEC = s.SILENT_SEC = 2.0; p.PING_SEC = 0.2; '
+    'import lm.launch.coordinator as c, lm.launch.member as m, lm.launch.link as l; '
+    'c.SILENT_SEC = m.SILENT_SEC = 2.0; l.PING_SEC = 0.2; '
 )
 
 
@@ -485,9 +484,9 @@ APART = (
     'os.write(int(os.environ["EVENKEEL_TELL"]), b"."); sys.stdin.readline(); os._exit({status})'
 )
 AT_ONCE = (
-    'import lm.launch.coordinator as h, lm.launch.supervisor as w; h.LEAVE_SEC = h.COLLECT_SEC = 0.1; '
-    'says = w._says_apart; '
-    'w._says_apart = lambda heard: says(heard) and (print("begun", flush=True) or True); '
+    'import lm.launch.coordinator as c, lm.launch.supervisor as s; '
+    'c.LEAVE_SEC = c.COLLECT_SEC = 0.1; says = s._says_apart; '
+    's._says_apart = lambda heard: says(heard) and (print("begun", flush=True) or True); '
 )
 
 

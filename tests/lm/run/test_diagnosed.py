@@ -8,7 +8,7 @@ import pytest
 from eval.report.page import report
 from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
-from lm.run.warnings import Watch
+from lm.run.warnings import Detector
 from lm.storage.files import read_json
 from tests.sweep_helpers import (
     base,
@@ -81,7 +81,7 @@ def test_warnings_are_those_of_the_rows(sweep):
     """
     for changes in (STEADY, BROKEN):
         folder = cell_folders(sweep)[json.dumps(changes)]
-        watch = Watch(resolve(read_json(folder / 'config.json')), [])
+        watch = Detector(resolve(read_json(folder / 'config.json')), [])
         rows = read_rows(folder / 'metrics.jsonl')
         assert summary(sweep, changes)['warnings'] == [w for row in rows for w in watch.read(row)]
         last = rows_of(sweep, changes)[-1]

@@ -9,7 +9,7 @@ import pytest
 from lm.devices.shardings import batch_shapes, jit_train_step
 from lm.launch.terminal import CellTerminal
 from lm.run.program import Program
-from lm.run.slot import RunSpec
+from lm.run.runs import RunSpec
 from lm.run.wave import Wave
 from lm.training.state import hyper_from
 from tests.sweep_helpers import base, changed, silent_experiment, write_corpus

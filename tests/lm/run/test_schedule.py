@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lm.run.schedule_listing import ROWS, corners, fractions_at, schedule_listing
+from lm.run.tables import ROWS, corners, fractions_at, schedule_listing
 from tests.helpers import checked_config
 
 STABLE = {'optim.schedule': 'warmup_stable_decay', 'optim.warmup_steps': 10, 'optim.lr': 0.04}

@@ -11,9 +11,9 @@ from lm.config.fields import FIELDS
 from lm.config.resolve import flatten, resolve
 from lm.model.check import check
 from lm.run import remedies
-from lm.run.counters import Counters
+from lm.run.journal import Counters
 from lm.run.remedies import REMEDIES, help_with
-from lm.run.warnings import FEWEST_UPDATES, Watch, told
+from lm.run.warnings import FEWEST_UPDATES, Detector, told
 from modules.options import typed
 from tests.helpers import tiny_config, tiny_raw
 
@@ -39,8 +39,8 @@ def healthy(step):
 
 
 def fed(*rows, config=CONFIG, warned=()):
-    watch = Watch(config, list(warned))
-    return [warning for row in rows for warning in watch.read(row)]
+    detector = Detector(config, list(warned))
+    return [warning for row in rows for warning in detector.read(row)]
 
 
 def kinds(warnings):
@@ -150,11 +150,15 @@ def test_update_jump():
 def test_rows_recalled_are_as_rows_read():
     """A run that resumes knows its start and its last updates."""
     rows = [healthy(0), *({'step': s, 'update_norm': 1.0} for s in range(1, 20))]
-    watch = Watch(CONFIG, [])
+    detector = Detector(CONFIG, [])
     for row in json.loads(json.dumps(rows)):
-        watch.recall(row)
-    assert kinds(watch.read({'step': 21, 'update_norm': 7.0})) == [('update_jump', 21, None, None)]
-    assert kinds(watch.read({'step': 22, 'residual_rms': [1.0, 3000.0]}))[0][0] == 'exploding_layer'
+        detector.recall(row)
+    assert kinds(detector.read({'step': 21, 'update_norm': 7.0})) == [
+        ('update_jump', 21, None, None)
+    ]
+    assert (
+        kinds(detector.read({'step': 22, 'residual_rms': [1.0, 3000.0]}))[0][0] == 'exploding_layer'
+    )
 
 
 def test_counters_of_an_older_checkpoint_have_no_warnings():

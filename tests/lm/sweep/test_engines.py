@@ -16,7 +16,8 @@ import pytest
 from lm.record.checkpoint import steps_in
 from lm.record.workdir import write_json
 from lm.sweep.cells import cells, groups
-from lm.sweep.engines import Work, default_resources, split
+from lm.sweep.engines import default_resources, split
+from lm.sweep.group import Work
 from tests.commands import PATIENCE_SEC
 from tests.sweep_helpers import (
     base,

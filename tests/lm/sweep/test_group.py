@@ -28,14 +28,14 @@ def test_parts_are_even(n, most, sizes):
 
 def test_a_failure_is_not_written_to_a_folder_that_another_process_has(tmp_path, monkeypatch):
     mine, others = cells(tiny_raw(), {'train.seed': (0, 1)})
-    monkeypatch.setattr(group, 'PATIENCE_SEC', 0.0)
+    monkeypatch.setattr(group.workdir, 'PATIENCE_SEC', 0.0)
 
     def fail(*_):
         raise RuntimeError('no program')
 
     monkeypatch.setattr(group, '_compiled', fail)
     with open_workdir(tmp_path / others.name, others.recipe, False):
-        group.train_group([mine, others], tmp_path, caught=[])
+        group.train_group([mine, others], group.Work([], tmp_path, []))
     assert (tmp_path / mine.name / SUMMARY).exists()
     assert not (tmp_path / others.name / SUMMARY).exists()
 
@@ -46,6 +46,6 @@ def test_the_config_of_a_cell_that_has_ended_is_repaired(tmp_path):
     folder.mkdir()
     (folder / SUMMARY).write_text('{"status": "done"}')
     (folder / 'config.json').write_text('{"mod')
-    group.train_group([cell], tmp_path, caught=[], say=said.append)
-    assert group.read_config(folder) == cell.recipe
+    group.train_group([cell], group.Work([], tmp_path, [], said.append))
+    assert group.workdir.read_config(folder) == cell.recipe
     assert len(said) == 1 and 'config.json cannot be read' in said[0]

@@ -10,7 +10,7 @@ import pytest
 from lm.config.fields import MeshConfig
 from lm.launch.this_host import CHILD, JOB, TELL, Host
 from lm.sweep import hosts
-from lm.sweep.hosts import dealt, first_then_others, join_sweep
+from lm.sweep.hosts import dealt, host_0_first, join_sweep
 from tests.xla import ONE_DEVICE
 
 HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
@@ -84,8 +84,8 @@ def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
     with (tmp_path / 'told').open('wb') as told:
         monkeypatch.setenv(TELL, str(told.fileno()))
         with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
-            first_then_others(tmp_path, 1, 2, lambda: None)
+            host_0_first(tmp_path, 1, 2, lambda: None)
         assert not (tmp_path / 'told').read_bytes()
-        assert first_then_others(tmp_path, 0, 2, lambda: 'opened') == 'opened'
-        assert first_then_others(tmp_path, 1, 2, lambda: 'too') == 'too'
+        assert host_0_first(tmp_path, 0, 2, lambda: 'opened') == 'opened'
+        assert host_0_first(tmp_path, 1, 2, lambda: 'too') == 'too'
         assert (tmp_path / 'told').read_bytes() == b'..'

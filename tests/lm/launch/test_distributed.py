@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from lm.launch import agreement
-from lm.launch.agreement import (
+from lm.launch import distributed
+from lm.launch.distributed import (
     first_then_others,
     from_first,
     gathered,
@@ -18,7 +18,7 @@ from lm.launch.agreement import (
     same_everywhere,
 )
 from lm.record import workdir
-from lm.record.digests import Damaged
+from lm.record.digests import DamagedCheckpoint
 from lm.record.workdir import open_workdir
 from tests.helpers import tiny_config
 
@@ -60,9 +60,9 @@ def on_each(monkeypatch):
     own, service = threading.local(), Service()
     monkeypatch.setattr(jax, 'process_count', lambda: N)
     monkeypatch.setattr(jax, 'process_index', lambda: own.index)
-    monkeypatch.setattr(agreement, '_service', lambda: service)
-    monkeypatch.setattr(agreement, '_numbers', Numbers(own))
-    monkeypatch.setattr(agreement, 'WAIT_MS', 20)
+    monkeypatch.setattr(distributed, '_service', lambda: service)
+    monkeypatch.setattr(distributed, '_numbers', Numbers(own))
+    monkeypatch.setattr(distributed, 'WAIT_MS', 20)
 
     def one(act, index):
         own.index, own.numbers = index, itertools.count()
@@ -102,15 +102,15 @@ def test_the_first_acts_before_the_others(on_each):
 
 def test_an_error_of_one_is_raised_by_all(on_each):
     def read(i):
-        with raised_by_all(Damaged):
+        with raised_by_all(DamagedCheckpoint):
             if i == 1:
-                raise Damaged('a bit')
+                raise DamagedCheckpoint('a bit')
             return i
 
     assert [repr(error) for error in on_each(read)] == [
-        "Damaged('host 1: a bit')",
-        "Damaged('a bit')",
-        "Damaged('host 1: a bit')",
+        "DamagedCheckpoint('host 1: a bit')",
+        "DamagedCheckpoint('a bit')",
+        "DamagedCheckpoint('host 1: a bit')",
     ]
 
 
@@ -154,9 +154,9 @@ def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
 
 
 def test_alone_nothing_is_sent(monkeypatch):
-    monkeypatch.setattr(agreement, '_service', None)
+    monkeypatch.setattr(distributed, '_service', None)
     assert gathered(3) == [3] and from_first(object) is object
     assert first_then_others(lambda: 5) == 5
     same_everywhere('it', 'a')
-    with pytest.raises(Damaged, match=r'^as it was$'), raised_by_all(Damaged):
-        raise Damaged('as it was')
+    with pytest.raises(DamagedCheckpoint, match=r'^as it was$'), raised_by_all(DamagedCheckpoint):
+        raise DamagedCheckpoint('as it was')

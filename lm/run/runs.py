@@ -1,0 +1,86 @@
+"""The runs of a wave: RunSpec asks for one, a Slot holds it. And what a single run says."""
+
+import dataclasses
+import enum
+import signal
+from pathlib import Path
+
+import jax
+
+from lm.config.recipe import Recipe
+from lm.devices.check_mesh import check_single
+from lm.launch.distributed import is_first
+from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
+from lm.launch.terminal import Terminal
+from lm.record.machine import device_name
+from lm.run.journal import Journal
+from lm.run.start import check_run
+
+
+class Status(enum.StrEnum):
+    """State of a run of a wave."""
+
+    TRAINING = enum.auto()
+    DONE = enum.auto()
+    STOPPED = enum.auto()
+    DIVERGED = enum.auto()
+    FAILED = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """A run to be trained, with its folder and terminal."""
+
+    recipe: Recipe
+    folder: Path
+    terminal: Terminal
+    continue_changed: bool = False  # resume from a checkpoint that was trained on other data
+    start_over: bool = False  # begin anew where all checkpoints are damaged or gone
+
+
+@dataclasses.dataclass
+class Slot:
+    """The place of a run in a wave."""
+
+    journal: Journal
+    status: Status = Status.TRAINING
+    rolled_back: bool = False  # since the last dispatch
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.journal.recipe
+
+    @property
+    def active(self) -> bool:
+        return self.status == Status.TRAINING
+
+
+def check(recipe: Recipe) -> None:
+    """Raises ValueError where the config does not suit the text and the devices at hand."""
+    check_run(recipe)
+    check_single(recipe)
+
+
+def open_terminal() -> Terminal:
+    """The terminal of a single run, on which process 0 alone speaks."""
+    return Terminal(silent=not is_first())
+
+
+def where(workdir: Path) -> str:
+    """The first line of a run."""
+    return f'{workdir} on {device_name()}, jax {jax.__version__}'
+
+
+def exit_status(slot: Slot, caught: list[int]) -> int:
+    """Says how a single run ended, and returns its exit status. caught: the signals that came."""
+    journal, say = slot.journal, slot.journal.terminal.say
+    if slot.status == Status.DIVERGED:
+        say(f'last good checkpoint: {journal.last_good()}')
+        return DIVERGED
+    if slot.status == Status.STOPPED:
+        name = signal.Signals(caught[0]).name
+        what = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
+        say(f'{name}: {what} in {journal.workdir}; the same command goes on')
+        return SIGNALLED + caught[0]
+    say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
+    return DONE

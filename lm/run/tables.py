@@ -1,0 +1,146 @@
+"""Tables of a config, for a terminal: its parameters, and its learning rate over the run."""
+
+import math
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from rich.table import Table
+
+from lm.config.recipe import Recipe
+from lm.config.resolve import flatten
+from lm.devices.mesh import param_sharding
+from lm.model.parameters import optimizer_of, starts_at_0
+from lm.training.state import Learner, State, hyper_from
+from lm.training.update import decay_shares, numbered_rows, peaks_of
+from modules.params import LAYER, ParamSpec, named_leaves
+from modules.reparam.matrices import parse_roles
+
+ROWS, BAR = 21, 40
+FOLLOWED = 10**6  # steps: of longer runs only rows at equal distances are looked at
+
+
+def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
+    """One row for each parameter: everything that is decided about it.
+
+    `decay` is the share that a step takes off at the peak of the schedule, `over steps` the number
+    of steps whose updates the weight is then an average of.
+    """
+    recipe, described = learner.recipe, learner.described
+    shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
+    trainable, used = named_leaves(described.trainable), named_leaves(described.used_specs)
+    rows, flat = [], flatten(recipe)
+    peaks, embedding_std = peaks_of(flat), recipe.config.scaling.embedding_std
+    rule = numbered_rows(recipe, flat)['optim.decay_rule']
+    shares = named_leaves(decay_shares(described, rule, flat, 1.0, peaks))
+    for path, spec in named_leaves(described.specs).items():
+        scaling, weight, share = scalings[path], _used_path(path, used), float(shares[path])
+        shape, std = shapes[path].shape, 'declared'
+        if scaling.init_std is not None:
+            is_given = spec.role == 'embedding' and embedding_std is not None
+            drawn = embedding_std if is_given else scaling.init_std
+            drawn = 0.0 if starts_at_0(recipe, weight, spec) else drawn
+            std = f'{recipe.config.scaling.init_scale * drawn:.4g}'
+        rows.append(
+            {
+                'parameter': path,
+                'shape': ' x '.join(map(str, shape)) or '1',
+                'role': spec.role,
+                'optimizer': flat[optimizer_of(spec)] if trainable[path] else 'frozen',
+                'init std': std,
+                'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
+                'decay': f'{share:.4g}',
+                'over steps': f'{1 / share:,.0f}' if share else '-',
+                'reparam': _reparam_words(recipe, used[weight], spec),
+                'sharding': _sharding_words(param_sharding(mesh, spec, shape).spec),
+            }
+        )
+    return rows
+
+
+def _sharding_words(over: PartitionSpec) -> str:
+    """'fsdp, -, tensor+expert': the mesh axes of each dimension."""
+    if not any(over):
+        return 'replicated'
+    of_each = [(axes,) if isinstance(axes, str) else axes or '-' for axes in over]
+    return ', '.join('+'.join(axes) for axes in of_each)
+
+
+def _used_path(path: str, used: Collection[str]) -> str:
+    """'layers/mlp/up' of 'layers/mlp/up/gain': the weight that it is stored for."""
+    while path not in used:
+        path = path.rpartition('/')[0]
+    return path
+
+
+def _reparam_words(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
+    """The rows of model.reparam that map a weight: 'shared+weight_norm'."""
+
+    def maps(part):
+        roles = part.options.get('roles')
+        if roles is None:
+            return LAYER in used.axes and LAYER not in stored.axes
+        return used.role in parse_roles(roles)
+
+    return '+'.join(part.name for part in recipe.reparam if maps(part)) or 'none'
+
+
+def parameter_count(learner: Learner) -> int:
+    return sum(math.prod(s.shape) for s in named_leaves(learner.described.shapes).values())
+
+
+def optimizer_state_bytes(state_shapes: State) -> int:
+    """Bytes that the optimizer and the average of a run keep beside its parameters."""
+    leaves = jax.tree.leaves((state_shapes.opt_state, state_shapes.average))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def as_table(rows: list[dict[str, str]]) -> Table:
+    """Rows with equal keys, ready to print."""
+    table = Table(box=None, pad_edge=False, header_style='bold')
+    for column in rows[0]:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def schedule_listing(recipe: Recipe) -> str:
+    """The learning rates at steps of equal distances, and where the slope changes; with a bar."""
+    steps, peaks = recipe.train.steps, {'lr': recipe.optim.lr}
+    if recipe.optim.others_lr is not None:
+        peaks['others_lr'] = recipe.optim.others_lr
+    listed = np.unique(np.linspace(1, steps, min(ROWS, steps)).round().astype(np.int64))
+    if steps <= FOLLOWED:
+        listed = np.union1d(listed, corners(fractions_at(recipe, np.arange(1, steps + 1))))
+    width = max(len(f'{steps:,}'), len('step'))
+    lines = [f'optim.schedule={recipe.optim.schedule}']
+    lines += [f'{"step":>{width}}' + ''.join(f'{name:>12}' for name in peaks)]
+    for step, fraction in zip(listed, fractions_at(recipe, listed), strict=True):
+        rates = ''.join(f'{peak * fraction:>12.4g}' for peak in peaks.values())
+        lines.append(f'{step:>{width},}{rates}  {"#" * round(BAR * fraction)}'.rstrip())
+    return '\n'.join(lines) + '\n'
+
+
+def fractions_at(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
+    """Fractions of the peak at steps counted from 1, as metrics.jsonl counts them."""
+    hyper = hyper_from(recipe)
+    schedule = numbered_rows(recipe, hyper)['optim.schedule']
+    found = schedule(jnp.asarray(steps - 1, jnp.int32), hyper['train.steps'])
+    return np.asarray(jax.device_get(found), float)
+
+
+def corners(fractions: np.ndarray) -> np.ndarray:
+    """Steps, from 1, at which the slope changes by half or more; none where there are many.
+
+    A change of less than a tenth of one fall over the whole run belongs to a curve.
+    """
+    slopes = np.diff(fractions)
+    if len(slopes) < 2:
+        return np.array([], np.int64)
+    steeper = np.maximum(np.abs(slopes[1:]), np.abs(slopes[:-1]))
+    change = np.abs(np.diff(slopes))
+    (found,) = np.nonzero((change > 0.5 * steeper) & (change > 0.1 / len(fractions)))
+    return found + 2 if len(found) <= ROWS else found[:0]
