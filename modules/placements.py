@@ -1,4 +1,4 @@
-"""Where the norms of a residual block sit. A new placement is functions here and a row below.
+"""Placements of the norms in a residual block. A new one is functions here and a row below.
 
 `place(x, sublayer, norm, depth) -> x`: `sublayer` maps the stream to an update, `norm(name)` makes
 a new norm with that parameter name, and `depth` says which block this is. Each placement creates

@@ -47,7 +47,7 @@ MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
 
 
 def statuses(records: Sequence[Record]) -> dict[str, int]:
-    """How many runs have each status, in the order of STATUSES."""
+    """Counts the runs of each status, in the order of STATUSES."""
     counts = collections.Counter(record['status'] for record in records)
     known = [status for status in STATUSES if status in counts]
     return {status: counts[status] for status in dict.fromkeys([*known, *counts])}

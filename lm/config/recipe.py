@@ -167,6 +167,14 @@ class Recipe:
         return (*self.objective, *self.eval_objectives)
 
     @property
+    def zero_starts(self) -> set[str]:
+        """The matrices, of 'query' and 'readout', that scaling.zero_init or the parametrisation
+        starts at 0.
+        """
+        asked = {self.config.scaling.zero_init, *self.scaling.row.zero}
+        return {'query', 'readout'} if 'both' in asked else asked - {'none'}
+
+    @property
     def head_dim(self) -> int:
         return self.model.d_model // self.model.n_heads
 

@@ -144,10 +144,9 @@ def _scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[
 
 
 def starts_at_0(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
-    """Whether scaling.zero_init or the parametrisation asks for zeros in this matrix."""
-    asked = {recipe.config.scaling.zero_init, *recipe.scaling.row.zero}
+    """Whether this matrix is one of `Recipe.zero_starts`."""
     name = QUERY if path.split('/')[-1] == QUERY else spec.role
-    return name in (QUERY, 'readout') and bool(asked & {name, 'both'})
+    return name in recipe.zero_starts
 
 
 def initial_parameters(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:

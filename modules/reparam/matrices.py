@@ -36,7 +36,15 @@ def parse_roles(text: str) -> tuple[str, ...]:
 
 def known_roles(recipe: Any, part: Any) -> None:
     """Raises ValueError for unknown roles, and for initial matrices too small to divide by."""
-    parse_roles(part.options['roles'])
+    roles = parse_roles(part.options['roles'])
+    zeros = recipe.zero_starts if part.row.least_init_scale else ()
+    for name in sorted(zeros):
+        if ('hidden' if name == 'query' else name) in roles:
+            raise ValueError(
+                f'{part} divides by the norms of the initial matrices, and {name} starts at 0 '
+                f'(scaling.zero_init={recipe.config.scaling.zero_init}, {recipe.scaling}). Leave '
+                'one of them out, or its role out of reparam.roles.'
+            )
     scale, least = recipe.config.scaling.init_scale, part.row.least_init_scale
     if scale < least:
         raise ValueError(

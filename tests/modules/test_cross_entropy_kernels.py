@@ -19,7 +19,7 @@ from modules.losses.base import cross_entropy as loss_of_house
 
 ROUNDING = {'float32': 2**-24, 'bfloat16': 2**-8}  # of half a unit of the last place
 statistics = functools.partial(api.statistics, platform='tpu')
-FORMS = ('row', 'online', 'two_pass')
+FORMS = ('row', 'online')
 CONSTANT = 4  # of the tolerances: CONSTANT * rounding * sqrt(width), relative to what is summed
 
 
@@ -71,8 +71,8 @@ def in_float64(logits, labels, cotangents):
     return [log_z, label, mean, gradient], [size, size, size, sum(map(np.abs, parts))]
 
 
-def statistics_and_gradient(form, gradient, logits, labels, cotangents):
-    found, pull = jax.vjp(lambda x: statistics(x, labels, form, gradient), logits)
+def statistics_and_gradient(form, logits, labels, cotangents):
+    found, pull = jax.vjp(lambda x: statistics(x, labels, form), logits)
     return *found, *pull(tuple(cotangents))
 
 
@@ -81,32 +81,28 @@ def jitted(function, *static):
     return jax.jit(functools.partial(function, *static))
 
 
-@pytest.mark.default_rows(
-    '20-42-bfloat16-two_pass-plain',
-    '70-1000-bfloat16-online-kernel',
-    '6-4097-float32-two_pass-kernel',
-)
+@pytest.mark.default_rows('20-42-bfloat16-row', '70-1000-bfloat16-online', '6-4097-float32-online')
 @pytest.mark.parametrize(
-    ('rows', 'width', 'dtype', 'form', 'gradient'),
+    ('rows', 'width', 'dtype', 'form'),
     [
-        (3, 1, 'float32', 'auto', 'kernel'),
-        (20, 42, 'bfloat16', 'two_pass', 'plain'),
-        (5, 1000, 'float32', 'online', 'kernel'),
-        (70, 1000, 'bfloat16', 'online', 'kernel'),
-        (300, 42, 'float32', 'row', 'kernel'),
-        (150, 1000, 'float32', 'row', 'kernel'),
-        (6, 4097, 'float32', 'two_pass', 'kernel'),
-        (6, 4097, 'bfloat16', 'online', 'kernel'),
-        (5, 50257, 'bfloat16', 'auto', 'kernel'),
+        (3, 1, 'float32', 'auto'),
+        (20, 42, 'bfloat16', 'row'),
+        (5, 1000, 'float32', 'online'),
+        (70, 1000, 'bfloat16', 'online'),
+        (300, 42, 'float32', 'row'),
+        (150, 1000, 'float32', 'row'),
+        (6, 4097, 'float32', 'online'),
+        (6, 4097, 'bfloat16', 'online'),
+        (5, 50257, 'bfloat16', 'auto'),
     ],
     ids=str,
 )
-def test_statistics_and_gradient_are_those_of_float64(rows, width, dtype, form, gradient):
+def test_statistics_and_gradient_are_those_of_float64(rows, width, dtype, form):
     """Catches the empty end of a block that counts, a block's maximum taken for the row's, labels
     that are one off or of another block, rows that get another row's numbers, a NaN of -inf.
     """
     arrays = draw(rows, width, dtype)
-    found = jitted(statistics_and_gradient, form, gradient)(*arrays)
+    found = jitted(statistics_and_gradient, form)(*arrays)
     assert_are_those_of_float64(found, arrays)
 
 
@@ -148,9 +144,7 @@ def test_in_place(form, monkeypatch):
     """
     monkeypatch.setattr(tpu, 'IN_PLACE', {'logits': 'gradient'})
     arrays = draw(128, 768)
-    found = jitted(statistics_and_gradient, form, 'kernel')(*arrays)
-    plain = jitted(statistics_and_gradient, form, 'plain')(*arrays)
-    np.testing.assert_allclose(found[3], plain[3], rtol=0, atol=1e-6)
+    found = jitted(statistics_and_gradient, form)(*arrays)
     right, sizes = in_float64(*arrays)
     assert np.all(np.abs(found[3] - right[3]) <= 1e-5 * sizes[3])
 
@@ -220,43 +214,12 @@ def test_a_checkpoint_computes_the_statistics_again():
     assert text.count('kernel_name = "cross_entropy_backward"') == 1
 
 
-@pytest.mark.default_rows('4-online-kernel-False')
-@pytest.mark.parametrize(
-    ('devices', 'form', 'gradient', 'checked'),
-    [(4, 'online', 'kernel', False), (8, 'two_pass', 'plain', False), (4, 'row', 'kernel', True)],
-    ids=str,
-)
-def test_columns_are_cut_over_devices(devices, form, gradient, checked):
-    """As if one device had all. Catches a device's own maximum, a label that several devices have
-    or its column counted from another device's first, a gradient of one device's share.
-    """
-    logits, labels, cotangents = draw(10, 8 * 53)
-    mesh = jax.make_mesh((devices,), ('vocab',), axis_types=(jax.sharding.AxisType.Auto,))
-    columns, whole = PartitionSpec(None, 'vocab'), PartitionSpec()
-
-    def on_device(x, labels):
-        return statistics(x, labels, form, gradient, 'vocab')
-
-    cut = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(columns, whole), out_specs=whole, check_vma=checked
-    )
-
-    def run(logits, labels, cotangents):
-        found, pull = jax.vjp(lambda x: cut(x, labels), logits)
-        return *found, *pull(tuple(cotangents))
-
-    found = jitted(run)(logits, labels, cotangents)
-    for ours, right, size in zip(found, *in_float64(logits, labels, cotangents), strict=True):
-        difference = np.where(np.isinf(right), ours != right, np.abs(ours - right))
-        assert np.all(difference <= CONSTANT * 2**-24 * np.sqrt(424) * size)
-
-
 @pytest.mark.full
 def test_rows_are_cut_over_devices():
     """Over the axis `data`, as on one device: catches rows that are gathered or mixed."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     arrays = draw(8, 42)
-    run = functools.partial(statistics_and_gradient, 'auto', 'kernel')
+    run = functools.partial(statistics_and_gradient, 'auto')
     rows = batch_sharding(mesh)
     over = jax.sharding.NamedSharding(mesh, PartitionSpec(None, 'data'))
     cut = jax.jit(traced_on(mesh, run), in_shardings=(rows, rows, over))
@@ -291,8 +254,6 @@ def test_what_the_kernels_do_not_take_is_refused():
         of('float16', 8)
     with pytest.raises(ValueError, match=r'form of .* is one of auto, row, .*; got .rows.'):
         of('float32', 8, form='rows')
-    with pytest.raises(ValueError, match=r'gradient of .* is one of kernel, plain; got .fused.'):
-        of('float32', 8, gradient='fused')
     with pytest.raises(ValueError, match=r'whole rows .* at most .* got 300,000. Choose ref'):
         of('float32', 300_000, form='row')
     assert of('float32', 300_000)[0].shape == (16,)

@@ -38,7 +38,7 @@ class Slice(NamedTuple):
 
 
 class Row(NamedTuple):
-    """How programs read rows of `width` entries: in slices of `vector` entries a thread."""
+    """Slices of a row of `width` entries, as programs read them: `vector` entries a thread."""
 
     width: int
     vector: int

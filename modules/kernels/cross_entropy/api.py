@@ -12,14 +12,14 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from modules.kernels.common.exponentials import ONLINE
 from modules.kernels.common.platforms import PALLAS, Kernel
 from modules.kernels.common.rows import by_rows, refuse_types
 from modules.kernels.cross_entropy import base
-from modules.kernels.cross_entropy.base import BASES, COEFFICIENTS, NAME, STATE, Statistics
+from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, Statistics
 from modules.parallel.kernel_calls import over_devices
 
-Form = Literal['auto', 'row', 'online', 'two_pass']
-Gradient = Literal['kernel', 'plain']
+Form = Literal['auto', 'row', 'online']
 
 
 def kernels_on(platform: str) -> ModuleType:
@@ -35,37 +35,21 @@ def statistics(
     logits_MV: jax.Array,
     labels_M: jax.Array,
     form: Form = 'auto',
-    gradient: Gradient = 'kernel',
-    axis_name: str | None = None,
     *,
     platform: str,
 ) -> Statistics:
     """Returns (log_z, label_logit, mean_logit), [M] float32, as `base.statistics` does.
 
     form: 'row' has whole rows in a TPU's vector memory; 'online' blocks of columns, each with its
-    maximum and the sum of exponentials below it, scaled to the largest so far; 'two_pass' blocks of
-    columns with an exponent of 2 and a mantissa, where no exponential waits for a maximum
-    (arXiv:2001.04438); 'auto' is 'row' where that takes no more memory than usual, else 'online'.
-    All read the logits once.
-
-    gradient: 'kernel' reads the logits once more and writes their gradient once. 'plain' leaves it
-    to the compiler, which may compute it inside the two products of a readout's backward pass and
-    write it nowhere, or may copy the logits to another layout. GPUs always have 'plain': there the
-    compiler reads once and writes once by itself.
-
-    axis_name: a mesh axis that columns are cut over, inside `jax.shard_map`, with labels of all
-    columns. Forward has two collectives: the maximum of one number a row and the sum of four.
-    Backward has none, but where `shard_map` does not track which values devices share
-    (check_vma=False), a device has its share of a cotangent, and the three of a row are summed.
+    maximum and the sum of exponentials below it, scaled to the largest so far; 'auto' is 'row'
+    where that takes no more memory than usual, else 'online'. Both read the logits once. Backward
+    reads them once more and writes their gradient once: on TPUs in a kernel, on GPUs as compiled.
 
     Raises ValueError for types other than bfloat16 and float32, and for rows too long for 'row'.
     """
-    width = logits_MV.shape[-1]
-    if axis_name is not None:
-        labels_M = labels_M - jax.lax.axis_index(axis_name) * width
     # Others become -1, which no column of a block is.
-    labels_M = jnp.where((labels_M >= 0) & (labels_M < width), labels_M, -1)
-    return _statistics(logits_MV, labels_M, form, gradient, axis_name, platform)
+    is_column_M = (labels_M >= 0) & (labels_M < logits_MV.shape[-1])
+    return _statistics(logits_MV, jnp.where(is_column_M, labels_M, -1), form, platform)
 
 
 def cross_entropy(
@@ -74,7 +58,6 @@ def cross_entropy(
     z_loss: jax.Array | float,
     label_smoothing: jax.Array | float,
     form: Form = 'auto',
-    gradient: Gradient = 'kernel',
     *,
     platform: str,
 ) -> dict[str, jax.Array]:
@@ -82,29 +65,26 @@ def cross_entropy(
 
     On TPUs their gradient is written over them where nothing else reads them.
     """
-    found = statistics(logits_MV, labels_M, form, gradient, platform=platform)
+    found = statistics(logits_MV, labels_M, form, platform=platform)
     return base.terms(found, z_loss, label_smoothing)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _statistics(logits_MV, labels_M, form, gradient, axis_name, platform):
-    return _saved(logits_MV, labels_M, form, gradient, axis_name, platform)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _statistics(logits_MV, labels_M, form, platform):
+    return _saved(logits_MV, labels_M, form, platform)[0]
 
 
-def _saved(logits_MV, labels_M, form, gradient, axis_name, platform):
-    for what, name, names in (('form', form, Form), ('gradient', gradient, Gradient)):
-        if name not in get_args(names):
-            known = ', '.join(get_args(names))
-            raise ValueError(f'the {what} of {NAME} is one of {known}; got {name!r}.')
+def _saved(logits_MV, labels_M, form, platform):
+    if form not in get_args(Form):
+        known = ', '.join(get_args(Form))
+        raise ValueError(f'the form of {NAME} is one of {known}; got {form!r}.')
     refuse_types(NAME, logits_MV)
     kernels = kernels_on(platform)
     form = kernels.form_of(form, logits_MV)
     compute = by_rows(functools.partial(kernels.forward_rows, form=form))
     state = over_devices(compute, (logits_MV, labels_M), 'MM', tuple('M' * STATE))
-    if axis_name is not None:
-        state = _over_columns(state, axis_name, BASES[form])
     exponent_M, mantissa_M, label_logit_M, total_M, count_M = state
-    high_M, low_M = BASES[form].log((exponent_M, mantissa_M))
+    high_M, low_M = ONLINE.log((exponent_M, mantissa_M))
     some_M = count_M > 0
     count_M = jnp.maximum(count_M, 1.0)
     log_z_M, label_logit_M = (
@@ -115,14 +95,12 @@ def _saved(logits_MV, labels_M, form, gradient, axis_name, platform):
     return (log_z_M, label_logit_M, total_M / count_M), saved
 
 
-def _backward(form, gradient, axis_name, platform, saved, cotangents):
+def _backward(form, platform, saved, cotangents):
     del form
     logits_MV, labels_M, high_M, low_M, count_M = saved
-    if axis_name is not None and axis_name not in jax.typeof(logits_MV).manual_axis_type.varying:
-        cotangents = jax.lax.psum(cotangents, axis_name)
     of_log_z_M, of_label_M, of_mean_M = cotangents
     numbers = (labels_M, of_log_z_M, of_label_M, of_mean_M / count_M, high_M, low_M)
-    if gradient == 'plain' or platform != 'tpu':
+    if platform != 'tpu':
         column_1V = jnp.arange(logits_MV.shape[1])[None]
         numbers = (number_M[:, None] for number_M in numbers)
         return base.gradient_of(logits_MV, column_1V, *numbers), None
@@ -131,14 +109,6 @@ def _backward(form, gradient, axis_name, platform, saved, cotangents):
 
 
 _statistics.defvjp(_saved, _backward)
-
-
-def _over_columns(state, axis_name, form):
-    """Adds the states of all devices' columns."""
-    exponent_M, mantissa_M, *sums = state
-    most_M = jax.lax.pmax(exponent_M, axis_name)
-    mantissa_M = mantissa_M * form.power(exponent_M - most_M)
-    return most_M, *jax.lax.psum(jnp.stack([mantissa_M, *sums]), axis_name)
 
 
 # (logits [M, V], labels [M], z_loss, label_smoothing) -> {'objective', 'ce', 'z_loss'}, [M] each

@@ -1,19 +1,17 @@
 """Softmax cross-entropy in plain operations, the specification, and what its kernels share.
 
 The state of some columns of a row is (exponent, mantissa, label's logit, sum, count), with
-sum_v exp(z_v) = mantissa * base^exponent. States of blocks and of devices add up by one rule.
+sum_v exp(z_v) = mantissa * e^exponent. States of blocks add up by one rule.
 """
 
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.exponentials import ONLINE, TWO_PASS
 from modules.statistics import at_least_float32
 
 NAME = 'kernels.cross_entropy=pallas'
 STATE = 5  # numbers a row
 COEFFICIENTS = 6  # numbers a row that the backward pass is given
-BASES = {'row': ONLINE, 'online': ONLINE, 'two_pass': TWO_PASS}
 
 Statistics = tuple[jax.Array, jax.Array, jax.Array]
 

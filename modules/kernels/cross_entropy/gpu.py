@@ -7,9 +7,9 @@ There is no kernel backward: XLA's own program reads once and writes once.
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.exponentials import NO_EXPONENT, add
+from modules.kernels.common.exponentials import NO_EXPONENT, ONLINE, add
 from modules.kernels.common.gpu_rows import Row, call_on_gpu, gathered, programs_of, wide
-from modules.kernels.cross_entropy.base import BASES, NAME
+from modules.kernels.cross_entropy.base import NAME
 
 NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
 
@@ -18,14 +18,15 @@ def form_of(form: str, logits_MV: jax.Array) -> str:
     """Returns the form that 'auto' stands for; raises ValueError for 'row'."""
     del logits_MV
     if form == 'row':
-        raise ValueError(f'form=row of {NAME} is for TPUs; choose auto, online or two_pass.')
+        raise ValueError(f'form=row of {NAME} is for TPUs; choose auto or online.')
     return 'online' if form == 'auto' else form
 
 
 def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
     """Returns the state of each row, a tuple of [M]."""
     rows = logits_MV.shape[0]
-    logits_MV, base = wide(logits_MV, -jnp.inf), BASES[form]
+    del form
+    logits_MV = wide(logits_MV, -jnp.inf)
     row = Row.of(logits_MV.shape[1], logits_MV)
 
     def body(refs, n, _):
@@ -35,7 +36,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
             for part, x in zip(parts, logits, strict=True):
                 total = total + row.counted(part, x)
             logits = [row.counted(part, x, -jnp.inf) for part, x in zip(parts, logits, strict=True)]
-            return add(base, pair, logits), total
+            return add(ONLINE, pair, logits), total
 
         nothing = row.full(NO_EXPONENT), row.full(0.0)
         pair, total = row.over(step, (nothing, row.full(0.0)))
@@ -49,7 +50,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
         label = refs['labels'][n]
         picked = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
         picked = jnp.where(label >= 0, picked, 0.0)
-        numbers = (*gathered(base, pair), picked, total, count)
+        numbers = (*gathered(ONLINE, pair), picked, total, count)
         for name, number in zip(NAMES, numbers, strict=True):
             refs[name][n] = number
 

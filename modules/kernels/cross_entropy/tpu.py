@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from modules.kernels.common.exponentials import add, nothing, together
+from modules.kernels.common.exponentials import ONLINE, add, nothing, together
 from modules.kernels.common.rows import itemsize
 from modules.kernels.common.tpu_rows import (
     LANES,
@@ -24,7 +24,7 @@ from modules.kernels.common.tpu_rows import (
     row_bytes,
     rows_at_once,
 )
-from modules.kernels.cross_entropy.base import BASES, COEFFICIENTS, NAME, STATE, gradient_of
+from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, gradient_of
 
 # The gradient takes the logits' memory, so that a chunk of a loss that fits never leaves a chip.
 # XLA copies logits that are used afterwards. The interpreter of kernels cannot do this where blocks
@@ -36,12 +36,12 @@ def form_of(form: str, logits_MV: jax.Array) -> str:
     """Returns the form that 'auto' stands for."""
     if form != 'auto':
         return form
-    needed = SUBLANES * row_bytes(logits_MV.shape[-1], _forward_bytes(logits_MV, 'row'))
+    needed = SUBLANES * row_bytes(logits_MV.shape[-1], _forward_bytes(logits_MV))
     return 'row' if needed <= USUAL_BYTES else 'online'
 
 
-def _forward_bytes(logits_MV, form):
-    return 2 * itemsize(logits_MV) + (16 if form == 'two_pass' else 8)
+def _forward_bytes(logits_MV):
+    return 2 * itemsize(logits_MV) + 8
 
 
 def _made(logits_MV, shape, dtype):
@@ -53,7 +53,7 @@ def _made(logits_MV, shape, dtype):
 def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
     """Returns the state of each row, a tuple of [M]."""
     rows, width = logits_MV.shape
-    bytes_an_entry = _forward_bytes(logits_MV, form)
+    bytes_an_entry = _forward_bytes(logits_MV)
     blocks = blocks_of(
         rows, width, bytes_an_entry, whole_rows=form == 'row', name=f'form={form} of {NAME}'
     )
@@ -61,7 +61,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[
     state = _made(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
     moved = itemsize(logits_MV) * rows * width + 4 * (1 + STATE) * rows
     found = call_on_tpu(
-        functools.partial(_forward_block, form=form, width=width),
+        functools.partial(_forward_block, width=width),
         {'logits': (logits_MV, blocks.matrix), 'labels': (labels_1M, blocks.beside(1))},
         {'state': (state, blocks.beside(STATE))},
         grid=blocks.grid,
@@ -78,7 +78,7 @@ def _column(x):
     return pl.program_id(2) * x.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
 
 
-def _forward_block(refs, form, width):
+def _forward_block(refs, width):
     x = refs['logits'][...].astype(jnp.float32)
     column = _column(x)
     if width % x.shape[1]:
@@ -92,13 +92,13 @@ def _forward_block(refs, form, width):
         jnp.where(present, 1.0, 0.0),
     )
     sums = [jnp.sum(one, -1, keepdims=True) for one in sums]
-    pair = add(BASES[form], nothing((len(x), 1)), [x], axis=-1)
+    pair = add(ONLINE, nothing((len(x), 1)), [x], axis=-1)
     new = [as_lanes(one, first) for one in (*pair, *sums)]
     lane = jax.lax.broadcasted_iota(jnp.int32, new[0].shape, 1)
     own = (lane >= first) & (lane < first + len(x))
     old = [refs['state'][n : n + 1, :] for n in range(STATE)]
     sums = (a + b for a, b in zip(old[2:], new[2:], strict=True))
-    both = *together(BASES[form], tuple(old[:2]), tuple(new[:2])), *sums
+    both = *together(ONLINE, tuple(old[:2]), tuple(new[:2])), *sums
     for n in range(STATE):
         value = jnp.where(pl.program_id(2) == 0, new[n], both[n])
         refs['state'][n : n + 1, :] = jnp.where(own, value, old[n])

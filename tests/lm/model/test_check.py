@@ -168,6 +168,26 @@ def test_tiny_config_passes():
             'model.reparam=weight_norm divides by the norms',
         ),
         (
+            {'model.reparam': 'sigma', 'scaling.zero_init': 'query'},
+            'model.reparam=sigma divides by .* query starts at 0 .scaling.zero_init=query',
+        ),
+        (
+            {'model.reparam': 'spectral_cap+weight_norm', 'scaling.zero_init': 'both'},
+            'model.reparam=weight_norm divides by .* query starts at 0 .scaling.zero_init=both',
+        ),
+        (
+            {
+                'model.reparam': 'weight_compander',
+                'reparam.roles': 'readout',
+                'scaling.zero_init': 'readout',
+            },
+            'model.reparam=weight_compander divides by .* readout starts at 0',
+        ),
+        (
+            {'model.reparam': 'spectral_norm', 'scaling.name': 'mup_full', 'scaling.base_width': 4},
+            'query starts at 0 .scaling.zero_init=none, scaling.name=mup_full',
+        ),
+        (
             {'optim.schedule': 'exponential', 'optim.final_lr_fraction': 0.0},
             'never gets to 0: optim.final_lr_fraction must be above 0; got 0. .*schedule=linear',
         ),
