@@ -283,6 +283,7 @@ def project():
     gc.enable()
 
 
+@pytest.mark.full  # reads all sources
 def test_bugs_are_seen_by_tests_that_their_files_touch(project):
     """Each bug made by hand (`tests.bugs`) is known to fail the tests named beside it."""
     missed = {}

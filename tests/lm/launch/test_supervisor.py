@@ -285,6 +285,12 @@ def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
     wait_begun(job(1, count=3), first, third)
 
 
+@pytest.mark.default_rows(
+    'os.kill(os.getpid(), 9)-42-was ended by SIGKILL-0',
+    'os.abort()-42-was ended by SIGABRT-1',
+    'os._exit(1)-1-ended with status 1-1',
+    'os._exit(130)-130-ended with status 130-0',
+)
 @pytest.mark.parametrize('whose', [0, 1])
 @pytest.mark.parametrize(
     ('then', 'status', 'words'),
