@@ -267,8 +267,8 @@ def warnings_of(record: Record) -> list[dict[str, Any]]:
     try:
         if (folder / SUMMARY).exists():
             return results_of(folder).get('warnings') or []
-        watch = Detector(stored_config(read_json(folder / CONFIG)), [])
-        return [warning for row in rows_of(folder) for warning in watch.read(row)]
+        detector = Detector(stored_config(read_json(folder / CONFIG)), [])
+        return [warning for row in rows_of(folder) for warning in detector.read(row)]
     except (ValueError, OSError):
         return []
 

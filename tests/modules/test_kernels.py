@@ -63,7 +63,7 @@ def test_a_kernel_of_another_platform_is_refused_by_name(operation, name, platfo
 
 
 def imported_files(path, files):
-    """Those of `files` (by dotted name) that a file imports anywhere, inside functions too."""
+    """Returns which of `files` (by dotted name) a file imports anywhere, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:

@@ -32,7 +32,7 @@ def test_a_sweep_names_its_cells_with_checkpoints(tmp_path):
 
 @pytest.mark.full
 def test_what_a_checkpoint_computes_is_of_its_weights():
-    """Its methods are `lm.inference.probes`' functions, whose own test this is not."""
+    """The methods give what the functions of `lm.inference.probes` give, which have own tests."""
     config = tiny_config()
     weights, tokens = initial_state(config).weights, jnp.asarray(tiny_batch()['tokens'][:2, :-1])
     checkpoint = Checkpoint(
