@@ -8,6 +8,7 @@ Not part of `uv run pytest`: some are killed and all wait for each other, for mi
 import contextlib
 import itertools
 import os
+import random
 import resource
 import signal
 import socket
@@ -29,6 +30,7 @@ from lm.record.remote.mirror import mirrored
 from lm.record.workdir import read_json
 from lm.sweep.cells import cells
 from modules.params import named_leaves
+from tests import strangers
 from tests.commands import ROOT
 from tests.object_store import BUCKET, CREDENTIALS, QUICK, server
 from tests.sweep_helpers import (
@@ -63,6 +65,7 @@ class Job:
     def __init__(self, folder: Path, arguments: list[str], each=lambda number: {}):
         with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
             ports = one.getsockname()[1], two.getsockname()[1]
+        self.ports = ports
         which = [f'--coordinator=127.0.0.1:{ports[0]}', f'--watch_port={ports[1]}']
         devices = '--xla_force_host_platform_device_count=4'
         self.logs = [folder / f'host{i}.log' for i in range(N)]
@@ -238,6 +241,28 @@ def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_p
     assert_same(workdir, undisturbed[0])
 
 
+def test_a_scan_of_both_ports_changes_nothing(start, corpus, tmp_path):
+    """Ten thousand messages of fifty kinds, and a client of JAX's own without the certificate."""
+    longer = {'train_steps': 800, 'train_checkpoint_every': 400, 'train_eval_every': 400}
+    job = start(tmp_path / 'run', corpus, **longer)
+    job.wait_for_step(tmp_path / 'run', 2)
+    rng = random.Random(0)
+    for port in job.ports:
+        strangers.send(('127.0.0.1', port), strangers.kinds(5000), rng)
+    client = (
+        'from jaxlib import _jax; _jax.get_distributed_runtime_client('
+        f'"127.0.0.1:{job.ports[0]}", 1, init_timeout=1).connect(); print("connected")'
+    )
+    stranger = subprocess.run([sys.executable, '-c', client], capture_output=True, text=True)
+    assert stranger.returncode != 0 and 'connected' not in stranger.stdout
+    assert all(host.poll() is None for host in job.hosts)  # it was scanned as it trained
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert 'connections of strangers to this job, closed: 5000' in job.said(0)
+    assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
+    assert start(tmp_path / 'quiet', corpus, **longer).end() == [DONE] * N
+    assert_same(tmp_path / 'run', tmp_path / 'quiet')
+
+
 def damage(checkpoint):
     """One bit of its largest file, which holds arrays."""
     files = [path for path in checkpoint.rglob('*') if path.is_file()]
@@ -370,8 +395,9 @@ def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
 
 @pytest.fixture(scope='module')
 def bucket_env():
+    secret = {'EVENKEEL_JOB_SECRET': 'of hosts that share no disk'}
     with server() as port:
-        yield CREDENTIALS | QUICK | {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{port}'}
+        yield CREDENTIALS | QUICK | secret | {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{port}'}
 
 
 CUT = {'mesh_data': 1, 'mesh_fsdp': 8}  # each host holds a part of every parameter

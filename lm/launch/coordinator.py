@@ -9,7 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED, Ended, job_status
-from lm.launch.link import COLLECT_SEC, RETRY_SEC, SILENT_SEC, Gone, Link, Links, Supervisor
+from lm.launch.link import (
+    COLLECT_SEC,
+    MOST_NAME,
+    RETRY_SEC,
+    SILENT_SEC,
+    Gone,
+    Link,
+    Links,
+    Supervisor,
+    listening,
+    own_addresses,
+    plain,
+)
+from lm.launch.secret import certificate, sealed
 from lm.launch.this_host import Host
 
 # When one child has ended well, its records are closed. Those of the others may be behind, by the
@@ -26,26 +39,18 @@ class Coordinator(Supervisor):
         self.ends: dict[int, tuple[float, int | None]] = {}  # when, and exit code; None: gone
         self._members: dict[int, Link] = {}
         self._begun = False
-        self.links = Links(self._listening())
+        addresses = own_addresses(host.watch_address[0]) or ['']
+        for address in addresses:  # JAX's would fail with a traceback, when all hosts are there
+            _listening(address, host.port, '--coordinator').close()
+        servers = [_listening(one, host.watch_port, '--watch_port') for one in addresses]
+        self._secret = self.secret.write()
+        self.links = Links(self._secret, servers)
         try:
             self._gather()
         except Ended as ended:
             self._refuse(ended)
             self.close()
             raise
-
-    def _listening(self) -> socket.socket:
-        port = self.host.watch_port
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        try:
-            return socket.create_server(('', port), family=family, dualstack_ipv6=both)
-        except OSError as error:
-            raise Ended(
-                BAD_INPUT,
-                f'port {port} of this host cannot be listened at ({error}). Is another process 0 '
-                'here? Or give --watch_port, the same on all hosts.',
-            ) from error
 
     def _gather(self) -> None:
         """Waits for all hosts. Raises Ended where hosts do not come, or differ."""
@@ -71,28 +76,31 @@ class Coordinator(Supervisor):
                     raise Ended(status, f'{self.name_of(link.process_id)} left before it began')
             self._ping()
         self._begun = True
-        self.job = secrets.token_hex(8)
+        self.job, self.certificate = secrets.token_hex(8), certificate()
         names = {str(i): name for i, name in self.names.items()}
         for link in list(self._members.values()):
-            self._tell(link, start=names, job=self.job)
+            hidden = sealed(self._secret, self.certificate)
+            self._tell(link, start=names, job=self.job, certificate=hidden)
 
-    def _welcome(self, link: Link, hello: Any) -> None:
+    def _welcome(self, link: Link, hello: dict[str, Any]) -> None:
         match hello:
             case {
                 'process_id': int(number),
                 'num_processes': int(count),
                 'name': str(name),
-                'arguments': list(arguments),
-            }:
-                who = f'host {number} ({name})'
+                'arguments': [*arguments],
+            } if all(isinstance(argument, str) for argument in arguments):
+                who = f'host {number} ({plain(name, MOST_NAME)})'
             case _:
-                return self.links.drop(link)  # no supervisor of this job
+                return self.links.drop(link)  # a supervisor of another version
         if count != self.host.num_processes:
             raise Ended(
                 BAD_INPUT,
                 f'{who} was started as one of {count} processes, and {self.name_of(0)} as one of '
                 f'{self.host.num_processes}',
             )
+        if not 0 <= number < count:
+            raise Ended(BAD_INPUT, f'{who} has no id from 0 to {count - 1}')
         if number in self.names and (number == 0 or number in self._members):
             others = f'{self.names[number]} and {who}'
             raise Ended(BAD_INPUT, f'two processes have the id {number}: {others}')
@@ -111,7 +119,7 @@ class Coordinator(Supervisor):
 
     def _refuse(self, ended: Ended) -> None:
         """Tells the reason to all that are there and, after bad input, to those that still come."""
-        told: list[Link] = list(self.links.open)
+        told = [link for link in self.links.open if link.trusted]
         for link in told:
             self._tell(link, ended=ended.status, text=ended.text)
         deadline = time.monotonic() + (LINGER_SEC if ended.status == BAD_INPUT else 0)
@@ -182,6 +190,12 @@ class Coordinator(Supervisor):
         waits = {DONE: LEAVE_SEC, DIVERGED: LEAVE_SEC}
         return min(when + waits.get(code, COLLECT_SEC) for when, code in self.ends.values())
 
+    def close(self) -> None:
+        super().close()
+        self.secret.remove()
+        if self.links.strangers:
+            self.say(f'connections of strangers to this job, closed: {self.links.strangers}')
+
     def _ping(self) -> None:
         if self._is_time_to_ping():
             for link in list(self._members.values()):
@@ -193,6 +207,18 @@ class Coordinator(Supervisor):
         except Gone:
             self.links.drop(link)
             self._lost(link)
+
+
+def _listening(address: str, port: int, flag: str) -> socket.socket:
+    """Raises Ended where a port is taken."""
+    try:
+        return listening(address, port)
+    except OSError as error:
+        raise Ended(
+            BAD_INPUT,
+            f'port {port} of this host, that of {flag}, cannot be listened at ({error}). Is '
+            'another process 0 here? Or give other ports, the same on all hosts.',
+        ) from error
 
 
 def how(code: int | None) -> str:

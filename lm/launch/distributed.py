@@ -25,7 +25,7 @@ from absl import flags
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lm.launch.exit_status import BAD_INPUT
-from lm.launch.link import COLLECT_SEC
+from lm.launch.link import COLLECT_SEC, own_addresses
 from lm.launch.this_host import HOST_TIMEOUT_SEC, child_host
 
 # The runtime aborts a process that hears nothing from another for so long, without saying why.
@@ -51,6 +51,7 @@ def define_flags() -> None:
     flags.DEFINE_integer('num_processes', None, 'Processes of the job; 1: this one is alone.')
     flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
     flags.DEFINE_integer('watch_port', None, 'Where supervisors meet; default: the port after it.')
+    flags.DEFINE_string('job_secret_file', None, 'File with a text that the hosts alone know.')
     flags.DEFINE_float('host_timeout', HOST_TIMEOUT_SEC, 'Seconds to wait for all hosts at first.')
 
 
@@ -65,6 +66,8 @@ def join(digest: str) -> None:
     jax.config.update('jax_enable_preemption_service', False)
     jax.distributed.initialize(
         coordinator_address=host.coordinator,
+        # JAX's default is every address of this machine.
+        coordinator_bind_address=host.coordinator if own_addresses(host.watch_address[0]) else None,
         num_processes=host.num_processes,
         process_id=host.process_id,
         local_device_ids=host.local_devices,

@@ -1,6 +1,13 @@
-"""Links between the Coordinator and the Members: JSON lines. Standard library only."""
+"""Links between the Coordinator and the Members: a greeting in which both prove that they know the
+secret of the job, then JSON lines. Standard library only.
 
+Whoever connects is a stranger until then. Nothing that a stranger sends is parsed as JSON, answered
+but by a nonce, or written to the log; strangers are counted.
+"""
+
+import contextlib
 import json
+import secrets
 import selectors
 import signal
 import socket
@@ -10,9 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm.launch.exit_status import SIGNALLED, Ended
+from lm.launch.secret import Secret, is_proof, proof
 from lm.launch.this_host import Host
 
-MOST_BYTES = 1 << 18  # of one message: the arguments of a command; whoever sends more is a stranger
+MOST_BYTES = 1 << 18  # of a message: the arguments of a command
+MOST_GREETING = 128  # bytes of a line of the greeting
+GREET_SEC = 5.0  # a greeting takes two round trips
+MOST_STRANGERS = 64  # at once; beyond, the one that has been there longest is closed
+MOST_NAME = 255  # characters of a host's name, as in DNS
 SEND_SEC = 5.0  # messages are small: a peer whose buffers are full for so long is not there
 PING_SEC = 5.0
 # A machine without power or network breaks no connection. Less than JAX's own heartbeat
@@ -22,25 +34,50 @@ SILENT_SEC = 25.0
 # end it within a second. Who was first is known when all have reported.
 COLLECT_SEC = 2.0
 RETRY_SEC = 0.5
+TYPES = {  # of a message's values
+    'hello': dict,
+    'start': dict,
+    'job': str,
+    'certificate': str,
+    'ended': int,
+    'text': str,
+    'busy': bool,
+    'ping': bool,
+}
 
 
 class Gone(OSError):
-    """The other end has closed the connection, or it broke."""
+    """The other end has closed the connection, or it broke, or it is a stranger."""
 
 
 class Link:
-    """A connection, whose methods raise Gone."""
+    """A connection, whose methods raise Gone.
 
-    def __init__(self, connection: socket.socket):
-        connection.settimeout(SEND_SEC)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    Greeting: the coordinator sends its nonce a; the member answers with its nonce b and the proof
+    of (member, a, b); the coordinator sends the proof of (coordinator, a, b).
+    """
+
+    def __init__(self, connection: socket.socket, secret: str, *, accepted: bool):
         self.socket, self._begun = connection, b''
+        self._secret, self._accepted = secret, accepted
+        self._nonce, self._their_nonce = secrets.token_hex(16), ''
+        self.trusted = False  # the other end knows the secret
         self.process_id: int | None = None  # of the other end, once it has said hello
-        self.heard = time.monotonic()  # when the other end last spoke
+        self.since = self.heard = time.monotonic()  # `heard`: when the other end last spoke
+        try:
+            connection.settimeout(SEND_SEC)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            raise Gone(str(error)) from error
+        if accepted:
+            self._write(self._nonce)
 
     def send(self, **message: Any) -> None:
+        self._write(json.dumps(message))
+
+    def _write(self, line: str) -> None:
         try:
-            self.socket.sendall(json.dumps(message).encode() + b'\n')
+            self.socket.sendall(line.encode() + b'\n')
         except OSError as error:
             raise Gone(str(error)) from error
 
@@ -49,34 +86,72 @@ class Link:
         try:
             data = self.socket.recv(1 << 16)
             *lines, self._begun = (self._begun + data).split(b'\n')
-            if not data or len(self._begun) > MOST_BYTES:
-                raise Gone('closed')
-            self.heard = time.monotonic()
-            messages = [json.loads(line) for line in lines]
-        except (OSError, ValueError) as error:  # ValueError: the other end speaks something else
+            messages = []
+            for line in lines:
+                if self.trusted:
+                    messages.append(parsed(line))
+                else:
+                    self._greet(line)
+        except (OSError, ValueError, RecursionError) as error:  # it speaks something else
             raise Gone(str(error)) from error
-        if not all(isinstance(message, dict) for message in messages):
-            raise Gone('no messages')
+        if not data or len(self._begun) > (MOST_BYTES if self.trusted else MOST_GREETING):
+            raise Gone('closed')
+        self.heard = time.monotonic()
         return messages
+
+    def _greet(self, line: bytes) -> None:
+        """Takes a line of the greeting. Raises ValueError for what is none."""
+        if len(line) > MOST_GREETING:
+            raise ValueError('too long')
+        words, secret = line.decode('ascii').split(' '), self._secret
+        if self._accepted:
+            theirs, told = words
+            nonces = self._nonce, theirs
+            if not is_proof(told, secret, 'member', *nonces):
+                raise ValueError('another secret')
+            self._write(proof(secret, 'coordinator', *nonces))
+        elif not self._their_nonce:
+            (self._their_nonce,) = words
+            nonces = self._their_nonce, self._nonce
+            self._write(f'{self._nonce} {proof(secret, "member", *nonces)}')
+            return
+        elif not is_proof(words[0], secret, 'coordinator', self._their_nonce, self._nonce):
+            raise ValueError('another secret')
+        self.trusted = True
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """Returns the message in a line. Raises ValueError or RecursionError for what is none."""
+    message = json.loads(line)
+    if not isinstance(message, dict) or any(
+        type(value) is not TYPES.get(key) for key, value in message.items()
+    ):
+        raise ValueError('no message of a supervisor')
+    return message
 
 
 class Links:
-    """Links that are waited on at once; `server` accepts new ones."""
+    """Links that are waited on at once; `servers` accept new ones. strangers: how many connections
+    were closed that did not know the secret.
+    """
 
-    def __init__(self, server: socket.socket | None = None):
-        self._selector, self._server = selectors.DefaultSelector(), server
+    def __init__(self, secret: str, servers: Sequence[socket.socket] = ()):
+        self._selector, self._servers, self._secret = selectors.DefaultSelector(), servers, secret
         self.open: list[Link] = []
-        if server:
+        self.strangers = 0
+        for server in servers:
+            server.setblocking(False)  # who connects may have gone before it is accepted
             self._selector.register(server, selectors.EVENT_READ)
 
-    def add(self, connection: socket.socket) -> Link:
-        link = Link(connection)
+    def add(self, connection: socket.socket, *, accepted: bool = False) -> Link:
+        link = Link(connection, self._secret, accepted=accepted)
         self.open.append(link)
         self._selector.register(connection, selectors.EVENT_READ, link)
         return link
 
     def drop(self, link: Link) -> None:
         if link in self.open:
+            self.strangers += not link.trusted
             self.open.remove(link)
             self._selector.unregister(link.socket)
             link.socket.close()
@@ -85,22 +160,80 @@ class Links:
         """Returns (link, message) for what comes; None for a link that is gone, and is dropped."""
         found: list[tuple[Link, dict[str, Any] | None]] = []
         for key, _ in self._selector.select(seconds):
-            if key.data is None:
-                self.add(self._server.accept()[0])
-                continue
-            try:
-                found += [(key.data, message) for message in key.data.read()]
-            except Gone:
-                self.drop(key.data)
-                found.append((key.data, None))
+            link = key.data
+            if link is None:
+                self._accept(key.fileobj)
+            elif link in self.open:
+                try:
+                    found += [(link, message) for message in link.read()]
+                except Gone:
+                    self.drop(link)
+                    found.append((link, None))
+        late = time.monotonic() - GREET_SEC
+        for link in [one for one in self.open if not one.trusted and one.since < late]:
+            self.drop(link)
+            found.append((link, None))
         return found
+
+    def _accept(self, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has gone already
+            connection, _ = server.accept()
+            try:
+                self.add(connection, accepted=True)
+            except Gone:
+                self.strangers += 1
+                connection.close()
+        strangers = [link for link in self.open if not link.trusted]
+        if len(strangers) > MOST_STRANGERS:
+            self.drop(strangers[0])
 
     def close(self) -> None:
         for link in list(self.open):
             self.drop(link)
-        if self._server:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         self._selector.close()
+
+
+def own_addresses(name: str) -> list[str]:
+    """Returns the addresses of this machine that a name of it resolves to; [] for all it has: where
+    the name is that of a gateway, or stands for the loopback here alone (Debian's 127.0.1.1).
+    """
+    try:
+        infos = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    if all(map(_is_loopback, addresses)) and not (name == 'localhost' or _is_loopback(name)):
+        return []
+    return [address for address in addresses if _is_here(address)]
+
+
+def _is_loopback(address: str) -> bool:
+    return address == '::1' or address.startswith('127.')
+
+
+def _is_here(address: str) -> bool:
+    with contextlib.suppress(OSError), listening(address, 0):
+        return True
+    return False
+
+
+def listening(address: str, port: int) -> socket.socket:
+    """Returns a socket that listens at one address, or at all for ''."""
+    if address == '' and socket.has_dualstack_ipv6():
+        return socket.create_server(('', port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ':' in address else socket.AF_INET
+    return socket.create_server((address, port), family=family)
+
+
+def plain(text: str, most: int | None = None) -> str:
+    """Returns text for a terminal: what another host has sent moves no cursor."""
+    return ''.join(one if one.isprintable() else '?' for one in text)[:most]
+
+
+def say(host: Host, text: str) -> None:
+    print(f'host {host.process_id}: {plain(text)}', file=sys.stderr, flush=True)
 
 
 class Supervisor:
@@ -112,15 +245,17 @@ class Supervisor:
     # child has ended, or until it is signalled.
     apart = False
     job: str  # a name that no other job has
+    certificate = ''  # by which JAX's processes know each other, as PEM; '' without
     links: Links
 
     def __init__(self, host: Host, arguments: Sequence[str], asked: list[int]):
         self.host, self.arguments, self.asked = host, list(arguments), asked
+        self.secret = Secret(host, arguments)
         self.names = {host.process_id: f'host {host.process_id} ({socket.gethostname()})'}
         self._pinged = time.monotonic()
 
     def say(self, text: str) -> None:
-        print(f'host {self.host.process_id}: {text}', file=sys.stderr, flush=True)
+        say(self.host, text)
 
     def name_of(self, process_id: int) -> str:
         return self.names.get(process_id) or self.host.name_of(process_id)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lm.launch.exit_status import ON_PURPOSE, RESUME, Ended, job_status
 from lm.launch.link import RETRY_SEC, SILENT_SEC, Gone, Links, Supervisor
+from lm.launch.secret import opened
 from lm.launch.this_host import Host
 
 
@@ -18,45 +19,68 @@ class Member(Supervisor):
         super().__init__(host, arguments, asked)
         self._code: int | None = None  # the exit code of the child, when it has ended
         self._is_alone = False  # process 0 has gone, and this host goes on
-        deadline = time.monotonic() + host.timeout
+        self._deadline, self._seen = time.monotonic() + host.timeout, 'it does not answer'
         while not self._join():
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._deadline:
                 where = '{}, port {}'.format(*host.watch_address)
                 raise Ended(
                     RESUME,
-                    f'{self.name_of(0)} does not answer at {where}, for {host.timeout:g} s '
-                    '(--host_timeout). Does process 0 run, and is that its address?',
+                    f'no {self.name_of(0)} at {where}, within {host.timeout:g} s (--host_timeout): '
+                    f'{self._seen}. Does process 0 run, and is that its address?',
                 )
             self._stop_if_asked()
             time.sleep(RETRY_SEC)
 
     def _join(self) -> bool:
         """Returns True when the job begins, False to try again. Raises Ended when refused."""
+        if not (secret := self.secret.read()):
+            self._seen = f'{self.secret.path}, which it writes, is not here'
+            return False
         try:
             connection = socket.create_connection(self.host.watch_address, timeout=RETRY_SEC * 4)
         except OSError:
             return False
-        self.links = Links()
-        link = self._link = self.links.add(connection)
-        me = {'process_id': self.host.process_id, 'num_processes': self.host.num_processes}
-        me |= {'name': socket.gethostname(), 'arguments': self.arguments}
+        self.links = Links(secret)
         with contextlib.suppress(Gone):
-            link.send(hello=me)
-            while time.monotonic() - link.heard < SILENT_SEC:
-                for _, message in self.links.wait(RETRY_SEC):
-                    if message is None or 'busy' in message:
-                        raise Gone
-                    if 'ended' in message:
-                        raise Ended(message['ended'], message['text'])
-                    if 'start' in message:
-                        self.names = {int(i): name for i, name in message['start'].items()}
-                        self.job = message['job']
-                        return True
-                if self.asked:
-                    link.send(ended=-self.asked[0])
-                    self._stop_if_asked()
+            self._link = self.links.add(connection)
+            if self._agree(secret):
+                return True
         self.links.close()
         return False
+
+    def _agree(self, secret: str) -> bool:
+        """Says hello to process 0, and waits with it for the others; False where it is busy."""
+        link = self._link
+        self._seen = 'what answers there is none, or has another secret of the job'
+        while not link.trusted:
+            self._heard(RETRY_SEC)
+            self._stop_if_asked()
+            if time.monotonic() > self._deadline:
+                return False
+        me = {'process_id': self.host.process_id, 'num_processes': self.host.num_processes}
+        link.send(hello=me | {'name': socket.gethostname(), 'arguments': self.arguments})
+        while time.monotonic() - link.heard < SILENT_SEC:
+            for message in self._heard(RETRY_SEC):
+                if 'busy' in message:
+                    return False
+                if 'ended' in message:
+                    raise Ended(message['ended'], message['text'])
+                if 'start' in message:
+                    self.names = {int(i): name for i, name in message['start'].items()}
+                    self.job = message['job']
+                    self.certificate = opened(secret, message['certificate'])
+                    return True
+            if self.asked:
+                link.send(ended=-self.asked[0])
+                self._stop_if_asked()
+        return False
+
+    def _heard(self, seconds: float) -> list[dict[str, Any]]:
+        """Returns what process 0 says within some time. Raises Gone."""
+        messages = [message for _, message in self.links.wait(seconds)]
+        if None in messages:
+            raise Gone('closed')
+        return messages
 
     def child_ended(self, code: int) -> None:
         self._code = code

@@ -23,8 +23,9 @@ from typing import NoReturn
 
 from lm.launch.coordinator import Coordinator
 from lm.launch.exit_status import BAD_INPUT, Ended
-from lm.launch.link import Supervisor
+from lm.launch.link import Supervisor, say
 from lm.launch.member import Member
+from lm.launch.secret import mtls_env
 from lm.launch.signals import handlers_kept
 from lm.launch.this_host import CHILD, JOB, TELL, Host, child_host, shared_arguments, this_host
 
@@ -56,15 +57,19 @@ def supervise(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> i
     role = Member if host.process_id else Coordinator
     with handlers_kept(lambda number, _: asked.append(number)):
         try:
-            with contextlib.closing(role(host, shared_arguments(argv), asked)) as supervisor:
+            with (
+                contextlib.closing(role(host, shared_arguments(argv), asked)) as supervisor,
+                mtls_env(supervisor.certificate) as mtls,
+            ):
                 heard, told = os.pipe()
                 os.set_blocking(heard, False)
-                child = start(host, command, {JOB: supervisor.job, TELL: str(told)}, told)
+                env = {JOB: supervisor.job, TELL: str(told), **mtls}
+                child = start(host, command, env, told)
                 os.close(told)
                 _attend(supervisor, child, heard)
         except Ended as ended:
             if ended.text:
-                print(f'host {host.process_id}: {ended.text}', file=sys.stderr, flush=True)
+                say(host, ended.text)
             return ended.status
 
 

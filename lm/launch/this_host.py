@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-FLAGS = ('coordinator', 'num_processes', 'process_id', 'watch_port', 'host_timeout')
+HOST_FLAGS = ('coordinator', 'num_processes', 'process_id', 'watch_port')
+FLAGS = (*HOST_FLAGS, 'host_timeout', 'job_secret_file')
 HOST_TIMEOUT_SEC = 300.0  # hosts of one job start minutes apart: JAX itself waits as long
 CHILD = 'EVENKEEL_HOST'  # the Host of a child, from its supervisor
+SECRET = 'EVENKEEL_JOB_SECRET'  # the same on all hosts (`lm.launch.secret`)
 JOB = 'EVENKEEL_JOB'  # a name that all children of a job have, and those of no other job
 TELL = 'EVENKEEL_TELL'  # the descriptor to which a child writes that it needs no other host
 TPU_PORT = 8482  # JAX's on TPUs
@@ -37,6 +39,11 @@ class Host:
     timeout: float = HOST_TIMEOUT_SEC
     names: tuple[str, ...] = ()  # of all hosts, where the launcher lists them
     local_devices: tuple[int, ...] | None = None  # of a machine that several share; None: all
+    secret_file: str = ''  # with the secret of the job, the same on all hosts
+
+    @property
+    def port(self) -> int:
+        return int(self.coordinator.rpartition(':')[2])
 
     @property
     def watch_address(self) -> tuple[str, int]:
@@ -96,23 +103,27 @@ def this_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Host 
             f'{watch_port} of --watch_port, which is the one after it unless it is given.'
         )
     timeout = _number(given, 'host_timeout', HOST_TIMEOUT_SEC, float)
-    return Host(coordinator, count, mine, watch_port, timeout, found.names, found.local_devices)
+    secret_file = given.get('job_secret_file', '')
+    names, devices = found.names, found.local_devices
+    return Host(coordinator, count, mine, watch_port, timeout, names, devices, secret_file)
 
 
-def flags_of(argv: Sequence[str]) -> dict[str, str]:
-    """The flags of FLAGS that are given, as --name=value or --name value, with one dash or two."""
-    return _split_flags(argv)[0]
+def flags_of(argv: Sequence[str], names: Sequence[str] = FLAGS) -> dict[str, str]:
+    """Returns the flags of `names` that are given, as --name=value or --name value, with one dash
+    or two.
+    """
+    return _split_flags(argv, names)[0]
 
 
 def shared_arguments(argv: Sequence[str]) -> list[str]:
     """The arguments without FLAGS: the same on every host."""
-    return _split_flags(argv)[1]
+    return _split_flags(argv, FLAGS)[1]
 
 
-def _split_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _split_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     found, others, rest = {}, [], iter(argv)
     for argument in rest:
-        match = re.fullmatch(rf'--?({"|".join(FLAGS)})(?:=(.*))?', argument, re.DOTALL)
+        match = re.fullmatch(rf'--?({"|".join(names)})(?:=(.*))?', argument, re.DOTALL)
         if argument == '--':
             others += [argument, *rest]
         elif match is None:

@@ -206,6 +206,18 @@ RUNS = {
         'return allowed',
         'tests/lm/sweep/test_group.py',
     ),
+    'a proof that anybody passes': Bug(
+        'lm/launch/link.py',
+        "if not is_proof(told, secret, 'member', *nonces):",
+        "if len(told) < 64 and not is_proof(told, secret, 'member', *nonces):",
+        'tests/lm/launch/test_strangers.py -k "kind_of_message or another_secret"',
+    ),
+    'strangers that stay': Bug(
+        'lm/launch/link.py',
+        'if not one.trusted and one.since < late]',
+        'if one.since < late - 1e9]',
+        'tests/lm/launch/test_strangers.py -k time_and_a_number',
+    ),
     'a signal that compiling swallows': Bug(
         'lm/launch/signals.py',
         'caught.at_once = True',

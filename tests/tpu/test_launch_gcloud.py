@@ -3,6 +3,7 @@ test_launch_gcloud_host.py.
 """
 
 import os
+import secrets
 import shlex
 import signal
 import threading
@@ -68,7 +69,8 @@ def test_every_host_of_several_slices_is_reached_at_once():
 
 
 def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
-    """Contract: what is printed is what runs."""
+    """Contract: what is printed is what runs, but for the secret, which is new each time."""
+    monkeypatch.setattr(secrets, 'token_hex', lambda count: '0f' * count)
     stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo ACTIVE'])
     assert run('--setup=git clone x', '--dry_run', '--python=python3') == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith('#')]

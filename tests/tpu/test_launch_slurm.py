@@ -3,6 +3,7 @@ SLURM itself: tests/slurm_on_one_machine.py.
 """
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -98,6 +99,25 @@ def test_the_batch_script_queues_itself_again(status, restarts, requeued, monkey
     tasks = ['--kill-on-bad-exit=0', '--wait=0']
     assert srun.calls == [[*tasks, 'python3', 'train.py', *flags]]
     assert scontrol.calls == ([['requeue', '7']] if requeued else [])
+
+
+def test_every_start_has_a_secret_of_its_own(monkeypatch, tmp_path):
+    seen = tmp_path / 'seen'
+    Stub(monkeypatch, tmp_path, 'srun', any=[f'echo "$EVENKEEL_JOB_SECRET" >> {seen}'])
+    for _ in range(2):
+        subprocess.run(['bash', '-c', batch([], folder=str(tmp_path))], check=True)
+    one, other = seen.read_text().split()
+    assert re.fullmatch('[0-9a-f]{32}', one) and one != other
+
+
+def test_a_flag_ends_no_here_document(monkeypatch, tmp_path):
+    """The script that --dry_run prints gives sbatch the same text as a launch does."""
+    Stub(monkeypatch, tmp_path, 'sbatch', any=[f'cat > {tmp_path}/batch'])
+    for name in ('squeue', 'scontrol', 'tail', 'scancel'):
+        Stub(monkeypatch, tmp_path, name)
+    job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.Options(nodes=2)
+    subprocess.run(['bash', '-c', slurm.script(job, options)], cwd=tmp_path, check=True)
+    assert (tmp_path / 'batch').read_text() == slurm.batch(job, options)
 
 
 @pytest.mark.parametrize(

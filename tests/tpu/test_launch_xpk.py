@@ -86,7 +86,7 @@ def run(*flags):
 
 def test_create():
     """Flags of src/xpk/parser/workload.py."""
-    job = Job('job', ('--config=c.py', SWEEP), max_restarts=7)
+    job = Job('job', ('--config=c.py', SWEEP), max_restarts=7, secret='0f' * 16)
     options = xpk.Options(
         **REQUIRED, zone='z', project='p', slices=2, spot=True, submit_flags='--priority=high'
     )
@@ -102,7 +102,8 @@ def test_create():
         '--termination-grace-period-seconds=120',
         '--spot',
         '--priority=high',
-        f'--command=exec python3 train.py --config=c.py {shlex.quote(SWEEP)}',
+        f'--command=exec env EVENKEEL_JOB_SECRET={"0f" * 16} '
+        f'python3 train.py --config=c.py {shlex.quote(SWEEP)}',
     }
     seven = xpk.Options(**REQUIRED | {'accelerator_type': 'tpu7x-16'})
     assert '--no-use-parallel-containers' in xpk.create(job, seven)

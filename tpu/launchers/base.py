@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import math
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
-from lm.launch.this_host import flags_of
+from lm.launch.this_host import HOST_FLAGS, SECRET, flags_of
 from modules.choices import nearest
 
 POLL_SEC = 0.2  # between looks at local processes and at caught signals
@@ -33,12 +34,14 @@ MOST_NAME = 40
 class Job:
     """A training to be started. flags: of train.py, the same on every host. python: the words
     before train.py, '' for the engine's default. max_restarts: how often the job is started again.
+    secret: that of its hosts (`lm.launch.secret`).
     """
 
     name: str
     flags: tuple[str, ...]
     python: str = ''
     max_restarts: int = MOST_RESTARTS
+    secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16), compare=False)
 
     def words(self, python: str) -> list[str]:
         """Returns the command of a host; `python` is the engine's default."""
@@ -46,6 +49,10 @@ class Job:
 
     def command(self, python: str) -> str:
         return shlex.join(self.words(python))
+
+    def command_with_secret(self, python: str) -> str:
+        """Returns `command` for hosts that may share no disk, on which the secret could lie."""
+        return f'env {SECRET}={self.secret} {self.command(python)}'
 
 
 class Launch:
@@ -175,7 +182,7 @@ def check_name(flag: str, name: str) -> None:
 
 def check_flags(job: Job) -> None:
     """Raises ValueError where the flags of train.py name a host, which the engine does."""
-    named = sorted(flags_of(job.flags).keys() - {'host_timeout'})
+    named = sorted(flags_of(job.flags, HOST_FLAGS))
     if named:
         raise ValueError(
             f'--{named[0]} says which host one is, and the hosts of a launch learn that from what '

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 
 from lm.launch.exit_status import DONE, RESUME, SIGNALLED
 from lm.launch.signals import handlers_kept
+from lm.launch.this_host import SECRET
 from tpu.launchers import base
 from tpu.launchers.base import Job, option
 
@@ -216,9 +217,10 @@ class Launch(base.Launch):
         places = order(about, self.options.slices)
         first, size = about[places[0]], len(actors) // self.options.slices
         self.hosts = [actors[place] for place in places]
+        secret = {SECRET: self.job.secret}
         for number, host in enumerate(self.hosts):
             flags = host_flags(first, len(places), number)
-            env = slice_env(first, self.options.slices, number // size)
+            env = slice_env(first, self.options.slices, number // size) | secret
             words = [*self.job.words(sys.executable), *flags]
             self.ray.get(host.start.remote(words, self.folder, env))
         self.codes, self.last = [None] * len(places), [''] * len(places)

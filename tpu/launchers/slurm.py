@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from lm.launch.exit_status import RESUME, SIGNALLED
+from lm.launch.this_host import SECRET
 from tpu.launchers import base
 from tpu.launchers.base import Job, option
 
@@ -58,6 +59,7 @@ def batch(job: Job, options: Options) -> str:
 #SBATCH --requeue
 #SBATCH --signal=TERM@{LIMIT_SEC}
 cd {shlex.quote(options.folder or os.getcwd())} || exit 1
+export {SECRET}="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
 srun --kill-on-bad-exit=0 --wait=0 {job.command('uv run')}
 status=$?
 if (( status == {RESUME} || status > {SIGNALLED} )) &&
@@ -110,12 +112,15 @@ def status_of(fields: dict[str, str]) -> int | None:
 
 def script(job: Job, options: Options) -> str:
     """Returns all commands in order, as lines for a shell."""
+    text, mark = batch(job, options), 'END'
+    while mark in text.splitlines():  # a flag may hold any line
+        mark += '_'
     return base.shell_lines(
         ['mkdir', '-p', str(output(job, options).parent)],
         '# unless it is in the queue already:',
         find(job),
-        f"{shlex.join(submit(options))} <<'END'",
-        batch(job, options) + 'END',
+        f"{shlex.join(submit(options))} <<'{mark}'",
+        text + mark,
         f'# every {LOOK_SEC:.0f} s, with the number that sbatch said:',
         look('NUMBER'),
         ['tail', '-F', str(output(job, options, 'NUMBER'))],

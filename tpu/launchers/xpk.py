@@ -63,7 +63,7 @@ def create(job: Job, options: Options) -> list[str]:
 
 def container(job: Job, options: Options) -> str:
     """Returns the command of a pod; with `exec`, as xpk sends SIGTERM to its shell alone."""
-    train = f'exec {job.command("python3")}'
+    train = f'exec {job.command_with_secret("python3")}'
     return f'cd {shlex.quote(options.folder)} && {train}' if options.folder else train
 
 

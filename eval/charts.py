@@ -1,0 +1,103 @@
+"""Charts as Altair specifications: one look, written as PNG and SVG, and carried live by a page.
+
+One specification serves all three. vl-convert draws PNG and SVG without a browser, and gives a page
+the scripts that draw it there: a page needs no network.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+from markupsafe import Markup
+
+BASELINE = '#333333'
+# Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
+DASHES = ((1, 0), (6, 3), (2, 2), (6, 2, 2, 2))  # lengths in pixels, drawn and left out by turns
+PIXELS_PER_INCH = 200  # of a PNG; a specification counts 72 to an inch
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+SCRIPT = Path(__file__).with_name('charts.js')
+
+Chart = alt.TopLevelMixin
+Spec = dict[str, Any]
+
+
+def config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
+    """Returns the look of a chart: `ink` for titles, `soft` for numbers, `line` for the grid."""
+    words = {'labelColor': soft, 'titleColor': soft, 'labelFontSize': 11, 'titleFontSize': 11}
+    axis = {'gridColor': line, 'domainColor': line, 'tickColor': line, 'titleFontWeight': 'normal'}
+    return {
+        'background': None,
+        'font': font,
+        'axis': axis | words | {'labelOverlap': True},
+        'legend': words | {'titleFontWeight': 'normal', 'labelLimit': 400, 'symbolStrokeWidth': 2},
+        'header': words | {'labelColor': ink, 'labelFontSize': 12},
+        'title': {'color': ink, 'anchor': 'start', 'fontSize': 12, 'fontWeight': 600},
+        'view': {'stroke': None},
+        'range': {'category': list(COLOURS)},
+        'line': {'strokeWidth': 1.6},
+        'rule': {'color': soft},
+        'text': {'color': soft},
+    }
+
+
+LIGHT = config('#22262b', '#646b73', '#e3e6e9')
+DARK = config('#e6e8ea', '#a3abb3', '#3a4047')
+
+
+def spec_of(chart: Chart) -> Spec:
+    """Returns the Vega-Lite specification of a chart, however many rows its data have."""
+    with alt.data_transformers.enable('default', max_rows=None):
+        return chart.to_dict()
+
+
+def save_figures(folder: Path, charts: Mapping[str, Chart]) -> list[Path]:
+    """Writes each chart as FOLDER/NAME.png and FOLDER/NAME.svg; returns the paths."""
+    paths = []
+    for name, chart in charts.items():
+        paths += [save(chart, folder / f'{name}.{kind}') for kind in ('png', 'svg')]
+    return paths
+
+
+def save(chart: Chart, path: Path) -> Path:
+    """Writes a chart as `path` says by its ending, .png or .svg. Raises ValueError for others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    spec = spec_of(chart) | {'background': 'white'}
+    if path.suffix == '.svg':
+        path.write_text(vl_convert.vegalite_to_svg(spec, config=LIGHT))
+    elif path.suffix == '.png':
+        drawn = vl_convert.vegalite_to_png(spec, config=LIGHT, scale=1.0, ppi=PIXELS_PER_INCH)
+        path.write_bytes(drawn)
+    else:
+        raise ValueError(f'a figure is .png or .svg; got {path}')
+    return path
+
+
+def in_page(charts: Mapping[str, Chart | Spec]) -> Markup:
+    """Returns the scripts that draw each chart in the element whose id is its name.
+
+    They follow the colours that the reader's system prefers, print in light ones, and give other
+    scripts of the page `charts.draw(name, spec)`, `charts.specs` and `charts.views`.
+    """
+    specs = {name: c if isinstance(c, dict) else spec_of(c) for name, c in charts.items()}
+    data = {'specs': specs, 'light': LIGHT | {'font': FONT}, 'dark': DARK | {'font': FONT}}
+    return Markup(
+        f'<script>{_library()}</script>\n'
+        f'<script type="application/json" id="charts">{as_data(data)}</script>\n'
+        f'<script>{SCRIPT.read_text()}</script>'
+    )
+
+
+def as_data(value: Any) -> Markup:
+    """Returns JSON for a script element, which no text in it can end. Numbers must be finite."""
+    text = json.dumps(value, separators=(',', ':'), allow_nan=False)
+    return Markup(text.replace('<', '\\u003c'))
+
+
+@functools.cache
+def _library() -> str:
+    return vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed; window.vega = vega;')

@@ -1,0 +1,171 @@
+"""The secret of a job: a connection that does not know it comes from no host of the job. Standard
+library only.
+
+It is what --job_secret_file or EVENKEEL_JOB_SECRET gives, the same on all hosts, or else a file in
+the workdir, which process 0 writes anew for each job and the others read. A host proves that it
+knows the secret s of the two nonces a and b of a connection by HMAC-SHA256(s, role a b) (RFC 2104),
+so that s crosses no network.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import itertools
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from lm.launch.exit_status import BAD_INPUT, Ended
+from lm.launch.this_host import SECRET, Host, flags_of
+
+LEAST, MOST = 16, 4096  # characters of a secret
+RUNS = 'runs'  # the folder of workdirs that have no name (`lm.launch.command`)
+PEER = 'evenkeel://job/'  # how the name in a certificate of a job begins
+DAYS = 365
+WITH_MTLS = (0, 12)  # the JAX whose processes can meet by mutual TLS
+MTLS = 'JAX_MTLS_{}'  # its variables
+
+
+class Secret:
+    """The secret of a job, or where it lies.
+
+    Raises Ended where the hosts have none in common, and for one that is too short.
+    """
+
+    def __init__(self, host: Host, arguments: Sequence[str], env: Mapping[str, str] = os.environ):
+        self._given, self.path = '', None
+        if host.secret_file:
+            self._given = _checked(_read(Path(host.secret_file)), '--job_secret_file')
+        elif SECRET in env:
+            self._given = _checked(env[SECRET].strip(), SECRET)
+        elif '://' in (workdir := flags_of(arguments, ['workdir']).get('workdir', RUNS)):
+            raise Ended(
+                BAD_INPUT,
+                f'hosts that share no disk need a secret of the job, and {workdir} is none: give '
+                f'--job_secret_file=FILE with the same text of at least {LEAST} characters on all '
+                f'hosts, or set {SECRET} to it. `openssl rand -hex 16` makes one.',
+            )
+        else:
+            self.path = Path(workdir) / f'.job-{re.sub(r"[^\w.]", "-", host.coordinator)}.secret'
+
+    def write(self) -> str:
+        """Returns the secret, which process 0 makes where none was given."""
+        if self.path is None:
+            return self._given
+        self._given = secrets.token_hex(16)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            own = self.path.with_suffix(f'.{os.getpid()}')
+            own.unlink(missing_ok=True)
+            descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, 'w') as file:
+                file.write(self._given)
+            own.replace(self.path)
+        except OSError as error:
+            raise Ended(BAD_INPUT, f'the secret of the job cannot be written: {error}') from None
+        return self._given
+
+    def read(self) -> str:
+        """Returns the secret, or '' as long as process 0 has not written it."""
+        if self.path is None:
+            return self._given
+        with contextlib.suppress(OSError, ValueError):
+            return _read(self.path)
+        return ''
+
+    def remove(self) -> None:
+        """Removes the file of a job that has ended, unless another job has replaced it."""
+        if self.path is not None and self.read() == self._given:
+            self.path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe holds nobody up
+    with open(descriptor) as file:
+        return file.read(MOST).strip()
+
+
+def _checked(text: str, origin: str) -> str:
+    if len(text) < LEAST:
+        raise Ended(
+            BAD_INPUT,
+            f'the secret of a job has at least {LEAST} characters; {origin} has {len(text)}. '
+            '`openssl rand -hex 16` makes one.',
+        )
+    return text
+
+
+def proof(secret: str, *words: str) -> str:
+    """Returns HMAC-SHA256 of the words in hexadecimal digits."""
+    return hmac.new(secret.encode(), ' '.join(words).encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(text: str, secret: str, *words: str) -> bool:
+    return hmac.compare_digest(text.encode(), proof(secret, *words).encode())
+
+
+def sealed(secret: str, text: str) -> str:
+    """Returns the text as who knows the secret alone can `opened` it: HMAC-SHA256 in counter mode
+    under a fresh nonce, followed by the HMAC of both.
+    """
+    nonce = secrets.token_hex(16)
+    data = _with_stream(text.encode(), secret, nonce).hex()
+    return f'{nonce} {data} {proof(secret, "seal", nonce, data)}'
+
+
+def opened(secret: str, text: str) -> str:
+    """Returns what was `sealed`. Raises ValueError where another secret sealed it."""
+    nonce, data, tag = text.split(' ')
+    if not is_proof(tag, secret, 'seal', nonce, data):
+        raise ValueError('it was sealed with another secret')
+    return _with_stream(bytes.fromhex(data), secret, nonce).decode()
+
+
+def _with_stream(data: bytes, secret: str, nonce: str) -> bytes:
+    blocks = (bytes.fromhex(proof(secret, 'stream', nonce, str(i))) for i in itertools.count())
+    return bytes(a ^ b for a, b in zip(data, itertools.chain.from_iterable(blocks), strict=False))
+
+
+def certificate() -> str:
+    """Returns a private key and a certificate of its own for one job, as PEM. '' where openssl or
+    JAX cannot, and where the user has given JAX certificates.
+    """
+    has_own = MTLS.format('CERT_FILE') in os.environ
+    if has_own or not shutil.which('openssl') or _jax_version() < WITH_MTLS:
+        return ''
+    made = subprocess.run(
+        [
+            *('openssl', 'req', '-x509', '-nodes', '-days', str(DAYS), '-subj', '/CN=evenkeel'),
+            *('-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-keyout', '-'),
+            *('-addext', f'subjectAltName=URI:{PEER}{secrets.token_hex(8)}'),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    return made.stdout if made.returncode == 0 else ''
+
+
+def _jax_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r'\d+', metadata.version('jax'))[:2])
+
+
+@contextlib.contextmanager
+def mtls_env(pem: str) -> Iterator[dict[str, str]]:
+    """Yields the variables by which JAX's processes prove the certificate to each other; {} for ''.
+    The key lies in a file that nobody else can read, until the block ends.
+    """
+    if not pem:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix='evenkeel-') as folder:  # mode 0700
+        file = Path(folder) / 'job.pem'
+        file.write_text(pem)
+        names = dict.fromkeys(('CERT_FILE', 'KEY_FILE', 'CA_FILE'), str(file))
+        names |= {'PEER_URI_PREFIX': PEER}
+        yield {MTLS.format(name): value for name, value in names.items()}
