@@ -21,6 +21,7 @@ from lm.record.metrics import FILE, read_rows
 from lm.record.remote.local_copy import at_hand
 from lm.record.upgrade import present_paths, stored_config
 from lm.record.workdir import CONFIG, SUMMARY, SWEEP
+from lm.run.warnings import is_warnings
 from lm.storage.files import read_json, replacing
 from lm.sweep import ledger
 
@@ -213,6 +214,8 @@ def results_of(folder: Path) -> Row:
         summary = read_json(folder / SUMMARY)
         if not isinstance(summary.get('status'), str):
             raise ValueError(f'{folder / SUMMARY} cannot be read (it has no status)')
+        if not is_warnings(summary.get('warnings', [])):
+            raise ValueError(f'{folder / SUMMARY} cannot be read (its warnings are none of ours)')
     if 'best_validation_ce' in summary:
         return summary
     with naming(folder / FILE):

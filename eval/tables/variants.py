@@ -8,7 +8,6 @@ and is left out.
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from eval.tables.results import Record
 from eval.tables.text import number
 from lm.config.resolve import flatten
 from lm.record.metrics import FILE
+from lm.storage.files import Unreadable, open_regular, parse_json
 
 LR = 'optim.lr'
 SEEDS = ('train.seed', 'data.seed')
@@ -112,14 +112,14 @@ def initial_loss(records: Iterable[Record]) -> float:
 def _first_ce(workdir: Path) -> float | None:
     """Reads the first lines only, and not the 10,000 of a long run."""
     try:
-        with (workdir / FILE).open(errors='replace') as file:
+        with open_regular(workdir / FILE) as file:
             lines = list(itertools.islice(file, FIRST_LINES))
-    except OSError:  # there is none, or it cannot be read
+    except (OSError, Unreadable):  # there is none, or it cannot be read
         return None
     for line in lines:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # cut short, or written over
+            row = parse_json(line)
+        except ValueError:  # cut short, or written over
             continue
         if isinstance(row, dict) and row.get('step') == 1:
             ce = row.get('ce')

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lm.storage import complete_folders
 from lm.storage.buckets import BucketError, below, is_url, open_bucket, place
-from lm.storage.files import is_full, locked, user_cache, write_text
+from lm.storage.files import Unreadable, is_full, locked, read_json, user_cache, write_text
 
 PARTIAL = '.partial'  # ends the name of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
@@ -69,10 +69,9 @@ def _known(files: list[Path], memo_path: Path) -> list[str | None]:
 
 def _memo(path: Path) -> dict:
     try:
-        memo = json.loads(path.read_text())
-    except (OSError, ValueError):  # absent, or not ours: only time is lost
+        return read_json(path)
+    except (OSError, Unreadable):  # absent, or not ours: only time is lost
         return {}
-    return memo if isinstance(memo, dict) else {}
 
 
 def _stamp(path: Path) -> list[int]:

@@ -6,7 +6,6 @@ nothing in a document can be taken for them.
 
 import dataclasses
 import functools
-import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lm.data.cache import file_digest
+from lm.storage.files import json_text, open_regular, read_json, sealed
 from modules.choices import choose
 
 BYTES = 256
@@ -86,8 +87,10 @@ class SubwordTokenizer:
 
     def save(self, folder: str | Path) -> None:
         ids = {'vocab_size': self.vocab_size, 'bos_id': self.bos_id, 'eos_id': self.eos_id}
-        _write_own(folder, kind='subword', **ids, cuttable=self.cuttable)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         self.library.save(str(Path(folder) / LIBRARY_FILE))
+        library = file_digest(Path(folder) / LIBRARY_FILE)
+        _write_own(folder, kind='subword', **ids, cuttable=self.cuttable, library=library)
 
 
 Tokenizer = ByteTokenizer | SubwordTokenizer
@@ -118,25 +121,41 @@ def cut(texts: Iterable[str], name: str) -> Iterator[str]:
 
 def _write_own(folder: str | Path, **fields: Any) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / OWN_FILE).write_text(json.dumps(fields, indent=2) + '\n')
+    (Path(folder) / OWN_FILE).write_text(json_text(sealed(fields)))
 
 
 def load(folder: str | Path) -> Tokenizer:
-    """Loads what `save` wrote. Raises ValueError if the folder holds no tokenizer of ours."""
+    """Loads what `save` wrote. Raises ValueError if the folder holds no tokenizer of ours, or one
+    that was changed since.
+    """
     folder = Path(folder)
-    if not (folder / OWN_FILE).is_file():
+    own, library = folder / OWN_FILE, folder / LIBRARY_FILE
+    if not own.is_file():
         raise ValueError(f'{folder} holds no tokenizer: there is no {OWN_FILE}.')
-    fields = json.loads((folder / OWN_FILE).read_text())
-    if fields.pop('kind') == 'byte':
-        return ByteTokenizer()
-    return SubwordTokenizer(_library(folder / LIBRARY_FILE), **fields)
+    match read_json(own):
+        case {'kind': 'byte'}:
+            return ByteTokenizer()
+        case {
+            'kind': 'subword',
+            'vocab_size': int(size),
+            'bos_id': int(bos),
+            'eos_id': int(eos),
+            'cuttable': bool(cuttable),
+            **more,
+        } if 0 <= min(bos, eos) <= max(bos, eos) < size:
+            loaded = _library(library)
+            if 'library' in more and more['library'] != file_digest(library):
+                raise ValueError(f'{library} was changed, or damaged, since it was written.')
+            return SubwordTokenizer(loaded, size, bos, eos, cuttable)
+    raise ValueError(f'{own} describes no tokenizer: it lacks a field, or one is of another type.')
 
 
 def _library(path: Path) -> Any:
     import tokenizers as library
 
     try:
-        loaded = library.Tokenizer.from_file(str(path))
+        with open_regular(path) as file:
+            loaded = library.Tokenizer.from_buffer(file.read())
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f'{path} is not a tokenizer.json of `tokenizers`: {error}.') from error
     loaded.no_truncation()
@@ -275,9 +294,10 @@ def _declared(folder: Path, name: str) -> str | None:
     """Returns the spelling of `bos_token` or `eos_token` in the files beside a tokenizer.json."""
     for file in ('tokenizer_config.json', 'special_tokens_map.json'):
         if (folder / file).is_file():
-            token = json.loads((folder / file).read_text()).get(name)
-            if token is not None:
-                return token['content'] if isinstance(token, dict) else token
+            token = read_json(folder / file).get(name)
+            token = token.get('content') if isinstance(token, dict) else token
+            if isinstance(token, str):
+                return token
     return None
 
 

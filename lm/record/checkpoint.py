@@ -229,7 +229,12 @@ def _training(state: State) -> dict[str, Any]:
 
 
 def _read(path: Path, **items: Any):
-    """Reads the part of this process's devices, or raises, without waiting for other processes."""
+    """Reads the part of this process's devices, or raises, without waiting for other processes.
+    A pipe among the files would be read for ever.
+    """
+    for file in path.rglob('*'):
+        if not (file.is_file() or file.is_dir()):
+            raise DamagedCheckpoint(f'{file} is no regular file')
     _ignore_late_reads()
     own = ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(), active_processes={jax.process_index()}

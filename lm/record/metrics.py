@@ -14,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from lm.storage.files import write_text
+from lm.storage.files import open_regular, parse_json, write_text
 
 FILE = 'metrics.jsonl'
 DAMAGED_LINES = 'metrics_damaged.jsonl'
@@ -108,11 +108,11 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yields each line of a metrics.jsonl with its row; None for a row that is damaged."""
     if not path.exists():
         return
-    with path.open('rb') as file:
+    with open_regular(path) as file:
         for line in file:
             try:
-                row = json.loads(line.decode())
-            except (ValueError, RecursionError):
+                row = parse_json(line)
+            except ValueError:
                 row = None
             is_row = isinstance(row, dict) and isinstance(row.get('step'), int)
             yield line, row if is_row else None

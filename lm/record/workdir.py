@@ -4,19 +4,28 @@ A folder of another run is refused, and so is a second process that would train 
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm.config.recipe import Recipe
-from lm.config.resolve import differences, to_json
+from lm.config.resolve import differences, to_dict
 from lm.launch.distributed import from_first, gathered, has_own_disks, is_first
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import DamagedCheckpoint
 from lm.record.upgrade import stored_config
 from lm.storage.files import InUse as InUse
-from lm.storage.files import Unreadable, locked, read_json, write_json, write_text
+from lm.storage.files import (
+    Unreadable,
+    json_text,
+    locked,
+    read_json,
+    sealed,
+    write_json,
+    write_text,
+)
 
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
@@ -53,6 +62,7 @@ def open_workdir(
         if alone or is_first():
             if (path / SWEEP).exists():
                 raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
+            check_own(path)
             lock = locked(
                 path / LOCK,
                 waiting=f'{path} is in use by another process: waiting for it to end',
@@ -70,6 +80,16 @@ def open_workdir(
         if not alone:
             check_shared(path / LOCK)
         yield
+
+
+def check_own(path: Path) -> None:
+    """Raises ValueError for a link in place of a file that is written, which may lie anywhere."""
+    links = [one for one in path.glob('*') if one.is_symlink() and not one.is_dir()]
+    if links:
+        raise ValueError(
+            f'{links[0]} is a link to {os.readlink(links[0])}, and nothing is written through '
+            'links of a workdir: put the file itself there, or delete the link.'
+        )
 
 
 def without_mesh(changed: dict[str, Any]) -> dict[str, Any]:
@@ -140,8 +160,8 @@ def writable(path: Path) -> Iterator[None]:
 
 def write_config(path: Path, recipe: Recipe) -> None:
     """Writes config.json, unless it is there as it should be."""
-    text = to_json(recipe)
-    if not (path / CONFIG).exists() or (path / CONFIG).read_bytes() != text.encode():
+    text = json_text(sealed(to_dict(recipe)))
+    if not (path / CONFIG).is_file() or (path / CONFIG).read_bytes() != text.encode():
         write_text(path / CONFIG, text)
 
 
@@ -176,6 +196,6 @@ def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -
     say(f'{folder.name} FAILED: {reason}')
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SUMMARY, {'status': 'failed', 'reason': reason})
+        write_json(folder / SUMMARY, sealed({'status': 'failed', 'reason': reason}))
     except OSError as another:
         say(f'{folder.name}: and that could not be recorded ({another})')

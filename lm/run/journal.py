@@ -27,7 +27,7 @@ from lm.run.evaluate import objective_loss_name
 from lm.run.program import Experiment
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, told
-from lm.storage.files import is_full, write_json
+from lm.storage.files import is_full, sealed, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
@@ -333,7 +333,7 @@ class Journal:
             'events': self.counters.events,
             'warnings': self.counters.warnings,
         }
-        write_json(self.workdir / SUMMARY, without_nan(record))
+        write_json(self.workdir / SUMMARY, sealed(without_nan(record)))
 
     def end(self, status: str) -> None:
         """Writes the summary, once all that was saved is on disk."""

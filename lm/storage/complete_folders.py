@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lm.storage.buckets import Bucket, Stored, each
-from lm.storage.files import sync
+from lm.storage.files import parse_json, sync
 
 MARK = '.whole'
 
@@ -35,7 +35,7 @@ def complete_folders(bucket: Bucket, listing: Mapping[str, Stored]) -> dict[str,
 def read_mark(bucket: Bucket, folder: str, listing: Mapping | None = None) -> Mark | None:
     """Returns the mark of a folder, or None if it is not complete by the listing of the bucket."""
     try:
-        record = json.loads(bucket.read(f'{folder}/{MARK}')[0])
+        record = parse_json(bucket.read(f'{folder}/{MARK}')[0])
         mark = Mark(str(record['token']), {str(k): int(v) for k, v in record['files'].items()})
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None

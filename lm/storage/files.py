@@ -3,19 +3,24 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 POLL_SEC = 0.1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Libraries raise errors of their own types that quote the system's words.
 FULL_WORDS = tuple(os.strerror(number).lower() for number in FULL)
+MOST_JSON = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
+MOST_NESTING = 64  # of JSON; records of ours nest four deep
+SEAL = 'sha256'  # the field of a sealed record that holds the digest of the others
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -85,18 +90,70 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Writes an indented JSON file as `write_text` does."""
-    write_text(path, json.dumps(record, indent=2) + '\n')
+    write_text(path, json_text(record))
+
+
+def json_text(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2) + '\n'
+
+
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns the record with its digest, by which `read_json` notices that one was changed."""
+    return record | {SEAL: _digest(record)}
+
+
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises Unreadable, naming the file, if there is none."""
+    """Returns the object in a JSON file, without its seal.
+
+    Raises Unreadable, naming the file, if it holds no object, one that was changed after it was
+    `sealed`, or what only a stranger would write: too large, too deep, no regular file.
+    """
+    with open_regular(path) as file:
+        data = file.read(MOST_JSON + 1)
+    if len(data) > MOST_JSON:
+        raise Unreadable(f'{path} cannot be read as JSON (it is larger than {MOST_JSON:,} bytes)')
     try:
-        record = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
+        record = parse_json(data)
+    except ValueError as error:
         raise Unreadable(f'{path} cannot be read as JSON ({error})') from error
     if not isinstance(record, dict):
         raise Unreadable(f'{path} cannot be read as JSON (it holds no object)')
+    if SEAL in record and record.pop(SEAL) != _digest(record):
+        raise Unreadable(f'{path} cannot be read: it was changed, or damaged, since it was written')
     return record
+
+
+def parse_json(data: bytes) -> Any:
+    """Returns the value in JSON text. Raises ValueError, also where it nests too deep to use."""
+    try:
+        value = json.loads(data.decode())
+    except RecursionError as error:
+        raise ValueError('it nests too deep') from error
+    # Brackets within strings count too, so that many of them alone say nothing.
+    if data.count(b'[') + data.count(b'{') > MOST_NESTING and _nests(value, MOST_NESTING):
+        raise ValueError(f'it nests deeper than {MOST_NESTING}')
+    return value
+
+
+def _nests(value: Any, most: int) -> bool:
+    """Whether lists and dicts nest deeper than `most`."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_nests(one, most - 1) for one in inner)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read it. Raises Unreadable for what is none: a pipe would never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Unreadable(f'{path} cannot be read: it is no regular file')
+    return open(descriptor, 'rb')
 
 
 @contextlib.contextmanager
@@ -113,8 +170,11 @@ def locked(
     If another process holds it, says `waiting` and waits until `wait_until` (of `time.monotonic`),
     then raises InUse with the text `in_use`. Yields False, with a note, if there are no locks.
     """
-    with open(path, 'w') as file:
-        while (held := _try_lock(file, say)) is False:
+    # Whoever gave us the folder may have put a link there, or a pipe.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with open(descriptor, 'r+b', buffering=0) as file:
+        os.utime(descriptor)  # by which hosts know that they see the same file
+        while (held := _try_lock(file, path, say)) is False:
             if time.monotonic() >= wait_until:
                 raise InUse(in_use)
             if waiting:
@@ -124,7 +184,7 @@ def locked(
         yield held is True
 
 
-def _try_lock(file: IO, say: Callable[[str], None]) -> bool | None:
+def _try_lock(file: IO, path: Path, say: Callable[[str], None]) -> bool | None:
     """Whether this process holds the lock now; None on a file system without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +194,7 @@ def _try_lock(file: IO, say: Callable[[str], None]) -> bool | None:
         if error.errno not in WITHOUT_LOCKS:
             raise
         say(
-            f'NOTE: {file.name} cannot be locked ({error}): see to it that no other process '
+            f'NOTE: {path} cannot be locked ({error}): see to it that no other process '
             'writes to its folder'
         )
         return None

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lm.storage.buckets import Bucket, BucketError, Changed, Stored, below
-from lm.storage.files import InUse, Unreadable
+from lm.storage.files import InUse, Unreadable, parse_json
 
 LEASE = '.lease'
 POLL_SEC = 1.0
@@ -121,7 +121,7 @@ class Lease:
         except FileNotFoundError:
             return None
         try:
-            record = json.loads(text)
+            record = parse_json(text)
             known = ('owner', 'host', 'pid', 'folder', 'written_by', 'seconds', 'expires')
             return {name: record[name] for name in known}, stored
         except (ValueError, KeyError, TypeError) as error:

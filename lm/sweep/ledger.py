@@ -17,8 +17,16 @@ from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences, digest, replaced, to_dict
 from lm.record.upgrade import is_old, stored_cell, stored_config
-from lm.record.workdir import CONFIG, SWEEP, read_config, refusal, without_mesh, writable
-from lm.storage.files import Unreadable, read_json, write_json
+from lm.record.workdir import (
+    CONFIG,
+    SWEEP,
+    check_own,
+    read_config,
+    refusal,
+    without_mesh,
+    writable,
+)
+from lm.storage.files import Unreadable, read_json, sealed, write_json
 from lm.sweep.cells import Cell
 
 Record = dict[str, Any]
@@ -38,6 +46,7 @@ def open_sweep(
     axes may have changed since: cells begun earlier stay on record, with no group. Raises
     ValueError where the runs of the folder started from another config, unless `continue_changed`.
     """
+    check_own(path)
     before: list[Record] = []
     if (path / SWEEP).exists():
         before = _begun_cells(path, base, continue_changed, say)
@@ -54,7 +63,8 @@ def open_sweep(
     listed += [cell | {'group': None} for cell in left if (path / cell['cell']).exists()]
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / SWEEP, {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed})
+        record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
+        write_json(path / SWEEP, sealed(record))
     return [list(group) for group in groups]
 
 
@@ -88,6 +98,12 @@ def read_sweep(path: Path) -> Record:
     if not isinstance(record.get('base'), dict) or not isinstance(record.get('cells'), list):
         lacks = 'it lacks the base or the cells of a sweep'
         raise Unreadable(f'{path / SWEEP} cannot be read: {lacks}')
+    for cell in record['cells']:
+        name = cell.get('cell') if isinstance(cell, dict) else None
+        # Folders of cells lie in that of the sweep, whoever wrote the list.
+        is_name = isinstance(name, str) and name.isprintable() and name not in ('', '..')
+        if not is_name or Path(name).name != name:
+            raise Unreadable(f'{path / SWEEP} cannot be read: {name!r} is no name of a cell')
     if not is_old(record['base']):
         return record
     base, cells = stored_config(record['base']), []
