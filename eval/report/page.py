@@ -6,6 +6,7 @@ Next to the page (DIR/report.html) lies the same in Markdown; --figures adds PNG
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def report(
         'data': Markup(data.replace('<', '\\u003c')),
     }
     write_text(page, _render(PAGE, content | scripts))
-    write_text(page.with_suffix('.md'), _render(TEXT, content).rstrip() + '\n')
+    # Markdown lets HTML through, and a config may hold any text.
+    text = re.sub(r'<(?=[A-Za-z/!?])', '&lt;', _render(TEXT, content))
+    write_text(page.with_suffix('.md'), text.rstrip() + '\n')
     if figures:
         drawn = figures_of_losses(shown, comparisons, series, subject.metric)
         save(Path(figures), drawn | figures_of_quantities(shown, series))

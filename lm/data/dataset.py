@@ -17,7 +17,7 @@ from lm.config.mixture import Ingredient, MixedRows, Shares, parse
 from lm.data import cache, prepare, prepared, tokenizers
 from lm.data.prepared import TOKENIZER
 from lm.data.rows import PACKINGS, Rows
-from lm.data.scan import INVALID_UTF8, SPLITS, scanned
+from lm.data.scan import INVALID_UTF8, SPLITS, opened, scan
 from lm.data.sources import Source, open_source
 from lm.data.tokenizers import Plan
 from lm.storage.buckets import is_url, open_bucket
@@ -135,7 +135,7 @@ def _shared_plan(plan: Plan, parts: Sequence[Part], say: Callable) -> Plan:
     alone = {prepare.digest(p.source, plan, p.cfg): p for p in parts}
     name, cache_dir = _digest('tokenizer of', *sorted(alone)), parts[0].cfg.cache_dir
     path = cache.root(cache_dir) / name
-    train = functools.partial(_train, plan, alone, say=say)
+    train = functools.partial(_train, plan, alone, path.with_name(f'{name}.pieces'), say=say)
     damage = functools.partial(prepared.damage, names=(TOKENIZER,))
     make = functools.partial(cache.made_once, path, train, damage, say)
     folder = cache.shared(cache_dir, name, make=make, damage=damage, say=say)
@@ -143,19 +143,26 @@ def _shared_plan(plan: Plan, parts: Sequence[Part], say: Callable) -> Plan:
     return Plan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
 
 
-def _train(plan: Plan, alone: Mapping[str, Part], folder: Path, say: Callable) -> None:
-    """Trains in the order of digests: neither names nor order nor shares make another tokenizer."""
+def _train(plan: Plan, alone: Mapping[str, Part], scans: Path, folder: Path, say: Callable) -> None:
+    """Trains in the order of digests: neither names nor order nor shares make another tokenizer.
+    scans: a folder that keeps the scan of each source, so that a killed process loses one at most.
+    """
     spec = next(iter(alone.values())).cfg.tokenizer
     say(f'data: training {spec} on the training splits of {len(alone)} sources')
 
     def texts() -> Iterator[str]:
         for digest, (ingredient, cfg, source) in sorted(alone.items()):
-            with _named(ingredient.name), scanned(source, cfg, folder) as found:
+            with _named(ingredient.name):
+                make = functools.partial(scan, source, cfg)
+                cache.fill(scans / digest, make, prepare.damage_of_scan, say, is_locked=True)
                 prepare.check_unchanged(source, plan, cfg, digest)
+            with _named(ingredient.name), opened(scans / digest) as found:
                 yield from prepare.training_texts(found, cfg.validation_fraction)
 
+    scans.mkdir(exist_ok=True)
     plan.build(texts()).save(folder / TOKENIZER)
     prepared.seal(folder)
+    cache.discard(scans.parent, scans.name)
 
 
 def _digest(*parts: str) -> str:

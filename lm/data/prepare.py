@@ -4,6 +4,7 @@ Beside the folder NAME that is to be made lies NAME.pieces, of folders that are 
 
     scan          a copy of the text, and the table of its documents
     built         the tokenizer
+    settings.json what determines the data besides the text, by which outdated pieces are known
     piece-000000  the tokens of the first piece of the copy; and so on
 
 With the lock of NAME, a process scans and builds what is not there yet. Then it encodes pieces that
@@ -39,13 +40,13 @@ from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, TOKENIZER, TOKENS
 from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
 from lm.data.tokenizers import Plan, Tokenizer
-from lm.storage.files import POLL_SEC, InUse, locked, write_json
+from lm.storage.files import POLL_SEC, InUse, Unreadable, locked, read_json, write_json
 
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
 PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
 # To be renamed when their content changes: a version may go on from where an older one was killed.
-SCAN, BUILT, PIECE = 'scan', 'built', 'piece'
+SCAN, BUILT, PIECE, SETTINGS = 'scan', 'built', 'piece', 'settings.json'
 TRIES = 10  # attempts of a process whose pieces are removed while it works
 WRITING = 'data: another process writes the records of the same data'
 
@@ -106,7 +107,7 @@ def _unchecked(folder: Path) -> str:
     return ''
 
 
-def _damage_of_scan(folder: Path) -> str:
+def damage_of_scan(folder: Path) -> str:
     try:
         with scan.opened(folder) as found:
             for piece in found.pieces:
@@ -148,10 +149,30 @@ class PreparationJob:
         with cache.alone(self.path, cache.SAME, self.say, self.wait) as is_locked:
             if cache.is_intact(self.path, prepared.damage, self.say):
                 return
+            self._remove_outdated()
             self.pieces.mkdir(exist_ok=True)
-            damage = _damage_of_scan if is_suspect else _unchecked
+            write_json(self.pieces / SETTINGS, self._settings())
+            damage = damage_of_scan if is_suspect else _unchecked
             cache.fill(self.pieces / SCAN, self._scan, damage, self.say, is_locked)
             cache.fill(self.pieces / BUILT, self._build, _damage_of_built, self.say, is_locked)
+
+    def _settings(self) -> dict[str, Any]:
+        """Returns what determines the data besides the text itself."""
+        names = ('source', 'text_field', 'tokenizer', 'validation_fraction', 'invalid_utf8')
+        return {name: getattr(self.cfg, name) for name in names}
+
+    def _remove_outdated(self) -> None:
+        """Removes pieces of an earlier state of the same text, unless a process works on them."""
+        for old in self.path.parent.glob('*.pieces'):
+            with contextlib.suppress(OSError, Unreadable, InUse), contextlib.ExitStack() as held:
+                if old == self.pieces or read_json(old / SETTINGS) != self._settings():
+                    continue
+                for lock in (old.with_suffix('.lock'), *old.glob('*.lock')):
+                    held.enter_context(locked(lock, wait_until=0.0))
+                size = sum(file.stat().st_size for file in old.rglob('*') if file.is_file())
+                cache.discard(old.parent, old.name)
+                said = f'data: removed {old}, {size / 1e6:,.1f} MB, of a text that has changed'
+                self.say(said)
 
     def _scan(self, folder: Path) -> None:
         scan.scan(self.source, self.cfg, folder)

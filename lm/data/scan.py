@@ -14,7 +14,6 @@ import itertools
 import json
 import mmap
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -120,15 +119,6 @@ class Scan:
     def is_one_document(self) -> bool:
         """Whether there is one document, perhaps in copies. Each copy is cut into both splits."""
         return self.hashes.min() == self.hashes.max()
-
-
-@contextlib.contextmanager
-def scanned(source: Source, cfg: DataConfig, folder: Path) -> Iterator[Scan]:
-    """Scans a source into a temporary folder below `folder`, and opens it until the block ends."""
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        scan(source, cfg, Path(own))
-        with opened(Path(own)) as found:
-            yield found
 
 
 def scan(source: Source, cfg: DataConfig, folder: Path) -> None:

@@ -94,14 +94,16 @@ def _modules(root: Path) -> Iterator[str]:
 
 
 def text(argument: str, text_field: str) -> Source:
-    """Files that match a glob (`**` descends), in order of their paths.
+    """Files that match a glob (`**` descends), in order of their paths; or the file of that name.
 
     A .txt file is one document; a line of .jsonl or a row of .parquet is one, its text in
     `text_field`. A .txt or .jsonl may be compressed: .gz or .zst.
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    matches = sorted(glob.glob(os.path.expanduser(argument), recursive=True))
+    pattern = os.path.expanduser(argument)
+    # A file of this very name may hold characters that mean something in a pattern.
+    matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
     files = tuple(Path(match) for match in matches if os.path.isfile(match))
     if not files:
         raise ValueError(

@@ -1,5 +1,6 @@
 """The validation split: up to train.eval_batches batches of each source, and their losses."""
 
+import collections
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from lm.data import Rows
 from lm.devices.mesh import put_batch, share_of_process
 from lm.run.program import Experiment
 from lm.training.state import Hyper, Weights
+
+MOST_IN_FLIGHT = 8  # batches of a validation
 
 Sums = dict[str, list[dict[str, Any]]]  # of each batch of each source; a single source is ''
 
@@ -46,9 +49,21 @@ def evaluate(
 
 
 def sums_by_source(step: Callable, batches: Callable, rows: Rows | MixedRows) -> Sums:
-    """Fetches step(batch) of batches(rows) of each source, once all of them are dispatched."""
+    """Returns step(batch) of batches(rows) of each source."""
     named = by_source(rows).items()
-    return jax.device_get({name: [step(batch) for batch in batches(own)] for name, own in named})
+    return {name: list(fetched(map(step, batches(own)))) for name, own in named}
+
+
+def fetched(results: Iterable[Any]) -> Iterator[Any]:
+    """Yields results from the devices, each fetched when MOST_IN_FLIGHT later ones are dispatched:
+    devices do not wait, and hold the inputs of no more.
+    """
+    waiting = collections.deque()
+    for result in results:
+        waiting.append(result)
+        if len(waiting) > MOST_IN_FLIGHT:
+            yield jax.device_get(waiting.popleft())
+    yield from jax.device_get(list(waiting))
 
 
 def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:

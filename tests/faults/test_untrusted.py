@@ -267,6 +267,17 @@ def test_warnings_that_are_none_are_named(sweep, tmp_path, value):
     report(workdir)
 
 
+def test_text_of_a_record_is_text_of_the_report(sweep, tmp_path):
+    workdir = shutil.copytree(sweep, tmp_path / 'sweep')
+    cell = next(path.parent for path in sorted(workdir.rglob('summary.json')))
+    record = json.loads((cell / 'summary.json').read_text())
+    record |= {'status': 'failed', 'reason': '<img src=x onerror=alert(1)> and 1 < 2'}
+    record.pop('sha256', None)
+    (cell / 'summary.json').write_text(json.dumps(record))
+    text = report(workdir).with_suffix('.md').read_text()
+    assert '&lt;img src=x' in text and '<img' not in text and '1 < 2' in text
+
+
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'sweep.json'])
 def test_one_digit_that_was_changed_is_noticed(tmp_path, name):
     record = {'model': {'d_model': 128}, 'lr': 0.003}

@@ -139,7 +139,7 @@ def test_markdown_has_the_tables(sweep, page):
     rows = [line for line in text.splitlines() if line.startswith('| ')]
     by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
     assert len(rows) == 2 * (1 + 1 + 2) + by_depth + (1 + 1 + 24)  # variants, their rates, cells
-    assert r"<b>out of memory</b> at 'step' 1 \| oom |" in text
+    assert r"&lt;b>out of memory&lt;/b> at 'step' 1 \| oom |" in text
 
 
 def test_single_run(tmp_path):

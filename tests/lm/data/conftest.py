@@ -66,6 +66,14 @@ def own(request, cfg):
     return cfg(tokenizer=request.param)
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed(*_, **__):
+    raise Killed
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob('*') if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

@@ -14,14 +14,17 @@ from lm.data import (
     Feed,
     Place,
     batch_at,
+    cache,
     check,
     check_epochs,
+    dataset,
     open_dataset,
     prepare,
     steps_in_epoch,
+    tokenizers,
 )
 from lm.storage.files import locked
-from tests.lm.data.conftest import document, quiet
+from tests.lm.data.conftest import Killed, document, killed, quiet
 from tests.lm.data.test_loader import Numbered
 
 
@@ -204,6 +207,22 @@ def test_property_what_is_prepared_is_found_again(two, tmp_path):
     fresh = open_dataset(cfg, say=quiet)
     assert fresh.digest == changed.digest
     np.testing.assert_array_equal(fresh.validation[0]['tokens'], changed.validation[0]['tokens'])
+
+
+def test_a_killed_training_of_a_shared_tokenizer_goes_on_from_its_scans(two, monkeypatch):
+    read, scan, cfg = [], dataset.scan, two(tokenizer='bpe:300')
+
+    def counted(source, *given):
+        read.append(source)
+        scan(source, *given)
+
+    monkeypatch.setattr(dataset, 'scan', counted)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tokenizers.SubwordTokenizer, 'save', killed)
+        open_dataset(cfg, say=quiet)
+    assert len(read) == 2
+    open_dataset(cfg, say=quiet)
+    assert len(read) == 2 and not list(cache.root(cfg.cache_dir).glob('*.pieces'))
 
 
 def test_a_damaged_tokenizer_of_a_mixture_is_trained_again(two, tmp_path):

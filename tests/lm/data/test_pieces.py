@@ -3,21 +3,25 @@
 Threads stand for processes: a lock is of the file that was opened, so it holds between them, too.
 """
 
+import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lm.data import cache, open_dataset, scan
+from lm.data import cache, open_dataset, prepare, scan
 from lm.data.sources import open_source
-from lm.storage.files import locked
+from lm.storage.files import locked, read_json, write_json
 from tests.lm.data.conftest import (
     PIECE_BYTES,
+    Killed,
     folder_of_pieces,
     interrupted,
+    killed,
     left_in,
     n_pieces,
     prepared_by,
@@ -129,6 +133,30 @@ def test_pieces_beside_whole_data_are_removed(own):
     assert not left.exists()
 
 
+@pytest.mark.parametrize('is_at_work', [False, True])
+def test_pieces_of_a_text_that_has_changed_since_are_removed_and_said(
+    own, tmp_path, monkeypatch, is_at_work
+):
+    """A process was killed, and the text changed; unless another is at work on what it was."""
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(prepare.Pieces, '_make', killed)
+        open_dataset(own, say=quiet)
+    (left,) = cache.root(own.cache_dir).glob('*.pieces')
+    other = cache.root(own.cache_dir) / 'other.pieces'  # of another text
+    shutil.copytree(left, other)
+    settings = read_json(left / prepare.SETTINGS) | {'source': 'text:other'}
+    write_json(other / prepare.SETTINGS, settings)
+    (tmp_path / 'corpus' / '00.txt').write_text('another text of some length ' * 40)
+    said = []
+    with contextlib.ExitStack() as held:
+        if is_at_work:
+            held.enter_context(locked(left / 'piece-000003.lock'))
+        open_dataset(own, say=said.append)
+    assert left.exists() == is_at_work and other.exists()
+    told = [line for line in said if 'of a text that has changed' in line]
+    assert len(told) == (not is_at_work) and all(str(left) in line for line in told)
+
+
 def test_a_mixture_goes_on_while_others_encode_the_last_pieces(cfg, tmp_path, monkeypatch):
     """Catches a process that waits for a piece while another source is not begun."""
     first = cfg()
@@ -173,7 +201,9 @@ def test_property_pieces_are_all_documents_and_bounded(length, n, cfg, tmp_path)
     lines = ''.join(f'{{"text": "{"a" * (length - i % 2)}"}}\n' for i in range(n))
     (tmp_path / 'a.jsonl').write_text(lines)
     own = cfg(source=f'text:{tmp_path}/a.jsonl')
-    with scan.scanned(open_source(own.source, 'text'), own, tmp_path) as found:
+    (tmp_path / 'scan').mkdir()
+    scan.scan(open_source(own.source, 'text'), own, tmp_path / 'scan')
+    with scan.opened(tmp_path / 'scan') as found:
         stops, starts = [piece.stop for piece in found.pieces], [0]
         assert [piece.first for piece in found.pieces] == [0, *stops[:-1]]
         assert stops[-1] == len(found.lengths) and len(stops) > 3
@@ -184,4 +214,3 @@ def test_property_pieces_are_all_documents_and_bounded(length, n, cfg, tmp_path)
             assert costs.sum() - costs[-1] < PIECE_BYTES and costs.sum() > (piece.stop != stops[-1])
             starts.append(piece.start + int(lengths.sum()))
         assert starts[-1] == found.n_bytes
-    assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.name != 'corpus']

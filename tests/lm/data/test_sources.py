@@ -72,6 +72,14 @@ def test_reference_glob_is_relative_to_where_one_is(tmp_path, monkeypatch):
     assert read('text:*.txt') == ['here']
 
 
+def test_a_file_is_its_name_before_it_is_a_glob(tmp_path):
+    (tmp_path / 'a[1].txt').write_text('the file')
+    (tmp_path / 'a1.txt').write_text('the match')
+    assert read(f'text:{tmp_path}/a[1].txt') == ['the file']
+    (tmp_path / 'a[1].txt').unlink()
+    assert read(f'text:{tmp_path}/a[1].txt') == ['the match']
+
+
 def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\xffb"}\n{"text": "half \\ud83d"}\n')
     source = open_source(f'text:{tmp_path}/*', 'text')
