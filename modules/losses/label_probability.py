@@ -11,6 +11,9 @@ from modules.statistics import at_least_float32
 
 TAU_WORDS = '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more'
 Tau = Annotated[float, Option(TAU_WORDS, 0, 10, traced=True)]
+# Of the log of a token's factor p^(tau - 1): the square of e^40, as a gradient norm has it, and the
+# sum of a thousand of them are in float32, whose largest number is e^88.
+MOST_POWER = 40.0
 
 
 @logits_loss
@@ -20,19 +23,21 @@ def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> di
     Its gradient is p^(tau - 1) times that of the cross-entropy. tau = 0 is 1 / p - 1 (the sum of
     exponentials), 1 < tau < 2 the generalised cross-entropy of arXiv:1805.07836 with q = tau - 1,
     and tau = 2 half of the mean absolute error, 1 - p, which hardly trains from a start where p is
-    1 / V. For tau below 1 a token with (1 - tau) ce above 88 nats overflows float32, and its run
-    then diverges. Source: arXiv:2304.07288, equation 2.
+    1 / V. For tau below 1 the objective goes on along its tangent from (1 - tau) ce = MOST_POWER,
+    so that no token alone overflows float32. Source: arXiv:2304.07288, equation 2.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
     return {'objective': of_cross_entropy(ce_M, tau), 'ce': ce_M}
 
 
 def of_cross_entropy(ce_M: jax.Array, tau: Any) -> jax.Array:
-    """(1 - p^(tau - 1)) / (tau - 1) for ce = -log p, exact near tau = 1 too."""
-    power_M = (1 - tau) * ce_M  # exp(power) = p^(tau - 1)
+    """(1 - p^(tau - 1)) / (tau - 1) for ce = -log p, exact near tau = 1 too, up to MOST_POWER."""
+    kept_M = jnp.minimum(ce_M, MOST_POWER / jnp.maximum(1 - tau, 1e-6))
+    power_M = (1 - tau) * kept_M  # exp(power) = p^(tau - 1)
     some_M = power_M != 0
     safe_M = jnp.where(some_M, power_M, 1.0)
-    return ce_M * jnp.where(some_M, jnp.expm1(safe_M) / safe_M, 1.0)
+    value_M = kept_M * jnp.where(some_M, jnp.expm1(safe_M) / safe_M, 1.0)
+    return value_M + jnp.exp(power_M) * (ce_M - kept_M)  # the tangent
 
 
 @logits_loss

@@ -59,7 +59,9 @@ def galore(
 
     P [K, r] belongs to the shorter side of the matrix and is computed again from the gradient of
     every `projection_every`-th update, the first one included; the moments [r, N] are not rotated
-    with it.
+    with it, so that they depend on the signs of the vectors: the largest entry of each is positive
+    here, and has the sign that LAPACK or cuSOLVER gives it in other code. Vectors of equal singular
+    values are any basis of their space.
     Follows jiaweizzhao/GaLore, whose bias correction leaves eps out; rank and scale are those of
     its 60M-parameter model of width 512. With model.reparam=weight_norm, projection_every=250 and
     optim.others=adamw this is GradNormLoRP (arXiv:2412.19616), projected on one side as in its
@@ -95,7 +97,7 @@ def fira(
     of the longer side. The norm of S grows at most `growth_limit`-fold from one update to the next.
     Follows xichen-fy/Fira; the paper has G - P R, all that GaLore leaves out, but its code
     multiplies P R by the scale too. In the code f and the limit come before Adam's bias correction,
-    and so they do here.
+    and so they do here. The signs of P are those of `galore`.
     """
 
     def update(spec, grad, kept, weight, count):

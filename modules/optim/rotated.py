@@ -131,8 +131,9 @@ def conda(
     With m = b1 m + (1 - b1) g, and Q its singular vectors of that side at updates 1, 1 + every,
     1 + 2 every and so on: v = b2 v + (1 - b2) (Q^T g)^2, and the direction is
     scale sqrt(1 - b2^t) / (1 - b1^t) Q (Q^T m / (sqrt(v) + eps)); as in the code, eps is outside
-    the correction. v stays as it is when Q changes. The defaults are those of the authors' scripts
-    (github.com/jie040109/Conda); their class has b2 0.999, every 2000 and scale 1.
+    the correction. v stays as it is when Q changes. The signs of Q change no direction. The
+    defaults are those of the authors' scripts (github.com/jie040109/Conda); their class has b2
+    0.999, every 2000 and scale 1.
     """
 
     def init(spec, weight):
@@ -275,7 +276,10 @@ def soap(
     gradient, so that the first update is zero and only finds them, and t counts from the second; v
     is sorted by eigenvalues before a refresh; a side above soap_max_dim is not rotated. Their first
     step leaves out weight decay too; here the optimizer does not apply weight decay.
-    'smaller' is the one-sided version of the paper's section 7.
+    'smaller' is the one-sided version of the paper's section 7. The signs of the vectors change no
+    direction, as v has squares and m' is rotated back; where eigenvalues are equal, those that are
+    0 for a gradient of low rank among them, Q is any basis of their space, as LAPACK or cuSOLVER
+    gives it, and the direction depends on it.
     """
 
     def init(spec, weight):

@@ -1,6 +1,7 @@
 """SOAP, Conda, ARO and Shampoo: optimizers in rotated coordinates."""
 
 import functools
+import inspect
 import itertools
 
 import jax
@@ -101,6 +102,30 @@ def test_mapped_runs_decompose_when_one_is_due_alone(name):
 
     one = jax.tree.map(lambda leaf: leaf[0], (weights, states, weights))
     assert counted(jax.vmap(tx.update), weights, states, weights) == counted(tx.update, *one) > 0
+
+
+@pytest.mark.parametrize('name', ['soap', 'conda', 'galore', 'fira'])
+def test_directions_do_not_depend_on_the_signs_that_a_decomposition_gives(name, monkeypatch):
+    """Property, as their docstrings say; LAPACK's signs are not those of other libraries."""
+    refresh = {'soap_every': 2, 'conda_every': 2, 'projection_every': 2, 'rank': 2}
+    known = inspect.signature(OPTIMIZERS[name]).parameters
+    make = functools.partial(OPTIMIZERS[name], **{k: v for k, v in refresh.items() if k in known})
+    grads, (eigh, svd) = draw(6, 3, 5), (jnp.linalg.eigh, jnp.linalg.svd)
+    plain, _ = directions(make, grads)
+
+    def flipped_svd(x, full_matrices):
+        left, values, right = svd(x, full_matrices=full_matrices)
+        flip = 1.0 - 2.0 * (jnp.arange(values.shape[-1]) % 2)
+        return left * flip[None], values, flip[:, None] * right
+
+    def flipped_eigh(x):
+        values, vectors = eigh(x)
+        return values, vectors * (1.0 - 2.0 * (jnp.arange(values.shape[-1]) % 2))[None]
+
+    monkeypatch.setattr(jnp.linalg, 'svd', flipped_svd)
+    monkeypatch.setattr(jnp.linalg, 'eigh', flipped_eigh)
+    flipped, _ = directions(make, grads)
+    np.testing.assert_allclose(flipped, plain, rtol=1e-9, atol=1e-12)
 
 
 def test_mapped_runs_that_are_due_at_other_times_do_as_each_alone():
