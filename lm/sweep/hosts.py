@@ -7,6 +7,7 @@ them train it, and the runs of a group go one after the other.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import subprocess
@@ -18,6 +19,8 @@ from typing import Any
 
 import jax
 
+from lm.config.recipe import Recipe
+from lm.data.tokenizers import vocab_size
 from lm.devices.mesh import least_devices
 from lm.launch.distributed import MEET_SEC, first_then_others, join
 from lm.launch.this_host import JOB, TELL, Host, child_host, has_tpu
@@ -111,15 +114,32 @@ def _marked(workdir: Path) -> str | None:
 
 
 def dealt(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
-    """The cells of one of n hosts: consecutive ones, so that few groups are compiled on two hosts.
+    """The cells of one of n hosts: consecutive ones, so that few groups are compiled on two hosts,
+    with about as much work as each other host has: half of a cell at most is more, or less.
 
     Cells that have ended are dealt too: hosts that look at different times, and the same command
     again, find the same shares, and with them the same meshes and numbers.
     """
-    n = sum(map(len, groups))
-    first, last = host * n // hosts, (host + 1) * n // hosts
-    found, start = [], 0
-    for group in groups:
-        found.append(list(group[max(first - start, 0) : max(last - start, 0)]))
-        start += len(group)
+    works = [[work(cell.recipe) for cell in group] for group in groups]
+    total, before, found = sum(map(sum, works)), 0, []
+    for group, own in zip(groups, works, strict=True):
+        mine = []
+        for cell, one in zip(group, own, strict=True):
+            if (2 * before + one) * hosts // (2 * total) == host:  # where its middle lies
+                mine.append(cell)
+            before += one
+        found.append(mine)
     return list(filter(None, found))
+
+
+_vocab_size = functools.cache(vocab_size)  # which may read a large file
+
+
+def work(recipe: Recipe) -> int:
+    """Returns the products of a run's forward passes, roughly: those of matrices in blocks and
+    readout, and of attention, for all its tokens.
+    """
+    model, data, steps = recipe.model, recipe.data, recipe.train.steps
+    block = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * data.seq_len * model.d_model
+    readout = model.d_model * _vocab_size(data.tokenizer)
+    return steps * data.batch_size * data.seq_len * (model.n_layers * block + readout)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import types
+from typing import NamedTuple
 
 import pytest
 
@@ -11,21 +12,54 @@ from lm.config.fields import MeshConfig
 from lm.launch.this_host import CHILD, JOB, TELL, Host
 from lm.sweep import hosts
 from lm.sweep.hosts import dealt, host_0_first, join_sweep
+from tests.helpers import tiny_config
 from tests.xla import ONE_DEVICE
 
 HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
 
 
 @pytest.mark.parametrize('n_hosts', [1, 2, 3, 5, 40])
-def test_every_cell_is_dealt_once_and_evenly(n_hosts):
-    groups = [list('abcde'), ['f'], list('ghijklmnop')]
+def test_every_cell_is_dealt_once_and_evenly(n_hosts, monkeypatch):
+    monkeypatch.setattr(hosts, 'work', lambda recipe: 7)
+    groups = [[Dealt(name) for name in names] for names in ('abcde', 'f', 'ghijklmnop')]
     shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
     flat = [list(itertools.chain(*share)) for share in shares]
-    assert list(itertools.chain(*flat)) == list('abcdefghijklmnop')
+    assert [cell.name for cell in itertools.chain(*flat)] == list('abcdefghijklmnop')
     assert {len(share) for share in flat} <= {16 // n_hosts, 16 // n_hosts + 1}
     assert all(part for share in shares for part in share)
     # A program more than there are groups for each border between hosts, at most.
     assert sum(map(len, shares)) <= len(groups) + n_hosts - 1
+
+
+class Dealt(NamedTuple):
+    name: str
+    recipe: int = 0
+
+
+@pytest.mark.parametrize('works', [[8, 4, 2, 1, 1], [1, 1, 2, 4, 8], [1, 1, 1, 1, 9], [5] * 6])
+@pytest.mark.parametrize('n_hosts', [2, 3])
+def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
+    """No host has more than its share and half of a cell; by number one had up to 12 of 16."""
+    monkeypatch.setattr(hosts, 'work', lambda recipe: recipe)
+    groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
+    shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
+    assert [cell for share in shares for group in share for cell in group] == sum(groups, [])
+    each = [sum(cell.recipe for group in share for cell in group) for share in shares]
+    assert max(each) <= sum(works) / n_hosts + max(works)
+
+
+def test_a_larger_model_is_more_work():
+    base = {'model.d_model': 64, 'train.steps': 10}
+    one, wide, deep, long = (
+        hosts.work(tiny_config(base | more))
+        for more in (
+            {},
+            {'model.d_model': 128},
+            {'model.n_layers': 9},
+            {'train.steps': 20},
+        )
+    )
+    assert long == 2 * one and wide > 1.5 * one and deep > 1.5 * one
 
 
 class Cell:

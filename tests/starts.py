@@ -1,0 +1,206 @@
+"""Every pair of choices at the published start: is what one step computes a number?
+
+    python -m tests.starts [--seconds=600] [--seed=0]
+
+Draws configs such that each has many pairs of rows of two tables that none has had before, and
+trains each for two steps at a constant rate. A config with a number that is not finite is taken
+apart: the pairs of its rows are tried alone. Prints how many pairs were tried, how many are
+refused, and by which words, and which were not finite.
+"""
+
+import collections
+import itertools
+import random
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from lm.config.fields import CHOICES
+from lm.training.state import hyper_from, init_state
+from lm.training.step import make_train_step
+from tests.helpers import checked_config, tiny_batch, tiny_learner
+
+PATHS = (
+    'model.norm',
+    'model.placement',
+    'model.attention',
+    'model.qk_norm',
+    'model.activation',
+    'model.position',
+    'model.reparam',
+    'model.embedding_norm',
+    'model.final_norm',
+    'model.mlp',
+    'loss.name',
+    'optim.name',
+    'optim.others',
+    'optim.decay_rule',
+    'optim.average',
+    'scaling.name',
+    'scaling.init',
+)
+MORE = {  # choices that are no rows of a table
+    'scaling.zero_init': ('query', 'readout', 'query+readout'),
+    'model.tie_embeddings': (True,),
+    'model.bias': (True,),
+    'optim.b1': (0.0,),
+    'optim.b2': (0.0,),
+    'optim.eps': (1e-30,),
+    'optim.weight_decay': (0.1,),
+    'loss.z_loss': (1e-4,),
+}
+BASE = {
+    'model.d_model': 8,
+    'model.n_layers': 2,
+    'model.d_ff': 16,
+    'kernels.implementation': 'reference',
+    'optim.lr': 0.01,
+    'optim.schedule': 'constant',
+    'train.steps': 4,
+}
+Choice = tuple[str, object]  # (field, value)
+
+
+def choices() -> list[Choice]:
+    """All rows, and two reparametrisations one after the other."""
+    rows = [(path, name) for path in PATHS for name in CHOICES[path].table]
+    both = itertools.permutations([n for n in CHOICES['model.reparam'].table if n != 'none'], 2)
+    chains = ({'model.reparam': '+'.join(names)} for names in both)
+    rows += [('model.reparam', chain['model.reparam']) for chain in chains if builds(chain)]
+    return rows + [(path, value) for path, values in MORE.items() for value in values]
+
+
+def fits(config: dict) -> bool:
+    try:
+        checked_config(BASE | config)
+    except ValueError:
+        return False
+    return True
+
+
+def builds(config: dict) -> bool:
+    """Whether its parameters can be described, which `fits` does not ask."""
+    try:
+        tiny_learner(checked_config(BASE | config))
+    except ValueError:
+        return False
+    return True
+
+
+def not_finite(config: dict, steps: int = 2) -> str:
+    """What of the run is no number: the paths of the first metric and leaf; '' for none."""
+    recipe = checked_config(BASE | config)
+    learner = tiny_learner(recipe)
+    step, hyper = jax.jit(make_train_step(learner)), hyper_from(recipe)
+    state, batch = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0)), {}
+    for i in range(steps):
+        batch = tiny_batch(i)
+        state, metrics = step(state, batch, hyper)
+        found = {'metrics': metrics, 'params': state.params, 'optimizer': state.opt_state}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(found)):
+            is_number = jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating)
+            if is_number and not np.isfinite(np.asarray(leaf, np.float64)).all():
+                return f'step {i + 1}: {jax.tree_util.keystr(path)}'
+    return ''
+
+
+class Search:
+    """Pairs of choices: tried, refused (by which words) and not finite (where)."""
+
+    def __init__(self, seed: int):
+        self.rng, self.all = random.Random(seed), choices()
+        pairs = itertools.combinations(range(len(self.all)), 2)
+        self.left = {pair for pair in pairs if self._paths(pair)}
+        self.count, self.tried = len(self.left), set()
+        self.refused: dict[str, int] = collections.Counter()
+        self.wrong: dict[tuple[int, ...], str] = {}
+        self.programs = 0
+
+    def _paths(self, pair: tuple[int, int]) -> bool:
+        return self.all[pair[0]][0] != self.all[pair[1]][0]
+
+    def next(self) -> dict[str, object] | None:
+        """A config of pairs that are left; refused pairs are taken out on the way."""
+        order = self.rng.sample(sorted(self.left), min(len(self.left), 50))
+        for pair in order:
+            config = dict(self.all[i] for i in pair)
+            if not self._accepted(config, pair):
+                continue
+            chosen = set(pair)
+            for i in self.rng.sample(range(len(self.all)), len(self.all)):
+                path, value = self.all[i]
+                news = sum(tuple(sorted((i, j))) in self.left for j in chosen)
+                if path not in config and news and fits(config | {path: value}):
+                    config[path] = value
+                    chosen.add(i)
+            return config
+        return None
+
+    def _accepted(self, config: dict, pair: tuple[int, int]) -> bool:
+        try:
+            checked_config(BASE | config)
+            return True
+        except ValueError as error:
+            self.left.discard(pair)
+            self.refused[str(error).partition(':')[0][:60]] += 1
+            return False
+
+    def run(self, config: dict) -> None:
+        self.programs += 1
+        numbers = {choice: i for i, choice in enumerate(self.all)}
+        own = sorted(numbers[choice] for choice in config.items())
+        pairs = set(itertools.combinations(own, 2))
+        if not builds(config):
+            return self._alone(pairs)
+        if not not_finite(config):
+            self.tried |= pairs & self.left
+            self.left -= pairs
+            return None
+        self._alone(pairs)
+        if not any(set(known) <= set(own) for known in self.wrong):
+            print(f'NOT FINITE, and no pair of it alone: {config}', flush=True)
+
+    def _alone(self, pairs: set[tuple[int, int]]) -> None:
+        for pair in sorted(pairs & self.left):
+            alone = dict(self.all[i] for i in pair)
+            if not self._accepted(alone, pair):
+                continue
+            self.left.discard(pair)
+            if not builds(alone):
+                self.refused['when it is built'] += 1
+                continue
+            self.tried.add(pair)
+            self.programs += 1
+            if found := not_finite(alone):
+                self.wrong[pair] = found
+                print(f'NOT FINITE {alone}: {found}', flush=True)
+
+    def report(self) -> str:
+        refused = sum(self.refused.values())
+        return (
+            f'{self.count:,} pairs: {len(self.tried):,} tried in {self.programs:,} programs, '
+            f'{refused:,} refused, {len(self.left):,} left; not finite: {len(self.wrong)}'
+        )
+
+
+def main(_) -> None:
+    search, end = Search(flags.FLAGS.seed), time.monotonic() + flags.FLAGS.seconds
+    while time.monotonic() < end and (search.left and (config := search.next())):
+        search.run(config)
+        jax.clear_caches()
+        if search.programs % 20 == 0:
+            print(search.report(), flush=True)
+    print(search.report())
+    for words, count in search.refused.most_common():
+        print(f'{count:6,}  {words}')
+    sys.exit(bool(search.wrong))
+
+
+if __name__ == '__main__':
+    flags.DEFINE_float('seconds', 600.0, 'How long to search.')
+    flags.DEFINE_integer('seed', 0, 'Of the order.')
+    app.run(main)
