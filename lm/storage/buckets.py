@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lm.storage.files import first_line, user_cache
@@ -144,10 +144,14 @@ class Bucket:
         self.url, self._store = url.rstrip('/'), store
 
     def list(self, folder: str = '') -> dict[str, Stored]:
-        """Returns all objects, or those below a folder, as they are now."""
+        """Returns all objects, or those below a folder, as they are now; but for the empty ones by
+        which consoles show folders.
+        """
         with self._errors(folder):
-            found = self._store.list(folder or None, chunk_size=1000).collect()
-        return {one['path']: _stored(one) for one in found}
+            listed = self._store.list(folder or None, chunk_size=1000).collect()
+        found = {one['path']: _stored(one) for one in listed}
+        folders = {'', *(str(parent) for name in found for parent in PurePosixPath(name).parents)}
+        return {name: one for name, one in found.items() if one.size or name not in folders}
 
     def read(self, name: str) -> tuple[bytes, Stored]:
         with self._errors(name):
@@ -224,6 +228,11 @@ class Bucket:
                 raise BucketError(
                     f'there is no bucket {parse(self.url)[1]} for {self.url}: make it, or correct '
                     'the URL.'
+                ) from error
+            if 'invalid path' in said:
+                raise BucketError(
+                    f'{where} holds an object that no path names ({line}): delete it, as the store '
+                    'can list nothing beside it.'
                 ) from error
             if ROLES in said or any(status in said for status in REFUSALS):
                 raise BucketError(

@@ -28,6 +28,7 @@ LEASE = '.lease'
 POLL_SEC = 1.0
 # How far apart the clocks of two hosts may be: S3 refuses a clock that is off by 15 minutes.
 CLOCKS_SEC = 1800.0
+MOST_SEC = 1e6  # until a lease expires
 RENEWALS = 3  # within the time in which a lease expires
 
 
@@ -121,12 +122,10 @@ class Lease:
         except FileNotFoundError:
             return None
         try:
-            record = parse_json(text)
-            known = ('owner', 'host', 'pid', 'folder', 'written_by', 'seconds', 'expires')
-            return {name: record[name] for name in known}, stored
-        except (ValueError, KeyError, TypeError) as error:
+            return _record(parse_json(text)), stored
+        except ValueError as error:
             raise Unreadable(
-                f'{below(self.bucket.url, LEASE)} cannot be read ({error!r}). Delete it, if no '
+                f'{below(self.bucket.url, LEASE)} cannot be read ({error}). Delete it, if no '
                 'process trains there.'
             ) from error
 
@@ -193,6 +192,24 @@ class Lease:
             f'{self.bucket.url} is written to by {_process(found[0])} now, which took it when this '
             f'process had not renewed its lease for {self.seconds:g} s'
         )
+
+
+def _record(value: Any) -> dict[str, Any]:
+    """Returns the record of a lease. Raises ValueError for what is none."""
+    match value:
+        case {
+            'owner': str(),
+            'host': str(),
+            'pid': int(),
+            'folder': str(),
+            'written_by': str() | None,
+            'seconds': int() | float() as seconds,
+            'expires': str() | None as expires,
+        } if 0 < seconds <= MOST_SEC:
+            if expires is not None and datetime.fromisoformat(expires).utcoffset() is None:
+                raise ValueError(f'it expires at {expires}, of no time zone')
+            return value
+    raise ValueError('it lacks a field, or one is of another type or size')
 
 
 def _process(record: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from lm.storage.buckets import (
     place,
     times,
 )
-from tests.object_store import free_port, serving
+from tests.object_store import BUCKET, client, free_port, serving
 
 pytestmark = pytest.mark.xdist_group('buckets')
 
@@ -87,6 +87,32 @@ def test_a_large_file_goes_in_parts(bucket_url, tmp_path, monkeypatch):
     assert bucket.list()['a'].e_tag == written.e_tag and written.e_tag.endswith('-3"')
     bucket.fetch('a', tmp_path / 'b')
     assert (tmp_path / 'b').read_bytes() == content
+
+
+def put(bucket_url, s3_port, *names):
+    """As a console does it; the library would not write such names."""
+    path = parse(bucket_url)[2]
+    for name in names:
+        client(s3_port).put_object(Bucket=BUCKET, Key=f'{path}/{name}', Body=b'')
+
+
+def test_empty_objects_that_stand_for_folders_are_none(bucket_url, s3_port):
+    bucket = open_bucket(bucket_url)
+    bucket.write('checkpoints/8/meta', b'x')
+    bucket.write('checkpoints/8/empty', b'')
+    put(bucket_url, s3_port, '', 'checkpoints/', 'checkpoints/8/')
+    assert sorted(bucket.list()) == ['checkpoints/8/empty', 'checkpoints/8/meta']
+    assert sorted(bucket.list('checkpoints')) == ['checkpoints/8/empty', 'checkpoints/8/meta']
+
+
+@pytest.mark.parametrize('name', ['a//b', '../x', 'a/./b'])
+def test_an_object_that_no_path_names_is_one_line(bucket_url, s3_port, name):
+    put(bucket_url, s3_port, name)
+    with pytest.raises(
+        BucketError, match='holds an object that no path names .* delete it'
+    ) as told:
+        open_bucket(bucket_url).list()
+    assert '\n' not in str(told.value)
 
 
 def test_a_bucket_that_is_not_there(bucket_url):

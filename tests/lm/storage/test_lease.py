@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from lm.storage.buckets import Changed, open_bucket
-from lm.storage.files import InUse
+from lm.storage.files import InUse, Unreadable
 from lm.storage.lease import LEASE, Lease, LeaseLost
 
 pytestmark = pytest.mark.xdist_group('buckets')
@@ -158,3 +158,48 @@ def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
     open_bucket(bucket_url).delete([LEASE])
     with pytest.raises(LeaseLost, match='has been deleted'):
         own.claim()
+
+
+WHOLE = {
+    'owner': 'a',
+    'host': 'h',
+    'pid': 1,
+    'folder': 'f',
+    'written_by': None,
+    'seconds': 3.0,
+    'expires': '2026-01-01T00:00:00+00:00',
+}
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        b'',
+        b'text',
+        b'\xff\xfe',
+        b'[]',
+        b'{}',
+        b'[' * 100_000,
+        *(
+            json.dumps(WHOLE | {name: value}).encode()
+            for name, value in [
+                ('expires', '2026-01-01T00:00:00'),
+                ('expires', 'tomorrow'),
+                ('expires', 5),
+                ('seconds', 1e9),
+                ('seconds', 'x'),
+                ('seconds', -1.0),
+                ('seconds', None),
+                ('owner', None),
+                ('pid', 'x'),
+                ('written_by', []),
+            ]
+        ),
+    ],
+)
+def test_a_damaged_one_is_one_line(lease_of, bucket_url, text):
+    """It is not taken over, as a process may train there."""
+    open_bucket(bucket_url).write('.lease', text)
+    with pytest.raises(Unreadable, match=r'/\.lease cannot be read .* Delete it, if no'):
+        lease_of('other').take(nothing, patience=0.0)
+    assert open_bucket(bucket_url).read('.lease')[0] == text
