@@ -4,20 +4,23 @@ One specification serves all three. vl-convert draws PNG and SVG without a brows
 the scripts that draw it there: a page needs no network.
 """
 
+import datetime
 import functools
 import json
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import altair as alt
+import jinja2
 import vl_convert
 from markupsafe import Markup
 
-BASELINE = '#333333'
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
-DASHES = ((1, 0), (6, 3), (2, 2), (6, 2, 2, 2))  # lengths in pixels, drawn and left out by turns
+PASSES, FAILS = '#8a929a', '#D55E00'
 PIXELS_PER_INCH = 200  # of a PNG; a specification counts 72 to an inch
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 SCRIPT = Path(__file__).with_name('charts.js')
@@ -55,14 +58,6 @@ def spec_of(chart: Chart) -> Spec:
         return chart.to_dict()
 
 
-def save_figures(folder: Path, charts: Mapping[str, Chart]) -> list[Path]:
-    """Writes each chart as FOLDER/NAME.png and FOLDER/NAME.svg; returns the paths."""
-    paths = []
-    for name, chart in charts.items():
-        paths += [save(chart, folder / f'{name}.{kind}') for kind in ('png', 'svg')]
-    return paths
-
-
 def save(chart: Chart, path: Path) -> Path:
     """Writes a chart as `path` says by its ending, .png or .svg. Raises ValueError for others."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,19 +72,35 @@ def save(chart: Chart, path: Path) -> Path:
     return path
 
 
-def in_page(charts: Mapping[str, Chart | Spec]) -> Markup:
+def in_page(charts: Mapping[str, Chart]) -> Markup:
     """Returns the scripts that draw each chart in the element whose id is its name.
 
-    They follow the colours that the reader's system prefers, print in light ones, and give other
-    scripts of the page `charts.draw(name, spec)`, `charts.specs` and `charts.views`.
+    They follow the colours that the reader's system prefers, and print in light ones.
     """
-    specs = {name: c if isinstance(c, dict) else spec_of(c) for name, c in charts.items()}
+    specs = {name: spec_of(chart) for name, chart in charts.items()}
     data = {'specs': specs, 'light': LIGHT | {'font': FONT}, 'dark': DARK | {'font': FONT}}
     return Markup(
         f'<script>{_library()}</script>\n'
         f'<script type="application/json" id="charts">{as_data(data)}</script>\n'
         f'<script>{SCRIPT.read_text()}</script>'
     )
+
+
+def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
+    """Writes a page of charts above a table of `rows`, whose first `failed` rows did.
+
+    content: title, about, verdict, is_bad, notes (a list), rows ({head: cell} each) and failed.
+    """
+    loader = jinja2.FileSystemLoader(SCRIPT.parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    made = datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')
+    command = shlex.join(['python', *sys.orig_argv[1:]])
+    page = environment.get_template('page.html.j2')
+    about = {'made': made, 'command': command, 'scripts': in_page(charts)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page.render(charts=list(charts), **about, **content))
 
 
 def as_data(value: Any) -> Markup:

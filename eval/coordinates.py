@@ -15,21 +15,20 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
-import base64
-import io
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import altair as alt
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from matplotlib.figure import Figure
 from rich.console import Console
 
+from eval.charts import FAILS, PASSES, Chart, save, write_page
 from eval.compare import t_interval
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve
@@ -39,6 +38,7 @@ from lm.model.base_size import resized
 from lm.model.check import check
 from lm.model.transformer import ACTIVATIONS
 from lm.run.tables import as_table
+from lm.sweep.cells import split_sweep
 from lm.training.diagnostics import sown_by_layers
 from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import make_train_step
@@ -50,6 +50,7 @@ VOCAB, BOS = 32, 0
 SIZE, CHANGE = 'size', 'change'
 GROWS, SHRINKS, FLAT, NOT_FINITE = 'grows', 'shrinks', 'flat', 'not finite'
 LOGITS, ATTENTION_LOGITS = 'logits', 'attention logits'
+LEAST_SIZES, LEAST_SPAN = 3, 4  # below, a line through two points, or through noise
 LEAST_OF_NOISE = -0.5  # the slope of a sum of as many independent terms as the width, over it
 
 
@@ -188,6 +189,17 @@ def slopes(
     return found
 
 
+def too_few(along: str, values: Sequence[int]) -> list[str]:
+    """Says where sizes are too few, or too near, for a slope to mean much; [] if they are not."""
+    span = max(values) / min(values)
+    if len(set(values)) >= LEAST_SIZES and span >= LEAST_SPAN:
+        return []
+    return [
+        f'{len(set(values))} {along}s over a factor of {span:.3g} tell little: give at least '
+        f'{LEAST_SIZES} over a factor of at least {LEAST_SPAN}, such as 64,128,256,512.'
+    ]
+
+
 def rows_of(found: Sequence[Slope], tolerance: float) -> list[dict[str, str]]:
     return [
         {
@@ -200,53 +212,99 @@ def rows_of(found: Sequence[Slope], tolerance: float) -> list[dict[str, str]]:
     ]
 
 
-def figure(found: Sequence[Slope], along: str, values: Sequence[int]) -> Figure:
-    """Sizes and changes against width or depth, both axes logarithmic, a line an activation."""
-    drawn = Figure(figsize=(12, 4), layout='constrained')
+def panels(
+    found: Sequence[Slope], along: str, values: Sequence[int], tolerance: float
+) -> dict[str, Chart]:
+    """Sizes and changes against width or depth, both axes logarithmic: a line an activation, the
+    mean over seeds, each of which is a dot; those that fail in colour and named.
+    """
     titles = {SIZE: 'mean |x| after the steps', CHANGE: 'mean |change of x|'}
-    for axes, (of, title) in zip(drawn.subplots(1, 2), titles.items(), strict=True):
-        for slope in (one for one in found if one.of == of):
-            means = slope.sizes.mean(axis=0)
-            axes.loglog(values, means, marker='.', label=f'{slope.activation} {slope.value:+.2f}')
-        axes.set(xlabel=along, title=title)
-        axes.set_xticks(values, map(str, values))
-        axes.minorticks_off()
-        axes.legend(fontsize=6, frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-    return drawn
+    return {
+        of: _panel(title, [one for one in found if one.of == of], along, values, tolerance)
+        for of, title in titles.items()
+    }
 
 
-def write(path: Path, title: str, drawn: Figure, rows: Sequence[Mapping[str, str]]) -> None:
+def _panel(
+    title: str, found: Sequence[Slope], along: str, values: Sequence[int], tolerance: float
+) -> Chart:
+    rows = [
+        {
+            'activation': slope.activation,
+            'fails': slope.fails(tolerance),
+            along: value,
+            'size': float(size),
+            'seed': seed,
+        }
+        for slope in found
+        for seed, sizes in enumerate(slope.sizes)
+        for value, size in zip(values, sizes, strict=True)
+        if np.isfinite(size) and size > 0
+    ]
+    log = alt.Scale(type='log', nice=False, zero=False)
+    x = alt.X(f'{along}:Q', scale=log, axis=alt.Axis(values=list(values), grid=False))
+    y = alt.Y('size:Q', scale=log, title=None)
+    by_verdict = alt.Scale(domain=[False, True], range=[PASSES, FAILS])
+    color = alt.Color('fails:N', scale=by_verdict, legend=None)
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, detail='activation:N', color=color)
+    lines = base.mark_line().encode(y=alt.Y('mean(size):Q', scale=log, title=None))
+    told = [alt.Tooltip(f'{name}:N') for name in ('activation', along, 'size', 'seed')]
+    dots = base.mark_point(filled=True, size=14, opacity=0.5).encode(y=y, tooltip=told)
+    ends = base.transform_filter(f'datum.fails && datum.{along} == {max(values)} && !datum.seed')
+    names = ends.mark_text(align='left', dx=6).encode(y=y, text='activation:N')
+    return alt.layer(lines, dots, names).properties(width=340, height=280, title=title)
+
+
+def write(
+    path: Path,
+    title: str,
+    about: str,
+    found: Sequence[Slope],
+    along: str,
+    values: Sequence[int],
+    tolerance: float,
+) -> None:
     """Writes a page with the figure and the table, or the figure alone, by the path's ending."""
+    charts = panels(found, along, values, tolerance)
     if path.suffix != '.html':
-        drawn.savefig(path)
+        save(alt.hconcat(*charts.values()), path)
         return
-    image = io.BytesIO()
-    drawn.savefig(image, format='png', dpi=160)
-    lines = [('th', list(rows[0])), *(('td', list(row.values())) for row in rows)]
-    cells = (''.join(f'<{tag}>{cell}</{tag}>' for cell in line) for tag, line in lines)
-    style = 'body{font:14px sans-serif;margin:2em}td,th{padding:2px 12px;text-align:left}'
-    data = base64.b64encode(image.getvalue()).decode()
-    path.write_text(
-        f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f'<h1>{title}</h1><img width="1100" src="data:image/png;base64,{data}">'
-        f'<table><tr>{"</tr><tr>".join(cells)}</tr></table>'
+    ordered = sorted(found, key=lambda slope: not slope.fails(tolerance))
+    failed = sum(slope.fails(tolerance) for slope in found)
+    names = ', '.join(f'{slope.activation} ({slope.of})' for slope in ordered[:failed])
+    write_page(
+        path,
+        charts,
+        title=title,
+        about=about,
+        verdict=f'{failed} of {len(found)} fail: {names}' if failed else f'All {len(found)} pass',
+        is_bad=failed > 0,
+        notes=[*too_few(along, values), f'A slope within {tolerance:g} of 0 counts as none.'],
+        rows=rows_of(ordered, tolerance),
+        failed=failed,
     )
 
 
 def main(_) -> None:
     given = flags.FLAGS
-    recipe = resolve(given.config)
+    base, sweep = split_sweep(given.config)
+    recipe = resolve(base)
     if bool(given.widths) == bool(given.depths):
         raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
     along = 'width' if given.widths else 'depth'
     values = [int(value) for value in given.widths or given.depths]
     console = Console(stderr=True, highlight=False)
+    if sweep:
+        console.print('the config has a sweep: its base is checked')
+    for line in too_few(along, values):
+        console.print(f'NOTE: {line}')
     found = slopes(recipe, along, values, given.seeds, given.steps, console.print)
     rows = rows_of(found, given.tolerance)
     Console(highlight=False).print(as_table(rows))
     title = f'{recipe.scaling}, {along} {values[0]} to {values[-1]}'
     if given.out:
-        write(Path(given.out), title, figure(found, along, values), rows)
+        about = f'coordinate check, {given.seeds} seeds, {given.steps} steps'
+        write(Path(given.out), title, about, found, along, values, given.tolerance)
     failed = sum(slope.fails(given.tolerance) for slope in found)
     print(f'{title}: {failed} of {len(found)} fail')
     sys.exit(1 if failed else 0)

@@ -222,8 +222,8 @@ MODULES = {
     ),
     'generalised cross-entropy the other way': Bug(
         'modules/losses/label_probability.py',
-        'power_M = (1 - tau) * ce_M',
-        'power_M = (tau - 1) * ce_M',
+        'power_M = (1 - tau) * kept_M',
+        'power_M = (tau - 1) * kept_M',
         'tests/modules/test_losses.py -k comp_sum',
     ),
     'one size for the updates of all layers': Bug(

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from eval import coordinates
+from eval.charts import spec_of
 from eval.coordinates import (
     CHANGE,
     SIZE,
     Slope,
-    figure,
     least_slope,
-    rows_of,
+    panels,
     sized,
     slopes,
+    too_few,
     write,
 )
 from tests.helpers import tiny_config
@@ -120,13 +121,35 @@ def test_heads_grow_in_number_or_in_width():
     assert sized(tiny_config(), 'depth', 5).model.n_layers == 5
 
 
-@pytest.mark.parametrize('ending', ['html', 'svg'])
+@pytest.mark.parametrize('ending', ['html', 'svg', 'png'])
 def test_a_page_or_a_figure(tmp_path, ending):
-    found = [slope(0.5), slope(-0.1, of=CHANGE)]
+    found = [slope(0.0, of=CHANGE), slope(0.5)]
     path = tmp_path / f'page.{ending}'
-    write(path, 'title', figure(found, 'width', (8, 16)), rows_of(found, 0.05))
-    text = path.read_text()
+    write(path, '<title>', 'about', found, 'width', (8, 16), 0.05)
+    text = path.read_bytes().decode(errors='replace')
     assert ('grows (fails)' in text) == (ending == 'html') and len(text) > 1000
+    if ending == 'html':
+        assert '1 of 2 fail: ' in text and '&lt;title&gt;' in text and '2 widths over' in text
+        assert text.index('grows (fails)') < text.index('>flat<')  # what fails comes first
+
+
+def test_the_figure_has_each_seed_and_names_what_fails():
+    found = [slope(0.0, of=CHANGE), slope(0.5)]
+    charts = panels(found, 'width', (8, 16), 0.05)
+    for one, chart in zip(found, (charts[CHANGE], charts[SIZE]), strict=True):
+        spec = spec_of(chart)
+        rows = spec['data']['values']
+        assert len(rows) == one.sizes.size and {row['fails'] for row in rows} == {one.fails(0.05)}
+        assert [layer['mark']['type'] for layer in spec['layer']] == ['line', 'point', 'text']
+
+
+@pytest.mark.parametrize(
+    ('values', 'said'),
+    [((64, 128), '2 widths over a factor of 2'), ((64, 96, 128), '3 widths'), ((64, 128, 256), '')],
+)
+def test_too_few_sizes_are_said(values, said):
+    found = ''.join(too_few('width', values))
+    assert said in found and bool(found) == bool(said)
 
 
 def test_sizes_that_cannot_be():

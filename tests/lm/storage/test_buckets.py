@@ -108,9 +108,7 @@ def test_empty_objects_that_stand_for_folders_are_none(bucket_url, s3_port):
 @pytest.mark.parametrize('name', ['a//b', '../x', 'a/./b'])
 def test_an_object_that_no_path_names_is_one_line(bucket_url, s3_port, name):
     put(bucket_url, s3_port, name)
-    with pytest.raises(
-        BucketError, match='holds an object that no path names .* delete it'
-    ) as told:
+    with pytest.raises(BucketError, match='holds an object that no path names') as told:
         open_bucket(bucket_url).list()
     assert '\n' not in str(told.value)
 

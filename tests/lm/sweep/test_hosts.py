@@ -43,7 +43,9 @@ def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
     monkeypatch.setattr(hosts, 'work', lambda recipe: recipe)
     groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
     shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
-    assert [cell for share in shares for group in share for cell in group] == sum(groups, [])
+    assert [cell for share in shares for group in share for cell in group] == [
+        cell for (cell,) in groups
+    ]
     each = [sum(cell.recipe for group in share for cell in group) for share in shares]
     assert max(each) <= sum(works) / n_hosts + max(works)
 
