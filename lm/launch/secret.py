@@ -80,9 +80,13 @@ class Secret:
         return ''
 
     def remove(self) -> None:
-        """Removes the file of a job that has ended, unless another job has replaced it."""
+        """Removes the file of a job that has ended, unless another job has replaced it; and the
+        folder, where a start that failed leaves it empty.
+        """
         if self.path is not None and self.read() == self._given:
             self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()
 
 
 def _read(path: Path) -> str:

@@ -213,6 +213,10 @@ def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
     first.remove()  # which it leaves
     assert second.read()
     assert list((tmp_path / 'run').iterdir()) == [first.path]
+    last = Secret(HOST, arguments, {})
+    last.write()
+    last.remove()
+    assert not (tmp_path / 'run').exists()  # nothing else was in it
 
 
 def test_a_pipe_in_place_of_the_secret_holds_nobody_up(tmp_path):
