@@ -26,8 +26,8 @@ class Chip(NamedTuple):
     that the compiler lets a program have. gb_per_second: rate of that memory. link: one-way rate of
     one link to a neighbour, of a GPU of all its links. network: one-way share of the network
     between slices. described: the description that the compiler takes. cubes: whether slices have
-    three dimensions. largest: chips of the largest slice, or GPUs of a host. host: chips of a host
-    along each dimension.
+    three dimensions. cores: TensorCores of a chip, where Google's names count them. largest: chips
+    of the largest slice, or GPUs of a host. host: chips of a host along each dimension.
     """
 
     platform: str
@@ -39,6 +39,7 @@ class Chip(NamedTuple):
     described: dict[str, Any]
     devices_a_chip: int = 1
     cubes: bool = False
+    cores: int = 1
     largest: int = 1
     host: tuple[int, ...] = ()
 
@@ -75,7 +76,7 @@ def _tpu(name: str, kind: str, gib: float, *rates: float, described=(), **facts:
 # gives for all six links both ways, which for the others is 1.1 times as much as the book's.
 # Network of v4: the book's 25 GB/s a host.
 PLANE = {'largest': 256, 'host': (2, 2)}
-CUBES = {'cubes': True, 'host': (2, 2, 1)}
+CUBES = {'cubes': True, 'cores': 2, 'host': (2, 2, 1)}
 MEGACORE = {'chip_config_name': 'megacore'}
 TPUS = {
     'v4': _tpu('v4', 'TPU v4', 30.75, 1200, 45, 6.25, described=MEGACORE, largest=4096, **CUBES),
@@ -179,6 +180,7 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     Raises ValueError for a topology that is not offered, with the nearest one; for several slices
     of chips without slices; and for a missing compiler, with the extra that installs it.
     """
+    asked, name = name, slice_named(name)
     kind, _, shape = name.partition(':')
     if name != HERE and kind not in CHIPS:
         raise ValueError(
@@ -188,7 +190,7 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     chip = CHIPS.get(kind)
     if chip is not None and shape not in (offered := shapes_of(chip)):
         raise ValueError(
-            f'--topology={name}: {kind} has no {shape or "empty shape"!r}.'
+            f'--topology={asked}: {kind} has no {shape or "empty shape"!r}.'
             f' Nearest that is offered: {kind}:{_nearest_shape(shape, offered)}.'
         )
     if slices < 1:
@@ -206,6 +208,23 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     lengths = tuple(map(int, shape.split('x')))
     devices = chip.devices(*lengths) if chip.platform == 'gpu' else chip.slices(shape, slices)
     return Topology(name, chip, devices, lengths, slices)
+
+
+def slice_named(name: str) -> str:
+    """Returns 'v5e:4x4' for v5e-16 or v5litepod-16, and 'v5p:2x2x4' for v5p-32: Google names slices
+    by their chips, or by their TensorCores. Another name stays as it is.
+    """
+    kind, _, number = name.partition('-')
+    kind = USUAL.get(kind, kind)
+    if kind not in TPUS or not number.isdecimal():
+        return name
+    chips, rest = divmod(int(number), TPUS[kind].cores)
+    of_shape = {chips_of(shape): shape for shape in reversed(shapes_of(TPUS[kind]))}
+    return f'{kind}:{chips if rest else of_shape.get(chips, chips)}'
+
+
+def chips_of(shape: str) -> int:
+    return math.prod(map(int, shape.split('x')))
 
 
 def shapes_of(chip: Chip) -> list[str]:
@@ -229,7 +248,7 @@ def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
 
     def distance(other):
         same = sum(part in other.split('x') for part in lengths)
-        return abs(math.log(chips / math.prod(map(int, other.split('x'))))), -same
+        return abs(math.log(chips / chips_of(other))), -same
 
     return min(offered, key=distance)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tpu.chips import CHIPS, GPUS, TPUS, Topology, open_topology, shapes_of
+from tpu.chips import CHIPS, GPUS, TPUS, Chip, Topology, open_topology, shapes_of, slice_named
 
 
 def test_every_chip_has_a_published_peak_and_slices():
@@ -24,8 +24,10 @@ def test_every_chip_has_a_published_peak_and_slices():
         ('v5p:4x4x5', 'Nearest that is offered: v5p:4x4x4'),
         ('v5p:64', 'Nearest that is offered: v5p:4x4x4'),
         ('v5p', "has no 'empty shape'"),
-        ('v5litepod-16', 'Did you mean v5e:16x16'),
-        ('v5p-8', 'Did you mean v5p:4x4x4'),
+        ('v5litepod', 'Did you mean v5e:16x16'),
+        ('v5e-12', "v5e has no '12'. Nearest that is offered: v5e:"),
+        ('v5p-9', 'Nearest that is offered: v5p:2x2x1'),
+        ('v5p-x', 'Did you mean v5p:4x4x4'),
         ('h100:3', 'Nearest that is offered: h100:'),
         ('v9:4x4', 'must name one of v4, v5e'),
     ],
@@ -34,6 +36,31 @@ def test_what_is_not_offered_is_answered_with_the_nearest(name, said):
     with pytest.raises(ValueError, match='--topology') as error:
         open_topology(name)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'name, shape',
+    [
+        ('v5e-16', 'v5e:4x4'),
+        ('v5litepod-256', 'v5e:16x16'),
+        ('v6e-16', 'v6e:4x4'),
+        ('v4-32', 'v4:2x2x4'),
+        ('v5p-32', 'v5p:2x2x4'),
+        ('v5p-8', 'v5p:2x2x1'),
+        ('v5p:4x4x4', 'v5p:4x4x4'),
+        ('here', 'here'),
+    ],
+)
+def test_a_slice_has_the_name_that_google_gives_it(name, shape):
+    """By chips, and by TensorCores where a chip has two (tables of axlearn, MaxText)."""
+    assert slice_named(name) == shape
+
+
+def test_a_topology_opens_by_that_name(monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda module: True)
+    monkeypatch.setattr(Chip, 'slices', lambda chip, shape, number: [shape])
+    opened = open_topology('v5e-16')
+    assert (opened.name, opened.shape, opened.devices) == ('v5e:4x4', (4, 4), ['4x4'])
 
 
 @pytest.mark.parametrize('name, extra', [('v5e:4x4', 'tpu'), ('h100:8', 'cuda-compiler')])
