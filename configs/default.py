@@ -26,8 +26,7 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict()
     config.model.d_model = 256
     config.model.n_layers = 3
-    config.model.n_heads = 4
-    config.model.n_kv_heads = 4  # fewer than n_heads: grouped-query attention
+    config.model.n_heads = 4  # and n_kv_heads, unless that is fewer: grouped-query attention
     config.model.d_ff = 1024
     config.model.norm = 'rmsnorm'  # of the blocks; at each site 'rmsnorm:scale=False' is a norm too
     config.model.placement = 'pre'

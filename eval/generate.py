@@ -21,7 +21,7 @@ from absl import app, flags
 
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.inference.decoding import Cache, extend, init_cache
-from lm.launch.command import run_main
+from lm.launch.command import parse_flags, run_main
 from lm.training.state import Learner
 
 CHECKPOINT = define_checkpoint()
@@ -152,4 +152,4 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     flags.mark_flag_as_required('checkpoint')
-    app.run(run_main(main))
+    app.run(run_main(main), flags_parser=parse_flags)

@@ -25,6 +25,7 @@ NO_READERS = (
     'lm/config/resolve.py',
     'lm/config/fields.py',
     'lm/model/check.py',
+    'lm/config/other_programs.py',
     'lm/config/suggestions.py',
     'eval/tables/columns.py',
     'lm/record/upgrade.py',
@@ -157,6 +158,7 @@ def test_nothing_touches_sys_path_or_shadows_eval():
 # Files of lm/ that know rows: defaults of fields, records of older versions, advice.
 KNOW_ROWS = (
     'lm/config/fields.py',
+    'lm/config/other_programs.py',
     'lm/config/resolve.py',
     'lm/record/upgrade.py',
     'lm/run/remedies.py',

@@ -25,7 +25,7 @@ from lm.config.resolve import to_json
 from lm.model.check import check
 from lm.run.tables import schedule_listing
 from lm.run.start import check_run
-from lm.sweep.cells import cells
+from lm.sweep.cells import cells, ignored_words
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
 from modules.options import Declared, Option, options
@@ -75,6 +75,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any) -> bool:
         print(schedule_listing(recipe), end='')
     if found:
         print(f'{len(found)} cells start from this', file=sys.stderr)
+    for words in ignored_words(found):
+        print(f'NOTE: {words}', file=sys.stderr)
     return True
 
 

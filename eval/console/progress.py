@@ -12,7 +12,7 @@ from rich.text import Text
 from eval.tables.results import UNREADABLE, Record, gather, write_table
 from eval.tables.text import number
 from lm.config.fields import RUN_PATHS
-from lm.sweep.cells import Cell
+from lm.sweep.cells import Cell, ignored_words
 
 EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
 SHARE = 0.01  # of the time that reading all the records may take
@@ -28,6 +28,8 @@ class SweepView:
     @contextmanager
     def live(self, groups: list[list[Cell]], console: Console) -> Iterator[Callable[[], None]]:
         """Shows a line for each group while the sweep goes; yields what to call now and then."""
+        for words in ignored_words([cell for group in groups for cell in group]):
+            console.print(f'NOTE: {words}', markup=False, soft_wrap=True)
         progress = Progress(self.workdir, groups, console)
         with progress.screen:
             try:

@@ -47,7 +47,6 @@ class ModelConfig:
     d_model: Size
     n_layers: Size
     n_heads: Size
-    n_kv_heads: Size
     d_ff: Size
     norm: Norm
     placement: Annotated[str, Choice(PLACEMENTS, 'model')]
@@ -61,6 +60,7 @@ class ModelConfig:
     dtype: Annotated[str, Option(choices=('bfloat16', 'float32'))]
     remat: Annotated[str, Choice(REMAT_POLICIES)]
     scan_layers: bool
+    n_kv_heads: Annotated[int | None, Option(least=1)] = None  # None: n_heads
     embedding_norm: Norm = 'none'
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own

@@ -20,6 +20,7 @@ from lm.config.fields import (
     OptimConfig,
     TrainConfig,
 )
+from lm.config.other_programs import absent
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
@@ -207,10 +208,14 @@ class Recipe:
 
 
 def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
-    """Returns `Choice.parts` of a field. Its ValueError names other fields that have such a row."""
+    """Returns `Choice.parts` of a field. Its ValueError names other fields that have such a row, or
+    what there is instead of a name that other programs have.
+    """
     try:
         return CHOICES[path].parts(path, value)
     except ValueError as error:
+        if said := absent(value):
+            raise ValueError(f'{str(error).partition(" Did you mean")[0]} Here {said}.') from None
         tables = {id(choice.table): field for field, choice in reversed(CHOICES.items())}
         fields = [field for field in tables.values() if value in CHOICES[field].table]
         elsewhere = f' {value!r} is one of {" and of ".join(fields)}.' if fields else ''

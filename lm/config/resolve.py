@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,14 +16,11 @@ from ml_collections import ConfigDict
 from lm.config.choice import AUTO, joined_by_plus
 from lm.config.fields import CHOICES, FIELDS, Config
 from lm.config.mixture import settled
+from lm.config.other_programs import absent
 from lm.config.recipe import Recipe, recipe_of, rows_at, sown_by
 from lm.config.suggestions import field_hint
 from modules.choices import nearest
 from modules.options import options, typed
-
-
-class Unread(ValueError):
-    """An option was given that no chosen part reads."""
 
 
 def resolve(raw: Mapping[str, Any]) -> Recipe:
@@ -80,17 +78,26 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
 def settle(config: Config) -> Recipe:
     """Resolves a config whose types are right."""
     config = without_auto(config)
-    readers, flat = recipe_of(config).readers, flatten(config)
-    for path, value in flat.items():
-        if FIELDS[path].of_parts and value is not None and path not in readers:
-            raise Unread(unread(path, value, config))
-    values = {}
+    recipe, flat, values = recipe_of(config), flatten(config), {}
+    readers = recipe.readers
+    for path in unread_options(recipe):
+        raise ValueError(unread(path, flat[path], config))
     for path, parts in readers.items():
         defaults = [options(part.row)[path.split('.')[1]].default for part in parts]
         several = any(CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
     return recipe_of(changed(config, values))
+
+
+def unread_options(recipe: Recipe) -> list[str]:
+    """Returns the paths of options that are given and that no chosen part reads."""
+    readers = recipe.readers
+    return [
+        path
+        for path, value in flatten(recipe).items()
+        if FIELDS[path].of_parts and value is not None and path not in readers
+    ]
 
 
 def without_auto(config: Config) -> Config:
@@ -107,10 +114,15 @@ def without_auto(config: Config) -> Config:
         values['model.reparam'] = needs.get('reparam', 'none')
     if model.final_norm == AUTO:
         values['model.final_norm'] = model.norm if placement.final_norm else 'none'
+    if model.n_kv_heads is None:
+        values['model.n_kv_heads'] = model.n_heads
     if model.embedding_scale is None:
         values['model.embedding_scale'] = norm.scales_embedding
     if config.attention.norm_values is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
+    source = config.data.source
+    if (said := absent(source)) and ':' not in source and not Path(source).exists():
+        raise ValueError(f'data.source={source}: {said}.')
     if config.data.mixture is not None:
         values |= settled(config.data.mixture, config.data.source)
     return changed(config, values)
@@ -162,11 +174,12 @@ def to_json(recipe: Recipe) -> str:
     return json.dumps(to_dict(recipe), indent=2) + '\n'
 
 
-# Fields whose default stands for another value.
+# Fields whose default stands for another value. What once had none is in the names of all runs.
 LEFT_OPEN = {
     path: field.default
     for path, field in FIELDS.items()
     if not field.of_parts and (field.default is None or field.default == AUTO)
+    if path != 'model.n_kv_heads'
 }
 
 

@@ -7,55 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm.config.other_programs import SYNONYMS, absent
 from modules.choices import closest, did_you_mean, nearest
 
-# Other programs' names of fields. They are refused; the message has the name that works.
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    'accumulation_steps': ('train.microbatches',),
-    'batch': ('data.batch_size',),
-    'beta1': ('optim.b1',),
-    'beta2': ('optim.b2',),
-    'block_size': ('data.seq_len',),
-    'context_length': ('data.seq_len',),
-    'dataset': ('data.source',),
-    'decay': ('optim.weight_decay',),
-    'depth': ('model.n_layers',),
-    'dim': ('model.d_model',),
-    'epsilon': ('norm.eps', 'optim.eps'),
-    'grad_clip': ('optim.clip_norm',),
-    'gradient_accumulation_steps': ('train.microbatches',),
-    'hidden_size': ('model.d_model',),
-    'init_std': ('scaling.init_scale',),
-    'intermediate_size': ('model.d_ff',),
-    'layers': ('model.n_layers',),
-    'learning_rate': ('optim.lr',),
-    'max_grad_norm': ('optim.clip_norm',),
-    'max_steps': ('train.steps',),
-    'n_embd': ('model.d_model',),
-    'num_experts': ('mlp.n_experts',),
-    'num_heads': ('model.n_heads',),
-    'num_layers': ('model.n_layers',),
-    'num_steps': ('train.steps',),
-    'optimizer': ('optim.name',),
-    'partial_rotary_factor': ('attention.rope_fraction',),
-    'qk_layernorm': ('model.qk_norm',),
-    'rope_theta': ('attention.rope_base',),
-    'rotary_pct': ('attention.rope_fraction',),
-    'sequence_length': ('data.seq_len',),
-    'sources': ('data.mixture',),
-    'vocab_size': ('data.tokenizer',),
-    'warmup': ('optim.warmup_steps', 'norm.warmup'),
-    'wd': ('optim.weight_decay',),
-    'width': ('model.d_model',),
-}
 EXAMPLE = {'optim.lr': (1e-3, 3e-3)}
 
 
 def field_hint(path: str, known: Collection[str]) -> str:
     """Returns ' Did you mean X?' for a path that is not in `known`, or '' where nothing is near.
 
-    The same name in another section and other programs' names come first, then the nearest name of
-    the same section, then the nearest of all.
+    The same name in another section and other programs' names come first, then what is said of a
+    name that stands for nothing here, then the nearest name of the same section, then of all.
     """
     section, _, name = str(path).rpartition('.')
     by_name: dict[str, list[str]] = {}
@@ -63,6 +25,8 @@ def field_hint(path: str, known: Collection[str]) -> str:
         by_name.setdefault(field.rpartition('.')[2], []).append(field)
     usual = [field for field in SYNONYMS.get(name, ()) if field in known]
     found = [*dict.fromkeys([*by_name.get(name, ()), *usual])]
+    if not found and (said := absent(name)):
+        return f' {said[0].upper()}{said[1:]}.'
     if section:
         found = found or closest(path, [f for f in known if f.startswith(f'{section}.')])
     found = found or closest(path, known)

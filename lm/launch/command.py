@@ -1,12 +1,14 @@
 """Commands: how they start, read their flags, and fail."""
 
 import dataclasses
+import logging as stdlib_logging
 import os
 import re
 import signal
 import sys
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from absl import app, flags
 from ml_collections import ConfigDict, FieldReference, config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
+from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
+from lm.config.other_programs import Translator, file_advice, positional
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest
 from lm.config.suggestions import check_flags, field_hint, flag_refusal
@@ -25,6 +29,9 @@ from modules.choices import nearest
 from modules.options import typed
 
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
+
+
+EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
 
 def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
@@ -85,10 +92,35 @@ class ConfigParser(ConfigFileFlagParser):
     """Reads a config file as ml_collections does, and adds the fields that it leaves out."""
 
     def parse(self, path: str) -> Any:
-        config = super().parse(path)
+        file = path.partition(':')[0]
+        stdlib_logging.disable(stdlib_logging.WARNING)  # one line says what is wrong
+        try:
+            config = super().parse(path)
+        except AttributeError as error:
+            if error.name != 'get_config':
+                raise
+            raise flags.Error(f'{file} has no get_config(); {EXAMPLE}') from None
+        finally:
+            stdlib_logging.disable(stdlib_logging.NOTSET)
+        if config is None:
+            raise flags.Error(f'get_config() of {file} returns nothing; {EXAMPLE}')
         if isinstance(config, ConfigDict):
+            check_fields(config, file)
             add_fields(config)
         return config
+
+
+def check_fields(config: ConfigDict, file: str) -> None:
+    """Raises flags.Error for a field that there is not, with the line of the file that names it."""
+    sections = {path.split('.')[0] for path in FIELDS}
+    for section in set(config.keys()) & sections:
+        for name in config[section].keys() if isinstance(config[section], ConfigDict) else ():
+            if (path := f'{section}.{name}') not in FIELDS:
+                lines = enumerate(Path(file).read_text().splitlines(), 1)
+                at = next((f':{n}' for n, line in lines if re.search(rf'\b{name}\b', line)), '')
+                raise flags.Error(
+                    f'{file}{at}: the config has no field {path}.{field_hint(path, FIELDS)}'
+                )
 
 
 def add_fields(config: ConfigDict) -> None:
@@ -122,8 +154,9 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses flags as absl does; a mistake in a flag of the config is reported in one line."""
+    """Parses flags as absl does; a mistake in a flag is reported in one line."""
     try:
+        check_names(argv)
         check_flags(argv, FIELDS)
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -140,6 +173,51 @@ def parse_flags(argv: list[str]) -> list[str]:
     sys.exit(BAD_INPUT)
 
 
+def check_names(argv: Sequence[str]) -> None:
+    """Raises ValueError for flags that there are not, with those that other programs' names mean
+    here; and for words without a flag that are such a name, or a config file.
+    """
+    known, fields = flags.FLAGS, {}
+    if 'config' in known:
+        fields = {path: (field.types, names_of(field)) for path, field in FIELDS.items()}
+    translator = Translator(fields, known)
+    words = list(argv[1 : argv.index('--') if '--' in argv else None])
+    while words:
+        given = words.pop(0)
+        flag, is_whole, text = given.partition('=')
+        name = flag.lstrip('-')
+        follows = bool(words) and not is_whole and not words[0].startswith('--')
+        is_config = bool(fields) and name.split('.')[0] in ('config', 'noconfig')
+        if not given.startswith('-'):
+            if fields and all(positional(given)):
+                translator.add(*positional(given))
+            translator.say(file_advice(given))
+        elif is_config or name in known or name.removeprefix('no') in known:
+            if follows and not (_is_switch(name) or words[0].startswith('-')):
+                words.pop(0)
+        else:
+            translator.add(flag, words.pop(0) if follows else text)
+    if said := translator.answer():
+        raise ValueError(said)
+
+
+def names_of(field: Field) -> Collection[str]:
+    """Returns the names that a field may have; none where it is no choice."""
+    if field.choice:
+        return [*field.choice.table, *([AUTO] if field.choice.auto else [])]
+    return field.option.choices if field.option else ()
+
+
+def _is_switch(name: str) -> bool:
+    """Whether a flag of this program may stand alone."""
+    path = name.partition('.')[2]
+    return (
+        bool in FIELDS[path].types
+        if path in FIELDS
+        else name not in flags.FLAGS or (flags.FLAGS[name].boolean)
+    )
+
+
 def _unknown_in_file(error: AttributeError) -> str:
     """Names the unknown field that a config file sets or reads; '' for another error."""
     sections, names = ({path.split('.')[i] for path in FIELDS} for i in (0, 1))
@@ -147,8 +225,11 @@ def _unknown_in_file(error: AttributeError) -> str:
         name, said = written[1], f'the config has no field {written[1]}.'
     elif isinstance(error.obj, ConfigDict):
         name, said = error.name, f'the config file reads {error.name}, which is not set.'
-        if name in names:
-            return f'{said} Left as published it is None by .get({name!r}) alone.'
     else:
         return ''
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next(frame for frame in reversed(frames) if 'ml_collections' not in frame.filename)
+    said = f'{at.filename}:{at.lineno}: {said}'
+    if not written and name in names:
+        return f'{said} Left as published it is None by .get({name!r}) alone.'
     return said + (nearest(name, sections) or field_hint(name, FIELDS))

@@ -66,10 +66,21 @@ def width_growth(recipe: Recipe) -> float:
     return recipe.model.d_model / (1 if recipe.scaling.row.against_one else base)
 
 
+def unread_sizes(recipe: Recipe) -> list[str]:
+    """Returns the paths of sizes of a base model that are given and change nothing."""
+    scaling, row = recipe.config.scaling, recipe.scaling.row
+    reads = {f'base_{size}': size in row.grows for size in (WIDTH, DEPTH)}
+    reads['base_heads'] = row.logits_per_width
+    return [
+        f'scaling.{name}'
+        for name, is_read in reads.items()
+        if vars(scaling)[name] is not None and (row.against_one or not is_read)
+    ]
+
+
 def check_base(recipe: Recipe) -> None:
     """Raises ValueError for sizes of a base model that are missing, unread or not whole."""
     scaling, part, row = recipe.config.scaling, recipe.scaling, recipe.scaling.row
-    nothing = 'so that it would change nothing. Leave it out, or None.'
     for wanted, now in ((WIDTH, recipe.model.d_model), (DEPTH, recipe.model.n_layers)):
         name, reads = f'base_{wanted}', wanted in row.grows and not row.against_one
         value = vars(scaling)[name]
@@ -80,13 +91,12 @@ def check_base(recipe: Recipe) -> None:
                 f"model whose learning rate this one is to have; at {now}, the model's own, it is "
                 f'scaling.name=standard{but_zero}'
             )
-        if value is not None and not reads:
-            raise ValueError(
-                f'scaling.{name}={value} is read by no part of this config ({part}), {nothing}'
-            )
-    if scaling.base_heads is not None and (row.against_one or not row.logits_per_width):
+    for path in unread_sizes(recipe):
+        why = f'is read by no part of this config ({part})'
+        if path == 'scaling.base_heads':
+            why = f'is for logits q k / H against a base model, which {part} does not have'
         raise ValueError(
-            f'scaling.base_heads={scaling.base_heads} is for logits q k / H against a base model, '
-            f'which {part} does not have, {nothing}'
+            f'{path}={vars(scaling)[path.split(".")[1]]} {why}, so that it would change nothing. '
+            'Leave it out, or None.'
         )
     base_of(recipe)

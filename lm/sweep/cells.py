@@ -8,19 +8,29 @@
     }
 
 `zip` and `list` are axes too; a tuple of several zips is several axes. A sweep that is a tuple is
-one `list`.
+one `list`. An option that only some cells read belongs to these: the others are without it.
 """
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lm.data
-from lm.config.fields import FIELDS, RUN_PATHS, DataConfig
-from lm.config.recipe import Recipe
-from lm.config.resolve import Unread, build, changed, digest, flatten, settle
+from lm.config.fields import FIELDS, RUN_PATHS, Config, DataConfig
+from lm.config.recipe import Recipe, recipe_of
+from lm.config.resolve import (
+    build,
+    changed,
+    digest,
+    flatten,
+    settle,
+    unread_options,
+    without_auto,
+)
 from lm.config.suggestions import EXAMPLE, field_hint, sweep_flag, sweep_hint
+from lm.model.base_size import unread_sizes
 from lm.model.check import check
 from modules.choices import nearest
 from modules.options import typed
@@ -33,14 +43,30 @@ class Cell:
     """One run of a sweep."""
 
     name: str  # of its folder: the digest of its config, unless an older version began it
-    changes: Changes  # as the sweep gives them, with the types of their fields
+    changes: Changes  # as the sweep gives them, with the types of their fields, but for `ignored`
     recipe: Recipe
+    ignored: tuple[str, ...] = ()  # options that were given, and that other cells alone read
 
 
 def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None)."""
+    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None).
+
+    An option that what they start from does not read becomes an axis of one value.
+    """
     tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
-    return tree, tree.pop('sweep', None)
+    sweep = tree.pop('sweep', None)
+    if not sweep or not isinstance(sweep, Mapping | list | tuple):
+        return tree, sweep
+    for path in _unread(build(tree)):
+        section, name = path.split('.')
+        axes = [[path in changes for changes in axis] for axis in _axes(sweep)]
+        if not any(map(any, axes)):
+            sweep = dict(sweep) if isinstance(sweep, Mapping) else {'list': sweep}
+            sweep[path] = (tree[section][name],)
+        elif not any(map(all, axes)):
+            continue  # some cells have their own: it is refused, as what the others have is unclear
+        tree[section] = tree[section] | {name: None}
+    return tree, sweep
 
 
 def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
@@ -48,8 +74,8 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     is resolved after its changes: what is 'auto' or None in the base follows from them.
 
     Raises ValueError for an axis that names no field (with the nearest), a value of another type or
-    out of bounds, an axis without values, a field that two axes change, an option that a cell does
-    not read, and two cells that resolve to the same config.
+    out of bounds, an axis without values, a field that two axes change, an option that no cell
+    reads, and two cells that resolve to the same config.
     """
     start = build(base)
     axes, seen = _axes(sweep), set()
@@ -60,11 +86,14 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
         seen |= fields
     found: dict[str, Cell] = {}
     checked_data: set[DataConfig] = set()  # looking for the files takes 30 ms
-    for parts in itertools.product(*axes):
-        asked: Changes = {}
-        for path, value in itertools.chain(*(part.items() for part in parts)):
-            asked[path] = value.item() if hasattr(value, 'item') else value  # NumPy's
-        cell = _cell(start, asked, checked_data)
+    listed = [_typed(parts) for parts in itertools.product(*axes)]
+    unread = [_given(changes, _unread, changed(start, changes)) for changes in listed]
+    read_by_none = set(unread[0]).intersection(*unread)
+    for changes, paths in zip(listed, unread, strict=True):
+        ignored = tuple(path for path in paths if path not in read_by_none)
+        cell = _given(changes, _cell, start, changes, ignored, checked_data)
+        if cell.name in found and ignored and found[cell.name].changes == cell.changes:
+            continue  # they differ in what they ignore
         if cell.name in found:
             raise ValueError(
                 f'two cells of the sweep are the same run: {found[cell.name].changes} and '
@@ -135,22 +164,48 @@ def _check_field(path: Any) -> None:
         raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
 
 
-def _cell(base: Recipe, asked: Changes, checked_data: set[DataConfig]) -> Cell:
+def _typed(parts: Iterable[Changes]) -> Changes:
+    """Joins the changes of all axes, with the types of their fields."""
+    asked = {path: value for part in parts for path, value in part.items()}
+    asked = {path: v.item() if hasattr(v, 'item') else v for path, v in asked.items()}  # NumPy's
+    return {
+        path: _given(asked, typed, path, value, FIELDS[path].types) for path, value in asked.items()
+    }
+
+
+def _given[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> T:
+    """Calls the function; its ValueError names the cell."""
     try:
-        changes = {path: typed(path, value, FIELDS[path].types) for path, value in asked.items()}
-        recipe = settle(changed(base, changes))
-        check(recipe)
-        if recipe.data not in checked_data:
-            lm.data.check(recipe.data)
-            checked_data.add(recipe.data)
-    except Unread as error:
-        raise ValueError(
-            f'sweep cell {asked}: {error} Where other cells read it, give it in a `list`, together '
-            'with the choices that read it.'
-        ) from error
+        return function(*arguments)
     except ValueError as error:
-        raise ValueError(f'sweep cell {asked}: {error}') from error
-    return Cell(digest(recipe), changes, recipe)
+        raise ValueError(f'sweep cell {changes}: {error}') from error
+
+
+def _unread(config: Config) -> list[str]:
+    """Returns the paths of options, and of sizes of a base model, that are given and not read."""
+    recipe = recipe_of(without_auto(config))
+    return unread_options(recipe) + unread_sizes(recipe)
+
+
+def _cell(
+    start: Config, changes: Changes, ignored: Sequence[str], checked_data: set[DataConfig]
+) -> Cell:
+    recipe = settle(changed(start, changes | dict.fromkeys(ignored)))
+    check(recipe)
+    if recipe.data not in checked_data:
+        lm.data.check(recipe.data)
+        checked_data.add(recipe.data)
+    kept = {path: value for path, value in changes.items() if path not in ignored}
+    return Cell(digest(recipe), kept, recipe, tuple(ignored))
+
+
+def ignored_words(cells: Sequence[Cell]) -> list[str]:
+    """Says of each option that only some cells read how many these are."""
+    counts = collections.Counter(path for cell in cells for path in cell.ignored)
+    return [
+        f'{path} is read by {len(cells) - n} of {len(cells)} cells; the others are without it'
+        for path, n in counts.items()
+    ]
 
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:

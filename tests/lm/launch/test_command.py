@@ -1,5 +1,6 @@
 """Contract: a flag and a file can set any field there is, and what is wrong with one is a line."""
 
+import sys
 import types
 
 import pytest
@@ -133,26 +134,43 @@ def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
         ('config.optim = {}; config.optimm = {}', "no field optimm. Did you mean 'optim'?"),
         ('config.optimm.lr = 1.0', "reads optimm, which is not set. Did you mean 'optim'?"),
         ('config.optim.lr = config.optim.others_lr', "it is None by .get('others_lr') alone."),
+        (
+            'config.optim.learning_rate = 1.0',
+            "no field optim.learning_rate. Did you mean 'optim.lr",
+        ),
+        ('config.norm.group = 4', "no field norm.group. Did you mean 'norm.groups'?"),
+        (
+            'config.model.update(d_modell=4)',
+            "no field model.d_modell. Did you mean 'model.d_model'?",
+        ),
+        ('config.model.dropout = 0.1', 'no field model.dropout. There is no dropout'),
     ],
 )
-def test_what_a_file_cannot_name_is_refused(line, said, refused, file):
-    assert said in refused(file(line))
+def test_what_a_file_cannot_name_is_refused_with_its_line(line, said, refused, file):
+    answer = refused(file('config.train.steps = 3', line))
+    assert said in answer and '/mine.py:7: ' in answer
+
+
+def test_a_value_of_another_type_is_refused_as_the_config_is_resolved(parsed, file):
+    with pytest.raises(ValueError, match=r"norm\.groups must be int or None; got 'a' of type str"):
+        resolve(parsed(file("config.norm.groups = 'a'")))
 
 
 @pytest.mark.parametrize(
-    ('line', 'said'),
+    ('text', 'said'),
     [
-        ('config.optim.learning_rate = 1.0', r"no field optim\.learning_rate\. .* 'optim\.lr'"),
-        ('config.norm.group = 4', r"no field norm\.group\. Did you mean 'norm\.groups'"),
-        ('config.train.step = 4', r"no field train\.step\. Did you mean 'train\.steps'"),
-        ("config.norm.groups = 'a'", r"norm\.groups must be int or None; got 'a' of type str"),
+        ('def config(): pass', 'has no get_config()'),
+        ('def get_config(): pass', 'returns nothing'),
     ],
 )
-def test_a_name_or_value_of_a_section_is_refused_as_the_config_is_resolved(
-    line, said, parsed, file
+def test_a_file_without_a_config_is_refused_with_what_to_write(
+    text, said, refused, tmp_path, monkeypatch
 ):
-    with pytest.raises(ValueError, match=said):
-        resolve(parsed(file(line)))
+    monkeypatch.delitem(sys.modules, 'config_config', raising=False)  # the file of another test
+    (tmp_path / 'mine.py').write_text(text)
+    for more in ((), ('--config.optim.lr=1',)):
+        answer = refused(f'--config={tmp_path}/mine.py', *more)
+        assert said in answer and 'has def get_config(): ... return config' in answer
 
 
 def test_another_mistake_in_a_file_keeps_its_traceback(parsed, file):

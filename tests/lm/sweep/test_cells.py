@@ -8,8 +8,8 @@ import pytest
 
 from configs import default
 from lm.config.fields import CHOICES, FIELDS, RUN_PATHS
-from lm.config.resolve import digest, flatten
-from lm.sweep.cells import cells, groups, split_sweep
+from lm.config.resolve import digest, flatten, resolve
+from lm.sweep.cells import cells, groups, ignored_words, split_sweep
 from tests.helpers import another, tiny_config, tiny_raw
 
 
@@ -146,10 +146,6 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
             'this config (optim.schedule=constant), so that it would change nothing. It is read '
             'with optim.schedule=warmup_stable_decay.',
         ),
-        (
-            {'optim.schedule': ('warmup_stable_decay', 'constant'), 'optim.decay_fraction': (0.1,)},
-            'give it in a `list`, together with the choices that read it',
-        ),
         ({'model.norm': ('rmsnorm:scal=False',)}, 'rmsnorm has no such option, only'),
     ],
 )
@@ -169,6 +165,72 @@ def test_a_list_gives_an_option_with_the_choices_that_read_it():
     stable = {'optim.schedule': 'warmup_stable_decay'}
     swept = cells(tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))])
     assert [cell.recipe.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
+
+
+def swept(changes, sweep):
+    """The base and the cells, of a config with these changes."""
+    base, sweep = split_sweep(tiny_raw(changes) | {'sweep': sweep})
+    return resolve(base), cells(base, sweep)
+
+
+def test_an_option_that_some_cells_read_is_theirs():
+    """Given as an axis. Those that do not read it are one cell, and not one for each value."""
+    axes = {'optim.name': ('adamw', 'muon'), 'optim.muon_steps': (3, 4)}
+    found = cells(tiny_raw(), axes)
+    assert [cell.changes for cell in found] == [
+        {'optim.name': 'adamw'},
+        {'optim.name': 'muon', 'optim.muon_steps': 3},
+        {'optim.name': 'muon', 'optim.muon_steps': 4},
+    ]
+    assert [cell.recipe.optim.muon_steps for cell in found] == [None, 3, 4]
+    said = 'optim.muon_steps is read by 2 of 3 cells; the others are without it'
+    assert ignored_words(found) == [said]
+
+
+@pytest.mark.parametrize(
+    ('path', 'value', 'field', 'without', 'within'),
+    [
+        ('optim.muon_steps', 3, 'optim.name', 'adamw', 'muon'),
+        ('scaling.base_width', 8, 'scaling.name', 'standard', 'mup'),
+        ('scaling.base_heads', 1, 'scaling.name', 'standard', 'mup'),
+    ],
+)
+def test_so_is_one_that_all_cells_are_given(path, value, field, without, within):
+    """Whether what they start from reads it or not."""
+    needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
+    for first in (without, within):
+        given = needs | {path: value, field: first}
+        base, found = swept(given, {field: (without, within)})
+        assert [flatten(cell.recipe)[path] for cell in found] == [None, value]
+        assert flatten(base)[path] == (value if first == within else None)
+        assert f'{path} is read by 1 of 2' in ' '.join(ignored_words(found))
+        alone = tiny_config(needs | {path: value, field: within})
+        assert found[1].name == digest(alone)
+
+
+def test_an_option_of_the_base_that_axes_replace_is_left_out():
+    names = {'optim.name': ('adamw', 'muon')}
+    _, found = swept({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
+    assert [cell.recipe.optim.muon_steps for cell in found] == [None, 4]
+    listed = ({'optim.name': 'adamw'}, {'optim.name': 'muon', 'optim.muon_steps': 4})
+    with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
+        swept({'optim.muon_steps': 3}, listed)
+
+
+def test_an_option_that_no_cell_reads_is_refused():
+    with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
+        swept({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
+    with pytest.raises(ValueError, match='the same run'):
+        swept({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
+
+
+def test_key_and_value_heads_follow_the_heads_of_each_cell():
+    raw = tiny_raw()
+    del raw['model']['n_kv_heads']
+    found = cells(raw, {'model.n_heads': (1, 2, 4)})
+    assert [cell.recipe.model.n_kv_heads for cell in found] == [1, 2, 4]
+    given = cells(tiny_raw(), {'model.n_heads': (2, 4)})
+    assert [cell.recipe.model.n_kv_heads for cell in given] == [2, 2]
 
 
 def test_hundreds_of_cells_take_a_second_or_two():
