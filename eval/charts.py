@@ -21,6 +21,7 @@ from markupsafe import Markup
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
 PASSES, FAILS = '#8a929a', '#D55E00'
+DIGITS = 6  # of the numbers of a page
 PIXELS_PER_INCH = 200  # of a PNG; a specification counts 72 to an inch
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 SCRIPT = Path(__file__).with_name('charts.js')
@@ -37,7 +38,7 @@ def config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
         'background': None,
         'font': font,
         'axis': axis | words | {'labelOverlap': True},
-        'legend': words | {'titleFontWeight': 'normal', 'labelLimit': 400, 'symbolStrokeWidth': 2},
+        'legend': words | {'titleFontWeight': 'normal', 'labelLimit': 400, 'symbolOpacity': 1},
         'header': words | {'labelColor': ink, 'labelFontSize': 12},
         'title': {'color': ink, 'anchor': 'start', 'fontSize': 12, 'fontWeight': 600},
         'view': {'stroke': None},
@@ -48,7 +49,8 @@ def config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
     }
 
 
-LIGHT = config('#22262b', '#646b73', '#e3e6e9')
+INK = '#22262b'  # in the dark, what has this colour turns light
+LIGHT = config(INK, '#646b73', '#e3e6e9')
 DARK = config('#e6e8ea', '#a3abb3', '#3a4047')
 
 
@@ -91,22 +93,41 @@ def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
 
     content: title, about, verdict, is_bad, notes (a list), rows ({head: cell} each) and failed.
     """
-    loader = jinja2.FileSystemLoader(SCRIPT.parent)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    made = datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')
     command = shlex.join(['python', *sys.orig_argv[1:]])
-    page = environment.get_template('page.html.j2')
-    about = {'made': made, 'command': command, 'scripts': in_page(charts)}
+    page = environment().get_template('page.html.j2')
+    about = {'made': made(), 'command': command, 'scripts': in_page(charts)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page.render(charts=list(charts), **about, **content))
 
 
+def environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:
+    """Returns what finds templates in the folders, and the frame of all pages beside them."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, SCRIPT.parent]),
+        autoescape=is_html,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def made() -> str:
+    """Returns the present time in words."""
+    return datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')
+
+
 def as_data(value: Any) -> Markup:
-    """Returns JSON for a script element, which no text in it can end. Numbers must be finite."""
-    text = json.dumps(value, separators=(',', ':'), allow_nan=False)
+    """Returns JSON for a script element, which no text in it can end, with numbers of DIGITS."""
+    text = json.dumps(_rounded(value), separators=(',', ':'), allow_nan=False)
     return Markup(text.replace('<', '\\u003c'))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return float(f'{value:.{DIGITS}g}') if isinstance(value, float) else value
 
 
 @functools.cache

@@ -140,7 +140,7 @@ def test_a_single_run_waits_for_no_library_of_tables_or_figures():
         left = (ours & known.keys()) - seen
         others |= {part[0] for part in parts}
     assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.sweep.engines'} <= seen
-    slow = {'duckdb', 'jinja2', 'matplotlib', 'pandas', 'plotly', 'pyarrow', 'scipy'}
+    slow = {'altair', 'duckdb', 'jinja2', 'pandas', 'pyarrow', 'scipy', 'vl_convert'}
     assert not others & slow
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from absl import app, flags
 
+from eval.fit.fitting import fit_points, record, text
 from eval.fit.laws import LAWS
 from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.points import Options, from_table, from_workdir
-from eval.fit.fitting import fit_points, record, text
 from lm.launch.command import run_main
 from lm.storage.files import replacing
 
@@ -45,7 +45,7 @@ MOMENTUM = flags.DEFINE_float(
 STARTS = flags.DEFINE_integer('starts', 50, 'Starts of the grid to follow, best first.', 1)
 BOOTSTRAP = flags.DEFINE_integer('bootstrap', 200, 'Resamples of the runs.', 0)
 SEED = flags.DEFINE_integer('seed', 0, 'Of the bootstrap.')
-FIGURES = flags.DEFINE_string('figures', None, 'Folder for figures.')
+FIGURES = flags.DEFINE_string('figures', None, 'Folder for a page and figures.')
 OUT = flags.DEFINE_string('out', None, 'JSON file to write.')
 
 
@@ -71,7 +71,7 @@ def main(_) -> None:
     if FIGURES.value:
         from eval.fit.figures import write_figures
 
-        for path in write_figures(Path(FIGURES.value), found.fit, found.fitted, found.held):
+        for path in write_figures(Path(FIGURES.value), found):
             print(path, file=sys.stderr)
 
 

@@ -1,103 +1,171 @@
-"""Figures of a fit, as PNG and SVG."""
+"""Figures of a fit, and a page of it: points, those held out as open diamonds, the law as lines."""
 
-import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import altair as alt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator
 
-from eval.fit.fitting import Fit
+from eval.charts import COLOURS, Chart, save, write_page
+from eval.fit.fitting import Fitted, about, constant_rows, held_rows, is_outside, judged
 from eval.fit.laws import LOSS, D, N, U
 from eval.fit.points import STEP, Points
-from eval.report.figures import COLOURS, save
+from eval.tables.text import number
 
 MOST_LINES = len(COLOURS)
-HELD_OUT = {'marker': 'D', 'markerfacecolor': 'none'}
+FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'the law'
+LOSS_TITLE, ERROR_TITLE = 'loss, nats a token', 'predicted / measured - 1'
+COUNT = "replace(format(datum.value, '.3~s'), 'G', 'B')"  # 1.5B tokens
+Columns = Mapping[str, Any]
 
 
-def write_figures(folder: Path, fit: Fit, fitted: Points, held: Points) -> list[Path]:
-    """FOLDER/LAW.png and .svg: points, those held out as open diamonds, and the law as lines."""
-    drawn = functools.partial(draw, fit=fit, fitted=fitted, held=held)
-    return save(folder, {fit.law.name: drawn})
+def write_figures(folder: Path, found: Fitted) -> list[Path]:
+    """Writes FOLDER/LAW.html, .png and .svg; returns their paths."""
+    law, panels = found.fit.law, figure(found)
+    page = folder / f'{law.name}.html'
+    words, is_bad = judged(found)
+    outside = [
+        f'{row["run"]}: measured {number(row["measured"])}, predicted {number(row["predicted"])} '
+        f'({number(row["low"])} to {number(row["high"])})'
+        for row in filter(is_outside, held_rows(found))
+    ]
+    write_page(
+        page,
+        panels,
+        title=f'{law.name}: {law.equation}',
+        about=law.source,
+        verdict=words,
+        is_bad=is_bad,
+        notes=[*outside, about(found), 'Open diamonds are held out.'],
+        rows=constant_rows(found.fit),
+        failed=0,
+    )
+    title = f'{law.equation}; open diamonds: held out'
+    drawn = alt.hconcat(*panels.values(), title=title).resolve_scale(color='independent')
+    return [page] + [save(drawn, page.with_suffix(kind)) for kind in ('.png', '.svg')]
 
 
-def draw(figure: Figure, fit: Fit, fitted: Points, held: Points) -> None:
-    figure.set_size_inches(7.5, 3.2)
-    left, right = figure.subplots(1, 2)
-    if fit.law.curve is not None:
-        along_runs(left, fit, fitted, held)
-        relative_errors(right, fit, fitted, held, STEP)
-    elif N in fit.law.columns:
-        over(left, fit, fitted, held, N, D)
-        over(right, fit, fitted, held, D, N)
-        right.set_ylabel('')
-    else:
-        against_loss(left, fit, fitted, held)
-        relative_errors(right, fit, fitted, held, LOSS)
-    figure.suptitle(fit.law.equation, fontsize=8)
+def figure(found: Fitted) -> dict[str, Chart]:
+    """Draws what the law says beside what was measured, and their difference or another view."""
+    if found.fit.law.curve is not None:
+        return {'runs': along_runs(found), 'errors': relative_errors(found, STEP)}
+    if N in found.fit.law.columns:
+        return {'parameters': over(found, N, D), 'tokens': over(found, D, N)}
+    return {'scores': against_loss(found), 'errors': relative_errors(found, LOSS)}
 
 
-def over(axes: Axes, fit: Fit, fitted: Points, held: Points, along: str, by: str) -> None:
+def over(found: Fitted, along: str, by: str) -> Chart:
     """Loss over one column, a colour for each value of the other (at most MOST_LINES, between)."""
-    everything = np.concatenate([fitted.at[by], held.at[by]])
-    values, in_thousands = np.unique(everything), EngFormatter(sep='')
+    fit, values = found.fit, np.unique(of_all(found, by))
     if len(values) > MOST_LINES:
         values = np.geomspace(values[0], values[-1], MOST_LINES)
-    ends = np.concatenate([fitted.at[along], held.at[along]])
-    line = np.geomspace(ends.min(), ends.max(), 100)
-    for value, colour in zip(values, COLOURS, strict=False):
+    ends = of_all(found, along)
+    line, lines = np.geomspace(ends.min(), ends.max(), 100), []
+    for value in values:
         at = {along: line, by: np.full(100, value)}
         if U in fit.law.columns:  # without repetition
             at[U] = at[D]
-        axes.plot(line, fit.predict(at), color=colour, label=f'{by} {in_thousands(value)}')
-        for points, look in ((fitted, {'marker': 'o'}), (held, HELD_OUT)):
-            near = np.argmin(np.abs(np.log(points.at[by][:, None] / values)), axis=1)
-            own = values[near] == value
-            shown = {'color': colour, 'ls': '', 'ms': 4} | look
-            axes.plot(points.at[along][own], points.target[own], **shown)
-    axes.set(xscale='log', yscale='log', xlabel=along, ylabel='loss, nats a token')
-    for axis, between in ((axes.xaxis, (2, 5)), (axes.yaxis, (1.5, 2, 2.5, 3, 4, 5, 7))):
-        axis.set_minor_locator(LogLocator(subs=between))
-        axis.set_major_formatter(in_thousands)
-        axis.set_minor_formatter(in_thousands)
-    axes.legend(fontsize=6)
+        lines += rows({along: line, 'y': fit.predict(at), by: value})
+
+    def nearest(measured):
+        return values[np.abs(np.log(measured.at[by][:, None] / values)).argmin(axis=1)]
+
+    points = seen(found, along, lambda measured: measured.target, by, nearest)
+    legend = alt.Legend(labelExpr=COUNT, symbolType='stroke')
+    colour = alt.Color(f'{by}:O', legend=legend).scale(domain=values.tolist(), range=list(COLOURS))
+    return panel(lines, points, along, LOSS_TITLE, colour, log=True)
 
 
-def along_runs(axes: Axes, fit: Fit, fitted: Points, held: Points) -> None:
-    names = sorted({*fitted.runs, *held.runs})
-    for i, name in enumerate(names):
-        is_held = name in held.runs
-        points = held if is_held else fitted
-        own = points.take(points.runs == name)
-        colour = COLOURS[i % len(COLOURS)]
-        look = HELD_OUT if is_held else {'marker': 'o'}
-        axes.plot(own.at[STEP], own.target, color=colour, ls='', ms=2, **look)
-        dash = 'dashed' if is_held else 'solid'
-        label = f'{name}{", held out" if is_held else ""}' if len(names) <= MOST_LINES else None
-        axes.plot(own.at[STEP], fit.predict(own.columns), color=colour, ls=dash, label=label)
-    axes.set(xlabel='step', ylabel='loss, nats a token')
-    if len(names) <= MOST_LINES:
-        axes.legend(fontsize=6)
+def along_runs(found: Fitted) -> Chart:
+    points = seen(found, STEP, lambda measured: measured.target)
+    lines = seen(found, STEP, lambda measured: found.fit.predict(measured.columns))
+    is_named = len({row['run'] for row in points}) <= MOST_LINES
+    colour = alt.Color('run:N', legend=alt.Legend(symbolType='stroke') if is_named else None)
+    return panel(lines, points, STEP, LOSS_TITLE, colour)
 
 
-def against_loss(axes: Axes, fit: Fit, fitted: Points, held: Points) -> None:
-    ends = np.concatenate([fitted.at[LOSS], held.at[LOSS]])
+def against_loss(found: Fitted) -> Chart:
+    ends = of_all(found, LOSS)
     line = np.linspace(ends.min(), ends.max(), 100)
-    axes.plot(line, fit.predict({LOSS: line}), color=COLOURS[0])
-    axes.plot(fitted.at[LOSS], fitted.target, color=COLOURS[0], ls='', marker='o', ms=4)
-    axes.plot(held.at[LOSS], held.target, color=COLOURS[1], ls='', ms=4, **HELD_OUT)
-    axes.set(xlabel='loss, nats a token', ylabel='score')
+    lines = rows({LOSS: line, 'y': found.fit.predict({LOSS: line}), 'what': THE_LAW})
+    points = seen(found, LOSS, lambda measured: measured.target)
+    return panel(lines, points, LOSS, 'score', alt.Color('what:N', title=None))
 
 
-def relative_errors(axes: Axes, fit: Fit, fitted: Points, held: Points, along: str) -> None:
-    groups: Sequence = ((fitted, 'fitted', {'marker': 'o'}), (held, 'held out', HELD_OUT))
-    for (points, label, look), colour in zip(groups, COLOURS, strict=False):
-        if len(points.target):
-            errors = fit.predict(points.columns) / points.target - 1
-            axes.plot(points.at[along], errors, color=colour, ls='', ms=3, label=label, **look)
-    axes.axhline(0, color='#333333', lw=0.8)
-    axes.set(xlabel=along, ylabel='predicted / measured - 1')
-    axes.legend(fontsize=6)
+def relative_errors(found: Fitted, along: str) -> Chart:
+    def error(measured):
+        return found.fit.predict(measured.columns) / measured.target - 1
+
+    ends = of_all(found, along)
+    zero = rows({along: np.array([ends.min(), ends.max()]), 'y': 0.0, 'what': THE_LAW})
+    points = seen(found, along, error)
+    return panel(zero, points, along, ERROR_TITLE, alt.Color('what:N', title=None))
+
+
+def of_all(found: Fitted, column: str) -> np.ndarray:
+    return np.concatenate([found.fitted.at[column], found.held.at[column]])
+
+
+def seen(
+    found: Fitted,
+    along: str,
+    y: Callable[[Points], np.ndarray],
+    by: str = 'run',
+    group: Callable[[Points], np.ndarray] = lambda measured: measured.runs,
+) -> list[Columns]:
+    """Returns a row for each point, fitted or held out: its run, y, and the group that it is in."""
+    return [
+        row
+        for measured, what in ((found.fitted, FITTED), (found.held, HELD_OUT))
+        if len(measured.target)
+        for row in rows(
+            {'run': measured.runs, along: measured.at[along], 'y': y(measured)}
+            | {by: group(measured), 'what': what}
+        )
+    ]
+
+
+def rows(columns: Columns) -> list[Columns]:
+    """Returns a row for each finite y; a column is an array, or one value for all."""
+    each = np.broadcast_arrays(*columns.values())
+    found = zip(*(column.tolist() for column in each), strict=True)
+    named = [dict(zip(columns, values, strict=True)) for values in found]
+    return [row for row in named if math.isfinite(row['y'])]
+
+
+def panel(
+    lines: list[Columns],
+    points: list[Columns],
+    along: str,
+    title: str,
+    colour: alt.Color,
+    log: bool = False,
+) -> Chart:
+    scale = alt.Scale(type='log' if log else 'linear', zero=False, nice=False, padding=8)
+    axis = alt.Axis(values=decades(lines, along), labelExpr=COUNT) if log else alt.Axis()
+    form = '~%' if title == ERROR_TITLE else '~g'
+    encoding = {
+        'x': alt.X(f'{along}:Q', scale=scale, title=along, axis=axis),
+        'y': alt.Y('y:Q', scale=scale, title=title, axis=alt.Axis(format=form)),
+        'color': colour,
+    }
+    held = alt.datum.what == HELD_OUT
+    dash = alt.condition(held, alt.value([4, 3]), alt.value([1, 0]))
+    law = alt.Chart(alt.Data(values=lines)).mark_line().encode(**encoding, detail='what:N')
+    told = [alt.Tooltip('run:N'), alt.Tooltip(f'{along}:Q'), alt.Tooltip('y:Q', title=title)]
+    dots = alt.Chart(alt.Data(values=points)).encode(**encoding, tooltip=told)
+    layers = (
+        law.encode(strokeDash=dash),
+        dots.transform_filter(~held).mark_point(filled=True, size=16, opacity=1),
+        dots.transform_filter(held).mark_point(shape='diamond', size=36, opacity=1),
+    )
+    return alt.layer(*layers).properties(width=340, height=260)
+
+
+def decades(lines: list[Columns], along: str) -> list[float]:
+    """Returns the powers of ten along the lines, and thrice each."""
+    ends = [row[along] for row in lines]
+    powers = range(math.floor(math.log10(min(ends))), math.ceil(math.log10(max(ends))) + 1)
+    return [part * 10.0**power for power in powers for part in (1, 3)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares, minimize
 from scipy.special import huber
+from scipy.stats import binom
 
 from eval.fit.laws import Columns, Law
 from eval.fit.points import Points, resampled_together, split
@@ -265,19 +266,57 @@ def held_rows(found: Fitted) -> list[dict[str, Any]]:
     return rows
 
 
-def text(found: Fitted) -> str:
+def is_outside(row: Mapping[str, Any]) -> bool:
+    """Whether a run held out has a loss outside of its interval, where it has one."""
+    return row['low'] is not None and not row['low'] <= row['measured'] <= row['high']
+
+
+def judged(found: Fitted) -> tuple[str, bool]:
+    """Says how many runs held out are within their intervals, and whether these are too few:
+    fewer than they would be by chance in all but 5% of fits.
+    """
+    rows = held_rows(found)
+    if not rows or rows[0]['low'] is None:
+        lacking = 'intervals, which --bootstrap gives' if rows else 'run held out'
+        return f'Not judged: without {lacking}', True
+    within = len(rows) - sum(map(is_outside, rows))
+    largest = max(abs(row['relative_error']) for row in rows)
+    words = (
+        f'{within} of {len(rows)} runs held out are within their {CONFIDENCE:.0%} intervals; '
+        f'the largest error is {largest:.2%}'
+    )
+    return words, bool(binom.cdf(within, len(rows), CONFIDENCE) < 1.001 * (1 - CONFIDENCE))
+
+
+def about(found: Fitted) -> str:
     best, points = found.fit, found.fitted
-    head, constants = ['constant', 'value', f'{CONFIDENCE:.0%} interval'], []
-    for name, (value, low, high) in best.constants().items():
-        ends = f'{number(low)} to {number(high)}' if math.isfinite(low + high) else ''
-        constants.append(dict(zip(head, (name, number(value, 6), ends), strict=True)))
     of = 'log loss' if best.law.target == 'loss' else 'score'
-    lines = [
-        f'{best.law.name}: {best.law.equation} ({best.law.source})',
+    return (
         f'{len(points.target)} points of {len(np.unique(points.runs))} runs, residual '
-        f'{best.residual_rms:.2g} in {of}; {len(best.resampled)} resamples of {found.resampled}',
+        f'{best.residual_rms:.2g} in {of}; {len(best.resampled)} resamples of {found.resampled}'
+    )
+
+
+def constant_rows(best: Fit) -> list[dict[str, str]]:
+    return [
+        {
+            'constant': name,
+            'value': number(value, 6),
+            f'{CONFIDENCE:.0%} interval': f'{number(low)} to {number(high)}'
+            if math.isfinite(low + high)
+            else '',
+        }
+        for name, (value, low, high) in best.constants().items()
+    ]
+
+
+def text(found: Fitted) -> str:
+    law, constants = found.fit.law, constant_rows(found.fit)
+    lines = [
+        f'{law.name}: {law.equation} ({law.source})',
+        about(found),
         '',
-        render(constants, head, 'table'),
+        render(constants, list(constants[0]), 'table'),
     ]
     if rows := held_rows(found):
         shown = [
@@ -285,5 +324,5 @@ def text(found: Fitted) -> str:
             | {key: f'{row[key]:.3%}' for key in row if key.endswith('error')}
             for row in rows
         ]
-        lines += ['', 'held out:', render(shown, list(shown[0]), 'table')]
+        lines += ['', 'held out:', render(shown, list(shown[0]), 'table'), judged(found)[0]]
     return '\n'.join(lines)

@@ -1,6 +1,6 @@
 """The page of a run, a sweep, or several sweeps (`eval.report.page`).
 
-python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR]
+python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR] [--baseline=VARIANT]
 """
 
 from absl import app, flags
@@ -10,7 +10,8 @@ from lm.launch.command import run_main
 
 
 def main(_) -> None:
-    print(report(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.figures))
+    own = flags.FLAGS
+    print(report(own.workdir, own.out, own.figures, own.baseline))
 
 
 if __name__ == '__main__':
@@ -18,4 +19,6 @@ if __name__ == '__main__':
     flags.DEFINE_list('workdir', None, text, required=True)
     flags.DEFINE_string('out', None, 'HTML file to write. Default: in the first WORKDIR.')
     flags.DEFINE_string('figures', None, 'Folder for PNG and SVG figures; none without it.')
+    text = 'Variant, or one of its cells, that others are compared with; the first by default.'
+    flags.DEFINE_string('baseline', '', text)
     app.run(run_main(main))

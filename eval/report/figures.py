@@ -1,227 +1,300 @@
-"""Figures of losses for papers, as PNG and SVG; `eval.report.layers` has other quantities."""
+"""Charts of losses; `eval.report.layers` has those of other quantities.
 
-import collections
+The page shows them live, and papers take the same ones as PNG and SVG.
+"""
+
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
+import altair as alt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
 
+from eval.charts import COLOURS, INK, Chart
 from eval.compare import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
-from eval.report.series import Series
-from eval.report.tables import UNITS, compared, finished, seed_columns, SHORT_UNITS
+from eval.report.series import Series, smooth, thin_curve
+from eval.report.tables import (
+    SHORT_UNITS,
+    UNITS,
+    compared,
+    finished,
+    lost,
+    p_text,
+    seed_columns,
+    seeds_text,
+)
 from eval.tables.text import number
-from eval.tables.variants import has_diverged
 
-BASELINE = '#333333'
-# Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
-VERDICTS = {BETTER: '#00765a', WORSE: '#b84d00', WITHIN_NOISE: '#646b73', ONE_SEED: '#9aa2aa'}
-DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
-ONE_PANEL, PANELS_PER_ROW = 8, 5
-FEW_RATES = 4  # whose numbers have room side by side
+GREEN, ORANGE, GREY = '#009E73', '#D55E00', '#8a929a'
+VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}
+DASHES = ([1, 0], [6, 3], [2, 2], [7, 2, 2, 2])
+ONE_PANEL, PANELS_PER_ROW = 8, 4
+LEGEND_ROWS = 5  # above a chart; a longer legend stands beside it
+SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
+CROSS = {'shape': 'cross', 'angle': 45, 'size': 70, 'filled': True}  # of a run that diverged
 SIZES = ('d_model', 'n_layers')
-SIZES_PER_ROW = 4
 # What a size brings along: no choice of its own.
 WITH_SIZE = (*SIZES, 'd_ff', 'n_heads', 'n_kv_heads', 'scaling_base_width', 'scaling_base_depth')
-STYLE = {
-    'font.size': 8,
-    'axes.spines.top': False,
-    'axes.spines.right': False,
-    'axes.grid': True,
-    'grid.color': '#e6e6e6',
-    'axes.axisbelow': True,
-    'legend.frameon': False,
-    'lines.linewidth': 1.3,
-    'savefig.dpi': 200,
-    'svg.fonttype': 'none',  # text stays text
-    'svg.hashsalt': 'evenkeel',  # the same figure gives the same file
-}
 All = Mapping[str, Series]  # by workdir
-Draw = Callable[[Figure], Any]
+Rows = list[dict[str, Any]]
 
 
-def styles(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
-    """A colour and a dash for each variant (`line_styles`)."""
-    return line_styles([comparison.variant.is_baseline for comparison in comparisons])
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run as charts show it.
 
-
-def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, str]]:
-    """A colour and a dash for each line: the baseline is dark, the others differ in colour, then in
-    dash.
+    line: what runs of one colour share: the name of the variant, or the seed of its only one.
+    is_best: whether it has its variant's best learning rate.
     """
-    dark = {'color': BASELINE, 'dash': 'solid'}
-    others = itertools.cycle({'color': c, 'dash': dash} for dash in DASHES for c in COLOURS)
-    return [dark if is_baseline else next(others) for is_baseline in are_baselines]
+
+    line: str
+    record: Mapping[str, Any]
+    seed: str
+    is_best: bool
+    series: Series
+
+    @property
+    def row(self) -> dict[str, Any]:
+        told = {'line': self.line, 'lr': self.record['lr'], 'seed': self.seed}
+        return told | {'best': self.is_best, 'cell': self.record['cell']}
 
 
-def save(folder: Path, drawn: Mapping[str, Draw]) -> list[Path]:
-    """Draws each figure and writes it as FOLDER/NAME.png and .svg; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with matplotlib.rc_context(STYLE):
-        for name, draw in drawn.items():
-            figure = Figure(layout='constrained')
-            draw(figure)
-            for kind, metadata in (('png', {}), ('svg', {'Date': None})):
-                paths.append(folder / f'{name}.{kind}')
-                figure.savefig(paths[-1], metadata=metadata)
-    return paths
-
-
-def figures_of_losses(
-    comparisons: Sequence[Comparison], by_variant: Sequence[Comparison], series: All, metric: str
-) -> dict[str, Draw]:
-    """Every figure of losses that there are numbers for, by name.
-
-    by_variant: the same comparisons; where they are of learning rates, those of the variants.
-    """
-    found: dict[str, Draw] = {}
-    if any(one.training[0] for one in series.values()):
-        found['loss_curves'] = lambda figure: loss_curves(figure, comparisons, series)
-    if any(len(c.losses) > 1 for c in by_variant):
-        found['learning_rates'] = lambda figure: learning_rates(figure, by_variant, metric)
-        if by_size(by_variant):
-            found['rates_by_size'] = lambda f: rates_by_size(f, by_size(by_variant), metric)
-    if compared(comparisons):
-        found['differences'] = lambda figure: differences(figure, comparisons, metric)
+def runs_of(comparisons: Sequence[Comparison], series: All) -> list[Run]:
+    """Returns the runs of all variants, in the order of these."""
+    every = [record for c in comparisons for record in c.variant.records]
+    seeds, found = seed_columns(every), []
+    for c in comparisons:
+        for record in c.variant.records:
+            seed = ', '.join(f'{name} {record[name]}' for name in seeds)
+            line = c.variant.name if len(comparisons) > 1 or len(every) == 1 else seed
+            is_best = record['workdir'] in c.shown
+            found.append(Run(line, record, seed, is_best, series[record['workdir']]))
     return found
 
 
-def panels(
-    figure: Figure, count: int, per_row: int, cell: tuple[float, float], margin: tuple[float, float]
-) -> list[Axes]:
-    """`count` axes that share their scales, in rows. cell, margin: width and height in inches."""
-    columns, rows = min(count, per_row), math.ceil(count / per_row)
-    figure.set_size_inches(cell[0] * columns + margin[0], cell[1] * rows + margin[1])
-    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
-    for axes in grid[count:]:
-        axes.remove()
-    return grid[:count]
-
-
-def loss_curves(figure: Figure, comparisons: Sequence[Comparison], series: All) -> None:
-    """Each seed's curve, each variant at its best learning rate. Where there is one variant alone,
-    its seeds have a colour and a name each.
+def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, Any]]:
+    """Returns a colour and a dash for each line: the baseline has the colour of the text, the
+    others differ in colour, then in dash.
     """
-    figure.set_size_inches(7.0, 3.0)
-    left, right = figure.subplots(1, 2)
-    lines = [(comparison.variant.name, comparison.shown) for comparison in comparisons]
-    looks = styles(comparisons)
-    if len(comparisons) == 1:
-        (only,) = comparisons
-        runs = [record for record in only.variant.records if record['workdir'] in only.shown]
-        seeds = [', '.join(f'{name} {run[name]}' for name in seed_columns(runs)) for run in runs]
-        lines = [(label, [run['workdir']]) for label, run in zip(seeds, runs, strict=True)]
-        looks = line_styles([i == 0 for i in range(len(lines))])
-    for (label, workdirs), style in zip(lines, looks, strict=True):
-        for i, workdir in enumerate(workdirs):
-            one = series[workdir]
-            for axes, (steps, values) in ((left, one.training), (right, one.validation)):
-                look = {'ls': style['dash'], 'color': style['color'], 'alpha': 0.7}
-                look |= {'label': label} if not i and axes is left else {}
-                marker = 'o' if len(values) == 1 else None
-                axes.plot(steps, np.array(values, float), marker=marker, ms=3, **look)
-    for axes, what in ((left, 'training loss'), (right, 'validation loss')):
-        axes.set(xlabel='step', ylabel=f'{what}, nats per token')
-    _legend(figure, left)
+    others = itertools.cycle({'color': c, 'dash': dash} for dash in DASHES for c in COLOURS)
+    ink = {'color': INK, 'dash': DASHES[0]}
+    return [ink if is_baseline else next(others) for is_baseline in are_baselines]
 
 
-def learning_rates(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
-    """Mean final loss over log(lr), with a band from the least to the greatest seed.
+def looks(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Returns the colour and dash of each variant."""
+    return line_styles([comparison.variant.is_baseline for comparison in comparisons])
 
-    Crosses on top where a run diverged. More variants than ONE_PANEL have a panel each, with the
-    baseline in each.
+
+def by_line(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
+    """Returns the encodings that tell the lines `names` apart, with a legend of them."""
+    styles = line_styles([name in baselines for name in names])
+    columns = 1 if max(map(len, names), default=0) > 40 else 2 if len(names) > 3 else 3
+    where = {'orient': 'right'}
+    if len(names) <= columns * LEGEND_ROWS:
+        where = {'orient': 'top', 'columns': columns}
+    legend = alt.Legend(title=None, symbolType='stroke', **where) if len(names) > 1 else None
+    domain = {'domain': list(names)}
+    colour = alt.Scale(range=[look['color'] for look in styles], **domain)
+    dash = alt.Scale(range=[look['dash'] for look in styles], **domain)
+    return {
+        'color': alt.Color('line:N', scale=colour, legend=legend),
+        'strokeDash': alt.StrokeDash('line:N', scale=dash, legend=legend),
+    }
+
+
+def lines_of(comparisons: Sequence[Comparison], runs: Iterable[Run]) -> dict[str, Any]:
+    """Returns the encodings of the lines of `runs`."""
+    names = list(dict.fromkeys(run.line for run in runs))
+    baselines = {c.variant.name for c in comparisons if c.variant.is_baseline}
+    return by_line(names, baselines & {*names} or names[:1])
+
+
+def charts_of_losses(
+    comparisons: Sequence[Comparison], by_variant: Sequence[Comparison], series: All, metric: str
+) -> dict[str, Chart]:
+    """Returns every chart of losses that there are numbers for, by name.
+
+    by_variant: the same comparisons; where they are of learning rates, those of the variants.
     """
-    looks = styles(comparisons)
+    found: dict[str, Chart] = {}
+    runs = runs_of(comparisons, series)
+    if compared(comparisons):
+        found['differences'] = differences(comparisons, metric)
+    if any(len(c.losses) > 1 for c in by_variant):
+        found['learning_rates'] = learning_rates(by_variant, metric)
+        if sizes := by_size(by_variant):
+            found['rates_by_size'] = rates_by_size(sizes, metric)
+    elif any(c.losses for c in comparisons) and len(runs) > 1:
+        found['final_losses'] = final_losses(comparisons, metric)
+    if any(run.series.training[0] for run in runs):
+        found['loss_curves'] = loss_curves(comparisons, runs)
+    return found
+
+
+def rate_choice(runs: Sequence[Run], with_all: bool = True) -> alt.Parameter | None:
+    """Returns the choice among learning rates, for rows as `Run.row` has them; None for one."""
+    rates = sorted({run.record['lr'] for run in runs if run.record['lr'] is not None})
+    if len(rates) < 2 or all(run.is_best for run in runs):
+        return None
+    more = ['all'] * with_all
+    options, labels = (
+        ['best', *more, *map(str, rates)],
+        ['best of each', *more, *map(number, rates)],
+    )
+    bound = alt.binding_select(options=options, labels=labels, name='learning rate ')
+    return alt.param('rate', bind=bound, value='best')
+
+
+AT_RATE = 'rate == "all" || (rate == "best" ? datum.best : toString(datum.lr) == rate)'
+
+
+def zoom(name: str) -> alt.Parameter:
+    """Returns what lets a reader drag a chart, and zoom with shift and the wheel."""
+    return alt.selection_interval(name, bind='scales', zoom='wheel![event.shiftKey]')
+
+
+def tooltip(*fields: str) -> list[alt.Tooltip]:
+    kinds = {'line': 'N', 'seed': 'N', 'cell': 'N', 'lr': 'N'}
+    return [alt.Tooltip(f'{one}:{kinds.get(one, "Q")}') for one in fields]
+
+
+def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[Run]) -> Chart:
+    """Draws each run's curves, in training and in validation, with a cross where one diverged.
+
+    Where there is one variant alone, its seeds have a colour and a name each.
+    """
+    look, rate = lines_of(comparisons, runs), rate_choice(runs)
+    pick = alt.selection_point('pick', fields=['line'], bind='legend')
+    options, labels = list(range(len(SMOOTHING))), list(SMOOTHING)
+    bound = alt.binding_select(options=options, labels=labels, name='smoothing ')
+    smoothing = alt.param('smoothing', bind=bound, value=0)
+    panels = []
+    for kind in ('training', 'validation'):
+        rows, ends = [], []
+        for run in runs:
+            steps, values = thin_curve(getattr(run.series, kind))
+            if not steps:
+                continue
+            smoothed = {
+                f'y{i}': smooth((steps, values), t) for i, t in enumerate(SMOOTHING.values())
+            }
+            smoothed = smoothed if kind == 'training' else dict.fromkeys(smoothed, values)
+            rows.append(run.row | {'step': steps} | smoothed)
+            last = [i for i, value in enumerate(values) if value is not None]
+            if run.record['status'] == 'diverged' and last:
+                ends.append(run.row | {'step': steps[last[-1]], 'loss': values[last[-1]]})
+        if not rows:
+            continue
+        curve = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', *smoothed])
+        curve = curve.transform_calculate(loss='datum["y" + smoothing]')
+        is_short = max(len(row['step']) for row in rows) < 12
+        layers = [
+            curve.mark_line(point=is_short, clip=True),
+            alt.Chart(alt.Data(values=ends)).mark_point(
+                shape='cross', angle=45, size=70, filled=True
+            ),
+        ]
+        layers = [layer.transform_filter(AT_RATE) for layer in layers] if rate else layers
+        opacity = alt.condition('datum.best', alt.value(0.85), alt.value(0.35))
+        panel = alt.layer(*(layer.transform_filter(pick) for layer in layers)).encode(
+            x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)),
+            y=alt.Y('loss:Q', title=f'{kind} loss, nats per token', scale=alt.Scale(zero=False)),
+            detail='cell:N',
+            opacity=opacity,
+            tooltip=tooltip('line', 'lr', 'seed', 'cell', 'step', 'loss'),
+            **look,
+        )
+        panels.append(panel.properties(width=430, height=300).add_params(zoom(f'zoom_{kind}')))
+    panels[0] = panels[0].add_params(pick)
+    chart = alt.concat(*panels, columns=2).add_params(smoothing, *filter(None, [rate]))
+    return with_log(chart, x='log steps', y='log loss')
+
+
+def scale_from(kind: str, **more: Any) -> alt.Scale:
+    """Returns a scale of a kind, 'linear' or 'log', that need not reach 0."""
+    return alt.Scale(type=kind, **more | ({'zero': False} if kind == 'linear' else {}))
+
+
+def with_log(chart: Chart, **channels: str) -> Chart:
+    """Adds to the chart what a page offers: to make the axis of a channel logarithmic."""
+    return chart.properties(usermeta={'log': channels})
+
+
+def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
+    """Draws the mean final loss over log(lr), each seed, and a band from the least to the greatest.
+
+    Crosses on top stand for runs that diverged. More variants than ONE_PANEL have a panel each,
+    with the baseline in each.
+    """
+    names = [c.variant.name for c in comparisons]
+    baselines = [c for c in comparisons if c.variant.is_baseline]
+    others = [c for c in comparisons if not c.variant.is_baseline]
+    panels = {'': comparisons}
     if len(comparisons) > ONE_PANEL:
-        _learning_rate_panels(figure, comparisons, looks, metric)
-        return
-    figure.set_size_inches(4.6, 3.6)
-    axes, crosses = figure.subplots(), collections.Counter()
-    for comparison, look in zip(comparisons, looks, strict=True):
-        _learning_rate_line(axes, comparison, look, metric, crosses)
-    axes.set(xlabel='learning rate', ylabel=f'final {UNITS[metric]}')
-    _rate_axis(axes, comparisons)
-    axes.margins(y=0.05 + 0.07 * max(crosses.values(), default=0))
-    _legend(figure, axes)
-
-
-def _rate_axis(axes: Axes, comparisons: Iterable[Comparison] = ()) -> None:
-    """Logarithmic; marked at the learning rates that were tried, where these are few."""
-    rates = sorted({rate for c in comparisons for rate in c.variant.rates if rate})
-    axes.set_xscale('log')
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    if 0 < len(rates) <= FEW_RATES:
-        axes.set_xticks(rates, [number(rate) for rate in rates])
-
-
-def _mean_and_band(
-    axes: Axes, comparison: Comparison, metric: str, color: Any, **look: Any
-) -> tuple[list[float], list[float]]:
-    """Draws the mean over seeds and a band between them; returns the learning rates and means."""
-    done = {lr: values for lr, values in finished(comparison, metric).items() if values}
-    rates, means = list(done), [float(np.mean(values)) for values in done.values()]
-    low, high = ([end(values) for values in done.values()] for end in (min, max))
-    axes.fill_between(rates, low, high, color=color, alpha=0.15, lw=0)
-    axes.plot(rates, means, color=color, marker='o', **look)
-    return rates, means
-
-
-def _learning_rate_line(
-    axes: Axes,
-    comparison: Comparison,
-    look: Mapping[str, str],
-    metric: str,
-    crosses: collections.Counter,
-) -> None:
-    """`crosses` counts those that stand at a learning rate already."""
-    colour, label = look['color'], comparison.variant.name
-    _mean_and_band(axes, comparison, metric, colour, ls=look['dash'], ms=3, label=label)
-    for lr in {r['lr'] for r in comparison.variant.records if has_diverged(r)}:
-        crosses[lr] += 1
-        place = axes.get_xaxis_transform()
-        axes.plot(lr, 1.02 - 0.05 * crosses[lr], 'x', color=colour, ms=4, transform=place)
-
-
-def _learning_rate_panels(
-    figure: Figure, comparisons: Sequence[Comparison], looks: Sequence[dict], metric: str
-) -> None:
-    pairs = list(zip(comparisons, looks, strict=True))
-    baselines = [pair for pair in pairs if pair[0].variant.is_baseline]
-    others = [pair for pair in pairs if not pair[0].variant.is_baseline]
-    grid = panels(figure, len(others), PANELS_PER_ROW, (1.5, 1.45), (0, 0.3))
-    for axes, own in zip(grid, others, strict=True):
-        crosses = collections.Counter()
-        for comparison, look in [*baselines, own]:
-            _learning_rate_line(axes, comparison, look, metric, crosses)
-        axes.set_title(own[0].variant.name.replace(', ', '\n'), fontsize=6)
-        _rate_axis(axes, comparisons)
-        axes.margins(y=0.15)
-    for axes in grid[-PANELS_PER_ROW:]:  # lowest of its column
-        axes.tick_params(labelbottom=True)
+        panels = {c.variant.name: [*baselines, c] for c in others}
+    every = [v for c in comparisons for own in finished(c, metric).values() for v in own]
     # As in the sensitivity, what is worse than no training at all is as bad as that.
-    top = 1.1 * max(comparison.initial for comparison in comparisons)
-    if math.isfinite(top) and grid[0].get_ylim()[1] > top:
-        grid[0].set_ylim(top=top)
-    names = ', '.join(comparison.variant.name for comparison, _ in baselines)
-    figure.supxlabel(f'learning rate; dark: {names}' if names else 'learning rate', fontsize=8)
-    figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
+    initial = max((c.initial for c in comparisons if math.isfinite(c.initial)), default=math.inf)
+    low, high = min(every, default=0.0), min(max(every, default=1.0), 1.1 * initial)
+    room = 0.05 * (high - low) or 1.0
+    points, crosses, stacked = [], [], 0
+    for panel, members in panels.items():
+        heights: dict[float, int] = {}
+        for c in members:
+            diverged = lost(c)
+            for lr, values in finished(c, metric).items():
+                row = {'panel': panel, 'line': c.variant.name, 'lr': lr}
+                points += [row | {'loss': value} for value in values]
+                if diverged[lr]:
+                    heights[lr] = heights.get(lr, 0) + 1
+                    told = {'at': high + heights[lr] * room, 'runs': f'{diverged[lr]} diverged'}
+                    crosses.append(row | told)
+        stacked = max(stacked, *heights.values(), 0)
+    top = high + (stacked + 0.5) * room if stacked else high
+    rates = sorted({rate for c in comparisons for rate in c.variant.rates if rate})
+    scale = alt.Scale(type='log' if rates else 'linear', nice=False, padding=12)
+    numbers = alt.Axis(values=rates, format='~g', grid=True)
+    y = alt.Y(
+        'loss:Q',
+        title=f'final {UNITS[metric]}',
+        scale=alt.Scale(zero=False, nice=False, domain=[low - room / 2, top]),
+    )
+    x = alt.X('lr:Q', title='learning rate', scale=scale, axis=numbers)
+    # A facet wants one table for all of its layers: crosses stand in it in a column of their own.
+    chart = alt.Chart(alt.Data(values=points + crosses))
+    shown = {'x': x, **by_line(names, [c.variant.name for c in baselines])}
+    mean, least = (y.aggregate(how) for how in ('mean', 'min'))
+    seen = tooltip('line', 'lr', 'loss')
+    plain = {'x': x, 'color': shown['color']}
+    layers = [
+        chart.mark_area(opacity=0.13, clip=True).encode(y=least, y2='max(loss):Q', **plain),
+        chart.mark_point(opacity=0.45, size=14, filled=True, clip=True).encode(
+            y=y, tooltip=seen, **plain
+        ),
+        chart.mark_line(point=alt.OverlayMarkDef(size=36), clip=True).encode(y=mean, **shown),
+    ]
+    if crosses:
+        cross = chart.transform_filter('isValid(datum.at)').mark_point(**CROSS)
+        seen = [*tooltip('line', 'lr'), 'runs:N']
+        layers.append(cross.encode(y='at:Q', tooltip=seen, **plain))
+    wide, tall = (520, 320) if '' in panels else (200, 150)
+    found = alt.layer(*layers).properties(width=wide, height=tall)
+    if '' not in panels:
+        title = f'{baselines[0].variant.name}, the baseline, is in each' if baselines else None
+        facet = alt.Facet('panel:N', title=title, sort=list(panels))
+        found = found.facet(facet=facet, columns=PANELS_PER_ROW)
+    return with_log(found, x='log learning rate', y='log loss')
 
 
 Sizes = dict[str, list[tuple[str, Comparison]]]
 
 
 def by_size(comparisons: Sequence[Comparison]) -> Sizes:
-    """{what is chosen besides the size: [(size, its runs)]}, smallest first; {} where there is one
-    size alone.
+    """Returns {what is chosen besides the size: [(size, its runs)]}, smallest first; {} where there
+    is one size alone.
     """
     values = [comparison.variant.values for comparison in comparisons]
     varied = [name for name in SIZES if len({repr(one.get(name)) for one in values}) > 1]
@@ -230,7 +303,7 @@ def by_size(comparisons: Sequence[Comparison]) -> Sizes:
     found: dict[str, list[Comparison]] = {}
     for comparison, one in zip(comparisons, values, strict=True):
         chosen = {n: v for n, v in one.items() if n not in WITH_SIZE and v is not None}
-        others = '\n'.join(f'{name} {number(value)}' for name, value in chosen.items())
+        others = ', '.join(f'{name} {number(value)}' for name, value in chosen.items())
         found.setdefault(others, []).append(comparison)
 
     def size(comparison: Comparison) -> tuple:
@@ -242,51 +315,116 @@ def by_size(comparisons: Sequence[Comparison]) -> Sizes:
     return {others: [(label(c), c) for c in sorted(own, key=size)] for others, own in found.items()}
 
 
-def rates_by_size(figure: Figure, sizes: Sizes, metric: str) -> None:
-    """A panel for each choice, a line for each size, its lowest mean ringed; a band from the least
-    to the greatest seed. It shows whether the best learning rate moves with the size.
+def rates_by_size(sizes: Sizes, metric: str) -> Chart:
+    """Draws a panel for each choice, a line for each size, its lowest mean ringed; a band from the
+    least to the greatest seed. It shows whether the best learning rate moves with the size.
     """
-    grid = panels(figure, len(sizes), SIZES_PER_ROW, (2.0, 2.1), (0.6, 0.5))
-    labels = list(dict.fromkeys(label for lines in sizes.values() for label, _ in lines))
-    shades = matplotlib.colormaps['viridis'](np.linspace(0, 0.85, len(labels)))
-    shade = dict(zip(labels, shades, strict=True))
-    for axes, (others, lines) in zip(grid, sizes.items(), strict=True):
-        for label, comparison in lines:
-            rates, means = _mean_and_band(axes, comparison, metric, shade[label], ms=2.5)
-            if means:
-                best = int(np.argmin(means))
-                ring = {'marker': 'o', 'ms': 7, 'mfc': 'none', 'mec': shade[label]}
-                axes.plot(rates[best], means[best], **ring)
-        axes.set_title(others, fontsize=7)
-        _rate_axis(axes)
-    handles = [Line2D([], [], color=shade[label], label=label) for label in labels]
-    figure.legend(handles=handles, loc='outside upper center', ncols=len(labels), fontsize=7)
-    figure.supxlabel('learning rate', fontsize=8)
-    figure.supylabel(f'final {UNITS[metric]}', fontsize=8)
+    points, rings = [], []
+    for others, lines in sizes.items():
+        for size, c in lines:
+            losses = {lr: own for lr, own in finished(c, metric).items() if own}
+            row = {'panel': others, 'size': size}
+            points += [row | {'lr': lr, 'loss': v} for lr, own in losses.items() for v in own]
+            if losses:
+                best = min(losses, key=lambda lr: np.mean(losses[lr]))
+                rings.append(row | {'lr': best, 'ring': float(np.mean(losses[best]))})
+    labels = list(dict.fromkeys(size for lines in sizes.values() for size, _ in lines))
+    rates = sorted({row['lr'] for row in points if row['lr']})
+    scale = alt.Scale(type='log', nice=False, padding=12)
+    x = alt.X('lr:Q', scale=scale, title='learning rate', axis=alt.Axis(values=rates, format='~g'))
+    y = alt.Y('loss:Q', scale=alt.Scale(zero=False), title=f'final {UNITS[metric]}')
+    shades = alt.Scale(scheme='viridis', domain=labels)
+    legend = alt.Legend(title=None, orient='top', columns=4, symbolType='circle')
+    color = alt.Color('size:O', scale=shades, legend=legend)
+    chart = alt.Chart(alt.Data(values=points + rings)).encode(x=x, color=color)
+    low, mean = (y.aggregate(how) for how in ('min', 'mean'))
+    layers = (
+        chart.mark_area(opacity=0.15).encode(y=low, y2='max(loss):Q'),
+        chart.mark_line(point=alt.OverlayMarkDef(size=20)).encode(y=mean),
+        chart.transform_filter('isValid(datum.ring)').mark_point(size=130).encode(y='ring:Q'),
+    )
+    found = alt.layer(*layers).properties(width=230, height=200)
+    facet = alt.Facet('panel:N', title=None, sort=list(sizes))
+    return with_log(found.facet(facet=facet, columns=PANELS_PER_ROW), y='log loss')
 
 
-def differences(figure: Figure, comparisons: Sequence[Comparison], metric: str) -> None:
-    """A line for each variant: its difference and interval in the colour of its verdict."""
-    found = compared(comparisons)
-    names = [f'{c.variant.name}: {c.verdict}' for c in found]
-    figure.set_size_inches(3.5 + 0.06 * max(map(len, names)), 0.7 + 0.25 * len(found))
-    axes = figure.subplots()
-    axes.axvline(0, color=BASELINE, lw=0.8)
-    for i, c in enumerate(found):
-        half = 0.0 if math.isnan(c.difference.half) else c.difference.half
-        look = {'color': VERDICTS[c.verdict], 'mfc': 'white' if c.verdict == ONE_SEED else None}
-        axes.errorbar(c.difference.mean, i, xerr=half, fmt='o', ms=4, capsize=2, **look)
-    axes.set_yticks(range(len(found)), names)
-    axes.invert_yaxis()
+def final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
+    """Draws each seed's final loss, runs that diverged as crosses at the loss at initialisation,
+    and the mean of both with its interval: a line for each variant.
+    """
+    seeds, crosses, means = [], [], []
+    for c in comparisons:
+        row = {'line': c.variant.name}
+        seeds += [row | {'loss': v} for own in finished(c, metric).values() for v in own]
+        if c.diverged and math.isfinite(c.initial):
+            crosses.append(row | {'loss': c.initial, 'runs': f'{c.diverged} diverged'})
+        if math.isfinite(c.loss.mean):
+            means.append(row | _interval(c.loss))
+    names = [c.variant.name for c in comparisons]
+    baselines = [c.variant.name for c in comparisons if c.variant.is_baseline]
+    colour = by_line(names, baselines)['color'].legend(None)
+    y = alt.Y('line:N', sort=names, title=None, axis=alt.Axis(labelLimit=420))
+    scale = alt.Scale(zero=False)
+    layers = [
+        alt.Chart(alt.Data(values=means)).mark_rule(strokeWidth=1.5).encode(x='low:Q', x2='high:Q'),
+        alt.Chart(alt.Data(values=means)).mark_point(shape='diamond', filled=True, size=80),
+        alt.Chart(alt.Data(values=seeds)).mark_point(size=22, opacity=0.6),
+        alt.Chart(alt.Data(values=crosses)).mark_point(**CROSS),
+    ]
+    title = f'final {UNITS[metric]}'
+    x = alt.X('loss:Q', scale=scale, title=title)
+    layers[0] = layers[0].encode(x=alt.X('low:Q', scale=scale, title=title))
+    layers[1:] = [layer.encode(x=x, tooltip=tooltip('line', 'loss')) for layer in layers[1:]]
+    found = alt.layer(*layers).encode(y=y, color=colour)
+    return with_log(found.properties(width=520, height=alt.Step(26)), x='log loss')
+
+
+def _interval(interval: Any) -> dict[str, float]:
+    half = 0.0 if math.isnan(interval.half) else interval.half
+    return {'loss': interval.mean, 'low': interval.mean - half, 'high': interval.mean + half}
+
+
+def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
+    """Draws a line for each variant: its difference and interval in the colour of its verdict, and
+    the verdict in words.
+    """
+    rows = []
+    for c in compared(comparisons):
+        needed = seeds_text(c)
+        told = (c.verdict, p_text(c), f'{needed} would settle it' if needed else '')
+        row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
+        rows.append(row | _interval(c.difference) | {'told': ', '.join(filter(None, told))})
+    names = [row['variant'] for row in rows]
     baseline = next(c.variant.name for c in comparisons if c.variant.is_baseline)
-    axes.set(xlabel=f'difference from {baseline}, {SHORT_UNITS[metric]}')
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        rows = math.ceil(len(labels) / 2)
-        if rows > 4:  # or the axes would have no room left
-            figure.set_figheight(figure.get_figheight() + 0.17 * (rows - 4))
-        font = 8 if len(labels) <= ONE_PANEL else 6  # beside each other in the width of the figure
-        figure.legend(handles, labels, loc='outside upper center', ncols=2, fontsize=font)
+    ends = [0.0, *(row[end] for row in rows for end in ('low', 'high'))]
+    room = 0.04 * (max(ends) - min(ends)) or 1.0
+    scale = alt.Scale(domain=[min(ends) - room, max(ends) + room], nice=False)
+    title = f'difference from {baseline}, {SHORT_UNITS[metric]}'
+    color = alt.Color(
+        'verdict:N',
+        scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
+        legend=None,
+    )
+    seen = [alt.Tooltip('variant:N'), alt.Tooltip('loss:Q', format='+.4f', title='difference')]
+    chart = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y('variant:N', sort=names, title=None, axis=alt.Axis(labelLimit=420)), color=color
+    )
+    point = chart.encode(
+        x=alt.X('loss:Q', scale=scale, title=title),
+        tooltip=[*seen, alt.Tooltip('seeds:Q'), alt.Tooltip('told:N', title='verdict')],
+    )
+    alone = alt.datum.verdict == ONE_SEED
+    zero = alt.Chart(alt.Data(values=[{'loss': 0}])).mark_rule(strokeDash=[3, 3])
+    word = chart.mark_text(align='left', dx=8, limit=330).encode(
+        x=alt.value('width'), text='told:N'
+    )
+    layers = (
+        zero.encode(x=alt.X('loss:Q', scale=scale)),
+        chart.mark_rule(strokeWidth=2).encode(
+            x=alt.X('low:Q', scale=scale, title=title), x2='high:Q'
+        ),
+        point.transform_filter(~alone).mark_point(filled=True, size=60),
+        point.transform_filter(alone).mark_point(filled=False, size=60),
+        word,
+    )
+    return alt.layer(*layers).properties(width=330, height=alt.Step(26))

@@ -1,28 +1,34 @@
-"""Quantities recorded besides losses: tables by depth, and figures for papers over steps, layers
-and both.
-"""
+"""Quantities recorded besides losses: tables by depth, and charts over steps, layers and both."""
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import altair as alt
 import numpy as np
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
+from eval.charts import Chart
 from eval.compare import Comparison
-from eval.report.figures import ONE_PANEL, PANELS_PER_ROW, All, Draw, line_styles, panels, styles
-from eval.report.series import FEW, HeatMap, Series, drawn, mean_map
-from eval.tables.text import number
+from eval.report.figures import (
+    AT_RATE,
+    All,
+    Run,
+    by_line,
+    lines_of,
+    rate_choice,
+    runs_of,
+    scale_from,
+    tooltip,
+    with_log,
+)
+from eval.report.series import HeatMap, Series, flat, mean_map, room, thin_map
 
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
 HEAD = 'variant,layers,step,first,middle,last,last / first,over seeds,most / least,exponent'
 RATE = 'learning_rate'
-WIDEST_OF_TWO = 32  # characters of a name that fits beside another
+MEAN = 'mean'  # over seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +36,16 @@ class Profile:
     """A quantity of one variant by layer, mean over seeds, nan where there is no number.
 
     line: the variant's name without its number of layers, which is `layers`.
-    values: step -> [layers], of the first and the last recorded step.
-    ratios: step -> last layer over first, of each seed.
+    values: step -> [layers], of the first step that has a number other than 0, as an update has
+        none at a learning rate of 0, and of the last.
+    seeds: step -> [layers] of each seed.
     """
 
     line: str
     is_baseline: bool
     layers: int
     values: dict[int, np.ndarray]
-    ratios: dict[int, list[float]]
+    seeds: dict[int, list[np.ndarray]]
 
 
 def maps_of(comparison: Comparison, series: Mapping[str, Series], name: str) -> list[HeatMap]:
@@ -54,13 +61,14 @@ def profiles(
     found = []
     for comparison in comparisons:
         maps = maps_of(comparison, series, name)
-        means = list(zip(*mean_map(maps), strict=True))
-        ends = {step: np.array(v, float) for step, v in (*means[:1], *means[-1:])}
+        means = [(step, np.array(v, float)) for step, v in zip(*mean_map(maps), strict=True)]
+        moves = [one for one in means if np.nan_to_num(one[1]).any()] or means
+        ends = dict((*moves[:1], *means[-1:]))
         if any(np.isfinite(values_L).any() for values_L in ends.values()):
             by_step = [dict(zip(*one, strict=True)) for one in maps]
-            ratios = {step: [ratio(np.array(r[step], float)) for r in by_step] for step in ends}
+            seeds = {step: [np.array(own[step], float) for own in by_step] for step in ends}
             line, is_baseline = line_of(comparison), comparison.variant.is_baseline
-            found.append(Profile(line, is_baseline, len(means[0][1]), ends, ratios))
+            found.append(Profile(line, is_baseline, len(means[0][1]), ends, seeds))
     return found
 
 
@@ -69,8 +77,7 @@ def line_of(comparison: Comparison) -> str:
     variant = comparison.variant
     if DEPTH not in variant.values:
         return variant.name
-    values = variant.values.items()
-    parts = [f'{column} {number(value)}' for column, value in values if column != DEPTH]
+    parts = [text for column, text in variant.words.items() if column != DEPTH]
     name = ', '.join(parts) or 'all runs'
     return f'{name} ({variant.sweep})' if variant.sweep else name
 
@@ -101,7 +108,7 @@ def _row(profile: Profile, step: int) -> list[str]:
     values_L, least = profile.values[step], profile.values[step].min()
     middle = values_L[(len(values_L) - 1) // 2]
     numbers = (values_L[0], middle, values_L[-1], ratio(values_L))
-    seeds = [r for r in profile.ratios[step] if math.isfinite(r)]
+    seeds = [r for r in map(ratio, profile.seeds[step]) if math.isfinite(r)]
     spread = f'{_short(min(seeds))} to {_short(max(seeds))}' if len(seeds) > 1 else ''
     ends = _short(values_L.max() / least if least > 0 else math.nan)
     power, names = _short(exponent(values_L), '+.2f'), (profile.line, str(profile.layers))
@@ -112,110 +119,168 @@ def _short(value: float, form: str = '.3g') -> str:
     return '' if math.isnan(value) else f'{value:{form}}'
 
 
-def figures_of_quantities(comparisons: Sequence[Comparison], series: All) -> dict[str, Draw]:
-    """Every figure of quantities that there are numbers for, by name (`series.drawn`)."""
-    found: dict[str, Draw] = {}
-    for name in drawn(series.values()):
-        each = {c.variant.name: mean_map(maps_of(c, series, name)) for c in comparisons}
-        maps = {n: one for n, one in each.items() if np.isfinite(np.array(one[1], float)).any()}
-        if maps:
-            file, lines = re.sub(r'\W+', '_', name), profiles(comparisons, series, name)
-            found['layers_' + file] = functools.partial(layer_maps, maps=maps, name=name)
-            found['depth_' + file] = functools.partial(by_depth, found=lines, name=name)
-    for name in drawable(comparisons, series):
-        draw = functools.partial(over_steps, comparisons=comparisons, series=series, name=name)
-        found['steps_' + name] = draw
+def charts_of_quantities(
+    comparisons: Sequence[Comparison], series: All, names: Sequence[str], by_head: Sequence[str]
+) -> dict[str, Chart]:
+    """Returns every chart of the quantities `names`, and of RATE, that there are numbers for.
+
+    by_head: those of which each head is shown too.
+    """
+    runs, steps = runs_of(comparisons, series), room(list(series.values()))[0]
+    found: dict[str, Chart] = {}
+    for name in (*names, RATE):
+        file = re.sub(r'\W+', '_', name)
+        is_still = name == RATE and all(len({*run.series.rates[1]}) < 2 for run in runs)
+        if not is_still and (rows := step_rows(runs, name)):
+            found[f'steps_{file}'] = over_steps(rows, lines_of(comparisons, runs), name)
+        if maps := list(_maps(comparisons, runs, 'layers', name, steps)):
+            if lines := profiles(comparisons, series, name):
+                found[f'depth_{file}'] = by_depth(lines, name)
+            found[f'layers_{file}'] = layer_maps(maps, runs, name)
+        if name in by_head and (maps := list(_maps(comparisons, runs, 'heads', name, steps))):
+            found[f'heads_{file}'] = head_maps(maps, runs, name)
     return found
 
 
-def layer_maps(figure: Figure, maps: Mapping[str, HeatMap], name: str) -> None:
-    """One quantity over steps and depth, all variants on one scale of colours: logarithmic where
-    all values are positive.
+def _maps(
+    comparisons: Sequence[Comparison], runs: Sequence[Run], kind: str, name: str, steps: int
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yields the variant, learning rate and seed of a map, and the map at so many steps: of the
+    mean over the seeds of a learning rate, then of each where there are several.
     """
-    few = len(maps) <= ONE_PANEL
-    per_row, cell, font = (3, (2.4, 2.0), 8) if few else (PANELS_PER_ROW, (1.5, 1.4), 6)
-    grid = panels(figure, len(maps), per_row, cell, (0.8, 0.3))
-    arrays = {variant: np.array(values, float).T for variant, (_, values) in maps.items()}
-    low = min(np.nanmin(values_LS) for values_LS in arrays.values())
-    high = max(np.nanmax(values_LS) for values_LS in arrays.values())
-    scale = LogNorm(low, high) if low > 0 else Normalize(low, high)
-    for axes, (variant, values_LS) in zip(grid, arrays.items(), strict=True):
-        steps, depths = maps[variant][0], range(1, len(values_LS) + 1)
-        mesh = axes.pcolormesh(steps, depths, values_LS, shading='nearest', norm=scale)
-        axes.set_title(variant.replace(', ', '\n'), fontsize=font)
-        axes.grid(False)
-    aspect = 20 * -(-len(maps) // per_row)
-    figure.colorbar(mesh, ax=grid, label=name.replace('_', ' '), aspect=aspect, fraction=0.05)
-    figure.supxlabel('step', fontsize=8)
-    figure.supylabel('layer, from 1', fontsize=8)
+    by_workdir = {run.record['workdir']: run for run in runs}
+    for c in comparisons:
+        for lr in c.variant.rates:
+            here = [by_workdir[record['workdir']] for record in c.variant.at(lr)]
+            here = [run for run in here if name in getattr(run.series, kind)]
+            maps = [getattr(run.series, kind)[name] for run in here]
+            told = {'line': c.variant.name, 'lr': lr, 'best': any(run.is_best for run in here)}
+            mean = mean_map(maps)
+            if any(value is not None for value in flat(mean[1])):
+                yield told | {'seed': MEAN}, thin_map(mean, steps)
+            for run, own in zip(here, maps, strict=True) if len(maps) > 1 else ():
+                yield told | {'seed': run.seed}, thin_map(own, steps)
 
 
-def by_depth(figure: Figure, found: Sequence[Profile], name: str) -> None:
-    """One quantity over the layers, a line for each variant: a row of panels for each number of
-    layers, with the first recorded step on the left and the last on the right.
+def _heat(rows: list[dict], runs: Sequence[Run], name: str, y: alt.Y, size: tuple) -> Chart:
+    """Draws `rows` over steps, all variants on one scale of colours: logarithmic where all values
+    are positive. A reader chooses learning rate and seed.
     """
-    depths = sorted({profile.layers for profile in found})
+    rate, seeds = rate_choice(runs, with_all=False), list(dict.fromkeys(r['seed'] for r in rows))
+    seed = alt.param('seed', bind=alt.binding_select(options=seeds, name='seed '), value=MEAN)
+    values = [value for row in rows for value in row['y'] if value is not None]
+    kind = 'log' if min(values) > 0 else 'linear'
+    scale = alt.Scale(type=kind, scheme='viridis', nice=False)
+    legend = alt.Legend(title=name.replace('_', ' '), gradientLength=size[1])
+    chart = alt.Chart(alt.Data(values=rows)).transform_filter(AT_RATE if rate else 'datum.best')
+    chart = chart.transform_filter('datum.seed == seed') if len(seeds) > 1 else chart
+    chart = chart.transform_flatten(['step', 'y']).transform_filter('isValid(datum.y)')
+    axis = alt.Axis(labelAngle=0, labelOverlap='greedy', ticks=False)
+    seen = [*tooltip('line', 'lr', 'seed', 'layer', 'step'), alt.Tooltip('y:Q', title='value')]
+    if 'head' in rows[0]:
+        seen.insert(4, alt.Tooltip('head:Q'))
+    chart = chart.mark_rect().encode(
+        x=alt.X('step:O', title='step', axis=axis),
+        y=y,
+        color=alt.Color('y:Q', scale=scale, legend=legend),
+        tooltip=seen,
+    )
+    names = list(dict.fromkeys(row['line'] for row in rows))
+    facet = alt.Facet('line:N', title=None, sort=names)
+    chart = chart.properties(width=size[0], height=size[1]).facet(facet=facet, columns=3)
+    params = [*filter(None, [rate]), *([seed] if len(seeds) > 1 else [])]
+    return with_log(chart.add_params(*params), color='log colours')
+
+
+def layer_maps(maps: Sequence[tuple], runs: Sequence[Run], name: str) -> Chart:
+    """Draws one quantity over steps and depth, all variants on one scale of colours."""
+    rows = [
+        told | {'layer': i + 1, 'step': steps, 'y': list(values)}
+        for told, (steps, by_step) in maps
+        for i, values in enumerate(zip(*by_step, strict=True))
+    ]
+    y = alt.Y('layer:O', title='layer, from 1', sort='descending')
+    return _heat(rows, runs, name, y, (260, 150))
+
+
+def head_maps(maps: Sequence[tuple], runs: Sequence[Run], name: str) -> Chart:
+    """Draws one quantity over steps for each head of each layer, counted from 1."""
+    rows = [
+        told | {'layer': i + 1, 'head': n + 1, 'place': f'{i + 1}.{n + 1}', 'step': steps, 'y': y}
+        for told, (steps, by_step) in maps
+        for i in range(len(by_step[0]))
+        for n, y in enumerate(map(list, zip(*(at[i] for at in by_step), strict=True)))
+    ]
+    places = list(dict.fromkeys(row['place'] for row in rows))
+    y = alt.Y('place:N', title='layer.head', sort=places[::-1])
+    return _heat(rows, runs, name, y, (260, min(480, max(150, 9 * len(places)))))
+
+
+def by_depth(found: Sequence[Profile], name: str) -> Chart:
+    """Draws one quantity over the layers, a line for each variant and thin ones for its seeds: a
+    row of panels for each number of layers, with the first recorded step on the left and the last
+    on the right.
+    """
+    rows, panels = [], {}
     ends = max(len(profile.values) for profile in found)
-    lines = dict.fromkeys(profile.line for profile in found)
-    of_baselines = {profile.line for profile in found if profile.is_baseline}
-    looks = dict(zip(lines, line_styles([line in of_baselines for line in lines]), strict=True))
-    tall = max(0.5 + 1.9 * len(depths), 0.17 * len(lines))  # enough for the legend
-    figure.set_size_inches(1.5 + 2.7 * ends, tall)
-    grid = figure.subplots(len(depths), ends, squeeze=False, sharex='row', sharey='col')
-    for row, layers in zip(grid, depths, strict=True):
-        here = [profile for profile in found if profile.layers == layers]
-        for axes, end in zip(row, (0, -1), strict=False):
-            for profile in here:
-                look, y_L = looks[profile.line], list(profile.values.values())[end]
-                dash, marker = look['dash'], 'o' if layers == 1 else None
-                axes.plot(range(1, layers + 1), y_L, ls=dash, marker=marker, color=look['color'])
-            steps = {list(profile.values)[end] for profile in here}
-            when = f'step {steps.pop()}' if len(steps) == 1 else ('first step', 'last step')[end]
-            axes.set_title(f'{layers} layers, {when}', fontsize=8)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    values = np.concatenate([values_L for p in found for values_L in p.values.values()])
-    if (values[np.isfinite(values)] > 0).all():
-        for axes in grid[0]:  # the others of its column share it
-            axes.set_yscale('log')
-    for axes in grid[-1]:
-        axes.set_xlabel('layer, from 1')
-    figure.supylabel(name.replace('_', ' '), fontsize=8)
-    if len(lines) > 1:
-        keys = [Line2D([], [], color=look['color'], ls=look['dash']) for look in looks.values()]
-        figure.legend(keys, list(looks), loc='outside right center', handlelength=3)
+    for profile in sorted(found, key=lambda profile: profile.layers):
+        same = [other for other in found if other.layers == profile.layers]
+        for end, step in zip(range(-ends, 0), profile.values, strict=False):
+            steps = {list(other.values)[end] for other in same if len(other.values) == ends}
+            when = f'step {step}' if len(steps) == 1 else ('last step', 'first step')[end + 1]
+            panel = f'{profile.layers} layers, {when}'
+            panels[panel] = None
+            each = {MEAN: profile.values[step]} | dict(enumerate(profile.seeds[step]))
+            for seed, values_L in each.items():
+                row = {'line': profile.line, 'panel': panel, 'seed': str(seed)}
+                kept = [(i + 1, float(v)) for i, v in enumerate(values_L) if math.isfinite(v)]
+                rows += [row | {'layer': layer, 'y': value} for layer, value in kept]
+    names = list(dict.fromkeys(profile.line for profile in found))
+    look = by_line(names, {profile.line for profile in found if profile.is_baseline})
+    kind = 'log' if min(row['y'] for row in rows) > 0 else 'linear'
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale_from(kind, nice=False))
+    x = alt.X('layer:Q', title='layer, from 1', axis=alt.Axis(tickMinStep=1, format='d'))
+    chart = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip('line', 'layer', 'y'))
+    is_mean = alt.datum.seed == MEAN
+    seeds = chart.transform_filter(~is_mean).mark_line(strokeWidth=0.7, opacity=0.6)
+    means = chart.transform_filter(is_mean).mark_line(point=alt.OverlayMarkDef(size=24))
+    found = alt.layer(seeds.encode(detail='seed:N', **look), means.encode(**look))
+    facet = alt.Facet('panel:N', title=None, sort=list(panels))
+    found = found.properties(width=330, height=190).facet(facet=facet, columns=ends)
+    return with_log(found.resolve_scale(x='independent'), y='log scale')
 
 
-def drawable(comparisons: Sequence[Comparison], series: All) -> list[str]:
-    """The few quantities that matter, and RATE, of which some run that is shown has numbers."""
-    runs = [series[workdir] for comparison in comparisons for workdir in comparison.shown]
-    return [name for name in (*FEW, RATE) if any(len(_lines(one, name)[0]) for one in runs)]
+def step_rows(runs: Sequence[Run], name: str) -> list[dict]:
+    """Returns the mean, least and greatest over layers at each step of runs at their best rate."""
+    rows = []
+    for run in runs:
+        steps_S, values_SL = _lines(run.series, name)
+        if run.is_best and len(steps_S):
+            low, high, mean = values_SL.min(1), values_SL.max(1), values_SL.mean(1)
+            columns = {'step': steps_S, 'y': mean, 'low': low, 'high': high}
+            rows.append(run.row | {key: value.tolist() for key, value in columns.items()})
+    return rows
 
 
-def over_steps(figure: Figure, comparisons: Sequence[Comparison], series: All, name: str) -> None:
-    """A line for each run of each variant, at its best learning rate: the mean over layers, with a
-    band from the least to the greatest layer. Logarithmic where all values are positive and the
+def over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
+    """Draws the mean over layers over steps: a line for each variant, thin ones for its seeds, and
+    a band from the least to the greatest layer. Logarithmic where all values are positive and the
     greatest is a hundred times the least.
     """
-    figure.set_size_inches(4.6, 3.4)
-    axes, ends = figure.subplots(), []
-    for comparison, look in zip(comparisons, styles(comparisons), strict=True):
-        for i, workdir in enumerate(comparison.shown):
-            steps_S, values_SL = _lines(series[workdir], name)
-            if not len(steps_S):
-                continue
-            label = {} if i else {'label': comparison.variant.name}
-            style = {'color': look['color'], 'ls': look['dash'], 'alpha': 0.8} | label
-            axes.plot(steps_S, values_SL.mean(1), **style)
-            low, high = values_SL.min(1), values_SL.max(1)
-            axes.fill_between(steps_S, low, high, color=look['color'], alpha=0.1, lw=0)
-            ends += [low.min(), high.max()]
-    if min(ends) > 0 and max(ends) > 100 * min(ends):
-        axes.set_yscale('log')
-    axes.set(xlabel='step', ylabel=name.replace('_', ' '))
-    if len(comparisons) > 1:
-        longest = max(len(comparison.variant.name) for comparison in comparisons)
-        columns = 2 if longest <= WIDEST_OF_TWO else 1
-        figure.legend(loc='outside upper center', ncols=columns, fontsize=7)
+    low, high = min(min(row['low']) for row in rows), max(max(row['high']) for row in rows)
+    kind = 'log' if 0 < 100 * low < high else 'linear'
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale_from(kind))
+    data = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', 'y', 'low', 'high'])
+    chart = data.encode(x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)))
+    plain = {'color': look['color']}
+    seen = tooltip('line', 'lr', 'seed', 'cell', 'step', 'y')
+    band = chart.mark_area(opacity=0.1).encode(y=alt.Y('min(low):Q'), y2='max(high):Q', **plain)
+    runs = chart.mark_line(strokeWidth=0.8, opacity=0.6)
+    means = chart.mark_line(point=len(rows[0]['step']) < 12).encode(y=y.aggregate('mean'), **look)
+    layers = [band, runs.encode(y=y, detail='cell:N', tooltip=seen, **look), means]
+    has_layers = any(row['low'] != row['high'] for row in rows)
+    drawn = layers if has_layers else layers[1:]
+    return with_log(alt.layer(*drawn).properties(width=430, height=220), y='log scale')
 
 
 def _lines(one: Series, name: str) -> tuple[np.ndarray, np.ndarray]:

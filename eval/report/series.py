@@ -151,6 +151,26 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
     return [steps[i] for i in chosen], [values[i] for i in chosen]
 
 
+def smooth(curve: Curve, share: float) -> list[float | None]:
+    """Returns the exponential average over `share` of all steps, unbiased from the first value on.
+
+    weight_i = 1 - prod_j<=i keep_j, keep_i = exp(-(step_i - step_(i-1)) / tau): the plain average
+    where steps are few. None stays, and is passed over.
+    """
+    steps, values = curve
+    if not share or not steps:
+        return values
+    tau, total, weight = share * steps[-1], 0.0, 0.0
+    found, before = [], 2 * steps[0] - steps[1] if len(steps) > 1 else 0
+    for step, value in zip(steps, values, strict=True):
+        keep, before = math.exp(-(step - before) / tau), step
+        if value is not None:
+            total = keep * total + (1 - keep) * value
+            weight = keep * weight + (1 - keep)
+        found.append(None if value is None else total / weight)
+    return found
+
+
 def thin_map(found: Any, steps: int) -> Any:
     """Keeps at most so many evenly spaced steps of a map, with the first and the last."""
     if len(found[0]) <= steps:
@@ -159,14 +179,13 @@ def thin_map(found: Any, steps: int) -> Any:
     return [found[0][i] for i in kept], [found[1][i] for i in kept]
 
 
-def mean_map(maps: list[HeatMap]) -> HeatMap:
-    """The mean over runs, at the steps that all have; None where one of them has no number."""
+def mean_map(maps: Sequence[Any]) -> Any:
+    """Returns the mean over runs, at the steps that all have; None where one has no number."""
     first = maps[0][0] if maps else []
     steps = [step for step in first if all(step in other[0] for other in maps)]
     at = [dict(zip(*one, strict=True)) for one in maps]
-    stacked = [np.array([one[step] for one in at], float) for step in steps]  # None becomes nan
-    means = [[None if math.isnan(v) else v for v in runs_RL.mean(0)] for runs_RL in stacked]
-    return steps, means
+    means = [np.array([one[step] for one in at], float).mean(0) for step in steps]  # None is nan
+    return steps, [_finite(one.tolist()) for one in means]
 
 
 def group_of(name: str) -> str:
@@ -182,9 +201,26 @@ def recorded(all_series: Iterable[Series]) -> list[str]:
     return few + [name for name in by_group if name not in few]
 
 
-def drawn(all_series: Iterable[Series]) -> list[str]:
-    """Quantities per layer that figures for papers show: all, or DRAWN where there are many."""
-    names = dict.fromkeys(name for one in all_series for name in one.layers)
+def constants(all_series: Sequence[Series]) -> dict[str, float]:
+    """Returns the quantities that have one value at all steps, layers and runs, with the value."""
+    found = {}
+    for name in recorded(all_series):
+        maps = [one.layers.get(name) or one.scalars.get(name) for one in all_series]
+        values = {value for one in maps if one for value in flat(one[1])}
+        if len(values) == 1 and None not in values:
+            (found[name],) = values
+    return found
+
+
+def flat(values: Any) -> Iterable[float | None]:
+    """Yields the numbers of lists in lists."""
+    return itertools.chain(*map(flat, values)) if isinstance(values, list) else (values,)
+
+
+def drawn(all_series: Sequence[Series]) -> list[str]:
+    """Returns what figures for papers show: all that varies, or DRAWN and FEW of many."""
+    still = constants(all_series)
+    names = [name for name in recorded(all_series) if name not in still]
     return [name for name in names if len(names) <= MOST_FIGURES or name in DRAWN]
 
 

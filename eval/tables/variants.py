@@ -6,10 +6,11 @@ that a variant cannot look good by losing its bad seeds; one that failed or was 
 and is left out.
 """
 
+import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import numpy as np
 from eval.tables.columns import columns
 from eval.tables.results import Record
 from eval.tables.text import number
-from lm.config.resolve import flatten
 from lm.record.metrics import FILE
 from lm.storage.files import Unreadable, open_regular, parse_json
+from modules.choices import nearest
 
 LR = 'optim.lr'
 SEEDS = ('train.seed', 'data.seed')
+BASELINE = 'baseline'  # the name of the first of a list
 FIRST_LINES = 5  # among which are all rows of step 1
 
 Seed = Hashable
@@ -35,6 +37,7 @@ class Variant:
     """The runs that share `values` (column -> value) of what is swept besides lr and seeds.
 
     sweep: the name of their sweep, where several are compared.
+    words: column -> value in words, without its field where the value alone says enough.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Variant:
     records: list[Record]
     is_baseline: bool
     sweep: str = ''
+    words: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def all_values(self) -> str:
@@ -59,41 +63,72 @@ class Variant:
 
 
 def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
-    """The variants of a sweep (its sweep.json as a dict), in the order in which they come.
+    """Returns the variants of a sweep (its sweep.json as a dict), in the order in which they come.
 
-    The baseline is the one that has the values of the sweep's base, or else the first.
+    The baseline is the first (`with_baseline` for another).
     """
-    names, base = columns(), flatten(sweep['base'])
+    names = columns()
     axes = [path for path in sweep['axes'] if path != LR and path not in SEEDS]
     groups: dict[tuple, list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record[names[path]] for path in axes), []).append(record)
-    baseline = tuple(base.get(path) for path in axes)
-    if baseline not in groups:
-        baseline = next(iter(groups), None)
-    combinations = math.prod(len(set(column)) for column in zip(*groups, strict=True))
-    is_list = len(groups) < combinations  # some combinations of their values are missing
-    usual = dict(zip(axes, baseline or (), strict=False)) if is_list else {}
-    return [
-        Variant(
-            name=_name(dict(zip(axes, key, strict=True)), members, usual),
+    first = next(iter(groups), ())
+    usual = dict(zip(axes, first, strict=False)) if is_list(groups) else {}
+    # A text that one axis alone has says what it is the value of.
+    owners = collections.Counter(
+        value for column in zip(*groups, strict=True) for value in {*column} if _speaks(value)
+    )
+    plain = {value for value, count in owners.items() if count == 1}
+    found = []
+    for key, members in groups.items():
+        told = {
+            path: value if _speaks(value) and value in plain else f'{names[path]} {number(value)}'
+            for path, value in zip(axes, key, strict=True)
+        }
+        # In a list of variants a dozen values would name each, most of them shared with the
+        # baseline or not read.
+        own = {p: v for p, v in zip(axes, key, strict=True) if v is not None and v != usual.get(p)}
+        parts = [told[path] for path in (own if usual else axes)]
+        one = members[0]['cell'] if len(members) == 1 else 'all runs'
+        variant = Variant(
+            name=BASELINE if usual and key == first else ', '.join(parts) or one,
             values={names[p]: v for p, v in zip(axes, key, strict=True)},
             records=members,
-            is_baseline=key == baseline,
+            is_baseline=key == first,
+            words={names[p]: text for p, text in told.items()},
         )
-        for key, members in groups.items()
-    ]
+        found.append(variant)
+    return found
 
 
-def _name(values: Mapping[str, Any], members: Sequence[Record], usual: Mapping[str, Any]) -> str:
-    """The values of a variant. In a list of variants a dozen values would name each, most of them
-    shared: there only those that are read and not `usual`, the baseline's.
+def _speaks(value: Any) -> bool:
+    return isinstance(value, str) and value not in ('', 'auto', 'none')
+
+
+def is_list(combinations: Collection[tuple]) -> bool:
+    """Returns whether the values of axes are not all combined: they are zipped, or listed."""
+    return len(combinations) < math.prod(len({*c}) for c in zip(*combinations, strict=True))
+
+
+def with_baseline(variants: Sequence[Variant], asked: str) -> list[Variant]:
+    """Makes the variant of that name, or with that cell, the baseline. Raises ValueError where none
+    is.
     """
-    if usual and dict(values) == dict(usual):
-        return 'baseline'
-    own = {p: v for p, v in values.items() if not usual or (v != usual[p] and v is not None)}
-    parts = (f'{columns()[path]} {number(value)}' for path, value in own.items())
-    return ', '.join(parts) or (members[0]['cell'] if len(members) == 1 else 'all runs')
+    called = [(v.name, v.all_values, *(r['cell'] for r in v.records)) for v in variants]
+    found = [v for v, names in zip(variants, called, strict=True) if asked in names]
+    if not found:
+        names = [variant.name for variant in variants]
+        raise ValueError(
+            f'--baseline={asked} is no variant and no cell of the sweep.{nearest(asked, names)} '
+            f'Variants: {"; ".join(names[:12])}'
+        )
+    names = {BASELINE: 'the first'}  # whose name is no longer true
+    return [
+        dataclasses.replace(v, is_baseline=True)
+        if v is found[0]
+        else dataclasses.replace(v, is_baseline=False, name=names.get(v.name, v.name))
+        for v in variants
+    ]
 
 
 def has_diverged(record: Record) -> bool:

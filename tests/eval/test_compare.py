@@ -11,6 +11,7 @@ from eval import compare, runs
 from eval.compare import best_lr, sensitivity
 from eval.tables import results
 from eval.tables.columns import schema
+from eval.tables.variants import with_baseline
 from tests.eval import sweep_fixture as fixture
 
 
@@ -39,7 +40,7 @@ def sweep(tmp_path_factory):
 
 def test_compare_a_sweep(sweep):
     rms, layer = compare.compare(*sweep)
-    assert [c.variant.name for c in (rms, layer)] == ['norm rmsnorm', 'norm layernorm']
+    assert [c.variant.name for c in (rms, layer)] == ['rmsnorm', 'layernorm']
     assert rms.variant.is_baseline and not layer.variant.is_baseline
     assert rms.best_lr == layer.best_lr == 0.003
     assert (rms.loss.mean, rms.loss.n) == (pytest.approx(2.89), 3)
@@ -199,11 +200,25 @@ def test_one_seed_and_no_common_seed():
     assert none.verdict == '' and 'no seed has ended' in none.notes[-1]
 
 
-def test_first_variant_is_the_baseline_where_none_has_the_values_of_the_base():
-    records = [ended(3.0, 0, norm='none'), ended(3.0, 0, norm='layernorm')]
-    assert [v.is_baseline for v in compare.split(records, SWEEP)] == [True, False]
-    records.append(ended(3.0, 0))
-    assert [v.is_baseline for v in compare.split(records, SWEEP)] == [False, False, True]
+def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
+    records = [ended(3.0, 0, norm='none', cell='a'), ended(3.0, 0, norm='layernorm', cell='b')]
+    found = compare.split(records, SWEEP)
+    assert [v.is_baseline for v in found] == [True, False]
+    for asked in ('layernorm', 'norm layernorm', 'b'):
+        assert [v.is_baseline for v in with_baseline(found, asked)] == [False, True]
+    with pytest.raises(ValueError, match=r"is no variant and no cell .* mean 'layernorm'"):
+        with_baseline(found, 'layernrm')
+
+
+def test_a_text_that_two_fields_have_keeps_its_field():
+    """Catches two variants of one name, and a 'none' that does not say of what."""
+    axes = ('norm', 'qk_norm', 'd_model')
+    sweep = SWEEP | {'axes': {f'model.{name}': [] for name in axes}}
+    listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
+    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
+    found = compare.split(records, sweep)
+    assert [v.name for v in found] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
+    assert [v.name for v in with_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
 
 
 def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
@@ -213,12 +228,12 @@ def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
     records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
     found = compare.split(records, sweep)
-    assert [v.name for v in found] == ['baseline', 'norm none', 'placement post']
+    assert [v.name for v in found] == ['baseline', 'norm none', 'post']
     assert found[0].all_values == 'norm rmsnorm, placement pre, attention_gate none'
     grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
     records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in grid]
     names = [v.name for v in compare.split(records, sweep)]
-    assert names[-1] == 'norm none, placement post, attention_gate none'
+    assert names[-1] == 'norm none, post, attention_gate none'
 
 
 def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):

@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from eval.charts import spec_of
 from eval.fit import fitting
-from eval.fit.figures import write_figures
+from eval.fit.figures import figure, write_figures
 from eval.fit.fitting import fit, fit_points, jacobian, record, text
 from eval.fit.laws import (
     LAWS,
@@ -223,9 +224,11 @@ def test_the_largest_runs_are_held_out_and_predicted(tmp_path):
     assert all(abs(row['relative_error']) < 0.01 for row in written['held_out'])
     assert written['constants']['alpha']['value'] == pytest.approx(0.34, rel=0.05)
     assert 'r29' in text(found) and 'N_opt_exponent' in text(found)
-    paths = write_figures(tmp_path / 'figures', found.fit, found.fitted, found.held)
-    assert [path.name for path in paths] == ['chinchilla.png', 'chinchilla.svg']
-    assert all(path.stat().st_size > 5000 for path in paths)
+    paths = write_figures(tmp_path / 'figures', found)
+    assert [path.name for path in paths] == [f'chinchilla.{k}' for k in ('html', 'png', 'svg')]
+    page, _, svg = paths
+    assert f'{sum(within)} of 8 runs held out are within' in page.read_text()
+    assert 'nats a token' in svg.read_text()
 
 
 def test_the_bootstrap_is_repeatable_by_seed():
@@ -263,7 +266,12 @@ def test_a_schedule_is_predicted_from_the_others(tmp_path):
     assert (row['run'], row['step']) == ('wsd', 400) and row['mean_relative_error'] < 1e-6
     assert found.resampled.startswith('blocks')
     assert len(set(resampled_together(found.fitted, LAWS['annealing'])[0])) == 20
-    assert write_figures(tmp_path, found.fit, found.fitted, found.held)
+    lines, points = (
+        layer['data']['values'] for layer in spec_of(figure(found)['runs'])['layer'][:2]
+    )
+    assert {row['run'] for row in points if row['what'] == 'held out'} == {'wsd'}
+    at = {(row['run'], row['step']): row['y'] for row in lines}
+    assert all(row['y'] == pytest.approx(at[row['run'], row['step']], 1e-4) for row in points)
 
 
 @pytest.fixture(scope='module')

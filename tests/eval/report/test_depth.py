@@ -5,16 +5,18 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from configs.studies import depth_variance
-from eval.compare import compare
+from eval.charts import INK, spec_of
+from eval.compare import compare, compare_variants
 from eval.report import figures
-from eval.report.layers import Profile, by_depth, exponent, profiles, ratio, table
+from eval.report.layers import MEAN, Profile, by_depth, exponent, profiles, ratio, table
 from eval.report.page import report
-from eval.report.series import read_series
+from eval.report.series import Series, read_series
 from eval.runs import gather
+from eval.tables.columns import schema
 from eval.tables.results import read_sweep
+from eval.tables.variants import Variant
 from modules.placements import PLACEMENTS
 from tests.eval import sweep_fixture as fixture
 
@@ -55,15 +57,16 @@ def found(sweep):
 def test_profiles_are_means_over_seeds_at_both_ends(found):
     """Catches a middle step, one seed for all, and lines that still name their depth."""
     told = [(p.line, p.layers, p.is_baseline) for p in found['residual_rms']]
-    pre, peri = 'placement pre', 'placement peri'
+    pre, peri = 'pre', 'peri'
     assert told == [(pre, 3, True), (pre, 6, False), (peri, 3, False), (peri, 6, False)]
     for profile in found['residual_rms']:
         layers = np.arange(1, profile.layers + 1)
-        power = POWERS[profile.line.split()[1]]
+        power = POWERS[profile.line]
         assert list(profile.values) == [1, fixture.STEPS]
         for step, values_L in profile.values.items():
             np.testing.assert_allclose(values_L, 2 * (1 + step) * layers**power)  # seeds 0 and 2
-            np.testing.assert_allclose(profile.ratios[step], [profile.layers**power] * 2)
+            ratios = [ratio(values_L) for values_L in profile.seeds[step]]
+            np.testing.assert_allclose(ratios, [profile.layers**power] * 2)
 
 
 def test_exponent_and_ratio():
@@ -76,7 +79,8 @@ def test_exponent_and_ratio():
 
 
 def test_table_without_numbers_has_gaps():
-    profile = Profile('x', False, 2, {0: np.array([1.0, math.nan])}, {0: [math.nan, math.nan]})
+    gap = np.array([1.0, math.nan])
+    profile = Profile('x', False, 2, {0: gap}, {0: [gap, gap]})
     assert table([profile])[1] == ['x', '2', '0', '1', '1', '', '', '', '', '']
 
 
@@ -84,40 +88,61 @@ def test_markdown_has_a_table_by_depth(sweep, tmp_path):
     report(sweep, tmp_path / 'page.html')
     text = (tmp_path / 'page.md').read_text()
     assert '## By depth: residual rms' in text and '## By depth: skewness' in text
-    assert '| placement peri | 6 | 1 | 4 | 12 | 24 | 6 | 6 to 6 | 6 | +1.00 |' in text
-    assert (
-        '| placement pre | 3 | 200 | 402 | 569 | 696 | 1.73 | 1.73 to 1.73 | 1.73 | +0.50 |' in text
-    )
-    assert '| placement pre | 3 | 200 | -1 | 0 | 1 | -1 | -1 to -1 |  |  |' in text
+    assert '| peri | 6 | 1 | 4 | 12 | 24 | 6 | 6 to 6 | 6 | +1.00 |' in text
+    assert '| pre | 3 | 200 | 402 | 569 | 696 | 1.73 | 1.73 to 1.73 | 1.73 | +0.50 |' in text
+    assert '| pre | 3 | 200 | -1 | 0 | 1 | -1 | -1 to -1 |  |  |' in text
+
+
+def drawn(found, name):
+    """The specification of the chart by depth, and its rows by panel, line and seed."""
+    spec = spec_of(by_depth(found, name))
+    values, lines = spec['data']['values'], {}
+    for row in values:
+        line = lines.setdefault((row['panel'], row['line'], row['seed']), [])
+        line.append((row['layer'], row['y']))
+    return spec, lines
+
+
+def scale_of(spec, channel='y'):
+    return spec['spec']['layer'][0]['encoding'][channel]['scale']
 
 
 def test_figure_has_a_row_for_each_depth_and_a_column_for_each_end(found):
-    figure = Figure()
-    by_depth(figure, found['residual_rms'], 'residual_rms')
-    titles = [axes.get_title() for axes in figure.axes]
+    spec, lines = drawn(found['residual_rms'], 'residual_rms')
     steps = ('step 1', f'step {fixture.STEPS}')
-    assert titles == [f'{layers} layers, {step}' for layers in (3, 6) for step in steps]
-    colours = [[line.get_color() for line in axes.lines] for axes in figure.axes]
-    assert colours[0][0] == figures.BASELINE != colours[0][1]
-    assert all(here == colours[0] for here in colours)  # a variant looks alike at each depth
-    last = figure.axes[-1]
-    assert last.get_yscale() == 'log' and list(last.lines[1].get_xdata()) == [1, 2, 3, 4, 5, 6]
-    np.testing.assert_allclose(last.lines[1].get_ydata(), 402 * np.arange(1, 7))
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ['placement pre', 'placement peri']
+    assert spec['facet']['sort'] == [f'{n} layers, {step}' for n in (3, 6) for step in steps]
+    assert spec['columns'] == 2 and scale_of(spec)['type'] == 'log'
+    colours = scale_of(spec, 'color')
+    assert (
+        colours['domain'] == ['pre', 'peri'] and colours['range'][0] == INK != colours['range'][1]
+    )
+    last = lines[spec['facet']['sort'][-1], 'peri', MEAN]
+    np.testing.assert_allclose(last, [(n, 402 * n) for n in range(1, 7)])
+    seeds = [lines[spec['facet']['sort'][-1], 'peri', seed] for seed in '01']  # of 0 and 2
+    np.testing.assert_allclose(seeds, [[(n, k * 201 * n) for n in range(1, 7)] for k in (1, 3)])
+    assert len(lines) == 4 * 2 * 3
 
 
 def test_figure_is_linear_where_a_value_is_not_positive(found):
-    figure = Figure()
-    by_depth(figure, found['skewness'], 'skewness')
-    assert {axes.get_yscale() for axes in figure.axes} == {'linear'}
+    assert scale_of(drawn(found['skewness'], 'skewness')[0])['type'] == 'linear'
 
 
 def test_figure_of_one_step_has_one_column_and_of_one_line_no_legend(found):
-    figure, one = Figure(), found['residual_rms'][0]
-    only = Profile(one.line, True, 3, {1: one.values[1]}, {1: one.ratios[1]})
-    by_depth(figure, [only], 'residual_rms')
-    assert len(figure.axes) == 1 and not figure.legends
+    one = found['residual_rms'][0]
+    only = Profile(one.line, True, 3, {1: one.values[1]}, {1: one.seeds[1]})
+    spec, _ = drawn([only], 'residual_rms')
+    assert spec['columns'] == 1 and spec['facet']['sort'] == ['3 layers, step 1']
+    assert spec['spec']['layer'][0]['encoding']['color']['legend'] is None
+
+
+def test_a_step_at_which_nothing_moves_is_no_end():
+    """Catches an update ratio of 0 at the rate 0 of a warm-up, drawn as if it were a finding."""
+    update = ([0, 1, 9], [[0.0, 0.0], [0.1, 0.2], [0.3, 0.4]])
+    one = Series(([], []), ([], []), {'update_ratio': update})
+    record = dict.fromkeys(schema().names) | {'workdir': 'w', 'lr': 0.1}
+    (compared,) = compare_variants([Variant('x', {}, [record], True)], 'ce')
+    (profile,) = profiles([compared], {'w': one}, 'update_ratio')
+    assert list(profile.values) == [1, 9]
 
 
 def test_eleven_lines_look_different():

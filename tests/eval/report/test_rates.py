@@ -30,14 +30,14 @@ def test_means_over_the_seeds_that_finished_and_how_many_diverged(sweep):
     assert head == ['variant', '0.001', '0.003', '0.01', '0.03']
     assert rows == [
         [
-            'norm rmsnorm',
+            'rmsnorm',
             mean('rmsnorm', 0.001, (0, 1, 2)),
             f'**{mean("rmsnorm", 0.003, (0, 1, 2))}**',
             mean('rmsnorm', 0.01, (0, 1, 2)),
             mean('rmsnorm', 0.03, (0, 1)),
         ],
         [
-            'norm layernorm',
+            'layernorm',
             mean('layernorm', 0.001, (0, 1, 2)),
             f'**{mean("layernorm", 0.003, (0, 1, 2))}**',
             mean('layernorm', 0.01, (0, 1)),

@@ -1,8 +1,9 @@
 """Reference: the figure of learning rates by size."""
 
 import numpy as np
-from matplotlib.figure import Figure
+import pytest
 
+from eval.charts import spec_of
 from eval.compare import compare
 from eval.report.figures import by_size, rates_by_size
 from eval.runs import gather
@@ -24,14 +25,16 @@ def test_a_panel_for_each_choice_and_a_line_for_each_size(tmp_path):
     assert list(panels) == [f'norm {norm}' for norm in fixture.NORMS]
     for lines in panels.values():
         assert [label for label, _ in lines] == ['d_model 32', 'd_model 64', 'd_model 256']
-    figure = Figure()
-    rates_by_size(figure, panels, 'ce')
-    assert [axes.get_title() for axes in figure.axes] == list(panels)
-    for axes in figure.axes:
-        for curve, ring in zip(axes.lines[::2], axes.lines[1::2], strict=True):
-            assert len(ring.get_xdata()) == 1
-            lowest = np.argmin(curve.get_ydata())
-            assert ring.get_xydata()[0].tolist() == curve.get_xydata()[lowest].tolist()
+    spec = spec_of(rates_by_size(panels, 'ce'))
+    assert spec['facet']['sort'] == list(panels)
+    rows = spec['data']['values']
+    rings = [row for row in rows if 'ring' in row]
+    for ring in rings:
+        line = [r for r in rows if all(r[k] == ring[k] for k in ('panel', 'size')) and 'loss' in r]
+        by_rate = {row['lr']: [r['loss'] for r in line if r['lr'] == row['lr']] for row in line}
+        lowest = min(by_rate, key=lambda lr: np.mean(by_rate[lr]))
+        assert ring['lr'] == lowest and ring['ring'] == pytest.approx(np.mean(by_rate[lowest]))
+    assert len(rings) == 2 * 3
 
 
 def test_one_size_has_no_such_figure(tmp_path):

@@ -6,12 +6,11 @@ import math
 import re
 
 import pytest
-from matplotlib.figure import Figure
 
 from eval import compare
+from eval.charts import spec_of
 from eval.compare import MOST_SEEDS, Interval
 from eval.report import figures, tables
-from eval.report.layers import figures_of_quantities
 from eval.report.page import report
 from eval.report.series import read_series
 from eval.report.subject import read_subject
@@ -52,12 +51,12 @@ def compared_of(*folders):
 def test_variants_have_the_name_of_their_sweep_where_it_takes_one(sweeps):
     _, found = compared_of(sweeps / 'a', sweeps / 'b', sweeps / 'c')
     assert [c.variant.name for c in found] == [
-        'norm rmsnorm (a)',
-        'norm layernorm',
-        'norm rmsnorm (b)',
-        'norm dyt',
-        'placement pre',
-        'placement post',
+        'rmsnorm (a)',
+        'layernorm',
+        'rmsnorm (b)',
+        'dyt',
+        'pre',
+        'post',
     ]
     assert [c.variant.is_baseline for c in found] == [True] + [False] * 5
     assert all(c.difference.n == 3 for c in found)
@@ -79,7 +78,7 @@ def test_a_page_of_several_sweeps(sweeps):
     text, markdown = page.read_text(), page.with_suffix('.md').read_text()
     assert f'--workdir={sweeps}/a,{sweeps}/c</code>' in text
     assert re.search(r'<code>model.d_model</code> 256 / 512\.', text)
-    assert '- placement post: model.d_model: 256 → 512; model.placement: pre → post' in markdown
+    assert '- post: model.d_model: 256 → 512; model.placement: pre → post' in markdown
     assert markdown.count('| a | ') == markdown.count('| c | ') == 6  # cells
     assert 'Against the baseline (norm rmsnorm): ' in markdown
 
@@ -151,14 +150,12 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
     ]
     assert '## Learning rates' in report(tmp_path / 'sweep').with_suffix('.md').read_text()
     everything, rates = compared
-    found, metric = curves(subject), subject.metric
-    draws = figures.figures_of_losses(rates, everything, found, metric)
-    draws |= figures_of_quantities(rates, found)
-    files = figures.save(tmp_path, draws)
-    drawn = {path.stem: path.read_text() for path in files if path.suffix == '.svg'}
-    figures_of_all = {'loss_curves', 'learning_rates', 'differences', 'steps_learning_rate'}
-    assert drawn.keys() == figures_of_all
-    assert 'lr 0.001' in drawn['loss_curves'] and 'lr 0.03: ' not in drawn['differences']
+    charts = figures.charts_of_losses(rates, everything, curves(subject), subject.metric)
+    assert charts.keys() == {'loss_curves', 'learning_rates', 'differences'}
+    names = [row['variant'] for row in spec_of(charts['differences'])['layer'][1]['data']['values']]
+    assert names == ['lr 0.003', 'lr 0.01'] and 'lr 0.001' in json.dumps(
+        spec_of(charts['loss_curves'])
+    )
 
 
 def curves(subject):
@@ -182,15 +179,13 @@ def test_differences_are_sorted_and_say_what_would_settle_them(sweeps):
 
 def test_seeds_of_one_variant_are_named_on_its_curves(tmp_path):
     fixture.write_sweep(tmp_path / 'sweep', SEEDS, {})
-    page, figure = report(tmp_path / 'sweep'), Figure()
     subject, comparisons = compared_of(tmp_path / 'sweep')
-    figures.loss_curves(figure, comparisons, curves(subject))
-    [legend] = figure.legends
-    found = re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)
-    cells = json.loads(found[1])['cells']
-    assert [cell['seed'] for cell in cells] == [f'train_seed {seed}' for seed in (0, 1, 2)]
-    assert len({cell['color'] for cell in cells}) == 3
-    assert [text.get_text() for text in legend.get_texts()] == [cell['seed'] for cell in cells]
+    chart = figures.loss_curves(comparisons, figures.runs_of(comparisons, curves(subject)))
+    panel = spec_of(chart)['concat'][0]
+    seeds = [f'train_seed {seed}' for seed in (0, 1, 2)]
+    assert [row['line'] for row in panel['layer'][0]['data']['values']] == seeds
+    colours = panel['encoding']['color']['scale']
+    assert colours['domain'] == seeds and len(set(colours['range'])) == 3
 
 
 def test_curves_that_cannot_be_read_are_said(tmp_path):

@@ -1,19 +1,21 @@
 """Reference: what a page says of runs that went wrong, and what of their diagnostics it holds."""
 
 import json
+import re
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
+from eval.charts import spec_of
 from eval.compare import compare
 from eval.report import series
-from eval.report.layers import drawable, over_steps
+from eval.report.figures import lines_of, runs_of
+from eval.report.layers import over_steps, step_rows
 from eval.report.page import report
 from eval.runs import gather
 from eval.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
-from tests.eval.report.test_page import Page, as_dicts, data_of
+from tests.eval.report.test_page import Page, as_dicts, specs_of
 
 HEADS = 3
 WARNING = {
@@ -65,7 +67,7 @@ def page(sweep):
 def test_page_lists_warnings_with_their_run(page):
     """Of the run that has one: older summaries, without the field, have none."""
     [told] = as_dicts(Page(page).tables['Warnings'])
-    assert told['run'].startswith('norm layernorm, lr 0.03, train_seed 1 (')
+    assert told['run'].startswith('layernorm, lr 0.03, train_seed 1 (')
     assert (told['step'], told['layer'], told['head']) == ('40', '2', '3')
     assert told['warning'] == 'entropy collapse' and told['what was seen'] == WARNING['seen']
     for line, source in WARNING['help']:
@@ -89,21 +91,34 @@ def test_page_shows_what_was_last_seen_before_a_run_diverged(page):
 def test_markdown_has_both(sweep, page):
     text = (sweep / 'report.md').read_text()
     assert '## Warnings' in text and '--config.model.qk_norm=rmsnorm (arXiv:2302.05442), --' in text
-    assert '## Before it diverged: norm layernorm, lr 0.03, train_seed 1 (' in text
+    assert '## Before it diverged: layernorm, lr 0.03, train_seed 1 (' in text
     assert '| 2 | 0.61 | 0.6 | 62 | 2 | not finite |' in text
 
 
 def test_page_holds_heads_and_numbers_of_the_model(page):
-    data = data_of(page)
-    cell = next(c for c in data['cells'] if c['status'] == 'done')
-    heads = cell['heads']['attention_entropy_share'][1][0]
-    assert np.shape(heads) == (fixture.LAYERS, HEADS) and heads[1][2] == 0.62
-    assert cell['layers']['attention_entropy_share'][1][0][1] == 0.61  # the mean over heads
-    assert cell['layers']['attention_largest_logit'][1][0][1] == 62.0  # the largest
-    assert cell['scalars']['log_z_mean'] == [[1, 40, 80, 120, 160, 200], [3, 42, 82, 122, 162, 202]]
-    first, *others = data['quantities']
-    assert first['names'][:2] == ['attention_entropy_share', 'attention_largest_logit']
-    assert [q['names'] for q in others if q['label'] == 'residual rms'] == [['residual_rms']]
+    """Means over the seeds of a rate, and each seed: catches a head in another's place."""
+    specs, mean = specs_of(page), {'line': 'rmsnorm', 'lr': 0.003, 'seed': 'mean'}
+    share = 'attention_entropy_share'
+
+    def rows(name, **wanted):
+        values = specs[name]['data']['values']
+        return [row for row in values if (mean | wanted).items() <= row.items()]
+
+    [row] = rows(f'heads_{share}', layer=2, head=3)
+    assert row['step'] == [1, 40, 80, 120, 160, 200] and row['y'] == [0.62] * 6
+    [row] = rows(f'layers_{share}', layer=2)
+    assert row['y'] == [0.61] * 6  # the mean over heads
+    [row] = rows('layers_attention_largest_logit', layer=2)
+    assert row['y'] == [62.0] * 6  # the largest
+    seeds = {row['seed'] for row in specs[f'layers_{share}']['data']['values']}
+    assert seeds == {'mean', 'train_seed 0', 'train_seed 1'}
+    row = specs['steps_log_z_mean']['data']['values'][0]
+    assert row['y'] == [3, 42, 82, 122, 162, 202]
+    assert 'update_ratio_hidden' not in specs  # one that lacks a layer has no mean over layers
+    choices = re.findall(r'<option value="([^"]*)">([^<]*)<', page)
+    assert choices[0][1] == 'the few that matter'
+    assert choices[0][0].split()[:2] == [f'steps_{share}', f'depth_{share}']
+    assert ('steps_residual_rms depth_residual_rms layers_residual_rms', 'residual rms') in choices
 
 
 def test_run_without_a_summary_is_warned_of_from_its_rows(tmp_path):
@@ -135,7 +150,7 @@ def test_figures_are_of_what_matters_where_there_is_much():
     """Catches hundreds of files from a run with all diagnostics, and none from a run with few."""
     names = [f'singular_value_{i}' for i in range(series.MOST_FIGURES - 1)]
     one = series.Series(([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], [])))
-    assert series.drawn([one]) == [*names, 'residual_rms']
+    assert series.drawn([one]) == ['residual_rms', *names]
     more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
     assert series.drawn([one, more]) == ['residual_rms', 'residual_sink']
 
@@ -147,21 +162,28 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
     records = gather(sweep)
     found = {record['workdir']: series.read_series(record) for record in records}
     comparisons = compare(records, read_sweep(sweep))
-    names = drawable(comparisons, found)
-    by_layer = ['attention_entropy_share', 'attention_largest_logit', 'residual_rms']
-    assert names == [*by_layer, 'log_z_mean', 'learning_rate']  # update_ratio_hidden lacks a layer
-    figure = Figure(layout='constrained')
-    over_steps(figure, comparisons, found, 'attention_entropy_share')
-    [axes] = figure.axes
-    assert len(axes.lines) == 2 * 2  # variants and their seeds at the best learning rate
-    for line in axes.lines:
-        assert list(line.get_xdata()) == [1, 40, 80, 120, 160, 200]
-        np.testing.assert_allclose(line.get_ydata(), 0.66)  # of 0.51, 0.61, 0.71 and 0.81
-    figure = Figure(layout='constrained')
-    over_steps(figure, comparisons, found, 'log_z_mean')
-    assert figure.axes[0].get_yscale() == 'linear' and len(figure.axes[0].lines) == 4
-    figure = Figure(layout='constrained')
-    over_steps(figure, comparisons, found, 'learning_rate')
-    for line in figure.axes[0].lines:  # of every training row
-        np.testing.assert_array_equal(line.get_xdata(), [1, *range(5, 201, 5)])
-        np.testing.assert_array_equal(line.get_ydata(), 0.003)
+    runs = runs_of(comparisons, found)
+    assert step_rows(runs, 'update_ratio_hidden') == []  # it lacks a layer
+    rows = step_rows(runs, 'attention_entropy_share')
+    assert len(rows) == 2 * 2  # variants and their seeds at the best learning rate
+    for row in rows:
+        assert row['step'] == [1, 40, 80, 120, 160, 200] and row['best']
+        np.testing.assert_allclose(row['y'], 0.66)  # of 0.51, 0.61, 0.71 and 0.81
+        np.testing.assert_allclose([*row['low'], *row['high']], [0.51] * 6 + [0.81] * 6)
+    spec = spec_of(over_steps(rows, lines_of(comparisons, runs), 'attention_entropy_share'))
+    assert (
+        len(spec['layer']) == 3 and spec['layer'][1]['encoding']['y']['scale']['type'] == 'linear'
+    )
+    spec = spec_of(over_steps(step_rows(runs, 'log_z_mean'), lines_of(comparisons, runs), 'x'))
+    assert len(spec['layer']) == 2  # no band: it has no layers
+    for row in step_rows(runs, 'learning_rate'):  # of every training row
+        assert row['step'] == [1, *range(5, 201, 5)] and set(row['y']) == {0.003}
+
+
+def test_what_is_constant_in_all_runs_is_said_and_not_drawn():
+    """Catches a quantity that is 0 by construction, and one that is constant in one run alone."""
+    still = {'update_ratio': ([1, 9], [[0.0, 0.0], [0.0, 0.0]])}
+    one = series.Series(([], []), ([], []), still | {'x': ([1], [[2.0]])})
+    other = series.Series(([], []), ([], []), still | {'x': ([1], [[3.0]])})
+    assert series.constants([one, other]) == {'update_ratio': 0.0}
+    assert series.drawn([one, other]) == ['x']
