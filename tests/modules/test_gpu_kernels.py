@@ -132,24 +132,24 @@ def test_a_sink_of_every_row():
     of_softmax.assert_is_softmax(of_softmax.run(softmax, x, g, sink=sink), x, g, sink=sink)
 
 
-@pytest.mark.default_rows('5-1000-float32-online', '10-42-bfloat16-online')
+@pytest.mark.default_rows('5-1000-float32', '10-42-bfloat16')
 @pytest.mark.parametrize(
-    ('rows', 'width', 'dtype', 'form'),
+    ('rows', 'width', 'dtype'),
     [
-        (3, 1, 'float32', 'auto'),
-        (10, 42, 'bfloat16', 'online'),
-        (5, 1000, 'float32', 'online'),
-        (5, 4097, 'float32', 'auto'),
-        (5, 9000, 'bfloat16', 'online'),
+        (3, 1, 'float32'),
+        (10, 42, 'bfloat16'),
+        (5, 1000, 'float32'),
+        (5, 4097, 'float32'),
+        (5, 9000, 'bfloat16'),
     ],
     ids=str,
 )
-def test_statistics_of_a_loss_and_their_gradient(rows, width, dtype, form):
+def test_statistics_of_a_loss_and_their_gradient(rows, width, dtype):
     """Catches a label that is one off, a count of what two slices have, a NaN of -inf."""
     arrays = of_loss.draw(rows, width, dtype)
 
     def both(logits, labels, cotangents):
-        found, pull = jax.vjp(lambda x: statistics(x, labels, form), logits)
+        found, pull = jax.vjp(lambda x: statistics(x, labels), logits)
         return *found, *pull(tuple(cotangents))
 
     of_loss.assert_are_those_of_float64(of_loss.jitted(both)(*arrays), arrays)
@@ -190,10 +190,6 @@ def test_mapped_runs_have_their_own():
     [
         (lambda x: softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
         (lambda x: softmax(x, form='row'), 'form=row of kernels.softmax=pallas is for TPUs'),
-        (
-            lambda x: statistics(x, jnp.zeros(4, jnp.int32), 'row'),
-            'form=row of kernels.cross_entropy=pallas is for TPUs',
-        ),
         (
             lambda x: RMS_NORM_KERNELS['pallas'].on('gpu')(jnp.zeros((2, 20_000)), None, 1e-6),
             'at most 16,384 entries of this type; got 20,000. Choose reference',

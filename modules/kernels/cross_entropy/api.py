@@ -7,7 +7,6 @@ weights are no part of a kernel.
 
 import functools
 from types import ModuleType
-from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,9 @@ from modules.kernels.cross_entropy import base
 from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, Statistics
 from modules.parallel.kernel_calls import over_devices
 
-Form = Literal['auto', 'row', 'online']
-
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `form_of`, `forward_rows` and, on TPUs, `backward_rows`, for rows on one device."""
+    """Imports `forward_rows` and, on TPUs, `backward_rows`, for rows on one device."""
     if platform == 'tpu':
         from modules.kernels.cross_entropy import tpu as kernels
     else:
@@ -31,25 +28,15 @@ def kernels_on(platform: str) -> ModuleType:
     return kernels
 
 
-def statistics(
-    logits_MV: jax.Array,
-    labels_M: jax.Array,
-    form: Form = 'auto',
-    *,
-    platform: str,
-) -> Statistics:
+def statistics(logits_MV: jax.Array, labels_M: jax.Array, *, platform: str) -> Statistics:
     """Returns (log_z, label_logit, mean_logit), [M] float32, as `base.statistics` does.
 
-    form: 'row' has whole rows in a TPU's vector memory; 'online' blocks of columns, each with its
-    maximum and the sum of exponentials below it, scaled to the largest so far; 'auto' is 'row'
-    where that takes no more memory than usual, else 'online'. Both read the logits once. Backward
-    reads them once more and writes their gradient once: on TPUs in a kernel, on GPUs as compiled.
-
-    Raises ValueError for types other than bfloat16 and float32, and for rows too long for 'row'.
+    It reads the logits once. Backward reads them once more and writes their gradient once: on TPUs
+    in a kernel, on GPUs as compiled. Raises ValueError for types other than bfloat16 and float32.
     """
     # Others become -1, which no column of a block is.
     is_column_M = (labels_M >= 0) & (labels_M < logits_MV.shape[-1])
-    return _statistics(logits_MV, jnp.where(is_column_M, labels_M, -1), form, platform)
+    return _statistics(logits_MV, jnp.where(is_column_M, labels_M, -1), platform)
 
 
 def cross_entropy(
@@ -57,7 +44,6 @@ def cross_entropy(
     labels_M: jax.Array,
     z_loss: jax.Array | float,
     label_smoothing: jax.Array | float,
-    form: Form = 'auto',
     *,
     platform: str,
 ) -> dict[str, jax.Array]:
@@ -65,23 +51,18 @@ def cross_entropy(
 
     On TPUs their gradient is written over them where nothing else reads them.
     """
-    found = statistics(logits_MV, labels_M, form, platform=platform)
+    found = statistics(logits_MV, labels_M, platform=platform)
     return base.terms(found, z_loss, label_smoothing)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _statistics(logits_MV, labels_M, form, platform):
-    return _saved(logits_MV, labels_M, form, platform)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _statistics(logits_MV, labels_M, platform):
+    return _saved(logits_MV, labels_M, platform)[0]
 
 
-def _saved(logits_MV, labels_M, form, platform):
-    if form not in get_args(Form):
-        known = ', '.join(get_args(Form))
-        raise ValueError(f'the form of {NAME} is one of {known}; got {form!r}.')
+def _saved(logits_MV, labels_M, platform):
     refuse_types(NAME, logits_MV)
-    kernels = kernels_on(platform)
-    form = kernels.form_of(form, logits_MV)
-    compute = by_rows(functools.partial(kernels.forward_rows, form=form))
+    compute = by_rows(kernels_on(platform).forward_rows)
     state = over_devices(compute, (logits_MV, labels_M), 'MM', tuple('M' * STATE))
     exponent_M, mantissa_M, label_logit_M, total_M, count_M = state
     high_M, low_M = ONLINE.log((exponent_M, mantissa_M))
@@ -95,8 +76,7 @@ def _saved(logits_MV, labels_M, form, platform):
     return (log_z_M, label_logit_M, total_M / count_M), saved
 
 
-def _backward(form, platform, saved, cotangents):
-    del form
+def _backward(platform, saved, cotangents):
     logits_MV, labels_M, high_M, low_M, count_M = saved
     of_log_z_M, of_label_M, of_mean_M = cotangents
     numbers = (labels_M, of_log_z_M, of_label_M, of_mean_M / count_M, high_M, low_M)

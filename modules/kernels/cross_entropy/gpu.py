@@ -9,23 +9,13 @@ import jax.numpy as jnp
 
 from modules.kernels.common.exponentials import NO_EXPONENT, ONLINE, add
 from modules.kernels.common.gpu_rows import Row, call_on_gpu, gathered, programs_of, wide
-from modules.kernels.cross_entropy.base import NAME
 
 NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
 
 
-def form_of(form: str, logits_MV: jax.Array) -> str:
-    """Returns the form that 'auto' stands for; raises ValueError for 'row'."""
-    del logits_MV
-    if form == 'row':
-        raise ValueError(f'form=row of {NAME} is for TPUs; choose auto or online.')
-    return 'online' if form == 'auto' else form
-
-
-def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
+def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the state of each row, a tuple of [M]."""
     rows = logits_MV.shape[0]
-    del form
     logits_MV = wide(logits_MV, -jnp.inf)
     row = Row.of(logits_MV.shape[1], logits_MV)
 

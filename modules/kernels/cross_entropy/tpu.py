@@ -32,31 +32,22 @@ from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, gradie
 IN_PLACE: dict[str, str] = {'logits': 'gradient'}
 
 
-def form_of(form: str, logits_MV: jax.Array) -> str:
-    """Returns the form that 'auto' stands for."""
-    if form != 'auto':
-        return form
-    needed = SUBLANES * row_bytes(logits_MV.shape[-1], _forward_bytes(logits_MV))
-    return 'row' if needed <= USUAL_BYTES else 'online'
-
-
-def _forward_bytes(logits_MV):
-    return 2 * itemsize(logits_MV) + 8
-
-
 def _made(logits_MV, shape, dtype):
     """Describes a result that differs over the devices that the logits differ over."""
     manual = jax.typeof(logits_MV).manual_axis_type
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=manual)
 
 
-def forward_rows(logits_MV: jax.Array, labels_M: jax.Array, form: str) -> tuple[jax.Array, ...]:
-    """Returns the state of each row, a tuple of [M]."""
+def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the state of each row, a tuple of [M].
+
+    Rows are whole in vector memory where SUBLANES of them fit into USUAL_BYTES; otherwise each
+    block of columns has its maximum and the sum of exponentials below it.
+    """
     rows, width = logits_MV.shape
-    bytes_an_entry = _forward_bytes(logits_MV)
-    blocks = blocks_of(
-        rows, width, bytes_an_entry, whole_rows=form == 'row', name=f'form={form} of {NAME}'
-    )
+    bytes_an_entry = 2 * itemsize(logits_MV) + 8
+    fits = SUBLANES * row_bytes(width, bytes_an_entry) <= USUAL_BYTES
+    blocks = blocks_of(rows, width, bytes_an_entry, whole_rows=fits)
     labels_1M = along_lanes(labels_M)
     state = _made(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
     moved = itemsize(logits_MV) * rows * width + 4 * (1 + STATE) * rows
@@ -108,7 +99,7 @@ def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
     """Computes `gradient_of` with COEFFICIENTS numbers a row, [M] each, over the logits' memory."""
     rows, width = logits_MV.shape
     bytes_an_entry = 4 * itemsize(logits_MV) + 8
-    blocks = blocks_of(rows, width, bytes_an_entry, whole_rows=False, name=NAME)
+    blocks = blocks_of(rows, width, bytes_an_entry, whole_rows=False)
     given = {'logits': (logits_MV, blocks.matrix)}
     given['numbers'] = (along_lanes(*numbers), blocks.beside(COEFFICIENTS))
     gradient = _made(logits_MV, logits_MV.shape, logits_MV.dtype)
@@ -160,18 +151,16 @@ class MatrixBlocks(NamedTuple):
         return pl.BlockSpec((numbers, max(self.shape[0], LANES)), lambda i, j, k: (0, i))
 
 
-def blocks_of(
-    rows: int, width: int, bytes_an_entry: float, *, whole_rows: bool, name: str
-) -> MatrixBlocks:
+def blocks_of(rows: int, width: int, bytes_an_entry: float, *, whole_rows: bool) -> MatrixBlocks:
     """Returns blocks of LANES rows and as many columns as fit, or of whole rows, as many as fit.
 
-    bytes_an_entry: as in `rows_at_once`. Raises ValueError where not even the fewest rows fit.
+    bytes_an_entry: as in `rows_at_once`.
     """
     columns = width
     if not whole_rows:
         fewest = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
         columns = min(width, columns_at_once(fewest, bytes_an_entry))
-    size = rows_at_once(rows, columns, bytes_an_entry, name)
+    size = rows_at_once(rows, columns, bytes_an_entry, NAME)
     size = size // LANES * LANES if size >= LANES else 2 ** int(math.log2(size))
     blocks_of_rows, together = math.ceil(rows / size), max(size, LANES)
     sharing = min(together // size, blocks_of_rows)
