@@ -59,12 +59,6 @@ PODS = {
         'g * normal',
         'tests/modules/test_rms_norm_kernels.py',
     ),
-    'a residual without its own gradient': Bug(
-        'modules/kernels/rms_norm/tpu.py',
-        "    if 'g_total' in refs:\n",
-        "    if 'scale' in refs and 'g_total' in refs and False:\n",
-        'tests/modules/test_rms_norm_kernels.py',
-    ),
     'powers of two that end too early': Bug(
         'modules/kernels/common/exponentials.py',
         'jnp.clip(n, -127.0, 0.0)',

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
-from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
+from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 from tests.program_text import moves
 from tests.programs import compiled, kernels_compiled
@@ -24,17 +24,14 @@ WIDTHS = {'tpu': (4096, 1000), 'gpu': (4096, 1000, 8192)}
 
 def cases(platform: str):
     """name, function, its arguments by the letters of their axes, which of them it may write to."""
-    tables = RMS_NORM_KERNELS, ADD_RMS_NORM_KERNELS, SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
-    norm, add, softmax, cross_entropy = (table['pallas'].on(platform) for table in tables)
+    tables = RMS_NORM_KERNELS, SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
+    norm, softmax, cross_entropy = (table['pallas'].on(platform) for table in tables)
 
     def forward(x, scale):
         return norm(x, scale, 1e-6)
 
     def backward(x, scale, g):
         return jax.vjp(forward, x, scale)[1](g)
-
-    def add_forward(x, residual, scale):
-        return add(x, residual, scale, 1e-6)
 
     def softmax_both(x, g):
         p, pull = jax.vjp(softmax, x)
@@ -45,7 +42,6 @@ def cases(platform: str):
 
     yield 'rms_norm', forward, ('ND', 'D'), ()
     yield 'rms_norm backward', backward, ('ND', 'D', 'ND'), ()
-    yield 'add_rms_norm', add_forward, ('ND', 'ND', 'D'), ()
     yield 'softmax', softmax, ('ND',), ()
     yield 'softmax, both', softmax_both, ('ND', 'ND'), ()
     yield 'cross_entropy', loss, ('ND', 'N'), ()

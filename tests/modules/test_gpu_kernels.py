@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from modules.kernels.common import gpu_rows
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.cross_entropy import api as fused_loss
-from modules.kernels.rms_norm import ADD_RMS_NORM_KERNELS, RMS_NORM_KERNELS
+from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 from modules.kernels.softmax import api as fused_softmax
 from tests.modules import test_cross_entropy_kernels as of_loss
@@ -47,18 +47,15 @@ def interpreted(monkeypatch):
     ],
     ids=str,
 )
-def test_rms_norm_of_a_sum_and_its_gradients(shape, dtype):
+def test_rms_norm_of_rows_and_its_gradients(shape, dtype):
     """Rows that are narrower than a slice, that slices do not divide, that registers do not hold.
     Catches columns of two slices that count twice, and rows that no program has or two have.
     """
-    x, residual, g, g_total, scale = of_norm.drawn(shape, dtype)
-    kernel = functools.partial(ADD_RMS_NORM_KERNELS['pallas'].on('gpu'), eps=of_norm.EPS)
-    (y, total), (dx, d_residual, d_scale) = of_norm.both_ways(
-        kernel, (x, residual, scale), (g, g_total)
-    )
-    assert y.dtype == total.dtype == dx.dtype == jnp.dtype(dtype)
-    assert jnp.array_equal(total, x + residual) and jnp.array_equal(dx, d_residual)
-    right_y, right_dx, right_scale = of_norm.in_float64(total, scale, g, g_total)
+    x, g, scale = of_norm.drawn(shape, dtype)
+    kernel = functools.partial(RMS_NORM_KERNELS['pallas'].on('gpu'), eps=of_norm.EPS)
+    y, (dx, d_scale) = of_norm.both_ways(kernel, (x, scale), g)
+    assert y.dtype == dx.dtype == jnp.dtype(dtype)
+    right_y, right_dx, right_scale = of_norm.in_float64(x, scale, g)
     rows, width = x.size // shape[-1], shape[-1]
     of_norm.close(y, right_y, dtype, width)
     of_norm.close(dx, right_dx, dtype, width)
@@ -66,9 +63,9 @@ def test_rms_norm_of_a_sum_and_its_gradients(shape, dtype):
 
 
 @pytest.mark.parametrize('has_scale', [True, False])
-def test_rms_norm_alone_and_in_another_type(has_scale):
-    """As layers call it: without a residual, float32 out of bfloat16; a row of zeros is finite."""
-    x, _, g, _, scale = of_norm.drawn((5, 200), 'bfloat16')
+def test_rms_norm_in_another_type(has_scale):
+    """As layers call it: float32 out of bfloat16; a row of zeros is finite."""
+    x, g, scale = of_norm.drawn((5, 200), 'bfloat16')
     x = x.at[3].set(0)
     kernel = functools.partial(
         RMS_NORM_KERNELS['pallas'].on('gpu'), eps=of_norm.EPS, out_dtype=jnp.float32
@@ -77,7 +74,7 @@ def test_rms_norm_alone_and_in_another_type(has_scale):
     y, (dx, d_scale) = of_norm.both_ways(kernel, (x, given), g.astype(jnp.float32))
     assert y.dtype == jnp.float32 and dx.dtype == x.dtype
     ones = scale if has_scale else np.ones(200)
-    right_y, right_dx, right_scale = of_norm.in_float64(x, ones, g, np.zeros(x.shape))
+    right_y, right_dx, right_scale = of_norm.in_float64(x, ones, g)
     of_norm.close(y, right_y, 'float32', 200)
     of_norm.close(dx, right_dx, 'bfloat16', 200)
     if has_scale:

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.full  # kernels are compiled for TPUs and GPUs: two min
 PASSES = {
     'rms_norm': (2, 1),
     'rms_norm backward': (3, 1),
-    'add_rms_norm': (4, 1),
     'softmax': (2, 1),
     'softmax, both': (5, 2),
     'cross_entropy': (1, 1),

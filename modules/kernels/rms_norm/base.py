@@ -22,11 +22,3 @@ def reference(
     if scale_D is not None:
         y = y * jnp.broadcast_to(scale_D, y.shape)
     return y.astype(out_dtype or x.dtype)
-
-
-def add_reference(
-    x: jax.Array, residual: jax.Array, scale_D: jax.Array | None, eps: float
-) -> tuple[jax.Array, jax.Array]:
-    """Returns (reference(s), s) with s = x + residual, both in x's type."""
-    total = x + residual
-    return reference(total, scale_D, eps), total

@@ -14,39 +14,27 @@ from modules.kernels.rms_norm.base import NAME
 LONGEST = 16_384  # of rows whose part of the scale's gradient registers hold
 
 
-def forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
-    """Returns (y, x + residual) of rows on one device, as `api.rms_norm` does."""
+def forward_rows(x_ND, scale_D, eps, out_dtype):
+    """Returns `api.rms_norm` of rows on one device."""
     rows, width = x_ND.shape
     refuse_width(NAME, 'registers', width, LONGEST)
-    given = {'x': wide(x_ND), 'residual': wide(residual_ND), 'scale': wide(scale_D)}
-    shape = given['x'].shape
-    made = {'y': jax.ShapeDtypeStruct(shape, out_dtype)}
-    if residual_ND is not None:
-        made['total'] = jax.ShapeDtypeStruct(shape, x_ND.dtype)
-    row = Row.of(shape[1], x_ND, residual_ND, made['y'])
+    given = {'x': wide(x_ND), 'scale': wide(scale_D)}
+    made = {'y': jax.ShapeDtypeStruct(given['x'].shape, out_dtype)}
+    row = Row.of(made['y'].shape[1], x_ND, made['y'])
     parts, keeps = row.slices(), row.width <= KEPT
 
     def body(refs, n, _):
-        def read(part):
-            x = row.read(refs['x'], n, part)
-            if 'residual' not in refs:
-                return x
-            x = x + row.read(refs['residual'], n, part)
-            return x.astype(x_ND.dtype).astype(jnp.float32)  # as later readers have it
-
-        xs = [read(part) for part in parts]
+        xs = [row.read(refs['x'], n, part) for part in parts]
         inverse = _inverse_rms(row, parts, xs, width, eps)
         for some in row.at_once(zip(parts, xs, strict=True)):
-            some = [(part, x if keeps else read(part)) for part, x in some]
+            some = [(part, x if keeps else row.read(refs['x'], n, part)) for part, x in some]
             ys = [_scaled(row, refs, part, x * inverse) for part, x in some]
-            for (part, x), y in zip(some, ys, strict=True):
-                if 'total' in refs:
-                    row.write(refs['total'], n, part, x)
+            for (part, _), y in zip(some, ys, strict=True):
                 row.write(refs['y'], n, part, y)
 
-    programs = programs_of(row.width, 1 + (residual_ND is not None))
+    programs = programs_of(row.width, 1)
     found = call_on_gpu(body, given, made, rows=rows, programs=programs, name='rms_norm')
-    return found['y'][:, :width], found['total'][:, :width] if 'total' in found else None
+    return found['y'][:, :width]
 
 
 def _inverse_rms(row, parts, xs, width, eps):
@@ -58,16 +46,15 @@ def _scaled(row, refs, part, x):
     return x * row.read(refs['scale'], None, part) if 'scale' in refs else x
 
 
-def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
+def backward_rows(x_ND, g_ND, scale_D, eps):
     """Returns (dx, dscale of each program's rows [P, D]) of rows on one device.
 
     dx = r (g' - n mean(g' n)) with g' = g scale and n = x r; dscale = sum over rows of g n.
     """
     rows, width = x_ND.shape
     refuse_width(NAME, 'registers', width, LONGEST)
-    given = {'x': x_ND, 'g': g_ND, 'g_total': g_total_ND, 'scale': scale_D}
-    given = {name: wide(array) for name, array in given.items()}
-    row = Row.of(given['x'].shape[1], x_ND, g_ND, g_total_ND)
+    given = {'x': wide(x_ND), 'g': wide(g_ND), 'scale': wide(scale_D)}
+    row = Row.of(given['x'].shape[1], x_ND, g_ND)
     parts, keeps = row.slices(), row.width <= KEPT
     programs = min(rows, programs_of(row.width, 3))
     made = {'dx': jax.ShapeDtypeStruct(given['x'].shape, x_ND.dtype)}
@@ -90,10 +77,7 @@ def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
                 if not keeps:
                     x, g = (row.read(refs[name], n, part) for name in ('x', 'g'))
                 normal = x * inverse
-                dx = inverse * (_scaled(row, refs, part, g) - normal * mean)
-                if 'g_total' in refs:
-                    dx = dx + row.read(refs['g_total'], n, part)
-                dxs.append(dx)
+                dxs.append(inverse * (_scaled(row, refs, part, g) - normal * mean))
                 new.append(None if dscale is None else dscale + g * normal)
             for (part, *_), dx in zip(some, dxs, strict=True):
                 row.write(refs['dx'], n, part, dx)

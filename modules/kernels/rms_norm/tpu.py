@@ -15,53 +15,44 @@ PARTS = 2  # of the rows, with a sum of gradients each: as many as a chip has co
 PARTIAL_ROWS = 8  # a part sums every eighth row, so that whole registers are added
 
 
-def forward_rows(x_ND, residual_ND, scale_D, eps, out_dtype):
+def forward_rows(x_ND, scale_D, eps, out_dtype):
     rows, width = x_ND.shape
-    moved = itemsize(x_ND, residual_ND) + jnp.dtype(out_dtype).itemsize
-    moved += itemsize(x_ND) if residual_ND is not None else 0
+    moved = itemsize(x_ND) + jnp.dtype(out_dtype).itemsize
     size = rows_at_once(rows, width, 2 * moved + 8, NAME)
     block = pl.BlockSpec((size, width), lambda i: (i, 0))
     whole = pl.BlockSpec((1, width), lambda i: (0, 0))
-    given = {'x': (x_ND, block), 'residual': (residual_ND, block)}
-    given['scale'] = (None if scale_D is None else scale_D.reshape(1, -1), whole)
-    made = {'y': (jax.ShapeDtypeStruct(x_ND.shape, out_dtype), block)}
-    if residual_ND is not None:
-        made['total'] = (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)
+    scale_1D = None if scale_D is None else scale_D.reshape(1, -1)
     found = call_on_tpu(
         functools.partial(_forward_block, eps=eps),
-        given,
-        made,
+        {'x': (x_ND, block), 'scale': (scale_1D, whole)},
+        {'y': (jax.ShapeDtypeStruct(x_ND.shape, out_dtype), block)},
         grid=(math.ceil(rows / size),),
         semantics=('parallel',),
         limit=memory_limit(size, width, 2 * moved + 8),
         cost=(4 * rows * width, rows, moved * rows * width + 4 * width),
         name='rms_norm',
     )
-    return found['y'], found.get('total')
+    return found['y']
 
 
 def _forward_block(refs, eps):
     x = refs['x'][...].astype(jnp.float32)
-    if 'residual' in refs:
-        total = x + refs['residual'][...].astype(jnp.float32)
-        refs['total'][...] = total.astype(refs['total'].dtype)
-        x = refs['total'][...].astype(jnp.float32)  # rounded, as later readers have it
     y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
     if 'scale' in refs:
         y = y * refs['scale'][...]
     refs['y'][...] = y.astype(refs['y'].dtype)
 
 
-def backward_rows(x_ND, g_ND, g_total_ND, scale_D, eps):
+def backward_rows(x_ND, g_ND, scale_D, eps):
     rows, width = x_ND.shape
-    moved = itemsize(x_ND, g_ND, g_total_ND, x_ND)
+    moved = itemsize(x_ND, g_ND, x_ND)
     size = rows_at_once(rows, width, 2 * moved + 12, NAME)
     blocks = math.ceil(rows / size)
     parts = min(PARTS, blocks)
     each = math.ceil(blocks / parts)
     block = pl.BlockSpec((size, width), lambda p, i: (jnp.minimum(p * each + i, blocks - 1), 0))
     whole = pl.BlockSpec((1, width), lambda p, i: (0, 0))
-    given = {'x': (x_ND, block), 'g': (g_ND, block), 'g_total': (g_total_ND, block)}
+    given = {'x': (x_ND, block), 'g': (g_ND, block)}
     made = {'dx': (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)}
     if scale_D is not None:
         given['scale'] = (scale_D.reshape(1, -1), whole)
@@ -101,6 +92,4 @@ def _backward_block(refs, eps, rows, each):
         refs['dscale'][...] += jnp.sum(terms.reshape(-1, PARTIAL_ROWS, x.shape[1]), 0)
         g = g * refs['scale'][...]
     dx = inverse * (g - normal * jnp.mean(g * normal, -1, keepdims=True))
-    if 'g_total' in refs:
-        dx = dx + refs['g_total'][...].astype(jnp.float32)
     refs['dx'][...] = dx.astype(refs['dx'].dtype)
