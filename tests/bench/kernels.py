@@ -63,7 +63,8 @@ def of_queries_and_keys(norm):
 def in_attention(softmax):
     def attention(q, k, v):
         scores = jnp.einsum('bhtk,bhsk->bhts', q, k)
-        return jnp.einsum('bhts,bhsk->bhtk', softmax(scores, causal=True), v)
+        mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        return jnp.einsum('bhts,bhsk->bhtk', softmax(scores, mask), v)
 
     return both(attention)
 
@@ -99,9 +100,8 @@ def gradient_of(cross_entropy):
     return jax.value_and_grad(total_of(cross_entropy))
 
 
-def plain_softmax(x, causal=False):
-    if causal:
-        x = jnp.where(jnp.tril(jnp.ones(x.shape[-2:], bool)), x, MASKED)
+def plain_softmax(x, mask=None):
+    x = x if mask is None else jnp.where(mask, x, MASKED)
     return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
 
 

@@ -27,24 +27,11 @@ def interpreted():
         yield
 
 
-def seen_exactly(shape, mask=None, causal=False, segments=None):
-    """Entry by entry, from the words of `seen_of`."""
-    seen = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape).copy()
-    if causal:
-        for t in range(shape[-2]):
-            seen[..., t, t + shape[-1] - shape[-2] + 1 :] = False
-    if segments is not None:
-        queries, keys = (np.asarray(ids) for ids in segments)
-        seen &= queries[..., :, None] == keys[..., None, :]
-    return seen
-
-
-def softmax_exactly(x, g, sink=None, softcap=0.0, **seeing):
+def softmax_exactly(x, g, mask=True, sink=None, softcap=0.0):
     """(p, dx, dsink in the shape of the rows) in float64."""
     x, g = (np.asarray(a, np.float64) for a in (x, g))
-    seen = seen_exactly(x.shape, **seeing)
     bounded = np.tanh(x / softcap) if softcap else np.zeros_like(x)
-    z = np.where(seen, softcap * bounded if softcap else x, -np.inf)
+    z = np.where(mask, softcap * bounded if softcap else x, -np.inf)
     lanes = z if sink is None else np.concatenate([z, sink_column(sink, x)], -1)
     top = np.max(lanes, -1, keepdims=True)
     top[top == -np.inf] = 0
@@ -77,17 +64,17 @@ def draw(shape, dtype, spread='usual'):
 
 
 def everything(shape, seed=0):
-    """All of what queries may be given: each head has its sink, all heads the mask and segments; a
-    query sees nothing.
+    """All of what queries may be given: a sink of each head, and the mask of all heads, by which a
+    query sees some of the earlier keys of its document; one sees nothing.
     """
     rng = np.random.default_rng(seed)
     batch, heads, queries, keys = shape
-    mask = rng.random((batch, 1, queries, keys)) < 0.7
+    mask = np.tril(rng.random((batch, 1, queries, keys)) < 0.7, keys - queries)
     mask[:, :, queries // 2] = False
-    ids = [np.sort(rng.integers(0, 3, (batch, 1, n)), -1) for n in (queries, keys)]
+    of_queries, of_keys = (np.sort(rng.integers(0, 3, (batch, 1, n)), -1) for n in (queries, keys))
+    mask &= of_queries[..., None] == of_keys[..., None, :]
     sink = jnp.asarray(rng.normal(size=(heads, 1)), jnp.float32)
-    seeing = {'mask': jnp.asarray(mask), 'causal': True, 'segments': tuple(map(jnp.asarray, ids))}
-    return {**seeing, 'sink': sink, 'softcap': 2.0}
+    return {'mask': jnp.asarray(mask), 'sink': sink, 'softcap': 2.0}
 
 
 def with_gradients(compute, x, g, sink=None, **more):
@@ -167,14 +154,12 @@ def small_blocks(monkeypatch):
 )
 def test_what_queries_see_cap_and_lose_to_sinks(form, dtype):
     """All at once, in blocks that end in the middle of rows, of columns and of a register's lanes;
-    what is hidden is NaN. Catches a diagonal from the wrong corner, ids or sinks of other rows or
-    heads, a mask of another block, a softcap without its derivative, a sink without its gradient,
-    NaN of a row that sees nothing.
+    what is hidden is NaN. Catches sinks of other rows or heads, a mask of another block, a softcap
+    without its derivative, a sink without its gradient, NaN of a row that sees nothing.
     """
     shape = (1, 2, 150, 200)
     (x, g), more = draw(shape, dtype), everything(shape)
-    seeing = {name: more[name] for name in ('mask', 'causal', 'segments')}
-    hidden_x = jnp.where(seen_exactly(shape, **seeing), x, jnp.nan)
+    hidden_x = jnp.where(more['mask'], x, jnp.nan)
     computes = [functools.partial(softmax, form=form)]
     if form == 'row':
         computes.append(base.reference)
@@ -183,7 +168,7 @@ def test_what_queries_see_cap_and_lose_to_sinks(form, dtype):
 
 
 @pytest.mark.usefixtures('interpreted')
-@pytest.mark.parametrize('name', ['mask', 'causal', 'segments', 'sink', 'softcap'])
+@pytest.mark.parametrize('name', ['mask', 'sink', 'softcap'])
 def test_what_queries_see_cap_and_lose_alone(name):
     """Catches leading axes that are taken for rows where one of these counts queries."""
     shape = (2, 2, 16, 40)
@@ -237,11 +222,11 @@ def test_softmax_maps_and_scans(monkeypatch):
 
     monkeypatch.setattr(tpu_blocks, 'call_on_tpu', without_semantics)
     x, g = draw((2, 2, 6, 3, 40), 'float32')  # [scanned, mapped, T, mapped, S]
-    seeing = {'mask': everything((1, 1, 6, 40))['mask'][0, 0], 'causal': True}
+    mask = everything((1, 1, 6, 40))['mask'][0, 0]
 
     def total(compute, x):
         def layer(carry, x):
-            each = functools.partial(compute, sink=jnp.float32(0.3), softcap=3.0, **seeing)
+            each = functools.partial(compute, mask=mask, sink=jnp.float32(0.3), softcap=3.0)
             p = jax.vmap(jax.vmap(each, in_axes=1, out_axes=1))(x)
             return carry + jnp.sum(p * g[0]), None
 
@@ -299,11 +284,6 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
         (lambda x: softmax(x, jnp.ones((3, 8), bool)), r'mask must broadcast to \(4, 8\)'),
         (lambda x: softmax(x, jnp.ones(8)), 'a mask is boolean.*got float32'),
         (lambda x: softmax(x, sink=jnp.ones(8)), r'sink must broadcast to \(1?,? ?4,?\)'),
-        (lambda x: softmax(x[0], causal=True), 'last two axes'),
-        (
-            lambda x: softmax(x, segments=(jnp.ones(4), jnp.ones(1))),
-            r'segments of keys must be 8 ids',
-        ),
         (
             lambda x: jax.eval_shape(
                 functools.partial(softmax, form='row'), jnp.zeros((1, 300_000))

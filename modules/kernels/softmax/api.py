@@ -31,8 +31,6 @@ def softmax(
     mask: jax.Array | None = None,
     sink: jax.Array | None = None,
     *,
-    causal: bool = False,
-    segments: tuple[jax.Array, jax.Array] | None = None,
     softcap: float = 0.0,
     form: str | None = None,
     platform: str,
@@ -52,20 +50,11 @@ def softmax(
     """
     _check(x, form)
     kernels_on(platform).refuse_form(form, NAME, x, 3, mask is not None, softcap)
-    of_queries = causal or segments is not None
-    shape = (1,) * max(0, 2 + of_queries - x.ndim) + x.shape
-    if of_queries and x.ndim < 2:
-        raise ValueError(f'queries and keys are the last two axes; got {x.shape}.')
-    queries, keys = (None, None) if segments is None else segments
-    others = (
-        _of_rank(mask, shape, 'mask'),
-        _of_rank(queries, shape[:-1], 'segments of queries'),
-        _of_rank(keys, (*shape[:-2], shape[-1]), 'segments of keys'),
-        _of_rank(sink, shape[:-1], 'sink'),
-    )
+    shape = (1,) * max(0, 2 - x.ndim) + x.shape
+    others = _of_rank(mask, shape, 'mask'), _of_rank(sink, shape[:-1], 'sink')
     if mask is not None and mask.dtype != bool:
         raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
-    how = Softmax(causal, softcap, form, platform)
+    how = Softmax(softcap, form, platform)
     return _softmax(x.reshape(shape), *others, how).reshape(x.shape)
 
 
@@ -84,16 +73,14 @@ def _of_rank(array, shape, name):
     )
     if not fits:
         raise ValueError(f'{name} must broadcast to {shape}; got {array.shape}.')
-    full = (1,) * (len(shape) - array.ndim) + array.shape
-    if name.startswith('segments') and full[-1] != shape[-1]:
-        raise ValueError(f'{name} must be {shape[-1]} ids; got {array.shape}.')
-    return array.reshape(full)
+    return array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
 
 
-def _call(kernel, arrays, letters, made):
+def _call(kernel, arrays, made):
     """Calls a kernel on each device. `p` and `dx` have the shape of the first array, the other
     results, one number a row, its shape without the last axis.
     """
+    letters = letters_of(arrays[0])
 
     def on_device(*arrays):
         shape = arrays[0].shape
@@ -102,56 +89,42 @@ def _call(kernel, arrays, letters, made):
             for name, array in kernel(*arrays).items()
         }
 
-    return over_devices(on_device, arrays, letters, dict.fromkeys(made, letters[0]))
+    return over_devices(on_device, arrays, [letters] * len(arrays), dict.fromkeys(made, letters))
 
 
-def _letters(x, how):
-    """Returns the letters of x, mask, queries, keys and sink; with causal masks queries stay whole,
-    as the number of a row says what it sees.
-    """
-    rows = letters_of(x)
-    keys = rows[: x.ndim - 2]
-    rows = keys if how.causal else rows
-    return rows, rows, rows, keys, rows
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _softmax(x, mask, sink, how):
+    return _forward(x, mask, sink, how, saves=False)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _softmax(x, mask, queries, keys, sink, how):
-    return _forward(x, (mask, queries, keys, sink), how, saves=False)[0]
-
-
-def _forward(x, others, how, saves):
+def _forward(x, mask, sink, how, saves):
     """Returns (p, the SUMS of its rows by name, if they are saved)."""
     kernel = functools.partial(kernels_on(how.platform).forward_rows, how=how, saves=saves)
-    made = ('p', *SUMS) if saves else ('p',)
-    sums = _call(kernel, (x, *others), _letters(x, how), made)
+    sums = _call(kernel, (x, mask, sink), ('p', *SUMS) if saves else ('p',))
     return sums.pop('p'), sums
 
 
-def _saved(x, *others_and_how):
-    *others, how = others_and_how
-    p, sums = _forward(x, others, how, bool(how.softcap) or others[-1] is not None)
-    return p, (x if how.softcap else p, sums, others)
+def _saved(x, mask, sink, how):
+    p, sums = _forward(x, mask, sink, how, bool(how.softcap) or sink is not None)
+    return p, (x if how.softcap else p, sums, mask, sink)
 
 
 def _backward(how, saved, g):
-    x_or_p, sums, others = saved
-    sink = others[-1]
-    letters = _letters(g, how)
+    x_or_p, sums, mask, sink = saved
     kernel = functools.partial(kernels_on(how.platform).backward_rows, how=how)
     made = ('dx',) if sink is None else ('dx', 'dsink')
-    found = _call(kernel, (x_or_p, g, sums, *others), (*letters[:2], *letters), made)
+    found = _call(kernel, (x_or_p, g, sums, mask, sink), made)
     dsink = None
     if sink is not None:
         summed = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
         dsink = jnp.sum(found['dsink'], summed, keepdims=True).astype(sink.dtype)
-    return found['dx'], None, None, None, dsink
+    return found['dx'], None, dsink
 
 
 _softmax.defvjp(_saved, _backward)
 
 
-# (x, mask, sink, causal=, segments=, softcap=) -> p, as in `reference`
+# (x, mask, sink, softcap=) -> p, as in `reference`
 SOFTMAX_KERNELS = {
     'reference': Kernel(reference),
     'pallas': Kernel(softmax, PALLAS, is_forward_mode=False),

@@ -15,7 +15,7 @@ NAME = 'kernels.softmax=pallas'
 # can, else `online`; both save the same.
 FORMS = {'row': ONLINE, 'online': ONLINE, 'two_pass': TWO_PASS, None: ONLINE}
 # Arrays that may come with x, and their types in kernels; None: as they come.
-BESIDE = {'mask': jnp.int8, 'queries': jnp.int32, 'keys': jnp.int32, 'sink': None}
+BESIDE = {'mask': jnp.int8, 'sink': None}
 SUMS = ('exponent', 'mantissa')  # of rows, that the forward pass saves
 
 
@@ -23,7 +23,6 @@ SUMS = ('exponent', 'mantissa')  # of rows, that the forward pass saves
 class Softmax:
     """Static options of a call."""
 
-    causal: bool
     softcap: float
     form: str | None
     platform: str
@@ -58,47 +57,22 @@ def logits_of(
     return x if seen is None else jnp.where(seen, x, -jnp.inf), slope
 
 
-def seen_of(
-    shape: tuple[int, ...],
-    mask: jax.Array | None = None,
-    causal: bool = False,
-    segments: tuple[jax.Array, jax.Array] | None = None,
-) -> jax.Array | None:
-    """Returns which entries [..., T, S] may be seen, broadcastable to `shape`; None for all.
-
-    mask: a boolean array that broadcasts to them. causal: query t sees keys s <= t + S - T.
-    segments: ids of queries [..., T] and of keys [..., S]; equal ones see each other.
-    """
-    parts = [] if mask is None else [mask]
-    if causal:
-        ones_TS = jnp.ones(shape[-2:], bool)
-        parts.append(jnp.tril(ones_TS, shape[-1] - shape[-2]))
-    if segments is not None:
-        queries, keys = segments[0][..., None], segments[1][..., None, :]
-        whole = jnp.broadcast_shapes(queries.shape, keys.shape)
-        parts.append(jnp.broadcast_to(queries, whole) == jnp.broadcast_to(keys, whole))
-    parts = [jnp.broadcast_to(part, shape) for part in parts]
-    return functools.reduce(jnp.logical_and, parts) if parts else None
-
-
 def reference(
     x: jax.Array,
     mask: jax.Array | None = None,
     sink: jax.Array | None = None,
     *,
-    causal: bool = False,
-    segments: tuple[jax.Array, jax.Array] | None = None,
     softcap: float = 0.0,
 ) -> jax.Array:
     """Returns p = exp(z) / (sum exp(z) + exp(sink)) over the last axis, computed in at least
     float32.
 
-    z = softcap tanh(x / softcap) where softcap is not 0, else x. The sums are over what `seen_of`
-    says is seen; p is 0 elsewhere, and in all of a row of which nothing is seen. sink broadcasts to
-    x.shape[:-1]: one more logit, for which nothing is written. Sources: softcap arXiv:2408.00118,
-    section 2; sinks arXiv:2508.10925.
+    z = softcap tanh(x / softcap) where softcap is not 0, else x. mask: a boolean array that
+    broadcasts to x, True where it may be seen; the sums are over that, and p is 0 elsewhere, and in
+    all of a row of which nothing is seen. sink broadcasts to x.shape[:-1]: one more logit, for
+    which nothing is written. Sources: softcap arXiv:2408.00118, section 2; sinks arXiv:2508.10925.
     """
-    z, seen = at_least_float32(x), seen_of(x.shape, mask, causal, segments)
+    z, seen = at_least_float32(x), None if mask is None else jnp.broadcast_to(mask, x.shape)
     if seen is not None:
         z = jnp.where(seen, z, 0.0)  # hidden entries may be anything, and have no gradient
     if softcap:

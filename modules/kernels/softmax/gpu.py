@@ -39,14 +39,13 @@ class SoftmaxRows(NamedTuple):
     width: int
     beside: dict[str, jax.Array]
     own: dict[str, tuple[int, ...]]
-    how: Softmax | None
+    how: Softmax
 
     @classmethod
-    def of(cls, x, others=(None, None, None, None), how=None, names=tuple(BESIDE)) -> 'SoftmaxRows':
+    def of(cls, x, others, how, names=tuple(BESIDE)) -> 'SoftmaxRows':
         leading, beside, own = x.shape[:-1], {}, {}
         for name, array in beside_x(others, names).items():
-            if name != 'mask':
-                array = array[..., None, :] if name == 'keys' else array[..., None]
+            array = array[..., None] if name == 'sink' else array
             own[name] = (1,) * (x.ndim - array.ndim) + array.shape[:-1]
             beside[name] = wide(flat(array)) if array.shape[-1] > 1 else array.reshape(-1)
         row = Row.of(max(x.shape[-1], THREADS), x)
@@ -56,12 +55,12 @@ class SoftmaxRows(NamedTuple):
         """Reads the number of the n-th row of x."""
         return refs[name][index_of_broadcast(n, self.leading, self.own[name])]
 
-    def entries(self, refs, name, n, part):
-        """Reads a slice for the n-th row of x, or one number for all of it."""
-        if self.beside[name].ndim == 1:
-            return self.number(refs, name, n)
-        row = index_of_broadcast(n, self.leading, self.own[name])
-        return self.row.load(refs[name], row, part)
+    def mask(self, refs, n, part):
+        """Reads a slice of the mask of the n-th row of x, or one number for all of it."""
+        if self.beside['mask'].ndim == 1:
+            return self.number(refs, 'mask', n)
+        row = index_of_broadcast(n, self.leading, self.own['mask'])
+        return self.row.load(refs['mask'], row, part)
 
     def inside(self, part):
         """Returns which entries of a slice are in a row; None for all."""
@@ -70,15 +69,8 @@ class SoftmaxRows(NamedTuple):
     def logits(self, refs, n, part):
         """Returns `logits_of` a slice."""
         x, seen = self.row.read(refs['x'], n, part), [self.inside(part)]
-        if self.how.causal:
-            queries = self.leading[-1]
-            last = jax.lax.rem(n, queries) + (self.width - queries)
-            seen.append(self.row.columns(part) <= last)
-        if 'keys' in self.beside:
-            of_query = self.number(refs, 'queries', n)
-            seen.append(self.entries(refs, 'keys', n, part) == of_query)
         if 'mask' in self.beside:
-            seen.append(self.entries(refs, 'mask', n, part).astype(jnp.int32) != 0)
+            seen.append(self.mask(refs, n, part).astype(jnp.int32) != 0)
         return logits_of(x, seen, self.how.softcap, _tanh)
 
     def call(self, body, given, made, name):

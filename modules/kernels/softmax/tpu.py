@@ -34,16 +34,14 @@ def _blocks(shape, moved, form, phases, softcap=0.0):
     return Blocks.of(shape, width if is_whole else COLUMNS, phases, needed)
 
 
-def _shape(x, others, how):
-    """Returns x's shape in kernels: queries keep an axis where they see or are given something."""
-    of_queries = how.causal or any(array is not None for array in others)
-    return x.shape if of_queries else merged(x.shape)
+def _shape(x, others):
+    """Returns x's shape in kernels: queries keep an axis where they are given something."""
+    return x.shape if any(array is not None for array in others) else merged(x.shape)
 
 
 def _beside(blocks, others, names=tuple(BESIDE)):
     """Returns the arrays beside x that are given, by name, with their blocks."""
-    rows, columns = blocks.of_rows, blocks.of_columns
-    cut = {'mask': blocks.matrix, 'queries': rows, 'keys': columns, 'sink': rows}
+    cut = {'mask': blocks.matrix, 'sink': blocks.of_rows}
     return {name: cut[name](array) for name, array in beside_x(others, names).items()}
 
 
@@ -52,7 +50,7 @@ def _numbers(shape):
 
 
 def forward_rows(x, *others, how, saves):
-    shape = _shape(x, others, how)
+    shape = _shape(x, others)
     moved = 2 * itemsize(x) + (others[0] is not None)
     blocks = _blocks(shape, moved, how.form, 2, how.softcap)
     given = {'x': blocks.matrix(x.reshape(shape)), **_beside(blocks, others)}
@@ -88,18 +86,13 @@ def _sink(refs, here):
 def logits(refs, here, how):
     """Returns `logits_of` a block."""
     x, seen = refs['x'][...].astype(jnp.float32), [here.inside()]
-    if how.causal:
-        seen.append(here.columns() <= here.rows() + (here.blocks.width - here.blocks.rows))
-    if 'keys' in refs:
-        queries = jnp.broadcast_to(here.read_rows(refs['queries']), here.shape)
-        seen.append(queries == jnp.broadcast_to(refs['keys'][...], here.shape))
     if 'mask' in refs:
         seen.append(jnp.broadcast_to(refs['mask'][...].astype(jnp.int32), here.shape) != 0)
     return logits_of(x, seen, how.softcap, lambda x, softcap: jnp.tanh(x / softcap))
 
 
 def backward_rows(x_or_p, g, sums, *others, how):
-    shape = _shape(g, others, how)
+    shape = _shape(g, others)
     has_mask, has_sink = others[0] is not None, others[-1] is not None
     moved = itemsize(x_or_p, g, x_or_p) + bool(has_mask and how.softcap)
     blocks = _blocks(shape, moved, how.form, 2, how.softcap)

@@ -132,10 +132,6 @@ class Blocks:
 
         return self._cut(array, own, (1, rows), (1, min(self.group, rows)), index)
 
-    def of_columns(self, array: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
-        """Returns [..., S] as the kernel has it, and its blocks."""
-        return self.matrix(array.reshape((*array.shape[:-1], 1, array.shape[-1])))
-
     def _cut(self, array, own: Sequence[int], shape, block, index):
         """Returns an array, or its description, as [1, L, *shape], and its blocks. own: its leading
         axes, those of `lead` or 1.
@@ -159,7 +155,6 @@ class Here:
     """The block that a kernel computes; `offset` is its first row among those of a group."""
 
     blocks: Blocks
-    row: Any
     offset: Any
     phase: Any
     chunk: Any
@@ -168,15 +163,11 @@ class Here:
     def of(cls, blocks: Blocks) -> 'Here':
         group, i, phase, chunk = (pl.program_id(axis) for axis in range(1, 5))
         row = blocks.block(group, i, phase, chunk)[0] * blocks.size
-        return cls(blocks, row, row - group * blocks.group, phase, chunk)
+        return cls(blocks, row - group * blocks.group, phase, chunk)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.blocks.size, self.blocks.columns
-
-    def rows(self) -> jax.Array:
-        """Returns the index in T of each entry."""
-        return self.row + jax.lax.broadcasted_iota(jnp.int32, self.shape, 0)
 
     def columns(self) -> jax.Array:
         """Returns the index in S of each entry."""
