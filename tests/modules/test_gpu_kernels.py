@@ -185,7 +185,6 @@ def test_mapped_runs_have_their_own():
     ('compute', 'words'),
     [
         (lambda x: softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
-        (lambda x: softmax(x, form='row'), 'form=row of kernels.softmax=pallas is for TPUs'),
         (
             lambda x: RMS_NORM_KERNELS['pallas'].on('gpu')(jnp.zeros((2, 20_000)), None, 1e-6),
             'at most 16,384 entries of this type; got 20,000. Choose reference',

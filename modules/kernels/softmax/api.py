@@ -18,7 +18,7 @@ from modules.parallel.kernel_calls import letters_of, over_devices
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `refuse_form`, `forward_rows` and `backward_rows` of a platform."""
+    """Imports `forward_rows` and `backward_rows` of a platform, for rows on one device."""
     if platform == 'tpu':
         from modules.kernels.softmax import tpu as kernels
     else:
@@ -32,36 +32,28 @@ def softmax(
     sink: jax.Array | None = None,
     *,
     softcap: float = 0.0,
-    form: str | None = None,
+    form: str = 'online',
     platform: str,
 ) -> jax.Array:
     """Computes `reference` with one kernel forward and one backward.
 
-    form: `row` has whole rows in fast memory, on a TPU up to 367,000 entries of bfloat16 and
-    229,000 of float32; `online` and `two_pass` have blocks of them, and differ in their sums
-    (`modules.kernels.common.exponentials`). None: each pass is `row` where it can be, else
-    `online`.
+    form: `online` or `two_pass` sums (`modules.kernels.common.exponentials`). On TPUs a pass has
+    whole rows in fast memory where they fit, and else blocks of them.
 
     The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
     p, and computes p again from the sums that the forward pass saves. Under
     `jax.sharding.use_abstract_mesh` the rows of x are cut over the mesh; axes of length 1 of other
-    arrays are whole on each device. Raises ValueError for types that kernels do not take, shapes
-    that do not broadcast, and rows too long for `row`.
+    arrays are whole on each device. Raises ValueError for types that kernels do not take, and for
+    shapes that do not broadcast.
     """
-    _check(x, form)
-    kernels_on(platform).refuse_form(form, NAME, x, 3, mask is not None, softcap)
+    refuse_types(NAME, x)
+    choose(FORMS, form, 'form')
     shape = (1,) * max(0, 2 - x.ndim) + x.shape
     others = _of_rank(mask, shape, 'mask'), _of_rank(sink, shape[:-1], 'sink')
     if mask is not None and mask.dtype != bool:
         raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
     how = Softmax(softcap, form, platform)
     return _softmax(x.reshape(shape), *others, how).reshape(x.shape)
-
-
-def _check(x, form):
-    refuse_types(NAME, x)
-    if form is not None:
-        choose({name: sums for name, sums in FORMS.items() if name}, form, 'form')
 
 
 def _of_rank(array, shape, name):

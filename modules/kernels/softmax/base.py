@@ -11,9 +11,7 @@ from modules.kernels.common.exponentials import ONLINE, TWO_PASS
 from modules.statistics import at_least_float32
 
 NAME = 'kernels.softmax=pallas'
-# row: whole rows in fast memory. The others have blocks of columns there. None: `row` where a pass
-# can, else `online`; both save the same.
-FORMS = {'row': ONLINE, 'online': ONLINE, 'two_pass': TWO_PASS, None: ONLINE}
+FORMS = {'online': ONLINE, 'two_pass': TWO_PASS}  # of sums over a row
 # Arrays that may come with x, and their types in kernels; None: as they come.
 BESIDE = {'mask': jnp.int8, 'sink': None}
 SUMS = ('exponent', 'mantissa')  # of rows, that the forward pass saves
@@ -24,7 +22,7 @@ class Softmax:
     """Static options of a call."""
 
     softcap: float
-    form: str | None
+    form: str
     platform: str
 
 

@@ -17,12 +17,6 @@ from modules.kernels.common.rows import flat, index_of_broadcast
 from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, Softmax, beside_x, logits_of
 
 
-def refuse_form(form, name, *_):
-    """Raises ValueError for `row`, as rows may be longer than a processor's memory."""
-    if form == 'row':
-        raise ValueError(f'form=row of {name} is for TPUs; choose online or two_pass.')
-
-
 def _tanh(x, softcap):
     return 1 - 2 / (jnp.exp(2 * x / softcap) + 1)  # the GPU's instruction for tanh has 11 bits
 

@@ -6,32 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.common.exponentials import add, nothing, probabilities
-from modules.kernels.common.rows import itemsize, refuse_width
+from modules.kernels.common.rows import itemsize
 from modules.kernels.common.tpu_rows import most_columns
 from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, beside_x, logits_of
 from modules.kernels.softmax.tpu_blocks import COLUMNS, LEAST_ROWS, Blocks, call_in_blocks, merged
 
 
-def bytes_an_entry(moved: int, form: str | None, softcap: float = 0.0) -> int:
-    """Returns what a block needs: moved bytes twice, and the compiler's temporaries."""
-    return 2 * moved + (18 if form == 'two_pass' else 8) + (4 if softcap else 0)
-
-
-def refuse_form(form, name, x, arrays, has_mask=False, softcap=0.0):
-    """Raises ValueError for `row` with rows that are too long for the pass that needs more memory.
-
-    arrays: how many as large as x are moved.
-    """
-    if form == 'row':
-        needed = bytes_an_entry(arrays * itemsize(x) + has_mask, form, softcap)
-        longest = most_columns(LEAST_ROWS, needed)
-        refuse_width(f'form=row of {name}', 'vector memory', x.shape[-1], longest)
-
-
-def _blocks(shape, moved, form, phases, softcap=0.0):
-    needed, width = bytes_an_entry(moved, form, softcap), shape[-1]
-    is_whole = form == 'row' or (form is None and width <= most_columns(LEAST_ROWS, needed))
-    return Blocks.of(shape, width if is_whole else COLUMNS, phases, needed)
+def _blocks(shape, moved, how):
+    """Returns the blocks of an array, `moved` bytes an entry of all that come and go."""
+    # They count twice; the rest is the compiler's temporaries.
+    needed = 2 * moved + (18 if how.form == 'two_pass' else 8) + (4 if how.softcap else 0)
+    is_whole = shape[-1] <= most_columns(LEAST_ROWS, needed)
+    return Blocks.of(shape, shape[-1] if is_whole else COLUMNS, needed)
 
 
 def _shape(x, others):
@@ -52,7 +38,7 @@ def _numbers(shape):
 def forward_rows(x, *others, how, saves):
     shape = _shape(x, others)
     moved = 2 * itemsize(x) + (others[0] is not None)
-    blocks = _blocks(shape, moved, how.form, 2, how.softcap)
+    blocks = _blocks(shape, moved, how)
     given = {'x': blocks.matrix(x.reshape(shape)), **_beside(blocks, others)}
     made = {'p': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype), written=True)}
     if saves:
@@ -95,7 +81,7 @@ def backward_rows(x_or_p, g, sums, *others, how):
     shape = _shape(g, others)
     has_mask, has_sink = others[0] is not None, others[-1] is not None
     moved = itemsize(x_or_p, g, x_or_p) + bool(has_mask and how.softcap)
-    blocks = _blocks(shape, moved, how.form, 2, how.softcap)
+    blocks = _blocks(shape, moved, how)
     arrays = {'x' if how.softcap else 'p': x_or_p, 'g': g}
     given = {name: blocks.matrix(array.reshape(shape)) for name, array in arrays.items()}
     given |= _beside(blocks, others, BESIDE if how.softcap else ('sink',))

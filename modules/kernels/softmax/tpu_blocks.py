@@ -41,36 +41,33 @@ def merged(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks of `size` rows and `columns` columns of an array [*lead, rows, width].
-
-    phases: how often a row is read, 2 where it is reduced before it is written and has several
-    blocks.
-    """
+    """Blocks of `size` rows and `columns` columns of an array [*lead, rows, width]."""
 
     lead: tuple[int, ...]
     rows: int
     width: int
     size: int
     columns: int
-    phases: int
     bytes_an_entry: float
 
     @classmethod
-    def of(
-        cls, shape: tuple[int, ...], columns: int, phases: int, bytes_an_entry: float
-    ) -> 'Blocks':
+    def of(cls, shape: tuple[int, ...], columns: int, bytes_an_entry: float) -> 'Blocks':
         """Picks as many rows as fit. bytes_an_entry: of all buffers together."""
         *lead, rows, width = shape
         columns = width if width <= columns else columns
         fitting = int(USUAL_BYTES / row_bytes(columns, bytes_an_entry))
         # A power of two, so that it divides a register's lanes or they divide it.
         size = 2 ** int(math.log2(max(LEAST_ROWS, min(fitting, MOST_ROWS))))
-        phases = phases if columns < width else 1
-        return cls(tuple(lead), rows, width, min(size, rows), columns, phases, bytes_an_entry)
+        return cls(tuple(lead), rows, width, min(size, rows), columns, bytes_an_entry)
 
     @property
     def chunks(self) -> int:
         return math.ceil(self.width / self.columns)
+
+    @property
+    def phases(self) -> int:
+        """How often a row is read: twice where it has several blocks, first to be reduced."""
+        return 2 if self.chunks > 1 else 1
 
     @property
     def group(self) -> int:
@@ -216,10 +213,9 @@ class Here:
         use: Callable[[tuple], None],
     ) -> None:
         """Computes total = add(add(start())...), once for each block of a row, and calls use(total)
-        with each block in the last phase; where there is one phase, with the last block.
+        with each block in the last phase.
         """
-        blocks = self.blocks
-        if blocks.chunks == 1:
+        if self.blocks.phases == 1:
             use(add(start()))
             return
         totals = [refs[name] for name in TOTALS if name in refs]
@@ -233,8 +229,7 @@ class Here:
 
         pl.when((self.phase == 0) & (self.chunk == 0))(lambda: store(start()))
         pl.when(self.phase == 0)(lambda: store(add(load())))
-        is_last = self.phase == 1 if blocks.phases == 2 else self.chunk == blocks.chunks - 1
-        pl.when(is_last)(lambda: use(load()))
+        pl.when(self.phase == 1)(lambda: use(load()))
 
 
 def call_in_blocks(
