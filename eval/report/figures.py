@@ -26,17 +26,15 @@ from eval.report.tables import (
     seeds_text,
 )
 from eval.tables.text import number
+from eval.tables.variants import SIZES, WITH_SIZE
 
 GREEN, ORANGE, GREY = '#009E73', '#D55E00', '#8a929a'
 VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}
 DASHES = ([1, 0], [6, 3], [2, 2], [7, 2, 2, 2])
 ONE_PANEL, PANELS_PER_ROW = 8, 4
-LEGEND_ROWS = 5  # above a chart; a longer legend stands beside it
+LEGEND_ROWS = 5  # above a chart; a longer legend stands below it
 SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
 CROSS = {'shape': 'cross', 'angle': 45, 'size': 70, 'filled': True}  # of a run that diverged
-SIZES = ('d_model', 'n_layers')
-# What a size brings along: no choice of its own.
-WITH_SIZE = (*SIZES, 'd_ff', 'n_heads', 'n_kv_heads', 'scaling_base_width', 'scaling_base_depth')
 All = Mapping[str, Series]  # by workdir
 Rows = list[dict[str, Any]]
 
@@ -92,13 +90,12 @@ def by_line(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
     """Returns the encodings that tell the lines `names` apart, with a legend of them."""
     styles = line_styles([name in baselines for name in names])
     columns = 1 if max(map(len, names), default=0) > 40 else 2 if len(names) > 3 else 3
-    where = {'orient': 'right'}
-    if len(names) <= columns * LEGEND_ROWS:
-        where = {'orient': 'top', 'columns': columns}
-    legend = alt.Legend(title=None, symbolType='stroke', **where) if len(names) > 1 else None
+    place = 'top' if len(names) <= columns * LEGEND_ROWS else 'bottom'
+    legend = alt.Legend(title=None, symbolType='stroke', orient=place, columns=columns)
     domain = {'domain': list(names)}
     colour = alt.Scale(range=[look['color'] for look in styles], **domain)
     dash = alt.Scale(range=[look['dash'] for look in styles], **domain)
+    legend = legend if len(names) > 1 else None
     return {
         'color': alt.Color('line:N', scale=colour, legend=legend),
         'strokeDash': alt.StrokeDash('line:N', scale=dash, legend=legend),
@@ -302,7 +299,7 @@ def by_size(comparisons: Sequence[Comparison]) -> Sizes:
         return {}
     found: dict[str, list[Comparison]] = {}
     for comparison, one in zip(comparisons, values, strict=True):
-        chosen = {n: v for n, v in one.items() if n not in WITH_SIZE and v is not None}
+        chosen = {n: v for n, v in one.items() if n not in (*SIZES, *WITH_SIZE) and v is not None}
         others = ', '.join(f'{name} {number(value)}' for name, value in chosen.items())
         found.setdefault(others, []).append(comparison)
 
@@ -427,4 +424,4 @@ def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
         point.transform_filter(alone).mark_point(filled=False, size=60),
         word,
     )
-    return alt.layer(*layers).properties(width=330, height=alt.Step(26))
+    return alt.layer(*layers).properties(width=300, height=alt.Step(26))

@@ -26,6 +26,9 @@ from modules.choices import nearest
 LR = 'optim.lr'
 SEEDS = ('train.seed', 'data.seed')
 BASELINE = 'baseline'  # the name of the first of a list
+SIZES = ('d_model', 'n_layers')
+# What a size brings along: no choice of its own.
+WITH_SIZE = ('d_ff', 'n_heads', 'n_kv_heads', 'scaling_base_width', 'scaling_base_depth')
 FIRST_LINES = 5  # among which are all rows of step 1
 
 Seed = Hashable
@@ -50,8 +53,8 @@ class Variant:
     @property
     def all_values(self) -> str:
         """The values in words; the name where nothing is swept."""
-        parts = (f'{column} {number(value)}' for column, value in self.values.items())
-        return ', '.join(parts) or self.name
+        known = ((column, value) for column, value in self.values.items() if value is not None)
+        return ', '.join(f'{column} {number(value)}' for column, value in known) or self.name
 
     @property
     def rates(self) -> list[float]:
@@ -73,7 +76,9 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
     for record in records:
         groups.setdefault(tuple(record[names[path]] for path in axes), []).append(record)
     first = next(iter(groups), ())
-    usual = dict(zip(axes, first, strict=False)) if is_list(groups) else {}
+    named = _named(axes, groups)
+    kept = [[key[axes.index(path)] for path in named] for key in groups]
+    usual = dict(zip(axes, first, strict=False)) if is_list({*map(tuple, kept)}) else {}
     # A text that one axis alone has says what it is the value of.
     owners = collections.Counter(
         value for column in zip(*groups, strict=True) for value in {*column} if _speaks(value)
@@ -87,8 +92,8 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
         }
         # In a list of variants a dozen values would name each, most of them shared with the
         # baseline or not read.
-        own = {p: v for p, v in zip(axes, key, strict=True) if v is not None and v != usual.get(p)}
-        parts = [told[path] for path in (own if usual else axes)]
+        own = {p for p, v in zip(axes, key, strict=True) if v is not None and v != usual.get(p)}
+        parts = [told[path] for path in named if path in own or not usual]
         one = members[0]['cell'] if len(members) == 1 else 'all runs'
         variant = Variant(
             name=BASELINE if usual and key == first else ', '.join(parts) or one,
@@ -99,6 +104,17 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
         )
         found.append(variant)
     return found
+
+
+def _named(axes: Sequence[str], groups: Collection[tuple]) -> list[str]:
+    """Returns the axes that name a variant: without what a size brings along, where it has a name
+    of its own without these.
+    """
+    names = columns()
+    fewer = [path for path in axes if names[path] not in WITH_SIZE]
+    own = {tuple(key[axes.index(path)] for path in fewer) for key in groups}
+    has_size = any(names[path] in SIZES for path in axes)
+    return fewer if has_size and len(own) == len(groups) else list(axes)
 
 
 def _speaks(value: Any) -> bool:
