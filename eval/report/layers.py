@@ -239,7 +239,8 @@ def by_depth(found: Sequence[Profile], name: str) -> Chart:
     look = by_line(names, {profile.line for profile in found if profile.is_baseline})
     kind = 'log' if min(row['y'] for row in rows) > 0 else 'linear'
     y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale_from(kind, nice=False))
-    x = alt.X('layer:Q', title='layer, from 1', axis=alt.Axis(tickMinStep=1, format='d'))
+    layers = list(range(1, max(profile.layers for profile in found) + 1))
+    x = alt.X('layer:Q', title='layer, from 1', axis=alt.Axis(values=layers, format='d'))
     chart = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip('line', 'layer', 'y'))
     is_mean = alt.datum.seed == MEAN
     seeds = chart.transform_filter(~is_mean).mark_line(strokeWidth=0.7, opacity=0.6)

@@ -19,6 +19,8 @@ import numpy as np
 from eval.tables.columns import columns
 from eval.tables.results import Record
 from eval.tables.text import number
+from lm.config.choice import AUTO
+from lm.config.fields import CHOICES
 from lm.record.metrics import FILE
 from lm.storage.files import Unreadable, open_regular, parse_json
 from modules.choices import nearest
@@ -81,13 +83,17 @@ def split(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
     usual = dict(zip(axes, first, strict=False)) if is_list({*map(tuple, kept)}) else {}
     # A text that one axis alone has says what it is the value of.
     owners = collections.Counter(
-        value for column in zip(*groups, strict=True) for value in {*column} if _speaks(value)
+        value
+        for path, column in zip(axes, zip(*groups, strict=True), strict=True)
+        for value in {*column}
+        if _speaks(path, value)
     )
-    plain = {value for value, count in owners.items() if count == 1}
     found = []
     for key, members in groups.items():
         told = {
-            path: value if _speaks(value) and value in plain else f'{names[path]} {number(value)}'
+            path: value
+            if owners[value] == 1 and _speaks(path, value)
+            else f'{names[path]} {number(value)}'
             for path, value in zip(axes, key, strict=True)
         }
         # In a list of variants a dozen values would name each, most of them shared with the
@@ -117,8 +123,14 @@ def _named(axes: Sequence[str], groups: Collection[tuple]) -> list[str]:
     return fewer if has_size and len(own) == len(groups) else list(axes)
 
 
-def _speaks(value: Any) -> bool:
-    return isinstance(value, str) and value not in ('', 'auto', 'none')
+def _speaks(path: str, value: Any) -> bool:
+    """Whether a value says what it is of: of model.norm and model.qk_norm, which have the same
+    names, the first does.
+    """
+    if not isinstance(value, str) or value in ('', AUTO, 'none'):
+        return False
+    row = value.partition(':')[0]
+    return path == next((one for one, choice in CHOICES.items() if row in choice.table), path)
 
 
 def is_list(combinations: Collection[tuple]) -> bool:

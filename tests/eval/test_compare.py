@@ -210,8 +210,10 @@ def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
         with_baseline(found, 'layernrm')
 
 
-def test_a_text_that_two_fields_have_keeps_its_field():
-    """Catches two variants of one name, and a 'none' that does not say of what."""
+def test_a_text_that_two_fields_may_have_keeps_its_field():
+    """Catches two variants of one name, a 'none' that does not say of what, and 'rmsnorm' alone
+    for a norm of queries and keys.
+    """
     axes = ('norm', 'qk_norm', 'd_model')
     sweep = SWEEP | {'axes': {f'model.{name}': [] for name in axes}}
     listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
@@ -219,6 +221,24 @@ def test_a_text_that_two_fields_have_keeps_its_field():
     found = compare.split(records, sweep)
     assert [v.name for v in found] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
     assert [v.name for v in with_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
+    records = [ended(3.0, 0) | {'qk_norm': norm} for norm in ('layernorm', 'rmsnorm')]
+    found = compare.split(records, SWEEP | {'axes': {'model.qk_norm': []}})
+    assert [v.name for v in found] == ['qk_norm layernorm', 'qk_norm rmsnorm']
+
+
+def test_a_variant_is_named_without_what_its_size_brings_along():
+    """Catches names that repeat it, a list taken for one of variants, and two variants of a name."""
+    axes = {'model.d_model': [], 'model.n_heads': [], 'scaling.base_width': [], 'model.norm': []}
+    columns = ('d_model', 'n_heads', 'scaling_base_width', 'norm')
+    sizes = [(64, 1, None), (128, 2, 64)]
+    grid = [(*size, norm) for size in sizes for norm in ('rmsnorm', 'layernorm')]
+    records = [ended(3.0, 0) | dict(zip(columns, values, strict=True)) for values in grid]
+    found = compare.split(records, SWEEP | {'axes': axes})
+    wanted = [f'd_model {size}, {norm}' for size in (64, 128) for norm in ('rmsnorm', 'layernorm')]
+    assert [v.name for v in found] == wanted
+    two = [ended(3.0, 0) | {'d_model': 64, 'n_heads': heads} for heads in (1, 2)]
+    found = compare.split(two, SWEEP | {'axes': {'model.d_model': [], 'model.n_heads': []}})
+    assert [v.name for v in found] == ['d_model 64, n_heads 1', 'd_model 64, n_heads 2']
 
 
 def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
