@@ -227,7 +227,7 @@ def test_a_text_that_two_fields_may_have_keeps_its_field():
 
 
 def test_a_variant_is_named_without_what_its_size_brings_along():
-    """Catches names that repeat it, a list taken for one of variants, and two variants of a name."""
+    """Catches names that repeat it, and two variants of one name."""
     axes = {'model.d_model': [], 'model.n_heads': [], 'scaling.base_width': [], 'model.norm': []}
     columns = ('d_model', 'n_heads', 'scaling_base_width', 'norm')
     sizes = [(64, 1, None), (128, 2, 64)]

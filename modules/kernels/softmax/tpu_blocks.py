@@ -66,7 +66,7 @@ class Blocks:
 
     @property
     def phases(self) -> int:
-        """How often a row is read: twice where it has several blocks, first to be reduced."""
+        """Reads of a row: two where it has several blocks, of which the first reduces it."""
         return 2 if self.chunks > 1 else 1
 
     @property
