@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from lm.config.fields import AUTO, MeshConfig
+from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
 from lm.devices.auto_mesh import chosen
 from lm.devices.mesh import make_mesh
@@ -39,20 +39,10 @@ class Blueprint:
         self.platform = devices[0].platform
         self.learner = build_learner(recipe, vocab_size, bos_id, self.platform)
         check_learner(self.learner)
-        self.mesh = make_mesh(self._mesh_config(devices, memory, say, runs), list(devices), runs)
+        axes = recipe.mesh
+        if axes.axes == AUTO:
+            axes, why = chosen(recipe, self.learner, list(devices), memory(), runs)
+            for line in why:
+                say(line)
+        self.mesh = make_mesh(axes, list(devices), runs)
         self.state_shapes = abstract_state(self.learner, self.mesh)
-
-    def _mesh_config(
-        self,
-        devices: Sequence[jax.Device],
-        memory: Callable[[], int],
-        say: Callable[[str], None],
-        runs: int,
-    ) -> MeshConfig:
-        """Returns the mesh of the config, or the one chosen for mesh.axes=auto."""
-        if self.recipe.mesh.axes != AUTO:
-            return self.recipe.mesh
-        mesh, why = chosen(self.recipe, self.learner, list(devices), memory(), runs)
-        for line in why:
-            say(line)
-        return mesh

@@ -66,7 +66,14 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
     asked = _asked(sizes)
     product = math.prod(asked.values())
     if product > n or (rest and n % product):
-        raise ValueError(_unfilled(asked, product, n))
+        largest = max(asked, key=asked.get)
+        others = product // asked[largest]
+        nearest = nearest_divisor(n // others, asked[largest]) if n % others == 0 else None
+        works = f' Nearest that works: mesh.{largest}={nearest}.' if nearest else ''
+        raise ValueError(
+            f'{_said(asked)} is of {product} devices, and there are {n}: they do not divide '
+            f'them.{works}'
+        )
 
 
 def least_devices(config: MeshConfig) -> int:
@@ -78,25 +85,17 @@ def _asked(sizes: Mapping[str, int]) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1 and axis != 'run'}
 
 
-def _unfilled(asked: dict[str, int], product: int, n: int) -> str:
-    """Says why these axes are no mesh of n devices, with the nearest that is one."""
-    largest = max(asked, key=asked.get)
-    others = product // asked[largest]
-    nearest = nearest_divisor(n // others, asked[largest]) if n % others == 0 else None
-    said = ' x '.join(f'mesh.{axis}={size}' for axis, size in asked.items()) or 'a mesh'
-    works = f' Nearest that works: mesh.{largest}={nearest}.' if nearest else ''
-    return f'{said} is of {product} devices, and there are {n}: they do not divide them.{works}'
+def _said(sizes: Mapping[str, int]) -> str:
+    return ' x '.join(f'mesh.{axis}={size}' for axis, size in sizes.items() if size > 1)
 
 
 def refuse_idle(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
     """Raises ValueError where a single run on several devices leaves others idle."""
     if 1 < mesh.size < n_devices:
-        asked = {axis: size for axis, size in mesh.shape.items() if size > 1}
-        said = ' x '.join(f'mesh.{axis}={size}' for axis, size in asked.items())
         rest = next((axis for axis in BATCH if getattr(config, axis) != 1), 'data')
         fitting = mesh.shape[rest] * (n_devices // mesh.size)
         raise ValueError(
-            f'{said} is of {mesh.size} devices, and there are {n_devices}: '
+            f'{_said(mesh.shape)} is of {mesh.size} devices, and there are {n_devices}: '
             f'{n_devices - mesh.size} would be idle. Set mesh.{rest}=-1 for all of them, which is '
             f'{fitting} here, or let the program see fewer (CUDA_VISIBLE_DEVICES).'
         )

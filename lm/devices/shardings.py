@@ -1,7 +1,6 @@
 """Jits the step, the evaluation and the initial state with shardings over a mesh."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -29,18 +28,24 @@ def batch_shapes(recipe: Recipe, *leading: int) -> dict[str, jax.ShapeDtypeStruc
 
 def state_shapes(learner: Learner) -> State:
     """Returns shapes and types of the state; nothing is computed."""
-    hyper = jax.eval_shape(lambda: hyper_from(learner.recipe))
-    return jax.eval_shape(lambda h: init_state(learner, h, jax.random.key(0)), hyper)
+    recipe = learner.recipe
+    return jax.eval_shape(lambda: init_state(learner, hyper_from(recipe), jax.random.key(0)))
 
 
 def state_layout(learner: Learner) -> tuple[State, State]:
     """Returns (shapes and types, a ParamSpec or WHOLE for each). Parameters, their average and the
     optimizer's state have specs; the rest is WHOLE.
     """
-    described, shapes = learner.described, state_shapes(learner)
+    recipe, described, shapes = learner.recipe, learner.described, state_shapes(learner)
     reparam, stats = jax.tree.map(lambda _: WHOLE, (shapes.reparam, shapes.stats))
-    average = state_specs(shapes.average, described.shapes, described.specs)
-    opt_state = optimizer_specs(learner)
+
+    def boxed(params):
+        return optimizer(recipe, described, hyper_from(recipe)).init(params)
+
+    opt_state, average = (
+        state_specs(kept, described.shapes, described.specs)
+        for kept in (jax.eval_shape(boxed, described.shapes), shapes.average)
+    )
     return shapes, State(WHOLE, described.specs, reparam, stats, opt_state, average)
 
 
@@ -57,19 +62,6 @@ def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
 def state_shardings(learner: Learner, mesh: Mesh) -> State:
     """Returns the sharding of each array of the state."""
     return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(learner, mesh))
-
-
-def optimizer_specs(learner: Learner) -> Any:
-    """Returns a ParamSpec for each leaf of the optimizer's state."""
-    described = learner.described
-
-    def init(hyper, params):
-        return optimizer(learner.recipe, described, hyper).init(params)
-
-    hyper = jax.eval_shape(lambda: hyper_from(learner.recipe))
-    return state_specs(
-        jax.eval_shape(init, hyper, described.shapes), described.shapes, described.specs
-    )
 
 
 def abstract_state(learner: Learner, mesh: Mesh) -> State:
