@@ -1,15 +1,19 @@
-"""Calls and blocks of TPU kernels over the rows of a matrix.
+"""Calls and blocks of TPU kernels over the rows of a matrix, and numbers of rows along lanes.
 
 A block is what a kernel has in a chip's vector memory at a time. Its rows are whole, so that a
 reduction over a row reads it once. Beyond an array's end a block holds arbitrary numbers: results
 of single rows need no mask, since they are not written there; sums over rows do.
+
+Numbers of rows lie along lanes in memory, where nothing pads them, and are columns beside the rows
+of a block in computations. Columns and lanes are made of each other by sums of one number each.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -53,6 +57,37 @@ def memory_limit(rows: int, width: int, bytes_an_entry: float) -> int | None:
     """Returns the limit in bytes to ask for, for such a block; None where the default is enough."""
     needed = rows * row_bytes(width, bytes_an_entry)
     return None if needed <= USUAL_BYTES else int(1.125 * needed)
+
+
+def _diagonals(size: int, lanes: int, first: Any) -> Iterator[tuple[int, jax.Array]]:
+    """Yields (place, whether a lane is that of a row, [rows, lanes]), a register's lanes at a time.
+
+    The first of `size` rows has the lane `first`, which is 0 where there are several registers.
+    """
+    for at in range(0, size, LANES):
+        shape = (min(LANES, size - at), min(LANES, lanes - at))
+        row, lane = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+        yield at, lane == row + first
+
+
+def as_column(numbers_1L: jax.Array, first: Any, size: int) -> jax.Array:
+    """Returns the lanes from `first` on as [size, 1]."""
+    parts = [
+        jnp.sum(jnp.where(own, numbers_1L[:, at : at + own.shape[1]], 0.0), 1, keepdims=True)
+        for at, own in _diagonals(size, numbers_1L.shape[1], first)
+    ]
+    return jnp.concatenate(parts)
+
+
+def as_lanes(column_R1: jax.Array, first: Any, lanes: int) -> tuple[jax.Array, jax.Array]:
+    """Returns (a column as [1, lanes] from the lane `first` on, which lanes it has)."""
+    size = len(column_R1)
+    parts = [
+        jnp.sum(jnp.where(own, column_R1[at : at + own.shape[0]], 0.0), 0, keepdims=True)
+        for at, own in _diagonals(size, lanes, first)
+    ]
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, lanes), 1)
+    return jnp.concatenate(parts, 1), (lane >= first) & (lane < first + size)
 
 
 def call_on_tpu(

@@ -1,8 +1,4 @@
-"""Softmax cross-entropy on TPUs: one kernel forward, one backward, which each read the logits once.
-
-Numbers of rows lie along lanes in memory, where nothing pads them, and are columns beside the rows
-of a block in computations.
-"""
+"""Softmax cross-entropy on TPUs: a kernel forward and one backward; each reads the logits once."""
 
 import functools
 import math
@@ -18,6 +14,8 @@ from modules.kernels.common.tpu_rows import (
     LANES,
     SUBLANES,
     USUAL_BYTES,
+    as_column,
+    as_lanes,
     call_on_tpu,
     columns_at_once,
     memory_limit,
@@ -84,15 +82,14 @@ def _forward_block(refs, width):
     )
     sums = [jnp.sum(one, -1, keepdims=True) for one in sums]
     pair = add(ONLINE, nothing((len(x), 1)), [x], axis=-1)
-    new = [as_lanes(one, first) for one in (*pair, *sums)]
-    lane = jax.lax.broadcasted_iota(jnp.int32, new[0].shape, 1)
-    own = (lane >= first) & (lane < first + len(x))
+    lanes = refs['state'].shape[1]
+    new, owned = zip(*(as_lanes(one, first, lanes) for one in (*pair, *sums)), strict=True)
     old = [refs['state'][n : n + 1, :] for n in range(STATE)]
     sums = (a + b for a, b in zip(old[2:], new[2:], strict=True))
     both = *together(ONLINE, tuple(old[:2]), tuple(new[:2])), *sums
     for n in range(STATE):
         value = jnp.where(pl.program_id(2) == 0, new[n], both[n])
-        refs['state'][n : n + 1, :] = jnp.where(own, value, old[n])
+        refs['state'][n : n + 1, :] = jnp.where(owned[n], value, old[n])
 
 
 def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -172,29 +169,3 @@ def along_lanes(*numbers_M: jax.Array) -> jax.Array:
     """Returns [numbers, M] in float32, padded to whole registers: labels below 2^24 are exact."""
     numbers_XM = jnp.stack([number_M.astype(jnp.float32) for number_M in numbers_M])
     return jnp.pad(numbers_XM, ((0, 0), (0, -numbers_XM.shape[1] % LANES)))
-
-
-def _diagonal(size, first):
-    """Returns [size, LANES]: whether a lane is that of a row, the first of which has lane `first`.
-    Columns and lanes are made of each other by it.
-    """
-    shape = (size, LANES)
-    lane, row = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (1, 0))
-    return lane == first + row
-
-
-def as_column(numbers_1L: jax.Array, first: jax.Array, size: int) -> jax.Array:
-    """Returns the lanes from `first` on as [size, 1]; with several registers `first` is 0."""
-    own = _diagonal(min(size, LANES), first)
-    parts = [numbers_1L[:, at : at + LANES] for at in range(0, numbers_1L.shape[1], LANES)]
-    parts = [jnp.sum(jnp.where(own, part, 0.0), 1, keepdims=True) for part in parts]
-    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
-
-
-def as_lanes(column: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns a column as [1, lanes], from the lane `first` on."""
-    size = min(len(column), LANES)
-    own = _diagonal(size, first)
-    parts = [column[at : at + size] for at in range(0, len(column), size)]
-    parts = [jnp.sum(jnp.where(own, part, 0.0), 0, keepdims=True) for part in parts]
-    return jnp.concatenate(parts, 1) if len(parts) > 1 else parts[0]

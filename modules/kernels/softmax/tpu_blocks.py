@@ -1,8 +1,7 @@
 """Blocks of a TPU kernel over the rows of [..., T, S]: blocks of rows, and of columns in a row.
 
 Arrays come as [1, L, T, S], with all leading axes in L: the axis of a `vmap` goes before the first
-axis, where it costs nothing. Numbers of rows come as [1, L, 1, T], along lanes: in a column each
-number would take a register's whole row in memory.
+axis, where it costs nothing. Numbers of rows come along lanes, as [1, L, 1, T].
 """
 
 import dataclasses
@@ -21,6 +20,8 @@ from modules.kernels.common.tpu_rows import (
     MOST_ROWS,
     SUBLANES,
     USUAL_BYTES,
+    as_column,
+    as_lanes,
     call_on_tpu,
     memory_limit,
     row_bytes,
@@ -181,29 +182,12 @@ class Here:
         """Returns a block along lanes as [size or 1, 1]."""
         if ref.shape[-1] == 1:
             return ref[...]
-        pieces = []
-        for first, there, _, is_own in self._pieces(ref.shape[-1]):
-            values = jnp.broadcast_to(ref[:, first : first + there[1]], there)
-            pieces.append(jnp.sum(jnp.where(is_own, values, 0), 1, keepdims=True))
-        return jnp.concatenate(pieces, 0)
+        return as_column(ref[...], self.offset, self.blocks.size)
 
     def write_rows(self, ref: Any, values_R1: jax.Array) -> None:
         """Writes numbers of this block's rows along lanes and keeps those of other rows."""
-        for first, there, lane, is_own in self._pieces(ref.shape[-1]):
-            values = jnp.broadcast_to(values_R1[first : first + there[0]], there)
-            new = jnp.sum(jnp.where(is_own, values, 0), 0, keepdims=True)
-            is_mine = (lane[:1] >= self.offset) & (lane[:1] < self.offset + there[0])
-            old = ref[:, first : first + there[1]]
-            ref[:, first : first + there[1]] = jnp.where(is_mine, new, old)
-
-    def _pieces(self, lanes: int):
-        """Yields (first row and lane, shape, lanes, whether a lane is that of the row), with at
-        most a register's lanes at a time.
-        """
-        for first in range(0, self.blocks.size, LANES):
-            there = (min(LANES, self.blocks.size - first), min(LANES, lanes - first))
-            row, lane = (jax.lax.broadcasted_iota(jnp.int32, there, axis) for axis in (0, 1))
-            yield first, there, lane, lane == row + self.offset
+        new, is_own = as_lanes(values_R1, self.offset, ref.shape[-1])
+        ref[...] = jnp.where(is_own, new, ref[...])
 
     def reduce_row(
         self,
