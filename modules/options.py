@@ -82,18 +82,13 @@ def _options(part: Any) -> Mapping[str, Declared]:
         defaults = {name: parameter.default for name, parameter in parameters.items()}
     found = {}
     for name, default in defaults.items():
-        option = option_of(hints.get(name))
+        metadata = getattr(hints.get(name), '__metadata__', ())
+        option = next((m for m in metadata if isinstance(m, Option)), None)
         if option is not None and default in (inspect.Parameter.empty, dataclasses.MISSING):
             raise TypeError(f'the option {name!r} of {part} has no default, the published value')
         if option is not None:
             found[name] = Declared(types_of(hints[name]), option, default)
     return found
-
-
-def option_of(annotation: Any) -> Option | None:
-    """Returns the Option in Annotated[..., Option(...)], or None."""
-    metadata = getattr(annotation, '__metadata__', ())
-    return next((m for m in metadata if isinstance(m, Option)), None)
 
 
 def types_of(annotation: Any) -> tuple[type, ...]:

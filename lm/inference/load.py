@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,17 +174,14 @@ def load(
     if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
         return _load(folder, newest, say, mesh)
     tried = []
-    for place, step in checkpoints_at(path) if is_url(path) else _newest_first(folder):
+    here = ((folder, step) for step in reversed(steps_in(folder)))
+    for place, step in checkpoints_at(path) if is_url(path) else here:
         tried.append(step)
         try:
             return _load(place, step, say, mesh)
         except DamagedCheckpoint as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
-
-
-def _newest_first(folder: Path) -> Iterator[tuple[Path, int]]:
-    return ((folder, step) for step in reversed(steps_in(folder)))
 
 
 def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:

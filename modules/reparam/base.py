@@ -78,14 +78,9 @@ def shared(specs: Any, shapes: Any) -> Reparam:
 def chain(near: Reparam, far: Reparam) -> Reparam:
     """Maps stored weights by `far`, and the results of that by `near` to what the model reads.
 
-    Raises ValueError where `near` has a map after the update, which knows nothing of what is
-    stored.
+    `near` has no map after the update, as that would know nothing of what is stored
+    (`reparametrise` refuses it).
     """
-    if near.after_update is not unchanged:
-        raise ValueError(
-            'a reparametrisation with a map after the update must be the last of several, nearest '
-            'to the stored weights'
-        )
 
     def init(params):
         between, near_state = near.init(params)

@@ -22,11 +22,6 @@ from modules.kernels.attention.splash import refuse_cut, splash
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
 
 
-def of_any_length(length: int, parts: int) -> None:
-    """Refuses no length: rows may be cut wherever a device's share is whole."""
-    del length, parts
-
-
 @dataclasses.dataclass(frozen=True)
 class AttentionKernel:
     """A row of `ATTENTION_KERNELS`.
@@ -59,14 +54,14 @@ class AttentionKernel:
 
 ATTENTION_KERNELS = {
     'blocked': AttentionKernel(
-        blocked, ALL, forward_mode=frozenset({'gradient'}), refuse_cut=of_any_length
+        blocked, ALL, forward_mode=frozenset({'gradient'}), refuse_cut=lambda *_: None
     ),
     'reference': AttentionKernel(
         reference,
         ALL,
         forward_mode=frozenset({'logits', 'gradient'}),
         holds_scores=True,
-        refuse_cut=of_any_length,
+        refuse_cut=lambda *_: None,
     ),
     # Its gradient with a mask needs an even length. JAX checks that wider heads than 128 are on
     # Hopper.

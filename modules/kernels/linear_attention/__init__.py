@@ -1,7 +1,13 @@
-"""Causal linear attention: `api` has the table of kernels, `base` the specification, which computes
-all pairs of tokens, `chunked` the kernel that carries a state. `modules.attention.linear` calls it.
+"""Causal linear attention: `base` has the specification, which computes all pairs of tokens,
+`chunked` the kernel that carries a state. `modules.attention.linear` calls it.
+
+A kernel takes q_num, q_den [B, N, T, F], k_num, k_den [B, K, T, F] and v [B, K, T, H], with K
+dividing N (grouped queries, arXiv:2305.13245), and eps, segments [B, T] or None, a `State` or None.
+It returns (out [B, N, T, H] in the type of v, the `State` after the last token). `quadratic` is
+the specification; the others equal it to rounding (tests/modules/test_linear_attention_kernels.py).
 """
 
-from modules.kernels.linear_attention.api import LINEAR_ATTENTION_KERNELS
+from modules.kernels.linear_attention.base import quadratic
+from modules.kernels.linear_attention.chunked import chunked
 
-__all__ = ['LINEAR_ATTENTION_KERNELS']
+LINEAR_ATTENTION_KERNELS = {'chunked': chunked, 'quadratic': quadratic}
