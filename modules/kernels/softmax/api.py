@@ -49,11 +49,12 @@ def softmax(
     refuse_types(NAME, x)
     choose(FORMS, form, 'form')
     shape = (1,) * max(0, 2 - x.ndim) + x.shape
-    others = _of_rank(mask, shape, 'mask'), _of_rank(sink, shape[:-1], 'sink')
+    mask, sink = _of_rank(mask, shape, 'mask'), _of_rank(sink, shape[:-1], 'sink')
     if mask is not None and mask.dtype != bool:
         raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
+    mask = None if mask is None else mask.astype(jnp.int8)  # kernels have no arrays of booleans
     how = Softmax(softcap, form, platform)
-    return _softmax(x.reshape(shape), *others, how).reshape(x.shape)
+    return _softmax(x.reshape(shape), mask, sink, how).reshape(x.shape)
 
 
 def _of_rank(array, shape, name):

@@ -12,8 +12,6 @@ from modules.statistics import at_least_float32
 
 NAME = 'kernels.softmax=pallas'
 FORMS = {'online': ONLINE, 'two_pass': TWO_PASS}  # of sums over a row
-# Arrays that may come with x, and their types in kernels; None: as they come.
-BESIDE = {'mask': jnp.int8, 'sink': None}
 SUMS = ('exponent', 'mantissa')  # of rows, that the forward pass saves
 
 
@@ -24,18 +22,6 @@ class Softmax:
     softcap: float
     form: str
     platform: str
-
-
-def beside_x(
-    others: Sequence[jax.Array | None], names: Sequence[str] = tuple(BESIDE)
-) -> dict[str, jax.Array]:
-    """Returns the arrays with these names that are not None, in their types in kernels."""
-    found = dict(zip(BESIDE, others, strict=True))
-    return {
-        name: found[name].astype(BESIDE[name] or found[name].dtype)
-        for name in names
-        if found[name] is not None
-    }
 
 
 def logits_of(

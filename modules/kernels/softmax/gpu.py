@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from modules.kernels.common.exponentials import NO_EXPONENT, add, probabilities
 from modules.kernels.common.gpu_rows import THREADS, Row, call_on_gpu, gathered, programs_of, wide
 from modules.kernels.common.rows import flat, index_of_broadcast
-from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, Softmax, beside_x, logits_of
+from modules.kernels.softmax.base import FORMS, SUMS, Softmax, logits_of
 
 
 def _tanh(x, softcap):
@@ -36,10 +36,10 @@ class SoftmaxRows(NamedTuple):
     how: Softmax
 
     @classmethod
-    def of(cls, x, others, how, names=tuple(BESIDE)) -> 'SoftmaxRows':
+    def of(cls, x, mask, sink, how) -> 'SoftmaxRows':
         leading, beside, own = x.shape[:-1], {}, {}
-        for name, array in beside_x(others, names).items():
-            array = array[..., None] if name == 'sink' else array
+        given = {} if mask is None else {'mask': mask}
+        for name, array in (given if sink is None else given | {'sink': sink[..., None]}).items():
             own[name] = (1,) * (x.ndim - array.ndim) + array.shape[:-1]
             beside[name] = wide(flat(array)) if array.shape[-1] > 1 else array.reshape(-1)
         row = Row.of(max(x.shape[-1], THREADS), x)
@@ -73,9 +73,9 @@ class SoftmaxRows(NamedTuple):
         return {key: a[:, : self.width] if a.ndim == 2 else a for key, a in found.items()}
 
 
-def forward_rows(x, *others, how, saves):
+def forward_rows(x, mask, sink, *, how, saves):
     """Returns p and, if they are saved, SUMS, by name."""
-    rows, base = SoftmaxRows.of(x, others, how), FORMS[how.form]
+    rows, base = SoftmaxRows.of(x, mask, sink, how), FORMS[how.form]
     row, x_NS = rows.row, wide(flat(x))
     made = {'p': jax.ShapeDtypeStruct(x_NS.shape, x.dtype)}
     if saves:
@@ -103,9 +103,9 @@ def forward_rows(x, *others, how, saves):
     return rows.call(body, {'x': x_NS, **rows.beside}, made, 'softmax')
 
 
-def backward_rows(x_or_p, g, sums, *others, how):
+def backward_rows(x_or_p, g, sums, mask, sink, *, how):
     """Returns dx = p (g - sum p g) dz/dx and, with a sink, dsink = - p_sink sum p g, by name."""
-    rows = SoftmaxRows.of(g, others, how, tuple(BESIDE) if how.softcap else ('sink',))
+    rows = SoftmaxRows.of(g, mask if how.softcap else None, sink, how)
     row, base = rows.row, FORMS[how.form]
     given = {'x' if how.softcap else 'p': wide(flat(x_or_p)), 'g': wide(flat(g)), **rows.beside}
     given |= {name: sums[name].reshape(-1) for name in sums}

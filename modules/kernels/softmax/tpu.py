@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from modules.kernels.common.exponentials import add, nothing, probabilities
 from modules.kernels.common.rows import itemsize
 from modules.kernels.common.tpu_rows import most_columns
-from modules.kernels.softmax.base import BESIDE, FORMS, SUMS, beside_x, logits_of
+from modules.kernels.softmax.base import FORMS, SUMS, logits_of
 from modules.kernels.softmax.tpu_blocks import COLUMNS, LEAST_ROWS, Blocks, call_in_blocks, merged
 
 
@@ -20,26 +20,25 @@ def _blocks(shape, moved, how):
     return Blocks.of(shape, shape[-1] if is_whole else COLUMNS, needed)
 
 
-def _shape(x, others):
+def _shape(x, mask, sink):
     """Returns x's shape in kernels: queries keep an axis where they are given something."""
-    return x.shape if any(array is not None for array in others) else merged(x.shape)
+    return merged(x.shape) if mask is None and sink is None else x.shape
 
 
-def _beside(blocks, others, names=tuple(BESIDE)):
+def _beside(blocks, mask, sink):
     """Returns the arrays beside x that are given, by name, with their blocks."""
-    cut = {'mask': blocks.matrix, 'sink': blocks.of_rows}
-    return {name: cut[name](array) for name, array in beside_x(others, names).items()}
+    given = {} if mask is None else {'mask': blocks.matrix(mask)}
+    return given if sink is None else {**given, 'sink': blocks.of_rows(sink)}
 
 
 def _numbers(shape):
     return jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
 
 
-def forward_rows(x, *others, how, saves):
-    shape = _shape(x, others)
-    moved = 2 * itemsize(x) + (others[0] is not None)
+def forward_rows(x, mask, sink, *, how, saves):
+    shape, moved = _shape(x, mask, sink), 2 * itemsize(x) + (mask is not None)
     blocks = _blocks(shape, moved, how)
-    given = {'x': blocks.matrix(x.reshape(shape)), **_beside(blocks, others)}
+    given = {'x': blocks.matrix(x.reshape(shape)), **_beside(blocks, mask, sink)}
     made = {'p': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype), written=True)}
     if saves:
         made |= dict.fromkeys(SUMS, blocks.of_rows(_numbers(shape)))
@@ -77,17 +76,16 @@ def logits(refs, here, how):
     return logits_of(x, seen, how.softcap, lambda x, softcap: jnp.tanh(x / softcap))
 
 
-def backward_rows(x_or_p, g, sums, *others, how):
-    shape = _shape(g, others)
-    has_mask, has_sink = others[0] is not None, others[-1] is not None
-    moved = itemsize(x_or_p, g, x_or_p) + bool(has_mask and how.softcap)
+def backward_rows(x_or_p, g, sums, mask, sink, *, how):
+    shape, mask = _shape(g, mask, sink), mask if how.softcap else None
+    moved = itemsize(x_or_p, g, x_or_p) + (mask is not None)
     blocks = _blocks(shape, moved, how)
     arrays = {'x' if how.softcap else 'p': x_or_p, 'g': g}
     given = {name: blocks.matrix(array.reshape(shape)) for name, array in arrays.items()}
-    given |= _beside(blocks, others, BESIDE if how.softcap else ('sink',))
+    given |= _beside(blocks, mask, sink)
     given |= {name: blocks.of_rows(sums[name].reshape(shape[:-1])) for name in sums}
     made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x_or_p.dtype), written=True)}
-    if has_sink:
+    if sink is not None:
         made['dsink'] = blocks.of_rows(_numbers(shape))
     body = functools.partial(_backward_block, how=how)
     return call_in_blocks(body, blocks, given, made, 'softmax_backward', totals=1)
