@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
@@ -24,26 +25,28 @@ from lm.training.state import build_learner, hyper_from
 from lm.training.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
-from modules.kernels.attention.cudnn import cudnn
-from modules.kernels.attention.splash import dealt_places, splash
+from modules.kernels.attention.splash import dealt_places
 from tests.helpers import BOS, VOCAB, tiny_config
 
 PLAIN = Scores()
-IN_PLAIN_OPERATIONS = {
-    'cudnn': functools.partial(cudnn, implementation='xla'),
-    'splash': functools.partial(splash, interpret=True),
-}
 ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
 
 
 @pytest.fixture
 def plain_operations(monkeypatch):
-    """The rows as they are, but for what computes them, which a CPU lacks."""
-    for name, compute in IN_PLAIN_OPERATIONS.items():
-        row = dataclasses.replace(ATTENTION_KERNELS[name], compute=compute)
-        if name == 'cudnn':  # so that float32 tells mistakes from rounding
-            row = dataclasses.replace(row, dtypes=None)
-        monkeypatch.setitem(ATTENTION_KERNELS, name, row)
+    """JAX's functions with other implementations than those that a CPU lacks; of any type, so that
+    float32 tells mistakes from rounding.
+    """
+    fused, splash = jax.nn.dot_product_attention, splash_attention_kernel.make_splash_mha
+
+    def in_xla(*arrays, implementation, **options):
+        return fused(*arrays, implementation='xla', **options)
+
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', in_xla)
+    interpreted = functools.partial(splash, interpret=True)
+    monkeypatch.setattr(splash_attention_kernel, 'make_splash_mha', interpreted)
+    row = dataclasses.replace(ATTENTION_KERNELS['cudnn'], dtypes=None)
+    monkeypatch.setitem(ATTENTION_KERNELS, 'cudnn', row)
 
 
 def draw(length, n_heads=4, n_kv_heads=2, batch=2, head_dim=8, dtype='float32'):

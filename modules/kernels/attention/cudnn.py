@@ -12,14 +12,11 @@ def cudnn(
     v_BKSH: jax.Array,
     scores: Scores,
     segments_BT: jax.Array | None = None,
-    *,
-    implementation: str = 'cudnn',
 ) -> jax.Array:
     """Computes `reference` with `scale` and `window`; no T x T scores are kept without segments.
 
     Segments are a mask, of which JAX makes a bias [B, 1, T, T] in the type of q for cuDNN to read:
     2 B T T bytes in bfloat16, and no block of keys is skipped. JAX cuts the call over the batch.
-    implementation: 'xla' computes the same in plain operations, for tests.
     """
     same_B1TS = None
     if segments_BT is not None:
@@ -31,6 +28,6 @@ def cudnn(
         is_causal=True,
         # (back, ahead), without the token itself
         local_window_size=None if scores.window is None else (scores.window - 1, 0),
-        implementation=implementation,
+        implementation='cudnn',
     )
     return jnp.swapaxes(out_BTNH, 1, 2)

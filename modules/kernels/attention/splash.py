@@ -31,20 +31,17 @@ def splash(
     scores: Scores,
     segments_BT: jax.Array | None = None,
     sinks_N: jax.Array | None = None,
-    *,
-    interpret: bool = False,
 ) -> jax.Array:
     """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, where a block divides T.
 
     Queries are scaled in their own type before the kernel, which has no scale. Rows and heads are
     cut over the mesh that is traced for, and so are tokens where a block divides the halves that
-    devices exchange. interpret: computes in plain operations, for tests.
+    devices exchange.
     """
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     length, parts = q_BNTH.shape[2], parts_of('T')
     is_cut = parts > 1 and block_of(length, parts) is not None
-    compute = _of_cut_rows if is_cut else _of_rows
-    compute = functools.partial(compute, scores=scores, interpret=interpret)
+    compute = functools.partial(_of_cut_rows if is_cut else _of_rows, scores=scores)
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
     if is_cut:
         return over_devices(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N'), 'BNT')
@@ -79,17 +76,17 @@ def share_computed(length: int, window: int | None, parts: int = 1) -> float:
     return sum(min(i, reach) + 1 for i in range(blocks)) / blocks**2
 
 
-def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
+def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores):
     places = np.arange(q_BNTH.shape[2], dtype=np.int32)
-    kernel = _kernel(q_BNTH.shape[1], places[None], scores, interpret)
+    kernel = _kernel(q_BNTH.shape[1], places[None], scores)
     return _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
 
 
-def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, interpret):
+def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores):
     """Computes rows of which q, k and v are the tokens on this device, and segments all tokens."""
     parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     places = dealt_places(q_BNTH.shape[2] * parts, parts)
-    kernel = _kernel(q_BNTH.shape[1], places, scores, interpret)
+    kernel = _kernel(q_BNTH.shape[1], places, scores)
     k_BKSH, v_BKSH = (of_all_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
     own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
     q_BNTH = _exchanged(q_BNTH, parts)
@@ -111,7 +108,7 @@ def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
     return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
 
 
-def _kernel(n_heads: int, places: np.ndarray, scores: Scores, interpret: bool) -> Any:
+def _kernel(n_heads: int, places: np.ndarray, scores: Scores) -> Any:
     """Makes JAX's kernel for queries at `places` [parts, T / parts] of rows of T tokens."""
     # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -129,7 +126,6 @@ def _kernel(n_heads: int, places: np.ndarray, scores: Scores, interpret: bool) -
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
         q_seq_shards=parts,
-        interpret=interpret,
     )
 
 
