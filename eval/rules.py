@@ -13,7 +13,6 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from absl import app, flags
 
 from eval.tables.text import render
 from lm.launch.command import run_main
+from lm.storage.files import write_json
 from modules.scaling import rules
 from modules.scaling.rules import Fit
 
@@ -174,7 +174,7 @@ def write(path: Path, given: Given, found: Sequence[Rule]) -> None:
     if path.suffix != '.json':
         raise ValueError(f'--out is written as JSON, so that it must end with .json, got {path}')
     rows = {'given': asdict(given), 'rules': [asdict(one) for one in found]}
-    path.write_text(json.dumps(rows, indent=2) + '\n')
+    write_json(path, rows)
 
 
 def main(_) -> None:

@@ -106,7 +106,6 @@ def product(
     dtype: jnp.dtype,
     bias: bool = False,
     init_gain: float = 1.0,
-    role: str = 'hidden',
 ) -> jax.Array:
     """Computes x W, or x W + b, in `dtype`, with the parameters `name` and `name`_bias.
 
@@ -137,8 +136,8 @@ def product(
             matmul, rows = product_by_rows, (x.rows,)
         x = x.x
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
-    options = {'init_gain': init_gain, 'role': role}
-    w = matrix(module, name, (*batch, *summed, *features), axes, fan_in, **options)
+    shape = (*batch, *summed, *features)
+    w = matrix(module, name, shape, axes, fan_in, init_gain=init_gain)
     flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
     flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
     if flat_x.ndim > n_batch + 2:
