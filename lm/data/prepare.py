@@ -171,8 +171,7 @@ class PreparationJob:
                     held.enter_context(locked(lock, wait_until=0.0))
                 size = sum(file.stat().st_size for file in old.rglob('*') if file.is_file())
                 cache.discard(old.parent, old.name)
-                said = f'data: removed {old}, {size / 1e6:,.1f} MB, of a text that has changed'
-                self.say(said)
+                self.say(f'data: removed {old}, {size / 1e6:,.1f} MB, of a text that has changed')
 
     def _scan(self, folder: Path) -> None:
         scan.scan(self.source, self.cfg, folder)
@@ -183,8 +182,9 @@ class PreparationJob:
                 f'{len(found.lengths):,} documents, {found.n_bytes / 1e6:.1f} MB'
             )
             if found.is_one_document:
-                says = 'data: there is one document only; its last lines are the validation split'
-                self.say(says)
+                self.say(
+                    'data: there is one document only; its last lines are the validation split'
+                )
             if found.invalid_documents:
                 self.say(
                     f'data: {found.invalid_documents:,} documents are not UTF-8 throughout: '

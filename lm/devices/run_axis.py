@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from lm.devices.mesh import batch_sharding, over_runs, replicated
 
 
-def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
+def vmap(mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable:
     """Computes all runs at once, in batched operations. Inactive runs cost as much as active ones.
 
     The partitioner cuts the runs over the mesh. Under shard_map it would gather activations over
@@ -32,7 +32,7 @@ def vmap(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
     return many
 
 
-def loop(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
+def loop(mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable:
     """Computes one run after the other. Inactive runs cost nothing, and their results are zeros.
 
     XLA:CPU needs it, as its batched products are slow. Results go into buffers of their own, since
@@ -72,6 +72,9 @@ def loop(mesh: Mesh, function: Callable, n_shared: int) -> Callable:
     return by_device
 
 
+# A row makes `many(*shared, active_R, *mapped)` of `function(*shared, *mapped of one run)`. All but
+# the first n_shared arguments, and results, are stacked along a leading axis R, a multiple of the
+# mesh axis `run`. The result is to be jitted with shardings that cut R over it.
 RUN_AXES = {'loop': loop, 'vmap': vmap}
 SINGLE = 'single'
 
@@ -81,15 +84,6 @@ def run_axis(name: str, platform: str) -> str:
     if name != 'auto':
         return name
     return 'loop' if platform == 'cpu' else 'vmap'
-
-
-def over_mesh(how: str, mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
-    """Returns `many(*shared, active_R, *mapped)` for `function(*shared, *mapped of one run)`.
-
-    Arguments, except for the first `n_shared`, and results are stacked along a leading axis R, a
-    multiple of the mesh axis `run`. The result is to be jitted with shardings that cut R over it.
-    """
-    return RUN_AXES[how](mesh, function, n_shared)
 
 
 def put(all_R: Any, one: Any, run: jax.Array) -> Any:
@@ -168,8 +162,8 @@ class Stacked:
         self._take = jax.jit(take, out_shardings=state_shardings)
 
     def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
-        """Maps a function of one run over the slots, as `over_mesh` does."""
-        return over_mesh(self._how, self._mesh, function, n_shared)
+        """Maps a function of one run over the slots, as the row of RUN_AXES does."""
+        return RUN_AXES[self._how](self._mesh, function, n_shared)
 
     def shapes(self, of_one: Any, slots: int) -> Any:
         """Returns shapes and types of `slots` such trees, stacked."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import make_mesh
-from lm.devices.run_axis import over_mesh
+from lm.devices.run_axis import loop
 from lm.training.step import make_train_step
 from tests.contracts.test_choices import BASE, STEPS, batch, four_runs
 from tests.helpers import checked_config, initial_state, stack, tiny_learner, train_step
@@ -23,7 +23,7 @@ def test_loop_is_the_run_alone_to_the_bit():
     starts = [initial_state(config, seed) for seed in (0, 0, 1, 0)]
     starts[1] = initial_state(checked_config(BASE | init_scale))
     mesh = make_mesh(config.mesh, jax.devices()[:1], runs=4)
-    together = over_mesh('loop', mesh, make_train_step(tiny_learner(config)))
+    together = loop(mesh, make_train_step(tiny_learner(config)))
     together = jax.jit(together)
     states, active, losses = stack(starts), np.ones(4, bool), []
     orders = (0, 0, 0, 1)

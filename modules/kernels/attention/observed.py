@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.attention.base import MASKED, Scores, logits, share_heads
+from modules.kernels.attention.base import MASKED, Scores, logits, sees, share_heads
 from modules.sequence import start_of
 
 BLOCK = 128  # queries at a time; a block of scores is [B, N, BLOCK, T]
@@ -78,11 +78,7 @@ def statistics_of(
 
     def seen_from(rows_Q):
         """Returns which keys the queries see, [1 or B, Q, S]."""
-        apart_QS = rows_Q[:, None] - index_S[None]
-        seen_QS = apart_QS >= 0
-        if window is not None:
-            near_QS = apart_QS < window
-            seen_QS &= near_QS if is_full is None else near_QS | is_full
+        seen_QS = sees(rows_Q[:, None] - index_S[None], window, is_full)
         if segments_BT is None:
             return seen_QS[None]
         own_BQ = jnp.take(segments_BT, rows_Q, axis=1)

@@ -10,7 +10,7 @@ import pytest
 
 from lm.config.fields import FIELDS, MeshConfig
 from lm.devices.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
-from lm.devices.run_axis import RUN_AXES, SINGLE, layout, over_mesh, run_axis
+from lm.devices.run_axis import RUN_AXES, SINGLE, layout, loop, run_axis
 from modules.parallel.axes import BATCH
 from modules.params import ParamSpec
 
@@ -34,7 +34,7 @@ def mapped(how, mesh, active):
     shared, weights, scale = arguments()
     run = over_runs(replicated(mesh))
     many = jax.jit(
-        over_mesh(how, mesh, function, n_shared=1),
+        RUN_AXES[how](mesh, function, n_shared=1),
         in_shardings=(batch_sharding(mesh), run, run, run),
         out_shardings=run,
     )
@@ -75,7 +75,7 @@ def test_loop_does_not_compute_what_is_left_out():
 
     mesh = make_mesh(MeshConfig(data=1, run=1), runs=R)
     active = np.arange(R) < 3
-    jax.block_until_ready(jax.jit(over_mesh('loop', mesh, counted))(active, np.ones(R)))
+    jax.block_until_ready(jax.jit(loop(mesh, counted))(active, np.ones(R)))
     jax.effects_barrier()
     assert len(calls) == 3
 
@@ -83,7 +83,7 @@ def test_loop_does_not_compute_what_is_left_out():
 @pytest.mark.parametrize('how', RUN_AXES)
 def test_a_run_that_is_not_finite_leaves_the_others_as_they_were(how):
     mesh = make_mesh(MeshConfig(data=1, run=1), runs=R)
-    many = jax.jit(over_mesh(how, mesh, function, n_shared=1))
+    many = jax.jit(RUN_AXES[how](mesh, function, n_shared=1))
     shared, weights, scale = arguments()
     active = np.ones(R, bool)
     clean = many(shared, active, weights, scale)

@@ -11,7 +11,7 @@ import pytest
 
 from lm.config.resolve import replaced, to_dict
 from lm.devices.mesh import batch_sharding, make_mesh
-from lm.devices.run_axis import over_mesh
+from lm.devices.run_axis import loop
 from lm.devices.shardings import abstract_state, state_shardings
 from lm.record.checkpoint import read_state
 from lm.record.checkpoints import Checkpoints
@@ -108,7 +108,7 @@ def test_a_looped_run_is_the_run_alone_to_the_bit():
     """That a mapped one is, to rounding, is a row of tests/contracts/test_choices.py."""
     config = checked_config(SIGMA)
     mesh = make_mesh(config.mesh, jax.devices()[:1], runs=2)
-    together = over_mesh('loop', mesh, make_train_step(tiny_learner(config)))
+    together = loop(mesh, make_train_step(tiny_learner(config)))
     starts = [initial_state(config, seed) for seed in (0, 1)]
     hypers, batches = stack([hyper_from(config)] * 2), stack([packed_batch()] * 2)
     states, active = stack(starts), np.ones(2, bool)
