@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from modules.parallel.axes import ACTIVATIONS, PARAMETERS, names, partition
+from modules.parallel.axes import ACTIVATIONS, PARAMETERS, axes_of, names, on_each_device, partition
 
 AXES = ('vocab', 'embed')
 
@@ -37,7 +37,7 @@ def _backward(shape, tokens_BT, grad_BTD):
     mesh = jax.sharding.get_abstract_mesh()
     over = partition(mesh, PARAMETERS, AXES, shape)
     of_tokens = partition(mesh, ACTIVATIONS, 'BT', tokens_BT.shape)
-    summed = [axis for part in of_tokens for axis in names(part)]
+    summed = axes_of(of_tokens)
     scattered = next((i for i, part in enumerate(over) if 'fsdp' in names(part)), None)
     if scattered is None or 'fsdp' not in summed:  # an odd table, or one row to make parameters
         return jnp.zeros(shape, grad_BTD.dtype).at[tokens_BT].add(grad_BTD), None
@@ -54,14 +54,8 @@ def _backward(shape, tokens_BT, grad_BTD):
         grad_VD = jax.lax.psum_scatter(grad_VD, 'fsdp', scatter_dimension=scattered, tiled=True)
         return jax.lax.psum(grad_VD, tuple(axis for axis in summed if axis != 'fsdp'))
 
-    on_all_devices = jax.shard_map(
-        on_device,
-        in_specs=(of_tokens, PartitionSpec(*of_tokens, None)),
-        out_specs=over,
-        axis_names={*mesh.axis_names} - {*mesh.manual_axes},
-        check_vma=False,
-    )
-    return on_all_devices(tokens_BT, grad_BTD), None
+    in_specs = (of_tokens, PartitionSpec(*of_tokens, None))
+    return on_each_device(on_device, in_specs, over)(tokens_BT, grad_BTD), None
 
 
 _looked_up.defvjp(_forward, _backward)

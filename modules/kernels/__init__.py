@@ -14,7 +14,6 @@ import jax
 
 from modules.choices import choose
 from modules.kernels.attention import ATTENTION_KERNELS, attend
-from modules.kernels.common.platforms import refuse_platform
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
@@ -120,5 +119,11 @@ def kernels_for(
             choose(OPERATIONS[operation], name, f'kernels.{operation}')
             names[operation] = name
     for operation in PLATFORM_BOUND:
-        refuse_platform(operation, OPERATIONS[operation], names[operation], platform)
+        name, table = names[operation], OPERATIONS[operation]
+        able = [n for n, row in table.items() if platform in (row.platforms or (platform,))]
+        if name not in able:
+            raise ValueError(
+                f'kernels.{operation}={name} runs on {", ".join(table[name].platforms)} alone, and '
+                f'these devices are {platform}; choose auto, or {", ".join(able)}'
+            )
     return Kernels(platform, tuple(names.items()), tuple((matmul_options or {}).items()))

@@ -84,11 +84,15 @@ def names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (part,) if isinstance(part, str) else part or ()
 
 
+def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """Returns the mesh axes that an array is cut over."""
+    return tuple(axis for part in spec for axis in names(part))
+
+
 def pieces(letters: str, shape: Sequence[int]) -> int:
     """Returns into how many parts `sharded` cuts an array of this shape, on the traced mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    over = partition(mesh, ACTIVATIONS, letters, shape)
-    return math.prod(mesh.shape[axis] for part in over for axis in names(part))
+    return math.prod(mesh.shape[a] for a in axes_of(partition(mesh, ACTIVATIONS, letters, shape)))
 
 
 def parts_of(letter: str) -> int:
@@ -111,6 +115,22 @@ def sharded(x: jax.Array, letters: str) -> jax.Array:
     if set(mesh.manual_axes) - {'run'}:
         return x
     return jax.lax.with_sharding_constraint(x, partition(mesh, ACTIVATIONS, letters, x.shape))
+
+
+def on_each_device(
+    compute: Callable[..., Any], in_specs: Any, out_specs: Any, but: str = ''
+) -> Callable[..., Any]:
+    """Maps `compute` over the axes of the traced mesh that no caller has taken, but for one, `but`,
+    if it cuts something.
+
+    What varies over which axes is not checked: Pallas calls do not say it of their results, and
+    under a `vmap` over runs the check refuses a `cond` whose branches vary.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    left = {but} if mesh.shape.get(but, 1) > 1 else set()
+    axis_names = {*mesh.axis_names} - {*mesh.manual_axes} - left
+    how = {'in_specs': in_specs, 'out_specs': out_specs, 'axis_names': axis_names}
+    return jax.shard_map(compute, **how, check_vma=False)
 
 
 def cuts_parameters() -> bool:
@@ -152,11 +172,6 @@ def of_own_matrices(
     and `qr`. Traced values, such as the count of updates or a number of the optimizer, must be in
     `shared`: a `vmap` over runs does not see what `compute` closes over.
     """
-    mesh, apart = jax.sharding.get_abstract_mesh(), _apart(lengths)
-    return jax.shard_map(
-        compute,
-        in_specs=(apart, *[PartitionSpec()] * len(shared)),
-        out_specs=apart,
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # under a `vmap` over runs it refuses a `cond` whose branches vary
-    )(stacked, *shared)
+    apart = _apart(lengths)
+    in_specs = (apart, *[PartitionSpec()] * len(shared))
+    return on_each_device(compute, in_specs, apart)(stacked, *shared)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from modules.parallel.axes import ACTIVATIONS
+from modules.parallel.axes import ACTIVATIONS, on_each_device
 
 PARTS = 'A'  # the letter of an axis with one place for each device that has rows of its own
 LEADING = {2: 'M', 3: 'BT', 4: 'BNT'}  # letters of the rows of activations, by their rank
@@ -57,13 +57,7 @@ def over_devices(
     out_specs = jax.tree.map(
         lambda own: PartitionSpec(*(over.get(letter) for letter in own)), out_letters
     )
-    on_own = jax.shard_map(
-        compute,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=free,
-        check_vma=False,  # Pallas calls do not say over which axes their results vary
-    )
+    on_own = on_each_device(compute, in_specs, out_specs)
     if set(mesh.manual_axes) - {'run'}:
         on_own = _unnamed(on_own)
     return on_own(*arrays)

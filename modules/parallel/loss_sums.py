@@ -9,7 +9,14 @@ import jax
 from jax.sharding import PartitionSpec
 
 from modules.embedding import AXES
-from modules.parallel.axes import ACTIVATIONS, PARAMETERS, names, partition
+from modules.parallel.axes import (
+    ACTIVATIONS,
+    PARAMETERS,
+    axes_of,
+    names,
+    on_each_device,
+    partition,
+)
 
 LETTERS = {1: 'M', 2: 'BT'}  # of labels, by their rank
 SUMS, OF_TOKENS, OF_READOUT = 'sums', 'of_tokens', 'of_readout'  # kinds of results
@@ -24,7 +31,7 @@ def own_tokens(shape: Sequence[int], whole_rows: bool) -> PartitionSpec | None:
     mesh, letters = jax.sharding.get_abstract_mesh(), LETTERS[len(shape)]
     wanted = {a for letter in letters for a in ACTIVATIONS[letter] if mesh.shape.get(a, 1) > 1}
     over = partition(mesh, ACTIVATIONS, letters, shape)
-    if not wanted or wanted != {*_axes(over)} or (whole_rows and 'context' in wanted):
+    if not wanted or wanted != {*axes_of(over)} or (whole_rows and 'context' in wanted):
         return None
     return over
 
@@ -32,7 +39,7 @@ def own_tokens(shape: Sequence[int], whole_rows: bool) -> PartitionSpec | None:
 def pieces_of(over: PartitionSpec | None) -> int:
     """Returns how many devices tokens are cut over."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if over is None else math.prod(mesh.shape[axis] for axis in _axes(over))
+    return 1 if over is None else math.prod(mesh.shape[axis] for axis in axes_of(over))
 
 
 def on_own_tokens(
@@ -56,7 +63,7 @@ def on_own_tokens(
     once; left to XLA, both happen in each round. XLA cuts the vocabulary over `tensor` inside, but
     not in these two, where it would gather the vocabulary.
     """
-    axes, whole, of_weight = _axes(over), PartitionSpec(), _cut_weight(readout)
+    axes, whole, of_weight = axes_of(over), PartitionSpec(), _cut_weight(readout)
     narrow = readout.weight_DV.astype(readout.dtype)
     readout = readout.replace(weight_DV=_gathered(narrow, of_weight))
     specs = {SUMS: whole, OF_TOKENS: over, OF_READOUT: PartitionSpec(axes)}
@@ -71,7 +78,7 @@ def on_own_tokens(
         return tuple(jax.tree.map(ends[kind], one) for kind, one in found)
 
     in_specs = (over, whole, over, over, *[whole] * len(others))
-    run = _mapped(on_device, in_specs, tuple(specs[kind] for kind in made), but='tensor')
+    run = on_each_device(on_device, in_specs, tuple(specs[kind] for kind in made), but='tensor')
     found = run(x, readout, labels, weights, *others)
     of_readout = jax.tree.map(lambda _: whole, readout).replace(weight_DV=of_weight)
     summed = functools.partial(_summed, axes)
@@ -96,7 +103,7 @@ def _gathered(weight_DV: jax.Array, over: PartitionSpec) -> jax.Array:
     if cut is None:
         return weight_DV
     gather = functools.partial(jax.lax.all_gather, axis_name='fsdp', axis=cut, tiled=True)
-    return _mapped(gather, over, kept)(weight_DV)
+    return on_each_device(gather, over, kept)(weight_DV)
 
 
 def _summed(axes: tuple[str, ...], parts: jax.Array, over: PartitionSpec) -> jax.Array:
@@ -110,7 +117,7 @@ def _summed(axes: tuple[str, ...], parts: jax.Array, over: PartitionSpec) -> jax
             own = jax.lax.psum_scatter(own, 'fsdp', scatter_dimension=cut, tiled=True)
         return jax.lax.psum(own, rest)
 
-    return _mapped(on_device, PartitionSpec(axes, *kept), over)(parts)
+    return on_each_device(on_device, PartitionSpec(axes, *kept), over)(parts)
 
 
 def _without_fsdp(over: PartitionSpec) -> tuple[int | None, PartitionSpec]:
@@ -118,20 +125,3 @@ def _without_fsdp(over: PartitionSpec) -> tuple[int | None, PartitionSpec]:
     cut = [i for i, part in enumerate(over) if 'fsdp' in names(part)]
     kept = (tuple(axis for axis in names(part) if axis != 'fsdp') for part in over)
     return (cut[0] if cut else None), PartitionSpec(*(part or None for part in kept))
-
-
-def _axes(spec: PartitionSpec) -> tuple[str, ...]:
-    return tuple(axis for part in spec for axis in names(part))
-
-
-def _mapped(function, in_specs, out_specs, but: str = '') -> Callable[..., Any]:
-    """Maps over the mesh axes that no caller has taken, but for one if it cuts something."""
-    mesh = jax.sharding.get_abstract_mesh()
-    left = {but} if mesh.shape.get(but, 1) > 1 else set()
-    return jax.shard_map(
-        function,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names={*mesh.axis_names} - {*mesh.manual_axes} - left,
-        check_vma=False,  # Pallas calls do not say over which axes their results vary
-    )

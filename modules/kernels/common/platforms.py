@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-from modules.choices import choose
 
 PALLAS = ('tpu', 'gpu')  # platforms with kernels written here
 
@@ -29,14 +27,3 @@ class Kernel:
         if self.platforms is None:
             return self.compute
         return functools.partial(self.compute, platform=platform)
-
-
-def refuse_platform(operation: str, table: Mapping[str, Any], name: str, platform: str) -> None:
-    """Raises ValueError where the kernel `name` of a table does not run on `platform`."""
-    row = choose(table, name, f'kernels.{operation}')
-    able = [n for n, one in table.items() if one.platforms is None or platform in one.platforms]
-    if name not in able:
-        raise ValueError(
-            f'kernels.{operation}={name} runs on {", ".join(row.platforms)} alone, and these '
-            f'devices are {platform}; choose auto, or {", ".join(able)}'
-        )
