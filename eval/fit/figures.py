@@ -18,6 +18,7 @@ MOST_LINES = len(COLOURS)
 FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'the law'
 LOSS_TITLE, ERROR_TITLE = 'loss, nats a token', 'predicted / measured - 1'
 COUNT = "replace(format(datum.value, '.3~s'), 'G', 'B')"  # 1.5B tokens
+BY_KIND = alt.Color('what:N', title=None, legend=alt.Legend(symbolSize=50))
 Columns = Mapping[str, Any]
 
 
@@ -35,7 +36,7 @@ def write_figures(folder: Path, found: Fitted) -> list[Path]:
         page,
         panels,
         title=f'{law.name}: {law.equation}',
-        about=law.source,
+        about=f'fit of a law, from {law.source}',
         verdict=words,
         is_bad=is_bad,
         notes=[*outside, about(found), 'Open diamonds are held out.'],
@@ -57,10 +58,13 @@ def figure(found: Fitted) -> dict[str, Chart]:
 
 
 def over(found: Fitted, along: str, by: str) -> Chart:
-    """Loss over one column, a colour for each value of the other (at most MOST_LINES, between)."""
+    """Loss over one column, a colour for each value of the other, with at most MOST_LINES lines."""
     fit, values = found.fit, np.unique(of_all(found, by))
+    colour = alt.Color(f'{by}:O').scale(domain=values.tolist(), range=list(COLOURS))
     if len(values) > MOST_LINES:
         values = np.geomspace(values[0], values[-1], MOST_LINES)
+        shades = [COLOURS[i] for i in (0, 3, 1)]
+        colour = alt.Color(f'{by}:Q').scale(type='log', range=shades, interpolate='lab')
     ends = of_all(found, along)
     line, lines = np.geomspace(ends.min(), ends.max(), 100), []
     for value in values:
@@ -68,19 +72,14 @@ def over(found: Fitted, along: str, by: str) -> Chart:
         if U in fit.law.columns:  # without repetition
             at[U] = at[D]
         lines += rows({along: line, 'y': fit.predict(at), by: value})
-
-    def nearest(measured):
-        return values[np.abs(np.log(measured.at[by][:, None] / values)).argmin(axis=1)]
-
-    points = seen(found, along, lambda measured: measured.target, by, nearest)
-    legend = alt.Legend(labelExpr=COUNT, symbolType='stroke')
-    colour = alt.Color(f'{by}:O', legend=legend).scale(domain=values.tolist(), range=list(COLOURS))
-    return panel(lines, points, along, LOSS_TITLE, colour, log=True)
+    points = seen(found, lambda measured: measured.target)
+    legend = alt.Legend(values=values.tolist(), labelExpr=COUNT, symbolType='stroke')
+    return panel(lines, points, along, LOSS_TITLE, colour.legend(legend), log=True)
 
 
 def along_runs(found: Fitted) -> Chart:
-    points = seen(found, STEP, lambda measured: measured.target)
-    lines = seen(found, STEP, lambda measured: found.fit.predict(measured.columns))
+    points = seen(found, lambda measured: measured.target)
+    lines = seen(found, lambda measured: found.fit.predict(measured.columns))
     is_named = len({row['run'] for row in points}) <= MOST_LINES
     colour = alt.Color('run:N', legend=alt.Legend(symbolType='stroke') if is_named else None)
     return panel(lines, points, STEP, LOSS_TITLE, colour)
@@ -90,40 +89,28 @@ def against_loss(found: Fitted) -> Chart:
     ends = of_all(found, LOSS)
     line = np.linspace(ends.min(), ends.max(), 100)
     lines = rows({LOSS: line, 'y': found.fit.predict({LOSS: line}), 'what': THE_LAW})
-    points = seen(found, LOSS, lambda measured: measured.target)
-    return panel(lines, points, LOSS, 'score', alt.Color('what:N', title=None))
+    points = seen(found, lambda measured: measured.target)
+    return panel(lines, points, LOSS, 'score', BY_KIND)
 
 
 def relative_errors(found: Fitted, along: str) -> Chart:
-    def error(measured):
-        return found.fit.predict(measured.columns) / measured.target - 1
-
     ends = of_all(found, along)
     zero = rows({along: np.array([ends.min(), ends.max()]), 'y': 0.0, 'what': THE_LAW})
-    points = seen(found, along, error)
-    return panel(zero, points, along, ERROR_TITLE, alt.Color('what:N', title=None))
+    points = seen(found, lambda of: found.fit.predict(of.columns) / of.target - 1)
+    return panel(zero, points, along, ERROR_TITLE, BY_KIND)
 
 
 def of_all(found: Fitted, column: str) -> np.ndarray:
     return np.concatenate([found.fitted.at[column], found.held.at[column]])
 
 
-def seen(
-    found: Fitted,
-    along: str,
-    y: Callable[[Points], np.ndarray],
-    by: str = 'run',
-    group: Callable[[Points], np.ndarray] = lambda measured: measured.runs,
-) -> list[Columns]:
-    """Returns a row for each point, fitted or held out: its run, y, and the group that it is in."""
+def seen(found: Fitted, y: Callable[[Points], np.ndarray]) -> list[Columns]:
+    """Returns a row for each point, fitted or held out: its run, its columns, y and what it is."""
     return [
         row
-        for measured, what in ((found.fitted, FITTED), (found.held, HELD_OUT))
-        if len(measured.target)
-        for row in rows(
-            {'run': measured.runs, along: measured.at[along], 'y': y(measured)}
-            | {by: group(measured), 'what': what}
-        )
+        for of, what in ((found.fitted, FITTED), (found.held, HELD_OUT))
+        if len(of.target)
+        for row in rows({'run': of.runs, **of.at, 'y': y(of), 'what': what})
     ]
 
 

@@ -281,11 +281,12 @@ def judged(found: Fitted) -> tuple[str, bool]:
         return f'Not judged: without {lacking}', True
     within = len(rows) - sum(map(is_outside, rows))
     largest = max(abs(row['relative_error']) for row in rows)
+    is_bad = bool(binom.cdf(within, len(rows), CONFIDENCE) < 1.001 * (1 - CONFIDENCE))
     words = (
-        f'{within} of {len(rows)} runs held out are within their {CONFIDENCE:.0%} intervals; '
-        f'the largest error is {largest:.2%}'
+        f'{within} of {len(rows)} runs held out are within their {CONFIDENCE:.0%} intervals'
+        f'{", too few" if is_bad else ""}; the largest error is {largest:.2%}'
     )
-    return words, bool(binom.cdf(within, len(rows), CONFIDENCE) < 1.001 * (1 - CONFIDENCE))
+    return words, is_bad
 
 
 def about(found: Fitted) -> str:

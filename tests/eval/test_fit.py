@@ -11,8 +11,8 @@ import pytest
 
 from eval.charts import spec_of
 from eval.fit import fitting
-from eval.fit.figures import figure, write_figures
-from eval.fit.fitting import fit, fit_points, jacobian, record, text
+from eval.fit.figures import MOST_LINES, figure, write_figures
+from eval.fit.fitting import Fit, Fitted, fit, fit_points, jacobian, judged, record, text
 from eval.fit.laws import (
     LAWS,
     annealing_curve,
@@ -21,7 +21,8 @@ from eval.fit.laws import (
     multi_power_curve,
     peak_step,
 )
-from eval.fit.points import Options, from_table, from_workdir, resampled_together, split
+from eval.fit.points import Options, Points, from_table, from_workdir, resampled_together, split
+from eval.tables.text import number
 from tests.eval import sweep_fixture as fixture
 
 STARTS, BOOTS = 6, 40
@@ -225,10 +226,13 @@ def test_the_largest_runs_are_held_out_and_predicted(tmp_path):
     assert written['constants']['alpha']['value'] == pytest.approx(0.34, rel=0.05)
     assert 'r29' in text(found) and 'N_opt_exponent' in text(found)
     paths = write_figures(tmp_path / 'figures', found)
-    assert [path.name for path in paths] == [f'chinchilla.{k}' for k in ('html', 'png', 'svg')]
-    page, _, svg = paths
-    assert f'{sum(within)} of 8 runs held out are within' in page.read_text()
-    assert 'nats a token' in svg.read_text()
+    assert [path.name for path in paths] == [
+        f'chinchilla.{kind}' for kind in ('html', 'png', 'svg')
+    ]
+    assert all(path.stat().st_size > 5000 for path in paths)
+    page = paths[0].read_text()
+    assert f'<div class="verdict "><p><b>{judged(found)[0]}</b></p>' in page
+    assert f'<td>{number(found.fit.constants()["alpha"][0], 6)}</td>' in page
 
 
 def test_the_bootstrap_is_repeatable_by_seed():
@@ -266,12 +270,86 @@ def test_a_schedule_is_predicted_from_the_others(tmp_path):
     assert (row['run'], row['step']) == ('wsd', 400) and row['mean_relative_error'] < 1e-6
     assert found.resampled.startswith('blocks')
     assert len(set(resampled_together(found.fitted, LAWS['annealing'])[0])) == 20
-    lines, points = (
-        layer['data']['values'] for layer in spec_of(figure(found)['runs'])['layer'][:2]
+    lines, fitted, held = drawn(figure(found)['runs'])
+    assert len(fitted) == 2 * len(held) and {row['run'] for row in held} == {'wsd'}
+    assert {row['run'] for row in lines} == {*RATES} and len(lines) == len(fitted + held)
+    _, fitted, held = drawn(figure(found)['errors'])
+    assert max(abs(row['y']) for row in fitted + held) < 1e-6
+
+
+def drawn(panel):
+    """The rows of the lines of a panel, of its points, and of those held out."""
+    spec = spec_of(panel)
+    lines, fitted, held = (layer['data']['values'] for layer in spec['layer'])
+    shapes = [layer['mark'].get('shape') for layer in spec['layer']]
+    assert fitted == held and shapes == [None, None, 'diamond']
+    is_held = [row['what'] == 'held out' for row in held]
+    kept = [[row for row, own in zip(held, is_held, strict=True) if own == k] for k in (0, 1)]
+    return lines, *kept
+
+
+@pytest.mark.parametrize('sizes', [3, 9])
+def test_the_figure_has_each_point_and_a_few_lines(sizes):
+    """Lines at sizes that the legend names: each one of few, else MOST_LINES between the ends, in
+    colours of one scale with the points.
+    """
+    n, d = np.meshgrid(np.geomspace(1e7, 1e9, sizes), np.geomspace(1e8, 1e10, 4))
+    found = made(
+        'chinchilla', {'parameters': n.ravel(), 'tokens': d.ravel()}, np.full(4 * sizes, 3)
     )
-    assert {row['run'] for row in points if row['what'] == 'held out'} == {'wsd'}
-    at = {(row['run'], row['step']): row['y'] for row in lines}
-    assert all(row['y'] == pytest.approx(at[row['run'], row['step']], 1e-4) for row in points)
+    panel = figure(found)['tokens']
+    lines, fitted, held = drawn(panel)
+    assert [row['run'] for row in fitted + held] == list(found.fitted.runs) + list(found.held.runs)
+    assert len(held) == 2 and all(row['y'] == 3 for row in fitted + held)
+    shown = sorted({row['parameters'] for row in lines})
+    colour = spec_of(panel)['layer'][0]['encoding']['color']
+    assert colour['legend']['values'] == shown and colour['type'] == TYPE_OF_COLOUR[sizes]
+    ends = pytest.approx([n.min(), n.max()])
+    assert len(shown) == min(sizes, MOST_LINES) and [shown[0], shown[-1]] == ends
+    at = [row for row in lines if row['parameters'] == shown[1]]
+    np.testing.assert_allclose(
+        at[-1]['y'], found.fit.predict({'parameters': shown[1], 'tokens': 1e10})
+    )
+
+
+TYPE_OF_COLOUR = {3: 'ordinal', 9: 'quantitative'}
+
+
+def made(law, columns, target, low=2.9, high=3.1):
+    """A fit of given constants, whose last two runs are held out."""
+    n, law = len(target), LAWS[law]
+    names = np.array([f'r{i}' for i in range(n)])
+    points = Points(names, columns, target * 1.0, np.arange(n), columns, np.zeros(n, bool), [])
+    theta = np.zeros(len(law.constants))
+    best = Fit(law, theta, law.units(columns), theta[None], np.zeros(n - 2), 0.0)
+    held = points.take(np.arange(n - 2, n))
+    interval = np.repeat([[low], [high]], 2, axis=1)
+    return Fitted(best, points.take(np.arange(n - 2)), held, interval, 'runs')
+
+
+def test_a_score_is_drawn_against_the_loss():
+    found = made('downstream', {'loss': np.linspace(2, 4, 8)}, np.linspace(0.8, 0.3, 8))
+    lines, fitted, held = drawn(figure(found)['scores'])
+    assert [row['y'] for row in fitted + held] == pytest.approx(np.linspace(0.8, 0.3, 8))
+    predicted = found.fit.predict({'loss': np.array([row['loss'] for row in lines])})
+    assert [row['y'] for row in lines] == pytest.approx(predicted)
+    _, fitted, held = drawn(figure(found)['errors'])
+    ratio = found.fit.predict(found.held.columns) / found.held.target - 1
+    assert [row['y'] for row in held] == pytest.approx(ratio) and len(fitted) == 6
+
+
+@pytest.mark.parametrize(
+    ('low', 'high', 'words', 'is_bad'),
+    [
+        (2.9, 3.1, '2 of 2 runs held out are within their 95% intervals; the largest', False),
+        (3.1, 3.2, '0 of 2 runs held out are within their 95% intervals, too few; the', True),
+        (np.nan, np.nan, 'Not judged: without intervals, which --bootstrap gives', True),
+    ],
+)
+def test_a_fit_is_judged_by_the_runs_held_out(low, high, words, is_bad):
+    found = made('chinchilla', sizes(), np.full(30, 3), low=low, high=high)
+    said, bad = judged(found)
+    assert said.startswith(words) and bad == is_bad
 
 
 @pytest.fixture(scope='module')
