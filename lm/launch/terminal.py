@@ -1,6 +1,7 @@
 """The terminal of a run: live progress, or lines of a log."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +53,8 @@ class Terminal:
 
     def row(self, row: dict[str, Any], steps: int) -> None:
         step, rate = row['step'], row['tokens_per_sec']
-        line = f'loss {row["loss"]:.4f}  {rate:,.0f} tokens/s  mfu {row["mfu"]:.1%}'
+        mfu = 'unknown' if math.isnan(row['mfu']) else f'{row["mfu"]:.1%}'
+        line = f'loss {row["loss"]:.4f}  {rate:,.0f} tokens/s  mfu {mfu}'
         if self._progress:
             self._progress.update(self._task, completed=step, line=line)
             return

@@ -145,8 +145,8 @@ def _tags(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, 
 class Throughput:
     """Rates of `tokens` and `steps` since `read`, without the time from `pause` to `go_on`."""
 
-    def __init__(self, flops_per_token: float, peak_flops: float):
-        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+    def __init__(self, flops_per_token: float, utilisation: Callable[[float], float]):
+        self._flops_per_token, self._utilisation = flops_per_token, utilisation
         self.total_seconds = self.total_tokens = self.total_waited = 0.0
         self.reset()
 
@@ -169,7 +169,7 @@ class Throughput:
         """Returns `TIME_FIELDS`: tokens/s, model FLOP utilisation, seconds and data wait a step."""
         self.pause()
         rate = self.tokens / self.seconds
-        mfu = rate * self._flops_per_token / self._peak_flops
+        mfu = self._utilisation(rate * self._flops_per_token)
         values = (rate, mfu, self.seconds / self.steps, self.waited / self.steps)
         self.total_seconds += self.seconds
         self.total_tokens += self.tokens

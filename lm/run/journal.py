@@ -66,7 +66,7 @@ class Journal:
         self.terminal, self.began = terminal, time.perf_counter()
         self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
         self.counters, self.last = Counters(), {}
-        self.throughput = Throughput(experiment.flops_per_token, experiment.peak)
+        self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         if is_first():
             experiment.dataset.tokenizer.save(workdir / 'tokenizer')
         kept = recipe.train.keep_last, recipe.train.keep_best

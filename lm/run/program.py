@@ -1,6 +1,7 @@
 """Everything that runs of one program share: text, devices, model (Experiment), compiled steps."""
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,18 @@ class Experiment(Blueprint):
         self.flops_per_token = flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.init = jit_init(self.learner, self.mesh)
+
+    def utilisation(self, flops_per_sec: float) -> float:
+        """Returns the share of the peak. One that is exceeded, as if the machine was busy when it
+        was measured, is measured again; where that is exceeded too, it is unknown from then on.
+        """
+        if flops_per_sec > self.peak:
+            self.peak, source = peak_flops(self.mesh.size)
+            if flops_per_sec > self.peak:
+                source = f'unknown: {flops_per_sec:.4g} exceed {self.peak:.4g}, {source}'
+                self.peak = math.nan
+            self.peak_source = source
+        return flops_per_sec / self.peak
 
 
 class Program:

@@ -144,7 +144,7 @@ def test_not_finite_values_are_null_in_json(tmp_path):
 def test_throughput_leaves_pauses_out(monkeypatch):
     clock = iter([0.0, 2.0, 10.0, 13.0, 13.0])  # go on, pause, go on, read, reset
     monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
-    throughput = Throughput(flops_per_token=6.0, peak_flops=1000.0)
+    throughput = Throughput(flops_per_token=6.0, utilisation=lambda rate: rate / 1000)
     throughput.tokens, throughput.steps, throughput.waited = 100.0, 4, 0.5
     throughput.pause()
     throughput.go_on()

@@ -1,18 +1,44 @@
 """Equivalence: the program of a run alone is its step: no run axis, and no copy of its state."""
 
+import math
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from lm.devices.shardings import batch_shapes, jit_train_step
-from lm.launch.terminal import CellTerminal
-from lm.run.program import Program
+from lm.launch.terminal import CellTerminal, Terminal
+from lm.record.metrics import without_nan
+from lm.run import program as program_of_runs
+from lm.run.program import Experiment, Program
 from lm.run.runs import RunSpec
 from lm.run.wave import Wave
 from lm.training.state import hyper_from
 from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
+
+
+@pytest.mark.parametrize(
+    ('again', 'shares', 'said'),
+    [(200.0, [0.5, 0.75, 0.25], 'second'), (120.0, [0.5, None, None], 'unknown: 150 exceed 120, ')],
+)
+def test_no_run_is_faster_than_its_peak(monkeypatch, again, shares, said):
+    """Catches an mfu above 100%: of a peak that was measured while others used the machine."""
+    measured = iter([(again, 'second')])
+    monkeypatch.setattr(program_of_runs, 'peak_flops', lambda n: next(measured))
+    mesh = SimpleNamespace(size=1)
+    experiment = SimpleNamespace(mesh=mesh, peak=100.0, peak_source='first')
+    found = [Experiment.utilisation(experiment, rate) for rate in (50.0, 150.0, 50.0)]
+    assert without_nan(found) == shares and experiment.peak_source.startswith(said)
+
+
+@pytest.mark.parametrize(('mfu', 'said'), [(0.5, 'mfu 50.0%'), (math.nan, 'mfu unknown')])
+def test_a_row_has_the_mfu_or_says_that_it_is_unknown(mfu, said):
+    lines, terminal = [], Terminal()
+    terminal.say = lines.append
+    terminal.row({'step': 1, 'loss': 2.0, 'tokens_per_sec': 9.0, 'step_sec': 1.0, 'mfu': mfu}, 2)
+    assert f'tokens/s  {said}  ' in lines[0]
 
 
 @pytest.fixture(scope='module')
