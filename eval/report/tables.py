@@ -43,6 +43,18 @@ BY_LAYER = (
 )
 OF_MODEL = ('log_z_mean', 'logit_largest', 'update_ratio_embedding', 'update_ratio_readout')
 WARNINGS = ('run', 'step', 'warning', 'layer', 'head', 'what was seen', 'known to help')
+# What a paper says of its runs first: a column, or a field of the config.
+FACTS = {
+    'git_commit': 'git commit',
+    'device': 'device',
+    'parameters': 'parameters',
+    'data.source': 'data',
+    'data.tokenizer': 'tokenizer',
+    'data.batch_size': 'batch size',
+    'data.seq_len': 'tokens a row',
+    'train.steps': 'steps',
+}
+UNSET = 'unset'  # an option that nothing reads, or that is as published
 MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
 
 
@@ -56,10 +68,10 @@ def statuses(records: Sequence[Record]) -> dict[str, int]:
 def facts(records: Sequence[Record]) -> dict[str, str]:
     """Facts that the runs share, or all values that they have."""
     found = {}
-    for name in ('git_commit', 'device', 'parameters'):
-        values = dict.fromkeys(r[name] for r in records if r[name])
-        texts = (f'{value:,}' if isinstance(value, int) else value for value in values)
-        found[name.replace('_', ' ')] = ', '.join(texts) or 'not recorded yet'
+    for name in FACTS:
+        values = dict.fromkeys(r[columns().get(name, name)] for r in records)
+        texts = [f'{v:,}' if isinstance(v, int) else v for v in values if v]
+        found[FACTS[name]] = ', '.join(texts) or 'not recorded yet'
     if len(records) == 1 and records[0]['wall_sec']:  # runs beside each other share their time
         seconds = records[0]['wall_sec']
         found['wall time'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'
@@ -236,8 +248,8 @@ def changes(comparisons: Sequence[Comparison], sweep: Mapping[str, Any]) -> dict
         for path, column in columns().items():
             values = dict.fromkeys(record[column] for record in comparison.variant.records)
             if path not in (LR, *SEEDS) and path in base and set(values) != {base[path]}:
-                here = ', '.join(number(value) or 'none' for value in values)
-                lines.append(f'{path}: {number(base[path])} → {here}')
+                here = ', '.join(number(value) or UNSET for value in values)
+                lines.append(f'{path}: {number(base[path]) or UNSET} → {here}')
         found[comparison.variant.name] = lines
     return found
 

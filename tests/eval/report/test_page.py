@@ -118,6 +118,19 @@ def test_page_shows_configs_against_the_base(page):
     assert layer == ['layernorm', 'model.norm: rmsnorm → layernorm']
 
 
+def test_an_option_that_one_variant_reads_is_unset_in_the_other(tmp_path):
+    """Catches an empty value, and a 'none' that reads like a choice."""
+    fixture.write_sweep(tmp_path / 'sweep', {'model.reparam': ('none', 'sigma')}, {})
+    path = next(
+        path for path in (tmp_path / 'sweep').glob('*/config.json') if 'sigma' in path.read_text()
+    )
+    config = json.loads(path.read_text())
+    config['reparam']['gamma_start'] = 'sigma'
+    path.write_text(json.dumps(config))
+    text = (report(tmp_path / 'sweep').with_suffix('.md')).read_text()
+    assert 'reparam.gamma_start: unset → sigma' in text
+
+
 def test_page_holds_the_curves(page):
     specs = specs_of(page)
     assert len(page) < 2_000_000
@@ -153,6 +166,12 @@ def test_smoothing_remembers_and_is_unbiased():
 
 def test_markdown_has_the_tables(sweep, page):
     text = (sweep / 'report.md').read_text()
+    for told in (
+        'steps: 200',
+        'swept: model.norm over rmsnorm, layernorm',
+        'differences, learning',
+    ):
+        assert told in text
     assert '| layernorm | ▲ worse p < 0.0001 | +0.0807 ± 0.0029 |' in text
     rows = [line for line in text.splitlines() if line.startswith('| ')]
     by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
