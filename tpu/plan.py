@@ -1,7 +1,7 @@
 """Plans a training on a pod that nobody holds, with the compiler of its chips.
 
     python -m tpu.plan --config=configs/llama_8b.py --topology=v6e:16x16 [--slices=2]
-        [--config.mesh.fsdp=16 ...] [--search] [--price=2.7] [--out=plan.json] [--figure=plan.png]
+        [--config.mesh.fsdp=16 ...] [--search] [--price=2.7] [--out=plan.json] [--figure=plan.html]
 
 Compiles the very step that train.py runs, kernels and shardings included, for the topology: chips
 of v4, v5e, v5p, v6e or tpu7x by the shape of a slice, h100:8 and other GPUs of one host, or `here`.
@@ -27,6 +27,7 @@ if __name__ == '__main__':
 from pathlib import Path
 
 from absl import app, flags
+from ml_collections import config_flags
 from rich.console import Console
 
 from lm.config.resolve import resolve
@@ -37,11 +38,13 @@ from lm.run.tables import as_table
 from lm.storage.files import write_json
 from lm.sweep.cells import split_sweep
 from tpu.chips import open_topology
-from tpu.compiled_step import DoesNotFit, blueprint_of, compile_step, estimate
+from tpu.compiled_step import DoesNotFit, blueprint_of, compile_step, estimate, summary
 from tpu.sweep_plan import plan_sweep
-from tpu.trials import save_figure, search, try_changes
+from tpu.trials import Trial, search, try_changes
 
 DOES_NOT_FIT = 3
+ENDINGS = ('.html', '.png', '.svg')  # of --figure
+GIVEN = 'as given'
 
 CONFIG = define_config()
 TOPOLOGY = flags.DEFINE_string('topology', None, 'Chips and their shape: v5p:4x4x4, h100:8, here.')
@@ -50,44 +53,61 @@ SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, remat policies and micr
 TRIES = flags.DEFINE_integer('tries', 8, 'Programs that --search compiles.', lower_bound=1)
 PRICE = flags.DEFINE_float('price', None, 'Price of a chip-hour, in any currency.', lower_bound=0)
 OUT = flags.DEFINE_string('out', None, 'JSON file to write.')
-FIGURE = flags.DEFINE_string('figure', None, 'Picture of --search to write, .png or .svg.')
+FIGURE = flags.DEFINE_string('figure', None, 'Page (.html) or figure (.png, .svg) to write.')
 
 
 def main(_) -> None:
+    figure = FIGURE.value and Path(FIGURE.value)
+    if figure and figure.suffix not in ENDINGS:
+        raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
     base, sweep = split_sweep(CONFIG.value)
     recipe = resolve(base)
     check(recipe)
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
-    fits = True
+    fits, notes = True, []
     if sweep is not None:
         found = plan_sweep(base, sweep, topology, say, PRICE.value)
-        lines, record = found.lines(), found.record()
+        lines, record = list(found.lines()), found.record()
+        *notes, verdict = lines
+        trials = {group.name: Trial.fitting({}, group.estimate) for group in found.groups}
     elif SEARCH.value:
         console.width = max(console.width, LOG_WIDTH)  # a narrow terminal wraps what it cannot show
         rows = search(recipe, topology, say, TRIES.value, PRICE.value)
         lines = [as_table([row.columns() for row in rows])]
         record = {'tried': [row.record() for row in rows]}
-        fits = any(row.estimate for row in rows)
+        trials = {row.words: row for row in rows}
+        number = sum(row.estimate is not None for row in rows)
+        fits, verdict = number > 0, f'{number} of {len(rows)} fit'
+        if fits:
+            verdict += f'; the fastest is {rows[0].words}: {summary(rows[0].estimate)}'
     else:
         try:
             made = blueprint_of(recipe, topology, say)
             found = estimate(compile_step(made, topology), topology, PRICE.value)
-            lines, record = found.lines(), {'fits': True} | found.record()
+            lines, record = list(found.lines()), {'fits': True} | found.record()
+            notes, verdict = lines, f'Fits: {summary(found)}'
+            trials = {GIVEN: Trial.fitting({}, found)}
         except DoesNotFit as error:
-            fits, lines, rows = False, [], []
+            fits, lines, verdict = False, [], f'Does not fit: a step {error}'
             console.print(f'{topology.words}: does not fit. A step {error}.')
+            trials = {GIVEN: Trial({}, needed=error.needed, there=error.there)}
             for row in try_changes(recipe, topology, say):
-                console.print(f'  {row.line()}')
-                rows.append(row.record())
-            record = {'fits': False, 'needed': error.needed, 'there': error.there, 'tried': rows}
+                notes.append(row.line())
+                console.print(f'  {notes[-1]}')
+                trials[row.words] = row
+            tried = [row.record() for row in list(trials.values())[1:]]
+            record = {'fits': False, 'needed': error.needed, 'there': error.there, 'tried': tried}
     for line in lines:
         console.print(line)
     if OUT.value:
         write_json(Path(OUT.value), record)
-    if SEARCH.value and FIGURE.value and sweep is None:
-        save_figure(rows, Path(FIGURE.value))
+    if figure:
+        from tpu.figures import write  # it brings Altair
+
+        config = config_flags.get_config_filename(flags.FLAGS['config'])
+        write(figure, f'{config} on {topology.words}', trials, verdict, not fits, notes)
     if not fits:
         sys.exit(DOES_NOT_FIT)
 

@@ -10,8 +10,7 @@ does not fit, it leaves out those with a larger estimate of memory.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
@@ -27,7 +26,7 @@ from lm.model.check import check
 from lm.training.flops import flops_per_token
 from lm.training.state import Learner, build_learner
 from modules.numerics import REMAT_POLICIES
-from tpu.chips import GIB, Topology
+from tpu.chips import Topology
 from tpu.compiled_step import (
     DoesNotFit,
     Estimate,
@@ -65,6 +64,10 @@ class Trial:
     needed: int = 0
     there: int = 0
     refused: str = ''
+
+    @classmethod
+    def fitting(cls, changes: Mapping[str, Any], found: Estimate) -> 'Trial':
+        return cls(changes, found, found.memory_needed, found.memory_there)
 
     @property
     def words(self) -> str:
@@ -117,7 +120,7 @@ def attempt(
     except ValueError as error:
         trial = Trial(changes, refused=str(error))
     else:
-        trial = Trial(changes, found, found.memory_needed, found.memory_there)
+        trial = Trial.fitting(changes, found)
     say(trial.line())
     return trial
 
@@ -235,30 +238,3 @@ def _seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -
     sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
     compute = products / rates.flops
     return compute + sent if waits else max(compute, sent) + 0.1 * sent
-
-
-def save_figure(rows: Sequence[Trial], path: Path) -> None:
-    """Plots seconds of a step against memory, a mark for each trial; a line for what there is."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from matplotlib import pyplot as plt
-
-    top = max((1e3 * row.estimate.step_seconds for row in rows if row.estimate), default=1.0)
-    figure, axes = plt.subplots(figsize=(10, 5.5), layout='constrained')
-    tried = [row for row in rows if row.needed]
-    for number, row in enumerate(tried, 1):
-        fits = row.estimate is not None
-        at = row.needed / GIB, 1e3 * row.estimate.step_seconds if fits else 1.05 * top
-        color = ('tab:green' if number == 1 else 'tab:blue') if fits else 'tab:red'
-        axes.plot(*at, 'o' if fits else 'x', color=color, label=f'{number}  {row.words}')
-        axes.annotate(str(number), at, xytext=(5, 4), textcoords='offset points', fontsize=9)
-    if tried and tried[0].estimate:
-        axes.axvline(tried[0].there / GIB, color='gray', linestyle='--')
-        axes.set_title(f'{tried[0].estimate.topology}; dashed: memory there is; crosses do not fit')
-    axes.set_xlabel('memory of a device, GiB')
-    axes.set_ylabel('shortest step, ms')
-    axes.margins(x=0.1, y=0.1)
-    figure.legend(loc='outside right upper', fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

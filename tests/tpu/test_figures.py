@@ -1,0 +1,52 @@
+"""Property: a plan is drawn and written with every program, and what does not fit is marked."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from eval.charts import FAILS, PASSES, spec_of
+from tpu.figures import panels, write
+from tpu.trials import TIMES, Trial
+
+GIB = 2**30
+FOUND = SimpleNamespace(**dict.fromkeys(TIMES.values(), 2.0), mfu=0.5, bound_by='links')
+TRIALS = {
+    'fast': Trial({}, FOUND, needed=8 * GIB, there=16 * GIB),
+    'large': Trial({}, needed=20 * GIB, there=16 * GIB),
+    'refused': Trial({}, refused='7 does not divide 8'),
+}
+
+
+def test_a_figure_has_what_was_compiled():
+    """Catches a program without a bar, and one that does not fit drawn as the others."""
+    for x, panel in zip(('GiB', 'ms'), panels(TRIALS).values(), strict=True):
+        spec = spec_of(panel)
+        bars = spec['layer'][0]
+        rows = {row['program']: row for row in spec['data']['values']}
+        assert bars['encoding']['x']['field'] == x and rows.keys() == {'fast', 'large'}
+        assert (rows['fast']['GiB'], rows['fast']['ms'], rows['fast']['fits']) == (8, 2000, True)
+        assert (rows['large']['GiB'], rows['large']['there'], rows['large']['fits']) == (
+            20,
+            16,
+            False,
+        )
+        shown = bars['encoding']['color']['scale']
+        assert dict(zip(shown['domain'], shown['range'], strict=True)) == {
+            True: PASSES,
+            False: FAILS,
+        }
+
+
+@pytest.mark.parametrize('ending', ['html', 'svg'])
+def test_a_page_or_a_figure(tmp_path, ending):
+    """Catches a row that fails behind, where the page takes it for one that passes."""
+    path = tmp_path / f'plan.{ending}'
+    write(path, 'a.py on v5e:2x2', TRIALS, '1 of 3 fit', True, ['a note'])
+    text = path.read_text()
+    assert 'a.py on v5e:2x2' in text and 'does not fit' in text
+    if ending == 'html':
+        assert '<div class="verdict bad"><p><b>1 of 3 fit</b></p>\n<p>a note</p>' in text
+        rows = [line for line in text.splitlines() if line.startswith('<tr class=')]
+        marks = ['bad' in row.partition('>')[0] for row in rows]
+        assert marks == [True, True, False] and '<td>fast</td><td>8.00</td>' in rows[2]
+        assert '7 does not divide 8' in rows[1]

@@ -1,0 +1,67 @@
+"""A figure and a page of a plan: memory and the step of each program that was compiled."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import altair as alt
+
+from eval.charts import FAILS, PASSES, Chart, save, write_page
+from tpu.chips import GIB
+from tpu.trials import Trial
+
+
+def write(
+    path: Path,
+    title: str,
+    trials: Mapping[str, Trial],
+    verdict: str,
+    is_bad: bool,
+    notes: Sequence[str],
+) -> None:
+    """Writes a page with a figure and a table, or the figure alone, by the path's ending."""
+    charts = panels(trials)
+    if path.suffix != '.html':
+        save(alt.hconcat(*charts.values(), title=title), path)
+        return
+    ordered = sorted(trials.items(), key=lambda item: item[1].estimate is not None)
+    write_page(
+        path,
+        charts,
+        title=title,
+        about='plan by the compiler; nothing was run',
+        verdict=verdict,
+        is_bad=is_bad,
+        notes=notes,
+        rows=[trial.columns() | {'': name} for name, trial in ordered],
+        failed=sum(trial.estimate is None for trial in trials.values()),
+    )
+
+
+def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
+    """Bars of memory, with a line at what there is, and of the shortest step. A program that does
+    not fit is in colour, and named; one that was not compiled has no bar.
+    """
+    rows = [
+        {
+            'program': name,
+            'fits': trial.estimate is not None,
+            'GiB': trial.needed / GIB,
+            'there': trial.there / GIB,
+            'ms': 1e3 * trial.estimate.step_seconds if trial.estimate else 0.0,
+        }
+        for name, trial in trials.items()
+        if trial.needed
+    ]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y('program:N', sort=None, title=None, axis=alt.Axis(labelLimit=280)),
+        color=alt.Color('fits:N', legend=None).scale(domain=[True, False], range=[PASSES, FAILS]),
+    )
+    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q'])
+    there = alt.Chart(base.data).mark_rule(strokeDash=[4, 3]).encode(x='max(there):Q')
+    words = base.transform_filter(~alt.datum.fits).mark_text(
+        text='does not fit', align='left', dx=4
+    )
+    memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
+    step = bars.encode(x=alt.X('ms:Q', title='shortest step, ms')) + words.encode(x='ms:Q')
+    size = {'width': 230, 'height': alt.Step(22)}
+    return {'memory': memory.properties(**size), 'step': step.properties(**size)}
