@@ -1,5 +1,9 @@
 """A checkpoint, the flag that names it, and the data it was trained on."""
 
+from lm.launch.before_jax import choose_platform
+
+choose_platform()  # before a notebook's first device is looked for
+
 from absl import flags
 
 from lm import data

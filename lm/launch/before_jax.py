@@ -26,14 +26,22 @@ def prepare_process() -> None:
     SIGINT ends the process with one line, until the caller sets another handler.
     """
     signal.signal(signal.SIGINT, _leave)
-    if not has_accelerator():
-        # Otherwise an installed libtpu or CUDA plugin looks for its device and warns at length.
-        os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    choose_platform()
     if os.environ.get('JAX_PLATFORMS') != 'cpu' or platform.libc_ver()[0] != 'glibc':
         return
     if 'GLIBC_TUNABLES' not in os.environ:
         os.environ['GLIBC_TUNABLES'] = ':'.join(TUNABLES)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def choose_platform() -> None:
+    """Selects JAX's CPU platform on a machine without accelerator, where the user has chosen none.
+    Otherwise an installed libtpu or CUDA plugin looks for its device and warns at length.
+    """
+    if not has_accelerator():
+        platforms, jax = os.environ.setdefault('JAX_PLATFORMS', 'cpu'), sys.modules.get('jax')
+        if jax and not jax.config.jax_platforms:  # it has read the environment before
+            jax.config.update('jax_platforms', platforms)
 
 
 def _leave(number, _) -> None:
@@ -43,5 +51,5 @@ def _leave(number, _) -> None:
 
 def has_accelerator() -> bool:
     """Whether there is a device file of a TPU or GPU."""
-    files = ('/dev/accel*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd')
+    files = ('/dev/accel*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd', '/dev/dxg')
     return any(glob.glob(pattern) for pattern in files) or platform.system() == 'Darwin'

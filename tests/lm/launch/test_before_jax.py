@@ -1,9 +1,15 @@
 """What a program does before it imports JAX."""
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
+
+from lm.launch import before_jax
 from tests import ROOT
+from tests.programs import COMPILERS
 
 
 def test_no_program_has_imported_jax_when_it_prepares_its_process():
@@ -19,3 +25,33 @@ def test_no_program_has_imported_jax_when_it_prepares_its_process():
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == 'False\n'
+
+
+@pytest.mark.parametrize(
+    ('is_there', 'chosen', 'expected'),
+    [(False, None, 'cpu'), (False, 'tpu', None), (True, None, None)],
+)
+def test_a_platform_is_chosen_where_jax_is_imported_already(
+    monkeypatch, is_there, chosen, expected
+):
+    """As in a notebook. Catches a choice of the user, or a device, that is passed over."""
+    found, environment = [], {}
+    config = SimpleNamespace(jax_platforms=chosen, update=lambda *pair: found.append(pair))
+    monkeypatch.setattr(os, 'environ', environment)
+    monkeypatch.setattr(before_jax, 'has_accelerator', lambda: is_there)
+    monkeypatch.setitem(sys.modules, 'jax', SimpleNamespace(config=config))
+    before_jax.choose_platform()
+    assert found == ([('jax_platforms', expected)] if expected else [])
+    assert ('JAX_PLATFORMS' in environment) != is_there
+
+
+@pytest.mark.full
+@pytest.mark.skipif(before_jax.has_accelerator(), reason='has a device that is looked for')
+@pytest.mark.parametrize('names', ['eval.load, jax', 'jax, eval.load'])
+def test_a_notebook_hears_nothing_of_devices_that_are_not_there(names):
+    """Catches libtpu's words, where it looks for a TPU."""
+    pytest.importorskip(COMPILERS['tpu'])
+    own = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
+    command = [sys.executable, '-c', f'import {names}; print(jax.devices()[0].platform)']
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('cpu\n', '')
