@@ -33,12 +33,24 @@ PARTS_AT_ONCE = 4  # while an object is written
 READS = 5  # attempts at an object that is replaced while it is read
 RANGE_BYTES = 16 << 20  # of an object, read in one request
 ROLES = '169.254.169.254'  # the address that knows a cloud machine's role; asked as a last resort
-REFUSALS = ('401 Unauthorized', '403 Forbidden')
+# Amazon answers 400 to a token that has expired. Google's files are read before any request.
+REFUSALS = (
+    '401 Unauthorized',
+    '403 Forbidden',
+    'ExpiredToken',
+    'InvalidToken',
+    'service account',
+    'pem file',
+)
 MOST_SAID = 300  # characters of the library's error
 
 
 class BucketError(OSError):
     """The store did not do what it was asked to."""
+
+
+class Refused(BucketError):
+    """The store will not do it however often it is asked: credentials, or no such bucket."""
 
 
 class Changed(BucketError):
@@ -225,7 +237,7 @@ class Bucket:
             # All errors of a listing have one type, and the store's answer in their text.
             said, line = str(error), first_line(error, MOST_SAID)
             if 'NoSuchBucket' in said:
-                raise BucketError(
+                raise Refused(
                     f'there is no bucket {parse(self.url)[1]} for {self.url}: make it, or correct '
                     'the URL.'
                 ) from error
@@ -235,12 +247,13 @@ class Bucket:
                     'can list nothing beside it.'
                 ) from error
             if ROLES in said or any(status in said for status in REFUSALS):
-                raise BucketError(
+                kind = BucketError if ROLES in said else Refused  # that address may answer later
+                raise kind(
                     f'{where}: these credentials may not do that, or there are none '
                     f'({"none were found" if ROLES in said else line}). For s3:// set '
-                    'AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for gs:// '
-                    'GOOGLE_APPLICATION_CREDENTIALS, to those of an account that may list, read, '
-                    'write and delete there.'
+                    'AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if it has one, '
+                    'AWS_SESSION_TOKEN, for gs:// GOOGLE_APPLICATION_CREDENTIALS, to those of an '
+                    'account that may list, read, write and delete there.'
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f'there is no {where}') from error
@@ -248,7 +261,9 @@ class Bucket:
 
 
 def open_bucket(url: str) -> Bucket:
-    """Opens a store without a request. Raises ValueError for another URL or without obstore."""
+    """Opens a store without a request. Raises ValueError for another URL, a wrong address in the
+    environment, or without obstore, and Refused for a damaged file of credentials.
+    """
     scheme, bucket, path = parse(url)
     try:
         from obstore import store
@@ -257,13 +272,19 @@ def open_bucket(url: str) -> Bucket:
             f'{url} needs obstore: pip install "evenkeel[buckets]", or uv sync --extra buckets'
         ) from error
     kinds = {'s3': store.S3Store, 'gs': store.GCSStore}
-    is_plain = os.environ.get(ENDPOINTS[scheme], '').startswith('http://')
+    endpoint = os.environ.get(ENDPOINTS[scheme], '')
+    if endpoint and not re.match(r'https?://[^/\s]+[^\s]*$', endpoint):
+        raise ValueError(f'{ENDPOINTS[scheme]} must be such as https://HOST:PORT; got {endpoint!r}')
+    is_plain = endpoint.startswith('http://')
     options = {'timeout': timedelta(seconds=REQUEST_SEC), 'allow_http': is_plain}
     backoff = {'init_backoff': timedelta(seconds=0.1), 'max_backoff': timedelta(seconds=5)}
     try_time = timedelta(seconds=min(TRY_SEC, times().lease / 3, times().retry))
     retries = {'max_retries': 100, 'retry_timeout': try_time, 'backoff': backoff | {'base': 2}}
-    opened = kinds[scheme](bucket, prefix=path, client_options=options, retry_config=retries)
-    return Bucket(url, opened)
+    found = Bucket(url, None)
+    with found._errors(''):
+        how = {'client_options': options, 'retry_config': retries}
+        found._store = kinds[scheme](bucket, prefix=path, **how)
+    return found
 
 
 def _stored(meta: Any) -> Stored:

@@ -34,6 +34,12 @@ RUNS = {
         'self.copy, True',
         'tests/lm/record/remote/test_mirror.py -k set_aside',
     ),
+    'refused credentials are tried again': Bug(
+        'lm/record/remote/mirror.py',
+        'LeaseLost | Refused',
+        'LeaseLost',
+        'tests/lm/record/remote/test_mirror.py -k without_end',
+    ),
     'a lease is taken from one that renews it': Bug(
         'lm/storage/lease.py',
         "unchanged > record['seconds']",

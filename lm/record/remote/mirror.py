@@ -53,7 +53,7 @@ from lm.record.remote.local_copy import (
 )
 from lm.record.workdir import CONFIG, PATIENCE_SEC, SUMMARY, SWEEP
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, Times, each, is_url, open_bucket, times
+from lm.storage.buckets import Bucket, Refused, Times, each, is_url, open_bucket, times
 from lm.storage.files import locked
 from lm.storage.lease import LEASE, Lease, LeaseLost
 
@@ -146,7 +146,9 @@ class Mirror:
         files, folders = sort_listing(listing)
         marks = complete_folders.complete_folders(self.bucket, listing)
         self._marks = {name: mark.token for name, mark in marks.items() if name in folders}
-        self._incomplete = folders - self._marks.keys()
+        if left := sorted(folders - self._marks.keys()):
+            self.say(f'NOTE: {self.bucket.url} lacks parts of {", ".join(left)}: they are not read')
+        self._incomplete = set(left)
         wanted = list(self._marks)
         if mine:
             files = {name: one for name, one in files.items() if stat(copy.folder / name) is None}
@@ -340,18 +342,21 @@ class Pushes:
 
     def _push_until_done(self, is_last: bool = False) -> bool:
         """Whether it was done at last, or need not be as the block has ended."""
-        began, wait = time.monotonic(), FIRST_WAIT_SEC
+        began, wait, is_said = time.monotonic(), FIRST_WAIT_SEC, False
         while True:
             try:
                 self.mirror.push(is_last)
+                if is_said:
+                    self.say(f'{self.mirror.bucket.url} has all that is new again')
                 return True
             except Exception as error:  # of the bucket, or of the disk
                 is_late = time.monotonic() - began >= self.times.retry
-                if is_late or isinstance(error, LeaseLost):
+                if is_late or isinstance(error, LeaseLost | Refused):
                     self.failure = error
                     return False
-                if wait == FIRST_WAIT_SEC:
+                if not is_said:
                     self.say(f'NOTE: {error}; tried again for {self.times.retry:g} s')
+                    is_said = True
             if is_last:
                 time.sleep(wait)
             elif self._ended.wait(wait):

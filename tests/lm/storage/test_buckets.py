@@ -8,6 +8,7 @@ import pytest
 from lm.storage.buckets import (
     BucketError,
     Changed,
+    Refused,
     Times,
     is_url,
     local_name,
@@ -123,9 +124,12 @@ def test_a_bucket_that_is_not_there(bucket_url):
 class Refusing(http.server.BaseHTTPRequestHandler):
     """Answers as S3 does to credentials that may not."""
 
+    status, code = 403, 'AccessDenied'
+
     def answer(self):
-        body = b'<Error><Code>AccessDenied</Code><Message>Access BucketError</Message></Error>'
-        self.send_response(403)
+        body = f'<Error><Code>{self.code}</Code><Message>Access BucketError</Message></Error>'
+        body = body.encode()
+        self.send_response(self.status)
         self.send_header('Content-Length', str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -136,15 +140,38 @@ class Refusing(http.server.BaseHTTPRequestHandler):
         """Quietly."""
 
 
-def test_a_store_that_refuses(monkeypatch, bucket_url):
+@pytest.mark.parametrize(
+    ('status', 'code'), [(403, 'AccessDenied'), (401, 'Unauthorized'), (400, 'ExpiredToken')]
+)
+def test_a_store_that_refuses(status, code, monkeypatch, bucket_url):
+    monkeypatch.setattr(Refusing, 'status', status)
+    monkeypatch.setattr(Refusing, 'code', code)
     with serving(Refusing) as address:
         monkeypatch.setenv('AWS_ENDPOINT_URL', address)
         bucket = open_bucket(bucket_url)
         for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
-            with pytest.raises(
-                BucketError, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'
-            ):
+            with pytest.raises(Refused, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'):
                 act()
+
+
+@pytest.mark.parametrize(
+    'content', [None, '{', '{"private_key": "x", "private_key_id": "1", "client_email": "a@b"}']
+)
+def test_a_file_of_credentials_that_is_none_is_one_line(content, monkeypatch, tmp_path):
+    file = tmp_path / 'key.json'
+    if content:
+        file.write_text(content)
+    monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(file))
+    with pytest.raises(Refused, match='for gs:// GOOGLE_APPLICATION_CREDENTIALS') as told:
+        open_bucket('gs://b/a')
+    assert '\n' not in str(told.value)
+
+
+@pytest.mark.parametrize('address', ['store:9000', 'http://', 'http://a b'])
+def test_an_address_that_is_none_names_its_variable(address, monkeypatch):
+    monkeypatch.setenv('AWS_ENDPOINT_URL', address)
+    with pytest.raises(ValueError, match='AWS_ENDPOINT_URL must be such as https://HOST:PORT'):
+        open_bucket('s3://b/a')
 
 
 def test_a_store_that_is_not_there(monkeypatch, bucket_url):

@@ -6,15 +6,20 @@ import itertools
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from lm.record.metrics import read_rows
 from lm.record.remote.local_copy import LocalCopy, at_hand, checkpoints_at, of_workdir
-from lm.record.remote.mirror import KIND, Mirror, check_is_ours
+from lm.record.remote.mirror import KIND, Mirror, Pushes, check_is_ours
+from lm.record.workdir import status_of
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, Times, open_bucket
+from lm.storage.buckets import Bucket, BucketError, Refused, Times, open_bucket
+from lm.storage.files import sealed, write_json
 from lm.storage.lease import LEASE, Lease
+from tests.lm.record import test_checkpoints as checkpoints
 
 pytestmark = pytest.mark.xdist_group('buckets')
 
@@ -239,6 +244,115 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
     assert files(machine('b').copy.folder) == files(folder)
 
 
+class Outage:
+    """Requests that change something fail from now on, until `over`; `n_tries` counts them."""
+
+    def __init__(self, monkeypatch, mirror: Mirror, kind: type = BucketError):
+        self.over, self.n_tries, put = False, 0, Bucket._put
+
+        def failing(bucket, name, content, **how):
+            if name == LEASE or self.over:
+                return put(bucket, name, content, **how)
+            self.n_tries += 1
+            raise kind(f'{name} cannot be reached')
+
+        monkeypatch.setattr(Bucket, '_put', failing)
+        monkeypatch.setattr('lm.record.remote.mirror.FIRST_WAIT_SEC', 0.02)
+        mirror.said.clear()
+
+
+def until(happened) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_outage_is_said_once_and_made_up_for(machine, monkeypatch):
+    mirror = machine('a')
+    outage = Outage(monkeypatch, mirror)
+    mirror.times = Times(pace=0.02, retry=60.0)
+    with Pushes(mirror).running():
+        train(mirror.copy.folder, 4)
+        until(lambda: outage.n_tries > 3)
+        outage.over = True
+        until(lambda: 'checkpoints/4/.whole' in names(mirror.bucket))
+        until(lambda: len(mirror.said) == 2)
+    assert 'cannot be reached; tried again for 60 s' in mirror.said[0]
+    assert mirror.said[1:] == [f'{mirror.bucket.url} has all that is new again']
+
+
+@pytest.mark.parametrize(('kind', 'retry'), [(BucketError, 0.1), (Refused, 3.0)])
+def test_an_outage_without_end_ends_the_run_and_the_same_command_goes_on(
+    kind, retry, machine, monkeypatch
+):
+    """Credentials that are refused are so the next time too."""
+    mirror = machine('a')
+    outage = Outage(monkeypatch, mirror, kind)
+    mirror.times = Times(pace=0.02, retry=retry)
+    pushes = Pushes(mirror)
+    with pytest.raises(OSError, match='cannot be reached') as told, pushes.running():
+        train(mirror.copy.folder, 4)
+        until(lambda: pushes.failure)
+    assert (outage.n_tries == 1) == (kind is Refused)
+    text = str(told.value)
+    assert text.startswith(f'{mirror.bucket.url} could not be written') and '\n' not in text
+    assert f'up to the checkpoint of step 4 is in {mirror.copy.folder}: when the' in text
+    outage.over = True
+    again = machine('a')
+    again.push()
+    end(again)
+    assert files(machine('b').copy.folder) == files(mirror.copy.folder)
+
+
+def flip(bucket: Bucket, name: str) -> None:
+    """One bit of an object, in its middle."""
+    held = bytearray(bucket.read(name)[0])
+    held[len(held) // 2] ^= 1
+    bucket.write(name, bytes(held))
+
+
+def test_a_flipped_bit_of_an_array_is_said_and_the_checkpoint_before_is_taken(machine):
+    """It is kept there, as a damaged one."""
+    first = machine('a')
+    checkpoints.write(first.copy.folder, {1: None, 2: None}).close()
+    first.push()
+    end(first)
+    sizes = {n: one.size for n, one in first.bucket.list('checkpoints/2').items() if '/d/' in n}
+    flip(first.bucket, max(sizes, key=sizes.get))
+    second = machine('b')
+    said = []
+    again = checkpoints.write(second.copy.folder, {}, said=said.append)
+    checkpoints.assert_is(again.restore(checkpoints.shapes()), 1)
+    assert again.set_aside() == [2] and 'cannot be read' in said[0]
+    again.close()
+    second.push()
+    marked = complete_folders.complete_folders(second.bucket, second.bucket.list())
+    assert marked.keys() == {'checkpoints/1', 'checkpoints_damaged/2'}
+
+
+@pytest.mark.parametrize('name', ['summary.json', 'metrics.jsonl'])
+def test_a_flipped_bit_of_a_record_costs_that_record(name, machine):
+    """The run goes on; of rows the others are there, and the line says which is not."""
+    first = machine('a')
+    write_json(first.copy.folder / 'summary.json', sealed({'status': 'done', 'x': 'y' * 50}))
+    rows = [{'step': step, 'loss': 1.0} for step in (1, 2, 3)]
+    write(first.copy.folder, 'metrics.jsonl', ''.join(f'{json.dumps(row)}\n' for row in rows))
+    first.push()
+    end(first)
+    content = first.bucket.read(name)[0]
+    at = (
+        content.index(b'y')
+        if name == 'summary.json'
+        else content.index(b'"loss": 1.0}\n{"step": 3')
+    )
+    first.bucket.write(name, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    there = machine('b').copy.folder
+    assert status_of(there) == (None if name == 'summary.json' else 'done')
+    n_rows = 3 if name == 'summary.json' else 2
+    assert len(read_rows(there / 'metrics.jsonl')) == n_rows
+
+
 @pytest.mark.parametrize('lost', ['.whole', 'weights/d/0'])
 def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
     first = machine('a')
@@ -250,6 +364,7 @@ def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
     assert next(checkpoints_at(bucket_url))[1] == 4
     second = machine('b')
     assert not (second.copy.folder / 'checkpoints' / '8').exists()
+    assert f'NOTE: {bucket_url} lacks parts of checkpoints/8: they are not read' in second.said
     second.push()
     assert not [name for name in names(second.bucket) if name.startswith('checkpoints/8/')]
 
