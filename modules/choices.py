@@ -84,3 +84,12 @@ def nearest_divisor(n: int, wanted: int) -> int:
     """Returns the divisor d of n that is nearest to `wanted`, among d or n / d up to a million."""
     small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
     return min(sorted([*small, *(n // d for d in small)]), key=lambda d: abs(d - wanted))
+
+
+def check_divides(field: str, size: int, what: str, whole: int) -> None:
+    """Raises ValueError, with the nearest size that works, where one does not divide the whole."""
+    if whole % size:
+        raise ValueError(
+            f'{field} must divide {what}; got {size} for {whole}. Nearest that works: '
+            f'{nearest_divisor(whole, size)}.'
+        )

@@ -9,7 +9,7 @@ from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
 from lm.model.base_size import base_head_dim, check_base
-from modules.choices import nearest_divisor
+from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, refuse_scores
 from modules.norms import NORMS
 from modules.options import options
@@ -47,11 +47,7 @@ def _check_sizes(recipe: Recipe) -> None:
         ('model.n_kv_heads', 'model.n_heads'),
         ('train.microbatches', 'data.batch_size'),
     ):
-        if flat[whole] % flat[field]:
-            raise ValueError(
-                f'{field} must divide {whole}; got {flat[field]} for {flat[whole]}. '
-                f'Nearest that works: {nearest_divisor(flat[whole], flat[field])}.'
-            )
+        check_divides(field, flat[field], whole, flat[whole])
     for name, size in vars(recipe.mesh).items():
         if size == 0:
             raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')

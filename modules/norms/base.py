@@ -1,13 +1,12 @@
 """Base class, options and helpers that norm layers share."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.choices import nearest_divisor
+from modules.choices import check_divides
 from modules.facts import longest
 from modules.options import Option
 from modules.params import NORM, declare
@@ -59,13 +58,15 @@ class Norm(nn.Module):
                 f'model.d_model must be even; got {recipe.model.d_model}. Nearest that works: '
                 f'{recipe.model.d_model + 1}.'
             )
-        sizes = part.options
-        for name in cls.divide_sequences:
-            _check_divides(name, sizes, recipe.microbatch, 'the sequences of a microbatch')
+        given = {name: size for name, size in part.options.items() if size is not None}
+        for name in given.keys() & cls.divide_sequences:
+            what = 'the sequences of a microbatch'
+            check_divides(f'norm.{name}', given[name], what, recipe.microbatch)
         for width in recipe.widths_at(part.path):
-            for name in cls.divide_width:
-                _check_divides(name, sizes, width, f'the width {width} that {part} normalizes')
-            if sizes.get('groups') == width:
+            for name in given.keys() & cls.divide_width:
+                what = f'the width {width} that {part} normalizes'
+                check_divides(f'norm.{name}', given[name], what, width)
+            if given.get('groups') == width:
                 raise ValueError(
                     f'norm.groups={width} leaves {part} groups of one feature each, which have no '
                     'spread; give fewer'
@@ -78,15 +79,6 @@ class Norm(nn.Module):
         axes = (axis or self.axis,) if features else ()
         init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)
         return self.param(name, init, (features,) if features else ())
-
-
-def _check_divides(name: str, sizes: Mapping[str, Any], whole: int, what: str) -> None:
-    size = sizes.get(name)
-    if size is not None and whole % size:
-        raise ValueError(
-            f'norm.{name} must divide {what}; got {size} for {whole}. Nearest that works: '
-            f'{nearest_divisor(whole, size)}.'
-        )
 
 
 def along(vector: jax.Array, x: jax.Array) -> jax.Array:
@@ -112,11 +104,6 @@ def in_groups(x: jax.Array, groups: int | None) -> jax.Array:
     """Splits [..., D] into [..., groups, D / groups], by default into `default_groups` of them;
     raises ValueError where these do not divide D.
     """
-    features = x.shape[-1]
-    groups = default_groups(features) if groups is None else groups
-    if groups < 1 or features % groups:
-        raise ValueError(
-            f'the number of groups must divide the width; got {groups} for {features}. '
-            f'Nearest that works: {nearest_divisor(features, groups)}.'
-        )
-    return x.reshape(*x.shape[:-1], groups, features // groups)
+    groups = default_groups(x.shape[-1]) if groups is None else groups
+    check_divides('the number of groups', groups, 'the width', x.shape[-1])
+    return x.reshape(*x.shape[:-1], groups, -1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from modules.choices import nearest_divisor
+from modules.choices import check_divides
 from modules.optim.base import (
     B1,
     B2,
@@ -190,12 +190,8 @@ def gauss_newton_product(params: Any, v: Any, asked: dict[str, Any]) -> Any:
 
 def whole_groups(recipe: Any, part: Any) -> None:
     """Raises ValueError where sequences do not make groups of one size."""
-    group, rows = part.options['sven_group'], recipe.data.batch_size
-    if rows % group:
-        raise ValueError(
-            f'optim.sven_group must divide data.batch_size; got {group} for {rows} sequences. '
-            f'Nearest that works: {nearest_divisor(rows, group)}.'
-        )
+    group = part.options['sven_group']
+    check_divides('optim.sven_group', group, 'data.batch_size', recipe.data.batch_size)
 
 
 @of_family('adam', most_parameters=5_000_000, own_loss=True, check=whole_groups)

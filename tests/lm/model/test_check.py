@@ -220,7 +220,7 @@ def test_tiny_config_passes():
         ),
         (
             {'optim.name': 'sven', 'optim.sven_group': 3},
-            r'optim.sven_group must divide data.batch_size; got 3 for 8 .*works: [24]\.',
+            r'optim.sven_group must divide data.batch_size; got 3 for 8\. .*works: [24]\.',
         ),
         (
             {'optim.name': 'sophia', 'model.norm': 'powernorm'},
