@@ -1,4 +1,3 @@
-"""Parts that kernels share: rows of matrices (`rows`, `tpu_rows`, `gpu_rows`), sums of
-exponentials, and which kernel runs on which platform. The rooms of the operations call it; it calls
-none of them.
+"""Parts that kernels share: rows of tables and of matrices (`rows`, `tpu_rows`, `gpu_rows`), and
+sums of exponentials. The rooms of the operations call it; it calls none of them.
 """

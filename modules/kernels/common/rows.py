@@ -1,12 +1,36 @@
-"""Checks and shapes of kernels over the rows of a matrix, on any platform."""
+"""Kernels over the rows of a matrix, on any platform: rows of their tables, checks and shapes."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+PALLAS = ('tpu', 'gpu')  # platforms with kernels written here
 TYPES = ('bfloat16', 'float32')
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A row of a table of kernels.
+
+    compute: gets the `platform` by name, unless `platforms` is None, for all. is_forward_mode:
+    whether it has a derivative in forward mode. is_plain: whether a loss computes the same by
+    itself, so that it needs no kernel.
+    """
+
+    compute: Callable[..., Any]
+    platforms: tuple[str, ...] | None = None
+    is_forward_mode: bool = True
+    is_plain: bool = False
+
+    def on(self, platform: str) -> Callable[..., Any]:
+        """Returns the kernel for devices of one of its platforms."""
+        if self.platforms is None:
+            return self.compute
+        return functools.partial(self.compute, platform=platform)
 
 
 def refuse_types(name: str, *arrays: jax.Array | None) -> None:

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.common.exponentials import ONLINE
-from modules.kernels.common.platforms import PALLAS, Kernel
-from modules.kernels.common.rows import by_rows, refuse_types
+from modules.kernels.common.rows import PALLAS, Kernel, by_rows, refuse_types
 from modules.kernels.cross_entropy import base
 from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, Statistics
 from modules.parallel.kernel_calls import over_devices

@@ -10,8 +10,7 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.platforms import PALLAS, Kernel
-from modules.kernels.common.rows import flat, refuse_types
+from modules.kernels.common.rows import PALLAS, Kernel, flat, refuse_types
 from modules.kernels.rms_norm.base import NAME, reference
 from modules.parallel.kernel_calls import PARTS, letters_of, over_devices
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.choices import choose
-from modules.kernels.common.platforms import PALLAS, Kernel
-from modules.kernels.common.rows import refuse_types
+from modules.kernels.common.rows import PALLAS, Kernel, refuse_types
 from modules.kernels.softmax.base import FORMS, NAME, SUMS, Softmax, reference
 from modules.parallel.kernel_calls import letters_of, over_devices
 
