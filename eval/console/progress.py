@@ -41,7 +41,7 @@ class SweepView:
         return f'{counts(gather(self.workdir))}; {write_table(self.workdir)}'
 
     def report(self) -> str:
-        # It brings Matplotlib and SciPy, which the sweep need not wait for.
+        # It brings Altair and SciPy, which the sweep need not wait for.
         from eval.report.page import report
 
         return str(report(self.workdir))
