@@ -19,6 +19,7 @@ if __name__ == '__main__':
     supervise_if_several()  # all of this before JAX is imported
     prepare_process()
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from lm.launch import command, distributed, signals
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
 from lm.record.remote.mirror import mirrored
 from lm.record.workdir import open_workdir
-from lm.run import runs
-from lm.run.describe import describe, memory_words
+from lm.run import runs, start
+from lm.run.describe import describe, memory_words, where_from
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
 from lm.sweep import cells, engines
@@ -58,7 +59,9 @@ def main() -> int:
         return DONE
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
-    base, sweep = cells.split_sweep(CONFIG.value)
+    given = CONFIG.value.to_dict()
+    config, followed = start.with_source_model(given, command.fields_given(given))
+    base, sweep = cells.split_sweep(config)
     recipe = resolve(base)
     if listings.print_config(recipe, base, sweep):
         return DONE
@@ -68,19 +71,26 @@ def main() -> int:
     if sweep is None:
         distributed.join(digest(recipe))
     with mirrored(place) as workdir:
+        again = CONTINUE_CHANGED.value, START_OVER.value
+        words = where_from(command.overridden(given), followed, recipe.train.init_from)
         if sweep is None:
-            return train(recipe, workdir, CONTINUE_CHANGED.value, START_OVER.value)
-        return train_sweep(base, sweep, workdir, CONTINUE_CHANGED.value, *how, START_OVER.value)
+            return train(recipe, workdir, *again, words)
+        return train_sweep(base, sweep, workdir, again[0], *how, again[1], words)
 
 
 def train(
-    recipe: Recipe, workdir: Path, continue_changed: bool = False, start_over: bool = False
+    recipe: Recipe,
+    workdir: Path,
+    continue_changed: bool = False,
+    start_over: bool = False,
+    words: Sequence[str] = (),
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     runs.check(recipe)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        terminal.say(runs.where(workdir))
+        for line in (runs.where(workdir), *words):
+            terminal.say(line)
         # Data: the text as rows of tokens, prepared once.
         dataset = open_text(recipe, terminal.say)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
@@ -116,6 +126,7 @@ def train_sweep(
     runs_at_once: int = 0,
     resources: dict[str, float] | None = None,
     start_over: bool = False,
+    words: Sequence[str] = (),
 ) -> int:
     """Trains the cells that have not ended yet; the exit status."""
     # Brings Arrow and DuckDB, which a single run need not wait for.
@@ -125,7 +136,7 @@ def train_sweep(
         base,
         sweep,
         workdir,
-        SweepView(workdir),
+        SweepView(workdir, words),
         continue_changed=continue_changed,
         engine=engine,
         runs_at_once=runs_at_once,

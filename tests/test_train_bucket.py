@@ -87,7 +87,7 @@ def test_a_run_there_is_the_run_on_a_disk(
     older = load(f'{bucket_url}/checkpoints/8')
     assert older.step == 8 and pinned(bucket_url, older) == f'{bucket_url}/checkpoints/8'
     check_init_from(tiny(corpus, train_init_from=bucket_url))
-    with pytest.raises(ValueError, match=r'train\.init_from: .*/nothing holds no checkpoint'):
+    with pytest.raises(ValueError, match=r'train\.init_from=.*/nothing holds no checkpoint'):
         check_init_from(tiny(corpus, train_init_from=f'{bucket_url}/nothing'))
     left_out = {'cell', 'workdir', 'tokens_per_sec', 'wall_sec', 'compile_sec', 'git_commit'}
     (a,), (b,) = gather(whole), gather(bucket_url)

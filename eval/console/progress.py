@@ -1,7 +1,7 @@
 """A sweep as it goes: a line for each group, made from what the runs have written."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -22,14 +22,15 @@ ENDED = ('done', 'diverged', 'failed')
 class SweepView:
     """Reads the records of a sweep for train.py (`lm.sweep.engines.View`)."""
 
-    def __init__(self, workdir: Path):
-        self.workdir = workdir
+    def __init__(self, workdir: Path, words: Sequence[str] = ()):
+        self.workdir, self.words = workdir, words
 
     @contextmanager
     def live(self, groups: list[list[Cell]], console: Console) -> Iterator[Callable[[], None]]:
         """Shows a line for each group while the sweep goes; yields what to call now and then."""
-        for words in ignored_words([cell for group in groups for cell in group]):
-            console.print(f'NOTE: {words}', markup=False, soft_wrap=True)
+        ignored = ignored_words([cell for group in groups for cell in group])
+        for line in (*self.words, *(f'NOTE: {words}' for words in ignored)):
+            console.print(line, markup=False, soft_wrap=True)
         progress = Progress(self.workdir, groups, console)
         with progress.screen:
             try:

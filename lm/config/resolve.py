@@ -90,6 +90,17 @@ def settle(config: Config) -> Recipe:
     return recipe_of(changed(config, values))
 
 
+def unsettled(recipe: Recipe) -> dict[str, Any]:
+    """Returns {path: value}, with None or 'auto' wherever these resolve to the value."""
+    config, flat = recipe.config, flatten(recipe)
+    nones = {path: None for path, field in FIELDS.items() if field.default is None}
+    autos = {path: AUTO for path, choice in CHOICES.items() if choice.auto}
+    for opened, fill in ((nones, settle), (autos, without_auto)):
+        filled = flatten(fill(changed(config, opened)))
+        flat |= {path: opened[path] for path in opened if filled[path] == flat[path]}
+    return flat
+
+
 def unread_options(recipe: Recipe) -> list[str]:
     """Returns the paths of options that are given and that no chosen part reads."""
     readers = recipe.readers

@@ -275,6 +275,10 @@ def _hf(argument: str) -> Plan:
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
             f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
         )
+    if path.name == LIBRARY_FILE and (own := path.with_name(OWN_FILE)).is_file():
+        saved = load(path.parent)
+        identity = b'saved ' + own.read_bytes() + path.read_bytes()
+        return Plan(saved.vocab_size, identity, lambda texts: saved)
     library = _library(path)
     vocab = library.get_vocab(with_added_tokens=True)
     size = max(vocab.values()) + 1

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
 from lm.config.other_programs import Translator, file_advice, positional
 from lm.config.recipe import Recipe
-from lm.config.resolve import digest
+from lm.config.resolve import digest, flatten
 from lm.config.suggestions import check_flags, field_hint, flag_refusal
 from lm.launch.distributed import leave
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
@@ -31,6 +31,7 @@ from modules.options import typed
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 
+DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
 
@@ -86,6 +87,17 @@ def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
     """runs/default-1a2b3c4d: the same command finds the same folder again."""
     name = Path(config_flags.get_config_filename(flags.FLAGS['config'])).stem
     return Path('runs', f'{name}-{digest(recipe)}{suffix}')
+
+
+def overridden(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {path: value} of the fields whose value is not that of configs/default.py."""
+    default = flatten(ConfigParser('default').parse(str(DEFAULT)).to_dict())
+    return {p: v for p, v in flatten(config).items() if p in FIELDS and v != default.get(p)}
+
+
+def fields_given(config: Mapping[str, Any]) -> set[str]:
+    """Returns the paths of fields that a flag sets, or the file to other than the default value."""
+    return {*config_flags.get_override_values(flags.FLAGS['config']), *overridden(config)}
 
 
 class ConfigParser(ConfigFileFlagParser):
@@ -191,7 +203,8 @@ def check_names(argv: Sequence[str]) -> None:
         if not given.startswith('-'):
             if fields and all(positional(given)):
                 translator.add(*positional(given))
-            translator.say(file_advice(given))
+            else:
+                translator.say(file_advice(given))
         elif is_config or name in known or name.removeprefix('no') in known:
             if follows and not (_is_switch(name) or words[0].startswith('-')):
                 words.pop(0)

@@ -1,7 +1,8 @@
 """The base model that a parametrisation scales against: the same model with other sizes."""
 
-from lm.config.recipe import Recipe
-from lm.config.resolve import replaced
+from lm.config.fields import Config
+from lm.config.recipe import Recipe, recipe_of
+from lm.config.resolve import replaced, unread_options, without_auto
 from modules.scaling.parametrization import DEPTH, WIDTH
 
 
@@ -76,6 +77,12 @@ def unread_sizes(recipe: Recipe) -> list[str]:
         for name, is_read in reads.items()
         if vars(scaling)[name] is not None and (row.against_one or not is_read)
     ]
+
+
+def unread(config: Config) -> list[str]:
+    """Returns the paths of options, and of sizes of a base model, that are given and not read."""
+    recipe = recipe_of(without_auto(config))
+    return unread_options(recipe) + unread_sizes(recipe)
 
 
 def check_base(recipe: Recipe) -> None:

@@ -10,7 +10,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPER
 NOT_DAMAGE_WORDS = ('RESOURCE_EXHAUSTED', 'PERMISSION_DENIED', *map(os.strerror, NOT_DAMAGE))
 MOST_SAID = 200  # characters of another library's error
 # Sections whose fields decide which arrays there are.
-OF_MODEL = ('model', 'norm', 'attention', 'mlp', 'reparam', 'optim')
+OF_WEIGHTS = ('model', 'norm', 'attention', 'mlp', 'reparam')
+OF_STATE = (*OF_WEIGHTS, 'optim')
 
 
 class TreeMismatch(ValueError):
@@ -101,10 +102,10 @@ def check_tree(
         raise TreeMismatch(f'checkpoint {where} does not fit the configured {of}:\n  {listing}')
 
 
-def fields_that_differ(there: Recipe, here: Recipe) -> str:
-    """Returns lines of an error: the fields of the model that differ, or ''."""
+def fields_that_differ(there: Recipe, here: Recipe, sections: Sequence[str] = OF_STATE) -> str:
+    """Returns lines of an error: the fields of these sections that differ, or ''."""
     changed = differences(there, here).items()
-    of_model = [(name, both) for name, both in changed if name.split('.')[0] in OF_MODEL]
+    of_model = [(name, both) for name, both in changed if name.split('.')[0] in sections]
     lines = [f'  {name}: {a!r} -> {b!r}' for name, (a, b) in of_model]
     return '\n'.join(['the model differs in (there -> here):', *lines, '']) if lines else ''
 

@@ -3,7 +3,7 @@
 import collections
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +47,18 @@ def describe(journal: Journal) -> None:
     of_mesh = notes_of_mesh(journal.recipe, experiment.mesh, experiment.vocab_size)
     for note in (*notes(journal), *of_mesh):
         terminal.say(f'NOTE: {note}')
+
+
+def where_from(
+    overridden: Mapping[str, Any], followed: Mapping[str, Any], source: str
+) -> list[str]:
+    """Says which fields are not as in configs/default.py, and which a checkpoint gives."""
+    lines = {'not as in configs/default.py': overridden, f'from {source}': followed}
+    return [
+        f'{where}: {", ".join(f"{p}={v}" for p, v in fields.items())}'
+        for where, fields in lines.items()
+        if fields
+    ]
 
 
 def memory_words(experiment: Experiment, program: Program) -> str:

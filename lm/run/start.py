@@ -1,6 +1,7 @@
 """The state a run starts from: random weights, or those of a checkpoint (train.init_from)."""
 
 import tempfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,33 @@ import numpy as np
 
 from lm import data
 from lm.config.mixture import source_of
+from lm.config.other_programs import ABSENT, word
 from lm.config.recipe import Recipe
+from lm.config.resolve import build, changed, flatten, to_dict, unsettled
 from lm.data.tokenizers import Tokenizer
 from lm.inference.load import Checkpoint, find, load
 from lm.launch.distributed import from_first, is_first
+from lm.model.base_size import unread
 from lm.model.check import check
-from lm.record.checkpoint import FOLDER, TreeMismatch, check_tree, fields_that_differ, tree_record
+from lm.record.checkpoint import (
+    FOLDER,
+    OF_WEIGHTS,
+    TreeMismatch,
+    check_tree,
+    fields_that_differ,
+    tree_record,
+)
 from lm.record.remote.local_copy import of_workdir
+from lm.record.workdir import read_config
 from lm.run.program import Experiment
 from lm.storage.buckets import below, is_url
 from lm.training.state import Learner, State, Weights, hyper_from
 from lm.training.update import average_of
 from modules.params import named_leaves
 
+# What decides what a model computes from its weights, and over how many tokens.
+MODEL = (*(f'{section}.' for section in (*OF_WEIGHTS, 'scaling')), 'data.seq_len')
+TOKENIZER = 'tokenizer'  # the folder of a workdir that holds it
 HELD = 1e-5  # how far rounding may move a weight that is stored anew, of its largest element
 
 
@@ -35,15 +50,47 @@ def check_run(recipe: Recipe) -> None:
 
 def check_init_from(recipe: Recipe) -> None:
     """Raises ValueError where train.init_from names no checkpoint, with how a begun run goes on."""
-    if not recipe.train.init_from:
-        return
+    if recipe.train.init_from:
+        find_source(recipe.train.init_from)
+
+
+def find_source(path: str) -> tuple[Path, int]:
+    """Returns (folder of checkpoints, step) of train.init_from; its ValueError says what to do."""
     try:
-        find(recipe.train.init_from)
+        return find(path)
     except ValueError as error:
+        said = f'{ABSENT[word(path)]}.' if word(path) in ABSENT else error
         raise ValueError(
-            f'train.init_from: {error} A run that has begun goes on without it: '
-            '--config.train.init_from= --continue_changed'
+            f'train.init_from={path}: {said} A run that has begun goes on from itself: '
+            '--config.train.init_from=WORKDIR --workdir=WORKDIR --continue_changed'
         ) from error
+
+
+def with_source_model(
+    raw: Mapping[str, Any], given: Collection[str]
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Returns (a config, as nested dicts, with the model of the checkpoint of train.init_from,
+    {path: value} of what it changes).
+
+    These are the fields of MODEL and data.tokenizer, which is the one beside the checkpoint if it
+    is of a file or of another text; but none of the paths `given`. Raises ValueError where there is
+    no checkpoint.
+    """
+    start = build({section: fields for section, fields in raw.items() if section != 'sweep'})
+    if not start.train.init_from:
+        return raw, {}
+    folder, _ = find_source(start.train.init_from)
+    there = read_config(folder.parent)  # to read a checkpoint starts JAX; hosts have not joined yet
+    fields = {p: v for p, v in unsettled(there).items() if p.startswith(MODEL)}
+    tokenizer, is_other_text = there.data.tokenizer, source_of(there.data) != source_of(start.data)
+    if tokenizer.startswith('hf:') or (tokenizer.startswith('bpe:') and is_other_text):
+        tokenizer = f'hf:{folder.parent / TOKENIZER}'
+    fields['data.tokenizer'] = tokenizer
+    fields = {path: value for path, value in fields.items() if path not in given}
+    fields |= dict.fromkeys(fields.keys() & {*unread(changed(start, fields))})
+    now, config = flatten(start), to_dict(changed(start, fields))
+    differ = {path: value for path, value in fields.items() if value != now[path]}
+    return config | {'sweep': raw.get('sweep')}, differ
 
 
 def initial_state(recipe: Recipe, experiment: Experiment) -> State:
@@ -142,7 +189,8 @@ def _fitting_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     try:
         check_tree(_used_record(source.learner, source.weights), wanted, source.path)
     except TreeMismatch as error:
-        raise TreeMismatch(fields_that_differ(source.recipe, recipe) + str(error)) from error
+        fields = fields_that_differ(source.recipe, recipe, OF_WEIGHTS)
+        raise TreeMismatch(fields + str(error)) from error
     return source
 
 

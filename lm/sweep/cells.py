@@ -19,18 +19,16 @@ from typing import Any
 
 import lm.data
 from lm.config.fields import FIELDS, RUN_PATHS, Config, DataConfig
-from lm.config.recipe import Recipe, recipe_of
+from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build,
     changed,
     digest,
     flatten,
     settle,
-    unread_options,
-    without_auto,
 )
 from lm.config.suggestions import EXAMPLE, field_hint, sweep_flag, sweep_hint
-from lm.model.base_size import unread_sizes
+from lm.model.base_size import unread
 from lm.model.check import check
 from modules.choices import nearest
 from modules.options import typed
@@ -57,7 +55,7 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     sweep = tree.pop('sweep', None)
     if not sweep or not isinstance(sweep, Mapping | list | tuple):
         return tree, sweep
-    for path in _unread(build(tree)):
+    for path in unread(build(tree)):
         section, name = path.split('.')
         axes = [[path in changes for changes in axis] for axis in _axes(sweep)]
         if not any(map(any, axes)):
@@ -87,9 +85,9 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     found: dict[str, Cell] = {}
     checked_data: set[DataConfig] = set()  # looking for the files takes 30 ms
     listed = [_typed(parts) for parts in itertools.product(*axes)]
-    unread = [_given(changes, _unread, changed(start, changes)) for changes in listed]
-    read_by_none = set(unread[0]).intersection(*unread)
-    for changes, paths in zip(listed, unread, strict=True):
+    unread_by = [_given(changes, unread, changed(start, changes)) for changes in listed]
+    read_by_none = set(unread_by[0]).intersection(*unread_by)
+    for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
         cell = _given(changes, _cell, start, changes, ignored, checked_data)
         if cell.name in found and ignored and found[cell.name].changes == cell.changes:
@@ -179,12 +177,6 @@ def _given[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> 
         return function(*arguments)
     except ValueError as error:
         raise ValueError(f'sweep cell {changes}: {error}') from error
-
-
-def _unread(config: Config) -> list[str]:
-    """Returns the paths of options, and of sizes of a base model, that are given and not read."""
-    recipe = recipe_of(without_auto(config))
-    return unread_options(recipe) + unread_sizes(recipe)
 
 
 def _cell(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from eval.console import progress
-from eval.console.progress import Progress
+from eval.console.progress import Progress, SweepView
 from eval.runs import gather
 from lm.config.resolve import resolve
 from lm.sweep.cells import Cell, groups
@@ -45,6 +45,13 @@ def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
     assert first.endswith(f'best {best["ce"]:.4f} (optim.lr=0.003 train.seed=2 {best["cell"]})')
     assert last == 'sweep 20 of 24 done, 1 diverged, 1 failed  time left not known yet'
     assert [len(group) for group in grouped] == [12, 12]
+
+
+def test_what_a_sweep_is_told_stands_before_all_else(sweep):
+    folder, grouped = sweep
+    console = Console(file=io.StringIO(), width=200)
+    with SweepView(folder, ['a [word]']).live(grouped, console):
+        assert console.file.getvalue().splitlines()[0] == 'a [word]'
 
 
 def test_a_cell_that_cannot_be_read_is_counted(sweep):

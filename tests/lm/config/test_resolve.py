@@ -13,6 +13,7 @@ import pytest
 import lm.config.fields
 import lm.config.resolve
 from configs import default
+from lm.config.choice import AUTO
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import (
     differences,
@@ -24,6 +25,7 @@ from lm.config.resolve import (
     settle,
     to_dict,
     to_json,
+    unsettled,
 )
 from modules.norms import NORMS
 from modules.options import Option, options
@@ -37,6 +39,21 @@ def test_default_config_resolves_and_survives_json():
     assert resolve(json.loads(to_json(config))) == config
     assert resolve(to_dict(config)) == config
     hash(config)  # programs are kept by config
+
+
+def test_what_was_left_open_is_found_again():
+    """Also of options that are read only with another choice; what is given otherwise stays."""
+    raw = default.get_config()
+    for changes in ({}, {'model.mlp': 'moe', 'mlp.n_experts': 3, 'attention.window': 8}):
+        raw.update_from_flattened_dict(changes)
+        given = flatten(resolve(raw)).keys() & flatten(raw.to_dict()).keys()
+        found = unsettled(resolve(raw))
+        assert {path: found[path] for path in given} == {
+            path: value for path, value in flatten(raw.to_dict()).items() if path in given
+        }
+        assert all(
+            found[path] in (None, AUTO, FIELDS[path].default) for path in FIELDS.keys() - given
+        )
 
 
 def test_infinite_clip_norm_survives_json():

@@ -100,6 +100,17 @@ def test_equivalence_saved_and_loaded(kind, bpe, tmp_path):
     assert [loaded.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
 
 
+def test_equivalence_hf_reads_what_was_saved(bpe, tmp_path):
+    """With the ids of BOS and EOS that it had, and under the name of what it holds."""
+    for folder in ('a', 'b'):
+        bpe.save(tmp_path / folder)
+    a, b = (tokenizers.plan(f'hf:{tmp_path}/{folder}') for folder in 'ab')
+    (loaded, ids) = a.build([]), ('vocab_size', 'bos_id', 'eos_id')
+    assert [getattr(loaded, name) for name in ids] == [getattr(bpe, name) for name in ids]
+    assert a.vocab_size == bpe.vocab_size and a.identity == b.identity
+    assert loaded.cuttable and loaded.encode(TEXTS[1]) == bpe.encode(TEXTS[1])
+
+
 def test_reference_hf_specials_are_those_declared(hf_folder):
     told = tokenizers.plan(f'hf:{hf_folder}').build([])
     assert (told.bos_id, told.eos_id, told.vocab_size) == (0, 1, 280)

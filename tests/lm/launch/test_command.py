@@ -11,9 +11,11 @@ import train
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.config.suggestions import flag_refusal
-from lm.launch.command import add_fields, parse_flags
+from lm.launch.command import add_fields, fields_given, overridden, parse_flags
 from lm.launch.exit_status import BAD_INPUT
+from lm.record.workdir import write_config
 from tests import ROOT
+from tests.helpers import tiny_config
 
 DEFAULT = f'--config={ROOT}/configs/default.py'
 VALUES = {int: 7, float: 0.25, bool: True, str: 'word'}
@@ -86,6 +88,14 @@ def test_what_neither_sets_is_none_or_as_in_the_file(parsed):
     config = parsed(DEFAULT)
     assert config.norm.groups is config.optim.others_lr is config.sweep is None
     assert config.optim.warmup_steps == 100
+
+
+def test_what_is_given_is_what_a_flag_sets_or_the_file_otherwise_than_the_default(parsed, file):
+    """And what is overridden is what has another value then."""
+    mine = file('config.model.d_model = 8', 'config.model.n_layers = 3', "config.sweep = {'a': 1}")
+    config = parsed(mine, '--config.optim.lr=0.25', '--config.model.d_ff=1024').to_dict()
+    assert overridden(config) == {'model.d_model': 8, 'optim.lr': 0.25}
+    assert fields_given(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
 
 
 def test_a_flag_has_the_type_of_the_field_and_not_of_the_value_in_the_file(parsed, file):
@@ -176,3 +186,31 @@ def test_a_file_without_a_config_is_refused_with_what_to_write(
 def test_another_mistake_in_a_file_keeps_its_traceback(parsed, file):
     with pytest.raises(AttributeError, match='no_such'):
         parsed(file('flag = "".no_such'))
+
+
+@pytest.mark.parametrize('more', [(), ("--config.sweep={'optim.lr': (0.1, 0.2)}",)])
+def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
+    more, parsed, tmp_path, monkeypatch
+):
+    """A run and a sweep are of the config that it says."""
+    (tmp_path / 'RUN' / 'checkpoints' / '4').mkdir(parents=True)
+    write_config(tmp_path / 'RUN', tiny_config({'model.d_ff': 48}))
+    monkeypatch.chdir(tmp_path)
+    started = []
+    monkeypatch.setattr(train, 'train', lambda *given: started.append(given))
+    monkeypatch.setattr(
+        train, 'train_sweep', lambda base, *given: started.append((resolve(base), *given))
+    )
+    parsed(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *more)
+    train.main()
+    ((recipe, *_, (given, followed)),) = started
+    assert given == 'not as in configs/default.py: model.n_heads=2, train.init_from=RUN'
+    assert followed.startswith('from RUN: model.d_model=16, ') and 'n_heads' not in followed
+    assert 'model.d_ff=48' in followed and recipe.model.d_ff == 48
+
+
+def test_a_run_says_it_after_where_it_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, 'open_text', lambda *_: pytest.fail('said'))
+    with pytest.raises(pytest.fail.Exception):
+        train.train(tiny_config(), tmp_path / 'run', words=['word', 'more'])
+    assert capsys.readouterr().out.splitlines()[1:] == ['word', 'more']

@@ -4,7 +4,7 @@ import pytest
 
 from configs.studies import norm_placement_lr
 from lm.config.fields import CHOICES, FIELDS
-from lm.run.describe import notes_of, notes_of_all
+from lm.run.describe import notes_of, notes_of_all, where_from
 from lm.sweep.cells import cells, split_sweep
 from modules.options import options
 from tests.helpers import checked_config
@@ -105,3 +105,12 @@ def test_the_study_of_norms_reaches_their_warm_ups():
     assert len(fitted) == 4 * 7 * 3 and len(whole) == 28 * 7 * 3
     assert {cell.name for cell in fitted} < {cell.name for cell in whole}
     assert not [note for cell in fitted for note in notes_of(cell.recipe) if 'causal' not in note]
+
+
+def test_where_fields_are_from_is_a_line_for_each_place():
+    lines = [
+        'not as in configs/default.py: optim.lr=1.0, train.steps=2',
+        'from RUN: model.d_model=8',
+    ]
+    fields = {'optim.lr': 1.0, 'train.steps': 2}, {'model.d_model': 8}
+    assert where_from(*fields, 'RUN') == lines and where_from({}, {}, '') == []

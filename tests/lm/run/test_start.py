@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from lm.config.resolve import to_dict
+from configs import default
+from lm.config.resolve import build, resolve, to_dict
 from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
 from lm.record.metrics import read_rows
+from lm.record.workdir import write_config
 from lm.run import start
-from lm.run.start import initial_state, saved_files
+from lm.run.start import initial_state, saved_files, with_source_model
 from lm.run.wave import Wave
 from lm.training.state import build_learner, hyper_from, init_state
-from lm.training.step import make_train_step
+from lm.training.step import make_eval_step, make_train_step
 from modules.params import NORM, named_leaves
 from tests import helpers
 from tests.helpers import BOS, VOCAB, packed_batch, tiny_config
@@ -81,6 +83,89 @@ def assert_same(actual, wanted):
         np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
 
 
+@pytest.fixture
+def followed(tmp_path):
+    """(changes of the default config, of the checkpoint's, paths given) -> `with_source_model`."""
+
+    def of(changes, there, given=()):
+        write_config(tmp_path, changed(to_dict(build(default.get_config())), there))
+        (tmp_path / 'checkpoints' / '4').mkdir(parents=True, exist_ok=True)
+        raw = default.get_config()
+        raw.update_from_flattened_dict({'train.init_from': str(tmp_path)} | changes)
+        return with_source_model(raw.to_dict(), given)
+
+    return of
+
+
+def test_a_config_without_init_from_stays_as_it_is(followed):
+    raw = default.get_config().to_dict()
+    assert with_source_model(raw, ()) == (raw, {})
+    changes = {'train.init_from': '', 'model.d_model': 64}
+    assert followed(changes, {'model.d_model': 32})[1] == {}
+
+
+OF_SOURCE = {'model.d_model': 32, 'model.norm': 'layernorm', 'attention.window': 8}
+
+
+def test_the_model_is_that_of_the_checkpoint_unless_given(followed):
+    """Its norm may be another one, and what follows from the norm then follows from that."""
+    there = OF_SOURCE | {'data.seq_len': 64, 'optim.lr': 1.0}
+    assert followed({}, there)[1] == OF_SOURCE | {'data.seq_len': 64}
+    norm = {'model.norm': 'layernorm_removal'}
+    raw, found = followed(norm, there, [*norm])
+    recipe = resolve(raw)
+    assert 'model.norm' not in found and recipe.model.final_norm == 'layernorm_removal'
+    assert recipe.model.d_model == 32 and recipe.optim.lr != 1.0
+    assert 'model.d_model' not in followed({}, OF_SOURCE, ['model.d_model'])[1]
+
+
+def test_an_option_that_a_given_part_does_not_read_stays_behind(followed):
+    """Of parts, and the size of a base model."""
+    there = {'model.mlp': 'moe', 'mlp.n_experts': 3, 'scaling.name': 'mup'}
+    there |= {'scaling.base_width': 128}
+    assert followed({}, there)[1] == there
+    assert followed({'model.mlp': 'dense'}, there, ['model.mlp', 'scaling.name'])[1] == {}
+
+
+def test_a_sweep_is_kept(followed):
+    axes = {'optim.lr': (0.1, 0.2)}
+    raw, _ = followed({'sweep': axes}, OF_SOURCE)
+    assert raw['sweep'] == axes and raw['model']['d_model'] == 32
+
+
+@pytest.mark.parametrize(
+    ('tokenizer', 'source', 'is_saved'),
+    [
+        ('byte', 'text:other', False),
+        ('bpe:300', 'synthetic:markov', False),
+        ('bpe:300', 'text:other', True),
+        ('hf:gone', 'synthetic:markov', True),
+    ],
+)
+def test_the_tokenizer_is_the_one_of_the_checkpoint(tokenizer, source, is_saved, followed):
+    there = {'data.tokenizer': tokenizer, 'data.source': 'synthetic:markov'}
+    raw, _ = followed({'data.source': source}, there)
+    saved = f'hf:{raw["train"]["init_from"]}/tokenizer'
+    assert raw['data']['tokenizer'] == (saved if is_saved else tokenizer)
+    given = {'data.source': source, 'data.tokenizer': 'bpe:400'}
+    assert followed(given, there, ['data.tokenizer'])[0]['data']['tokenizer'] == 'bpe:400'
+
+
+@pytest.mark.full
+def test_the_first_loss_is_that_of_the_checkpoint(source, tmp_path):
+    """With no more than two fields, though model and text are others than in configs/default.py."""
+    text = write_corpus(tmp_path)['data.source']
+    raw = default.get_config()
+    raw.update_from_flattened_dict({'train.init_from': str(source), 'data.source': text})
+    raw.data.epochs = 1000  # of a text this small
+    config = resolve(with_source_model(raw.to_dict(), ())[0])
+    experiment, batch, there = silent_experiment(config), packed_batch(), load(source)
+    state = initial_state(config, experiment)
+    _, metrics = make_train_step(experiment.learner)(state, batch, hyper_from(config))
+    sums = make_eval_step(there.learner)(there.weights, batch, there.hyper)
+    np.testing.assert_allclose(metrics['ce'], sums['ce'] / sums['tokens'], rtol=1e-6)
+
+
 @pytest.mark.full
 def test_starts_with_the_weights_at_step_0_and_an_optimizer_that_is_new(tuned, source):
     """The removal norms have the parameters of those they remove, and statistics of their own."""
@@ -131,14 +216,19 @@ def test_a_path_without_checkpoint_is_refused_before_anything_is_made(tuned, tmp
     assert not (tmp_path / 'run').exists()
 
 
+def test_a_model_of_elsewhere_is_answered_with_a_config():
+    with pytest.raises(ValueError, match=r'init_from=gpt2: weights of other .*/llama_124m\.py'):
+        start.find_source('gpt2')
+
+
 @pytest.mark.default_rows('changes3-extra    readout')
 @pytest.mark.parametrize(
     'changes, match',
     [
         ({'data.tokenizer': 'bpe:300'}, r'another tokenizer: byte of .* this run has bpe:300'),
         (
-            {'model.d_ff': 64},
-            r'(?s)^the model differs .*model\.d_ff: 32 -> 64\n.*'
+            {'model.d_ff': 64, 'optim.name': 'sgd'},
+            r'(?s)^the model differs in \(there -> here\):\n  model\.d_ff: 32 -> 64\ncheckpoint .*'
             r'differs  layers/mlp/up: checkpoint float32\[2,16,32\], model',
         ),
         (
