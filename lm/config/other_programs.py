@@ -68,7 +68,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'train.init_from': 'initial_load_path load_parameters_path model_name_or_path pretrained',
         'train.keep_last': 'keep_latest_k save_total_limit',
         'train.log_every': 'log_freq log_interval log_period logging_steps',
-        'train.microbatches': 'accumulation_steps grad_accum_steps gradient_accumulation_steps',
+        'train.microbatches': 'accumulation_steps grad_accum_steps gradient_accumulation '
+        'gradient_accumulation_steps',
         'train.seed': 'init_weights_seed seed',
         'train.steps': 'max_iters max_steps max_train_steps num_iterations num_steps '
         'num_training_steps total_steps train_steps',
@@ -78,6 +79,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 # {name: a flag of a program here that is no field of the config}
 OWN: Mapping[str, str] = {
     'base_output_directory': 'workdir',
+    'checkpoint.folder': 'workdir',
     'checkpoint_dir': 'workdir',
     'dump_folder': 'workdir',
     'max_new_tokens': 'tokens',
@@ -94,6 +96,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     'decay_lr': {'': 'warmup_cosine', 'true': 'warmup_cosine', 'false': 'constant'},
     'gradient_checkpointing': {'': 'full', 'true': 'full', 'false': 'none'},
     'mlp_activations': {'silulinear': 'swiglu', 'gelulinear': 'geglu'},
+    'mesh.fsdp': {'fullshard': '-1', 'true': '-1'},
     'model.remat': {'selective': 'dots', 'minimal': 'dots', 'off': 'none'},
     'optim.schedule': {'constantwithwarmup': 'constant'},
 }
@@ -118,11 +121,19 @@ NOTES: Mapping[str, str] = {
 # {configs/NAME.py: what models of that size are called elsewhere}
 PRESETS = {
     'default': 'debug tiny',
-    'llama_124m': '124m gpt2',
     'llama_1b': '1b',
     'llama_8b': '8b 7b',
+    'llama_124m': '124m gpt2 llama',
 }
-OF_MODELS = ('flavor', 'model', 'model.name', 'model_name', 'model_size', 'model_type')
+OF_MODELS = (
+    'decoder_block',
+    'flavor',
+    'model',
+    'model.name',
+    'model_name',
+    'model_size',
+    'model_type',
+)
 CORPORA: Mapping[str, str] = {
     'c4': 'allenai/c4',
     'fineweb': 'HuggingFaceFW/fineweb',
@@ -153,8 +164,8 @@ ABSENT: Mapping[str, str] = {
             'wandb wandblog wandbproject wandbrunname wandbentity usewandb enablewandb reportto '
             'tensorboard enabletensorboard savetbfolder tensorboarddir loggingdir'
         ),
-        'kernels.attention has the kernels: auto runs anywhere in bounded memory, cudnn (NVIDIA, '
-        'bfloat16) and splash (TPU) are fused': (
+        '--config.kernels.attention=auto, the default, runs anywhere in bounded memory; cudnn '
+        '(NVIDIA, bfloat16) and splash (TPU) are fused': (
             'flash flashattn flashattention flashattention2 flashattention3 sdpa useflashattn '
             'autoselected dotproduct xformers flexattention flexattn useflexattn'
         ),
@@ -204,6 +215,8 @@ ABSENT: Mapping[str, str] = {
         'train.py trains and evaluates; python -m eval --checkpoint=WORKDIR evaluates alone': (
             'dotrain doeval evalonly dopredict'
         ),
+        'text is read from files, and a part of it held out: --config.data.source=text:PATH and '
+        '--config.data.validation_fraction': 'datasettype validationfile valfile testfile',
         'evaluation has batches of --config.data.batch_size too': 'perdeviceevalbatchsize',
         'the best checkpoints stay as well: --config.train.keep_best': 'loadbestmodelatend',
         'python -m eval.generate --checkpoint=WORKDIR --tokens=N samples from a run': (
@@ -309,7 +322,8 @@ class Translator:
         self._add(given, flag, text)
 
     def _add_field(self, given: str, path: str, name: str, text: str) -> None:
-        self._add(given, f'config.{path}', self._carried(path, name, text) or '...')
+        text = self._carried(path, name, text)
+        self._add(given, f'config.{path}', text or '...')
         if path.startswith('mesh.') and text == '-1':  # one axis alone takes what the others leave
             self._here |= {'config.mesh.data': '1', f'config.{path}': '-1'}
         self.say(NOTES.get(name, ''))

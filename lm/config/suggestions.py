@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config.other_programs import SYNONYMS, absent
+from lm.config.other_programs import SYNONYMS, absent, preset
 from modules.choices import closest, did_you_mean, nearest
 
 EXAMPLE = {'optim.lr': (1e-3, 3e-3)}
@@ -98,9 +98,10 @@ def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
         if not path:
             file = (text if is_whole else following).partition(':')[0]  # an argument may follow
             if not Path(file).is_file():
+                hint = nearest(file, map(str, Path(file).parent.glob('*.py')))
                 raise ValueError(
                     f'--config={file} is no file. Give a Python file with get_config(), such as '
-                    f'configs/default.py.{nearest(file, map(str, Path(file).parent.glob("*.py")))}'
+                    f'configs/{preset(file)}.py.{hint}'
                 )
         elif any(field.startswith(f'{path}.') for field in known):
             raise ValueError(f'{path} is a section of the config; set its fields one by one')

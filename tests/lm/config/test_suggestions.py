@@ -114,6 +114,7 @@ def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(path, text, s
         ('--config.lr=1', "no field lr. Did you mean 'optim.lr'"),
         ('-config.optim.learning_rate', "Did you mean 'optim.lr'"),
         ('--config.model=3', 'model is a section'),
+        ('--config=gpt2', r'such as configs/llama_124m\.py'),
         ('--config=configs/defalt.py', "is no file. .* Did you mean 'configs/default.py'"),
     ],
 )

@@ -1,0 +1,65 @@
+"""Contract: a command of another program is answered in one line, with a next try that works."""
+
+import shlex
+import sys
+
+import pytest
+from absl.testing import flagsaver
+
+import train
+from lm.config.resolve import resolve
+from lm.launch.command import parse_flags
+from lm.launch.exit_status import BAD_INPUT
+from lm.model.check import check
+from lm.sweep.cells import split_sweep
+from tests import ROOT
+from tests.mistakes import ANSWERED, NOT_HERE
+
+CONFIG = '--config=configs/default.py'
+
+
+@pytest.fixture
+def answer(monkeypatch, capsys):
+    """answer(flags): the one line that they are refused with."""
+    monkeypatch.chdir(ROOT)
+
+    def of(given: str) -> str:
+        with pytest.raises(SystemExit) as stopped, flagsaver.flagsaver():
+            parse(CONFIG, *shlex.split(given))
+        assert stopped.value.code == BAD_INPUT
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    def parse(*flags: str) -> None:
+        monkeypatch.setattr(sys, 'argv', ['train.py', *flags])
+        parse_flags(sys.argv)
+
+    return of
+
+
+def assert_works(flags: str) -> None:
+    """The flags are read, and the config that they give is one that can be trained."""
+    given = shlex.split(flags)
+    if not any(flag.startswith('--config=') for flag in given):
+        given.insert(0, CONFIG)
+    with flagsaver.flagsaver(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['train.py', *given])
+        assert parse_flags(sys.argv) == ['train.py']
+        check(resolve(split_sweep(train.CONFIG.value)[0]))
+
+
+@pytest.mark.parametrize('given', ANSWERED)
+def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
+    said, _, flags = answer(given).rpartition('Write ')
+    names = [word.partition('=')[0] for word in shlex.split(given) if not word[0].isdigit()]
+    assert flags == ANSWERED[given] and all(name in said for name in names)
+    assert_works(flags)
+
+
+@pytest.mark.parametrize('given', NOT_HERE)
+def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
+    (words, flags), said = NOT_HERE[given], answer(given)
+    assert words in said and 'Did you mean' not in said
+    for flag in shlex.split(flags):
+        assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in said
+    assert_works(flags)
