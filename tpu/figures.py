@@ -39,7 +39,8 @@ def write(
 
 def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
     """Bars of memory, with a line at what there is, and of the shortest step. A program that does
-    not fit is in colour, and named; one that was not compiled has no bar.
+    not fit is in colour, and named; one that was not compiled has no bar. Where none fits there is
+    no step.
     """
     rows = [
         {
@@ -64,4 +65,5 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
     step = bars.encode(x=alt.X('ms:Q', title='shortest step, ms')) + words.encode(x='ms:Q')
     size = {'width': 230, 'height': alt.Step(22)}
-    return {'memory': memory.properties(**size), 'step': step.properties(**size)}
+    found = {'memory': memory.properties(**size)}
+    return found | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})

@@ -37,6 +37,10 @@ def test_a_figure_has_what_was_compiled():
         }
 
 
+def test_where_nothing_fits_there_is_no_step():
+    assert list(panels({'large': TRIALS['large']})) == ['memory']
+
+
 @pytest.mark.parametrize('ending', ['html', 'svg'])
 def test_a_page_or_a_figure(tmp_path, ending):
     """Catches a row that fails behind, where the page takes it for one that passes."""
