@@ -103,11 +103,7 @@ class Trial:
 
 
 def attempt(
-    recipe: Recipe,
-    changes: Mapping[str, Any],
-    topology: Topology,
-    say: Say,
-    price: float | None = None,
+    recipe: Recipe, changes: Mapping[str, Any], topology: Topology, price: float | None = None
 ) -> Trial:
     """Compiles a changed config; refuses one that the devices do not allow, with the reason."""
     try:
@@ -116,20 +112,17 @@ def attempt(
         made = blueprint_of(changed, topology, lambda _: None)
         found = estimate(compile_step(made, topology), topology, price)
     except DoesNotFit as error:
-        trial = Trial(changes, needed=error.needed, there=error.there)
+        return Trial(changes, needed=error.needed, there=error.there)
     except ValueError as error:
-        trial = Trial(changes, refused=str(error))
-    else:
-        trial = Trial.fitting(changes, found)
-    say(trial.line())
-    return trial
+        return Trial(changes, refused=str(error))
+    return Trial.fitting(changes, found)
 
 
 def try_changes(recipe: Recipe, topology: Topology, say: Say) -> Iterator[Trial]:
     """Tries changes that may help a step that does not fit, until ENOUGH of them fit."""
     found = 0
     for changes in helpful_changes(recipe, topology):
-        trial = attempt(recipe, changes, topology, lambda _: None)
+        trial = attempt(recipe, changes, topology)
         yield trial
         found += trial.estimate is not None
         if found == ENOUGH:
@@ -187,14 +180,22 @@ def search(
     given |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
     ordered = sorted(candidates(recipe, topology), key=lambda one: one.seconds)
     say(f'{len(ordered)} candidates for {topology.words}; up to {tries} are compiled')
-    trials, too_much = [attempt(recipe, given, topology, say, price)], math.inf
+    trials, too_much = [], math.inf
+
+    def compile_with(changes: Mapping[str, Any]) -> Trial:
+        trials.append(attempt(recipe, changes, topology, price))
+        best, number = min(trials, key=_rank), min(tries, len(ordered)) + 1
+        said = f'; best so far: {best.words}' if best.estimate else ''
+        say(f'{len(trials)} of at most {number}: {trials[-1].line()}{said}')
+        return trials[-1]
+
+    compile_with(given)
     for candidate in ordered:
         if len(trials) > tries:
             break
         if candidate.changes == given or candidate.memory >= too_much:
             continue
-        trials.append(attempt(recipe, candidate.changes, topology, say, price))
-        if trials[-1].estimate is None:
+        if compile_with(candidate.changes).estimate is None:
             too_much = candidate.memory
     return sorted(trials, key=_rank)
 

@@ -63,7 +63,7 @@ def planned(model: str, name: str, slices: int, rows: int, changes: dict) -> tup
     topology = open_topology(name, slices)
     config: Config = resolve(importlib.import_module(f'configs.{model}').get_config())
     changes = {'data.batch_size': rows * topology.chips, 'mesh.data': -1} | changes
-    return topology, attempt(replaced(config, changes), changes, topology, lambda _: None)
+    return topology, attempt(replaced(config, changes), changes, topology)
 
 
 def row(model: str, topology: Topology, trial: Trial) -> list[str]:

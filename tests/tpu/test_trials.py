@@ -103,7 +103,10 @@ def test_it_is_said_that_nothing_fits(compiler):
 def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     asked = compiler(lambda config: 20 if config.mesh.data == -1 and config == given else 10)
     config = given = tiny_config(LAID | {'model.remat': 'none'})
-    rows = trials.search(config, eight(), lambda _: None, tries=3)
+    said = []
+    rows = trials.search(config, eight(), said.append, tries=3)
+    assert [line.split(':')[0] for line in said[1:]] == [f'{k} of at most 4' for k in (1, 2, 3, 4)]
+    assert 'best' not in said[1] and said[-1].endswith(f'; best so far: {rows[0].words}')
     assert asked[0] == config  # as it is given
     seconds = [row.estimate.step_seconds for row in rows if row.estimate]
     assert seconds == sorted(seconds) and len(seconds) >= 2
