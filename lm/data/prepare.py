@@ -26,9 +26,8 @@ import functools
 import math
 import random
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ import numpy as np
 from lm.config.fields import DataConfig
 from lm.data import cache, prepared, scan, tokenizers
 from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, TOKENIZER, TOKENS
+from lm.data.progress import tracked
 from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
 from lm.data.tokenizers import Plan, Tokenizer
@@ -216,7 +216,7 @@ class PreparationJob:
             boundary = scan.pick_threshold(found, self.cfg.validation_fraction)
             tokenizer = tokenizers.load(self.pieces / BUILT / TOKENIZER)
             pieces = Pieces(self, found, boundary, tokenizer)
-            for _ in tracked(pieces.done(), len(found.pieces), 'encoding'):
+            for _ in tracked(pieces.done(), len(found.pieces), 'data: pieces encoded'):
                 pass
             with cache.alone(self.path, WRITING, self.say, self.wait) as is_locked:
                 cache.fill(self.path, pieces.write, prepared.damage, self.say, is_locked)
@@ -296,7 +296,7 @@ class Pieces:
 def training_texts(found: Scan, fraction: float) -> Iterator[str]:
     """Yields the training split, in parts, for a tokenizer to be trained on."""
     boundary = scan.pick_threshold(found, fraction)
-    for piece in tracked(found.pieces, len(found.pieces), 'tokenizer'):
+    for piece in tracked(found.pieces, len(found.pieces), 'data: pieces read for the tokenizer'):
         for span in scan.spans(found, boundary, piece):
             if span.split == 'train':
                 yield from tokenizers.cut(_text(found, span), span.name)
@@ -358,14 +358,3 @@ def encode(found: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer, 
 
 def dtype_of(tokenizer: Tokenizer) -> type:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-
-
-def tracked(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
-    """Shows a progress bar on a terminal, and nothing in a log."""
-    if not sys.stderr.isatty():
-        return items
-    import rich.console
-    import rich.progress
-
-    console = rich.console.Console(stderr=True)
-    return rich.progress.track(items, what, total, transient=True, console=console)

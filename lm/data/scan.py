@@ -22,6 +22,7 @@ import numpy as np
 
 from lm.config.fields import DataConfig
 from lm.data.formats import BLOCK
+from lm.data.progress import said_meanwhile
 from lm.data.sources import Source
 from modules.choices import choose
 
@@ -126,7 +127,9 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
     counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
-    with open(folder / COPY, 'wb', buffering=BLOCK) as file:
+    words = 'data: {:,} documents are read, {:,.0f} MB'.format
+    said = said_meanwhile(lambda: words(len(lengths), file.tell() / 1e6))
+    with open(folder / COPY, 'wb', buffering=BLOCK) as file, said:
         for name, parts in source.documents():
             state, length, invalid = hashlib.blake2b(digest_size=8), 0, 0
             for data in characters(parts):

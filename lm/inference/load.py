@@ -16,6 +16,7 @@ from lm import data
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import AUTO, replaced
+from lm.data.progress import said_meanwhile
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
 from lm.inference.decoding import Cache, extend, init_cache
@@ -191,10 +192,10 @@ def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
     learner = build_learner(recipe, meta['vocab_size'], tokenizer.bos_id, platform)
     mesh = mesh or mesh_at_hand(learner)
-    stored, average = read_weights(folder, step, abstract_state(learner, mesh))
-    hyper = hyper_from(recipe)
+    hyper, path = hyper_from(recipe), folder / str(step)
+    with said_meanwhile(lambda: f'loading the weights of {path}'):
+        stored, average = read_weights(folder, step, abstract_state(learner, mesh))
     weights = learner.evaluated(stored, average, hyper)
-    path = folder / str(step)
     return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
 
 
