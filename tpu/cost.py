@@ -1,9 +1,10 @@
 """The cost of a step on one device, from its compiled program: operations, and bytes of memory."""
 
+import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -164,20 +165,25 @@ def _read(module: Module, computation: Computation, one: Instruction, inner: Com
     return total
 
 
-def _taken(module: Module, inner: Computation, name: str) -> float:
-    """Counts what a fusion reads of its parameter `name`; inf for all of it."""
-    total = 0.0
+def _taken(
+    module: Module, inner: Computation, name: str, beyond: Callable[[], float] = lambda: math.inf
+) -> float:
+    """Counts what a fusion reads of its parameter `name`; inf for all of it. beyond: counts what is
+    read of it where the fusion returns it, as a nested one does that changes its shape alone.
+    """
+    total = beyond() if inner[name].is_root else 0.0
     for user in (one for one in inner.values() if name in one.operands):
         if user.opcode in SLICES and user.operands[0] == name:
             total += sum(array.bytes for array in user.arrays)
         elif user.opcode == UPDATE and user.operands[0] == name:
             continue  # written in place; the update is read by itself
         elif user.opcode in ('bitcast', 'get-tuple-element'):
-            total += _taken(module, inner, user.name)
+            total += _taken(module, inner, user.name, beyond)
         elif user.opcode == 'fusion' and (nested := module.computations.get(user.called)):
+            after = functools.partial(_taken, module, inner, user.name, beyond)
             for number, operand in enumerate(user.operands):
                 if operand == name:
-                    total += _taken(module, nested, _parameter(nested, number).name)
+                    total += _taken(module, nested, _parameter(nested, number).name, after)
         else:
             return math.inf
     return total

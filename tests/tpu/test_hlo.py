@@ -191,6 +191,44 @@ def test_a_slice_of_an_array_is_all_that_is_read():
     assert 8 * 3 * once <= own < 8 * 3 * once + 8 * once
 
 
+# As libtpu has an operand pass through a nested fusion that changes its shape alone.
+NESTED = """HloModule step
+
+%shaped (w: f32[8,512]) -> f32[4096] {
+  %w = f32[8,512]{1,0} parameter(0)
+  ROOT %flat = f32[4096]{0} bitcast(%w)
+}
+
+%fused (x: f32[8,512], i: s32[]) -> f32[SIZE] {
+  %x = f32[8,512]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %whole = f32[4096]{0} fusion(%x), kind=kLoop, calls=%shaped
+  ROOT %result = f32[SIZE]{0} USE
+}
+
+ENTRY %main (a: f32[8,512], k: s32[]) -> f32[SIZE] {
+  %a = f32[8,512]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  ROOT %fusion = f32[SIZE]{0} fusion(%a, %k), kind=kLoop, calls=%fused
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ('size', 'use', 'read'),
+    [
+        (4096, 'negate(%whole)', 4096),
+        (512, 'dynamic-slice(%whole, %i), dynamic_slice_sizes={512}', 512),
+        (4096, 'bitcast(%whole)', 4096),
+    ],
+)
+def test_an_operand_is_read_by_the_users_of_a_nested_fusion(size, use, read):
+    """Catches one that counts as not read, as nothing in the nested fusion takes of it."""
+    text = NESTED.replace('SIZE', str(size)).replace('USE', use)
+    index = 4 if 'slice' in use else 0
+    assert cost_of(Module(text), SECOND, SECOND).bytes == 4 * (read + size) + index
+
+
 def test_seconds_are_of_the_slower_of_both_operation_by_operation():
     def two(x, w, y):
         return x @ w, y + 1.0
