@@ -134,8 +134,8 @@ class SoftmaxAttention(MultiHead):
         segments_BT = sequence.segments_BT
 
         def statistics():
-            rows, others = (segments_BT, sequence.valid_BT), {'is_full': self.is_full()} | arrays
-            return attention_statistics(q_BNTH, k_BKSH, self.scores(), *rows, **others)
+            rows = {'segments_BT': segments_BT, 'valid_BT': sequence.valid_BT, 'is_full': is_full}
+            return attention_statistics(q_BNTH, k_BKSH, self.scores(), **rows, **arrays)
 
         self.record(statistics)
         if sequence.prefix_BT is not None:

@@ -157,7 +157,7 @@ def test_memory_grows_with_the_length_alone():
     scores = Scores(softcap=5.0, window=1000)
 
     def seen(q, k, segments):
-        return attention_statistics(q, k, scores, segments, segments > 0)
+        return attention_statistics(q, k, scores, segments_BT=segments, valid_BT=segments > 0)
 
     def loss(q, k, segments):
         return jnp.sum(q * k), seen(q, k, segments)
@@ -199,7 +199,8 @@ def test_a_layer_says_of_itself_what_its_kernel_gets(changes, monkeypatch):
     monkeypatch.setattr(softmax, 'attention_statistics', spied('seen', attention_statistics))
     monkeypatch.setattr(Kernels, 'attention', property(lambda kernels: kernel))
     activations(learner, variables, batch, (DIAGNOSTICS,))
-    (first, (q, k, scores, segments, valid), more), (second, used, given) = calls[:2]
+    (first, (q, k, scores), more), (second, used, given) = calls[:2]
+    segments, valid = more.pop('segments_BT'), more.pop('valid_BT')
     assert (first, second) == ('seen', 'kernel')
     assert q is used[0] and k is used[1] and segments is used[4]
     assert scores == used[3] and valid.shape == (8, 8)

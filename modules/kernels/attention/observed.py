@@ -5,6 +5,7 @@ gradient.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +22,13 @@ def attention_statistics(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
     scores: Scores,
-    segments_BT: jax.Array | None = None,
-    valid_BT: jax.Array | None = None,
-    sinks_N: jax.Array | None = None,
-    is_full: jax.Array | None = None,
-    block: int = BLOCK,
-    **arrays: jax.Array,
+    slopes_N: jax.Array | None = None,
+    key_bias_BKS: jax.Array | None = None,
+    **rows: Any,
 ) -> dict[str, jax.Array]:
-    """Returns `statistics_of` softmax attention, S = T, with the logits of `base.reference`, which
-    take the other `arrays`.
+    """Returns `statistics_of` softmax attention, S = T, with the logits of `base.reference`.
 
-    is_full: a scalar that turns the window off where it is true.
+    rows: the other arguments of `statistics_of`.
     """
     n_heads, length = q_BNTH.shape[1:3]
     q_BNTH, k_BNSH = map(jax.lax.stop_gradient, (q_BNTH, share_heads(k_BKSH, n_heads)))
@@ -39,11 +36,9 @@ def attention_statistics(
     def log_weights(rows_Q):
         q_BNQH = jnp.take(q_BNTH, rows_Q, axis=2)
         back_1QS = rows_Q[None, :, None] - jnp.arange(length)[None, None]
-        return logits(q_BNQH, k_BNSH, scores, scores.softcap, back_1QS, **arrays)
+        return logits(q_BNQH, k_BNSH, scores, scores.softcap, back_1QS, slopes_N, key_bias_BKS)
 
-    return statistics_of(
-        log_weights, length, scores.window, segments_BT, valid_BT, sinks_N, is_full, block
-    )
+    return statistics_of(log_weights, length, scores.window, **rows)
 
 
 def statistics_of(
@@ -70,7 +65,8 @@ def statistics_of(
     attention_first_token: the probability of the first token of the document, mean over the queries
       behind it; 0 for a query whose window no longer holds it (arXiv:2505.06708).
 
-    Padding, where valid_BT is 0, is no query. The mean over no queries is NaN.
+    is_full: a scalar that turns the window off where it is true. Padding, where valid_BT is 0, is
+    no query. The mean over no queries is NaN.
     """
     first_BT = jnp.zeros((1, length), int) if segments_BT is None else start_of(segments_BT)
     counted_BT = jnp.ones((1, length)) if valid_BT is None else valid_BT.astype(jnp.float32)
