@@ -20,10 +20,17 @@ from eval.convert.fold import TARGETS, fold_checkpoint, write
 from eval.load import define_checkpoint, load
 from lm.launch.command import run_main
 from lm.storage.buckets import local_path
-from modules.choices import choose
 
 
-def fold(options: Mapping[str, Any]) -> None:
+def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Folds as the flags say; ValueError for another command, or where a flag is missing."""
+    if list(arguments) != ['fold']:
+        raise ValueError(
+            'eval.convert takes one command (fold), then flags; got '
+            f'{" ".join(arguments) or "none"}'
+        )
+    if missing := [f'--{name}' for name in ('checkpoint', 'out', 'to') if options[name] is None]:
+        raise ValueError(f'eval.convert fold needs {", ".join(missing)} too')
     out = local_path(options['out'], '--out')
     checkpoint = load(options['checkpoint'])
     folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
@@ -37,23 +44,6 @@ def fold(options: Mapping[str, Any]) -> None:
     if folded.kept:
         print(f'the norms stay: {folded.kept}')
     print(f'largest difference of logits, relative to the largest logit: {of}')
-
-
-COMMANDS = {'fold': (fold, ('checkpoint', 'out', 'to'))}  # and the flags it needs
-
-
-def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Runs the command that `arguments` names; ValueError where it is none, or lacks a flag."""
-    if len(arguments) != 1:
-        raise ValueError(
-            f'eval.convert takes one command ({", ".join(COMMANDS)}), then flags; got '
-            f'{" ".join(arguments) or "none"}'
-        )
-    command, needed = choose(COMMANDS, arguments[0], 'the command of eval.convert')
-    missing = [f'--{name}' for name in needed if options[name] is None]
-    if missing:
-        raise ValueError(f'eval.convert {arguments[0]} needs {", ".join(missing)} too')
-    command(options)
 
 
 def main(argv: list[str]) -> None:
