@@ -100,11 +100,9 @@ def _declared(recipe: Recipe, model: Transformer) -> tuple[Any, Any]:
 def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
     """Returns the shapes in the base model; `shapes` themselves where there is none."""
     if recipe.scaling.row.against_one:
-
-        def in_one_channel(s, spec):
-            return jax.ShapeDtypeStruct(of_one_channel(spec, s.shape), s.dtype)
-
-        return jax.tree.map(in_one_channel, shapes, specs)
+        return jax.tree.map(
+            lambda s, spec: s.update(shape=of_one_channel(spec, s.shape)), shapes, specs
+        )
     if recipe.config.scaling.base_width is None:
         return shapes
     base = base_of(recipe)
@@ -114,12 +112,13 @@ def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any)
 def _scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
     """Returns (growths, scalings) of each parameter. Raises ValueError for one without a rule."""
     part, blocks = recipe.scaling, recipe.model.n_layers
-    deeper, wider = blocks / base_blocks(recipe), width_growth(recipe)
-
-    def grown(spec, shape, base):
-        return growth_of(spec, shape.shape, base.shape, deeper, wider)
-
-    growths = jax.tree.map(grown, specs, shapes, base_shapes)
+    larger = blocks / base_blocks(recipe), width_growth(recipe)
+    growths = jax.tree.map(
+        lambda spec, s, base: growth_of(spec, s.shape, base.shape, *larger),
+        specs,
+        shapes,
+        base_shapes,
+    )
 
     def scale(path, spec, shape, base, growth):
         chosen = recipe.optimizers[optimizer_of(spec)]

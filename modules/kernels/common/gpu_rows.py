@@ -46,7 +46,7 @@ class Row(NamedTuple):
     @classmethod
     def of(cls, width: int, *arrays: Any) -> 'Row':
         """Picks the longest vector at whose multiples every row of the arrays begins."""
-        least = min(array.dtype.itemsize for array in arrays if array is not None)
+        least = min(array.dtype.itemsize for array in arrays)
         vector = MOST_BYTES // least
         while vector > 1 and (width % vector or THREADS * vector > width):
             vector //= 2

@@ -51,14 +51,14 @@ def refuse_width(name: str, where: str, width: int, longest: int) -> None:
         )
 
 
-def flat(x: jax.Array | None) -> jax.Array | None:
-    """Returns [..., D] as rows [N, D], and None as None."""
-    return None if x is None else x.reshape(-1, x.shape[-1])
+def flat(x: jax.Array) -> jax.Array:
+    """Returns [..., D] as rows [N, D]."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def itemsize(*arrays: Any) -> int:
-    """Returns the bytes of one entry of each array, summed; None counts nothing."""
-    return sum(array.dtype.itemsize for array in arrays if array is not None)
+    """Returns the bytes of one entry of each array, summed."""
+    return sum(array.dtype.itemsize for array in arrays)
 
 
 def index_of_broadcast(n: Any, lengths: Sequence[int], own: Sequence[int]) -> Any:

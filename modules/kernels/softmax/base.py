@@ -67,13 +67,10 @@ def reference(
     if sink is not None:
         sink = jnp.broadcast_to(sink, x.shape[:-1])[..., None].astype(z.dtype)
         top = jnp.maximum(top, sink)
-    top = _finite(jax.lax.stop_gradient(top))
+    top = jax.lax.stop_gradient(top)
+    top = jnp.where(top == -jnp.inf, 0.0, top)  # -inf less itself is NaN
     terms = jnp.exp(z - top)
     total = jnp.sum(terms, -1, keepdims=True)
     if sink is not None:
         total = total + jnp.exp(sink - top)
     return (terms / jnp.where(total == 0, 1.0, total)).astype(x.dtype)
-
-
-def _finite(top: jax.Array) -> jax.Array:
-    return jnp.where(top == -jnp.inf, 0.0, top)  # -inf less itself is NaN
