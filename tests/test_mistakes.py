@@ -1,6 +1,7 @@
 """Contract: a command of another program is answered in one line, with a next try that works."""
 
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from lm.launch.exit_status import BAD_INPUT
 from lm.model.check import check
 from lm.sweep.cells import split_sweep
 from tests import ROOT
+from tests.commands import PATIENCE_SEC
 from tests.mistakes import ANSWERED, NOT_HERE
 
 CONFIG = '--config=configs/default.py'
@@ -63,3 +65,19 @@ def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
     for flag in shlex.split(flags):
         assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in said
     assert_works(flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ('program', 'said'),
+    [
+        ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] are needed. Suites: ngram: '),
+        ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
+        ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
+    ],
+)
+def test_programs_without_a_config_answer_too(program, said):
+    command = [sys.executable, '-m', *shlex.split(program)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == BAD_INPUT and said in line

@@ -200,6 +200,18 @@ RUNS = {
         'if start_over and is_first():',
         'tests/test_train_resumed.py -k nothing_is_written_over',
     ),
+    'fine-tuning with a final norm that does not follow the norm': Bug(
+        'lm/run/start.py',
+        'in unsettled(there).items()',
+        'in flatten(there).items()',
+        'tests/lm/run/test_start.py -k unless_given',
+    ),
+    'fine-tuning that takes given fields from the checkpoint': Bug(
+        'lm/run/start.py',
+        'fields.items() if path not in given}',
+        'fields.items()}',
+        'tests/lm/run/test_start.py -k unless_given',
+    ),
     'a failed start that claims its folder': Bug(
         'lm/record/workdir.py',
         'before = _config_before(path, say)\n',
