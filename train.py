@@ -19,6 +19,7 @@ if __name__ == '__main__':
     supervise_if_several()  # all of this before JAX is imported
     prepare_process()
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,14 @@ def main() -> int:
         return DONE
     suffix = '' if sweep is None else '-sweep'
     place = WORKDIR.value or command.default_workdir(recipe, suffix)
-    how = engines.asked(sweep, place)
-    if sweep is None:
-        distributed.join(digest(recipe))
+    how = engines.asked(sweep)
+    again = CONTINUE_CHANGED.value, START_OVER.value
+    words = where_from(command.overridden(given), followed, recipe.train.init_from)
+    if sweep is not None:
+        return train_sweep(base, sweep, place, again[0], *how, again[1], words)
+    distributed.join(digest(recipe))
     with mirrored(place) as workdir:
-        again = CONTINUE_CHANGED.value, START_OVER.value
-        words = where_from(command.overridden(given), followed, recipe.train.init_from)
-        if sweep is None:
-            return train(recipe, workdir, *again, words)
-        return train_sweep(base, sweep, workdir, again[0], *how, again[1], words)
+        return train(recipe, workdir, *again, words)
 
 
 def train(
@@ -120,7 +120,7 @@ def train(
 def train_sweep(
     base: dict[str, Any],
     sweep: Any,
-    workdir: Path,
+    workdir: str | Path,
     continue_changed: bool = False,
     engine: str = 'local',
     runs_at_once: int = 0,
@@ -136,7 +136,7 @@ def train_sweep(
         base,
         sweep,
         workdir,
-        SweepView(workdir, words),
+        functools.partial(SweepView, words=words),
         continue_changed=continue_changed,
         engine=engine,
         runs_at_once=runs_at_once,

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from lm import data
@@ -26,8 +27,10 @@ from lm.inference.load import load
 from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, SIGNALLED
 from lm.record.checkpoint import read_meta, steps_in
 from lm.record.metrics import read_rows
+from lm.record.remote.local_copy import at_hand
 from lm.record.remote.mirror import mirrored
 from lm.record.workdir import read_json
+from lm.storage.buckets import open_bucket
 from lm.sweep.cells import cells
 from modules.params import named_leaves
 from tests import strangers
@@ -40,6 +43,7 @@ from tests.sweep_helpers import (
     cell_folders,
     settings,
     statuses,
+    table,
     timeless,
 )
 from train import train, train_sweep
@@ -455,7 +459,51 @@ def test_a_bucket_that_host_0_cannot_reach_ends_all(bucket_env, start, corpus, t
     assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
 
 
-def test_a_sweep_that_hosts_share_needs_a_disk(bucket_env, start, corpus):
-    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=lambda i: {'env': bucket_env})
+def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
+    bucket_env, dealt_sweep, start, corpus, tmp_path, monkeypatch
+):
+    """Killed, and gone on with on machines that hold nothing: bitwise what hosts with a common disk
+    do, of the losses and of the table; each host has had its own cells alone.
+    """
+    url, machines = f's3://{BUCKET}/dealt', itertools.count()
+
+    def begun():
+        disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
+        each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
+        return start(url, corpus, FLAG, each=each), disks
+
+    job, disks = begun()
+    names = [folder.name for folder in cell_folders(dealt_sweep[0]).values()]
+    for name, value in (bucket_env | {'EVENKEEL_CACHE': str(tmp_path / 'reads')}).items():
+        monkeypatch.setenv(name, value)
+    bucket, deadline = open_bucket(url), time.monotonic() + MOST_SEC
+    whole = {f'{name}/checkpoints/10/.whole' for name in names[2:]}
+    while not whole <= set(bucket.list()):
+        assert time.monotonic() < deadline and job.hosts[1].poll() is None, job.said(1)
+        time.sleep(0.01)
+    os.kill(job.child_of(1), signal.SIGKILL)
+    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    assert f'host 1 ({NAME}) was ended by SIGKILL' in job.said(0)
+    for i in range(N):
+        trained = {path.parent.parent.name for path in disks[i].rglob('dealt/*/checkpoints/*')}
+        assert trained == set(names[2 * i : 2 * i + 2])
+    assert statuses(url) == ['done', 'done', 'unfinished', 'unfinished']
+
+    job, _ = begun()
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert 'resuming after step' in job.said(1) and 'is in use by' in job.said(1)
+    there = at_hand(url)
+    assert_same_curves(there, dealt_sweep[0])
+    found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, dealt_sweep[0]))
+    assert found == wanted
+    assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(bucket.list())
+    bucket.fetch('cells.parquet', there / 'cells.parquet')
+    rows = pq.read_table(there / 'cells.parquet').to_pylist()
+    assert [row['status'] for row in rows] == ['done'] * 4
+
+
+def test_a_sweep_whose_runs_need_both_hosts_needs_a_disk(bucket_env, start, corpus):
+    each = lambda i: {'env': bucket_env}  # noqa: E731
+    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8)
     assert job.end() == [BAD_INPUT] * N
-    assert 'need a --workdir on a disk that all of them see' in job.said(0)
+    assert 'needs a --workdir on a disk that all of them see' in job.said(0)

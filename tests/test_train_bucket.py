@@ -17,6 +17,7 @@ from eval.load import load
 from eval.report.page import report
 from eval.runs import gather
 from lm.record.digests import of_arrays
+from lm.record.remote.local_copy import at_hand
 from lm.record.remote.mirror import mirrored
 from lm.run.start import check_init_from, pinned
 from lm.storage import complete_folders
@@ -157,14 +158,13 @@ def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypa
 def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
     sweep = {'optim.lr': (0.003, 0.01)}
     assert train_sweep(base(corpus), sweep, tmp_path / 'disk') == DONE
-    with pytest.MonkeyPatch.context() as patch, mirrored(bucket_url) as workdir:
+    with pytest.MonkeyPatch.context() as patch:
         before_step(patch, terminate_at(6))
-        assert train_sweep(base(corpus), sweep, workdir) == SIGNALLED + signal.SIGTERM
+        assert train_sweep(base(corpus), sweep, bucket_url) == SIGNALLED + signal.SIGTERM
     assert len(checkpoints_of_cells(bucket_url)) == 2
     elsewhere()
-    with mirrored(bucket_url) as workdir:
-        assert train_sweep(base(corpus), sweep, workdir) == DONE
-        assert curves(workdir) == curves(tmp_path / 'disk')
+    assert train_sweep(base(corpus), sweep, bucket_url) == DONE
+    assert curves(at_hand(bucket_url)) == curves(tmp_path / 'disk')
     elsewhere()
     without = [{k: v for k, v in row.items() if k != 'sweep'} for row in table(bucket_url)]
     assert without == [
@@ -173,6 +173,8 @@ def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_p
     assert {'report.html', 'cells.parquet', 'sweep.json'} <= set(open_bucket(bucket_url).list())
     with pytest.raises(ValueError, match=f'{bucket_url} is a sweep; give the workdir of one of'):
         load(bucket_url)
+    with pytest.raises(ValueError, match=f'{bucket_url} holds a sweep; give another --workdir'):
+        train_there(tiny(corpus), bucket_url)
     (cell, *_) = {name.split('/')[0] for name in checkpoints_of_cells(bucket_url)}
     assert load(f'{bucket_url}/{cell}').step == 8
 
@@ -256,7 +258,7 @@ def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
     assert bucket.list() == after
 
 
-@pytest.mark.parametrize('kind', ['bucket', 'scheme', 'store', 'hosts'])
+@pytest.mark.parametrize('kind', ['bucket', 'scheme', 'store'])
 def test_what_cannot_work_is_refused_before_anything_is_compiled(
     kind, corpus, bucket_url, monkeypatch, nothing_is_traced
 ):
@@ -264,11 +266,8 @@ def test_what_cannot_work_is_refused_before_anything_is_compiled(
         'bucket': ('s3://no-such-bucket/run', 'there is no bucket no-such-bucket'),
         'scheme': ('az://a/run', 'gs://BUCKET/PATH or s3://BUCKET/PATH'),
         'store': (bucket_url, 'cannot be reached'),
-        'hosts': (bucket_url, 'need a --workdir on a disk that all of them see'),
     }[kind]
     if kind == 'store':
         monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://127.0.0.1:1')
-    if kind == 'hosts':
-        monkeypatch.setattr('lm.record.remote.mirror.child_host', object)
     with pytest.raises((ValueError, OSError), match=words):
         train_there(tiny(corpus), url)

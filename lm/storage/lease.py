@@ -48,6 +48,11 @@ class Lease:
         self._stored: Stored | None = None
         self._one_writer = threading.Lock()  # two threads renew
 
+    def look(self) -> None:
+        """Reads who wrote to the workdir last. Raises Unreadable for a damaged lease."""
+        if (found := self._read()) is not None:
+            self.written_by = found[0]['written_by']
+
     def take(self, say: Callable[[str], None], patience: float, is_only: bool = False) -> None:
         """Waits until the lease is free, and takes it.
 

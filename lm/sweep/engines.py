@@ -5,7 +5,6 @@ process can take up any group again.
 """
 
 import contextlib
-import functools
 import itertools
 import os
 import signal
@@ -27,6 +26,7 @@ from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.launch.signals import caught_signals, handlers_kept
 from lm.launch.terminal import Terminal
 from lm.record.machine import device_name
+from lm.record.remote.mirror import sweep_folder, sweep_records
 from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
@@ -51,21 +51,14 @@ def define_flags() -> None:
     flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
 
 
-def asked(sweep: Any, workdir: str | Path) -> tuple[str, int, dict[str, float]]:
-    """Returns the engine, the runs at once and the resources that the flags give.
-
-    Raises ValueError where a single run has them (`sweep` is None), and where processes of other
-    machines would train in a folder of this one.
+def asked(sweep: Any) -> tuple[str, int, dict[str, float]]:
+    """Returns the engine, the runs at once and the resources that the flags give. Raises ValueError
+    where a single run has them (`sweep` is None).
     """
     given = flags.FLAGS
     engine, runs_at_once, resources = given.engine, given.runs_at_once, given.resources
     if sweep is None and (engine != 'local' or runs_at_once or resources):
         raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
-    if engine != 'local' and is_url(str(workdir)):
-        raise ValueError(
-            f'--engine={engine} needs a --workdir on a disk that its machines share, and '
-            f'{workdir} is in object storage'
-        )
     return engine, runs_at_once, parse_resources(resources)
 
 
@@ -95,8 +88,8 @@ class View(Protocol):
 def train_sweep(
     base: dict[str, Any],
     sweep: Any,
-    workdir: Path,
-    view: View,
+    workdir: str | Path,
+    view: Callable[[Path], View],
     continue_changed: bool,
     engine: str,
     **how: Any,
@@ -104,12 +97,21 @@ def train_sweep(
     """Trains the cells that have not ended yet; returns the exit status.
 
     base: the config that all cells start from, as nested dicts; sweep: config.sweep.
+    workdir: a folder, or the URL of one in a bucket. view: shows and writes what a folder holds.
     continue_changed: go on where the folder holds a sweep from another base. engine: a name of
     ENGINES. how: fields of `lm.sweep.group.Work`.
     """
     train_groups = choose(ENGINES, engine, '--engine')
     grouped = groups(cells(base, sweep))
     host, hosts = join_sweep(grouped, engine)
+    url = str(workdir) if is_url(str(workdir)) else None
+    if url is not None and several():
+        raise ValueError(
+            f'{url}: a sweep of runs that have the devices of several hosts together needs a '
+            '--workdir on a disk that all of them see. Each run alone takes a bucket.'
+        )
+    workdir = sweep_folder(workdir)
+    shown = view(workdir)
     for group in grouped:  # whether its runs can be laid over the devices at hand
         recipe = group[0].recipe
         if several():
@@ -119,23 +121,29 @@ def train_sweep(
     # One speaks for the whole sweep, the other for this host.
     terminal, own = Terminal(silent=not is_first() or host > 0), Terminal(silent=not is_first())
     say = own.say if host == 0 else lambda text: own.say(f'host {host}: {text}')
-    arguments = workdir, resolve(base), grouped, continue_changed, terminal.say
-    grouped = host_0_first(workdir, host, hosts, functools.partial(open_sweep, *arguments))
+
+    def opened() -> list[list[Cell]]:
+        with sweep_records(url, terminal.say):
+            return open_sweep(workdir, resolve(base), grouped, continue_changed, terminal.say)
+
+    # In a bucket the lease of the sweep lets one host in after the other.
+    grouped = host_0_first(workdir, host if url is None else 0, hosts, opened)
     check_shared(workdir / SWEEP)
     mine = dealt(grouped, host, hosts)
     n = sum(map(len, grouped))
-    terminal.say(f'{workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
+    terminal.say(f'{url or workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     if hosts > 1:
         say(f'{sum(map(len, mine))} of the {n} cells train on this host')
-    with caught_signals() as caught, view.live(grouped, terminal.console) as tick:
-        work = Work(mine, workdir, caught, say, tick, **how)
+    with caught_signals() as caught, shown.live(grouped, terminal.console) as tick:
+        work = Work(mine, workdir, caught, say, tick, url=url, **how)
         train_groups(work)
-    return from_first(_end(work, view, terminal.say) if is_first() else None)
+    return from_first(_end(work, shown, terminal.say) if is_first() else None)
 
 
 def _end(work: Work, view: View, say: Callable[[str], None]) -> int:
     """Writes the table and report of all cells; returns the exit status for those of `work`."""
-    with locked(work.workdir / LOCK, waiting='', say=lambda _: None):  # another host may end too
+    # Another host may end too.
+    with sweep_records(work.url, say), locked(work.workdir / LOCK):
         say(view.table())
         if work.caught:
             say(f'{signal.Signals(work.caught[0]).name}: the same command goes on')
@@ -157,8 +165,8 @@ def on_ray(work: Work) -> None:
 
     Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. A
     task whose worker is lost is tried again, RETRIES times. The nodes need this checkout and the
-    workdir under the same path. Raises ValueError where Ray is not installed, or no node has the
-    resources that a group asks for.
+    workdir under the same path, or in a bucket. Raises ValueError where Ray is not installed, or no
+    node has the resources that a group asks for.
     """
     # Ray would report its use, and install an environment for workers under `uv run`.
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
@@ -181,7 +189,7 @@ def on_ray(work: Work) -> None:
         parts = [part for group in work.groups for part in split(group, work)]
         work.say(f'{len(parts)} tasks on Ray, each with {resources}')
         task = ray.remote(**_task_options(resources))(train_group_remotely)
-        how = str(work.workdir.absolute()), work.runs_at_once, work.start_over
+        how = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
         _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
     finally:
         if not connected:
@@ -227,7 +235,9 @@ def train_group_remotely(
     group: list[Cell], workdir: str, runs_at_once: int, start_over: bool
 ) -> None:
     """Trains a part of a group in a Ray worker."""
-    work = Work([], Path(workdir), [], runs_at_once=runs_at_once, start_over=start_over)
+    url = workdir if is_url(workdir) else None
+    how = {'runs_at_once': runs_at_once, 'start_over': start_over, 'url': url}
+    work = Work([], sweep_folder(workdir), [], **how)
     train_group(group, work)
 
 

@@ -22,11 +22,13 @@ from lm.launch.signals import nothing_to_lose
 from lm.launch.terminal import CellTerminal
 from lm.record import workdir
 from lm.record.machine import device_memory_bytes
+from lm.record.remote.mirror import mirrored_cell
 from lm.run.describe import notes_of_all
 from lm.run.program import Experiment, Program, open_text, runs_that_fit
 from lm.run.runs import RunSpec
 from lm.run.tables import parameter_count
 from lm.run.wave import Wave, closing
+from lm.storage.buckets import each
 from lm.storage.files import Unreadable
 from lm.sweep.cells import Cell
 
@@ -45,6 +47,7 @@ class Work:
     tick: Callable[[], None] = lambda: None  # called after every step
     runs_at_once: int = 0  # in one wave at most; 0: as many as fit in memory
     resources: dict[str, float] | None = None  # of one group on a cluster, such as {'GPU': 1}
+    url: str | None = None  # of the sweep, if it is in a bucket
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
 
     def folder(self, cell: Cell) -> Path:
@@ -111,19 +114,23 @@ def _even_parts(cells: list[Cell], most: int) -> Iterator[list[Cell]]:
 
 def _opened(held: contextlib.ExitStack, cells: list[Cell], work: Work) -> list[Cell]:
     """The cells that can be trained; their folders are held until `held` ends."""
-    found, wait_until = [], time.monotonic() + workdir.PATIENCE_SEC  # for all together
-    for cell in cells:
+    wait_until = time.monotonic() + workdir.PATIENCE_SEC  # for all together
+
+    def is_opened(cell: Cell) -> bool:
         folder = work.folder(cell)
         try:
             how = cell.recipe, False, work.say, wait_until
+            held.enter_context(mirrored_cell(work.url, folder, work.say))
             held.enter_context(workdir.open_workdir(folder, *how, alone=True))
-            if not work.is_final(cell):  # another process may have trained it meanwhile
-                found.append(cell)
+            return not work.is_final(cell)  # another process may have trained it meanwhile
         except workdir.InUse as error:  # nothing is wrong with that run, and its folder is not ours
             work.say(f'{folder.name} left out: {error}')
         except (OSError, ValueError) as error:
             workdir.record_failure(folder, error, work.say)
-    return found
+        return False
+
+    opened = (map if work.url is None else each)(is_opened, cells)
+    return [cell for cell, is_open in zip(cells, opened, strict=True) if is_open]
 
 
 def _compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:

@@ -40,6 +40,18 @@ RUNS = {
         'LeaseLost',
         'tests/lm/record/remote/test_mirror.py -k without_end',
     ),
+    'records of the bucket replace a cell that is further on': Bug(
+        'lm/record/remote/mirror.py',
+        '        lease.look()\n',
+        '',
+        'tests/lm/record/remote/test_cells.py -k further_on',
+    ),
+    'a machine fetches the checkpoints of all cells': Bug(
+        'lm/record/remote/mirror.py',
+        'for name in [] if of_reader else wanted',
+        'for name in wanted',
+        'tests/lm/record/remote/test_cells.py -k records_of_all',
+    ),
     'a lease is taken from one that renews it': Bug(
         'lm/storage/lease.py',
         "unchanged > record['seconds']",

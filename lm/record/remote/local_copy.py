@@ -38,15 +38,18 @@ Stat = list[int]  # [bytes, time of change in ns]
 
 
 class LocalCopy:
-    """A local folder with its manifest. `id` belongs to this folder alone.
+    """A local folder with its manifest. `id` belongs to this folder alone. That of a cell lies in
+    the local folder of its `sweep`.
 
     `files` are {name: [*stat, e_tag]} and `folders` {name: {'token': of the mark, 'files': {name:
     stat}, 'is_up': whether the mark was written}}, as they were when fetched or written.
     """
 
-    def __init__(self, bucket: Bucket, kind: str):
-        self.bucket, self.place = bucket, place(bucket.url, kind)
-        self.folder = self.place / local_name(bucket.url)
+    def __init__(self, bucket: Bucket, kind: str, sweep: Path | None = None):
+        self.bucket, self.place, name = bucket, place(bucket.url, kind), local_name(bucket.url)
+        if sweep is not None:
+            self.place = sweep.with_name(f'{sweep.name}.cells') / name
+        self.folder = (sweep or self.place) / name
         self.staging = self.place / STAGING
         self.id, self.files, self.folders = secrets.token_hex(8), {}, {}
         self.place.mkdir(parents=True, exist_ok=True)
@@ -59,7 +62,8 @@ class LocalCopy:
             record = read_json(self.place / MANIFEST)
             self.id, self.files, self.folders = record['id'], record['files'], record['folders']
             return
-        if any(self.folder.iterdir()):
+        # Folders of a sweep's cells have manifests of their own.
+        if any(path.is_file() for path in self.folder.iterdir()):
             self.set_aside()
         self.save()
 
@@ -160,7 +164,7 @@ def sort_listing(listing: Mapping[str, Stored]) -> tuple[dict[str, Stored], set[
     for name, stored in listing.items():
         if match := CHECKPOINT.fullmatch(name):
             folders.add(match[1])
-        elif not WITHIN.fullmatch(name) and name != LEASE:
+        elif not WITHIN.fullmatch(name) and PurePosixPath(name).name != LEASE:
             files[name] = stored
     return files, folders
 
@@ -220,7 +224,7 @@ def at_hand(path: str | Path) -> Path:
     if not is_url(path):
         return Path(path)
     with _local_copy(path) as copy:
-        _fetch_files(copy, copy.bucket.list(), _is_record)
+        _fetch_files(copy, copy.bucket.list(), is_record)
         return copy.folder
 
 
@@ -242,7 +246,7 @@ def checkpoints_at(url: str) -> Iterator[tuple[Path, int]]:
                 return
             name = f'{OWN}{max(left)}'
             try:
-                _fetch_files(copy, listing, lambda name: _is_record(name) or name.startswith(WORDS))
+                _fetch_files(copy, listing, lambda name: is_record(name) or name.startswith(WORDS))
                 copy.drop([name for name in copy.folders if name not in marks])
                 copy.fetch_folder(name, marks[name])
             except FileNotFoundError:  # a run has deleted it meanwhile
@@ -278,7 +282,7 @@ def _fetch_files(copy: LocalCopy, listing: Mapping, is_wanted: Callable[[str], b
     copy.save()
 
 
-def _is_record(name: str) -> bool:
+def is_record(name: str) -> bool:
     """Whether a file is a record of the run or sweep, of a cell, or of a run or sweep below."""
     parts = PurePosixPath(name).parts
     return len(parts) <= 3 and parts[-1] in RECORDS

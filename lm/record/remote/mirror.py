@@ -19,6 +19,10 @@ if its lease says that nobody has written to the bucket since this very folder w
 the folder is the same run further on, and is kept; the first `push` writes the rest. A folder with
 checkpoints that never were in the bucket, to which another process has written since, is set aside.
 
+Each cell of a sweep is such a workdir, with a lease of its own, which a process has while it trains
+the cell (`mirrored_cell`). The lease of the sweep is held for the moments in which sweep.json is
+written, and table and report, from the records of all cells (`sweep_records`).
+
 If the bucket cannot be written for longer than `Times.retry`, or another process has taken the
 workdir, the run is stopped as by SIGTERM, and ends with an error that says where everything is.
 """
@@ -37,15 +41,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-import jax
-
-from lm.launch.distributed import disk_of_first, from_first, is_first
-from lm.launch.this_host import child_host
+from lm.launch.distributed import disk_of_first, from_first, is_first, several
 from lm.record.remote.local_copy import (
     LocalCopy,
     Stat,
     checkpoints_here,
     files_here,
+    is_record,
     sort_listing,
     stat,
     stats_in,
@@ -53,8 +55,8 @@ from lm.record.remote.local_copy import (
 )
 from lm.record.workdir import CONFIG, PATIENCE_SEC, SUMMARY, SWEEP
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, Refused, Times, each, is_url, open_bucket, times
-from lm.storage.files import locked
+from lm.storage.buckets import Bucket, Refused, Times, below, each, is_url, open_bucket, times
+from lm.storage.files import InUse, Unreadable, locked
 from lm.storage.lease import LEASE, Lease, LeaseLost
 
 KIND = 'runs'
@@ -63,6 +65,7 @@ LARGE = 8 << 20  # bytes of a file that is not written again at every look
 LARGE_PACES = 10  # looks between two writes of such a file, which comes before each checkpoint too
 FIRST_WAIT_SEC = 1.0  # after an error; then twice as long each time, up to the pace
 POLL_SEC = 0.2
+SWEEP_PATIENCE_SEC = 600.0  # until all hosts that end at the same time have written their report
 say_at_once = functools.partial(print, flush=True)
 
 
@@ -72,21 +75,16 @@ def mirrored(workdir: str | Path, say: Callable[[str], None] = say_at_once) -> I
 
     When the block ends the bucket holds all of it. Of several processes the first has that folder;
     the others have an empty one, and process 0 reads and writes checkpoints for them. Raises
-    ValueError for another kind of URL, for a path that holds other things, and for processes that
-    have not joined; InUse if another process trains there; OSError if the bucket does not answer.
+    ValueError for another kind of URL, and for a path that holds other things; InUse if another
+    process trains there; OSError if the bucket does not answer.
     """
     if not is_url(str(workdir)):
         yield Path(workdir)
         return
-    if child_host() is None:
+    if not several():
         with _mirrored(str(workdir), say) as folder:
             yield folder
         return
-    if not jax.distributed.is_initialized():
-        raise ValueError(
-            f'{workdir}: hosts that share the cells of a sweep need a --workdir on a disk that all '
-            'of them see, or that a bucket is mounted on. A single run takes a bucket.'
-        )
     with disk_of_first(), contextlib.ExitStack() as held:
         if is_first():
             yield held.enter_context(_mirrored(str(workdir), say))
@@ -98,28 +96,100 @@ def mirrored(workdir: str | Path, say: Callable[[str], None] = say_at_once) -> I
 
 @contextlib.contextmanager
 def _mirrored(url: str, say: Callable[[str], None]) -> Iterator[Path]:
-    bucket, every = open_bucket(url), times()
+    bucket = open_bucket(url)
     check_is_ours(bucket)
-    copy = LocalCopy(bucket, KIND)
-    in_use = f'another process trains in {bucket.url}; wait for it, or give another --workdir'
-    waiting = f'{bucket.url} is in use by another process: waiting for it to end'
-    until = time.monotonic() + PATIENCE_SEC
-    lock = copy.place / 'lock'
-    with locked(lock, waiting=waiting, in_use=in_use, say=say, wait_until=until) as is_only:
+    with _leased(LocalCopy(bucket, KIND), say, PATIENCE_SEC) as mirror:
+        mirror.bring()
+        say(mirror.holds())
+        with Pushes(mirror).running():
+            yield mirror.copy.folder
+        say(f'{bucket.url} holds all of it')
+
+
+@contextlib.contextmanager
+def _leased(copy: LocalCopy, say: Callable[[str], None], patience: float) -> Iterator['Mirror']:
+    """Holds the lock of the folder and the lease of the bucket, once both are free."""
+    url, every = copy.bucket.url, times()
+    how = {
+        'in_use': f'another process trains in {url}; wait for it, or give another --workdir',
+        'waiting': f'{url} is in use by another process: waiting for it to end',
+        'wait_until': time.monotonic() + patience,
+    }
+    with locked(copy.place / 'lock', say=say, **how) as is_only:
         copy.open()
-        lease = Lease(bucket, copy.id, every.lease)
-        lease.take(say, PATIENCE_SEC, is_only)
+        lease = Lease(copy.bucket, copy.id, every.lease)
+        lease.take(say, patience, is_only)
         with lease.renewed():
-            mirror = Mirror(copy, lease, every, say)
-            mirror.bring()
-            with Pushes(mirror).running():
-                yield copy.folder
-            say(f'{bucket.url} holds all of it')
+            yield Mirror(copy, lease, every, say)
 
 
-def check_is_ours(bucket: Bucket) -> None:
-    """Raises ValueError, before anything is written, if the path holds what no run has written."""
+def sweep_folder(workdir: str | Path) -> Path:
+    """Returns `workdir` itself, or the local folder of a URL, which may not be there yet."""
+    url = str(workdir)
+    return LocalCopy(open_bucket(url), KIND).folder if is_url(url) else Path(workdir)
+
+
+@contextlib.contextmanager
+def mirrored_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds a cell of the sweep at `url`, and keeps `folder`, where it trains, the same as it.
+    Nothing is to be done without a URL. Raises InUse if another process trains the cell.
+    """
+    if url is None:
+        yield
+        return
+    copy = LocalCopy(open_bucket(below(url, folder.name)), KIND, folder.parent)
+    with _leased(copy, say, PATIENCE_SEC) as mirror:
+        mirror.bring()
+        with Pushes(mirror).running():
+            yield
+
+
+@contextlib.contextmanager
+def sweep_records(url: str | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Brings the records of all cells to `sweep_folder`, and writes the sweep's own files to the
+    bucket at the end, such as sweep.json. No other process does so within the block.
+    """
+    if url is None:
+        yield
+        return
+    bucket = open_bucket(url)
+    check_is_ours(bucket, is_sweep=True)
+    with _leased(LocalCopy(bucket, KIND), say, SWEEP_PATIENCE_SEC) as mirror:
+        copy, listing = mirror.copy, bucket.list()
+        files = {name: one for name, one in sort_listing(listing)[0].items() if '/' not in name}
+        copy.fetch_files(files)
+        cells = {name.split('/')[0] for name in listing if name.endswith(f'/{LEASE}')}
+        each(lambda name: _bring_records(below(url, name), copy.folder, say), cells)
+        yield
+        for name, found in files_here(copy.folder).items():
+            if '/' not in name:
+                mirror.push_file(name, found)
+        copy.save()
+
+
+def _bring_records(url: str, sweep: Path, say: Callable[[str], None]) -> None:
+    """Fetches those of a cell, unless it trains on this machine. One whose lease is damaged, or of
+    which something is deleted meanwhile, stays as it was.
+    """
+    copy = LocalCopy(open_bucket(url), KIND, sweep)
+    with (
+        contextlib.suppress(InUse, Unreadable, FileNotFoundError),
+        locked(copy.place / 'lock', wait_until=0.0),
+    ):
+        copy.open()
+        lease = Lease(copy.bucket, copy.id, times().lease)
+        lease.look()
+        Mirror(copy, lease, times(), say).bring(of_reader=True)
+
+
+def check_is_ours(bucket: Bucket, is_sweep: bool = False) -> None:
+    """Raises ValueError, before anything is written, if the path holds what no run has written, or
+    a sweep where a run is wanted, or the other way round.
+    """
     found = bucket.list()
+    if (CONFIG if is_sweep else SWEEP) in found:
+        there, wanted = ('single run', 'sweep') if is_sweep else ('sweep', 'single run')
+        raise ValueError(f'{bucket.url} holds a {there}; give another --workdir for a {wanted}')
     if found and LEASE not in found:
         raise ValueError(
             f'{bucket.url} holds {len(found)} objects, such as {min(found)}, and is no workdir: '
@@ -139,14 +209,18 @@ class Mirror:
         self._sent: dict[str, set[str]] = {}  # by token: what an upload has written so far
         self._due: dict[str, float] = {}  # when a large file is written again at the earliest
 
-    def bring(self) -> None:
-        """Makes the local folder as the bucket has it; see above. To be called with the lease."""
+    def bring(self, of_reader: bool = False) -> None:
+        """Makes the local folder as the bucket has it; see above. To be called with the lease.
+
+        of_reader: fetch the records alone, without the lease; another process may train there.
+        """
         copy, mine = self.copy, self.lease.written_by == self.copy.id
         listing = self.bucket.list()
         files, folders = sort_listing(listing)
         marks = complete_folders.complete_folders(self.bucket, listing)
         self._marks = {name: mark.token for name, mark in marks.items() if name in folders}
-        if left := sorted(folders - self._marks.keys()):
+        left = sorted(folders - self._marks.keys())
+        if left and not of_reader:
             self.say(f'NOTE: {self.bucket.url} lacks parts of {", ".join(left)}: they are not read')
         self._incomplete = set(left)
         wanted = list(self._marks)
@@ -156,14 +230,17 @@ class Mirror:
             wanted = [n for n in wanted if not is_here[n] or copy.is_damaged(n, self._marks[n])]
         else:
             self._drop_what_differs(files.keys(), marks)
-        copy.fetch_files(files)
-        for name in wanted:
+        copy.fetch_files({n: one for n, one in files.items() if not of_reader or is_record(n)})
+        for name in [] if of_reader else wanted:
             copy.fetch_folder(name, marks[name])
         copy.save()
-        self.lease.claim()
+        if not of_reader:
+            self.lease.claim()
+
+    def holds(self) -> str:
         newest = max(map(step_of, self._marks), default=None)
         held = 'no checkpoint yet' if newest is None else f'checkpoints up to step {newest}'
-        self.say(f'{self.bucket.url} holds {held}; trained in {copy.folder}')
+        return f'{self.bucket.url} holds {held}; trained in {self.copy.folder}'
 
     def _drop_what_differs(self, files: Collection[str], marks: Mapping) -> None:
         copy = self.copy
@@ -206,7 +283,7 @@ class Mirror:
         for name in [*(self._marks.keys() - listed.keys()), *self._incomplete]:
             self._delete(name)
         for name, (found, content) in summaries.items():
-            self._push_file(name, found, content)
+            self.push_file(name, found, content)
         shutil.rmtree(self.copy.staging, ignore_errors=True)
 
     def _is_written(self, name: str, found: dict[str, Stat]) -> bool:
@@ -238,11 +315,11 @@ class Mirror:
         }
         first = {name for name in due if PurePosixPath(name).name in FIRST}
         for names in (first, due - first):
-            each(lambda name: self._push_file(name, found[name]), names)
+            each(lambda name: self.push_file(name, found[name]), names)
         if gone or self.copy.files != before:
             self.copy.save()
 
-    def _push_file(self, name: str, found: Stat, content: bytes | None = None) -> None:
+    def push_file(self, name: str, found: Stat, content: bytes | None = None) -> None:
         """Writes one file, unless it is there. found: its state, no newer than `content`."""
         if self.copy.files.get(name, [])[:2] == found:
             return

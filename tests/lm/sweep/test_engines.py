@@ -14,11 +14,16 @@ import psutil
 import pytest
 
 from lm.record.checkpoint import steps_in
+from lm.record.remote.local_copy import at_hand
+from lm.record.remote.mirror import sweep_folder
 from lm.record.workdir import write_json
+from lm.storage.buckets import open_bucket
+from lm.sweep import engines
 from lm.sweep.cells import cells, groups
 from lm.sweep.engines import default_resources, split
 from lm.sweep.group import Work
 from tests.commands import PATIENCE_SEC
+from tests.object_store import variables
 from tests.sweep_helpers import (
     base,
     cell_folders,
@@ -124,6 +129,39 @@ def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, c
     assert "2 tasks on Ray, each with {'CPU': 1.0}" in output and '4 of 4 done' in output
     assert table(tmp_path) == table(local)
     assert curves(tmp_path) == curves(local)
+
+
+@pytest.mark.full
+def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkeypatch, capfd):
+    """Each worker holds the cells that it trains, and is killed on the way; the driver, which holds
+    none, writes table and report. The cluster has been started without the bucket's variables.
+    """
+    keys = {name: os.environ[name] for name in variables()}
+    killed = []
+
+    def kill():
+        for victim in workers():
+            victim.kill()
+            killed.append(victim.pid)
+
+    thread = when(lambda: half_way(sweep_folder(bucket_url)), kill)
+    options = engines._task_options
+
+    def with_keys(resources):
+        found = options(resources)
+        found['runtime_env']['env_vars'].update(keys)
+        return found
+
+    monkeypatch.setattr(engines, '_task_options', with_keys)
+    assert train_sweep(base(corpus, **LONGER), SWEEP, bucket_url, engine='ray') == DONE
+    thread.join()
+    output = capfd.readouterr().out
+    assert killed and 'resuming after step' in output and '4 of 4 done' in output
+    there = at_hand(bucket_url)
+    assert curves(there) == curves(local)
+    found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, local))
+    assert found == wanted
+    assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(open_bucket(bucket_url).list())
 
 
 @pytest.mark.full

@@ -41,6 +41,7 @@ def machine(bucket_url, tmp_path, monkeypatch):
         lease.take(said.append, 0.0, is_only=True)
         mirror = Mirror(copy, lease, Times(), said.append)
         mirror.bring()
+        said.append(mirror.holds())
         mirror.said = said
         return mirror
 
