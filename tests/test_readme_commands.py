@@ -50,7 +50,7 @@ LEFT_OUT = {  # line: why it is not run here
         f'uv run python -m tpu.plan --config=configs/llama_8b.py --topology={topology}': (
             'minutes; tests/tpu/test_plan.py has a smaller model'
         )
-        for topology in ('v6e:16x16', 'v5p:4x4x4 --search --figure=search.png')
+        for topology in ('v6e:16x16', 'v5p:4x4x4 --search --figure=plan.html')
     },
     'uv sync --extra buckets': 'the environment of the tests has it',
     'uv run train.py --config=configs/default.py --workdir=s3://my-bucket/runs/mine': IN_BUCKETS,

@@ -138,7 +138,7 @@ def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
 @pytest.mark.parametrize(
     'flags, said',
     [
-        (('--topology=v5p-7',), 'Did you mean v5p:4x4x4?'),
+        (('--topology=v5p-x',), 'Did you mean v5p:4x4x4?'),
         (('--topology=here', '--config.mesh.fsdp=64'), 'mesh.fsdp must be between 1 and'),
         (('--topology=here', '--figure=plan.pdf'), '--figure ends in .html, .png, .svg; got'),
     ],
