@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 import train
@@ -20,6 +21,14 @@ from tests.mistakes import ANSWERED, NOT_HERE
 CONFIG = '--config=configs/default.py'
 
 
+@pytest.fixture(autouse=True)
+def flags_of_train(monkeypatch):
+    """No flags of programs that other tests have imported."""
+    for module, found in flags.FLAGS.flags_by_module_dict().items():
+        for flag in found if module.startswith(('eval.', 'tpu.', 'tests.')) else ():
+            monkeypatch.delitem(flags.FLAGS._flags(), flag.name, raising=False)
+
+
 @pytest.fixture
 def answer(monkeypatch, capsys):
     """answer(flags): the one line that they are refused with."""
@@ -32,16 +41,16 @@ def answer(monkeypatch, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    def parse(*flags: str) -> None:
-        monkeypatch.setattr(sys, 'argv', ['train.py', *flags])
+    def parse(*given: str) -> None:
+        monkeypatch.setattr(sys, 'argv', ['train.py', *given])
         parse_flags(sys.argv)
 
     return of
 
 
-def assert_works(flags: str) -> None:
+def assert_works(command: str) -> None:
     """The flags are read, and the config that they give is one that can be trained."""
-    given = shlex.split(flags)
+    given = shlex.split(command)
     if not any(flag.startswith('--config=') for flag in given):
         given.insert(0, CONFIG)
     with flagsaver.flagsaver(), pytest.MonkeyPatch.context() as patch:
@@ -52,19 +61,19 @@ def assert_works(flags: str) -> None:
 
 @pytest.mark.parametrize('given', ANSWERED)
 def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
-    said, _, flags = answer(given).rpartition('Write ')
+    said, _, command = answer(given).rpartition('Write ')
     names = [word.partition('=')[0] for word in shlex.split(given) if not word[0].isdigit()]
-    assert flags == ANSWERED[given] and all(name in said for name in names)
-    assert_works(flags)
+    assert command == ANSWERED[given] and all(name in said for name in names)
+    assert_works(command)
 
 
 @pytest.mark.parametrize('given', NOT_HERE)
 def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
-    (words, flags), said = NOT_HERE[given], answer(given)
+    (words, command), said = NOT_HERE[given], answer(given)
     assert words in said and 'Did you mean' not in said
-    for flag in shlex.split(flags):
+    for flag in shlex.split(command):
         assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in said
-    assert_works(flags)
+    assert_works(command)
 
 
 @pytest.mark.full
