@@ -8,7 +8,7 @@ from lm.record.remote import mirror
 from lm.record.remote.mirror import mirrored_cell, sweep_folder, sweep_records
 from lm.storage.buckets import below, open_bucket
 from lm.storage.files import InUse, Unreadable
-from tests.lm.record.remote.test_mirror import names, train, write
+from tests.lm.record.remote.test_mirror import names, train, watched, write
 
 pytestmark = pytest.mark.xdist_group('buckets')
 
@@ -27,6 +27,7 @@ def on(bucket_url, tmp_path, monkeypatch):
 def train_cell(url, folder, cell, step) -> None:
     with mirrored_cell(url, folder / cell, print):
         train(folder / cell, step)
+        write(folder / cell, 'tokenizer/words.txt', 'of no interest to others')
 
 
 def of_cell(folder, cell) -> set[str]:
@@ -40,7 +41,7 @@ def test_a_folder_on_a_disk_is_left_as_it_is(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_each_machine_has_its_own_cells_and_the_records_of_all(on, bucket_url):
+def test_each_machine_has_its_own_cells_and_the_records_of_all(on, bucket_url, monkeypatch):
     a = on('a')
     with sweep_records(bucket_url, print):
         write(a, 'sweep.json', '{}')
@@ -48,11 +49,13 @@ def test_each_machine_has_its_own_cells_and_the_records_of_all(on, bucket_url):
     b = on('b')
     train_cell(bucket_url, b, 'two', 8)
     assert of_cell(b, 'one') == set()
+    done = watched(monkeypatch)
     with sweep_records(bucket_url, print):
         assert of_cell(b, 'one') == {'config.json', 'metrics.jsonl'}
         assert not (b / 'one' / 'checkpoints').exists()
         assert (b / 'two' / 'checkpoints' / '8').is_dir() and (b / 'sweep.json').exists()
         write(b, 'cells.parquet', 'of both')
+    assert done == ['+cells.parquet']
     a = on('a')
     with sweep_records(bucket_url, print):
         assert (a / 'cells.parquet').read_text() == 'of both'
