@@ -387,6 +387,7 @@ class Pushes:
     def __init__(self, mirror: Mirror):
         self.mirror, self.times, self.say = mirror, mirror.times, mirror.say
         self.failure: Exception | None = None
+        self._failed_since: float | None = None  # no push has succeeded from then on
         self._ended = threading.Event()
 
     @contextlib.contextmanager
@@ -419,21 +420,24 @@ class Pushes:
 
     def _push_until_done(self, is_last: bool = False) -> bool:
         """Whether it was done at last, or need not be as the block has ended."""
-        began, wait, is_said = time.monotonic(), FIRST_WAIT_SEC, False
+        wait = FIRST_WAIT_SEC
         while True:
+            began = time.monotonic()
             try:
                 self.mirror.push(is_last)
-                if is_said:
+                if self._failed_since is not None:
                     self.say(f'{self.mirror.bucket.url} has all that is new again')
+                self._failed_since = None
                 return True
             except Exception as error:  # of the bucket, or of the disk
-                is_late = time.monotonic() - began >= self.times.retry
+                since = began if self._failed_since is None else self._failed_since
+                is_late = time.monotonic() - since >= self.times.retry
                 if is_late or isinstance(error, LeaseLost | Refused):
                     self.failure = error
                     return False
-                if not is_said:
+                if self._failed_since is None:
                     self.say(f'NOTE: {error}; tried again for {self.times.retry:g} s')
-                    is_said = True
+                self._failed_since = since
             if is_last:
                 time.sleep(wait)
             elif self._ended.wait(wait):

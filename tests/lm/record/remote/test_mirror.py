@@ -283,6 +283,17 @@ def test_an_outage_is_said_once_and_made_up_for(machine, monkeypatch):
     assert mirror.said[1:] == [f'{mirror.bucket.url} has all that is new again']
 
 
+def test_a_run_that_ends_in_an_outage_does_not_begin_to_wait_anew(machine, monkeypatch):
+    """Cells of a sweep end one after the other."""
+    mirror = machine('a')
+    Outage(monkeypatch, mirror)
+    mirror.times = Times(pace=0.02, retry=1.0)
+    with pytest.raises(OSError, match='could not be written'), Pushes(mirror).running():
+        train(mirror.copy.folder, 4)
+        until(lambda: mirror.said)
+    assert len(mirror.said) == 1
+
+
 @pytest.mark.parametrize(('kind', 'retry'), [(BucketError, 0.1), (Refused, 3.0)])
 def test_an_outage_without_end_ends_the_run_and_the_same_command_goes_on(
     kind, retry, machine, monkeypatch
