@@ -24,15 +24,17 @@ TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ f
 class Recorder:
     """Writes rows of a run that resumes after `step`; `rows` counts those in the file.
 
-    Rows beyond `step` are dropped first, since those steps will be done again. expected: the number
-    of rows when the checkpoint of `step` was made, if known. Damaged lines are moved to
-    metrics_damaged.jsonl. No file is open between rows. Raises OSError if one cannot be written.
+    Rows beyond `step` are dropped first, since those steps will be done again; so are all where it
+    is 0, whose diagnosis will be too. expected: the number of rows when the checkpoint of `step`
+    was made, if known. Damaged lines are moved to metrics_damaged.jsonl. No file is open between
+    rows. Raises OSError if one cannot be written.
     """
 
     def __init__(self, workdir: Path, step: int, expected: int | None, say: Callable[[str], None]):
         self._path = workdir / FILE
         lines = list(_lines(self._path))
-        kept = [line.rstrip() + b'\n' for line, row in lines if row and row['step'] <= step]
+        known = [line for line, row in lines if step and row and row['step'] <= step]
+        kept = [line.rstrip() + b'\n' for line in known]
         self.rows = len(kept)
         damaged = [line for line, row in lines if row is None]
         if lines and lines[-1][1] is None and not lines[-1][0].endswith(b'\n'):

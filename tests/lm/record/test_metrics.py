@@ -44,6 +44,12 @@ def recorded(path, steps):
     return (path / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
 
 
+def test_a_run_that_begins_anew_keeps_no_row(tmp_path):
+    """Catches a second row of step 0, which is diagnosed before the first step."""
+    recorded(tmp_path, (0, 1))
+    assert Recorder(tmp_path, 0, None, print).rows == 0 and rows_of(tmp_path) == []
+
+
 def test_a_line_cut_short_is_left_out(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n{"step": 2, "lo')
     assert rows_of(tmp_path) == [{'step': 1}]
