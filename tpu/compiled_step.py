@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
 from lm.data import tokenizers
+from lm.data.progress import said_meanwhile
 from lm.devices.blueprint import Blueprint
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import mesh_words, refuse_idle
@@ -104,8 +105,13 @@ def compile_step(made: Blueprint, topology: Topology, how: str = SINGLE, runs: i
     DoesNotFit where a device has too little memory for it.
     """
     start = time.perf_counter()
+
+    def words() -> str:
+        return f'compiling for {topology.words}, {time.perf_counter() - start:.0f} s'
+
     try:
-        executable = Program(made, how).compiled(runs)
+        with said_meanwhile(words):
+            executable = Program(made, how).compiled(runs)
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise

@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from lm.config.fields import AUTO, GIVEN
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced
-from lm.data.progress import said_meanwhile
 from lm.devices.auto_mesh import held_bytes, kept_bytes, moved_bytes
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
@@ -184,10 +183,8 @@ def search(
     trials, too_much = [], math.inf
 
     def compile_with(changes: Mapping[str, Any]) -> Trial:
-        number = min(tries, len(ordered)) + 1
-        with said_meanwhile(lambda: f'compiling {len(trials) + 1} of at most {number}'):
-            trials.append(attempt(recipe, changes, topology, price))
-        best = min(trials, key=_rank)
+        trials.append(attempt(recipe, changes, topology, price))
+        best, number = min(trials, key=_rank), min(tries, len(ordered)) + 1
         said = f'; best so far: {best.words}' if best.estimate else ''
         say(f'{len(trials)} of at most {number}: {trials[-1].line()}{said}')
         return trials[-1]

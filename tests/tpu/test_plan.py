@@ -90,9 +90,9 @@ def test_products_of_a_plan_are_those_of_the_model(folder):
 
 @pytest.mark.full
 def test_compiling_for_tpus_is_quiet(folder):
-    """Nothing but what the plan says: libtpu complains at length where it finds no TPU."""
+    """Nothing but how long it takes: libtpu complains at length where it finds no TPU."""
     _, noise, _ = of_tpus(folder)
-    assert noise == ''
+    assert not [said for said in noise.splitlines() if not said.startswith('compiling for v5e:')]
 
 
 @pytest.mark.full
