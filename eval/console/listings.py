@@ -2,6 +2,7 @@
 
     python train.py --choices               every field, its names, a line each
     python train.py --choices=model.norm    one field, with the options and sources of its rows
+    python train.py --choices=model.norm=rmsnorm    one row, with all that its docstring says
 
 A row is described by its `summary`, or else by the first sentence of its docstring; its sources are
 the papers and the code that these name.
@@ -39,7 +40,7 @@ An option is set by --config.PATH=VALUE; left out, or None, it has the value sho
 the published one. Behind a NAME it is of this field alone, where that may stand there. Runs that
 differ in traced options alone share one compiled program.
 """
-HINT = '--choices=model.norm lists the options and sources of one field.'
+HINT = '--choices=model.norm lists the options and sources of one field, model.norm=dyt of a row.'
 
 
 def define_flags() -> None:
@@ -84,11 +85,12 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any) -> bool:
 class Row:
     """A name that a field may have. words: one line of what it is. source: such as
     'arXiv:1910.07467' or 'code', several with commas; '' where none is named. options: by config
-    path, such as 'norm.eps'.
+    path, such as 'norm.eps'. text: all that is said of it.
     """
 
     name: str
     words: str
+    text: str
     source: str
     options: Mapping[str, Declared]
 
@@ -104,13 +106,15 @@ def rows_of(field: str) -> list[Row]:
         found = {f'{choice.section}.{n}': declared for n, declared in options(part).items()}
         for term in sown_by(choice, part).values():
             found |= {f'loss.{n}': d for n, d in options(term).items()}
-        rows.append(Row(name, words, source, found))
+        rows.append(Row(name, words, text, source, found))
     return rows
 
 
-def listing(field: str | None = None) -> str:
-    """The rows of `field` with their options, or of every field without, in lines of WIDTH."""
-    lines = _overview() if field is None else _details(field)
+def listing(asked: str | None = None) -> str:
+    """The rows of a field, or one of them, FIELD=NAME, with their options; the rows of every field
+    without. Lines have WIDTH.
+    """
+    lines = _overview() if asked is None else _details(*asked.split('=', 1))
     return '\n'.join(lines).rstrip() + '\n'
 
 
@@ -130,15 +134,20 @@ def _overview() -> Iterator[str]:
     yield HINT
 
 
-def _details(field: str) -> Iterator[str]:
+def _details(field: str, name: str = '') -> Iterator[str]:
     rows = rows_of(field)
+    if name:
+        rows = [choose({row.name: row for row in rows}, name, field)]
     yield from (f'{field}={form(CHOICES[field])}', '')
     if any(row.options for row in rows):
         yield LEGEND
     for row in rows:
         source = f'({row.source})' if row.source else ''
         yield from _hanging(f'{row.name} ', source, len(row.name) + 1)
-        yield from _hanging('', row.words, 2)
+        if name:
+            yield from ('', textwrap.indent(row.text, '  '), '')
+        else:
+            yield from _hanging('', row.words, 2)
         lines = [(f'  {path}={d.default}', kind(d), d) for path, d in row.options.items()]
         first, second = (max((len(line[i]) for line in lines), default=0) + 2 for i in (0, 1))
         for given, of_kind, declared in lines:

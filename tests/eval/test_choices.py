@@ -150,3 +150,19 @@ def test_names_that_an_option_repeats_are_those_of_the_table():
     # The way of a single run is not chosen: it follows.
     assert named('kernels.run_axis') - {'auto'} == RUN_AXES.keys() - {'single'}
     assert named('train.trainable') == TRAINABLE.keys()
+
+
+def test_a_row_is_a_card_with_all_that_is_said_of_it():
+    """Catches a card of all rows, or of a first sentence."""
+    card = listing('model.norm=dyt')
+    assert 'y = tanh(a x)' in card and "authors'" in card and 'norm.alpha=0.5' in card
+    assert 'rmsnorm' not in card and max(map(len, card.splitlines())) <= WIDTH
+    with pytest.raises(ValueError, match="Did you mean 'dyt'"):
+        listing('model.norm=dytt')
+
+
+@pytest.mark.parametrize('field', CHOICES)
+def test_every_row_has_a_card(field):
+    for row in rows_of(field):
+        card = listing(f'{field}={row.name}')
+        assert row.text and all(path in card for path in row.options)
