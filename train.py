@@ -1,22 +1,31 @@
 """Trains what a config describes: a run, or the many runs of a sweep.
 
-    python train.py --config=configs/default.py [--config.a.b=value ...] [--workdir=DIR]
+    python train.py --config=configs/default.py [--config.SECTION.FIELD=VALUE ...] [--workdir=DIR]
     python train.py --config=configs/default.py --config.sweep="{'optim.lr': (1e-3, 3e-3)}"
 
-The same command again resumes what the workdir holds. Exit status: 0 done, 1 bad input or a cell
-that failed, 2 diverged (a sweep goes on: its diverged cells are results), 128 + n stopped by signal
-n, after a checkpoint, 42 another host is gone or did not come: the same command goes on.
+The same command again resumes what the workdir holds.
 
-On several hosts the same command on each, by SLURM, Open MPI or on a TPU pod; elsewhere with
---coordinator=HOST:PORT --num_processes=N --process_id=I. --host_timeout=SECONDS to wait for all,
---watch_port=PORT where the one after the coordinator's is taken.
+--workdir=DIR               the run's folder, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH
+--choices[=FIELD[=NAME]]    print all parts, those of a field with their options, or one of them
+--print_config              print all fields and their values; --print_schedule the learning rates
+--continue_changed          go on from a workdir whose run had another config or other data
+--start_over                begin at step 1 where all checkpoints of a run are lost
+--engine=local|ray          where a sweep trains: --runs_at_once=N in a program, --resources=CPU=2
+--coordinator=HOST:PORT --num_processes=N --process_id=I    on several hosts, the same command on
+    each; by SLURM, Open MPI or on a TPU pod without these. --host_timeout=SECONDS to wait for all,
+    --watch_port=PORT where the one after the coordinator's is taken, --job_secret_file=FILE
+
+Exit status: 0 done, 1 bad input or a cell that failed, 2 diverged (a sweep goes on: its diverged
+cells are results), 128 + n stopped by signal n, after a checkpoint, 42 another host is gone or did
+not come: the same command goes on.
 """
 
-from lm.launch.before_jax import prepare_process
+from lm.launch.before_jax import prepare_process, print_help
 from lm.launch.supervisor import supervise_if_several
 
 if __name__ == '__main__':
-    supervise_if_several()  # all of this before JAX is imported
+    print_help(__doc__)  # all of this before JAX is imported
+    supervise_if_several()
     prepare_process()
 
 import functools
@@ -72,7 +81,7 @@ def main() -> int:
     again = CONTINUE_CHANGED.value, START_OVER.value
     words = where_from(command.overridden(given), followed, recipe.train.init_from)
     if sweep is not None:
-        return train_sweep(base, sweep, place, again[0], *how, again[1], words)
+        return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
     distributed.join(digest(recipe))
     with mirrored(place) as workdir:
         return train(recipe, workdir, *again, words)
@@ -122,27 +131,16 @@ def train_sweep(
     sweep: Any,
     workdir: str | Path,
     continue_changed: bool = False,
-    engine: str = 'local',
-    runs_at_once: int = 0,
-    resources: dict[str, float] | None = None,
-    start_over: bool = False,
     words: Sequence[str] = (),
+    engine: str = 'local',
+    **how: Any,
 ) -> int:
-    """Trains the cells that have not ended yet; the exit status."""
+    """Trains the cells that have not ended yet; the exit status. how: as in `engines`."""
     # Brings Arrow and DuckDB, which a single run need not wait for.
     from eval.console.progress import SweepView
 
-    return engines.train_sweep(
-        base,
-        sweep,
-        workdir,
-        functools.partial(SweepView, words=words),
-        continue_changed=continue_changed,
-        engine=engine,
-        runs_at_once=runs_at_once,
-        resources=resources,
-        start_over=start_over,
-    )
+    view = functools.partial(SweepView, words=words)
+    return engines.train_sweep(base, sweep, workdir, view, continue_changed, engine, **how)
 
 
 if __name__ == '__main__':

@@ -18,6 +18,13 @@ TUNABLES = (
 )
 
 
+def print_help(text: str) -> None:
+    """Prints the help of a program and ends it, where that is asked for."""
+    if {'-h', '-help', '--help'} & {*sys.argv[1:]}:
+        print(text.strip())
+        sys.exit()
+
+
 def prepare_process() -> None:
     """Selects JAX's CPU platform on a machine without accelerator, and starts this process again,
     in place, with a malloc that suits XLA:CPU (`TUNABLES`). JAX_PLATFORMS and GLIBC_TUNABLES stay

@@ -51,15 +51,16 @@ def define_flags() -> None:
     flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
 
 
-def asked(sweep: Any) -> tuple[str, int, dict[str, float]]:
-    """Returns the engine, the runs at once and the resources that the flags give. Raises ValueError
-    where a single run has them (`sweep` is None).
+def asked(sweep: Any) -> dict[str, Any]:
+    """Returns the arguments of `train_sweep` that the flags give: engine, runs at once, resources.
+    Raises ValueError where a single run has them (`sweep` is None).
     """
     given = flags.FLAGS
     engine, runs_at_once, resources = given.engine, given.runs_at_once, given.resources
     if sweep is None and (engine != 'local' or runs_at_once or resources):
         raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
-    return engine, runs_at_once, parse_resources(resources)
+    how = {'engine': engine, 'runs_at_once': runs_at_once}
+    return how | {'resources': parse_resources(resources)}
 
 
 def parse_resources(texts: list[str] | None) -> dict[str, float]:

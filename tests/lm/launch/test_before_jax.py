@@ -6,7 +6,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from absl import flags
 
+import train
 from lm.launch import before_jax
 from tests import ROOT
 from tests.programs import COMPILERS
@@ -25,6 +27,21 @@ def test_no_program_has_imported_jax_when_it_prepares_its_process():
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == 'False\n'
+
+
+def test_help_is_one_screen_with_each_flag_and_imports_no_jax():
+    code = (
+        'import runpy, sys\nsys.argv = ["train.py", "--help"]\ntry:\n'
+        '    runpy.run_path("train.py", run_name="__main__")\nfinally:\n'
+        '    print("jax" in sys.modules)'
+    )
+    command = [sys.executable, '-c', code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    *lines, imported = done.stdout.splitlines()
+    assert imported == 'False' and len(lines) <= 24 and max(map(len, lines)) <= 100
+    own = [*flags.FLAGS.get_key_flags_for_module(train), flags.FLAGS['process_id']]
+    assert {'config', 'workdir', 'engine'} <= {flag.name for flag in own}
+    assert not [flag.name for flag in own if f'--{flag.name}' not in done.stdout]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
     started = []
     monkeypatch.setattr(train, 'train', lambda *given: started.append(given))
     monkeypatch.setattr(
-        train, 'train_sweep', lambda base, *given: started.append((resolve(base), *given))
+        train, 'train_sweep', lambda base, *given, **how: started.append((resolve(base), *given))
     )
     parsed(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *more)
     train.main()
