@@ -44,8 +44,8 @@ import pytest
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 MAPS = Path('/proc/self/maps')
-MOST_MAPS = 40_000  # of the 65,530 that Linux gives a process by default; without one it dies
-PROGRAMS_BETWEEN_LOOKS = 50  # some map hundreds; to read the list takes 10 ms
+MOST_MAPS = 30_000  # of the 65,530 that Linux gives a process by default; without one it dies
+PROGRAMS_BETWEEN_LOOKS = 25  # some map hundreds; to read the list takes 10 ms
 
 gc.disable()  # until all tests are collected: nothing of what imports make is garbage
 

@@ -37,6 +37,15 @@ class Scheduling(LoadGroupScheduling):
                 self._assign_work_unit(node)
             self._reschedule(node)
 
+    def remove_node(self, node: Any) -> str | None:
+        """Takes back what the process has left. xdist would take back what has passed too, and give
+        it to another process as a group of no test, with which that would wait for ever.
+        """
+        work = self.assigned_work[node]
+        for group in [name for name, tests in work.items() if all(tests.values())]:
+            del work[group]
+        return super().remove_node(node)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:

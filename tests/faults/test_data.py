@@ -187,7 +187,8 @@ def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tm
     assert process.returncode in (0, -sent), err
     if sent == signal.SIGINT:
         assert not list(tmp_path.glob('cache/*.partial'))
-        assert not err or err.endswith('KeyboardInterrupt\n')
+        # Python says so last, or that it was ignored where it came within a finalizer.
+        assert not err or 'KeyboardInterrupt' in err.splitlines()[-1]
     assert everything(open_dataset(own, say=quiet)) == wanted
 
 
