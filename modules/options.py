@@ -3,7 +3,7 @@
     eps: Annotated[float, Option('added under the root', 0, 1)] = 1e-6
 
 An option is a field of a class, or a keyword of a function, with such an annotation; its default is
-the published one. Config sections, their checks, `train.py --choices` and the README's tables are
+the published one. Config sections, their checks, `train.py --choices` and the tables of docs/ are
 all read from there. Two parts that mean the same by a name share the annotation.
 """
 

@@ -19,6 +19,8 @@ from tests.commands import PATIENCE_SEC
 from tests.mistakes import ANSWERED, NOT_HERE
 
 CONFIG = '--config=configs/default.py'
+OF_ALL = {given: flags for program in ANSWERED.values() for given, flags in program.items()}
+ABSENT = {given: words for program in NOT_HERE.values() for given, words in program.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -59,17 +61,17 @@ def assert_works(command: str) -> None:
         check(resolve(split_sweep(train.CONFIG.value)[0]))
 
 
-@pytest.mark.parametrize('given', ANSWERED)
+@pytest.mark.parametrize('given', OF_ALL)
 def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
     said, _, command = answer(given).rpartition('Write ')
     names = [word.partition('=')[0] for word in shlex.split(given) if not word[0].isdigit()]
-    assert command == ANSWERED[given] and all(name in said for name in names)
+    assert command == OF_ALL[given] and all(name in said for name in names)
     assert_works(command)
 
 
-@pytest.mark.parametrize('given', NOT_HERE)
+@pytest.mark.parametrize('given', ABSENT)
 def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
-    (words, command), said = NOT_HERE[given], answer(given)
+    (words, command), said = ABSENT[given], answer(given)
     assert words in said and 'Did you mean' not in said
     for flag in shlex.split(command):
         assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in said

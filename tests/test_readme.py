@@ -1,14 +1,13 @@
-"""Contract: the README lists what there is, and nothing else."""
+"""Contract: the pages list what there is, and nothing else."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from eval.console.listings import rows_of
 from lm.config.fields import CHOICES, FIELDS
+from tests.pages import FRONT_PAGE, TEXT
 
-README = (Path(__file__).parent.parent / 'README.md').read_text()
 # Options that no table repeats, with the sentence above the table that says who has them.
 LEFT_OUT = {
     'model.norm': ('eps', 'Every norm but `dyt` and `none` also has `eps`'),
@@ -30,7 +29,7 @@ def quoted(cell):
 def tables():
     """{field: (header cells, rows of cells)} of the tables whose first header cell is a choice."""
     found = {}
-    for block in README.split('\n\n'):
+    for block in TEXT.split('\n\n'):
         lines = block.splitlines()
         header = cells(lines[0]) if lines and lines[0].startswith('| `') else []
         field = next(iter(quoted(header[0])), '') if header else ''
@@ -41,6 +40,10 @@ def tables():
 
 
 TABLES = tables()
+
+
+def test_the_front_page_is_short():
+    assert len(FRONT_PAGE.splitlines()) <= 200
 
 
 def test_the_tables_are_found():
@@ -75,7 +78,7 @@ def test_a_table_has_exactly_the_options_that_each_part_declares(field):
 def test_an_option_that_is_left_out_is_named_above_the_table(field):
     """With the rows that do not have it."""
     option, sentence = LEFT_OUT[field]
-    above = README.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
+    above = TEXT.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
     assert sentence in ' '.join(above.split())
     without = [
         row.name

@@ -1,6 +1,6 @@
-"""What the README tells to type, typed in its order in one folder: as printed, with small sizes.
+"""What the pages tell to type, typed in their order in one folder: as printed, with small sizes.
 
-A line that is new in the README fails until it runs here, or `LEFT_OUT` says why it does not.
+A line that is new in them fails until it runs here, or `LEFT_OUT` says why it does not.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from configs import default
 from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.resolve import digest, resolve
 from tests.commands import PATIENCE_SEC
+from tests.pages import FRONT_PAGE, TEXT
 from tests.xla import ONE_DEVICE
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / 'README.md').read_text()
 SMALL = {  # flags of train.py, where the line has no value of its own
     'config.model.d_model': 16,
     'config.model.n_layers': 1,
@@ -41,6 +41,7 @@ MORE = {  # flags for the lines with these words
 IN_BUCKETS = 'tests/test_train_bucket.py has a server of object storage'
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
+    'uv run --group docs sphinx-build -c docs . docs/_build': 'CI does',
     'uv run pytest tests/hosts_on_loopback.py': 'minutes',
     'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
     'uv sync --extra cluster': 'the environment of the tests has it',
@@ -84,7 +85,7 @@ def commands() -> list[str]:
     """The lines that are indented or behind a $, and what is quoted in a text, once each."""
     found = re.findall(
         r'^(?:    |\$ )(uv .*|python .*|train\.py.*)$|`((?:uv|train\.py) [^`]+)`',
-        README,
+        TEXT,
         re.MULTILINE,
     )
     lines = [re.sub(r'\s+# .*', '', line or inline) for line, inline in found]
@@ -92,9 +93,9 @@ def commands() -> list[str]:
 
 
 def blocks(language: str) -> list[str]:
-    """Outside of "Adding a part", which tests/test_readme_parts.py does."""
-    text = re.sub(r'\n## Adding a part\n.*?\n## ', '\n## ', README + '\n## ', flags=re.DOTALL)
-    return re.findall(rf'^```{language}\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
+    """But for files of modules/, which tests/test_readme_parts.py writes."""
+    found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
+    return [block for block in found if not block.startswith('# modules/')]
 
 
 def arguments(line: str) -> list[str]:
@@ -146,13 +147,13 @@ def test_the_lines_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() <= {*lines}
-    assert len(blocks('python')) == 3
+    assert len(blocks('python')) == 4
 
 
 @pytest.mark.full  # six minutes of programs
 def test_every_command_works_as_printed(outcome, tmp_path):
-    """In the README's order: later lines read what earlier ones wrote. One that is printed with an
-    error ends with it.
+    """In the order of the pages: later lines read what earlier ones wrote. One that is printed with
+    an error ends with it.
     """
     (tmp_path / 'configs').mkdir()
     for file in (ROOT / 'configs').glob('*.py'):
@@ -169,10 +170,11 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         said = ' '.join(printed.split())
         if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
             failed[line] = printed[-2000:]
-    (code,) = [block for block in blocks('python') if not block.startswith('# configs/')]
-    status, printed = outcome([], code + CHECKED)
-    if status:
-        failed['From Python'] = printed[-2000:]
+    codes = [block for block in blocks('python') if not block.startswith('# configs/')]
+    for code, checked in zip(codes, ('', CHECKED), strict=True):
+        status, printed = outcome([], code + checked)
+        if status:
+            failed[code] = printed[-2000:]
     assert not failed, '\n\n'.join(f'{line}\n{printed}' for line, printed in failed.items())
 
 
@@ -189,8 +191,8 @@ assert len(runs) == 18 and set(runs.status) == {'done'}
 
 
 def expected_error(line: str) -> re.Pattern | None:
-    """What the README shows below a line with a $, where ... stands for any text."""
-    match = re.search(rf'^\$ {re.escape(line)}\n((?:.+\n)*?)```', README, re.MULTILINE)
+    """What a page shows below a line with a $, where ... stands for any text."""
+    match = re.search(rf'^\$ {re.escape(line)}\n((?:.+\n)*?)```', TEXT, re.MULTILINE)
     if match is None:
         return None
     return re.compile(re.escape(' '.join(match[1].split())).replace(r'\.\.\.', '.*'))
@@ -198,11 +200,11 @@ def expected_error(line: str) -> re.Pattern | None:
 
 def test_the_printed_folder_is_that_of_the_default_config():
     name = f'runs/default-{digest(resolve(default.get_config()))}'
-    assert f'{name} on ' in README and f'done: {name},' in README
+    assert f'{name} on ' in FRONT_PAGE and f'done: {name},' in FRONT_PAGE
 
 
 def test_the_table_has_the_columns_of_a_frame():
-    section = README.split('\n## From Python\n')[1].split('\n## ')[0]
+    section = TEXT.split('\n## From Python\n')[1].split('\n## ')[0]
     rows = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
     listed = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
     assert {*IDENTITY, *RESULTS} <= {*listed} <= {*IDENTITY, *RESULTS, *columns().values()}

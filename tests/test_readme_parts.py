@@ -1,4 +1,4 @@
-"""What the README says under "Adding a part", done word for word in a copy of the project."""
+"""What the pages say of adding a part, done word for word in a copy of the project."""
 
 import os
 import re
@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.pages import TEXT
 from tests.xla import ONE_DEVICE
 
 ROOMS = ('configs', 'eval', 'lm', 'modules')
-README = (ROOT / 'README.md').read_text()
-SECTION = README.split('\n## Adding a part\n')[1].split('\n## ')[0]
+START = '# modules/'  # of blocks that are or change a file there
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf'```{language}\n(.*?)```', SECTION, re.DOTALL)
+    found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
+    return [block for block in found if block.startswith(START)]
 
 
 def add_lines(text: str, diff: list[str]) -> str:
@@ -38,7 +39,7 @@ def add_lines(text: str, diff: list[str]) -> str:
 
 @pytest.fixture(scope='module')
 def project(tmp_path_factory) -> Path:
-    """A copy with the README's parts."""
+    """A copy with the parts of the pages."""
     folder = tmp_path_factory.mktemp('project')
     for room in ROOMS:
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns('__pycache__'))

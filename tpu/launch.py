@@ -3,7 +3,7 @@
     python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
         [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
 
-The command behind -- is that of README, "Several hosts", without the program that runs it
+The command behind -- is that of docs/guide/hosts.md, without the program that runs it
 (--python). The first host's output is passed on, and train.py's exit status returned. After a
 preemption, or where a host is lost (42, 128 + n), the command is started again, at most
 --max_restarts times.

@@ -1,0 +1,92 @@
+"""The site: `uv run --group docs sphinx-build -W -c docs . docs/_build`.
+
+Its source is the project's folder, so that links between pages hold there as on a forge. README.md
+is the front page.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE)]
+
+import generate  # noqa: E402
+
+project = html_title = 'Evenkeel'
+root_doc = 'README'
+include_patterns = [
+    'README.md',
+    'docs/*.md',
+    'docs/**/*.md',
+    'configs/studies/results/*.md',
+    'tests/bench/RESULTS.md',
+    'tpu/PLANS.md',
+]
+exclude_patterns = ['docs/_build', 'docs/reference/other_programs.md']  # which a page includes
+extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx_copybutton']
+myst_heading_anchors = 3
+autodoc_member_order = 'bysource'
+autodoc_preserve_defaults = True
+autodoc_typehints_format = 'short'
+html_theme = 'sphinx_book_theme'
+html_static_path, html_css_files = ['_static'], ['site.css']
+highlight_language = 'none'  # of what is indented: commands
+html_theme_options = {'show_toc_level': 2, 'home_page_in_toc': True}
+copybutton_prompt_text = '$ '
+
+CONTENTS = {
+    'Guide': """
+        config data norms attention reparametrisations losses_optimizers scaling sweeps python
+        diagnostics runs buckets devices hosts pods parts""",
+    'Reference': 'parts/index fields commands columns',
+}
+MORE = {
+    'Guide': ['docs/coming_from'],
+    'Reference': ['docs/api'],
+    'What came out': ['docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
+    'The project': ['docs/design', 'docs/contributing'],
+}
+LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
+
+
+def contents() -> str:
+    """Returns the table of contents that a forge does not show."""
+    found = []
+    for caption in {**CONTENTS, **MORE}:
+        names = [f'docs/{caption.lower()}/{name}' for name in CONTENTS.get(caption, '').split()]
+        lines = [f':caption: {caption}', ':hidden:', '', *names, *MORE[caption]]
+        found.append('\n'.join(['```{toctree}', *lines, '```']))
+    return '\n\n'.join(found)
+
+
+def on_the_site(app, docname: str, source: list[str]) -> None:
+    """Names files and folders that are no pages, where a forge has links to them."""
+    folder = Path(app.env.doc2path(docname)).parent
+
+    def named(match: re.Match) -> str:
+        text, path = match[1], (folder / match[2]).resolve()
+        if path.suffix == '.md' or not path.exists():
+            return match[0]
+        name = f'`{path.relative_to(ROOT)}`'
+        return name if text.rstrip('/').replace('\\', '') in name else f'{text} ({name})'
+
+    source[0] = LINK.sub(named, source[0])
+    if docname == root_doc:
+        source[0] += '\n' + contents()
+    if docname == 'docs/studies':
+        source[0] += '\n```{toctree}\n:glob:\n:hidden:\n\n/configs/studies/results/*\n```\n'
+
+
+def front_page(app, error: Exception | None) -> None:
+    """Has index.html lead to the front page."""
+    if error is None:
+        page = '<meta http-equiv="refresh" content="0; url=README.html">'
+        (Path(app.outdir) / 'index.html').write_text(page)
+
+
+def setup(app) -> None:
+    app.connect('builder-inited', lambda app: generate.write(HERE / 'reference'))
+    app.connect('source-read', on_the_site)
+    app.connect('build-finished', front_page)
