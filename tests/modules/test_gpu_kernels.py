@@ -64,7 +64,7 @@ def test_rms_norm_of_rows_and_its_gradients(shape, dtype):
 
 @pytest.mark.parametrize('has_scale', [True, False])
 def test_rms_norm_in_another_type(has_scale):
-    """As layers call it: float32 out of bfloat16; a row of zeros is finite."""
+    """Called as layers do: float32 out of bfloat16; a row of zeros is finite."""
     x, g, scale = of_norm.drawn((5, 200), 'bfloat16')
     x = x.at[3].set(0)
     kernel = functools.partial(

@@ -107,7 +107,7 @@ def test_norm_and_gradients(name, shape, dtype, small_blocks):
 @pytest.mark.parametrize('has_scale', [True, False])
 @pytest.mark.parametrize('name', RMS_NORM_KERNELS)
 def test_norm_in_another_type(name, has_scale, dtype, small_blocks):
-    """As layers call it: float32 out of bfloat16; a row of zeros is finite."""
+    """Called as layers do: float32 out of bfloat16; a row of zeros is finite."""
     x, g, scale = drawn((50, 42), dtype)
     x = x.at[3].set(0)
     kernel = functools.partial(RMS_NORM_KERNELS[name].on('tpu'), eps=EPS, out_dtype=jnp.float32)

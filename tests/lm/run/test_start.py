@@ -108,7 +108,7 @@ OF_SOURCE = {'model.d_model': 32, 'model.norm': 'layernorm', 'attention.window':
 
 
 def test_the_model_is_that_of_the_checkpoint_unless_given(followed):
-    """Its norm may be another one, and what follows from the norm then follows from that."""
+    """The norm may be another one, and what follows from a norm then follows from that."""
     there = OF_SOURCE | {'data.seq_len': 64, 'optim.lr': 1.0}
     assert followed({}, there)[1] == OF_SOURCE | {'data.seq_len': 64}
     norm = {'model.norm': 'layernorm_removal'}
@@ -120,7 +120,7 @@ def test_the_model_is_that_of_the_checkpoint_unless_given(followed):
 
 
 def test_an_option_that_a_given_part_does_not_read_stays_behind(followed):
-    """Of parts, and the size of a base model."""
+    """Options of parts, and the size of a base model."""
     there = {'model.mlp': 'moe', 'mlp.n_experts': 3, 'scaling.name': 'mup'}
     there |= {'scaling.base_width': 128}
     assert followed({}, there)[1] == there
