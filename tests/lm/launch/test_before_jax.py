@@ -51,7 +51,7 @@ def test_help_is_one_screen_with_each_flag_and_imports_no_jax():
 def test_a_platform_is_chosen_where_jax_is_imported_already(
     monkeypatch, is_there, chosen, expected
 ):
-    """A notebook has JAX before us. Catches a choice of the user, or a device, that is passed over."""
+    """A notebook has it. Catches a choice of the user, or a device, that is passed over."""
     found, environment = [], {}
     config = SimpleNamespace(jax_platforms=chosen, update=lambda *pair: found.append(pair))
     monkeypatch.setattr(os, 'environ', environment)
