@@ -5,6 +5,7 @@ description, or an option without words, is an error.
 """
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def write(folder: Path) -> None:
     pages['parts/index.md'] = (
         '# Parts\n\nA page for each table of parts, a card for each part: what its docstring says, '
         'its options with types, bounds and published defaults, its papers, and the tests that '
-        f'hold it.\n\n{toctree(name.removeprefix("parts/") for name in names)}'
+        f'name it.\n\n{toctree(name.removeprefix("parts/") for name in names)}'
     )
     for old in {*folder.rglob('*.md')} - {folder / name for name in pages}:
         old.unlink()
@@ -87,8 +88,8 @@ def cards(field: str) -> Iterator[str]:
         f', and so for {", ".join(f"`{name}`" for name in others)}.\n' if others else '\n'
     )
     for row in rows_of(field):
-        if not row.text:
-            raise ValueError(f'{field}={row.name} has no description')
+        if not row.text or not all(one.option.words for one in row.options.values()):
+            raise ValueError(f'{field}={row.name} has no description, or an option without words')
         yield f'## {row.name}\n'
         papers = dict.fromkeys(PAPER.findall(row.text))
         if papers:
@@ -98,7 +99,7 @@ def cards(field: str) -> Iterator[str]:
             yield table(['option', 'default', 'type and bounds', 'what'], options(row.options))
             yield ''
         if found := tests_of(CHOICES[field].table[row.name]):
-            yield f'Held by {", ".join(f"`{path}`" for path in found)}.\n'
+            yield f'Tests that name it: {", ".join(f"`{path}`" for path in found)}.\n'
 
 
 def options(declared: dict[str, Declared]) -> list[list[str]]:
@@ -109,9 +110,13 @@ def options(declared: dict[str, Declared]) -> list[list[str]]:
 
 
 def tests_of(part: object) -> list[str]:
-    """Returns the files of reference and property tests that name a part's class or function."""
-    name = getattr(part, '__name__', type(part).__name__)
-    return [path for path, text in TESTS.items() if re.search(rf'\b{name}\b', text)]
+    """Returns the files of reference and property tests that name a part's class or function; none
+    for a part that is a record or a mapping, which has no name of its own.
+    """
+    if not (inspect.isclass(part) or inspect.isfunction(part)):
+        return []
+    named = re.compile(rf'\b{part.__name__}\b')
+    return [path for path, text in TESTS.items() if named.search(text)]
 
 
 TESTS = {
