@@ -1,6 +1,7 @@
-"""What there is to read of the project: the front page, and the pages of the guide."""
+"""What there is to read of the project, and what its pages tell to type."""
 
 import re
+import shlex
 
 from tests import ROOT
 
@@ -19,3 +20,53 @@ def lowered(page: str) -> str:
 FRONT_PAGE = (ROOT / 'README.md').read_text()
 GUIDE = [path.read_text() for path in sorted((ROOT / 'docs' / 'guide').glob('*.md'))]
 TEXT = '\n'.join([FRONT_PAGE, *map(lowered, GUIDE)])
+TUTORIALS = {path.stem: path for path in sorted((ROOT / 'docs' / 'tutorials').glob('*.md'))}
+SMALL = {  # flags of train.py, where the line has no value of its own
+    'config.model.d_model': 16,
+    'config.model.n_layers': 1,
+    'config.model.d_ff': 32,
+    'config.data.source': 'synthetic:markov',
+    'config.data.tokenizer': 'byte',
+    'config.data.seq_len': 16,
+    'config.data.cache_dir': 'cache',
+    'config.train.steps': 3,
+    'config.train.eval_batches': 1,
+}
+MORE = {  # flags for the lines with these words
+    # within so few steps
+    'layernorm_removal': {'config.norm.removal_start': 1, 'config.norm.removal_gap': 0},
+    'eval.generate': {'tokens': 3},
+}
+
+
+def arguments(line: str, small: bool = True) -> list[str]:
+    """Returns [program, argument, ...] of a line, in which the program is a path or a module;
+    small: with the sizes of tests.
+    """
+    words = shlex.split(line, comments=True)
+    for word in ('uv', 'run', 'python', '-m'):
+        words = words[1:] if words[0] == word else words
+    if not small:
+        return words
+    added = SMALL if words[0] == 'train.py' and '--config' in line else {}
+    for part, flags in MORE.items():
+        added = added | (flags if part in line else {})
+    given = {word.lstrip('-').split('=')[0] for word in words}
+    return words + [f'--{name}={value}' for name, value in added.items() if name not in given]
+
+
+def add_lines(text: str, diff: list[str]) -> str:
+    """Returns a text with each line of +, behind the line without + before it; imports go to the
+    top.
+    """
+    lines, at = text.splitlines(), 0
+    for line in diff:
+        if line.startswith('+from '):
+            at = next(i for i, known in enumerate(lines) if known.startswith('from '))
+            lines.insert(at, line[1:])
+        elif line.startswith('+'):
+            at += 1
+            lines.insert(at, line[1:])
+        else:
+            at = next(i for i, known in enumerate(lines) if known.startswith(line[1:]))
+    return '\n'.join(lines) + '\n'

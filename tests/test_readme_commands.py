@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import runpy
-import shlex
 import sys
 from pathlib import Path
 
@@ -18,26 +17,10 @@ from configs import default
 from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.resolve import digest, resolve
 from tests.commands import PATIENCE_SEC
-from tests.pages import FRONT_PAGE, TEXT
+from tests.pages import FRONT_PAGE, TEXT, arguments
 from tests.xla import ONE_DEVICE
 
 ROOT = Path(__file__).parent.parent
-SMALL = {  # flags of train.py, where the line has no value of its own
-    'config.model.d_model': 16,
-    'config.model.n_layers': 1,
-    'config.model.d_ff': 32,
-    'config.data.source': 'synthetic:markov',
-    'config.data.tokenizer': 'byte',
-    'config.data.seq_len': 16,
-    'config.data.cache_dir': 'cache',
-    'config.train.steps': 3,
-    'config.train.eval_batches': 1,
-}
-REMOVED = {'config.norm.removal_start': 1, 'config.norm.removal_gap': 0}  # within so few steps
-MORE = {  # flags for the lines with these words
-    'layernorm_removal': REMOVED,
-    'eval.generate': {'tokens': 3},
-}
 IN_BUCKETS = 'tests/test_train_bucket.py has a server of object storage'
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
@@ -96,18 +79,6 @@ def blocks(language: str) -> list[str]:
     """But for files of modules/, which tests/test_readme_parts.py writes."""
     found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
     return [block for block in found if not block.startswith('# modules/')]
-
-
-def arguments(line: str) -> list[str]:
-    """[program, argument, ...] of the line with small sizes; the program is a path or a module."""
-    words = shlex.split(line)
-    for word in ('uv', 'run', 'python', '-m'):
-        words = words[1:] if words[0] == word else words
-    added = SMALL if words[0] == 'train.py' and '--config' in line else {}
-    for part, flags in MORE.items():
-        added = added | (flags if part in line else {})
-    given = {word.lstrip('-').split('=')[0] for word in words}
-    return words + [f'--{name}={value}' for name, value in added.items() if name not in given]
 
 
 def run(words: list[str], code: str, folder: Path, log: Path) -> None:

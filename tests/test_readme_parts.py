@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.pages import TEXT
+from tests.pages import TEXT, add_lines
 from tests.xla import ONE_DEVICE
 
 ROOMS = ('configs', 'eval', 'lm', 'modules')
@@ -20,21 +20,6 @@ START = '# modules/'  # of blocks that are or change a file there
 def blocks(language: str) -> list[str]:
     found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
     return [block for block in found if block.startswith(START)]
-
-
-def add_lines(text: str, diff: list[str]) -> str:
-    """`text` with each line of +, behind the line without + before it; imports go to the top."""
-    lines, at = text.splitlines(), 0
-    for line in diff:
-        if line.startswith('+from '):
-            at = next(i for i, known in enumerate(lines) if known.startswith('from '))
-            lines.insert(at, line[1:])
-        elif line.startswith('+'):
-            at += 1
-            lines.insert(at, line[1:])
-        else:
-            at = next(i for i, known in enumerate(lines) if known.startswith(line[1:]))
-    return '\n'.join(lines) + '\n'
 
 
 @pytest.fixture(scope='module')

@@ -45,7 +45,9 @@ class SweepView:
         # It brings Altair and SciPy, which the sweep need not wait for.
         from eval.report.page import report
 
-        return str(report(self.workdir))
+        said: list[str] = []
+        page = report(self.workdir, say=said.append)
+        return '\n'.join([*said, str(page)])
 
 
 class Progress:

@@ -11,7 +11,7 @@ from lm.launch.command import run_main
 
 def main(_) -> None:
     own = flags.FLAGS
-    print(report(own.workdir, own.out, own.figures, own.baseline))
+    print(report(own.workdir, own.out, own.figures, own.baseline, say=print))
 
 
 if __name__ == '__main__':

@@ -4,7 +4,7 @@ Next to the page (DIR/report.html) lies the same in Markdown; --figures adds PNG
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from eval.report.series import (
 from eval.report.subject import Subject, read_subject
 from eval.tables.columns import columns
 from eval.tables.results import Record
-from eval.tables.text import markdown, number
+from eval.tables.text import markdown, number, render
 from eval.tables.variants import is_list, with_baseline
 from lm.config.resolve import flatten
 from lm.record.workdir import write_text
@@ -37,6 +37,7 @@ LOSSES = ('differences', 'learning_rates', 'rates_by_size', 'final_losses', 'los
 KINDS = ('steps', 'depth', 'layers', 'heads')  # of charts of a quantity
 VARIANT, RATE = 'variant', 'learning rate'
 PAGE, TEXT = 'report.html.j2', 'report.md.j2'
+SAID = ('verdict', 'difference', 'final loss', 'best lr', 'seeds', 'diverged')  # columns
 
 
 def report(
@@ -44,6 +45,7 @@ def report(
     out: str | Path | None = None,
     figures: str | Path | None = None,
     baseline: str = '',
+    say: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Writes the page to `out`, the tables in Markdown beside it, and figures to the folder
     `figures` where that is given; returns the page's path.
@@ -52,6 +54,7 @@ def report(
         workdir: a run or a sweep, or several to compare, the first with the baseline.
         out: WORKDIR/report.html by default; of several, report-with-OTHERS.html in the first.
         baseline: a variant, as the page names it, or one of its cells; the first by default.
+        say: is told the main results, for a terminal.
 
     Raises ValueError where a workdir holds neither a run nor a sweep, or what cannot be read, and
     where the losses of several do not compare (`eval.report.subject`), or no variant has the name
@@ -79,6 +82,7 @@ def report(
     # Markdown lets HTML through, and a config may hold any text.
     text = re.sub(r'<(?=[A-Za-z/!?])', '&lt;', _render(TEXT, content))
     write_text(page.with_suffix('.md'), text.rstrip() + '\n')
+    say(_said(content, subject.is_sweep))
     if figures:
         kept = drawn(list(series.values()))
         files = {re.sub(r'\W+', '_', name) for name in (*kept, RATE_OF_STEPS)}
@@ -87,6 +91,17 @@ def report(
                 save(chart, Path(figures) / f'{name}.png')
                 save(chart, Path(figures) / f'{name}.svg')
     return page
+
+
+def _said(content: Mapping[str, Any], is_sweep: bool) -> str:
+    """Returns the findings and, of a sweep, the verdict on each variant."""
+    rows = [
+        {name: str(cell) for name, cell in row.cells.items()} | {'notes': '; '.join(row.notes)}
+        for row in content['variants']
+    ]
+    names = [n for n in (rows[0] if rows else ()) if n in (*SAID, content['what'], 'notes')]
+    table = [render(rows, names, 'table')] if is_sweep and rows else []
+    return '\n'.join([*content['findings'], *table])
 
 
 def _charts(

@@ -30,8 +30,15 @@ def sweep(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def page(sweep):
-    return report(sweep).read_text()
+def written(sweep):
+    """The page, and what a terminal is told."""
+    said = []
+    return report(sweep, say=said.append).read_text(), *said
+
+
+@pytest.fixture(scope='module')
+def page(written):
+    return written[0]
 
 
 class Page(html.parser.HTMLParser):
@@ -98,6 +105,17 @@ def test_page_says_how_each_cell_stands(page):
     assert failed['reason'] == "<b>out of memory</b> at 'step' 1 | oom"  # as text, not as markup
     done = by_key['rmsnorm', 0.003, 1]
     assert (done['ce'], done['tokens/s']) == ('2.8900', '13,100')
+
+
+def test_a_terminal_is_told_the_verdicts(written, page):
+    rms, layer = as_dicts(Page(page).tables['Variants'])
+    best, against, head, *lines = written[1].splitlines()
+    assert best.startswith('Lowest final validation loss: 2.8900 ± ')
+    assert against == 'Against the baseline (norm rmsnorm): 1 worse.'
+    assert head.split()[:3] == ['variant', 'verdict', 'difference']
+    for line, row in zip(lines, (rms, layer), strict=True):
+        words = f'{row["verdict"]} {row["difference"]} {row["final loss"]} {row["best lr"]}'
+        assert ' '.join(words.split()) in ' '.join(line.split())
 
 
 def test_page_compares_variants(page):
@@ -319,7 +337,7 @@ def program(*arguments):
 
 def test_program_writes_the_page(sweep, tmp_path):
     done = program(f'--workdir={sweep}', f'--out={tmp_path}/page.html')
-    assert done.stdout == f'{tmp_path}/page.html\n', done.stderr
+    assert done.stdout.splitlines()[-1] == f'{tmp_path}/page.html', done.stderr
     assert (tmp_path / 'page.md').exists() and 'rmsnorm' in (tmp_path / 'page.html').read_text()
 
 

@@ -1,0 +1,143 @@
+"""Tutorials, carried out as they are written: python -m tests.tutorials [NAME...]
+
+Each page of docs/tutorials is done in a copy of the project. A Python block that begins with a path
+is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
+lines are commands. What is printed replaces the block of text behind it (`% shows: PATTERN` above
+that says which lines), pictures go to docs/_static/tutorials, and minutes into the page's first
+lines. All of them take half an hour on two cores.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests import ROOT
+from tests.pages import TUTORIALS, add_lines, arguments
+
+STEP = re.compile(
+    r'^```(?P<language>python|diff)\n(?P<code>.*?)^```$|(?P<commands>(?:^    uv run .*\n)+)',
+    re.DOTALL | re.MULTILINE,
+)
+PRINTED = re.compile(
+    r'\n*(?:% shows: (?P<shows>.*)\n)?```text\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE
+)
+MINUTES = re.compile(r'^\*Takes .* on two CPU cores\.\*$', re.MULTILINE)
+PICTURES = ROOT / 'docs' / '_static' / 'tutorials'
+
+
+def copy_project(folder: Path) -> None:
+    """Copies what git tracks."""
+    listed = subprocess.check_output(['git', 'ls-files', '-z'], cwd=ROOT, text=True)
+    for name in listed.split('\0')[:-1]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+
+
+def command(words: list[str], folder: Path) -> str:
+    """Runs a program in the copy; its output and errors."""
+    program = words if words[0].endswith('.py') else ['-m', *words]
+    done = subprocess.run(
+        [sys.executable, *program],
+        cwd=folder,
+        env=os.environ | {'PYTHONPATH': str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f'{" ".join(words)} ended with {done.returncode}:\n{done.stdout}')
+    return done.stdout
+
+
+def python(code: str, names: dict) -> str:
+    """Runs a block with the names that blocks before it have made; what it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, 'tutorial', 'exec'), names)
+    return out.getvalue()
+
+
+def change(folder: Path, language: str, code: str) -> None:
+    """Writes the file that a block of Python is, or changes those that a diff names."""
+    if language == 'python':
+        path, text = code.split('\n', 1)
+        (folder / path.removeprefix('# ')).write_text(text)
+        return
+    for path, lines in re.findall(r'# (\S+)\n((?:[+ ].*\n)+)', code):
+        (folder / path).write_text(add_lines((folder / path).read_text(), lines.splitlines()))
+
+
+def shown(printed: str, pattern: str | None) -> str:
+    """Leaves of what was printed the lines that a pattern finds, with ... for others."""
+    if pattern is None:
+        return printed
+    lines = []
+    for line in printed.splitlines():
+        kept = line if re.search(pattern, line) else '...'
+        if kept != '...' or lines[-1:] != ['...']:
+            lines.append(kept)
+    return '\n'.join(lines) + '\n'
+
+
+def carry_out(page: str, folder: Path, small: bool = False) -> str:
+    """Does what a page says, in a copy of the project; small: with the sizes of tests.
+
+    Returns the page with what was printed. Raises RuntimeError with the output of a command that
+    fails, AssertionError where no line is found of those that the page wants shown, and what a
+    block of Python raises.
+    """
+    names, parts, at = {'__name__': 'tutorial'}, [], 0
+    for step in STEP.finditer(page):
+        language, code, commands = step.group('language', 'code', 'commands')
+        printed = ''
+        if commands:
+            for line in commands.splitlines():
+                words = arguments(line.strip(), small)
+                printed += command(words, folder) if words else ''
+        elif language == 'diff' or re.match(r'# \w+/', code):
+            change(folder, language, code)
+        else:
+            printed = python(code, names)
+        block = PRINTED.match(page, step.end())
+        if block and printed:
+            text = shown(printed.rstrip('\n') + '\n', block['shows'])
+            assert small or text.strip('.\n'), f'{block["shows"]} finds no line of\n{printed}'
+            parts += [page[at : block.start('text')], text]
+            at = block.end('text')
+    return ''.join([*parts, page[at:]])
+
+
+def renew(path: Path) -> None:
+    """Carries out a page in full and writes into it what came out."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, started = Path(scratch), time.monotonic()
+        copy_project(folder)
+        os.chdir(folder)
+        sys.path.insert(0, scratch)
+        page = carry_out(path.read_text(), folder)
+        minutes = max(1, round((time.monotonic() - started) / 60))
+        said = f'*Takes {minutes} minute{"s" * (minutes > 1)} on two CPU cores.*'
+        path.write_text(MINUTES.sub(said, page))
+        for picture in (*folder.glob('*.svg'), *folder.glob('*.png')):
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            shutil.copy(picture, PICTURES)
+    print(f'{path.stem}: {said}', flush=True)
+
+
+def main(names: list[str]) -> None:
+    if len(names) == 1:
+        renew(TUTORIALS[names[0]])
+        return
+    for name in names or TUTORIALS:  # a process each: modules are those of its copy
+        subprocess.run([sys.executable, '-m', 'tests.tutorials', name], cwd=ROOT, check=True)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])
