@@ -3,8 +3,8 @@
 Each page of docs/tutorials is done in a copy of the project. A Python block that begins with a path
 is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
 lines are commands. What is printed replaces the block of text behind it (`% shows: PATTERN` above
-that says which lines), pictures go to docs/_static/tutorials, and minutes into the page's first
-lines. All of them take half an hour on two cores.
+that says which lines). Pictures come from runs/; minutes stand in a page's first lines. All
+of them take half an hour on two cores.
 """
 
 import contextlib
@@ -30,12 +30,14 @@ PRINTED = re.compile(
 )
 MINUTES = re.compile(r'^\*Takes .* on two CPU cores\.\*$', re.MULTILINE)
 PICTURES = ROOT / 'docs' / '_static' / 'tutorials'
+PICTURE = re.compile(r'\]\(\.\./_static/tutorials/([^)]+)\)')
+HERE = '--here'  # in this copy
 
 
 def copy_project(folder: Path) -> None:
     """Copies what git tracks."""
     listed = subprocess.check_output(['git', 'ls-files', '-z'], cwd=ROOT, text=True)
-    for name in listed.split('\0')[:-1]:
+    for name in filter(None, listed.split('\0')):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
 
@@ -114,29 +116,38 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
     return ''.join([*parts, page[at:]])
 
 
-def renew(path: Path) -> None:
-    """Carries out a page in full and writes into it what came out."""
+def renew(name: str, small: bool = False) -> None:
+    """Carries out a page in a copy of the project, and writes here what came out; small: in a small
+    way, to see whether it works.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder, started = Path(scratch), time.monotonic()
         copy_project(folder)
-        os.chdir(folder)
-        sys.path.insert(0, scratch)
-        page = carry_out(path.read_text(), folder)
+        subprocess.run(
+            [sys.executable, '-m', 'tests.tutorials', HERE, name, *['small'] * small],
+            cwd=folder,
+            env=os.environ | {'PYTHONPATH': scratch},
+            check=True,
+        )
+        if small:
+            return
         minutes = max(1, round((time.monotonic() - started) / 60))
+        page = (folder / TUTORIALS[name].relative_to(ROOT)).read_text()
         said = f'*Takes {minutes} minute{"s" * (minutes > 1)} on two CPU cores.*'
-        path.write_text(MINUTES.sub(said, page))
-        for picture in (*folder.glob('*.svg'), *folder.glob('*.png')):
-            PICTURES.mkdir(parents=True, exist_ok=True)
-            shutil.copy(picture, PICTURES)
-    print(f'{path.stem}: {said}', flush=True)
+        TUTORIALS[name].write_text(MINUTES.sub(said, page))
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        for picture in PICTURE.findall(page):
+            shutil.copy(next(folder.glob(f'runs/**/{picture}')), PICTURES)
+    print(f'{name}: {said}', flush=True)
 
 
-def main(names: list[str]) -> None:
-    if len(names) == 1:
-        renew(TUTORIALS[names[0]])
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == [HERE]:
+        path = TUTORIALS[arguments[1]]
+        path.write_text(carry_out(path.read_text(), ROOT, small='small' in arguments))
         return
-    for name in names or TUTORIALS:  # a process each: modules are those of its copy
-        subprocess.run([sys.executable, '-m', 'tests.tutorials', name], cwd=ROOT, check=True)
+    for name in arguments or TUTORIALS:
+        renew(name)
 
 
 if __name__ == '__main__':

@@ -20,7 +20,14 @@ from lm.data.progress import said_meanwhile
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
 from lm.inference.decoding import Cache, extend, init_cache
-from lm.inference.probes import Activations, gradients, next_token_loss, observe
+from lm.inference.probes import (
+    Activations,
+    gradients,
+    lens,
+    measure,
+    next_token_loss,
+    observe,
+)
 from lm.model.transformer import Transformer, chosen_kernels
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import DamagedCheckpoint
@@ -90,6 +97,26 @@ class Checkpoint:
         as weights.params, and in the activations, shaped as `activations`.
         """
         return gradients(self.learner, self.weights, tokens_BT, scalar)
+
+    def lens(self, tokens_BT: jax.Array) -> jax.Array:
+        """Returns the logits [L, B, T, V] that the last norm and the readout make of the residual
+        stream behind each block, float32 (`lm.inference.probes.lens`).
+        """
+        return self._lens(self.weights, tokens_BT)
+
+    def measure(self, tokens_BT: jax.Array) -> dict[str, jax.Array]:
+        """Returns by name what is measured of each layer [L] and head [L, N] on these tokens:
+        `attention_entropy` in nats, `residual_rms` and others (docs/guide/diagnostics.md).
+        """
+        return self._measure(self.weights, tokens_BT)
+
+    @functools.cached_property
+    def _lens(self):
+        return jax.jit(functools.partial(lens, self.learner))
+
+    @functools.cached_property
+    def _measure(self):
+        return jax.jit(functools.partial(measure, self.learner))
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Returns an empty cache for rows of up to `capacity` tokens."""

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.transformer import ACTIVATIONS, OF_BLOCKS, SHIFTS, groups_of_blocks
+from lm.model.transformer import ACTIVATIONS, AFTER_MLP, OF_BLOCKS, SHIFTS, groups_of_blocks
+from lm.training.diagnostics import sown_by_layers
 from lm.training.state import Learner, Weights
+from modules.statistics import DIAGNOSTICS
 
 Activations = dict[str, jax.Array]
 
@@ -28,6 +30,32 @@ def observe(
         variables = variables | {SHIFTS: by_group(learner.recipe, shifts)}
     logits_BTV, filled = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
     return logits_BTV, by_name(learner.recipe, filled[ACTIVATIONS])
+
+
+def lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
+    """Returns the logits [L, B, T, V] that the model's last norm and readout make of the residual
+    stream behind each block (the logit lens); those of the last are the model's.
+
+    The stream stands in for that behind the last block; a second one (resi_dual) stays its own.
+    """
+    _, activations = observe(learner, weights, tokens_BT)
+    stream_LBTD = activations[AFTER_MLP]
+    none = jax.tree.map(jnp.zeros_like, activations)
+
+    def read_out(x_BTD):
+        shift_LBTD = none[AFTER_MLP].at[-1].set(x_BTD - stream_LBTD[-1])
+        return observe(learner, weights, tokens_BT, none | {AFTER_MLP: shift_LBTD})[0]
+
+    return jax.lax.map(read_out, stream_LBTD)
+
+
+def measure(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
+    """Returns what `train.diagnose_every` records of the forward pass of each layer [L] and head
+    [L, N], by the names of metrics.jsonl (`attention_entropy`, `residual_rms`, ...).
+    """
+    variables = learner.variables(weights)
+    _, filled = learner.model.apply(variables, tokens_BT, mutable=(DIAGNOSTICS,))
+    return sown_by_layers(learner, filled[DIAGNOSTICS])
 
 
 def by_name(recipe: Recipe, collection: dict) -> Activations:

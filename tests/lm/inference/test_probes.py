@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.inference.probes import by_group, by_name, gradients, next_token_loss, observe
+from lm.inference.probes import (
+    by_group,
+    by_name,
+    gradients,
+    lens,
+    measure,
+    next_token_loss,
+    observe,
+)
 from lm.model.transformer import OF_BLOCKS, groups_of_blocks
 from modules.params import named_leaves
 from tests.helpers import (
@@ -79,6 +87,28 @@ def test_the_last_activations_make_the_logits_of_the_model(case):
     x_BTD, read = in_training(weights, activations['final'])
     np.testing.assert_allclose(activations['final'], x_BTD, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(read, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_lens_is_the_last_norm_and_the_readout_of_the_stream_of_each_block():
+    learner, weights, logits, activations = seen('pre')
+    found = jax.jit(functools.partial(lens, learner))(weights, TOKENS)
+    np.testing.assert_allclose(found[-1], logits, rtol=1e-5, atol=1e-5)
+    x_BTD = activations['after_mlp'][0]
+    normed = x_BTD / jnp.sqrt(jnp.mean(x_BTD**2, -1, keepdims=True) + 1e-6)
+    scaled = normed * weights.params['final_norm']['scale'][None, None]
+    by_hand = scaled @ weights.params['readout']
+    np.testing.assert_allclose(found[0], by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_are_measured_as_the_names_say():
+    """Each of the first two queries: the first sees one token; a mean over queries is positive."""
+    learner, weights, *_, activations = seen('pre')
+    found = jax.jit(functools.partial(measure, learner))(weights, TOKENS)
+    N = learner.recipe.model.n_heads
+    assert found['attention_entropy'].shape == (LAYERS, N)
+    assert np.all((found['attention_entropy'] > 0) & (found['attention_entropy'] < np.log(T)))
+    rms_L = jnp.sqrt(jnp.mean(activations['after_mlp'] ** 2, (1, 2, 3)))
+    np.testing.assert_allclose(found['residual_rms'], rms_L, rtol=1e-5)
 
 
 def test_activations_are_what_their_names_say():
