@@ -22,11 +22,11 @@ from tests import ROOT
 from tests.pages import TUTORIALS, add_lines, arguments
 
 STEP = re.compile(
-    r'^```(?P<language>python|diff)\n(?P<code>.*?)^```$|(?P<commands>(?:^    uv run .*\n)+)',
+    r'^```(?P<language>python|diff)\n(?P<code>.*?)^```$|(?P<commands>(?:^    uv run [^\n]*\n)+)',
     re.DOTALL | re.MULTILINE,
 )
 PRINTED = re.compile(
-    r'\n*(?:% shows: (?P<shows>.*)\n)?```text\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE
+    r'\n*(?:% shows: (?P<shows>[^\n]*)\n)?```text\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE
 )
 MINUTES = re.compile(r'^\*Takes .* on two CPU cores\.\*$', re.MULTILINE)
 PICTURES = ROOT / 'docs' / '_static' / 'tutorials'
