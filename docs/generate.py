@@ -5,17 +5,16 @@ description, or an option without words, is an error.
 """
 
 import ast
-import inspect
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from cards import cards, table, tables
+
 from configs import default
-from eval.console.listings import bounds, form, kind, rows_of
+from eval.console.listings import bounds, form
 from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import flatten
-from modules.options import Declared
 from tests.mistakes import ANSWERED, NOT_HERE
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +31,6 @@ COMMANDS = {
     'python -m tpu.plan': 'tpu/plan.py',
     'python -m tpu.launch': 'tpu/launch.py',
 }
-PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 
 
 def write(folder: Path) -> None:
@@ -47,8 +45,9 @@ def write(folder: Path) -> None:
     names = [name.removesuffix('.md') for name in pages if name.startswith('parts/')]
     pages['parts/index.md'] = (
         '# Parts\n\nA page for each table of parts, a card for each part: what its docstring says, '
-        'its options with types, bounds and published defaults, its papers, and the tests that '
-        f'name it.\n\n{toctree(name.removeprefix("parts/") for name in names)}'
+        'its options with types, bounds and published defaults, its papers, what it does not go '
+        'with, the studies that tried it, and the tests that hold it.\n\n'
+        + toctree(name.removeprefix('parts/') for name in names)
     )
     for old in {*folder.rglob('*.md')} - {folder / name for name in pages}:
         old.unlink()
@@ -61,70 +60,6 @@ def write(folder: Path) -> None:
 
 def toctree(names: Iterator[str]) -> str:
     return '\n'.join(['```{toctree}', ':maxdepth: 1', '', *names, '```', ''])
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [head, ['---'] * len(head), *rows]
-    return '\n'.join(
-        '| ' + ' | '.join(' '.join(cell.replace('|', r'\|').split()) for cell in line) + ' |'
-        for line in lines
-    )
-
-
-def tables() -> list[str]:
-    """Returns the first field of each table of parts."""
-    first: dict[int, str] = {}
-    for field, choice in CHOICES.items():
-        first.setdefault(id(choice.table), field)
-    return list(first.values())
-
-
-def cards(field: str) -> Iterator[str]:
-    """Yields the page of the table that a field names a row of."""
-    others = [f for f in CHOICES if CHOICES[f].table is CHOICES[field].table and f != field]
-    yield f'# {field}\n'
-    yield f'`{field}={form(CHOICES[field])}`' + (
-        f', and so for {", ".join(f"`{name}`" for name in others)}.\n' if others else '\n'
-    )
-    for row in rows_of(field):
-        if not row.text or not all(one.option.words for one in row.options.values()):
-            raise ValueError(f'{field}={row.name} has no description, or an option without words')
-        yield f'## {row.name}\n'
-        papers = dict.fromkeys(PAPER.findall(row.text))
-        if papers:
-            yield ', '.join(f'[arXiv:{one}](https://arxiv.org/abs/{one})' for one in papers) + '\n'
-        yield f'```text\n{row.text}\n```\n'
-        if row.options:
-            yield table(['option', 'default', 'type and bounds', 'what'], options(row.options))
-            yield ''
-        if found := tests_of(CHOICES[field].table[row.name]):
-            yield f'Tests that name it: {", ".join(f"`{path}`" for path in found)}.\n'
-
-
-def options(declared: dict[str, Declared]) -> list[list[str]]:
-    return [
-        [f'`{path}`', f'`{one.default}`', kind(one), one.option.words]
-        for path, one in declared.items()
-    ]
-
-
-def tests_of(part: object) -> list[str]:
-    """Returns the files of reference and property tests that name a part's class or function; none
-    for a part that is a record or a mapping, which has no name of its own.
-    """
-    if not (inspect.isclass(part) or inspect.isfunction(part)):
-        return []
-    named = re.compile(rf'\b{part.__name__}\b')
-    return [path for path, text in TESTS.items() if named.search(text)]
-
-
-TESTS = {
-    str(path.relative_to(ROOT)): path.read_text()
-    for room in ('modules', 'lm')
-    for path in sorted((ROOT / 'tests' / room).rglob('test_*.py'))
-    if re.match(r'"""(?:Reference|Property)', path.read_text())
-}
 
 
 def fields() -> str:
