@@ -13,6 +13,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
 import generate  # noqa: E402
+import notebooks  # noqa: E402
 
 project = html_title = 'Evenkeel'
 root_doc = 'README'
@@ -37,6 +38,9 @@ html_theme_options = {'show_toc_level': 2, 'home_page_in_toc': True}
 copybutton_prompt_text = '$ '
 
 CONTENTS = {
+    'Tutorials': """
+        first_ablation norm_of_your_own collapsing_attention transferred_rate inside_a_checkpoint
+        pod_you_do_not_hold""",
     'Guide': """
         config data norms attention reparametrisations losses_optimizers scaling sweeps python
         diagnostics runs buckets devices hosts pods parts""",
@@ -56,7 +60,7 @@ def contents() -> str:
     found = []
     for caption in {**CONTENTS, **MORE}:
         names = [f'docs/{caption.lower()}/{name}' for name in CONTENTS.get(caption, '').split()]
-        lines = [f':caption: {caption}', ':hidden:', '', *names, *MORE[caption]]
+        lines = [f':caption: {caption}', ':hidden:', '', *names, *MORE.get(caption, ())]
         found.append('\n'.join(['```{toctree}', *lines, '```']))
     return '\n\n'.join(found)
 
@@ -88,5 +92,6 @@ def front_page(app, error: Exception | None) -> None:
 
 def setup(app) -> None:
     app.connect('builder-inited', lambda app: generate.write(HERE / 'reference'))
+    app.connect('builder-inited', lambda app: notebooks.write(HERE / '_static' / 'notebooks'))
     app.connect('source-read', on_the_site)
     app.connect('build-finished', front_page)

@@ -1,0 +1,83 @@
+"""Contract: tutorials work as they are written, in a small way; a notebook of one is one."""
+
+import json
+import sys
+
+import pytest
+
+from tests import ROOT, tutorials
+from tests.pages import TUTORIALS
+
+PAGE = """
+# A page
+
+```python
+x = 2
+```
+
+    uv run train.py --help
+
+% shows: b
+```text
+old
+```
+
+Words, and [a link](../other.md).
+
+```python
+print(x, 'a')
+print(x, 'b')
+```
+
+% shows: b
+```text
+older
+```
+"""
+
+
+@pytest.mark.full  # half a minute each
+@pytest.mark.parametrize('name', TUTORIALS)
+def test_a_tutorial_works(name):
+    tutorials.renew(name, small=True)
+
+
+def test_what_is_printed_replaces_what_stood_there(monkeypatch, tmp_path):
+    ran = []
+
+    def command(words, folder, status):
+        ran.append(words)
+        return 'a\nab\nc\nd\nb\n'
+
+    monkeypatch.setattr(tutorials, 'command', command)
+    page = tutorials.carry_out(PAGE, tmp_path)
+    assert ran == [['train.py', '--help']]
+    assert page == PAGE.replace('old\n', '...\nab\n...\nb\n', 1).replace('older', '...\n2 b')
+
+
+def test_a_page_that_shows_no_line_is_an_error(tmp_path):
+    with pytest.raises(AssertionError, match='never finds no line of\nhere'):
+        tutorials.carry_out(
+            "```python\nprint('here')\n```\n\n% shows: never\n```text\n```", tmp_path
+        )
+
+
+def test_every_page_says_how_long_it_takes():
+    for path in TUTORIALS.values():
+        assert tutorials.MINUTES.search(path.read_text()), path
+
+
+def test_a_notebook_has_the_steps_and_what_they_printed(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'docs')
+    import notebooks
+
+    cells = json.loads(json.dumps(notebooks.notebook(PAGE)))['cells']
+    assert [(c['cell_type'], c['source'].splitlines()[0]) for c in cells] == [
+        ('markdown', '# A page'),
+        ('code', 'x = 2'),
+        ('code', '!uv run train.py --help'),
+        ('markdown', 'Words, and a link.'),
+        ('code', "print(x, 'a')"),
+    ]
+    assert cells[4]['outputs'][0]['text'] == 'older\n'
+    sys.modules.pop('notebooks')
