@@ -44,7 +44,7 @@ CONTENTS = {
     'Guide': """
         config data norms attention reparametrisations losses_optimizers scaling sweeps python
         diagnostics runs buckets devices hosts pods parts""",
-    'Reference': 'parts/index fields commands columns',
+    'Reference': 'parts/index fields commands columns statuses',
 }
 MORE = {
     'Guide': ['docs/coming_from'],

@@ -16,6 +16,7 @@ from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import flatten
 from tests.mistakes import ANSWERED, NOT_HERE
+from tpu.launchers.base import goes_on
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
@@ -39,6 +40,7 @@ def write(folder: Path) -> None:
         'fields.md': fields(),
         'commands.md': commands(),
         'columns.md': columns_of_runs(),
+        'statuses.md': statuses(),
         'other_programs.md': coming_from(),
         **{f'parts/{field}.md': '\n'.join(cards(field)) for field in tables()},
     }
@@ -130,3 +132,78 @@ def coming_from() -> str:
         ]
         found.append(f'## {program}\n\n{table(["there", "here"], rows)}\n')
     return '\n'.join(found)
+
+
+STATUSES = {  # file: {status: (when a process ends with it, what a person does next)}
+    'lm/launch/exit_status.py': {
+        'DONE': (
+            'The last step is trained; of a sweep, every cell has ended, those that diverged too',
+            'reads the results',
+        ),
+        'BAD_INPUT': (
+            'A flag, config, text or folder is refused, hosts differ in them, a cell of a sweep '
+            'failed, or a disk or bucket cannot be written; the last line says which. Of '
+            '`eval.coordinates` also: a slope fails',
+            'does what the line says, and gives the command again',
+        ),
+        'DIVERGED': (
+            'The loss of a single run is no number any more; the last good checkpoint is said',
+            'changes the config: the same command ends the same way',
+        ),
+        'RESUME': (
+            'Another host did not come, died or was silent; a JobSet was deleted',
+            'gives the same command again, which goes on from the newest checkpoint',
+        ),
+        'SIGNALLED': (
+            'Signal n: after a checkpoint for SIGTERM (143) and Ctrl-C (130), at once for others',
+            'gives the same command again, which goes on from the newest checkpoint',
+        ),
+    },
+    'tpu/plan.py': {
+        'DOES_NOT_FIT': (
+            'A step of `tpu.plan` does not fit the memory of a device, in no form of `--search`',
+            'takes a change that the plan found to fit, or more chips',
+        ),
+    },
+}
+
+
+def statuses() -> str:
+    """Returns the page of exit statuses, as their modules number them. Raises ValueError where one
+    has no words, or words have no status.
+    """
+    rows = []
+    for path, words in STATUSES.items():
+        numbers = integers(ROOT / path)
+        if numbers.keys() != words.keys():
+            wrong = ', '.join(sorted(numbers.keys() ^ words.keys()))
+            raise ValueError(f'{path}: a status without words, or words without one: {wrong}')
+        for name, number in numbers.items():
+            is_signal = name == 'SIGNALLED'
+            when, then = words[name]
+            again = goes_on(number + is_signal)
+            launcher = 'starts the command again' if again else 'ends with it'
+            shown = f'{number} + n' if is_signal else str(number)
+            rows.append([number, [shown, f'`{name}`', when, launcher, then]])
+    head = ['status', 'name', 'when', 'a launcher', 'a person']
+    return (
+        '# Exit statuses\n\nA launcher is `tpu.launch`, or the SLURM, JobSet or Ray below it; it '
+        'starts a command again at most `--max_restarts` times. Processes that train on several '
+        'hosts all end with the status of the job. Names are those of '
+        f'{" and ".join(f"`{path}`" for path in STATUSES)}; the programs without one end with '
+        f'0 or 1.\n\n{table(head, [row for _, row in sorted(rows, key=lambda one: one[0])])}\n'
+    )
+
+
+def integers(path: Path) -> dict[str, int]:
+    """Returns the whole numbers that a module gives names to, without importing it."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign):
+            (target,) = node.targets
+            many = isinstance(target, ast.Tuple)
+            values = getattr(node.value, 'elts', [node.value]) if many else [node.value]
+            for name, value in zip(target.elts if many else [target], values, strict=True):
+                if isinstance(value, ast.Constant) and type(value.value) is int:
+                    found[name.id] = value.value
+    return found
