@@ -48,7 +48,7 @@ CONTENTS = {
 }
 MORE = {
     'Guide': ['docs/coming_from'],
-    'Reference': ['docs/api'],
+    'Reference': ['docs/files', 'docs/api'],
     'What came out': ['docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
     'The project': ['docs/design', 'docs/contributing'],
 }

@@ -1,11 +1,23 @@
 """Contract: pages that are not of the guide say what there is."""
 
 import importlib.util
+import json
+import re
+from pathlib import Path
 
 import pytest
 
+from eval.report.page import report
 from lm.launch import exit_status
+from lm.record.metrics import read_rows
+from lm.record.remote.mirror import mirrored
+from lm.storage.buckets import open_bucket
 from tests import ROOT
+from tests.commands import tiny
+from tests.sweep_helpers import base
+from train import DONE, train, train_sweep
+
+PLACES = {'STEP': r'\d+', 'CELL': '[0-9a-f]{8}', 'DIGEST': '[0-9a-f]{32}'}
 
 
 @pytest.fixture(scope='module')
@@ -38,3 +50,61 @@ class TestStatuses:
         monkeypatch.setitem(generate.STATUSES, path, words)
         with pytest.raises(ValueError, match=r'exit_status\.py: .*: RESUME'):
             generate.statuses()
+
+
+def section(title: str) -> list[str]:
+    """The lines of tables of a section of the page of files."""
+    text = (ROOT / 'docs' / 'files.md').read_text().split(f'\n## {title}\n')[1]
+    return [line for line in text.split('\n## ')[0].splitlines() if line.startswith('| ')]
+
+
+def quoted(lines: list[str], cell: int) -> set[str]:
+    return {name for line in lines for name in re.findall('`([^`]+)`', line.split('|')[cell])}
+
+
+def unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
+    """(files that no table of the sections names, names that no file has)."""
+    names = {name for title in titles for name in quoted(section(title), 1)}
+    patterns = {}
+    for name in names:
+        text = re.escape(name) + ('.+' if name.endswith('/') else '')
+        for place, digits in PLACES.items():
+            text = text.replace(place, digits)
+        patterns[name] = re.compile(text)
+    found = {name: [f for f in files if one.fullmatch(f)] for name, one in patterns.items()}
+    return {*files} - {f for fs in found.values() for f in fs}, {n for n in names if not found[n]}
+
+
+def files_in(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()]
+
+
+@pytest.mark.full
+class TestFiles:
+    """What real runs leave is what the page lists."""
+
+    def test_of_a_run(self, whole):
+        assert unlisted(files_in(whole), 'A run') == (set(), set())
+
+    def test_columns_of_a_run_and_fields_of_its_summary(self, whole):
+        columns = quoted(section('metrics.jsonl'), 2)
+        assert columns == {name for row in read_rows(whole / 'metrics.jsonl') for name in row}
+        summary = json.loads((whole / 'summary.json').read_text()).keys()
+        listed = quoted(section('summary.json'), 1) - {'metrics.jsonl'}
+        assert summary - columns == listed - columns
+
+    def test_of_a_sweep(self, corpus, tmp_path):
+        cells = ({'optim.lr': 0.01}, {'optim.lr': 0.003})
+        assert train_sweep(base(corpus), cells, tmp_path) == DONE
+        report([tmp_path])
+        assert unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
+
+    def test_of_a_bucket(self, corpus, bucket_url):
+        with mirrored(bucket_url) as workdir:
+            assert train(tiny(corpus), workdir) == DONE
+        objects = [*open_bucket(bucket_url).list()]
+        assert unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
+
+    def test_of_prepared_data(self, whole, corpus):
+        cache = Path(corpus['data.cache_dir'])
+        assert unlisted(files_in(cache), 'Prepared data') == (set(), set())
