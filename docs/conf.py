@@ -50,7 +50,7 @@ MORE = {
     'Guide': ['docs/coming_from'],
     'Reference': ['docs/files', 'docs/api'],
     'What came out': ['docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
-    'The project': ['docs/design', 'docs/changelog', 'docs/contributing'],
+    'The project': ['docs/design', 'docs/changelog', 'docs/contributing', 'docs/cite'],
 }
 LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
 

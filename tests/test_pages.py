@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from eval.report.page import report
 from lm.launch import exit_status
@@ -50,6 +52,17 @@ class TestStatuses:
         monkeypatch.setitem(generate.STATUSES, path, words)
         with pytest.raises(ValueError, match=r'exit_status\.py: .*: RESUME'):
             generate.statuses()
+
+
+def test_the_citation_is_of_this_version():
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    cited = yaml.safe_load((ROOT / 'docs' / 'CITATION.cff').read_text())
+    page = (ROOT / 'docs' / 'cite.md').read_text()
+    bibtex = dict(re.findall(r'^  (\w+) = \{+(.*?)\}+,?$', page, re.MULTILINE))
+    (author,) = cited['authors']
+    assert cited['license'] == project['license'] and cited['abstract'] == project['description']
+    assert cited['version'] == project['version'] == bibtex['version']
+    assert (cited['title'], author['name']) == (bibtex['title'], bibtex['author'])
 
 
 def section(title: str) -> list[str]:
