@@ -16,8 +16,12 @@ ANSWERED = {
         '--config.model.d_model=384',
         '--max_iters=5000': '--config.train.steps=5000',
         '--beta2=0.99': '--config.optim.b2=0.99',
+        '--warmup=100': '--config.optim.warmup_steps=100',
         '--warmup_iters=100': '--config.optim.warmup_steps=100',
         '--grad_clip=1.0': '--config.optim.clip_norm=1.0',
+        '--grad_clip=0.0': '--config.optim.clip_norm=inf',
+        '--learning_rate=6e-4 --min_lr=6e-5': '--config.optim.lr=6e-4 '
+        '--config.optim.final_lr_fraction=0.1',
         '--eval_interval=250 --eval_iters=200': '--config.train.eval_every=250 '
         '--config.train.eval_batches=200',
         '--log_interval=10': '--config.train.log_every=10',
@@ -72,6 +76,11 @@ ANSWERED = {
         '--model_name_or_path=out/run': '--config.train.init_from=out/run',
         '--per_device_train_batch_size=8': '--config.data.batch_size=8',
         '--warmup_steps=500': '--config.optim.warmup_steps=500',
+        '--warmup_ratio=0.03 --max_steps=1000': '--config.train.steps=1000 '
+        '--config.optim.warmup_steps=30',
+        '--hidden_act=silu': '--config.model.activation=swiglu',
+        '--train_batch_size=64 --gradient_accumulation_steps=4': '--config.data.batch_size=64 '
+        '--config.train.microbatches=4',
         '--gradient_checkpointing': '--config.model.remat=full',
         '--optim=adamw_torch': '--config.optim.name=adamw',
         '--label_smoothing_factor=0.1': '--config.loss.label_smoothing=0.1',
@@ -100,6 +109,8 @@ ANSWERED = {
         'steps=100 learning_rate=3e-5': '--config.train.steps=100 --config.optim.lr=3e-5',
         'max_target_length=2048': '--config.data.seq_len=2048',
         'dataset_path=gs://data': '--config.data.source=text:gs://data',
+        'eval_interval=100 eval_steps=20': '--config.train.eval_every=100 '
+        '--config.train.eval_batches=20',
         'checkpoint_period=100': '--config.train.checkpoint_every=100',
         'opt_type=adamw': '--config.optim.name=adamw',
         'adam_weight_decay=0.1': '--config.optim.weight_decay=0.1',
@@ -108,6 +119,107 @@ ANSWERED = {
         'load_parameters_path=gs://bucket/run': '--config.train.init_from=gs://bucket/run',
         'scan_layers=true': '--config.model.scan_layers=true',
         'logits_via_embedding=true': '--config.model.tie_embeddings=true',
+        'steps=100 warmup_steps_fraction=0.1': '--config.train.steps=100 '
+        '--config.optim.warmup_steps=10',
+    },
+    'Levanter': {
+        '--config_path=config/llama2_7b.yaml': '--config=configs/llama_8b.py',
+        '--config_path config/gpt2_small.yaml --trainer.num_train_steps 1000': (
+            '--config=configs/llama_124m.py --config.train.steps=1000'
+        ),
+        '--trainer.train_batch_size=256': '--config.data.batch_size=256',
+        '--trainer.num_train_steps=20000': '--config.train.steps=20000',
+        '--trainer.steps_per_eval=500 --trainer.max_eval_batches=10': (
+            '--config.train.eval_every=500 --config.train.eval_batches=10'
+        ),
+        '--trainer.mp=p=f32,c=bfloat16': '--config.model.dtype=bfloat16',
+        '--trainer.seed=1': '--config.train.seed=1',
+        '--data_seed=2': '--config.data.seed=2',
+        '--trainer.fsdp_axis=embed': '--config.mesh.fsdp=-1 --config.mesh.data=1',
+        '--trainer.model_axis_size=2': '--config.mesh.tensor=2',
+        '--trainer.replica_ici_axis_size=2': '--config.mesh.data=2 --config.mesh.fsdp=-1',
+        '--trainer.checkpointer.base_path=gs://bucket/out --trainer.id=first': (
+            '--workdir=gs://bucket/out/first'
+        ),
+        '--trainer.load_checkpoint_path=out/run': '--config.train.init_from=out/run',
+        '--trainer.model_averaging.type=ema': '--config.optim.average=ema',
+        '--optimizer.learning_rate=6e-4': '--config.optim.lr=6e-4',
+        '--optimizer.weight_decay=0.1': '--config.optim.weight_decay=0.1',
+        '--optimizer.warmup=2000': '--config.optim.warmup_steps=2000',
+        '--optimizer.warmup=0.01 --trainer.num_train_steps=20000': '--config.train.steps=20000 '
+        '--config.optim.warmup_steps=200',
+        '--optimizer.lr_schedule=cosine': '--config.optim.schedule=warmup_cosine',
+        '--optimizer.lr_schedule=inv_sqrt': '--config.optim.schedule=inverse_sqrt',
+        '--optimizer.cycles=2': '--config.optim.cycles=2 --config.optim.schedule=cyclic',
+        '--optimizer.adamc_weight_decay=true': '--config.optim.decay_rule=adamc',
+        '--optimizer.min_lr_ratio=0.1': '--config.optim.final_lr_fraction=0.1',
+        '--optimizer.beta1=0.9 --optimizer.beta2=0.95': '--config.optim.b1=0.9 '
+        '--config.optim.b2=0.95',
+        '--optimizer.epsilon=1e-8': '--config.optim.eps=1e-8',
+        '--optimizer.max_grad_norm=1.0': '--config.optim.clip_norm=1.0',
+        '--optimizer.max_grad_norm=null': '--config.optim.clip_norm=inf',
+        '--optimizer.type=adam': '--config.optim.name=adamw',
+        '--model.type=llama': '--config=configs/llama_124m.py',
+        '--model.hidden_dim=768 --model.intermediate_dim=2048': '--config.model.d_model=768 '
+        '--config.model.d_ff=2048',
+        '--model.num_layers=12': '--config.model.n_layers=12',
+        '--model.num_heads=8 --model.num_kv_heads=2': '--config.model.n_heads=8 '
+        '--config.model.n_kv_heads=2',
+        '--model.seq_len=1024': '--config.data.seq_len=1024',
+        '--model.max_seq_len=1024': '--config.data.seq_len=1024',
+        '--model.gradient_checkpointing=true': '--config.model.remat=full',
+        '--model.activation_function=silu': '--config.model.activation=swiglu',
+        '--model.hybrid_norm=true': '--config.model.placement=peri',
+        '--model.rope.theta=500000': '--config.attention.rope_base=500000',
+        '--model.use_bias=false': '--config.model.bias=false',
+        '--data.tokenizer=tokenizers/llama': '--config.data.tokenizer=hf:tokenizers/llama',
+        '--data.train_urls=[mine/a.jsonl.gz]': '--config.data.source=text:mine/a.jsonl.gz',
+        '--data.format.text_key=body': '--config.data.text_field=body',
+        '--data.cache_dir=cache': '--config.data.cache_dir=cache',
+        '--z_loss_weight=1e-4': '--config.loss.z_loss=1e-4',
+    },
+    'NanoDO': {
+        '--config.seed=42': '--config.train.seed=42',
+        '--config.workdir=/tmp/nanodo': '--workdir=/tmp/nanodo',
+        '--config.batch_size=256': '--config.data.batch_size=256',
+        '--config.batch_size=256 --config.grad_accumulation_steps=4': (
+            '--config.data.batch_size=256 --config.train.microbatches=4'
+        ),
+        '--config.train_epochs=1': '--config.data.epochs=1',
+        '--config.ds_name=lm1b:1.1.0': '--config.data.source=tfds:lm1b:1.1.0',
+        '--config.model.D=512 --config.model.F=2048': '--config.model.d_model=512 '
+        '--config.model.d_ff=2048',
+        '--config.model.H=8 --config.model.N=6': '--config.model.n_heads=8 '
+        '--config.model.n_layers=6',
+        '--config.model.L=512': '--config.data.seq_len=512',
+        '--config.model.remat=True': '--config.model.remat=full',
+        '--config.model.fsdp_enabled=True': '--config.mesh.fsdp=-1 --config.mesh.data=1',
+        '--config.model.fsdp_enabled=False': '--config.mesh.fsdp=1',
+        '--config.opt.num_train_steps=1000 --config.opt.warmup_steps=100': (
+            '--config.train.steps=1000 --config.optim.warmup_steps=100'
+        ),
+        '--config.opt.peak_learning_rate=0.0016': '--config.optim.lr=0.0016',
+        '--config.opt.peak_learning_rate=0.002 --config.opt.final_learning_rate=0.0002': (
+            '--config.optim.lr=0.002 --config.optim.final_lr_fraction=0.1'
+        ),
+        '--config.opt.decay_type=cosine': '--config.optim.schedule=warmup_cosine',
+        '--config.opt.decay_type=rsqrt': '--config.optim.schedule=inverse_sqrt '
+        '--config.optim.inverse_sqrt_steps=1',
+        '--config.opt.decay_type=constant_without_warmup': '--config.optim.schedule=constant '
+        '--config.optim.warmup_steps=0',
+        '--config.opt.eps=1e-9': '--config.optim.eps=1e-9',
+        '--config.opt.weight_decay=0.1': '--config.optim.weight_decay=0.1',
+        '--config.opt.independent_weight_decay=True': '--config.optim.decay_rule=independent',
+        '--config.opt.clip_by_global_norm=1.0': '--config.optim.clip_norm=1.0',
+        '--config.opt.clip_by_global_norm=None': '--config.optim.clip_norm=inf',
+        '--config.opt.optimizer=lion': '--config.optim.name=lion',
+        '--config.opt.b2=0.98': '--config.optim.b2=0.98',
+        '--config.checkpoint_every_steps=2000': '--config.train.checkpoint_every=2000',
+        '--config.checkpoint_restore_dir=out/run': '--config.train.init_from=out/run',
+        '--config.max_to_keep=100': '--config.train.keep_last=100',
+        '--config.eval_every_steps=100 --config.eval_steps=50': '--config.train.eval_every=100 '
+        '--config.train.eval_batches=50',
+        '--config.write_train_metrics_every_steps=10': '--config.train.log_every=10',
     },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
@@ -149,6 +261,7 @@ NOT_HERE = {
         '--model_name_or_path=gpt2': (NO_WEIGHTS, '--config=configs/llama_124m.py'),
         '--dataset_name=wikitext': (NO_TEXT, '--config.data.source=text:wikitext/**/*.parquet'),
         '--validation_file=b.txt': ('a part of it', '--config.data.validation_fraction=0.01'),
+        '--initializer_range=0.02': ('follows from their shape', '--config.scaling.init=fan_in'),
         '--warmup_ratio=0.03': ('a warm-up is given in steps', '--config.optim.warmup_steps=50'),
         '--attn_implementation=sdpa': ('splash (TPU)', '--config.kernels.attention=auto'),
         '--use_lora': ('there is no LoRA', '--config.train.trainable=norms'),
@@ -163,5 +276,69 @@ NOT_HERE = {
         'warmup_steps_fraction=0.1': ('given in steps', '--config.optim.warmup_steps=10'),
         'quantization=int8': ('nothing is computed in fewer bits', ''),
         'src/MaxText/configs/base.yml': ('a config is given as', '--config=configs/default.py'),
+    },
+    'Levanter': {
+        '--optimizer.warmup=0.01': ('given in steps', '--config.optim.warmup_steps=10'),
+        '--optimizer.warmup=inf': ('given in steps', '--config.optim.warmup_steps=10'),
+        '--optimizer.decay=0.2': (
+            'stays and then falls',
+            '--config.optim.schedule=warmup_stable_decay --config.optim.decay_fraction=0.2',
+        ),
+        '--optimizer.type=scion': ('--choices=optim.name', ''),
+        '--trainer.per_device_parallelism=4': ('over devices', '--config.train.microbatches=4'),
+        '--trainer.axis_resources.mlp=model': ('share heads', '--config.mesh.tensor=2'),
+        '--trainer.crash_on_nan=true': ('not finite', '--config.train.on_divergence=stop'),
+        '--optimizer.default_weight_decay_mask=false': ('vectors do not', ''),
+        '--trainer.per_device_eval_parallelism=4': ('evaluation has', '--config.data.batch_size=4'),
+        '--trainer.tensor_parallel_axes=[mlp,heads]': (
+            'heads, hidden features',
+            '--config.mesh.tensor=2',
+        ),
+        '--trainer.checkpointer.save_interval=15m': (
+            'so many steps, not minutes',
+            '--config.train.checkpoint_every=500',
+        ),
+        '--trainer.load_checkpoint=true': (GOES_ON, '--workdir=runs/mine'),
+        '--trainer.tracker.type=wandb': (NOTHING_SENT, ''),
+        '--trainer.wandb.project=levanter': (NOTHING_SENT, ''),
+        '--trainer.profiler=true': ('JAX has a profiler', '--config.train.diagnose_every=10'),
+        '--trainer.require_accelerator=false': ('JAX_PLATFORMS=cpu in the environment', ''),
+        '--model.attn_backend=jax_flash': ('splash (TPU)', '--config.kernels.attention=auto'),
+        '--model.attn_pdrop=0.1': ('there is no dropout; optim.weight_decay', ''),
+        '--initialize_from_hf=meta-llama/Llama-2-7b-hf': (NO_WEIGHTS, ''),
+        '--hf_save_path=out': ('in the form of this program', ''),
+        '--data.id=allenai/c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),
+        '--data.id=EleutherAI/pile': (NO_TEXT, '--config.data.source=text:pile/**/*.parquet'),
+        '--data.shuffle=true': ('sequences are shuffled', '--config.data.seed=1'),
+        '--eval_harness.max_examples=10': ('evaluates alone', ''),
+        '--data.validation_urls=[b.jsonl]': (
+            'a part of it',
+            '--config.data.validation_fraction=0.01',
+        ),
+        '--data.train_weights={a: 1, b: 2}': (
+            'sources and their weights',
+            '''--config.data.mixture="{'a': (1, 'text:a/*.txt'), 'b': (2, 'text:b/*.txt')}"''',
+        ),
+    },
+    'NanoDO': {
+        '--config.opt.init_learning_rate=1e-4': (
+            'a warm-up begins at',
+            '--config.optim.warmup_steps=10',
+        ),
+        '--config.opt.final_learning_rate=1e-4': (
+            'a share of optim.lr',
+            '--config.optim.final_lr_fraction=0.1',
+        ),
+        '--config.eval_batch_size=8': ('evaluation has', '--config.data.batch_size=8'),
+        '--config.vocab_path=cc_all.model': ('bpe:SIZE', '--config.data.tokenizer=bpe:32000'),
+        '--config.checkpoint=True': (GOES_ON, '--workdir=runs/mine'),
+        '--config.eval_split=test': ('a part of it', '--config.data.validation_fraction=0.01'),
+        '--config.eval_max_target_length=512': ('evaluation has', '--config.data.seq_len=512'),
+        '--config.log_internal_metrics=True': (
+            'what each layer does',
+            '--config.train.diagnose_every=10',
+        ),
+        '--config.write_to_xm_measurements=True': (NOTHING_SENT, ''),
+        '--config.pygrain_worker_count=0': ('made ahead', '--config.data.prefetch=2'),
     },
 }

@@ -64,7 +64,8 @@ def assert_works(command: str) -> None:
 @pytest.mark.parametrize('given', OF_ALL)
 def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
     said, _, command = answer(given).rpartition('Write ')
-    names = [word.partition('=')[0] for word in shlex.split(given) if not word[0].isdigit()]
+    words = [word for word in shlex.split(given) if word.startswith('--') or '=' in word]
+    names = [word.partition('=')[0] for word in words]
     assert command == OF_ALL[given] and all(name in said for name in names)
     assert_works(command)
 
@@ -76,6 +77,10 @@ def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
     for flag in shlex.split(command):
         assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in said
     assert_works(command)
+
+
+def test_a_field_without_config_before_it_is_answered_with_itself(answer):
+    assert answer('--data.seed=3').endswith('Write --config.data.seed=3')  # seed alone: train.seed
 
 
 @pytest.mark.full

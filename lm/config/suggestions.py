@@ -23,7 +23,8 @@ def field_hint(path: str, known: Collection[str]) -> str:
     by_name: dict[str, list[str]] = {}
     for field in known:
         by_name.setdefault(field.rpartition('.')[2], []).append(field)
-    usual = [field for field in SYNONYMS.get(name, ()) if field in known]
+    usual = SYNONYMS.get(str(path).lower()) or SYNONYMS.get(name, ())
+    usual = [field for field in usual if field in known]
     found = [*dict.fromkeys([*by_name.get(name, ()), *usual])]
     if not found and (said := absent(name)):
         return f' {said[0].upper()}{said[1:]}.'

@@ -200,11 +200,14 @@ def check_names(argv: Sequence[str]) -> None:
         name = flag.lstrip('-')
         follows = bool(words) and not is_whole and not words[0].startswith('--')
         is_config = bool(fields) and name.split('.')[0] in ('config', 'noconfig')
+        path = name.partition('.')[2]
         if not given.startswith('-'):
             if fields and all(positional(given)):
                 translator.add(*positional(given))
             else:
                 translator.say(file_advice(given))
+        elif is_config and translator.is_foreign(path, words[0] if follows else text):
+            translator.add(flag, words.pop(0) if follows else text)
         elif is_config or name in known or name.removeprefix('no') in known:
             if follows and not (_is_switch(name) or words[0].startswith('-')):
                 words.pop(0)

@@ -26,6 +26,7 @@ from tests.lm.model.test_check_fields import NAMES
         ('model.nrom', ["'model.norm'"]),
         ('stepps', ["'train.steps'"]),
         ('hidden_size', ["'model.d_model'"]),
+        ('model.D', ["'model.d_model'"]),
     ],
 )
 def test_an_unknown_field_names_those_that_may_be_meant(path, meant):
