@@ -31,6 +31,7 @@ myst_heading_anchors = 3
 autodoc_member_order = 'bysource'
 autodoc_preserve_defaults = True
 autodoc_typehints_format = 'short'
+default_role = 'literal'  # of docstrings, where one backtick is code
 html_theme = 'sphinx_book_theme'
 html_static_path, html_css_files = ['_static'], ['site.css']
 highlight_language = 'none'  # of what is indented: commands
@@ -44,11 +45,11 @@ CONTENTS = {
     'Guide': """
         start config data norms attention reparametrisations losses_optimizers scaling sweeps python
         diagnostics runs buckets devices hosts pods parts""",
-    'Reference': 'parts/index fields commands columns statuses',
+    'Reference': 'parts/index python/index fields commands columns statuses',
 }
 MORE = {
     'Guide': ['docs/coming_from'],
-    'Reference': ['docs/files', 'docs/api'],
+    'Reference': ['docs/files'],
     'What came out': ['docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
     'The project': ['docs/design', 'docs/changelog', 'docs/contributing', 'docs/cite'],
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from cards import cards, table, tables
 
 from configs import default
+from docs import python_pages
 from eval.console.listings import bounds, form
 from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS
@@ -42,6 +43,7 @@ def write(folder: Path) -> None:
         'columns.md': columns_of_runs(),
         'statuses.md': statuses(),
         'other_programs.md': coming_from(),
+        **{f'python/{name}': text for name, text in python_pages.pages().items()},
         **{f'parts/{field}.md': '\n'.join(cards(field)) for field in tables()},
     }
     names = [name.removesuffix('.md') for name in pages if name.startswith('parts/')]

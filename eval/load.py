@@ -16,12 +16,27 @@ flags.disclaim_key_flags()  # those that are defined here are of the program tha
 
 
 def define_checkpoint() -> flags.FlagHolder[str | None]:
+    """Defines the flag --checkpoint of a program, which names a run.
+
+    Returns:
+      The flag's holder; its value is a path or a URL for `load`, or None.
+    """
     text = 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
     return flags.DEFINE_string('checkpoint', None, text)
 
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:
-    """The data it was trained on; ValueError where that is no longer what the config names."""
+    """Opens the data that a checkpoint was trained on.
+
+    Args:
+      checkpoint: as `load` gives it.
+
+    Returns:
+      The dataset, with its training and validation rows.
+
+    Raises:
+      ValueError: where the data is no longer what the config names.
+    """
     fields = checkpoint.recipe.data
     dataset = data.open_dataset(fields)
     if dataset.digest != checkpoint.meta['data']:

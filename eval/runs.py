@@ -34,12 +34,26 @@ OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 
 
 def frame(*workdirs: str | Path) -> 'pd.DataFrame':
-    """The records of `gather`, one row a run; a column of integers with gaps is float."""
+    """Returns the records of `gather`, one row a run; a column of integers with gaps is float.
+
+    Args:
+      *workdirs: folders or URLs, each a run, a sweep, or a folder of them.
+
+    Raises:
+      ValueError: where a folder holds neither run nor sweep.
+    """
     return as_arrow(gather_all(workdirs)).to_pandas()
 
 
 def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
-    """cell, workdir, step, and every quantity of metrics.jsonl; one row a cell and step."""
+    """Returns cell, workdir, step, and every quantity of metrics.jsonl; one row a cell and step.
+
+    Args:
+      *workdirs: folders or URLs, each a run, a sweep, or a folder of them.
+
+    Raises:
+      ValueError: where a folder holds neither run nor sweep.
+    """
     return _metrics(gather_all(workdirs)).to_pandas()
 
 
@@ -73,9 +87,17 @@ def _type_of(name: str, rows: list[Record]) -> pa.DataType:
 
 
 def query(select: str, *workdirs: str | Path) -> pa.Table:
-    """The rows of a select over tables `runs` and `metrics` (see above).
+    """Answers a select over tables `runs` and `metrics`, as `python -m eval.runs` does.
 
-    Raises ValueError with DuckDB's message in one line, and the nearest column for an unknown one.
+    Args:
+      select: a query in DuckDB's SQL.
+      *workdirs: folders or URLs, each a run, a sweep, or a folder of them.
+
+    Returns:
+      The rows of the answer, an Arrow table.
+
+    Raises:
+      ValueError: with DuckDB's message in one line, and the nearest column for an unknown one.
     """
     records = gather_all(workdirs)
     tables = {'runs': as_arrow(records)}
@@ -85,7 +107,11 @@ def query(select: str, *workdirs: str | Path) -> pa.Table:
 
 
 def overview(records: list[Record]) -> list[Record]:
-    """The cell, the main results and the difference from others of its sweep, of each record."""
+    """Returns the cell, its main results and what differs within its sweep, for each record.
+
+    Args:
+      records: as `gather` gives them.
+    """
     by_sweep = collections.defaultdict(list)
     for record in records:
         by_sweep[str(Path(record['workdir']).parent)].append(record)

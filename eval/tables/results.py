@@ -51,13 +51,19 @@ def _naming_sweep(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def gather(workdir: str | Path) -> list[Record]:
-    """One record a cell of a sweep, one for a run, or those of all runs and sweeps directly below.
+    """Returns one record a cell of a sweep, one for a run, or those of all that lie directly below.
 
     Numbers that are not known yet, or not finite, are None; so is a config field that a run of an
     older version does not have. A cell, or what lies below the folder, whose files cannot be read
-    is `UNREADABLE`, with a reason that names the file. Raises ValueError where the folder holds
-    neither run nor sweep, or where its own config.json or sweep.json cannot be read. Records of a
-    URL (`lm.storage.buckets`) are fetched, and `workdir` is where they then are.
+    is `UNREADABLE`, with a reason that names the file. Records of a URL (`lm.storage.buckets`) are
+    fetched, and `workdir` is where they then are.
+
+    Args:
+      workdir: a folder or URL: a run, a sweep, or a folder of them.
+
+    Raises:
+      ValueError: where the folder holds neither run nor sweep, or where its own config.json or
+        sweep.json cannot be read.
     """
     folder = at_hand(workdir)
     if (folder / SWEEP).exists():

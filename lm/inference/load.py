@@ -52,40 +52,57 @@ class Checkpoint:
     [B, T] read as one document, in a program compiled once for each shape.
     """
 
-    path: Path
-    recipe: Recipe
-    step: int
-    meta: dict[str, Any]
-    learner: Learner
-    mesh: Mesh
-    hyper: Hyper
-    weights: Weights
-    tokenizer: data.tokenizers.Tokenizer
+    path: Path  #: WORKDIR/checkpoints/STEP
+    recipe: Recipe  #: the resolved config
+    step: int  #: updates done
+    meta: dict[str, Any]  #: what is stored beside the weights
+    learner: Learner  #: the functions of training and evaluation
+    mesh: Mesh  #: the devices that hold the weights
+    hyper: Hyper  #: numbers that may differ between the runs of a program
+    weights: Weights  #: what `variables` are made of
+    tokenizer: data.tokenizers.Tokenizer  #: as the run was trained with
 
     @functools.cached_property
     def variables(self) -> dict[str, Any]:
+        """Returns the variables that `model.apply` takes, made of the weights."""
         return self.learner.variables(self.weights)
 
     @property
     def model(self) -> Transformer:
+        """Returns the Linen module, with the kernels chosen for this machine."""
         return self.learner.model
 
     def encode(self, text: str) -> jax.Array:
-        """Returns [1, T]: the token that begins a document, then the tokens of the text."""
+        """Returns [1, T] int32: the token that begins a document, then the tokens of a text.
+
+        Args:
+          text: any string; the tokenizer is the run's.
+        """
         return jnp.array([[self.tokenizer.bos_id, *self.tokenizer.encode(text)]], jnp.int32)
 
     def logits(self, tokens_BT: jax.Array) -> jax.Array:
-        """Returns the logits [B, T, V] of the token after each, float32."""
+        """Returns the logits of the token after each, [B, T, V] float32.
+
+        Args:
+          tokens_BT: token ids, each row one document.
+        """
         return self.observe(self.weights, tokens_BT)[0]
 
     def activations(self, tokens_BT: jax.Array) -> Activations:
         """Returns the residual stream by name: `embedding`, `final` [B, T, D]; `after_attention`
         and `after_mlp` of every block [L, B, T, D].
+
+        Args:
+          tokens_BT: token ids, each row one document.
         """
         return self.observe(self.weights, tokens_BT)[1]
 
     def loss(self, tokens_BT: jax.Array) -> jax.Array:
-        """Returns the loss of the next token, in nats a token: a scalar."""
+        """Returns the mean loss of the next token, in nats a token: a scalar.
+
+        Args:
+          tokens_BT: token ids, each row one document; all but the first are predicted.
+        """
         return next_token_loss(self.logits(tokens_BT), tokens_BT)
 
     def gradients(
@@ -93,8 +110,14 @@ class Checkpoint:
         tokens_BT: jax.Array,
         scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
     ) -> tuple[Any, Activations]:
-        """Returns the gradients of scalar(logits [B, T, V], tokens [B, T]) in the weights, shaped
-        as weights.params, and in the activations, shaped as `activations`.
+        """Computes the gradients of a scalar of the logits in the weights and in the activations.
+
+        Args:
+          tokens_BT: token ids, each row one document.
+          scalar: maps (logits [B, T, V], tokens [B, T]) to a scalar; default the mean loss.
+
+        Returns:
+          (gradients shaped as weights.params, gradients shaped as `activations` gives them).
         """
         return gradients(self.learner, self.weights, tokens_BT, scalar)
 
@@ -119,14 +142,29 @@ class Checkpoint:
         return jax.jit(functools.partial(measure, self.learner))
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Returns an empty cache for rows of up to `capacity` tokens."""
+        """Returns an empty cache, with which `extend` reads rows in parts.
+
+        Args:
+          batch: the number of rows.
+          capacity: the most tokens that a row may have.
+
+        Raises:
+          ValueError: where the positions of the model end before `capacity`.
+        """
         return init_cache(self.learner, self.variables, batch, capacity)
 
     def extend(
         self, cache: Cache, tokens_BT: jax.Array, counts_B: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
-        """Returns (logits [B, T, V] of the token after each, the cache with these tokens); the
-        first counts_B columns are read, or all (`lm.inference.decoding.extend`).
+        """Reads further tokens of each row, each token once (`lm.inference.decoding.extend`).
+
+        Args:
+          cache: of the tokens read so far, from `init_cache` or from the call before.
+          tokens_BT: the token ids that follow.
+          counts_B: how many of the T columns are read, the others are padding; None: all.
+
+        Returns:
+          (logits [B, T, V] of the token after each, the cache with these tokens).
         """
         return self._extend(self.variables, cache, tokens_BT, counts_B)
 
@@ -136,15 +174,24 @@ class Checkpoint:
 
     @functools.cached_property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
-        """observe(weights, tokens [B, T], shifts=None) -> (logits, activations), a pure function
-        to be differentiated in the weights or in the shifts (`lm.inference.probes.observe`).
+        """Returns observe(weights, tokens [B, T], shifts=None) -> (logits, activations), a pure
+        function to be differentiated in the weights or in the shifts
+        (`lm.inference.probes.observe`).
         """
         return jax.jit(functools.partial(observe, self.learner))
 
 
 def find(path: str | Path) -> tuple[Path, int]:
-    """Returns (folder of checkpoints, step) for a workdir, with its newest step, or for one of its
-    checkpoints. A URL is fetched to a local folder. Raises ValueError where there is none.
+    """Finds the checkpoint that a path names; one at a URL is fetched to a local folder.
+
+    Args:
+      path: a workdir, which stands for its newest step, or WORKDIR/checkpoints/STEP; or a URL.
+
+    Returns:
+      (the folder of checkpoints, the step).
+
+    Raises:
+      ValueError: where there is no checkpoint, or the path is a sweep's.
     """
     if is_url(path):
         return _find_in_bucket(path)
@@ -196,7 +243,11 @@ def load(
         here.
       mesh: the devices; default one, or all of this machine for weights too large for one.
 
-    Raises ValueError where there is no checkpoint, or its weights do not fit its config.
+    Returns:
+      The `Checkpoint`, its weights on the devices of the mesh.
+
+    Raises:
+      ValueError: where there is no checkpoint, or its weights do not fit its config.
     """
     folder, newest = find(path)
     if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):

@@ -8,6 +8,8 @@ a `Scores`.
 from modules.attention.linear import LinearAttention, NaLaAttention
 from modules.attention.softmax import L2Attention, SoftmaxAttention
 
+__all__ = ['ATTENTIONS']
+
 ATTENTIONS = {
     'l2': L2Attention,
     'linear': LinearAttention,

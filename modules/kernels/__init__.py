@@ -20,6 +20,21 @@ from modules.kernels.matmul import MATMUL_KERNELS
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 
+__all__ = [
+    'ATTENTION_KERNELS',
+    'CROSS_ENTROPY_KERNELS',
+    'IMPLEMENTATIONS',
+    'LINEAR_ATTENTION_KERNELS',
+    'MATMUL_KERNELS',
+    'OPERATIONS',
+    'PLATFORM_BOUND',
+    'RMS_NORM_KERNELS',
+    'SOFTMAX_KERNELS',
+    'Kernels',
+    'kernels_for',
+]
+
+#: The table of kernels of each operation.
 OPERATIONS = {
     'attention': ATTENTION_KERNELS,
     'linear_attention': LINEAR_ATTENTION_KERNELS,
@@ -28,7 +43,7 @@ OPERATIONS = {
     'softmax': SOFTMAX_KERNELS,
     'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
-# Operations whose rows have `platforms`.
+#: Operations whose rows have `platforms`.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 
 XLA = dict.fromkeys(OPERATIONS, 'reference') | {
@@ -56,6 +71,11 @@ class Kernels:
     matmul_options: tuple[tuple[str, Any], ...] = ()
 
     def name_of(self, operation: str) -> str:
+        """Returns the name of the kernel that is chosen for an operation.
+
+        Args:
+          operation: a key of `OPERATIONS`.
+        """
         return dict(self.names)[operation]
 
     def _row(self, operation: str) -> Any:
@@ -63,7 +83,7 @@ class Kernels:
 
     @property
     def attention(self) -> Callable[..., jax.Array]:
-        """`attend` without its first argument."""
+        """Returns `attend` without its first argument."""
         kernel = functools.partial(attend, self.name_of('attention'))
         holds_scores = self._row('attention').holds_scores
         if not holds_scores or self.name_of('softmax') == 'reference':
@@ -72,24 +92,28 @@ class Kernels:
 
     @property
     def linear_attention(self) -> Callable[..., tuple[jax.Array, Any]]:
+        """Returns the row of `LINEAR_ATTENTION_KERNELS`."""
         return self._row('linear_attention')
 
     @property
     def matmul(self) -> Callable[..., jax.Array]:
+        """Returns (x [M, I], w [I, O], out_dtype) -> [M, O], with its options."""
         row = self._row('matmul')
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
     @property
     def rms_norm(self) -> Callable[..., jax.Array]:
+        """Returns (x [..., D], scale [D], eps, out_dtype) -> [..., D]."""
         return self._row('rms_norm').on(self.platform)
 
     @property
     def softmax(self) -> Callable[..., jax.Array]:
+        """Returns the softmax over the last axis, for this platform."""
         return self._row('softmax').on(self.platform)
 
     @property
     def fused_cross_entropy(self) -> Callable[..., dict[str, jax.Array]] | None:
-        """None where the loss itself computes the same as the chosen kernel."""
+        """Returns the kernel, or None where the loss itself computes the same."""
         row = self._row('cross_entropy')
         return None if row.is_plain else row.on(self.platform)
 
@@ -104,12 +128,19 @@ def kernels_for(
     matmul_options: Mapping[str, Any] | None = None,
     **named: str,
 ) -> Kernels:
-    """Chooses a kernel for each operation on devices of `platform` ('cpu', 'gpu', 'tpu').
+    """Chooses a kernel for each operation.
 
-    implementation: a name in `IMPLEMENTATIONS`; 'auto' suits the platform. named: kernels by
-    operation; 'auto', as for those left out, is what the implementation has. matmul_options: fields
-    of the row `matmul`, if it has some. Raises ValueError for a name that no table has, and for a
-    kernel that does not run on the platform.
+    Args:
+      platform: of the devices: 'cpu', 'gpu' or 'tpu'.
+      implementation: a name in `IMPLEMENTATIONS`; 'auto' suits the platform.
+      matmul_options: fields of the row `matmul`, if it has some.
+      **named: kernels by operation; 'auto', as for those left out, is what the implementation has.
+
+    Returns:
+      The `Kernels`.
+
+    Raises:
+      ValueError: for a name that no table has, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
         implementation = 'xla_cpu' if platform == 'cpu' else 'xla'

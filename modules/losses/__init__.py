@@ -35,4 +35,5 @@ LOSSES = {
     'ldr_kl': ldr_kl,
     'aldr_kl': aldr_kl,
 }
+#: Weights of what layers sow, which are added to the objective.
 AUXILIARIES = {'balance_loss': balance_loss}

@@ -37,10 +37,14 @@ auxiliary_row = marks(check=demands_nothing)
 
 
 def logits_loss(per_token: Callable[..., Sums]) -> Loss:
-    """Makes a loss of per_token(logits [M, V], labels [M], **numbers) -> {term: [M]}.
+    """Makes a loss of a function of logits. The whole array of logits is made.
 
-    The result is loss(x [..., D], readout, labels [...], weights [...], **numbers) -> {term: sum
-    over tokens of weight * term}. The whole array of logits is made.
+    Args:
+      per_token: maps `(logits [M, V], labels [M], **numbers)` to {term: [M]}.
+
+    Returns:
+      `loss(x [..., D], readout, labels [...], weights [...], **numbers)` -> {term: sum over tokens
+      of weight * term}.
     """
 
     @loss_row()
@@ -65,6 +69,12 @@ def with_error_probability(loss: Loss) -> Loss:
     """Adds the sum `error_probability` of 1 - p, p the label's probability, without a gradient.
 
     The logits are those that the loss makes: XLA computes equal products once.
+
+    Args:
+      loss: a row of `LOSSES`.
+
+    Returns:
+      A loss of the same arguments, whose sums have one more.
     """
 
     @functools.wraps(loss)

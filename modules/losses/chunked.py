@@ -28,8 +28,13 @@ LEAST = 1024
 
 
 def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1) -> int:
-    """Returns how many of `tokens` have LOGITS logits on each of `pieces` devices, or are LEAST on
-    each where that is more; 0 where that is all of them.
+    """Returns how many tokens have LOGITS logits on each device, or are LEAST on each where that is
+    more; 0 where that is all of them.
+
+    Args:
+      tokens: of a microbatch, B T.
+      vocab_size: V.
+      pieces: the number of devices that tokens are cut over.
     """
     chunk = pieces * max(LOGITS // vocab_size, LEAST)
     return 0 if tokens <= chunk else chunk
@@ -58,7 +63,7 @@ class Rounds(NamedTuple):
 
 
 def by_chunks(loss: Loss, chunk: int) -> Loss:
-    """Computes the sums of `loss` about `chunk` tokens at a time; 0: all at once.
+    """Computes the sums of `loss` about `chunk` tokens at a time.
 
     x [..., T, D] is cut along T, so that each chunk has tokens of every row, as many on each device
     as it has rows; a loss of whole rows (`by_rows`) is cut along the first axis. Where tokens lie
@@ -69,6 +74,13 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
     logits are there: the backward pass multiplies it by the cotangent, and no product is computed
     twice. Gradients of other terms are computed anew where they are asked for. Labels, weights and
     numbers have none. There is no forward-mode differentiation.
+
+    Args:
+      loss: a row of `LOSSES`.
+      chunk: tokens at a time, over all devices; 0: all at once.
+
+    Returns:
+      A loss of the same arguments and results.
     """
     if not chunk:
         return loss
@@ -87,17 +99,31 @@ def by_chunks(loss: Loss, chunk: int) -> Loss:
 
 
 def chunks_of(shape: tuple[int, ...], axis: int, chunk: int) -> int:
-    """Returns into how many parts of about `chunk` tokens a shape is cut along an axis; 0: one."""
+    """Returns into how many parts of about `chunk` tokens a shape is cut along an axis.
+
+    Args:
+      shape: of the labels.
+      axis: that is cut.
+      chunk: tokens of a part; 0: there is one part.
+    """
     length = shape[axis]
     across = math.prod(shape) // length
     return math.ceil(length / max(1, min(length, chunk // across))) if chunk else 1
 
 
 def cut(array: jax.Array, axis: int, count: int) -> jax.Array:
-    """Cuts [..., length, ...] into [count, ..., size, ...], padded with zeros.
+    """Cuts an array along an axis into parts, padded with zeros.
 
     Part i has the places i, count + i, ..., so that an axis that is cut over devices spreads evenly
     over the parts.
+
+    Args:
+      array: [..., length, ...].
+      axis: that is cut.
+      count: the number of parts.
+
+    Returns:
+      [count, ..., size, ...], with size the least that holds length / count.
     """
     length = array.shape[axis]
     size = math.ceil(length / count)

@@ -25,6 +25,8 @@ from modules.norms.rmsnorm import (
 )
 from modules.norms.running import PowerNorm, UnifiedNorm
 
+__all__ = ['NORMS', 'Norm']
+
 
 class NoNorm(Norm):
     """The identity."""

@@ -31,19 +31,19 @@ class Norm(nn.Module):
     (the norm's place in the order of removal).
     """
 
-    axis: str = 'embed'
+    axis: str = 'embed'  #: the logical name of the last axis of x
 
-    # What the value of a token depends on in training, besides the token itself.
+    #: What the value of a token depends on in training, besides the token itself.
     leaks: ClassVar[str] = ''
-    # How many coordinates of the stream the norm does without.
+    #: How many coordinates of the stream the norm does without.
     drops: ClassVar[int] = 0
-    # Whether it has a derivative in forward mode.
+    #: Whether it has a derivative in forward mode.
     forward_mode: ClassVar[bool] = True
-    # Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
+    #: Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
     scales_embedding: ClassVar[bool] = False
-    # Whether it divides by the root mean square, for which there are kernels.
+    #: Whether it divides by the root mean square, for which there are kernels.
     over_rms: ClassVar[bool] = False
-    # Options that must divide the width, and options that must divide a microbatch's sequences.
+    #: Options that must divide the width, and options that must divide a microbatch's sequences.
     divide_width: ClassVar[tuple[str, ...]] = ('groups',)
     divide_sequences: ClassVar[tuple[str, ...]] = ()
 
@@ -51,7 +51,12 @@ class Norm(nn.Module):
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
-        """Raises ValueError for options that do not divide what the norm at this place is over."""
+        """Raises ValueError for options that do not divide what the norm at this place is over.
+
+        Args:
+          recipe: the resolved config (`lm.config.recipe`).
+          part: the norm at this place, with its options.
+        """
         if cls.drops and recipe.model.d_model % 2 and part is recipe.norm:
             raise ValueError(
                 f'{part} keeps d_model - {cls.drops} coordinates of a stream whose width '
@@ -75,7 +80,15 @@ class Norm(nn.Module):
     def vector(
         self, name: str, features: int, value: float, axis: str | None = None, decayed: bool = False
     ) -> jax.Array:
-        """Returns a float32 parameter [features] that starts at `value`; features 0: a scalar."""
+        """Returns a parameter of the norm, float32 [features].
+
+        Args:
+          name: of the parameter.
+          features: the length; 0: a scalar.
+          value: the start.
+          axis: its logical name; None: the norm's.
+          decayed: whether weight decay applies.
+        """
         axes = (axis or self.axis,) if features else ()
         init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)
         return self.param(name, init, (features,) if features else ())

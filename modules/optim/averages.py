@@ -31,11 +31,11 @@ class Average(NamedTuple):
     behind it.
     """
 
-    init: Callable[[Any], Kept]  # (params) -> kept, its own state
-    averaged: Callable[[Any, Kept], Any]  # (params, kept) -> the weights that evaluation uses
-    # (updates, params, kept, fraction) -> (updates, kept)
+    init: Callable[[Any], Kept]  #: (params) -> kept, its own state
+    averaged: Callable[[Any, Kept], Any]  #: (params, kept) -> the weights that evaluation uses
+    #: (updates, params, kept, fraction) -> (updates, kept)
     steer: Callable[[Any, Any, Kept, Any], tuple[Any, Kept]] = lambda u, params, kept, _: (u, kept)
-    # (params, kept) -> kept
+    #: (params, kept) -> kept
     follow: Callable[[Any, Kept], Kept] = lambda params, kept: kept
 
 

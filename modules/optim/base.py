@@ -112,12 +112,16 @@ class PerParameter(NamedTuple):
 class Direction(NamedTuple):
     """An update of one parameter with its own share of the weight decay."""
 
-    of: jax.Array
-    decayed: Any  # the share, which broadcasts with the weight
+    of: jax.Array  #: the update
+    decayed: Any  #: the share, which broadcasts with the weight
 
 
 def with_share(direction: jax.Array | Direction) -> Direction:
-    """Returns a Direction; one made from an array takes all of the weight decay."""
+    """Returns a Direction; one made from an array takes all of the weight decay.
+
+    Args:
+      direction: an update of one parameter, with or without a share of its own.
+    """
     return direction if isinstance(direction, Direction) else Direction(direction, 1.0)
 
 
@@ -202,9 +206,19 @@ def by_role(
 ) -> optax.GradientTransformationExtraArgs:
     """Partitions the parameters: one optimizer for each role, `others` for roles not named.
 
-    Each is made from the specs of its own parameters; other parameters are optax.MaskedNode in its
-    trees. Extra arguments whose names end with `_fn` are wrapped to take such trees too. Raises
-    ValueError for a parameter that no optimizer covers, and for a role that no parameter has.
+    Parameters of others are optax.MaskedNode in an optimizer's trees. Extra arguments whose names
+    end with `_fn` are wrapped to take such trees too.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      others: makes an optimizer from the specs of the parameters left; None: there must be none.
+      **roles: for each role, what makes its optimizer from the specs of its parameters.
+
+    Returns:
+      One optimizer of all parameters.
+
+    Raises:
+      ValueError: for a parameter that no optimizer covers, and for a role that no parameter has.
     """
     found = named_leaves(specs)
     present = {spec.role for spec in found.values()}
@@ -264,18 +278,29 @@ def along(
 
 
 def unboxed(opt_state: Any) -> Any:
-    """Returns a state without the boxes that describe its leaves."""
+    """Returns a state without the boxes that describe its leaves.
+
+    Args:
+      opt_state: as `init` of an optimizer returned it.
+    """
     return jax.tree.map(
         lambda leaf: leaf.value if is_box(leaf) else leaf, opt_state, is_leaf=is_box
     )
 
 
 def state_specs(opt_state: Any, shapes: Any, specs: Any) -> Any:
-    """Returns a ParamSpec for each leaf of an optimizer's state, as `init` returned it.
+    """Returns a ParamSpec for each leaf of an optimizer's state.
 
     A leaf in a box has the spec of that box. A leaf whose path ends with the path of a parameter of
-    its shape has the spec of that parameter. A scalar has no axes. `shapes` and `specs` are the
-    parameters'. Raises ValueError for any other leaf.
+    its shape has the spec of that parameter. A scalar has no axes.
+
+    Args:
+      opt_state: as `init` returned it, or its shapes.
+      shapes: an array or ShapeDtypeStruct for each parameter.
+      specs: a ParamSpec for each parameter.
+
+    Raises:
+      ValueError: for any other leaf.
     """
     shapes, specs = named_leaves(shapes), named_leaves(specs)
 

@@ -39,8 +39,17 @@ def reparametrise(
 ) -> Reparam:
     """Chains the rows `names`: the model reads the results of the first, the last one is stored.
 
-    options: the options of each row, by its name. Raises ValueError where a row with a map after
-    the update is not the last, and as the rows do.
+    Args:
+      names: rows of `REPARAMS`.
+      specs: a ParamSpec for each parameter.
+      shapes: a ShapeDtypeStruct for each parameter.
+      options: the options of each row, by its name.
+
+    Returns:
+      One `Reparam`.
+
+    Raises:
+      ValueError: where a row with a map after the update is not the last, and as the rows do.
     """
     first, *rest = names
     made = REPARAMS[first](specs, shapes, **options.get(first, {}))

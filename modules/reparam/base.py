@@ -78,8 +78,13 @@ def shared(specs: Any, shapes: Any) -> Reparam:
 def chain(near: Reparam, far: Reparam) -> Reparam:
     """Maps stored weights by `far`, and the results of that by `near` to what the model reads.
 
-    `near` has no map after the update, as that would know nothing of what is stored
-    (`reparametrise` refuses it).
+    Args:
+      near: has no map after the update, as that would know nothing of what is stored
+        (`reparametrise` refuses it).
+      far: is made from the specs and stored shapes of `near`.
+
+    Returns:
+      One `Reparam`, whose state is (near's, far's).
     """
 
     def init(params):
@@ -115,7 +120,15 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
 
 
 def multiplied(specs: Any, factors: Any) -> Reparam:
-    """W_used = factor * W for each parameter; `factors` are numbers in a tree like `specs`."""
+    """Multiplies each weight where it is used: W_used = factor * W.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      factors: numbers in a tree like `specs`.
+
+    Returns:
+      The `Reparam`; it has no state.
+    """
     return Reparam(
         init=lambda params: (jax.tree.map(operator.truediv, params, factors), ()),
         apply=lambda stored, state, train: (jax.tree.map(operator.mul, stored, factors), state),

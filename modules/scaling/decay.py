@@ -19,13 +19,13 @@ decay_row = marks(in_gradient=False, check=demands_nothing)
 class Decay(NamedTuple):
     """Inputs of a rule, for one parameter; numbers may be tracers."""
 
-    weight_decay: Any  # as configured
-    lr: Any  # the parameter's own, at the peak
-    fraction: Any  # learning rate now, over its peak
-    steps: Any  # length of the run
+    weight_decay: Any  #: as configured
+    lr: Any  #: the parameter's own, at the peak
+    fraction: Any  #: learning rate now, over its peak
+    steps: Any  #: length of the run
     growth: Growth = Growth()
-    factor: float = 1.0  # from the parametrisation; never 0 here
-    hidden: bool = True  # whether it is a hidden matrix
+    factor: float = 1.0  #: from the parametrisation; never 0 here
+    hidden: bool = True  #: whether it is a hidden matrix
 
 
 @decay_row()

@@ -29,16 +29,24 @@ OF_WIDTH = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
 class Growth:
     """Sizes of a parameter and of its model, over those of the base model."""
 
-    fan_in: float = 1.0  # terms of each sum
-    fan_out: float = 1.0  # outputs
-    depth: float = 1.0  # blocks
-    width: float = 1.0  # of the residual stream
+    fan_in: float = 1.0  #: terms of each sum
+    fan_out: float = 1.0  #: outputs
+    depth: float = 1.0  #: blocks
+    width: float = 1.0  #: of the residual stream
 
 
 def growth_of(
     spec: ParamSpec, shape: tuple[int, ...], base: tuple[int, ...], depth=1.0, width=1.0
 ) -> Growth:
-    """Returns the Growth of a parameter of `shape` whose base model's shape is `base`."""
+    """Returns the `Growth` of a parameter.
+
+    Args:
+      spec: describes the parameter.
+      shape: its own.
+      base: its shape in the base model.
+      depth: blocks, over those of the base model.
+      width: of the residual stream, over that of the base model.
+    """
     both = zip(sizes(spec, shape), sizes(spec, base), strict=True)
     fan_in, fan_out = (own / old for own, old in both)
     return Growth(fan_in, fan_out, depth, width)
@@ -55,7 +63,12 @@ def sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def of_one_channel(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape in a model of one channel: sizes that grow with the width are 1."""
+    """Returns the shape in a model of one channel: sizes that grow with the width are 1.
+
+    Args:
+      spec: names the axes.
+      shape: of the parameter.
+    """
     named = zip(shape, spec.axes, strict=True)
     return tuple(1 if axis in OF_WIDTH else n for n, axis in named)
 
@@ -64,22 +77,22 @@ def of_one_channel(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
 class Factors:
     """Factors that a parametrisation gives a parameter."""
 
-    forward: float = 1.0  # of the weight where it is used
-    init: float = 1.0  # of the initial deviation
-    lr: float = 1.0  # of the learning rate
-    decay: float = 1.0  # of the weight decay, if the decay rule reads it
-    eps: float = 1.0  # of the optimizer's epsilon
-    init_of_own_size: bool = False  # the deviation is the parameter's own, not the base model's
+    forward: float = 1.0  #: of the weight where it is used
+    init: float = 1.0  #: of the initial deviation
+    lr: float = 1.0  #: of the learning rate
+    decay: float = 1.0  #: of the weight decay, if the decay rule reads it
+    eps: float = 1.0  #: of the optimizer's epsilon
+    init_of_own_size: bool = False  #: the deviation is the parameter's own, not the base model's
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
     """Initial deviation of a stored parameter, and the `Factors` that training applies to it."""
 
-    init_std: float | None  # None: the value stays as declared
+    init_std: float | None  #: None: the value stays as declared
     forward_factor: float = 1.0
     lr_factor: float = 1.0
-    decay_factor: float = 1.0  # 0: the parameter does not decay
+    decay_factor: float = 1.0  #: 0: the parameter does not decay
     eps_factor: float = 1.0
 
 
@@ -350,10 +363,23 @@ def scaling_of(
     family: str,
     **options: Any,
 ) -> Scaling:
-    """Applies a row to one parameter; `shapes` and `blocks` are (its own, the base model's).
+    """Applies a row to one parameter.
 
     The spec's init_gain multiplies the deviation. Vectors keep their declared value, and decay only
     if their spec says so.
+
+    Args:
+      row: a row of `PARAMETRIZATIONS`.
+      init: a row of `INITS`, which maps (spec, shape, blocks) to a deviation.
+      spec: describes the parameter.
+      shapes: (its own, the base model's).
+      blocks: numbers of blocks of both models.
+      growth: of the parameter.
+      family: of its optimizer: 'adam', 'sgd' or 'spectral'.
+      **options: the row's own.
+
+    Returns:
+      The `Scaling`.
     """
     factors = row(spec, growth, family, **options)
     std, decays = None, True

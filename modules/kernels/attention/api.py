@@ -88,8 +88,13 @@ ATTENTION_KERNELS = {
 def refuse_scores(
     name: str, scores: Scores, dtype: str | None = None, head_dim: int | None = None
 ) -> None:
-    """Raises ValueError where the kernel of that name does not serve what `scores` asks for, or
-    does not take q, k and v of that type or width of a head; None: not asked.
+    """Raises ValueError where a kernel does not serve what an attention layer asks for.
+
+    Args:
+      name: a row of `ATTENTION_KERNELS`.
+      scores: what is asked for.
+      dtype: the type of q, k and v; None: not asked.
+      head_dim: the width of a head, H; None: not asked.
     """
     kernel, asked = choose(ATTENTION_KERNELS, name, 'kernels.attention'), scores.asked()
     lacking = [f'{field}={value}' for field, value in asked.items() if field not in kernel.serves]
@@ -128,10 +133,27 @@ def attend(
 ) -> jax.Array:
     """Computes attention with the kernel of that name.
 
-    softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
-    is_full: a scalar that turns the window off where it is true. It may be traced: the layers of a
-    scan differ in it. Raises ValueError for what the kernel does not serve, and where an array and
-    its field of `scores` do not come together.
+    Args:
+      name: a row of `ATTENTION_KERNELS`.
+      q_BNTH: queries.
+      k_BKSH: keys, S = T; K divides N.
+      v_BKSH: values.
+      scores: the equation of the scores.
+      segments_BT: tokens of different numbers do not see each other; None: rows are whole.
+      sinks_N: a logit of each head that stands for no token.
+      slopes_N: how much the logits of a head fall with each token back.
+      key_bias_BKS: added to all logits of a key.
+      is_full: a scalar that turns the window off where it is true. It may be traced: the layers of
+        a scan differ in it.
+      prefix_BT: tokens of one number that is not 0 see each other, later ones too.
+      softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
+
+    Returns:
+      [B, N, T, H] in the type of v.
+
+    Raises:
+      ValueError: for what the kernel does not serve, and where an array and its field of `scores`
+        do not come together.
     """
     refuse_scores(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
     given = scores.check_arrays(

@@ -39,6 +39,11 @@ class Scores:
             raise ValueError(f'a window holds the token itself, so at least 1; got {self.window}')
 
     def scale_of(self, head_dim: int) -> float:
+        """Returns the factor of q k.
+
+        Args:
+          head_dim: the width of a head, H.
+        """
         return head_dim**-0.5 if self.scale is None else self.scale
 
     def asked(self) -> dict[str, object]:
@@ -46,9 +51,13 @@ class Scores:
         return {name: value for name, value in vars(self).items() if value != getattr(Scores, name)}
 
     def check_arrays(self, **arrays: jax.Array | None) -> dict[str, Any]:
-        """Returns the arrays (sinks_N, slopes_N, key_bias_BKS, prefix_BT) that are not None.
+        """Returns the arrays that are not None, by name.
 
-        Raises ValueError where an array and its field do not come together.
+        Args:
+          **arrays: sinks_N, slopes_N, key_bias_BKS and prefix_BT, or None for each.
+
+        Raises:
+          ValueError: where an array and its field do not come together.
         """
         for argument, array in arrays.items():
             announced = getattr(self, argument.rpartition('_')[0])

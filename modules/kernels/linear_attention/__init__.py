@@ -10,4 +10,6 @@ the specification; the others equal it to rounding (tests/modules/test_linear_at
 from modules.kernels.linear_attention.base import quadratic
 from modules.kernels.linear_attention.chunked import chunked
 
+__all__ = ['LINEAR_ATTENTION_KERNELS']
+
 LINEAR_ATTENTION_KERNELS = {'chunked': chunked, 'quadratic': quadratic}

@@ -11,12 +11,23 @@ import jax.numpy as jnp
 from modules.facts import demands_nothing, marks
 from modules.kernels.matmul.wta_crs import WTACRS
 
+__all__ = ['MATMUL_KERNELS', 'direct']
+
 matmul_row = marks(check=demands_nothing)
 
 
 @matmul_row()
 def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
-    """Computes x w, left to the compiler."""
+    """Computes x w, left to the compiler.
+
+    Args:
+      x_MI: activations.
+      w_IO: a weight matrix.
+      out_dtype: the type of the result, in which it is also summed; None: that of x and w.
+
+    Returns:
+      [M, O].
+    """
     return jnp.matmul(x_MI, w_IO, preferred_element_type=out_dtype)
 
 

@@ -9,14 +9,26 @@ NAME = 'kernels.rms_norm=pallas'
 
 
 def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
-    """Returns 1 / sqrt(mean(x^2) + eps) over the last axis, [..., 1]."""
+    """Returns 1 / sqrt(mean(x^2) + eps) over the last axis, [..., 1].
+
+    Args:
+      x: [..., D], in the type that the mean is computed in.
+      eps: added under the root.
+    """
     return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)
 
 
 def reference(
     x: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: jnp.dtype | None = None
 ) -> jax.Array:
-    """Returns x / sqrt(mean(x^2) + eps) * scale."""
+    """Returns x / sqrt(mean(x^2) + eps) * scale over the last axis, [..., D].
+
+    Args:
+      x: [..., D]; reduced in float32 at least.
+      scale_D: the gain; None: 1.
+      eps: added under the root.
+      out_dtype: the type of the result; None: that of x.
+    """
     x32 = at_least_float32(x)
     y = x32 * inverse_rms(x32, eps)
     if scale_D is not None:

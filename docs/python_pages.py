@@ -1,0 +1,134 @@
+"""Pages of the Python API, written from `__all__` of each room and the docstrings behind it.
+
+A docstring that leaves out a parameter, a result or an error is an error of the build.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from lm.config.fields import CHOICES
+
+ROOT = Path(__file__).parents[1]
+ROOMS = [
+    *('eval.load', 'eval.runs'),
+    *(
+        '.'.join(path.parent.relative_to(ROOT).parts)
+        for path in sorted((ROOT / 'modules').rglob('__init__.py'))
+        if path.read_text()
+    ),
+]
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page by its name; raises ValueError for what a docstring lacks."""
+    modules = {room: importlib.import_module(room) for room in ROOMS}
+    lacking = [one for module in modules.values() for one in faults(module)]
+    if lacking:
+        raise ValueError('docstrings of the Python API: ' + '; '.join(lacking))
+    head = (
+        '# Python\n\n[From Python](../../guide/python.md) shows these in use. Shapes are letters: '
+        'B batch, T position, S key position, D model, N heads, K key heads, H head, V vocabulary, '
+        'L layer, M tokens.\n\n'
+    )
+    index = '\n'.join(['```{toctree}', ':maxdepth: 1', '', *modules, '```', ''])
+    return {'index.md': head + index} | {f'{room}.md': page(modules[room]) for room in modules}
+
+
+def page(module: ModuleType) -> str:
+    """Returns the page of a room: its docstring, and an entry for each public name."""
+    entries = '\n'.join(entry(module, name) for name in public(module))
+    text = f'# {module.__name__}\n\n{inspect.getdoc(module)}\n'
+    return text + (f'\n```{{eval-rst}}\n{entries}```\n' if entries else '')
+
+
+def entry(module: ModuleType, name: str) -> str:
+    """Returns the directive that shows one public name."""
+    value, full = getattr(module, name), f'{module.__name__}.{name}'
+    if inspect.isclass(value):
+        return f'.. autoclass:: {full}\n   :members:\n   :member-order: bysource\n'
+    if inspect.isfunction(value):
+        return f'.. autofunction:: {full}\n'
+    return f'.. py:data:: {full}\n\n   {sentence(module, name)}\n'
+
+
+def sentence(module: ModuleType, name: str) -> str:
+    """Returns the line about a table of parts, with its cards, or the comment above a constant."""
+    value = getattr(module, name)
+    fields = [field for field, choice in CHOICES.items() if choice.table is value]
+    if fields:
+        named = ' and '.join(f'``{field}``' for field in fields)
+        return f'The table that {named} names a row of: :doc:`its cards <../parts/{fields[0]}>`.'
+    comment = re.search(rf'((?:^#: .*\n)+){name}\b', inspect.getsource(module), re.MULTILINE)
+    return ' '.join(comment[1].replace('#: ', '').split()) if comment else ''
+
+
+def public(module: ModuleType) -> list[str]:
+    return list(getattr(module, '__all__', []))
+
+
+def faults(module: ModuleType) -> Iterator[str]:
+    """Yields what the docstrings of a room's public names lack."""
+    names = [name for name, value in vars(module).items() if not name.startswith('_')]
+    if not hasattr(module, '__all__') and any(
+        not inspect.ismodule(getattr(module, name)) for name in names
+    ):
+        yield f'{module.__name__} has no __all__'
+    for name in public(module):
+        value, full = getattr(module, name), f'{module.__name__}.{name}'
+        if inspect.isclass(value):
+            own = inspect.getdoc(value) if value.__doc__ else None
+            if not own or own.startswith(f'{value.__name__}('):  # what dataclasses write
+                yield f'{full} has no docstring'
+            for method, function in methods(value):
+                yield from (f'{full}.{method} {one}' for one in lacks(function))
+        elif inspect.isfunction(value):
+            yield from (f'{full} {one}' for one in lacks(value))
+        elif not sentence(module, name):
+            yield f'{full} has neither cards nor a comment "#: " above it'
+
+
+def methods(cls: type) -> Iterator[tuple[str, Callable]]:
+    """Yields the public methods and properties that a class itself defines."""
+    for name, value in vars(cls).items():
+        for kind, attribute in (
+            (property, 'fget'),
+            (functools.cached_property, 'func'),
+            (classmethod | staticmethod, '__func__'),
+        ):
+            if isinstance(value, kind):
+                value = getattr(value, attribute)
+        own = inspect.isfunction(value) and value.__module__ == cls.__module__
+        if own and not name.startswith('_'):
+            yield name, value
+
+
+def lacks(function: Callable) -> Iterator[str]:
+    """Yields what the docstring of a function lacks."""
+    text = inspect.getdoc(function) or ''
+    if not text:
+        yield 'has no docstring'
+        return
+    parts = re.split(r'^(Args|Returns|Yields|Raises):\n', text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    signature = inspect.signature(function)
+    given = [name for name in signature.parameters if name not in ('self', 'cls')]
+    said = re.findall(r'^  \**(\w+): \S', sections.get('Args', ''), re.MULTILINE)
+    for name in given:
+        if name not in said:
+            yield f'does not say in Args what {name} is'
+    for name in said:
+        if name not in given:
+            yield f'has no parameter {name}, which Args names'
+    first = text.split()[0]
+    if signature.return_annotation not in (None, 'None') and not (
+        {'Returns', 'Yields'} & {first, *sections}
+    ):
+        yield 'does not say what it returns'
+    raises = re.search(r'^\s+raise \w+Error\(', inspect.getsource(function), re.MULTILINE)
+    if (raises or 'Raises' in parts[0]) and 'Raises' not in {first, *sections}:
+        yield 'does not say in Raises what it raises'

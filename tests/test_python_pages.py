@@ -1,0 +1,105 @@
+"""Property: every public name of the Python API says what it takes, returns and raises."""
+
+import importlib
+import types
+
+import pytest
+
+from docs import python_pages
+
+
+@pytest.mark.parametrize('room', python_pages.ROOMS)
+def test_docstrings_are_whole(room):
+    assert not list(python_pages.faults(importlib.import_module(room)))
+
+
+def whole(x, *rows, **numbers) -> int:
+    """Adds what is given.
+
+    Args:
+      x: the first.
+      *rows: the others.
+      **numbers: by name.
+
+    Returns:
+      The sum.
+
+    Raises:
+      ValueError: always.
+    """
+    raise ValueError('never called')
+
+
+def silent() -> None:
+    raise NotImplementedError
+
+
+class Partly:
+    """A class with a method, a property and a class method that say too little."""
+
+    def of(self, x) -> int:
+        """Returns x."""
+        return x
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    @classmethod
+    def made(cls, x) -> None:
+        """Makes one.
+
+        Args:
+          y: what it is made of.
+        """
+
+    def _of(self, x):
+        return x
+
+
+def test_a_whole_docstring_lacks_nothing():
+    assert not list(python_pages.lacks(whole))
+
+
+@pytest.mark.parametrize(
+    ('line', 'fault'),
+    [
+        ('  x: the first.\n', 'does not say in Args what x is'),
+        ('  *rows: the others.\n', 'does not say in Args what rows is'),
+        ('  **numbers: by name.\n', 'does not say in Args what numbers is'),
+        ('Returns:\n', 'does not say what it returns'),
+        ('Raises:\n', 'does not say in Raises what it raises'),
+    ],
+)
+def test_each_lack_is_named(line, fault, monkeypatch):
+    text = '\n'.join(row.removeprefix('    ') for row in whole.__doc__.split('\n'))
+    assert line in text
+    monkeypatch.setattr(whole, '__doc__', text.replace(line, ''))
+    assert list(python_pages.lacks(whole)) == [fault]
+
+
+def test_faults_name_the_function_or_constant():
+    room = types.ModuleType('room')
+    room.Partly, room.silent = Partly, silent
+    assert list(python_pages.faults(room)) == ['room has no __all__']
+    room.__all__ = ['Partly', 'silent']
+    assert list(python_pages.faults(room)) == [
+        'room.Partly.of does not say in Args what x is',
+        'room.Partly.size has no docstring',
+        'room.Partly.made does not say in Args what x is',
+        'room.Partly.made has no parameter y, which Args names',
+        'room.silent has no docstring',
+    ]
+
+
+def test_the_build_stops_at_a_fault(monkeypatch):
+    monkeypatch.setattr(python_pages, 'lacks', lambda function: ['lacks words'])
+    with pytest.raises(ValueError, match=r'modules\.optim\.unboxed lacks words'):
+        python_pages.pages()
+
+
+def test_a_table_leads_to_its_cards_and_a_constant_has_its_comment():
+    page = python_pages.page(importlib.import_module('modules.kernels'))
+    assert '``kernels.softmax`` names a row of: :doc:`its cards <../parts/kernels.softmax>`' in page
+    assert 'OPERATIONS\n\n   The table of kernels of each operation.\n' in page
+    assert '.. autofunction:: modules.kernels.kernels_for\n' in page
