@@ -29,6 +29,7 @@ exclude_patterns = ['docs/_build', 'docs/reference/other_programs.md']  # which 
 extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx_copybutton']
 myst_heading_anchors = 3
 autodoc_member_order = 'bysource'
+autodoc_class_signature = 'separated'  # fields are listed with their types
 autodoc_preserve_defaults = True
 autodoc_typehints_format = 'short'
 default_role = 'literal'  # of docstrings, where one backtick is code
@@ -91,8 +92,15 @@ def front_page(app, error: Exception | None) -> None:
         (Path(app.outdir) / 'index.html').write_text(page)
 
 
+def of_a_field(app, what: str, name: str, obj, options, lines: list[str]) -> None:
+    """Keeps napoleon from taking the words before a colon for the type of a field."""
+    if what in ('attribute', 'property'):
+        lines[:0] = ['..', '']  # an empty comment: it reads the first line alone
+
+
 def setup(app) -> None:
     app.connect('builder-inited', lambda app: generate.write(HERE / 'reference'))
     app.connect('builder-inited', lambda app: notebooks.write(HERE / '_static' / 'notebooks'))
+    app.connect('autodoc-process-docstring', of_a_field, priority=400)  # napoleon has 500
     app.connect('source-read', on_the_site)
     app.connect('build-finished', front_page)

@@ -6,6 +6,7 @@ A docstring that leaves out a parameter, a result or an error is an error of the
 import functools
 import importlib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def entry(module: ModuleType, name: str) -> str:
     """Returns the directive that shows one public name."""
     value, full = getattr(module, name), f'{module.__name__}.{name}'
     if inspect.isclass(value):
-        return f'.. autoclass:: {full}\n   :members:\n   :member-order: bysource\n'
+        return f'.. autoclass:: {full}\n   :members:\n   :exclude-members: __init__, __new__\n'
     if inspect.isfunction(value):
         return f'.. autofunction:: {full}\n'
     return f'.. py:data:: {full}\n\n   {sentence(module, name)}\n'
@@ -61,8 +62,8 @@ def sentence(module: ModuleType, name: str) -> str:
     value = getattr(module, name)
     fields = [field for field, choice in CHOICES.items() if choice.table is value]
     if fields:
-        named = ' and '.join(f'``{field}``' for field in fields)
-        return f'The table that {named} names a row of: :doc:`its cards <../parts/{fields[0]}>`.'
+        named = ', '.join(f'``{field}``' for field in fields)
+        return f'The choices of {named}, by name: :doc:`cards <../parts/{fields[0]}>`.'
     comment = re.search(rf'((?:^#: .*\n)+){name}\b', inspect.getsource(module), re.MULTILINE)
     return ' '.join(comment[1].replace('#: ', '').split()) if comment else ''
 
@@ -84,6 +85,8 @@ def faults(module: ModuleType) -> Iterator[str]:
             own = inspect.getdoc(value) if value.__doc__ else None
             if not own or own.startswith(f'{value.__name__}('):  # what dataclasses write
                 yield f'{full} has no docstring'
+            for field in silent_fields(value):
+                yield f'{full}.{field} has no comment "#: " beside or above it'
             for method, function in methods(value):
                 yield from (f'{full}.{method} {one}' for one in lacks(function))
         elif inspect.isfunction(value):
@@ -92,8 +95,18 @@ def faults(module: ModuleType) -> Iterator[str]:
             yield f'{full} has neither cards nor a comment "#: " above it'
 
 
+def silent_fields(cls: type) -> Iterator[str]:
+    """Yields the fields of a class that no comment describes."""
+    for above, line in itertools.pairwise(inspect.getsource(cls).splitlines()):
+        field = re.match(r'    (\w+): ', line)
+        is_field = field and field[1] in inspect.get_annotations(cls)  # others are words of text
+        if is_field and '#: ' not in line and not above.startswith('    #: '):
+            yield field[1]
+
+
 def methods(cls: type) -> Iterator[tuple[str, Callable]]:
-    """Yields the public methods and properties that a class itself defines."""
+    """Yields the public methods and properties that a class has of its own."""
+    package = cls.__module__.split('.')[0]
     for name, value in vars(cls).items():
         for kind, attribute in (
             (property, 'fget'),
@@ -102,7 +115,7 @@ def methods(cls: type) -> Iterator[tuple[str, Callable]]:
         ):
             if isinstance(value, kind):
                 value = getattr(value, attribute)
-        own = inspect.isfunction(value) and value.__module__ == cls.__module__
+        own = inspect.isfunction(value) and value.__module__.split('.')[0] == package
         if own and not name.startswith('_'):
             yield name, value
 

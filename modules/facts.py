@@ -24,7 +24,9 @@ def demands_nothing(recipe: Any, part: Any) -> None:
 def longest(blocks: int, **lengths: int) -> int:
     """Returns the steps or updates after which a row behaves as published: its longest length.
 
-    lengths: its options with `modules.options.Option.counted_in`. blocks: those of the model.
+    Args:
+      blocks: those of the model.
+      **lengths: its options with `modules.options.Option.counted_in`.
     """
     return max(lengths.values())
 

@@ -35,7 +35,12 @@ def silent() -> None:
 
 
 class Partly:
-    """A class with a method, a property and a class method that say too little."""
+    """A class with methods and fields that say too little."""
+
+    told: int  #: beside it
+    #: Above it.
+    told_above: int = 0
+    untold: int = 0
 
     def of(self, x) -> int:
         """Returns x."""
@@ -84,6 +89,7 @@ def test_faults_name_the_function_or_constant():
     assert list(python_pages.faults(room)) == ['room has no __all__']
     room.__all__ = ['Partly', 'silent']
     assert list(python_pages.faults(room)) == [
+        'room.Partly.untold has no comment "#: " beside or above it',
         'room.Partly.of does not say in Args what x is',
         'room.Partly.size has no docstring',
         'room.Partly.made does not say in Args what x is',
@@ -100,6 +106,6 @@ def test_the_build_stops_at_a_fault(monkeypatch):
 
 def test_a_table_leads_to_its_cards_and_a_constant_has_its_comment():
     page = python_pages.page(importlib.import_module('modules.kernels'))
-    assert '``kernels.softmax`` names a row of: :doc:`its cards <../parts/kernels.softmax>`' in page
+    assert '``kernels.softmax``, by name: :doc:`cards <../parts/kernels.softmax>`' in page
     assert 'OPERATIONS\n\n   The table of kernels of each operation.\n' in page
     assert '.. autofunction:: modules.kernels.kernels_for\n' in page

@@ -47,9 +47,8 @@ to_stderr = functools.partial(print, file=sys.stderr)
 class Checkpoint:
     """A model with the weights of a checkpoint.
 
-    weights: as stored, or their average where the run has one (optim.average), as its validation
-    does. variables: as the model takes them. Methods compute as in evaluation, each row of tokens
-    [B, T] read as one document, in a program compiled once for each shape.
+    Methods compute as in evaluation, each row of tokens [B, T] read as one document, in a program
+    compiled once for each shape.
     """
 
     path: Path  #: WORKDIR/checkpoints/STEP
@@ -59,7 +58,8 @@ class Checkpoint:
     learner: Learner  #: the functions of training and evaluation
     mesh: Mesh  #: the devices that hold the weights
     hyper: Hyper  #: numbers that may differ between the runs of a program
-    weights: Weights  #: what `variables` are made of
+    #: As stored, or their average where the run has one (optim.average), as its validation does.
+    weights: Weights
     tokenizer: data.tokenizers.Tokenizer  #: as the run was trained with
 
     @functools.cached_property

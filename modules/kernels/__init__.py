@@ -66,9 +66,9 @@ IMPLEMENTATIONS = {
 class Kernels:
     """The chosen kernel of each operation, by name and as a function. str() gives the names."""
 
-    platform: str
-    names: tuple[tuple[str, str], ...]
-    matmul_options: tuple[tuple[str, Any], ...] = ()
+    platform: str  #: of the devices: 'cpu', 'gpu' or 'tpu'
+    names: tuple[tuple[str, str], ...]  #: (operation, kernel)
+    matmul_options: tuple[tuple[str, Any], ...] = ()  #: (name, value), of the row `matmul`
 
     def name_of(self, operation: str) -> str:
         """Returns the name of the kernel that is chosen for an operation.

@@ -43,8 +43,9 @@ class Norm(nn.Module):
     scales_embedding: ClassVar[bool] = False
     #: Whether it divides by the root mean square, for which there are kernels.
     over_rms: ClassVar[bool] = False
-    #: Options that must divide the width, and options that must divide a microbatch's sequences.
+    #: Options that must divide the width.
     divide_width: ClassVar[tuple[str, ...]] = ('groups',)
+    #: Options that must divide a microbatch's sequences.
     divide_sequences: ClassVar[tuple[str, ...]] = ()
 
     lasts = staticmethod(longest)

@@ -24,20 +24,19 @@ def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
 
 
 class Reparam(NamedTuple):
-    """init(params) -> (stored, state); apply(stored, state, train) -> (used, state).
+    """Functions of one reparametrisation.
 
-    At the start used equals params, as far as the map can make them. `specs` describes each stored
-    array, as `modules.params` does each parameter. `state` is carried but not optimised; evaluation
-    (train=False) leaves it alone. after_update(stored, state) -> (stored, state) maps the result of
-    an optimizer step, such as back onto a sphere. measures(stored, state) -> {'sigma': {path of a
-    used weight: [...]}, ...} reports numbers of a parameter's matrices, one for each
-    (`modules.params.matrix_axes`).
+    At the start the weights used equal params, as far as the map can make them. `state` is carried
+    but not optimised; evaluation (train=False) leaves it alone.
     """
 
-    init: Callable[[Any], tuple[Any, Any]]
-    apply: Callable[[Any, Any, bool], tuple[Any, Any]]
-    specs: Any
+    init: Callable[[Any], tuple[Any, Any]]  #: (params) -> (stored, state)
+    apply: Callable[[Any, Any, bool], tuple[Any, Any]]  #: (stored, state, train) -> (used, state)
+    specs: Any  #: describes each stored array, as `modules.params` does each parameter
+    #: (stored, state) -> (stored, state) of an optimizer step's result, such as back onto a sphere.
     after_update: Callable[[Any, Any], tuple[Any, Any]] = unchanged
+    #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: numbers of a parameter's
+    #: matrices, one for each (`modules.params.matrix_axes`).
     measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = lambda stored, state: {}
 
 

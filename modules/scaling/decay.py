@@ -23,7 +23,7 @@ class Decay(NamedTuple):
     lr: Any  #: the parameter's own, at the peak
     fraction: Any  #: learning rate now, over its peak
     steps: Any  #: length of the run
-    growth: Growth = Growth()
+    growth: Growth = Growth()  #: of the parameter
     factor: float = 1.0  #: from the parametrisation; never 0 here
     hidden: bool = True  #: whether it is a hidden matrix
 

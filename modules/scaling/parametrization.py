@@ -90,10 +90,10 @@ class Scaling:
     """Initial deviation of a stored parameter, and the `Factors` that training applies to it."""
 
     init_std: float | None  #: None: the value stays as declared
-    forward_factor: float = 1.0
-    lr_factor: float = 1.0
+    forward_factor: float = 1.0  #: of the weight where it is used
+    lr_factor: float = 1.0  #: of the learning rate
     decay_factor: float = 1.0  #: 0: the parameter does not decay
-    eps_factor: float = 1.0
+    eps_factor: float = 1.0  #: of the optimizer's epsilon
 
 
 def writes_to_stream(spec: ParamSpec) -> bool:

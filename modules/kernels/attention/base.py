@@ -14,24 +14,15 @@ MASKED = -1e30  # finite, so that a fully masked row gives no NaN
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Static: what an attention layer asks of its kernel. `reference` has the equations.
+    """Static: what an attention layer asks of its kernel. `reference` has the equations."""
 
-    scale: of q k; None: 1 / sqrt(H).
-    softcap: the bound c in c tanh(s / c); 0: none.
-    window: how many tokens one attends to, itself included; None: all earlier ones.
-    sinks: whether sinks_N is passed, a logit of each head that stands for no token.
-    slopes: whether slopes_N is passed, by which the logits of a head fall with each token back.
-    key_bias: whether key_bias_BKS is passed, which is added to all logits of a key.
-    prefix: whether prefix_BT is passed: tokens of one number that is not 0 see each other, later
-    ones too.
-    """
-
-    scale: float | None = None
-    softcap: float = 0.0
-    window: int | None = None
-    sinks: bool = False
-    slopes: bool = False
-    key_bias: bool = False
+    scale: float | None = None  #: of q k; None: 1 / sqrt(H)
+    softcap: float = 0.0  #: the bound c in c tanh(s / c); 0: none
+    window: int | None = None  #: tokens that one attends to, with itself; None: all earlier ones
+    sinks: bool = False  #: whether sinks_N is passed, logits of heads that stand for no token
+    slopes: bool = False  #: whether slopes_N is passed, the fall of logits with each token back
+    key_bias: bool = False  #: whether key_bias_BKS is passed, added to all logits of a key
+    #: Whether prefix_BT is passed: tokens of one number that is not 0 all see each other.
     prefix: bool = False
 
     def __post_init__(self):
