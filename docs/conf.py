@@ -33,6 +33,7 @@ autodoc_class_signature = 'separated'  # fields are listed with their types
 autodoc_preserve_defaults = True
 autodoc_typehints_format = 'short'
 default_role = 'literal'  # of docstrings, where one backtick is code
+smartquotes_action = 'qe'  # two dashes are a flag's
 html_theme = 'sphinx_book_theme'
 html_static_path, html_css_files = ['_static'], ['site.css']
 highlight_language = 'none'  # of what is indented: commands
