@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from eval import load, runs
 from lm.config.fields import CHOICES
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
-    *('eval.load', 'eval.runs'),
+    *(load.__name__, runs.__name__),
     *(
         '.'.join(path.parent.relative_to(ROOT).parts)
         for path in sorted((ROOT / 'modules').rglob('__init__.py'))
