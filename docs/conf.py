@@ -10,12 +10,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path.insert(0, str(ROOT))
 
-import generate  # noqa: E402
-import notebooks  # noqa: E402
+from docs import generate, notebooks  # noqa: E402
 
 project = html_title = 'Evenkeel'
+author = 'Evenkeel maintainers'
 root_doc = 'README'
 include_patterns = [
     'README.md',

@@ -8,10 +8,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from cards import cards, table, tables
-
 from configs import default
 from docs import python_pages
+from docs.cards import cards, table, tables
 from eval.console.listings import bounds, form
 from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS

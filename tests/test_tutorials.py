@@ -1,11 +1,11 @@
 """Contract: tutorials work as they are written, in a small way; a notebook of one is one."""
 
 import json
-import sys
 
 import pytest
 
-from tests import ROOT, tutorials
+from docs import notebooks
+from tests import tutorials
 from tests.pages import TUTORIALS
 
 PAGE = """
@@ -67,10 +67,7 @@ def test_every_page_says_how_long_it_takes():
         assert tutorials.MINUTES.search(path.read_text()), path
 
 
-def test_a_notebook_has_the_steps_and_what_they_printed(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / 'docs')
-    import notebooks
-
+def test_a_notebook_has_the_steps_and_what_they_printed():
     cells = json.loads(json.dumps(notebooks.notebook(PAGE)))['cells']
     assert [(c['cell_type'], c['source'].splitlines()[0]) for c in cells] == [
         ('markdown', '# A page'),
@@ -80,4 +77,3 @@ def test_a_notebook_has_the_steps_and_what_they_printed(monkeypatch):
         ('code', "print(x, 'a')"),
     ]
     assert cells[4]['outputs'][0]['text'] == 'older\n'
-    sys.modules.pop('notebooks')

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests import ROOT
 from tests.pages import TUTORIALS, add_lines, arguments
+from tests.xla import ONE_DEVICE
 
 STEP = re.compile(
     r'^```(?P<language>python|diff)\n(?P<code>.*?)^```$|(?P<commands>(?:^    uv run [^\n]*\n)+)',
@@ -34,6 +35,10 @@ MINUTES = re.compile(r'^\*Takes .* on two CPU cores\.\*$', re.MULTILINE)
 PICTURES = ROOT / 'docs' / '_static' / 'tutorials'
 PICTURE = re.compile(r'\]\(\.\./_static/tutorials/([^)]+)\)')
 HERE = '--here'  # in this copy
+SMALLER = {  # axes of sweeps, in a small way
+    r"'train.seed': [^\n]*": "'train.seed': (0, 1),",
+    r"'optim.lr': [^\n]*": "'optim.lr': (1e-3, 1e-2),",
+}
 LEFT_OUT = {  # of a small way: why
     'tpu.plan': 'minutes; tests/tpu/test_plan.py has smaller models',
     'eval.coordinates': 'tests/eval/test_coordinates.py has smaller models',
@@ -111,6 +116,8 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
                     status = int((block and block['status']) or 0)
                     printed += command(arguments(line.strip(), small), folder, status)
         elif language == 'diff' or re.match(r'# \w+/', code):
+            for axis, fewer in SMALLER.items() if small else ():
+                code = re.sub(axis, fewer, code)
             change(folder, language, code)
         else:
             printed = python(code, names)
@@ -132,7 +139,7 @@ def renew(name: str, small: bool = False) -> None:
         subprocess.run(
             [sys.executable, '-m', 'tests.tutorials', HERE, name, *['small'] * small],
             cwd=folder,
-            env=os.environ | {'PYTHONPATH': scratch},
+            env=os.environ | {'PYTHONPATH': scratch} | ({'XLA_FLAGS': ONE_DEVICE} if small else {}),
             check=True,
         )
         if small:

@@ -123,13 +123,19 @@ class Checkpoint:
 
     def lens(self, tokens_BT: jax.Array) -> jax.Array:
         """Returns the logits [L, B, T, V] that the last norm and the readout make of the residual
-        stream behind each block, float32 (`lm.inference.probes.lens`).
+        stream behind each block, float32 (the logit lens); the last are those of `logits`.
+
+        Args:
+          tokens_BT: token ids, each row one document.
         """
         return self._lens(self.weights, tokens_BT)
 
     def measure(self, tokens_BT: jax.Array) -> dict[str, jax.Array]:
-        """Returns by name what is measured of each layer [L] and head [L, N] on these tokens:
-        `attention_entropy` in nats, `residual_rms` and others (docs/guide/diagnostics.md).
+        """Returns by name what `train.diagnose_every` records of the forward pass of each layer [L]
+        and head [L, N]: `attention_entropy` in nats, `residual_rms` (docs/guide/diagnostics.md).
+
+        Args:
+          tokens_BT: token ids, each row one document.
         """
         return self._measure(self.weights, tokens_BT)
 
