@@ -36,8 +36,14 @@ older
 """
 
 
-@pytest.mark.full  # half a minute each
-@pytest.mark.parametrize('name', TUTORIALS)
+@pytest.mark.parametrize(
+    'name',
+    [  # a minute each; that of rates has no Python, and no command that others have not
+        pytest.param(name, marks=getattr(pytest.mark, tier))
+        for name in TUTORIALS
+        for tier in ['product' if name == 'transferred_rate' else 'full']
+    ],
+)
 def test_a_tutorial_works(name):
     tutorials.renew(name, small=True)
 
