@@ -253,7 +253,7 @@ def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     top = high + (stacked + 0.5) * room if stacked else high
     rates = sorted({rate for c in comparisons for rate in c.variant.rates if rate})
     scale = alt.Scale(type='log' if rates else 'linear', nice=False, padding=12)
-    numbers = alt.Axis(values=rates, format='~g', grid=True)
+    numbers = alt.Axis(values=rates, format='.3~g', grid=True)
     y = alt.Y(
         'loss:Q',
         title=f'final {UNITS[metric]}',
@@ -328,7 +328,7 @@ def rates_by_size(sizes: Sizes, metric: str) -> Chart:
     labels = list(dict.fromkeys(size for lines in sizes.values() for size, _ in lines))
     rates = sorted({row['lr'] for row in points if row['lr']})
     scale = alt.Scale(type='log', nice=False, padding=12)
-    x = alt.X('lr:Q', scale=scale, title='learning rate', axis=alt.Axis(values=rates, format='~g'))
+    x = alt.X('lr:Q', scale=scale, title='learning rate', axis=alt.Axis(values=rates, format='.3~g'))
     y = alt.Y('loss:Q', scale=alt.Scale(zero=False), title=f'final {UNITS[metric]}')
     shades = alt.Scale(scheme='viridis', domain=labels)
     legend = alt.Legend(title=None, orient='top', columns=4, symbolType='circle')
