@@ -21,6 +21,7 @@ from modules.options import Declared
 ROOT = Path(__file__).parents[1]
 PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 STUDIES = ROOT / 'configs' / 'studies'
+SUMMARY = (ROOT / 'docs' / 'studies.md').read_text()
 TESTS = {  # of the rows of a field: patterns of their files in tests/
     'model.norm': ('modules/test_norms.py', 'modules/test_running_norms.py'),
     'model.placement': ('modules/test_placements.py',),
@@ -95,7 +96,8 @@ def cards(field: str) -> Iterator[str]:
             yield 'It does not go with everything:\n'
             yield '\n'.join(f'- {line}' for line in words) + '\n'
         if found := studies().get((field, row.name)):
-            yield f'Tried here: {", ".join(found)}.\n'
+            yield 'Tried here:\n'
+            yield '\n'.join(f'- {line}' for line in found) + '\n'
         yield f'Held by {", ".join(f"`{path}`" for path in tests_of(field, row.name))}.\n'
 
 
@@ -143,20 +145,20 @@ def escaped(words: str) -> str:
 
 @functools.cache
 def studies() -> dict[tuple[str, str], list[str]]:
-    """Returns (field, row) -> links to the studies whose sweeps have the row among others."""
+    """Returns (field, row) -> what the studies were of, and found, whose sweeps have the row."""
     found: dict[tuple[str, str], list[str]] = {}
     of_table = {id(CHOICES[field].table): field for field in reversed(tables())}
     for page in sorted(STUDIES.glob('results/*.md')):
         module = importlib.import_module(f'configs.studies.{page.stem}')
         kinds = dict.fromkeys(re.findall(rf'{page.stem}\.py:(\w+)', module.__doc__))
         configs = [module.get_config(), *map(module.get_config, kinds)]
-        title = page.read_text().split('\n', 1)[0].removeprefix('# ')
-        link = f'[{title}](../../../configs/studies/results/{page.name})'
+        asked, found_there = re.search(rf'\| (.*{page.name}.*) \| (.*) \|', SUMMARY).groups()
+        line = f'{asked.replace("](../", "](../../../")}: {found_there}'
         for path, value in itertools.chain.from_iterable(swept(c.get('sweep')) for c in configs):
             if path in CHOICES and isinstance(value, str):
                 for name in CHOICES[path].table.keys() & set(re.split(r'[+:]', value)):
-                    links = found.setdefault((of_table[id(CHOICES[path].table)], name), [])
-                    links += [link] * (link not in links)
+                    lines = found.setdefault((of_table[id(CHOICES[path].table)], name), [])
+                    lines += [line] * (line not in lines)
     return found
 
 
