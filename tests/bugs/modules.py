@@ -130,6 +130,12 @@ MODULES = {
         'grad_scores = grad_logits',
         'tests/modules/test_attention_kernels.py -k equations',
     ),
+    'a forward pass of attention that is computed again with dots': Bug(
+        'modules/kernels/attention/blocked.py',
+        'checkpoint_name(results, ATTENDED)',
+        'results',
+        'tests/modules/test_fused_attention.py -k made_again',
+    ),
     'positions that begin again in each part': Bug(
         'modules/sequence.py',
         'positions_BT = start_B[:, None] + column_1T',

@@ -26,6 +26,7 @@ from lm.training.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
 from modules.kernels.attention.splash import dealt_places
+from modules.numerics import REMAT_POLICIES
 from tests.helpers import BOS, VOCAB, tiny_config
 
 PLAIN = Scores()
@@ -256,6 +257,25 @@ def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
     assert len(said) == 1 and re.match('kernels.attention=splash runs on tpu alone', said[0])
     assert with_kernels_of('tpu', config, said.append) is config
     assert len(said) == 1
+
+
+@pytest.mark.parametrize('name', ['blocked', 'cudnn', 'splash'])
+def test_what_a_kernel_keeps_is_not_made_again_with_dots(monkeypatch, name):
+    """Loops and calls of the gradient, traced: as many as without rematerialization."""
+    versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
+    monkeypatch.setattr(versions, lambda: 91000)
+    q, k, v, *_ = draw(2048, dtype='bfloat16', batch=1)
+
+    def attended(policy):
+        def loss(q):  # a product with weights on either side, as in a block
+            weights = jnp.eye(8, dtype=q.dtype)
+            return jnp.sum(attend(name, q @ weights, k, v, PLAIN) @ weights)
+
+        kept = loss if policy == 'none' else jax.checkpoint(loss, policy=REMAT_POLICIES[policy])
+        text = str(jax.make_jaxpr(jax.grad(kept))(q))
+        return len(re.findall(r'while\[|pallas_call\[|dot_product_attention_(?:fwd|bwd)', text))
+
+    assert 0 < attended('dots') == attended('none') < attended('full')
 
 
 @pytest.mark.parametrize('mask_documents', [True, False])

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from modules.kernels.attention.base import MASKED, Scores, exact, in_one_prefix, sees, share_heads
+from modules.numerics import ATTENDED
 from modules.parallel.axes import parts_of
 from modules.parallel.kernel_calls import of_all_tokens, over_devices
 from modules.statistics import at_least_float32
@@ -271,7 +273,8 @@ def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
         return _put(static, out, mixed / total, own), _put(static, log_sum, log_total, own)
 
     results = jnp.zeros(q_GTH.shape, v_GSH.dtype), jnp.zeros((*q_GTH.shape[:2], 1), dtype)
-    out_GTH, log_sum_GT1 = _over_tiles(static, of_queries, results)
+    results = _over_tiles(static, of_queries, results)
+    out_GTH, log_sum_GT1 = checkpoint_name(results, ATTENDED)
     return out_GTH, (q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1)
 
 

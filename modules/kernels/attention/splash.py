@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modules.kernels.attention.base import Scores
+from modules.numerics import ATTENDED
 from modules.parallel.axes import parts_of
 from modules.parallel.kernel_calls import of_all_tokens, over_devices
 
@@ -126,6 +127,7 @@ def _kernel(n_heads: int, places: np.ndarray, scores: Scores) -> Any:
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
         q_seq_shards=parts,
+        residual_checkpoint_name=ATTENDED,
     )
 
 
