@@ -37,7 +37,7 @@ smartquotes_action = 'qe'  # two dashes are a flag's
 html_theme = 'sphinx_book_theme'
 html_static_path, html_css_files = ['_static'], ['site.css']
 highlight_language = 'none'  # of what is indented: commands
-html_theme_options = {'show_toc_level': 2, 'home_page_in_toc': True}
+html_theme_options = {'navbar_persistent': [], 'show_toc_level': 2, 'home_page_in_toc': True}
 copybutton_prompt_text = '$ '
 
 CONTENTS = {
