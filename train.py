@@ -20,7 +20,7 @@ cells are results), 128 + n stopped by signal n, after a checkpoint, 42 another 
 not come: the same command goes on.
 """
 
-from lm.launch.before_jax import prepare_process, print_help
+from lm.launch.before_jax import idle_accelerator, prepare_process, print_help
 from lm.launch.supervisor import supervise_if_several
 
 if __name__ == '__main__':
@@ -75,6 +75,8 @@ def main() -> int:
     recipe = resolve(base)
     if listings.print_config(recipe, base, sweep):
         return DONE
+    if words := idle_accelerator():
+        raise ValueError(words)
     suffix = '' if sweep is None else '-sweep'
     place = WORKDIR.value or command.default_workdir(recipe, suffix)
     how = engines.asked(sweep)

@@ -1,6 +1,7 @@
 """Prepares a process before it imports JAX. Standard library only, so that it costs nothing."""
 
 import glob
+import importlib.util
 import os
 import platform
 import signal
@@ -15,6 +16,10 @@ TUNABLES = (
     'glibc.malloc.mmap_max=0',
     f'glibc.malloc.trim_threshold={2**62}',
     'glibc.malloc.arena_max=1',
+)
+ACCELERATORS = (  # what it is, its device files, packages of which JAX needs one, our extra
+    ('an NVIDIA GPU', '/dev/nvidia[0-9]*', ('jax_cuda13_plugin', 'jax_cuda12_plugin'), 'cuda'),
+    ('a TPU', '/dev/accel[0-9]*', ('libtpu',), 'tpu'),
 )
 
 
@@ -49,6 +54,21 @@ def choose_platform() -> None:
         platforms, jax = os.environ.setdefault('JAX_PLATFORMS', 'cpu'), sys.modules.get('jax')
         if jax and not jax.config.jax_platforms:  # it has read the environment before
             jax.config.update('jax_platforms', platforms)
+
+
+def idle_accelerator() -> str:
+    """Returns what to install where JAX lacks what a GPU or TPU of this machine needs; '' where
+    there is none, and where the user has set JAX_PLATFORMS.
+    """
+    if os.environ.get('JAX_PLATFORMS'):
+        return ''
+    for name, files, packages, extra in ACCELERATORS:
+        if glob.glob(files) and not any(map(importlib.util.find_spec, packages)):
+            return (
+                f'this machine has {name}, and JAX lacks what it takes to use it: uv sync --extra '
+                f'{extra} installs that. JAX_PLATFORMS=cpu before the command trains on the CPU.'
+            )
+    return ''
 
 
 def _leave(number, _) -> None:

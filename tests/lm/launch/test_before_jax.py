@@ -1,6 +1,7 @@
 """What a program does before it imports JAX."""
 
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -60,6 +61,23 @@ def test_a_platform_is_chosen_where_jax_is_imported_already(
     before_jax.choose_platform()
     assert found == ([('jax_platforms', expected)] if expected else [])
     assert ('JAX_PLATFORMS' in environment) != is_there
+
+
+@pytest.mark.parametrize(
+    ('installed', 'chosen', 'said'),
+    [
+        ((), '', 'an NVIDIA GPU, .*uv sync --extra cuda'),
+        (('libtpu',), '', 'an NVIDIA GPU, .*uv sync --extra cuda'),
+        (('jax_cuda12_plugin',), '', '$'),
+        ((), 'cpu', '$'),
+    ],
+)
+def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installed, chosen, said):
+    there = {'/dev/nvidia[0-9]*': ['/dev/nvidia0']}
+    monkeypatch.setattr(before_jax.glob, 'glob', lambda files: there.get(files, []))
+    monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n in installed or None)
+    monkeypatch.setenv('JAX_PLATFORMS', chosen)
+    assert re.match(f'(this machine has )?{said}', before_jax.idle_accelerator())
 
 
 @pytest.mark.full
