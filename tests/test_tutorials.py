@@ -17,7 +17,7 @@ x = 2
 
     uv run train.py --help
 
-% shows: b
+<!-- shows: b -->
 ```text
 old
 ```
@@ -29,7 +29,7 @@ print(x, 'a')
 print(x, 'b')
 ```
 
-% shows: b
+<!-- shows: b -->
 ```text
 older
 ```
@@ -64,7 +64,7 @@ def test_what_is_printed_replaces_what_stood_there(monkeypatch, tmp_path):
 def test_a_page_that_shows_no_line_is_an_error(tmp_path):
     with pytest.raises(AssertionError, match='never finds no line of\nhere'):
         tutorials.carry_out(
-            "```python\nprint('here')\n```\n\n% shows: never\n```text\n```", tmp_path
+            "```python\nprint('here')\n```\n\n<!-- shows: never -->\n```text\n```", tmp_path
         )
 
 

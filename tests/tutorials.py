@@ -2,9 +2,9 @@
 
 Each page of docs/tutorials is done in a copy of the project. A Python block that begins with a path
 is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
-lines are commands. What is printed replaces the block of text behind it (`% shows: PATTERN` above
-that says which lines). Pictures come from runs/; minutes stand in a page's first lines. All
-of them take half an hour on two cores.
+lines are commands. What is printed replaces the block of text behind it; a comment above the block,
+`<!-- shows: PATTERN -->`, says which lines. Pictures come from runs/; minutes stand in a page's
+first lines. All of them take half an hour on two cores.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ STEP = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 PRINTED = re.compile(
-    r'\n*(?:% status: (?P<status>\d+)\n)?(?:% shows: (?P<shows>[^\n]*)\n)?'
+    r'\n*(?:<!-- status: (?P<status>\d+) -->\n)?(?:<!-- shows: (?P<shows>[^\n]*) -->\n)?'
     r'```text\n(?P<text>.*?)^```$',
     re.DOTALL | re.MULTILINE,
 )
