@@ -25,7 +25,8 @@ LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
 WINDOW = re.compile(r'window={([^}]*)}')
 ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
 SPLASH = re.compile(r'splash_m[hq]a_(fwd|dq|dkv)')
-# Products of queries and keys in splash attention's kernels, each 2 operations.
+# Products of queries and keys in splash attention's kernels, each 2 operations; dkv has one more
+# where it makes dq too, its third result.
 SPLASH_PRODUCTS = {'fwd': 2, 'dq': 3, 'dkv': 4}
 
 
@@ -122,7 +123,8 @@ def _kernel_flops(computation: Computation, one: Instruction, pairs_seen: float)
         # Queries and keys [.., N, T, H] are its first operands of floats.
         arrays = [computation[name].arrays[0] for name in one.operands]
         queries, keys = [one.shape for one in arrays if one.dtype in ('bf16', 'f32')][:2]
-        return 2 * SPLASH_PRODUCTS[kernel[1]] * math.prod(queries) * keys[-2] * pairs_seen
+        products = SPLASH_PRODUCTS[kernel[1]] + (kernel[1] == 'dkv' and len(one.arrays) > 2)
+        return 2 * products * math.prod(queries) * keys[-2] * pairs_seen
     target = TARGET.search(one.attributes)
     name = target[1] if target else ''
     if 'gemm' in name or 'matmul' in name:

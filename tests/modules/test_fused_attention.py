@@ -98,6 +98,9 @@ ALL_OF_SPLASH = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
         pytest.param('splash', 128, PLAIN, False, 'float32', marks=pytest.mark.full),
         ('splash', 100, ALL_OF_SPLASH, True, 'float32'),
         ('splash', 256, Scores(window=200), True, 'bfloat16'),  # a window across blocks
+        pytest.param('splash', 2048, PLAIN, True, 'float32', marks=pytest.mark.full),  # of 1,024
+        # nine blocks, whose gradients of queries a kernel of its own makes
+        pytest.param('splash', 1152, PLAIN, True, 'float32', marks=pytest.mark.full),
     ],
     ids=str,
 )

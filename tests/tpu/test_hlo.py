@@ -173,10 +173,16 @@ def test_places_of_a_window_are_those_of_a_convolution(n_in, window):
 
 
 def test_splash_attention_counts_the_blocks_that_it_computes():
-    """Three products of [1024, 128] and [128, 1024] for each of 4 heads and 2 rows."""
-    cost = cost_of(Module(SPLASH), SECOND, SECOND, pairs_seen=0.75)
-    assert cost.flops == 0.75 * 3 * 2 * (2 * 4) * 1024 * 1024 * 128
-    assert not cost.unknown
+    """Three products of [1024, 128] and [128, 1024] for each of 4 heads and 2 rows; four where the
+    gradients of keys and values are made, and five where the queries' is made too.
+    """
+    one = 0.75 * 2 * (2 * 4) * 1024 * 1024 * 128
+    array = 'bf16[2,4,1024,128]{3,2,1,0}'
+    for phase, arrays, products in (('dq', 1, 3), ('dkv', 2, 4), ('dkv', 3, 5)):
+        results = array if arrays == 1 else f'({", ".join([array] * arrays)})'
+        text = SPLASH.replace(f'.1 = {array}', f'.1 = {results}').replace('_dq_', f'_{phase}_')
+        cost = cost_of(Module(text), SECOND, SECOND, pairs_seen=0.75)
+        assert cost.flops == products * one and not cost.unknown
 
 
 def test_a_slice_of_an_array_is_all_that_is_read():

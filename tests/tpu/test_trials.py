@@ -176,11 +176,11 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
     'length, window, every, parts, share',
     [
         (1024, None, 0, 1, 3 / 4),  # of 2 x 2 blocks of 512
-        (4096, None, 0, 1, 36 / 64),
-        (4096, None, 0, 4, 36 / 64),
+        (4096, None, 0, 1, 10 / 16),  # of 1,024
+        (4096, None, 0, 4, 36 / 64),  # pieces of 512
         (4096, None, 0, 8, 136 / 256),  # pieces of 256
-        (4096, 513, 0, 1, 15 / 64),  # its own block, and the one before
-        (4096, 513, 2, 1, (15 + 36) / 2 / 64),
+        (4096, 513, 0, 1, 15 / 64),  # blocks no larger than the window: its own, and the one before
+        (4096, 513, 2, 1, (15 / 64 + 10 / 16) / 2),
         (96, None, 0, 1, 97 / (2 * 96)),  # no block divides it
     ],
 )

@@ -9,6 +9,7 @@ and half of the queries stay.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -20,8 +21,14 @@ from modules.numerics import ATTENDED
 from modules.parallel.axes import parts_of
 from modules.parallel.kernel_calls import of_all_tokens, over_devices
 
-BLOCKS = (512, 256, 128)  # of queries and keys: the largest that divides the length
-SIZES = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv', 'block_q_dq', 'block_kv_dq']
+BLOCKS = (1024, 512, 256, 128)  # of queries and keys; 2,048 needs more fast memory than v5e has
+# Larger blocks are for rows of several, for windows that they are not larger than, and for heads of
+# so many bytes at most: v5p's fast memory holds no more, by its compiler.
+USUAL, HEAD_BYTES = 512, 512
+AT_ONCE = 512  # keys of a block that are multiplied at a time
+# Blocks of keys of a row of which the gradient of the queries is summed outside of the kernel, as
+# many arrays of their size; beyond, a kernel of its own makes it, and computes the scores again.
+SUMMED = 8
 AXIS = 'context'  # the mesh axis that tokens are cut over
 
 
@@ -49,10 +56,14 @@ def splash(
     return over_devices(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
 
 
-def block_of(length: int, parts: int = 1) -> int | None:
+def block_of(
+    length: int, parts: int = 1, window: int | None = None, head_bytes: int = 0
+) -> int | None:
     """Returns the largest block that divides a row, or half of each part of a row that is cut."""
-    pieces = 1 if parts == 1 else 2 * parts
-    return next((size for size in BLOCKS if length % (size * pieces) == 0), None)
+    piece = length if parts == 1 else length / (2 * parts)
+    is_wide = head_bytes > HEAD_BYTES
+    largest = USUAL if is_wide else max(USUAL, min(piece / 2, window or math.inf))
+    return next((size for size in BLOCKS if size <= largest and piece % size == 0), None)
 
 
 def refuse_cut(length: int, parts: int) -> None:
@@ -71,7 +82,7 @@ def share_computed(length: int, window: int | None, parts: int = 1) -> float:
     """Returns the share of pairs of tokens in blocks that are not entirely hidden; where no block
     divides the row, of pairs that are not hidden.
     """
-    size = block_of(length, parts) or block_of(length) or 1
+    size = block_of(length, parts, window) or block_of(length, 1, window) or 1
     blocks = length // size
     reach = blocks if window is None else -(-(window - 1) // size)  # blocks before a query's own
     return sum(min(i, reach) + 1 for i in range(blocks)) / blocks**2
@@ -79,7 +90,7 @@ def share_computed(length: int, window: int | None, parts: int = 1) -> float:
 
 def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores):
     places = np.arange(q_BNTH.shape[2], dtype=np.int32)
-    kernel = _kernel(q_BNTH.shape[1], places[None], scores)
+    kernel = _kernel(q_BNTH, places[None], scores)
     return _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
 
 
@@ -87,7 +98,7 @@ def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores):
     """Computes rows of which q, k and v are the tokens on this device, and segments all tokens."""
     parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     places = dealt_places(q_BNTH.shape[2] * parts, parts)
-    kernel = _kernel(q_BNTH.shape[1], places, scores)
+    kernel = _kernel(q_BNTH, places, scores)
     k_BKSH, v_BKSH = (of_all_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
     own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
     q_BNTH = _exchanged(q_BNTH, parts)
@@ -109,8 +120,8 @@ def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
     return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
 
 
-def _kernel(n_heads: int, places: np.ndarray, scores: Scores) -> Any:
-    """Makes JAX's kernel for queries at `places` [parts, T / parts] of rows of T tokens."""
+def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores) -> Any:
+    """Makes the kernel for queries like these, at `places` [parts, T / parts] of rows of T tokens."""
     # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -120,15 +131,25 @@ def _kernel(n_heads: int, places: np.ndarray, scores: Scores) -> Any:
     if scores.window is not None:
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
     mask.q_sequence = places.reshape(-1)
-    block = block_of(length, parts)
+    head_bytes = q_BNTH.shape[-1] * q_BNTH.dtype.itemsize
+    block = block_of(length, parts, scores.window, head_bytes)
     return kernels.make_splash_mha(
-        masks.MultiHeadMask([mask] * n_heads),
-        block_sizes=kernels.BlockSizes(**dict.fromkeys(SIZES, block)),
+        masks.MultiHeadMask([mask] * q_BNTH.shape[1]),
+        block_sizes=kernels.BlockSizes(**sizes_of(block, length, parts)),
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
         q_seq_shards=parts,
         residual_checkpoint_name=ATTENDED,
     )
+
+
+def sizes_of(block: int, length: int, parts: int = 1) -> dict[str, Any]:
+    """Returns the sizes of blocks, as JAX's kernel names them, for rows of a length."""
+    names = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv']
+    at_once = dict.fromkeys(['block_kv_compute', 'block_kv_dkv_compute'], min(block, AT_ONCE))
+    if parts == 1 and length // block <= SUMMED:
+        return dict.fromkeys(names, block) | at_once | {'use_fused_bwd_kernel': True}
+    return dict.fromkeys([*names, 'block_q_dq', 'block_kv_dq'], block) | at_once
 
 
 def _part_of(kernel: Any, parts: int, index: jax.Array) -> Any:
