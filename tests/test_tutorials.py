@@ -38,10 +38,10 @@ older
 
 @pytest.mark.parametrize(
     'name',
-    [  # a minute each; that of rates has no Python, and no command that others have not
+    [  # a minute each; two have no Python and no command beyond those of the others
         pytest.param(name, marks=getattr(pytest.mark, tier))
         for name in TUTORIALS
-        for tier in ['product' if name == 'transferred_rate' else 'full']
+        for tier in ['product' if name in ('first_ablation', 'transferred_rate') else 'full']
     ],
 )
 def test_a_tutorial_works(name):

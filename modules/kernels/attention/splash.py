@@ -121,7 +121,7 @@ def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
 
 
 def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores) -> Any:
-    """Makes the kernel for queries like these, at `places` [parts, T / parts] of rows of T tokens."""
+    """Makes the kernel for such queries, at `places` [parts, T / parts] of rows of T tokens."""
     # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
