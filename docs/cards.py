@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 STUDIES = ROOT / 'configs' / 'studies'
 SUMMARY = (ROOT / 'docs' / 'studies.md').read_text()
-TESTS = {  # of the rows of a field: patterns of their files in tests/
-    'model.norm': ('modules/test_norms.py', 'modules/test_running_norms.py'),
+TESTS = {  # where the rows of a field are held: patterns of files in tests/
+    'model.norm': ('modules/norm_references.py', 'modules/test_running_norms.py'),
     'model.placement': ('modules/test_placements.py',),
     'model.attention': ('modules/test_attention.py', 'modules/test_linear_attention.py'),
     'model.activation': ('modules/test_activations.py',),
@@ -32,20 +32,20 @@ TESTS = {  # of the rows of a field: patterns of their files in tests/
     'model.remat': ('lm/model/test_transformer.py',),
     'model.mlp': ('modules/test_mlp.py',),
     'loss.name': ('modules/test_losses.py', 'modules/test_adversarial_loss.py'),
-    'optim.name': ('modules/test_optim_*.py', 'modules/test_optim.py'),
+    'optim.name': ('modules/test_optim*.py', 'lm/training/test_optimizers.py'),
     'optim.schedule': ('modules/test_optim.py',),
     'optim.decay_rule': ('modules/test_init_and_decay.py',),
     'optim.average': ('modules/test_optim_averages.py',),
     'scaling.name': ('modules/test_scaling.py',),
     'scaling.init': ('modules/test_init_and_decay.py',),
     'data.objective': ('modules/test_objectives.py',),
-    'kernels.implementation': ('modules/test_kernels.py',),
+    'kernels.implementation': ('modules/test_kernels.py', 'modules/test_fused_attention.py'),
     'kernels.attention': (
         'modules/test_attention_kernels.py',
         'modules/test_fused_attention.py',
     ),
     'kernels.linear_attention': ('modules/test_linear_attention_kernels.py',),
-    'kernels.matmul': ('modules/test_products.py', 'modules/test_wta_crs.py'),
+    'kernels.matmul': ('modules/test_kernels.py', 'modules/test_wta_crs.py'),
     'kernels.rms_norm': ('modules/test_rms_norm_kernels.py', 'modules/test_gpu_kernels.py'),
     'kernels.softmax': ('modules/test_softmax_kernels.py',),
     'kernels.cross_entropy': (
@@ -166,26 +166,20 @@ def swept(sweep: Any) -> Iterator[tuple[str, Any]]:
     """Yields (path, value) of everything that a sweep sets."""
     if isinstance(sweep, dict):
         for path, value in sweep.items():
-            if '.' not in path:
-                yield from swept(value)
-            else:
-                yield from (
-                    (path, v) for v in (value if isinstance(value, tuple | list) else [value])
-                )
+            several = value if isinstance(value, tuple | list) else (value,)
+            yield from ((path, one) for one in several) if '.' in path else swept(value)
     elif isinstance(sweep, tuple | list):
         for one in sweep:
             yield from swept(one)
 
 
 def tests_of(field: str, name: str) -> list[str]:
-    """Returns those files of tests of a table that name a row, or all of them where a test goes
-    through the table. Raises ValueError where there are none.
-    """
+    """Returns the files of TESTS that name a row. Raises ValueError where none does."""
     patterns, row = TESTS.get(field, ()), CHOICES[field].table[name]
     files = dict.fromkeys(path for p in patterns for path in sorted((ROOT / 'tests').glob(p)))
     own = row.__name__ if inspect.isclass(row) or inspect.isfunction(row) else name
     named = re.compile(rf'\b{own}\b|[\'"=+]{name}[\'":+_]')
-    found = [path for path in files if named.search(path.read_text())] or [*files]
+    found = [path for path in files if named.search(path.read_text())]
     if not found:
-        raise ValueError(f'docs/cards.py names no test of {field}={name}')
+        raise ValueError(f'no file of TESTS in docs/cards.py names {field}={name}')
     return [str(path.relative_to(ROOT)) for path in found]

@@ -1,6 +1,5 @@
 """Contract: pages that are not of the guide say what there is."""
 
-import importlib.util
 import json
 import re
 import tomllib
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs import cards, generate
 from eval.report.page import report
 from lm.launch import exit_status
 from lm.record.metrics import read_rows
@@ -22,17 +22,8 @@ from train import DONE, train, train_sweep
 PLACES = {'STEP': r'\d+', 'CELL': '[0-9a-f]{8}', 'DIGEST': '[0-9a-f]{32}'}
 
 
-@pytest.fixture(scope='module')
-def generate():
-    """The module that writes the reference; docs/ is no package."""
-    spec = importlib.util.spec_from_file_location('generate', ROOT / 'docs' / 'generate.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class TestStatuses:
-    def test_are_listed_by_number_with_what_a_launcher_does(self, generate):
+    def test_are_listed_by_number_with_what_a_launcher_does(self):
         lines = generate.statuses().splitlines()
         rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in lines if '`' in line]
         found = {name.strip('`'): (number, does) for number, name, _, does, _ in rows[1:]}
@@ -46,12 +37,28 @@ class TestStatuses:
             'SIGNALLED': (f'{exit_status.SIGNALLED} + n', again),
         }
 
-    def test_without_words_is_an_error(self, generate, monkeypatch):
+    def test_without_words_is_an_error(self, monkeypatch):
         path = 'lm/launch/exit_status.py'
         words = {k: v for k, v in generate.STATUSES[path].items() if k != 'RESUME'}
         monkeypatch.setitem(generate.STATUSES, path, words)
         with pytest.raises(ValueError, match=r'exit_status\.py: .*: RESUME'):
             generate.statuses()
+
+
+@pytest.mark.parametrize('patterns', [(), ('modules/test_positions.py',)])
+def test_a_part_that_no_test_names_is_an_error(monkeypatch, patterns):
+    """A table without files, and files that do not name the row. Catches a file that stands for
+    rows that it does not hold.
+    """
+    monkeypatch.setitem(cards.TESTS, 'model.norm', patterns)
+    with pytest.raises(ValueError, match=r'no file of TESTS .* names model\.norm=dyt'):
+        cards.tests_of('model.norm', 'dyt')
+
+
+def test_what_does_not_go_together_is_said_in_the_words_of_the_check():
+    assert cards.refused(('model.norm', 'layernorm')) == ''
+    words = cards.refused(('optim.name', 'sophia'), ('model.norm', 'powernorm'))
+    assert words.startswith('optim.name=sophia differentiates the gradient in forward mode')
 
 
 def test_the_citation_is_of_this_version():
