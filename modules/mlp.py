@@ -11,10 +11,12 @@ from typing import Annotated, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from modules.activations import Activation, Dropout
 from modules.facts import demands_nothing
 from modules.kernels import Kernels
+from modules.numerics import OF_MLP
 from modules.options import Option
 from modules.parallel.axes import sharded
 from modules.products import product, shared_input
@@ -45,7 +47,8 @@ class PositionWise(nn.Module):
 
         def project(name, x, axes, features):
             options = matmul | {'bias': bias, 'init_gain': self.init_gain}
-            return product(self, name, x, (*batch, *axes), axes[:1], features, **options)
+            y = product(self, name, x, (*batch, *axes), axes[:1], features, **options)
+            return checkpoint_name(y, OF_MLP)
 
         d_model = x.shape[-1]
         x = shared_input(self, 'input', x, n_batch=len(batch), **matmul)

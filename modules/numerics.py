@@ -1,5 +1,6 @@
 """Types of products, and rematerialization policies of blocks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,27 +9,52 @@ import jax.numpy as jnp
 # float64 is for exact comparisons, as eval.convert makes them; nothing trains in it.
 DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float64}
 
-ATTENDED = 'attended'  # names the output and the log-sum-exp of an attention kernel
+# Names that policies know values by: the output and the log-sum-exp of an attention kernel, the
+# products of an attention layer with its weights, and those of a position-wise network.
+ATTENDED, OF_ATTENTION, OF_MLP = 'attended', 'attention_products', 'mlp_products'
+
+Policy = Callable[..., Any]
 
 
-def _keeps_attention(primitive: Any, *args: Any, **params: Any) -> bool:
-    """Whether it makes what an attention kernel keeps for its backward pass. cuDNN's has no names
-    of ours.
+def keeping(*names: str) -> Policy:
+    """Makes the policy that keeps what bears one of the names.
+
+    cuDNN's kernel has no names of ours: what it returns goes with ATTENDED by its primitive.
     """
-    named = jax.checkpoint_policies.save_only_these_names(ATTENDED)(primitive, *args, **params)
-    return named or primitive.name.startswith('dot_product_attention_fwd')
+    by_name = jax.checkpoint_policies.save_only_these_names(*names)
+
+    def policy(primitive: Any, *args: Any, **params: Any) -> bool:
+        by_cudnn = primitive.name.startswith('dot_product_attention_fwd')
+        return by_name(primitive, *args, **params) or (by_cudnn and ATTENDED in names)
+
+    return policy
 
 
-# What a block stores for its backward pass, which computes the rest again.
+# What a block stores for its backward pass, which computes the rest again; from most to least.
 REMAT_POLICIES = {
+    'none': None,
     'dots': jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _keeps_attention
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, keeping(ATTENDED)
+    ),
+    'mlp': keeping(ATTENDED, OF_MLP),
+    'attention': keeping(ATTENDED, OF_ATTENTION),
+    'attended': keeping(ATTENDED),
+    'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[ATTENDED, OF_ATTENTION],
+        offload_src='device',
+        offload_dst='pinned_host',
     ),
     'full': jax.checkpoint_policies.nothing_saveable,
-    'none': None,
 }
+# {policy: the one that keeps on the device what it does}, where the host keeps the rest.
+ON_DEVICE = {'offload': 'full'}
 REMAT_SUMMARIES = {
-    'dots': 'keeps the products with weights and what attention makes, and computes the rest again',
-    'full': 'keeps the input of a block alone and computes all of it again',
     'none': 'keeps everything that the backward pass reads',
+    'dots': 'keeps the products with weights and what attention makes, and computes the rest again',
+    'mlp': 'keeps the products of MLPs and what attention makes; those of attention come again',
+    'attention': 'keeps the products of attention and what it makes; those of MLPs come again',
+    'attended': 'keeps what the attention kernel makes, and computes the rest again',
+    'offload': "keeps as attention does, but in the host's memory",
+    'full': 'keeps the input of a block alone and computes all of it again',
 }

@@ -169,7 +169,7 @@ KNOW_ROWS = (
     'lm/run/remedies.py',
 )
 # Names of rows that mean something else too: an operation, a family, an array of a batch, nothing.
-ALSO_WORDS = {*OPERATIONS, 'spectral', 'prefix', 'none'}
+ALSO_WORDS = {*OPERATIONS, 'mlp', 'spectral', 'prefix', 'none'}
 
 
 def test_no_part_is_named_outside_its_row():

@@ -48,8 +48,9 @@ WORDS = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
 ENOUGH = 2  # helpful changes that fit
 AXES = ('fsdp', 'tensor', 'context')
 MICROBATCHES = (1, 2, 4)
-# Forward passes' worth of operations in a step; a backward pass is two.
-PASSES = {'none': 3.0, 'dots': 3.1, 'full': 4.0}
+# Forward passes' worth of operations in a step, about; a backward pass is two.
+PASSES = {'none': 3.0, 'dots': 3.1, 'mlp': 3.4, 'attention': 3.7, 'offload': 3.75}
+PASSES |= {'attended': 3.9, 'full': 4.0}
 FITS = 1.3  # estimates of memory are upper bounds; candidates above this share are not compiled
 
 

@@ -38,6 +38,7 @@ from lm.devices.mesh import make_mesh, mesh_words, refuse_idle, share_of_process
 from lm.devices.shardings import batch_shapes, laid_out, state_layout
 from lm.training.state import Learner, build_learner, hyper_from
 from lm.training.step import TRAINING, observed_sums
+from modules.numerics import ON_DEVICE
 
 CHOSEN = ('fsdp', 'tensor', 'context')  # `data` has the devices that these leave
 USABLE = 0.9  # share of memory; the rest is for programs, batches and XLA's own buffers
@@ -153,17 +154,21 @@ def held_bytes(layout: Any, mesh: Mesh) -> int:
 
 def kept_bytes(learner: Learner) -> int:
     """Returns the bytes of residuals of a microbatch, on all devices together; with model.remat
-    including those of the one layer that is computed again.
+    including those of the one layer that is computed again, and without what the host keeps.
     """
     recipe, model = learner.recipe, learner.model
     rows = recipe.data.batch_size // recipe.train.microbatches
-    kept = _kept_of(learner, 2 * rows) - _kept_of(learner, rows)  # parameters are kept too
-    if recipe.model.remat != 'none':
-        whole = replaced(recipe, {'model.remat': 'none'})
-        again = build_learner(whole, model.vocab_size, learner.bos_id, model.kernels.platform)
-        of_layers = _kept_of(again, 2 * rows) - _kept_of(again, rows)
-        kept += of_layers // recipe.model.n_layers
-    return kept
+
+    def kept_with(remat):
+        as_asked = replaced(recipe, {'model.remat': remat})
+        again = build_learner(as_asked, model.vocab_size, learner.bos_id, model.kernels.platform)
+        return _kept_of(again, 2 * rows) - _kept_of(again, rows)  # parameters are kept too
+
+    remat = recipe.model.remat
+    if remat == 'none':
+        return kept_with(remat)
+    kept = kept_with(ON_DEVICE.get(remat, remat))
+    return kept + kept_with('none') // recipe.model.n_layers
 
 
 def _kept_of(learner: Learner, rows: int) -> int:

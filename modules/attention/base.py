@@ -11,8 +11,10 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from modules.kernels import Kernels
+from modules.numerics import OF_ATTENTION
 from modules.options import Option
 from modules.products import product, shared_input
 from modules.sequence import Sequence
@@ -121,7 +123,8 @@ class MultiHead(nn.Module):
 
     def project(self, name, x, axes, features, init_gain=1.0, fan_in=('embed',)):
         options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': self.bias}
-        return product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
+        y = product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
+        return checkpoint_name(y, OF_ATTENTION)
 
     def record(self, statistics: Callable[[], dict[str, jax.Array]]) -> None:
         """Sows diagnostics of the weights, {name: [N]}, where they are asked for."""

@@ -263,7 +263,7 @@ def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
 
 
 @pytest.mark.parametrize('name', ['blocked', 'cudnn', 'splash'])
-def test_what_a_kernel_keeps_is_not_made_again_with_dots(monkeypatch, name):
+def test_what_a_kernel_keeps_is_not_made_again(monkeypatch, name):
     """Loops and calls of the gradient, traced: as many as without rematerialization."""
     versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
     monkeypatch.setattr(versions, lambda: 91000)
@@ -279,6 +279,7 @@ def test_what_a_kernel_keeps_is_not_made_again_with_dots(monkeypatch, name):
         return len(re.findall(r'while\[|pallas_call\[|dot_product_attention_(?:fwd|bwd)', text))
 
     assert 0 < attended('dots') == attended('none') < attended('full')
+    assert all(attended(name) == attended('none') for name in ('mlp', 'attention', 'attended'))
 
 
 @pytest.mark.parametrize('mask_documents', [True, False])

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from lm.run.program import Program
+from modules.numerics import REMAT_POLICIES
 from tests.helpers import tiny_config
 from tpu import compiled_step, trials
 from tpu.chips import CHIPS, Topology
@@ -132,7 +133,7 @@ def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):
     config = tiny_config(LAID)
     found = [one.changes for one in trials.candidates(config, eight())]
     assert {'mesh.fsdp', 'mesh.tensor', 'mesh.context', 'model.remat'} <= set(found[0])
-    assert {one['model.remat'] for one in found} == {'none', 'dots', 'full'}
+    assert {one['model.remat'] for one in found} == {*REMAT_POLICIES}
     assert len({str(one) for one in found}) == len(found)
     monkeypatch.setattr(trials, 'memory_of', lambda topology: 1)
     assert not list(trials.candidates(config, eight()))

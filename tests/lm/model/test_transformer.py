@@ -12,6 +12,7 @@ import pytest
 from lm.config.fields import CHOICES
 from lm.devices.mesh import make_mesh, param_sharding
 from lm.model.transformer import DIAGNOSTICS
+from modules.numerics import REMAT_POLICIES
 from modules.params import LAYER, named_leaves
 from tests.helpers import (
     VOCAB,
@@ -98,7 +99,8 @@ def test_forward_is_the_decoder_in_numpy():
 
 @pytest.mark.default_rows('changes0')
 @pytest.mark.parametrize(
-    'changes', [{'model.scan_layers': False}, {'model.remat': 'dots'}, {'model.remat': 'full'}]
+    'changes',
+    [{'model.scan_layers': False}, *({'model.remat': name} for name in REMAT_POLICIES)],
 )
 def test_scan_and_remat_change_neither_logits_nor_gradients(changes):
     """The parameters are the same tree, stacked, too: a checkpoint fits both."""
@@ -109,7 +111,7 @@ def test_scan_and_remat_change_neither_logits_nor_gradients(changes):
 
 
 def test_remat_keeps_less():
-    """Bytes kept for the backward pass: full < dots < none. Catches a policy that is not used."""
+    """Bytes kept for the backward pass, by policy. Catches one that is not used, or keeps all."""
 
     def kept(remat):
         model = tiny_model(tiny_config({'model.remat': remat}))
@@ -119,7 +121,9 @@ def test_remat_keeps_less():
 
         return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(backward, params_of())))
 
-    assert kept('full') < kept('dots') < kept('none')
+    assert kept('full') < kept('attended') < kept('attention') < kept('dots') < kept('none')
+    assert kept('attended') < kept('mlp') < kept('dots')
+    assert kept('attention') == kept('offload')
 
 
 def test_bfloat16_is_near_float32():
