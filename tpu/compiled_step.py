@@ -36,7 +36,7 @@ from lm.training.flops import flops_per_token, peak_flops
 from modules.kernels.attention.splash import share_computed
 from tpu.chips import GIB, Topology
 from tpu.collectives import by_kind, collectives, seconds_of
-from tpu.cost import cost_of
+from tpu.cost import cost_of, launches
 from tpu.hlo import Module
 
 LEFT_OUT = (
@@ -179,6 +179,7 @@ class Estimate:
     model_flops: float
     compile_seconds: float
     unknown: tuple[str, ...]
+    launches: int | None = None  # of a GPU
     price: float | None = None
 
     @property
@@ -239,6 +240,8 @@ class Estimate:
             f'sequence {ms(self.operation_seconds)} ms; links {ms(self.link_seconds)} ms '
             f'({self.rates.source})'
         )
+        if self.launches is not None:
+            yield f'launches: {self.launches:,} kernels, copies and calls of libraries a step'
         yield (
             f'a step takes at least {ms(self.step_seconds)} ms, bound by {self.bound_by}, and '
             f'{ms(self.step_seconds_exposed)} ms where nothing hides the links: model FLOP '
@@ -312,6 +315,7 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
         model_flops=flops_per_token(made.learner) * tokens,
         compile_seconds=step.seconds,
         unknown=cost.unknown,
+        launches=launches(module) if topology.devices[0].platform == 'gpu' else None,
         price=price,
     )
 

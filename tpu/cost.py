@@ -18,7 +18,8 @@ FREE += ('async-start', 'async-update')
 FREE_CALLS = ('AllocateBuffer', 'AsyncCollectiveDone', 'ConcatBitcast', 'ShardBarrier')
 SLICES = ('slice', 'dynamic-slice', 'gather')  # they read as much as they return
 UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in place
-KERNELS = ('tpu_custom_call', 'mosaic_gpu', '__gpu$xla.gpu.triton', '__cudnn$fmhaSoftmax')
+FUSIONS = ('fusion', 'fusion-start')  # on GPUs the second runs beside others
+KERNELS = ('tpu_custom_call', 'mosaic_gpu', '__gpu$xla.gpu.triton')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)')
 LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
@@ -28,6 +29,10 @@ SPLASH = re.compile(r'splash_m[hq]a_(fwd|dq|dkv)')
 # Products of queries and keys in splash attention's kernels, each 2 operations; dkv has one more
 # where it makes dq too, its third result.
 SPLASH_PRODUCTS = {'fwd': 2, 'dq': 3, 'dkv': 4}
+CUDNN = '__cudnn$fmha'  # begins the names of all kernels of attention that cuDNN has
+CUDNN_SIZES = re.compile(r'"dimensions": ?\[((?:"\d+"(?:, ?)?){4})\]')  # B, N, T, S of the scores
+CUDNN_MASK = re.compile(r'"mask_type": ?"(\w+)"')
+CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?(\d+)')
 
 
 class Cost(NamedTuple):
@@ -66,7 +71,7 @@ def _flops(
     if one.opcode == 'custom-call':
         return _kernel_flops(computation, one, pairs_seen)
     total = 0.0
-    parts = module.inside(one) if one.opcode == 'fusion' else [(computation, one)]
+    parts = module.inside(one) if one.opcode in FUSIONS else [(computation, one)]
     for inner, part in parts:
         if part.opcode == 'dot':
             total += _dot_flops(inner, part)
@@ -127,9 +132,37 @@ def _kernel_flops(computation: Computation, one: Instruction, pairs_seen: float)
         return 2 * products * math.prod(queries) * keys[-2] * pairs_seen
     target = TARGET.search(one.attributes)
     name = target[1] if target else ''
+    if name.startswith(CUDNN):
+        return _cudnn_flops(computation, one, 'Backward' in name)
     if 'gemm' in name or 'matmul' in name:
         return _dot_flops(computation, one)
     return None if name in KERNELS else 0.0
+
+
+def _cudnn_flops(computation: Computation, one: Instruction, backward: bool) -> float | None:
+    """Counts the products of cuDNN's attention: forward 2, backward 5 of queries and keys, over the
+    pairs of tokens that its mask and window leave. Documents, which leave fewer, are not known.
+    """
+    sizes, mask = CUDNN_SIZES.search(one.attributes), CUDNN_MASK.search(one.attributes)
+    if not sizes or not mask:
+        return None
+    *rows, queries, keys = (int(n) for n in re.findall(r'\d+', sizes[1]))
+    pairs = queries * keys
+    if 'CAUSAL' in mask[1]:
+        window = CUDNN_WINDOW.search(one.attributes)
+        seen = min(int(window[1]) or keys, keys) if window else keys
+        pairs = queries * seen - seen * (seen - 1) / 2
+    head_dim = _shape(computation, one, 0)[-1]
+    return 2.0 * (5 if backward else 2) * math.prod(rows) * pairs * head_dim
+
+
+def launches(module: Module) -> int:
+    """Counts the kernels, copies and library calls that a step starts on a GPU."""
+    return sum(
+        times
+        for _, one, times in module.instructions()
+        if one.opcode not in FREE and not one.opcode.endswith('-done')
+    )
 
 
 def _bytes(module: Module, computation: Computation, one: Instruction) -> int:
@@ -147,7 +180,9 @@ def _bytes(module: Module, computation: Computation, one: Instruction) -> int:
         return 2 * written
     if one.opcode == UPDATE:
         return 2 * _sum(computation[one.operands[1]].arrays)
-    inner = module.computations.get(one.called) if one.opcode == 'fusion' else None
+    inner = module.computations.get(one.called) if one.opcode in FUSIONS else None
+    if one.opcode == 'fusion-start' and inner is not None:  # its results hold its operands too
+        written = _sum(root_of(inner).arrays)
     if inner is None:
         return written + sum(_sum(computation[name].arrays) for name in one.operands)
     return _read(module, computation, one, inner) + _written(inner, written)

@@ -9,8 +9,10 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from tpu.integers import INDEX, LOOP, Integers, UnknownInteger
 
 BITS = re.compile(r'\d+')
 ARRAY = re.compile(r'\b(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
@@ -20,8 +22,6 @@ NAMES = re.compile(r'%([\w.\-]+)')
 FAST = re.compile(r'S\([1-9]\d*\)')
 CALLS = re.compile(r'(?:calls|to_apply)=%?([\w.\-]+)')
 BRANCHES = re.compile(r'(?:branch_computations=\{.*?\}|(?:true|false)_computation=%[\w.\-]+)')
-LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
-INDEX = re.compile(r'index=(\d+)')
 INTEGER = re.compile(r'[su](32|64)\[\]')
 BEGUN = re.compile(r'\s+(?:ROOT )?%[\w.\-]+ = ')
 # [ROOT] %name = type opcode(argument), attributes
@@ -84,30 +84,48 @@ Computation = dict[str, Instruction]
 
 class Module:
     """A program. rounds: how often a step runs each computation that is not a part of a fusion; of
-    the branches of a conditional only the one with the largest results. unknown: loops without a
-    known number of rounds, which count once.
+    the branches of a conditional only the one with the largest results, and of a loop whose rounds
+    the loop around it sets their mean. unknown: loops without a known number of rounds, which count
+    once.
     """
 
     def __init__(self, text: str):
         self.computations, self.entry = _computations(text)
         self.unknown: list[str] = []
-        self.rounds = dict(self._rounds_of(self.entry))
+        found = self._rounds_of(self.entry, Integers(self.computations, self.entry))
+        self.rounds = {name: round(times) for name, times in found.items()}
 
-    def _rounds_of(self, name: str) -> collections.Counter[str]:
-        """Counts the runs of each computation in one run of `name`, itself included."""
+    def _rounds_of(
+        self, name: str, here: Integers, rounds: Callable[[], Sequence[Integers]] = tuple
+    ) -> collections.Counter[str]:
+        """Counts the runs of each computation in one run of `name`, itself included; if that is the
+        body of a loop in all its `rounds`, the mean over them.
+        """
         found = collections.Counter({name: 1})
         for one in self.computations[name].values():
             if one.opcode == 'while':
                 condition, body = LOOP.search(one.attributes).groups()
                 trips = self._trips(self.computations[name], one, condition, body)
-                for inner, times in self._rounds_of(body).items():
+                if trips is None:
+                    trips = self._mean_trips(one, rounds() or [here])
+                inside, each = here.inside(one), functools.partial(_each_round, here, one)
+                for inner, times in self._rounds_of(body, inside, each).items():
                     found[inner] += trips * times
             elif one.opcode in ('call', 'async-start') and one.called in self.computations:
-                found += self._rounds_of(one.called)
+                found += self._rounds_of(one.called, Integers(self.computations, one.called))
             elif one.opcode == 'conditional':
                 branches = NAMES.findall(' '.join(BRANCHES.findall(one.attributes)))
-                found += max(map(self._rounds_of, branches), key=self._bytes_made)
+                runs = [self._rounds_of(b, Integers(self.computations, b)) for b in branches]
+                found += max(runs, key=self._bytes_made)
         return found
+
+    def _mean_trips(self, loop: Instruction, rounds: Sequence[Integers]) -> float:
+        """Returns the mean rounds of a loop over those of the loop around it; 1 if unknown."""
+        try:
+            return sum(values.count_of(loop).rounds for values in rounds) / len(rounds)
+        except UnknownInteger:
+            self.unknown.append(loop.name)
+            return 1
 
     def _bytes_made(self, rounds: Mapping[str, int]) -> int:
         return sum(
@@ -117,10 +135,12 @@ class Module:
             if one.opcode not in ('parameter', 'tuple', 'get-tuple-element', 'bitcast')
         )
 
-    def _trips(self, around: Computation, loop: Instruction, condition: str, body: str) -> int:
+    def _trips(
+        self, around: Computation, loop: Instruction, condition: str, body: str
+    ) -> int | None:
         """Returns the rounds of a loop: stated by the compiler, or by the limit, start and step of
         its count. The compiler starts at 1 where it has moved the first round out of the loop, and
-        adds 2 where it has put two rounds into one.
+        adds 2 where it has put two rounds into one. None: they are no constant.
         """
         if known := KNOWN.search(loop.attributes):
             return int(known[1])
@@ -131,8 +151,7 @@ class Module:
             _, added = _beside_constant(computed, carried, 'add')
             if added:
                 return math.ceil((limit - _start(around, loop, int(place[1]))) / added)
-        self.unknown.append(loop.name)
-        return 1
+        return None
 
     def instructions(self) -> Iterator[tuple[str, Instruction, int]]:
         """Yields (computation, instruction, rounds) of what is scheduled: fusions as one."""
@@ -148,6 +167,14 @@ class Module:
                 yield from self.inside(part)
             else:
                 yield inner, part
+
+
+def _each_round(here: Integers, loop: Instruction) -> list[Integers]:
+    """Returns the integers of a loop's body in each of its rounds; none if those are unknown."""
+    try:
+        return here.rounds_of(loop)
+    except UnknownInteger:
+        return []
 
 
 def root_of(computation: Computation) -> Instruction:

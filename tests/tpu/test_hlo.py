@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tpu.cost import _on_elements, cost_of
+from tpu.cost import _on_elements, cost_of, launches
 from tpu.hlo import Module
 
 N = 64
@@ -65,6 +65,34 @@ ENTRY %main (a: bf16[2,4,1024,128], b: bf16[2,2,1024,128]) -> bf16[2,4,1024,128]
 """  # noqa: E501
 
 
+# As XLA writes a slice that a layer takes of stacked weights on a GPU.
+BESIDE = """HloModule step
+
+%fused (p: f32[12,64], i: s32[]) -> f32[1,64] {
+  %p = f32[12,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %slice = f32[1,64]{1,0} dynamic-slice(%p, %i, %zero), dynamic_slice_sizes={1,64}
+}
+
+ENTRY %main (p.1: f32[12,64], i.1: s32[]) -> f32[1,64] {
+  %p.1 = f32[12,64]{1,0} parameter(0)
+  %i.1 = s32[] parameter(1)
+  %fusion-start = ((f32[12,64]{1,0}, s32[]), f32[1,64]{1,0}, u32[]) fusion-start(%p.1, %i.1), kind=kLoop, calls=%fused
+  ROOT %fusion-done = f32[1,64]{1,0} fusion-done(%fusion-start)
+}
+"""  # noqa: E501
+
+# As XLA writes 2 rows of 128 tokens, 4 heads of 64.
+CUDNN = """HloModule step
+
+ENTRY %main (q: bf16[2,128,4,64]) -> bf16[2,4,128,64] {
+  %q = bf16[2,128,4,64]{3,2,1,0} parameter(0)
+  ROOT %attention = bf16[2,4,128,64]{3,1,2,0} custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "4", "128", "128"], "tuple_shapes": []}, "mask_type": "CAUSAL", "sliding_window_length": 0}}
+}
+"""  # noqa: E501
+
+
 def module_of(function, *shapes):
     given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     compiled = jax.jit(function).lower(*given).compile()
@@ -96,6 +124,87 @@ def test_of_the_branches_of_a_conditional_the_dearest_counts():
 
     module, _ = module_of(either, (), (N, N), (N, N))
     assert cost_of(module, SECOND, SECOND).flops == 7 * 2 * N**3
+
+
+def triangle(x, w):
+    return jax.lax.fori_loop(0, 6, lambda i, x: jax.lax.fori_loop(0, i, times(w), x), x)
+
+
+def windowed(x, w):
+    def outer(i, x):
+        return jax.lax.fori_loop(jnp.maximum((i * 8 - 20) // 8, 0), i, times(w), x)
+
+    return jax.lax.fori_loop(0, 6, outer, x)
+
+
+def listed(x, w):
+    limits = jax.lax.fori_loop(0, 6, lambda i, out: out.at[i].set(2 * i), jnp.zeros(6, int))
+    return jax.lax.scan(lambda x, n: (jax.lax.fori_loop(0, n, times(w), x), None), x, limits)[0]
+
+
+def given(x, w, n):
+    return jax.lax.fori_loop(0, n.astype(int), times(w), x)
+
+
+def deeper(x, w):
+    def outer(i, x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.fori_loop(0, i, times(w), x), x)
+
+    return jax.lax.fori_loop(0, 6, outer, x)
+
+
+def times(w):
+    return lambda _, x: jnp.tanh(x @ w)
+
+
+@pytest.mark.parametrize(
+    ('function', 'products'),
+    [(triangle, 0 + 1 + 2 + 3 + 4 + 5), (windowed, 0 + 1 + 2 + 3 + 3 + 3), (listed, 2 * 15)],
+)
+def test_a_loop_whose_limit_the_loop_around_it_counts(function, products):
+    """As tiles of keys before a tile of queries. Catches the limit of the first round for that of
+    all, a start that is not taken off, and a list of limits that a loop before has filled.
+    """
+    module, _ = module_of(function, (N, N), (N, N))
+    assert not module.unknown
+    assert cost_of(module, SECOND, SECOND).flops == products * 2 * N**3
+
+
+@pytest.mark.parametrize(('function', 'shapes'), [(given, [()]), (deeper, [])])
+def test_a_limit_that_nobody_knows_is_said(function, shapes):
+    """One that the program is given; one that changes in a loop further out, whose count in the
+    first round would be 0.
+    """
+    module, _ = module_of(function, (N, N), (N, N), *shapes)
+    assert len(module.unknown) == 1
+    assert set(module.unknown) <= set(cost_of(module, SECOND, SECOND).unknown)
+
+
+def test_a_fusion_that_runs_beside_others_counts_once():
+    """Catches its operands, which it returns too, counted as written."""
+    cost = cost_of(Module(BESIDE), SECOND, SECOND)
+    assert cost.bytes == 2 * 64 * 4 + 4  # the slice read and written, the place read
+    assert launches(Module(BESIDE)) == 1
+
+
+@pytest.mark.parametrize(
+    ('changes', 'products', 'pairs'),
+    [
+        ({}, 2, 128 * 129 / 2),
+        ({'CAUSAL': 'PADDING_CAUSAL', 'fmhaSoftmax': 'fmhaScaleBiasSoftmax'}, 2, 128 * 129 / 2),
+        ({'fmhaSoftmax': 'fmhaSoftmaxBackward'}, 5, 128 * 129 / 2),
+        ({'fmhaSoftmax': 'fmhaSoftmaxBackwardF8', 'CAUSAL': 'NO_MASK'}, 5, 128 * 128),
+        ({'length": 0': 'length": 16'}, 2, 16 * 17 / 2 + 112 * 16),
+    ],
+    ids=str,
+)
+def test_cudnn_attention_counts_the_pairs_that_its_mask_leaves(changes, products, pairs):
+    text = CUDNN
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    cost = cost_of(Module(text), SECOND, SECOND)
+    assert cost.flops == 2 * products * 2 * 4 * pairs * 64
+    assert not cost.unknown
 
 
 def test_a_loop_of_a_tpu_says_its_rounds_in_its_condition():
