@@ -16,6 +16,7 @@ from jax.experimental import topologies
 
 from lm.training.flops import published_peak
 from modules.choices import nearest
+from modules.kernels.attention.cudnn import compile_for
 from tpu.environment import HERE
 
 GIB = 2**30
@@ -207,6 +208,8 @@ def open_topology(name: str, slices: int = 1) -> Topology:
         )
     lengths = tuple(map(int, shape.split('x')))
     devices = chip.devices(*lengths) if chip.platform == 'gpu' else chip.slices(shape, slices)
+    if chip.platform == 'gpu':
+        compile_for(devices[0].compute_capability)
     return Topology(name, chip, devices, lengths, slices)
 
 

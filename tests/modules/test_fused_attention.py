@@ -44,6 +44,8 @@ def plain_operations(monkeypatch):
         return fused(*arrays, implementation='xla', **options)
 
     monkeypatch.setattr(jax.nn, 'dot_product_attention', in_xla)
+    versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
+    monkeypatch.setattr(versions, lambda: 91000)
     interpreted = functools.partial(splash, interpret=True)
     monkeypatch.setattr(splash_attention_kernel, 'make_splash_mha', interpreted)
     row = dataclasses.replace(ATTENTION_KERNELS['cudnn'], dtypes=None)

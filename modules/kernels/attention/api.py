@@ -63,8 +63,8 @@ ATTENTION_KERNELS = {
         holds_scores=True,
         refuse_cut=lambda *_: None,
     ),
-    # Its gradient with a mask needs an even length. JAX checks that wider heads than 128 are on
-    # Hopper.
+    # On Ampere its gradient in documents, a mask there, needs an even length. JAX checks that wider
+    # heads than 128 are on Hopper.
     'cudnn': AttentionKernel(
         cudnn,
         frozenset({'scale', 'window'}),

@@ -1,9 +1,28 @@
-"""cuDNN's fused attention on GPUs, through `jax.nn.dot_product_attention`."""
+"""cuDNN's fused attention on GPUs, through JAX.
+
+On Hopper and later documents are offsets into a row. JAX's function for them has no public name
+(jax 0.11 and 0.12), and its rule for vmap loses them, which `_over_runs` replaces.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax.ad_checkpoint import checkpoint_name
 
 from modules.kernels.attention.base import Scores
+from modules.numerics import ATTENDED
+from modules.parallel.axes import parts_of
+
+# Of so many tokens at least is a document of a row on average, or a row has LEAST of them: the
+# statistics of softmax that cuDNN keeps, 4 B M N T bytes, have room for a row M times.
+TOKENS, LEAST = 64, 32
+PACKED = ('q_seqlen', 'kv_seqlen', 'q_offsets', 'kv_offsets', 'scale', 'mask_type')
+PACKED += ('sliding_window_length',)
 
 
 def cudnn(
@@ -13,21 +32,186 @@ def cudnn(
     scores: Scores,
     segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes `reference` with `scale` and `window`; no T x T scores are kept without segments.
+    """Computes `reference` with `scale` and `window`; no T x T scores are kept. JAX cuts the call
+    over the batch and the heads.
 
-    Segments are a mask, of which JAX makes a bias [B, 1, T, T] in the type of q for cuDNN to read:
-    2 B T T bytes in bfloat16, and no block of keys is skipped. JAX cuts the call over the batch.
+    Segments are runs of one number: tokens of two runs do not see each other. On Hopper and later a
+    row has at most `most_documents`; one with more is NaN. On Ampere, which has no offsets, they
+    are a bias [B, 1, T, T] in the type of q, and no block of keys is skipped.
+
+    Raises ValueError where cuDNN is not installed, or JAX has no such function.
     """
+    refuse_missing()
+    arrays = [jnp.swapaxes(x, 1, 2) for x in (q_BNTH, k_BKSH, v_BKSH)]
+    scale = scores.scale_of(q_BNTH.shape[-1])
+    if segments_BT is not None and fused.check_compute_capability('9.0'):
+        out_BTNH = _documents(*arrays, scale, scores.window, segments_BT)
+        return jnp.swapaxes(out_BTNH, 1, 2)
     same_B1TS = None
     if segments_BT is not None:
         same_B1TS = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
     out_BTNH = jax.nn.dot_product_attention(
-        *(jnp.swapaxes(x, 1, 2) for x in (q_BNTH, k_BKSH, v_BKSH)),
+        *arrays,
         mask=same_B1TS,
-        scale=scores.scale_of(q_BNTH.shape[-1]),
+        scale=scale,
         is_causal=True,
         # (back, ahead), without the token itself
         local_window_size=None if scores.window is None else (scores.window - 1, 0),
         implementation='cudnn',
     )
     return jnp.swapaxes(out_BTNH, 1, 2)
+
+
+def refuse_missing() -> None:
+    """Raises ValueError without cuDNN, and with a JAX that takes no documents as offsets."""
+    try:
+        fused.check_cudnn_version()
+    except RuntimeError as error:
+        raise ValueError(
+            f'kernels.attention=cudnn needs cuDNN: {error} It comes with uv sync --extra cuda'
+        ) from error
+    lacking = set(PACKED) - set(inspect.signature(fused.dot_product_attention).parameters)
+    if lacking:
+        raise ValueError(
+            f'kernels.attention=cudnn needs jax 0.11 or 0.12: in jax {jax.__version__} its '
+            f'function has no {", ".join(sorted(lacking))}; install one of them, or choose '
+            'kernels.attention=blocked'
+        )
+
+
+def compile_for(capability: str) -> None:
+    """Has JAX take devices of a compute capability, as '9.0', and cuDNN for given in this process,
+    which compiles for them: it asks the devices at hand and the library, which compiling needs not.
+    """
+
+    def numbers(words: str) -> list[int]:
+        return [int(part) for part in words.split('.')]
+
+    fused.check_cudnn_version = lambda: 91000
+    fused.check_compute_capability = lambda least: numbers(capability) >= numbers(least)
+    fused.is_cuda_compute_capability_equal = lambda other: capability == other
+
+
+def most_documents(length: int) -> int:
+    """Returns the documents that a row of `length` tokens may have."""
+    return max(LEAST, length // TOKENS)
+
+
+def lengths_and_offsets(segments_BT: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the length [B, M] of each run of one number and the place [B, M + 1] where it starts,
+    int32; -1 behind the last. Sums over the row, as a scatter is not cut over devices.
+    """
+    begins_BT = jnp.diff(segments_BT, axis=1, prepend=segments_BT[:, :1]) != 0
+    number_B1T = jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32)[:, None]
+    index_1M1 = jnp.arange(most, dtype=jnp.int32)[None, :, None]
+    lengths_BM = jnp.sum(number_B1T == index_1M1, axis=2, dtype=jnp.int32)
+    starts_BM = jnp.sum(number_B1T < index_1M1, axis=2, dtype=jnp.int32)
+    lengths_BM, starts_BM = (jnp.where(lengths_BM > 0, x, -1) for x in (lengths_BM, starts_BM))
+    return lengths_BM, jnp.pad(starts_BM, ((0, 0), (0, 1)), constant_values=-1)
+
+
+def _documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax.Array:
+    """Computes attention within each document; NaN in rows that have too many."""
+    length = segments_BT.shape[1]
+    elements = q_BTNH.size // (parts_of('B') * parts_of('N'))
+    if elements >= 2**31:
+        raise ValueError(
+            f'kernels.attention=cudnn counts places of documents with 32 bits: 2,147,483,647 '
+            f'numbers of queries a device are the most; got {elements:,}; take more '
+            'train.microbatches or devices'
+        )
+    if jax.__version_info__ < (0, 12):  # whose offsets of keys are wrong by N / K
+        k_BSKH, v_BSKH = (
+            jnp.repeat(x, q_BTNH.shape[2] // x.shape[2], axis=2) for x in (k_BSKH, v_BSKH)
+        )
+    lengths_BM, offsets_BM = lengths_and_offsets(segments_BT, most_documents(length))
+    fits_B = jnp.sum(jnp.maximum(lengths_BM, 0), axis=1) == length
+    q_BTNH = jnp.where(fits_B[:, None, None, None], q_BTNH, jnp.nan)  # joins what makes q
+    return _attend((scale, window), q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> jax.Array:
+    """Computes attention within documents; options: (scale, window). `jax.vmap` has it compute the
+    rows of all runs at once.
+    """
+    return _keeping(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)[0]
+
+
+def _call(options, lengths_BM, offsets_BM) -> Callable[..., jax.Array]:
+    scale, window = options
+    return functools.partial(
+        fused.dot_product_attention,
+        q_seqlen=lengths_BM,
+        kv_seqlen=lengths_BM,
+        q_offsets=offsets_BM,
+        kv_offsets=offsets_BM,
+        scale=scale,
+        mask_type=fused.MaskType.PADDING_CAUSAL,
+        sliding_window_length=window,
+    )
+
+
+def _vjp(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> tuple[Any, list, list]:
+    """Returns the pullback, the arrays that are known without it (the output is the last), and the
+    place among them of each that it keeps; None: it is not there.
+    """
+    given = (q_BTNH, k_BSKH, v_BSKH)
+    out_BTNH, pull = jax.vjp(_call(options, lengths_BM, offsets_BM), *given)
+    known = [*given, lengths_BM, offsets_BM, out_BTNH]
+    kept = jax.tree.leaves(pull)
+    places = [next((i for i, x in enumerate(known) if x is one), None) for one in kept]
+    return pull, known, places
+
+
+def _keeping(options, *arrays) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns the output and what the pullback keeps beside it and the arguments."""
+
+    def compute(*arrays):
+        pull, known, places = _vjp(options, *arrays)
+        kept = zip(jax.tree.leaves(pull), places, strict=True)
+        return known[-1], [one for one, place in kept if place is None]
+
+    return checkpoint_name(_over_runs(compute)(*arrays), ATTENDED)
+
+
+def _forward(options, *arrays):
+    out_BTNH, kept = _keeping(options, *arrays)
+    return out_BTNH, (arrays, out_BTNH, kept)
+
+
+def _backward(options, saved, grad_BTNH):
+    def compute(grad_BTNH, arrays, out_BTNH, kept):
+        places = []
+
+        def shapes(*arrays):
+            pull, _, found = _vjp(options, *arrays)
+            places.extend(found)
+            return pull
+
+        structure = jax.tree.structure(jax.eval_shape(shapes, *arrays))
+        known, rest = [*arrays, out_BTNH], iter(kept)
+        leaves = [next(rest) if place is None else known[place] for place in places]
+        return jax.tree.unflatten(structure, leaves)(grad_BTNH)
+
+    return *_over_runs(compute)(grad_BTNH, *saved), None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _over_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a function of arrays [B, ..] compute the rows of all runs at once under `jax.vmap`."""
+    compute = jax.custom_batching.custom_vmap(compute)
+
+    @compute.def_vmap
+    def of_rows(runs, is_batched, *arrays):
+        def rows(x, has_runs):
+            x = x if has_runs else jnp.broadcast_to(x, (runs, *x.shape))
+            return x.reshape(runs * x.shape[1], *x.shape[2:])
+
+        out = compute(*jax.tree.map(rows, arrays, tuple(is_batched)))
+        out = jax.tree.map(lambda x: x.reshape(runs, x.shape[0] // runs, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return compute
