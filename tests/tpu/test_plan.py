@@ -16,6 +16,7 @@ from tests.helpers import tiny_raw
 from tests.programs import COMPILERS
 from tpu.compiled_step import vocabulary_of
 
+DEFAULT = '--config=configs/default.py'
 TINY = {
     'model.d_model': 128,
     'model.d_ff': 256,
@@ -29,10 +30,11 @@ TINY = {
 }
 
 
-def planned(*flags, **environment):
+def planned(*flags, changes=TINY, **environment):
     """(exit status, stdout, stderr)."""
-    command = [sys.executable, '-m', 'tpu.plan', '--config=configs/default.py']
-    command += [f'--config.{path}={value}' for path, value in TINY.items()]
+    config = () if any(flag.startswith('--config=') for flag in flags) else (DEFAULT,)
+    command = [sys.executable, '-m', 'tpu.plan', *config]
+    command += [f'--config.{path}={value}' for path, value in changes.items()]
     done = subprocess.run(
         [*command, *flags],
         cwd=ROOT,
@@ -93,6 +95,26 @@ def test_compiling_for_tpus_is_quiet(folder):
     """Nothing but how long it takes: libtpu complains at length where it finds no TPU."""
     _, noise, _ = of_tpus(folder)
     assert not [said for said in noise.splitlines() if not said.startswith('compiling for v5e:')]
+
+
+@pytest.mark.full
+def test_a_step_for_a_gpu_starts_few_kernels(tmp_path):
+    """124M parameters in documents, 8 rows of 8,192: 2,943; 660,406 with blocked attention, whose
+    tiles are some thirteen each. A plan needs no cuDNN, and knows all of its calls.
+    """
+    pytest.importorskip(COMPILERS['gpu'])
+    out = tmp_path / 'plan.json'
+    status, printed, noise = planned(
+        *('--config=configs/llama_124m.py', '--topology=h200:1', f'--out={out}'),
+        *('--config.data.batch_size=8', '--config.kernels.implementation=cudnn'),
+        changes={},
+    )
+    assert status == 0, noise
+    found = json.loads(out.read_text())
+    assert 1000 < found['launches'] < 3000
+    assert f'launches: {found["launches"]:,} kernels' in printed
+    assert not found['unknown']
+    assert 1 < found['flops'] / found['model_flops'] < 1.1  # attention's forward runs once
 
 
 @pytest.mark.full
