@@ -16,12 +16,14 @@ from lm.devices.mesh import batch_sharding, put_batch, traced_on
 from lm.devices.run_axis import SINGLE, layout
 from lm.devices.shardings import batch_shapes, jit_init, state_shardings
 from lm.launch.distributed import from_first, same_everywhere
+from lm.model.check import scores_of
 from lm.model.objectives import evaluated, n_marks, training_mixture
 from lm.record.machine import device_memory_bytes
 from lm.training.diagnostics import make_diagnose
 from lm.training.flops import flops_per_token, peak_flops
 from lm.training.state import Hyper, hyper_from
 from lm.training.step import make_eval_step, make_train_step
+from modules.kernels.attention import refuse_documents
 
 
 def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
@@ -103,6 +105,8 @@ class Program:
             )
         )
         self._diagnose = self._on_one_batch(make_diagnose(learner))
+        recipe = experiment.recipe
+        self._masks_documents = recipe.data.mask_documents and scores_of(recipe) is not None
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
     def _on_one_batch(self, function: Callable) -> Callable:
@@ -149,15 +153,21 @@ class Program:
     def batch(self, of_each: list[data.Batch]) -> dict[str, jax.Array]:
         """Stacks the batches of all slots on the devices."""
         batch = self.layout.stack(of_each)
-        return put_batch(self.experiment.mesh, batch, self.layout.batch)
+        return self._put(batch, self.layout.batch)
+
+    def _put(self, batch: data.Batch, sharding: Any = None) -> dict[str, jax.Array]:
+        if self._masks_documents:
+            name = self.experiment.learner.model.kernels.name_of('attention')
+            refuse_documents(name, batch['segments'][..., :-1])
+        return put_batch(self.experiment.mesh, batch, sharding)
 
     def evaluate(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
         """Sums `lm.training.step.token_sums` of every active slot, all on the same batch."""
-        return self._evaluate(put_batch(self.experiment.mesh, batch), active, states, hypers)
+        return self._evaluate(self._put(batch), active, states, hypers)
 
     def diagnose(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
         """Diagnoses every active slot with `lm.training.diagnostics`, all on the same batch."""
-        return self._diagnose(put_batch(self.experiment.mesh, batch), active, states, hypers)
+        return self._diagnose(self._put(batch), active, states, hypers)
 
 
 def runs_that_fit(

@@ -250,4 +250,16 @@ MODULES = {
         '    x = x.x if isinstance(x, Input) else x\n    if isinstance(x, jax.Array):\n',
         'tests/modules/test_wta_crs.py -k "kept_for_the or keys_move"',
     ),
+    'documents that begin where the next does': Bug(
+        'modules/kernels/attention/cudnn.py',
+        'number_B1T < index_1M1',
+        'number_B1T <= index_1M1',
+        'tests/modules/test_cudnn_documents.py',
+    ),
+    'documents left out in runs together': Bug(
+        'modules/kernels/attention/cudnn.py',
+        'compute = jax.custom_batching.custom_vmap(compute)',
+        'return compute',
+        'tests/modules/test_cudnn_documents.py -k runs',
+    ),
 }

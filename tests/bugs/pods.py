@@ -115,6 +115,18 @@ PODS = {
         'return 1.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)',
         'tests/tpu/test_hlo.py',
     ),
+    'what a fusion returns of its operands, counted as written': Bug(
+        'tpu/cost.py',
+        "if one.opcode == 'fusion-start' and inner is not None:",
+        'if False:',
+        'tests/tpu/test_hlo.py',
+    ),
+    'the first limit of a loop for all': Bug(
+        'tpu/hlo.py',
+        'rounds() or [here]',
+        '[*rounds(), here][:1]',
+        'tests/tpu/test_hlo.py',
+    ),
     'a slice read as the whole': Bug(
         'tpu/cost.py',
         'if user.opcode in SLICES and user.operands[0] == name:',

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
-from modules.kernels.attention import Scores, attend, cudnn
+from modules.kernels.attention import Scores, attend, cudnn, refuse_documents
 from modules.kernels.attention.cudnn import LEAST, compile_for, lengths_and_offsets, most_documents
 from modules.numerics import REMAT_POLICIES
 from tests.modules.test_fused_attention import assert_close, draw
@@ -66,6 +66,16 @@ def plain_backward(scale, window, saved, grad):
 plain.defvjp(plain_forward, plain_backward)
 
 
+@jax.custom_batching.custom_vmap
+def of_rows(lengths_BM):
+    return lengths_BM
+
+
+@of_rows.def_vmap
+def refuse(*_):
+    raise NotImplementedError('JAX drops documents under vmap')
+
+
 @pytest.fixture
 def in_plain_operations(hopper, monkeypatch):
     def compute(q, k, v, q_seqlen, kv_seqlen, q_offsets, kv_offsets, **options):
@@ -73,7 +83,7 @@ def in_plain_operations(hopper, monkeypatch):
         assert mask_type is fused.MaskType.PADDING_CAUSAL  # the others have no lengths
         assert q.shape[0] == q_seqlen.shape[0] == q_offsets.shape[0]
         assert kv_seqlen is q_seqlen and kv_offsets is q_offsets
-        return plain(q, k, v, q_seqlen, q_offsets, options['scale'], window)
+        return plain(q, k, v, of_rows(q_seqlen), q_offsets, options['scale'], window)
 
     monkeypatch.setattr(cudnn, 'PACKED', ())
     monkeypatch.setattr(fused, 'dot_product_attention', compute)
@@ -150,6 +160,20 @@ def test_a_row_with_too_many_documents_is_nan():
     out = attend('cudnn', q, k, v, Scores(), jnp.asarray(np.stack(rows_of)))
     assert np.isfinite(np.asarray(out[0], np.float32)).all()
     assert np.isnan(np.asarray(out[1], np.float32)).any()
+
+
+@pytest.mark.usefixtures('hopper')
+def test_too_many_documents_are_an_error_before_a_step():
+    """Runs and rows. Catches padding that is not counted, and a limit where there is none."""
+    made = np.zeros((3, 2, 64), int)
+    made[2, 1] = np.minimum(np.arange(64), LEAST - 1)
+    refuse_documents('cudnn', made)
+    made[2, 1, -1] = 0
+    with pytest.raises(ValueError, match=r'cudnn takes 32 documents, .* 64 tokens, and one .* 33;'):
+        refuse_documents('cudnn', made)
+    refuse_documents('blocked', made)
+    compile_for('8.0')
+    refuse_documents('cudnn', made)
 
 
 @pytest.mark.usefixtures('hopper')

@@ -3,7 +3,12 @@ specification, `blocked`, `cudnn` and `splash` the other kernels, `observed` the
 recorded. `modules.attention` calls it; it calls `modules.parallel`.
 """
 
-from modules.kernels.attention.api import ATTENTION_KERNELS, attend, refuse_scores
+from modules.kernels.attention.api import (
+    ATTENTION_KERNELS,
+    attend,
+    refuse_documents,
+    refuse_scores,
+)
 from modules.kernels.attention.base import Scores
 
-__all__ = ['ATTENTION_KERNELS', 'Scores', 'attend', 'refuse_scores']
+__all__ = ['ATTENTION_KERNELS', 'Scores', 'attend', 'refuse_documents', 'refuse_scores']

@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from modules.choices import choose
 from modules.kernels.attention.base import Scores, reference
 from modules.kernels.attention.blocked import blocked
-from modules.kernels.attention.cudnn import cudnn
+from modules.kernels.attention.cudnn import cudnn, most_documents
 from modules.kernels.attention.splash import refuse_cut, splash
 
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
@@ -32,7 +33,8 @@ class AttentionKernel:
     of it. forward_mode: which of a model's 'logits' and their 'gradient' can be differentiated in
     forward mode. holds_scores: whether it has all scores at once, for a softmax of
     `kernels.softmax`. refuse_cut(length, parts): raises ValueError for rows of a length that it
-    cannot have on several devices; None: it must have rows whole.
+    cannot have on several devices; None: it must have rows whole. most_documents(length): the
+    documents that a row may have; None: any number.
     """
 
     compute: Callable[..., jax.Array]
@@ -44,6 +46,7 @@ class AttentionKernel:
     forward_mode: frozenset[str] = frozenset()
     holds_scores: bool = False
     refuse_cut: Callable[[int, int], None] | None = None
+    most_documents: Callable[[int], int] | None = None
 
     def takes(self, dtype: str | None, head_dim: int | None) -> bool:
         """Whether q, k and v may have this type and width; None: any."""
@@ -72,6 +75,7 @@ ATTENTION_KERNELS = {
         dtypes=('bfloat16', 'float16'),
         head_dims=range(8, 257, 8),
         length_multiple=2,
+        most_documents=most_documents,
     ),
     'splash': AttentionKernel(
         splash,
@@ -114,6 +118,25 @@ def refuse_scores(
         raise ValueError(
             f'kernels.attention={name} does not serve {", ".join(lacking)}; those that do: '
             f'{", ".join(able)}'
+        )
+
+
+def refuse_documents(name: str, segments: np.ndarray) -> None:
+    """Raises ValueError where rows have more documents than a kernel takes.
+
+    Args:
+      name: a row of `ATTENTION_KERNELS`.
+      segments: the number of the document of each token, [.., T].
+    """
+    kernel, length = ATTENTION_KERNELS[name], segments.shape[-1]
+    if kernel.most_documents is None:
+        return
+    found = 1 + int(np.count_nonzero(np.diff(segments), axis=-1).max())
+    if found > (most := kernel.most_documents(length)):
+        raise ValueError(
+            f'kernels.attention={name} takes {most} documents, padding among them, in a row of '
+            f'{length:,} tokens, and one here has {found}; choose kernels.attention=blocked, or '
+            'data.mask_documents=False'
         )
 
 

@@ -44,7 +44,7 @@ def cudnn(
     refuse_missing()
     arrays = [jnp.swapaxes(x, 1, 2) for x in (q_BNTH, k_BKSH, v_BKSH)]
     scale = scores.scale_of(q_BNTH.shape[-1])
-    if segments_BT is not None and fused.check_compute_capability('9.0'):
+    if segments_BT is not None and has_offsets():
         out_BTNH = _documents(*arrays, scale, scores.window, segments_BT)
         return jnp.swapaxes(out_BTNH, 1, 2)
     same_B1TS = None
@@ -93,8 +93,13 @@ def compile_for(capability: str) -> None:
 
 
 def most_documents(length: int) -> int:
-    """Returns the documents that a row of `length` tokens may have."""
-    return max(LEAST, length // TOKENS)
+    """Returns the documents that a row of `length` tokens may have on the devices at hand."""
+    return max(LEAST, length // TOKENS) if has_offsets() else length
+
+
+def has_offsets() -> bool:
+    """Whether the devices take documents as offsets: Hopper and later."""
+    return fused.check_compute_capability('9.0')
 
 
 def lengths_and_offsets(segments_BT: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:

@@ -1,11 +1,13 @@
 """Equivalence: the program of a run alone is its step: no run axis, and no copy of its state."""
 
+import dataclasses
 import math
 import re
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lm.devices.shardings import batch_shapes, jit_train_step
@@ -16,6 +18,7 @@ from lm.run.program import Experiment, Program
 from lm.run.runs import RunSpec
 from lm.run.wave import Wave
 from lm.training.state import hyper_from
+from modules.kernels.attention import ATTENTION_KERNELS
 from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
 
 
@@ -70,6 +73,24 @@ def instructions(compiled) -> str:
     return re.sub(
         r'\n(FileNames|FunctionNames|FileLocations|StackFrames)\n.*?\n(?=\n)', '', text, flags=re.S
     )
+
+
+def test_rows_with_too_many_documents_for_the_kernel_are_refused(program, monkeypatch):
+    """Those to train on, to evaluate and to diagnose."""
+    row = dataclasses.replace(ATTENTION_KERNELS['blocked'], most_documents=lambda length: 2)
+    monkeypatch.setitem(ATTENTION_KERNELS, 'blocked', row)
+    monkeypatch.setattr(program, '_masks_documents', True)
+    segments = np.array([[1, 1, 2, 3], [1, 2, 2, 0]])  # the last of each is a target alone
+    assert set(program.batch([{'segments': segments}])) == {'segments'}
+    segments[1, 2] = 3
+    batch = {'segments': segments}
+    for put in (
+        lambda: program.batch([batch]),
+        lambda: program.evaluate(batch, None, None, None),
+        lambda: program.diagnose(batch, None, None, None),
+    ):
+        with pytest.raises(ValueError, match=r'blocked takes 2 documents, .* and one here has 3'):
+            put()
 
 
 def test_is_the_step_itself(program, config):
