@@ -68,6 +68,11 @@ def test_every_host_of_several_slices_is_reached_at_once():
     assert {'--node=all', '--worker=all', '--batch-size=all', '--command=date'} <= set(command)
 
 
+def test_hosts_install_what_their_tpus_need():
+    text = gcloud.host_script(Job('job', ()), gcloud.Options(**REQUIRED))
+    assert ' uv run --extra tpu train.py' in text
+
+
 def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
     """Contract: what is printed is what runs, but for the secret, which is new each time."""
     monkeypatch.setattr(secrets, 'token_hex', lambda count: '0f' * count)

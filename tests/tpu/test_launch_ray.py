@@ -3,6 +3,7 @@ On a real one: tests/tpu/test_launch_on_ray.py.
 """
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -230,10 +231,28 @@ def test_what_is_waited_for_is_said(cluster, trainer, capfd):
     assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err
 
 
-def test_dry_run(capsys):
+def test_dry_run(capsys, monkeypatch):
+    monkeypatch.setattr(engine, 'ACCELERATORS', ())
     flags = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--dry_run']
     config = ROOT / 'configs' / 'default.py'
     assert launch.main(['--engine=ray', *flags, '--', 'train.py', f'--config={config}']) == 0
     said = capsys.readouterr().out
     assert "# ray.util.tpu.slice_placement_group('4x4', 'v6e', num_slices=2)" in said
     assert f'{sys.executable} train.py --config={config} --coordinator=HOST0:PORT' in said
+
+
+@pytest.mark.parametrize('has', [True, False])
+@pytest.mark.parametrize(
+    ('options', 'extra'),
+    [
+        ({'resources': 'CPU=8,GPU=8'}, 'cuda'),
+        ({'resources': 'CPU=8,TPU=4'}, 'tpu'),
+        ({'topology': '4x4'}, 'tpu'),
+        ({'resources': 'CPU=8'}, ''),
+    ],
+)
+def test_the_extra_of_the_hosts_is_installed_unless_it_is_there(options, extra, has, monkeypatch):
+    found = object() if has else None
+    monkeypatch.setattr(engine.importlib.util, 'find_spec', lambda name: found)
+    words = f'uv run --extra {extra}' if extra and not has else shlex.quote(sys.executable)
+    assert engine.python_of(engine.Options(**options)) == words

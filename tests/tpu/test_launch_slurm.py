@@ -101,6 +101,20 @@ def test_the_batch_script_queues_itself_again(status, restarts, requeued, monkey
     assert scontrol.calls == ([['requeue', '7']] if requeued else [])
 
 
+@pytest.mark.parametrize(
+    ('files', 'words'), [('nvidia0', ['--extra', 'cuda']), ('accel0', ['--extra', 'tpu']), ('', [])]
+)
+def test_the_extra_is_that_of_the_devices_of_the_first_node(files, words, monkeypatch, tmp_path):
+    rows = [(words, f'{tmp_path}/{Path(g).name}', *more) for words, g, *more in slurm.ACCELERATORS]
+    monkeypatch.setattr(slurm, 'ACCELERATORS', rows)
+    (tmp_path / (files or 'null')).touch()
+    srun = Stub(monkeypatch, tmp_path, 'srun')
+    text = slurm.batch(Job('job', ('--x=a b',)), slurm.Options(nodes=2, folder=str(tmp_path)))
+    subprocess.run(['bash', '-c', text], check=True)
+    (call,) = srun.calls
+    assert call[2:] == ['uv', 'run', *words, 'train.py', '--x=a b']
+
+
 def test_every_start_has_a_secret_of_its_own(monkeypatch, tmp_path):
     seen = tmp_path / 'seen'
     Stub(monkeypatch, tmp_path, 'srun', any=[f'echo "$EVENKEEL_JOB_SECRET" >> {seen}'])

@@ -82,7 +82,7 @@ def host_script(job: Job, options: Options) -> str:
     nohup, when its shell is gone or its output is not read.
     """
     enter = f'{{ {_setup(options)}cd {shlex.quote(options.folder)} || false; }}'
-    train = f'{{ {job.command_with_secret("uv run")} & echo $! > "$d/pid"; wait $!; }}'
+    train = f'{{ {job.command_with_secret("uv run --extra tpu")} & echo $! > "$d/pid"; wait $!; }}'
     follow = (
         f'tail -n +1 -f -s {HOST_SEC} --pid="$(cat "$d/pid")" "$d/log" & t=$!; '
         f'(while kill -0 $$ && kill -0 $t; do sleep {HOST_SEC}; done; kill $t) >/dev/null 2>&1 & '

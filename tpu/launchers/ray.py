@@ -16,8 +16,10 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import importlib.util
 import os
 import platform
+import shlex
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
+from lm.launch.before_jax import ACCELERATORS
 from lm.launch.exit_status import DONE, RESUME, SIGNALLED
 from lm.launch.signals import handlers_kept
 from lm.launch.this_host import SECRET
@@ -69,6 +72,18 @@ def actor_options(bundle: dict[str, float]) -> dict:
     known = {kinds[kind]: n for kind, n in bundle.items() if kind in kinds}
     other = {kind: n for kind, n in bundle.items() if kind not in kinds}
     return {'num_cpus': 0, **known, 'resources': other}
+
+
+def python_of(options: Options) -> str:
+    """Returns the words before train.py: this interpreter where it has what JAX needs for the TPUs
+    or GPUs of the hosts, otherwise uv with the extra that installs it.
+    """
+    kinds = parse_resources(options.resources)
+    wanted = 'tpu' if options.topology or 'TPU' in kinds else 'cuda' if 'GPU' in kinds else ''
+    for _, _, packages, extra in ACCELERATORS:
+        if extra == wanted and not any(map(importlib.util.find_spec, packages)):
+            return f'uv run --extra {extra}'
+    return shlex.quote(sys.executable)
 
 
 def order(hosts: Sequence[dict], slices: int) -> list[int]:
@@ -170,7 +185,7 @@ def script(job: Job, options: Options) -> str:
         f'# {group}',
         '# in each bundle, without MEGASCALE_* of earlier jobs, once all have their nodes:',
         ['cd', options.folder or os.getcwd()],
-        [*job.words(sys.executable), *flags],
+        [*job.words(python_of(options)), *flags],
         f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost host',
     )
 
@@ -221,7 +236,7 @@ class Launch(base.Launch):
         for number, host in enumerate(self.hosts):
             flags = host_flags(first, len(places), number)
             env = slice_env(first, self.options.slices, number // size) | secret
-            words = [*self.job.words(sys.executable), *flags]
+            words = [*self.job.words(python_of(self.options)), *flags]
             self.ray.get(host.start.remote(words, self.folder, env))
         self.codes, self.last = [None] * len(places), [''] * len(places)
 

@@ -20,6 +20,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from lm.launch.before_jax import ACCELERATORS
 from lm.launch.exit_status import RESUME, SIGNALLED
 from lm.launch.this_host import SECRET
 from tpu.launchers import base
@@ -49,7 +50,13 @@ def output(job: Job, options: Options, number: str = '%j') -> Path:
 def batch(job: Job, options: Options) -> str:
     """Returns the batch script. srun leaves the tasks to end by themselves: they watch each other,
     and if it killed one because another had failed, status 1, which is final, would become 137.
+    Nodes are alike: what the first one has says which extra `uv run` installs.
     """
+    extras = '\n'.join(
+        f"ls {files} > /dev/null 2>&1 && extra='--extra {extra}'"
+        for _, files, _, extra in ACCELERATORS
+    )
+    train = job.command('') if job.python else f'uv run $extra {job.command("")}'
     return f"""#!/bin/bash
 #SBATCH --job-name={job.name}
 #SBATCH --nodes={options.nodes}
@@ -60,7 +67,9 @@ def batch(job: Job, options: Options) -> str:
 #SBATCH --signal=TERM@{LIMIT_SEC}
 cd {shlex.quote(options.folder or os.getcwd())} || exit 1
 export {SECRET}="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
-srun --kill-on-bad-exit=0 --wait=0 {job.command('uv run')}
+extra=
+{extras}
+srun --kill-on-bad-exit=0 --wait=0 {train}
 status=$?
 if (( status == {RESUME} || status > {SIGNALLED} )) &&
         (( ${{SLURM_RESTART_COUNT:-0}} < {job.max_restarts} )); then
