@@ -1,8 +1,11 @@
 """A pre-norm decoder written the usual way in Linen: what `tests.bench.step` compares with.
 
 Activations [B, T, D], Flax's own attention, optax's AdamW. The same function as Evenkeel's model
-with norm=layernorm, position=learned, activation=gelu, but for biases of the norms' own.
+with norm=layernorm, position=learned, activation=gelu, but for biases of the norms' own. dtype: of
+products; None: float32.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +16,17 @@ from flax import linen as nn
 class Block(nn.Module):
     n_heads: int
     d_ff: int
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x_BTD):
+        norm = lambda: nn.LayerNorm(dtype=self.dtype)  # noqa: E731
+        dense = lambda width: nn.Dense(width, use_bias=False, dtype=self.dtype)  # noqa: E731
         mask = nn.make_causal_mask(x_BTD[..., 0])
-        attention = nn.MultiHeadDotProductAttention(self.n_heads, use_bias=False)
-        x_BTD = x_BTD + attention(nn.LayerNorm()(x_BTD), mask=mask)
-        h_BTF = nn.gelu(nn.Dense(self.d_ff, use_bias=False)(nn.LayerNorm()(x_BTD)))
-        return x_BTD + nn.Dense(x_BTD.shape[-1], use_bias=False)(h_BTF)
+        attention = nn.MultiHeadDotProductAttention(self.n_heads, use_bias=False, dtype=self.dtype)
+        x_BTD = x_BTD + attention(norm()(x_BTD), mask=mask)
+        h_BTF = nn.gelu(dense(self.d_ff)(norm()(x_BTD)))
+        return x_BTD + dense(x_BTD.shape[-1])(h_BTF)
 
 
 class Decoder(nn.Module):
@@ -29,15 +35,18 @@ class Decoder(nn.Module):
     n_layers: int
     d_ff: int
     vocab_size: int
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, tokens_BT):
         length = tokens_BT.shape[1]
-        x_BTD = nn.Embed(self.vocab_size, self.d_model)(tokens_BT)
-        x_BTD = x_BTD + nn.Embed(length, self.d_model)(jnp.arange(length)[None])
+        x_BTD = nn.Embed(self.vocab_size, self.d_model, dtype=self.dtype)(tokens_BT)
+        x_BTD = x_BTD + nn.Embed(length, self.d_model, dtype=self.dtype)(jnp.arange(length)[None])
         for _ in range(self.n_layers):
-            x_BTD = Block(self.n_heads, self.d_ff)(x_BTD)
-        return nn.Dense(self.vocab_size, use_bias=False)(nn.LayerNorm()(x_BTD))
+            x_BTD = Block(self.n_heads, self.d_ff, self.dtype)(x_BTD)
+        x_BTD = nn.LayerNorm(dtype=self.dtype)(x_BTD)
+        logits = nn.Dense(self.vocab_size, use_bias=False, dtype=self.dtype)(x_BTD)
+        return logits.astype(jnp.float32)
 
 
 def make_step(model: Decoder, lr: float):

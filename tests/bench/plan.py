@@ -20,15 +20,16 @@ import numpy as np
 
 from configs import default
 from lm.config.resolve import replaced, resolve
-from lm.devices.mesh import put_batch
+from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
+from lm.run.program import Program
 from lm.training.state import hyper_from
-from tpu.compiled_step import blueprint_of, compile_step
+from tpu.compiled_step import Step, blueprint_of, compile_step, estimate
 from tpu.environment import HERE
-from tpu.compiled_step import estimate
 from tpu.chips import open_topology
 
 STEPS, WARMUP_STEPS = 10, 3
+DOCUMENT = 1024  # tokens, on average
 WIDE = {'model.d_model': 512, 'model.d_ff': 2048, 'model.n_heads': 8, 'model.n_kv_heads': 8}
 LLAMA = {
     'model.n_kv_heads': 2,
@@ -46,20 +47,26 @@ CONFIGS = {
 }
 
 
-def measured(step, made) -> float:
-    """Seconds of a step, the median of STEPS."""
-    config, hyper = made.recipe, hyper_from(made.recipe)
-    shape = config.data.batch_size, config.data.seq_len + 1
-    tokens = np.random.default_rng(0).integers(0, made.vocab_size - 2, shape, np.int32)
-    batch = put_batch(made.mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
-    state = jit_init(made.learner, made.mesh)(jax.random.key(0), hyper)
+def measured(step: Step, how: str = SINGLE) -> tuple[float, dict]:
+    """(seconds of a step on random documents, the median of STEPS; its last metrics)."""
+    made, runs, program = step.blueprint, range(step.runs), Program(step.blueprint, how)
+    recipe, random = made.recipe, np.random.default_rng(0)
+    shape = recipe.data.batch_size, recipe.data.seq_len + 1
+    tokens = random.integers(0, made.vocab_size - 2, shape, np.int32)
+    segments = np.cumsum(random.random(shape) < 1 / DOCUMENT, 1, np.int32) + 1
+    batch = program.batch([{'tokens': tokens, 'segments': segments}] * step.runs)
+    init, states = jit_init(made.learner, made.mesh), program.empty(step.runs)
+    for run in runs:
+        state = init(jax.random.key(run), hyper_from(recipe))
+        states = program.put(states, state, run)
+    hypers, active = program.hypers([recipe for _ in runs]), np.ones(step.runs, bool)
     seconds = []
     for _ in range(WARMUP_STEPS + STEPS):
         start = time.perf_counter()
-        state, metrics = step(np.array([True]), state, batch, hyper)
-        jax.block_until_ready((state, metrics))
+        states, metrics = step.executable(active, states, batch, hypers)
+        jax.block_until_ready((states, metrics))
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[WARMUP_STEPS:])
+    return statistics.median(seconds[WARMUP_STEPS:]), metrics
 
 
 def main() -> None:
@@ -71,7 +78,7 @@ def main() -> None:
         made = blueprint_of(config, topology, print)
         step = compile_step(made, topology)
         found = estimate(step, topology)
-        took = measured(step.executable, made)
+        took, _ = measured(step)
         print(
             f'| {name} | {found.parameters:,} | {1e3 * found.step_seconds:,.1f} | {found.bound_by} '
             f'| {1e3 * took:,.1f} | {took / found.step_seconds:.2f} |',

@@ -59,13 +59,13 @@ def evenkeel_step(shape, changes=None):
     return state, lambda state: step(state, batch, hyper), time.perf_counter() - start
 
 
-def plain_step(shape):
+def plain_step(shape, dtype=None):
     import jax
 
     from tests.bench.plain_decoder import Decoder, make_step
 
     d_model, n_heads, n_layers, d_ff, length, vocab, batch = shape
-    init, step = make_step(Decoder(d_model, n_heads, n_layers, d_ff, vocab), lr=1e-3)
+    init, step = make_step(Decoder(d_model, n_heads, n_layers, d_ff, vocab, dtype), lr=1e-3)
     tokens = jax.random.randint(jax.random.key(0), (batch, length + 1), 0, vocab)
     state = jax.jit(init)(jax.random.key(0), tokens)
     start = time.perf_counter()

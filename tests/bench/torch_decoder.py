@@ -2,9 +2,10 @@
 
     PYTHON tests/bench/torch_decoder.py D HEADS LAYERS FF LENGTH VOCAB BATCH STEPS
 
-Run by `tests.bench.attention` with an interpreter that has PyTorch. Pre-norm blocks, learned
-positions, GELU, F.scaled_dot_product_attention, AdamW, a readout of its own; eager, float32. Prints
-one line of JSON: milliseconds of each step, and the peak memory in GB.
+Run by `tests.bench.attention` and `tests.bench.accelerator` with an interpreter that has PyTorch.
+Pre-norm blocks, learned positions, GELU, F.scaled_dot_product_attention, AdamW, a readout of its
+own. On a CPU eager, in float32; on a GPU compiled, in bfloat16. Prints one line of JSON:
+milliseconds of each step, and the peak memory in GB.
 """
 
 import json
@@ -42,7 +43,9 @@ class Decoder(nn.Module):
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab, False)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         return self.readout(self.norm(self.blocks(x)))
 
 
@@ -50,21 +53,28 @@ def main():
     *shape, vocab, batch, steps = map(int, sys.argv[1:])
     width, heads, layers, hidden, length = shape
     torch.manual_seed(0)
-    model = Decoder(width, heads, layers, hidden, length, vocab)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    tokens = torch.randint(vocab, (batch, length + 1))
+    on_gpu = torch.cuda.is_available()
+    device = 'cuda' if on_gpu else 'cpu'
+    model = Decoder(width, heads, layers, hidden, length, vocab).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=on_gpu)
+    run = torch.compile(model) if on_gpu else model
+    tokens = torch.randint(vocab, (batch, length + 1), device=device)
     milliseconds = []
     for _ in range(steps):
         start = time.perf_counter()
-        logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        with torch.autocast(device, torch.bfloat16, enabled=on_gpu):
+            logits = run(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         loss.item()
+        if on_gpu:
+            torch.cuda.synchronize()
         milliseconds.append(1e3 * (time.perf_counter() - start))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = (torch.cuda.max_memory_allocated() if on_gpu else peak) / 1e9
     print(json.dumps({'ms': milliseconds, 'peak_gb': peak}))
 
 

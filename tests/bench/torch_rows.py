@@ -10,18 +10,6 @@ ROUNDS = 7
 EPS = 1e-6
 
 
-def names() -> list[str]:
-    """Of what is installed."""
-    found = ['PyTorch']
-    try:
-        import liger_kernel  # noqa: F401
-    except ImportError as error:
-        print(f'Liger: not measured ({error})')
-    else:
-        found.append('Liger')
-    return found
-
-
 def _functions(name: str) -> dict[str, Callable]:
     """(x, scale or labels) -> what the gradient is taken of."""
     if name == 'Liger':
@@ -56,13 +44,12 @@ def seconds(name: str, case: str, shape: tuple[int, int], dtype: str, count: int
     operation, direction = case.split()
     functions = _functions(name)
     if operation not in functions:
-        raise NotImplementedError
+        raise NotImplementedError(f'{name} has no {operation}')
     sets = [_drawn(operation, shape, dtype, direction == 'both') for _ in range(count)]
     # Liger's cross-entropy writes over its logits: they are right in the first call alone.
-    function, milliseconds = functions[operation], []
-    for _ in range(ROUNDS + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    function = functions[operation]
+
+    def run():
         for x, g, other in sets:
             if direction == 'forward':
                 with torch.no_grad():
@@ -71,10 +58,36 @@ def seconds(name: str, case: str, shape: tuple[int, int], dtype: str, count: int
                 y = function(x, other)
                 wanted = [x, other] if operation == 'rms_norm' else [x]
                 torch.autograd.grad(y, wanted, None if y.ndim == 0 else g)
+
+    return _median_of(run) / count
+
+
+def seconds_of_attention(shape: tuple[int, ...]) -> float:
+    """Causal attention of [B, N, T, H], forward and backward, in bfloat16."""
+    q, k, v = (
+        torch.randn(shape, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+    g = torch.randn_like(q)
+
+    def run():
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(out, [q, k, v], g)
+
+    return _median_of(run)
+
+
+def _median_of(run: Callable[[], None]) -> float:
+    """Seconds, after three rounds that do not count."""
+    milliseconds = []
+    for _ in range(ROUNDS + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
         end.record()
         torch.cuda.synchronize()
         milliseconds.append(start.elapsed_time(end))
-    return statistics.median(milliseconds[3:]) / 1e3 / count
+    return statistics.median(milliseconds[3:]) / 1e3
 
 
 def _drawn(operation, shape, dtype, is_differentiated):

@@ -1,0 +1,296 @@
+"""Measures everything that waits for a GPU or TPU, in slices: kernels, steps, sweeps, plans, peers.
+
+    python -m tests.bench.accelerator --out=DIR [--minutes=9] [--tiny]
+    python -m tests.bench.accelerator --out=DIR --table
+
+Needs no network, and nothing but JAX (with its plugin for the device), Flax, Optax, Orbax, NumPy
+and ml_collections; PyTorch, Liger and tokamax are measured where they are. A call goes on where the
+last one ended, and ends by itself within its minutes. Rows are measured in child processes, so that
+one that crashes, hangs or runs out of memory is a row with its reason. DIR/rows.jsonl gets each row
+as it is measured, DIR/log.txt what else the children print. --table prints the rows for RESULTS.md.
+--tiny, and any machine without a chip, rehearses all of it at sizes of a CPU.
+"""
+
+import argparse
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROW_SECONDS = 240  # that a row may take
+MORE = 3  # exit status of a child that leaves rows to the next one
+ONE_A_PROCESS = ('steps', 'profile')  # whose peaks of memory, or traces, would be everybody's
+BESIDE_OTHERS = ('peers', 'plan')  # other processes or libraries need some of the memory
+MACHINE = 'machine'
+CHILD = [sys.executable, '-m', 'tests.bench.accelerator']
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('--out', type=Path, required=True)
+    parser.add_argument('--minutes', type=float, default=9)
+    parser.add_argument('--tiny', action='store_true', help='rehearse on CPU, at tiny sizes')
+    parser.add_argument('--table', action='store_true', help='print the rows as Markdown')
+    parser.add_argument('--groups', help='comma-separated beginnings of names; default all')
+    parser.add_argument('--child', help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.child:
+        sys.exit(measure(flags.child, flags.tiny, set(json.load(sys.stdin))))
+    if flags.table:
+        print('\n'.join(table(Journal(flags.out).entries)))
+        return
+    flags.out.mkdir(parents=True, exist_ok=True)
+    sys.exit(Command(flags.out, flags.minutes, flags.tiny, flags.groups).run())
+
+
+class Journal:
+    """DIR/rows.jsonl: a line for each call's machine, each row that began, and each that ended."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / 'rows.jsonl'
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.entries = [json.loads(line) for line in lines if line.endswith('}')]
+
+    def add(self, entry: dict[str, Any]) -> None:
+        self.entries.append(entry)
+        with self.path.open('a') as file:
+            file.write(json.dumps(entry) + '\n')
+            file.flush()
+            os.fsync(file.fileno())
+
+    def ended(self) -> set[str]:
+        return {f'{e["group"]}: {e["row"]}' for e in self.entries if e.get('ended')}
+
+    def stuck(self) -> set[tuple[str, str]]:
+        """(group, row) of those that began in two calls, and ended in none."""
+        begun = [(e['group'], e['row']) for e in self.entries if 'row' in e and not e['ended']]
+        ended = self.ended()
+        return {one for one in begun if begun.count(one) > 1 and ': '.join(one) not in ended}
+
+
+class Command:
+    def __init__(self, folder: Path, minutes: float, tiny: bool, groups: str | None):
+        self.journal, self.log = Journal(folder), folder / 'log.txt'
+        self.tiny, self.deadline = tiny, time.monotonic() + 60 * minutes
+        self.asked = tuple((groups or '').split(','))
+
+    def run(self) -> int:
+        """Returns 0 where all rows are measured, MORE where the time is over before."""
+        for group, row in self.journal.stuck():
+            self.failed(group, row, 'it began in two calls, and ended in none')
+        machine, *_ = [*self.lines_of(MACHINE)]
+        if 'device' not in machine:
+            print(f'error: no device was found; see {self.log}', file=sys.stderr)
+            return 1
+        others = {e['device'] for e in self.journal.entries if 'device' in e} - {machine['device']}
+        if others:
+            print(
+                f'error: the rows of {self.journal.path} are of {", ".join(others)}, and this is '
+                f'{machine["device"]}: give another --out',
+                file=sys.stderr,
+            )
+            return 1
+        self.journal.add(machine)
+        self.tiny = self.tiny or machine['platform'] == 'cpu'
+        for group in machine['groups']:
+            if group.startswith(self.asked) and not self.measure(group):
+                print(f'the time is over in {group!r}; the same command goes on')
+                return MORE
+        return 0
+
+    def measure(self, group: str) -> bool:
+        """Whether all rows of the group have ended, by as many children as it takes."""
+        while time.monotonic() < self.deadline:
+            begun = None
+            for line in self.lines_of(group):
+                if 'row' not in line:
+                    status, reason = line['status'], line['reason']
+                    break
+                self.journal.add({'group': group} | line)
+                begun = None if line['ended'] else line['row']
+                if line['ended']:
+                    print(f'{group}: {line["row"]}: {cells(line)}', flush=True)
+            if status in (0, MORE) and begun is None:
+                if status == 0:
+                    return True
+            elif time.monotonic() >= self.deadline:
+                return False
+            else:
+                self.failed(group, begun or 'start', reason)
+                if begun is None:
+                    return True
+        return False
+
+    def failed(self, group: str, row: str, reason: str) -> None:
+        self.journal.add({'group': group, 'row': row, 'ended': True, 'failed': reason})
+        print(f'{group}: {row}: {reason}', flush=True)
+
+    def lines_of(self, group: str) -> Iterator[dict[str, Any]]:
+        """Yields what a child tells, each within ROW_SECONDS; at last its status."""
+        command = [*CHILD, f'--child={group}', f'--out={self.log.parent}']
+        command += ['--tiny'] if self.tiny else []
+        told: queue.Queue[str | None] = queue.Queue()
+        with (
+            self.log.open('ab') as log,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | self.environment(group),
+                start_new_session=True,
+            ) as child,
+        ):
+
+            def listen():
+                for line in child.stdout:
+                    told.put(line)
+                told.put(None)
+
+            threading.Thread(target=listen, daemon=True).start()
+            child.stdin.write(json.dumps(sorted(self.journal.ended())))
+            child.stdin.close()
+            reason = ''
+            try:
+                left = self.deadline - time.monotonic()
+                while line := told.get(timeout=max(0, min(ROW_SECONDS, left))):
+                    yield json.loads(line)
+                    left = self.deadline - time.monotonic()
+            except queue.Empty:
+                reason = f'it took longer than {min(ROW_SECONDS, left):.0f} s'
+            finally:
+                if child.poll() is None and (reason or sys.exc_info()[0]):
+                    os.killpg(child.pid, signal.SIGKILL)
+        last = self.log.read_bytes()[-300:].decode(errors='replace').strip().splitlines() or ['']
+        words = f'its process ended with status {child.returncode}: {last[-1]}'
+        yield {'status': child.returncode, 'reason': reason or words}
+
+    def environment(self, group: str) -> dict[str, str]:
+        found = {'JAX_PLATFORMS': 'cpu'} if self.tiny else {}
+        if group in BESIDE_OTHERS:
+            found['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+        return found
+
+
+def measure(group: str, tiny: bool, ended: set[str]) -> int:
+    """A child: measures the rows of a group that have not ended, and tells of them on its stdout,
+    where nothing else is printed. Returns its exit status.
+    """
+    told = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
+
+    def tell(entry: dict[str, Any]) -> None:
+        print(json.dumps(entry), file=told, flush=True)
+
+    if group == MACHINE:
+        tell(machine())
+        return 0
+    import jax
+
+    from tests.bench.accelerator_rows import rows_of
+
+    for row in rows_of(group, tiny):
+        if f'{group}: {row.name}' in ended:
+            continue
+        tell({'row': row.name, 'ended': False})
+        begun, broken = time.perf_counter(), False
+        try:
+            found = row.measure()
+        except Exception as error:
+            # What a device that ran out of memory holds, the next row would lack.
+            broken = isinstance(error, jax.errors.JaxRuntimeError)
+            found = {'failed': f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'}
+        seconds = round(time.perf_counter() - begun, 1)
+        tell({'row': row.name, 'ended': True, 'seconds': seconds} | found)
+        if broken or group in ONE_A_PROCESS:
+            return MORE
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """The device, its driver, versions, and the groups to measure."""
+    from importlib import metadata
+
+    import jax
+
+    from lm.record.machine import device_name
+    from tests.bench.accelerator_rows import GROUPS
+
+    names = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'nvidia-cudnn-cu13', 'flax', 'optax')
+    names += ('orbax-checkpoint', 'torch', 'triton', 'liger-kernel', 'tokamax')
+    installed = {dist.metadata['Name'].lower(): dist.version for dist in metadata.distributions()}
+    client = jax.devices()[0].client
+    return {
+        'device': device_name(),
+        'platform': client.platform if client.platform != 'cuda' else 'gpu',
+        'driver': driver() or ' '.join(client.platform_version.split()),
+        'versions': {name: installed[name] for name in names if name in installed},
+        'python': sys.version.split()[0],
+        'begun': time.strftime('%Y-%m-%d %H:%M'),
+        'groups': list(GROUPS),
+    }
+
+
+def driver() -> str:
+    """The NVIDIA driver's version; '' without one."""
+    query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
+    try:
+        return subprocess.check_output(query, text=True, timeout=30).split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return ''
+
+
+def table(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown: the machines, the rows of each group, and what failed and why."""
+    for one in {json.dumps(e | {'begun': ''}): e for e in entries if 'device' in e}.values():
+        versions = ', '.join(f'{name} {version}' for name, version in one['versions'].items())
+        yield f'{one["device"]}, driver {one["driver"]}, Python {one["python"]}, {versions}'
+    rows = [entry for entry in entries if entry.get('ended')]
+    for group in dict.fromkeys(row['group'] for row in rows):
+        good = [row for row in rows if row['group'] == group and 'failed' not in row]
+        columns = dict.fromkeys(key for row in good for key in row if key not in HIDDEN)
+        yield from ('', f'### {group[0].upper()}{group[1:]}', '')
+        if columns:
+            yield f'| row | {" | ".join(columns)} |'
+            yield '|---' * (1 + len(columns)) + '|'
+        for row in good:
+            yield f'| {row["row"]} | {" | ".join(said(row.get(key, "")) for key in columns)} |'
+        for row in good:
+            if top := row.get('top'):
+                yield from ('', f'{row["row"]}:', '', '| operation | share | ms | calls |')
+                yield '|---|---|---|---|'
+                yield from (f'| {" | ".join(map(said, one.values()))} |' for one in top)
+        failed = [row for row in rows if row['group'] == group and 'failed' in row]
+        if failed:
+            yield from ('', 'Not measured:', '')
+            yield from (f'- {row["row"]}: {row["failed"]}' for row in failed)
+
+
+HIDDEN = ('group', 'row', 'ended', 'seconds', 'top')
+
+
+def cells(row: dict[str, Any]) -> str:
+    return ', '.join(f'{key} {said(value)}' for key, value in row.items() if key not in HIDDEN)
+
+
+def said(value: Any) -> str:
+    """A number in as many digits as mean something."""
+    if isinstance(value, bool):
+        return 'yes' if value else '**no**'
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= 1000:
+        return f'{value:,.0f}'
+    return f'{value:.3g}'
+
+
+if __name__ == '__main__':
+    main()

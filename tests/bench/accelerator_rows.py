@@ -1,0 +1,496 @@
+"""The rows of `tests.bench.accelerator`: what each measures, by group. `tiny`: sizes that a CPU has
+in seconds, with Pallas kernels for TPUs in their interpreter.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from configs import default
+from lm.config.recipe import Recipe
+from lm.config.resolve import replaced, resolve
+from lm.devices.run_axis import SINGLE
+from lm.devices.shardings import jit_init
+from lm.record.machine import peak_memory_bytes
+from lm.training.flops import flops_per_token, peak_flops
+from lm.training.state import hyper_from
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend
+from modules.kernels.attention.base import attend_from
+from modules.kernels.cross_entropy import tpu
+from modules.numerics import REMAT_POLICIES
+from tests.bench import row_kernels
+from tests.bench.plan import measured
+from tests.bench.row_kernels import CLOSE, NORM_CASES, ROW_CASES, distance, time_of
+from tests.bench.step import evenkeel_step, plain_step
+from tests.bench.sweep import SHAPE
+from tpu.chips import CHIPS, Topology, chips_of, open_topology, shapes_of
+from tpu.compiled_step import blueprint_of, compile_step, estimate
+from tpu.environment import HERE
+
+PLATFORM = jax.default_backend()
+SERVED = {
+    name: row
+    for name, row in ATTENTION_KERNELS.items()
+    if row.platforms is None or PLATFORM in row.platforms
+}
+LENGTHS = (2048, 8192, 32_768)
+DENSE = 8192  # tokens of the longest row whose scores are made all at once
+PIECE = 512  # queries whose exact scores are made at a time
+HEADS = (4, 2, 128)  # queries', keys' and the width of one
+ASKED = ({'window': 256}, {'softcap': 30.0}, {'sinks': True}, {'slopes': True}, {'key_bias': True})
+# Tokens a step and device that 16 GiB hold; one row of 8,192 of the larger model.
+MODELS = {'llama_124m': 4, 'llama_1b': 1}
+TINY_MODEL = {
+    'model.d_model': 32,
+    'model.n_heads': 2,
+    'model.n_kv_heads': 1,
+    'model.n_layers': 2,
+    'model.d_ff': 64,
+    'data.tokenizer': 'bpe:512',
+    'data.seq_len': 128,
+}
+PEER = (768, 12, 12, 3072, 1024, 50_304, 16)  # as `tests.bench.step.SHAPES`
+TINY_PEER = (32, 2, 1, 64, 64, 512, 2)
+BY_HEADS = ((32, 64), (16, 128), (8, 256))  # of attention alone, 2 rows of 8,192
+STEPS = 10
+
+
+class Row(NamedTuple):
+    name: str
+    measure: Callable[[], dict[str, Any]]
+
+
+def rows_of(group: str, tiny: bool) -> Iterator[Row]:
+    """Yields the rows of one of GROUPS, in the order that they are measured in."""
+    if tiny:
+        row_kernels.BEYOND_CACHE, row_kernels.COPIED = 1e4, 2**22
+    return GROUPS[group](tiny)
+
+
+def attention_rows(tiny: bool) -> Iterator[Row]:
+    """Each kernel against float64: lengths and documents, what else it serves, odd sizes, types."""
+    lengths = (128, 256) if tiny else LENGTHS
+    usual = {'length': lengths[0], 'heads': HEADS, 'dtype': 'bfloat16', 'documents': True}
+    changes = [{'length': n, 'documents': d} for n in lengths for d in (False, True)]
+    changes += [{'asked': asked} for asked in ASKED]
+    changes += [{'length': lengths[0] - 1}, {'dtype': 'float32'}]
+    changes += [{'heads': heads} for heads in ((3, 1, 80), (4, 4, 64), (2, 1, 256))]
+    for name, kernel in SERVED.items():
+        for change in changes:
+            serves = kernel.serves >= change.get('asked', {}).keys()
+            if serves and not (kernel.holds_scores and change.get('length', 0) > DENSE):
+                words = f'{name}: {words_of(change)}'
+                yield Row(words, functools.partial(attention, name, **usual | change))
+    for name in ATTENTION_KERNELS.keys() - SERVED.keys():
+        yield Row(name, functools.partial(refuse_platform, name))
+
+
+def refuse_platform(name: str) -> dict[str, Any]:
+    raise NotImplementedError(f'for {ATTENTION_KERNELS[name].platforms}, and this is {PLATFORM}')
+
+
+def words_of(changes: dict[str, Any]) -> str:
+    return ', '.join(f'{key}={value}' for key, value in changes.items())
+
+
+def attention(name, length, heads, dtype, documents, asked=None) -> dict[str, Any]:
+    n, k, width = heads
+    scores, random = Scores(**asked or {}), np.random.default_rng(0)
+    shapes = [(1, n, length, width), *[(1, k, length, width)] * 2, (1, n, length, width)]
+    q, k, v, g = (jnp.asarray(random.standard_normal(s), dtype) for s in shapes)
+    segments = None
+    if documents:
+        segments = np.cumsum(random.random((1, length)) < 8 / length, 1).astype(np.int32)
+    of_heads = random.standard_normal(heads[0]).astype(np.float32)
+    arrays = {'sinks_N': of_heads, 'slopes_N': np.abs(of_heads)}
+    arrays['key_bias_BKS'] = random.standard_normal(k.shape[:3]).astype(np.float32)
+    arrays = {key: x for key, x in arrays.items() if getattr(scores, key.rpartition('_')[0])}
+
+    def both(compute, q, k, v, g):
+        out, pull = jax.vjp(compute, q, k, v)
+        return out, *pull(g)
+
+    def ours(q, k, v):
+        return attend(name, q, k, v, scores, segments, **arrays)
+
+    found = jax.jit(functools.partial(both, ours))(q, k, v, g)
+    with exactly():
+        exact = functools.partial(attention_in_pieces, scores, segments, arrays)
+        given = (jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v, g))
+        right = jax.jit(functools.partial(both, exact))(*given)
+    errors = [distance(a, b) for a, b in zip(found, right, strict=True)]
+    # A GPU has float32 products in TF32 and a TPU in bfloat16, unless it is asked otherwise.
+    bound = CLOSE['bfloat16' if PLATFORM != 'cpu' else dtype]
+    named = dict(zip(('of out', 'of dq', 'of dk', 'of dv'), errors, strict=True))
+    return agreement(max(errors), bound) | named
+
+
+def attention_in_pieces(scores, segments, arrays, q, k, v):
+    """The specification, PIECE queries at a time, which the backward pass makes again."""
+    length = q.shape[2]
+    count = -(-length // PIECE)
+    missing = count * PIECE - length
+    places = jnp.arange(count * PIECE)[None]
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, missing), (0, 0)))
+
+    @jax.checkpoint
+    def piece(i):
+        own = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=i * PIECE)
+        at, same = own(places, slice_size=PIECE, axis=1), None
+        if segments is not None:
+            padded = jnp.pad(segments, ((0, 0), (0, missing)), mode='edge')
+            same = own(padded, slice_size=PIECE, axis=1)[..., None] == segments[:, None]
+        q_piece = own(q, slice_size=PIECE, axis=2)
+        return attend_from(q_piece, k, v, scores, at, same, **arrays)
+
+    pieces = jax.lax.map(piece, jnp.arange(count))
+    return jnp.moveaxis(pieces, 0, 2).reshape(q.shape)[:, :, :length]
+
+
+@contextlib.contextmanager
+def exactly() -> Iterator[None]:
+    """float64, which TPUs do not have: there on the host's CPU."""
+    device = jax.devices('cpu')[0] if PLATFORM == 'tpu' else None
+    with jax.enable_x64(True), jax.default_device(device):
+        yield
+
+
+def agreement(error: float, bound: float) -> dict[str, Any]:
+    return {'error': error, 'bound': bound, 'agrees': bool(error < bound)}
+
+
+def row_agreement_rows(tiny: bool) -> Iterator[Row]:
+    """RMSNorm, softmax and loss over rows of a usual and of odd sizes."""
+    shapes = [(16, 128), (5, 131)] if tiny else [(64, 4096), (67, 1000), (33, 50_257)]
+    for case in (*NORM_CASES[1:], *ROW_CASES[1::2]):
+        for shape in shapes[:2] if case in NORM_CASES else shapes:
+            for name in case.kernels:
+                for dtype in row_kernels.TYPES:
+                    words = f'{case.name}, {name}: {shape[0]} x {shape[1]:,}, {dtype}'
+                    yield Row(words, functools.partial(row_agreement, case, name, shape, dtype))
+
+
+def row_agreement(case, name, shape, dtype) -> dict[str, Any]:
+    with kernels_here() as platform:
+        error = row_kernels.error_of(case, name, shape, dtype, platform)
+    return agreement(error, CLOSE[dtype])
+
+
+@contextlib.contextmanager
+def kernels_here() -> Iterator[str]:
+    """The platform whose kernels run here: on a CPU a TPU's, interpreted."""
+    if PLATFORM != 'cpu':
+        yield PLATFORM
+        return
+    # The interpreter cannot write in place where blocks do not divide an array.
+    with pltpu.force_tpu_interpret_mode(), mock.patch.object(tpu, 'IN_PLACE', {}):
+        yield 'tpu'
+
+
+def recipe_of(name: str, tiny: bool, **changes: Any) -> Recipe:
+    """The config of that name, by all devices, as this command trains it."""
+    config = importlib.import_module(f'configs.{name}').get_config()
+    fields = {'data.batch_size': MODELS.get(name, 8) * len(jax.devices())}
+    fields |= {'mesh.data': -1, 'mesh.fsdp': 1, 'kernels.implementation': 'auto'}
+    fields |= {'model.dtype': 'bfloat16'} | (TINY_MODEL if tiny else {}) | changes
+    config.update_from_flattened_dict(fields)
+    return resolve(config)
+
+
+def step_against_cpu_rows(tiny: bool) -> Iterator[Row]:
+    yield Row('default', functools.partial(step_against_cpu, recipe_of('default', tiny)))
+
+
+def step_against_cpu(recipe: Recipe) -> dict[str, Any]:
+    """One step of gradient descent in bfloat16, from the same parameters and tokens."""
+    recipe = replaced(recipe, {'optim.name': 'sgd', 'optim.warmup_steps': 0})
+    shape, found, start = (recipe.data.batch_size, recipe.data.seq_len + 1), [], None
+    tokens = np.random.default_rng(0).integers(0, 256, shape, np.int32)
+    batch, active = {'tokens': tokens, 'segments': np.ones_like(tokens)}, np.array([True])
+    for device in (jax.devices()[0], jax.devices('cpu')[-1]):
+        with jax.default_device(device):
+            topology = Topology(HERE, None, [device])
+            made, hyper = blueprint_of(recipe, topology, print), hyper_from(recipe)
+            step = compile_step(made, topology)
+            state = jit_init(made.learner, made.mesh)(jax.random.key(0), hyper)
+            start = start or jax.device_get(state)
+            put = lambda host, own: jax.device_put(host, own.sharding)  # noqa: E731
+            state = jax.tree.map(put, start, state)
+            state, metrics = step.executable(active, state, batch, hyper)
+        moved = jax.tree.map(np.subtract, jax.device_get(state.params), start.params)
+        moved = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)])
+        found.append((float(metrics['loss']), float(metrics['grad_norm']), moved))
+    (loss, norm, ours), (loss_cpu, norm_cpu, right) = found
+    told = {'loss': loss, 'on CPU': loss_cpu, 'gradient norm': norm, 'norm on CPU': norm_cpu}
+    # Gradients by two orders of sums in bfloat16.
+    return agreement(max(distance(ours, right), abs(loss / loss_cpu - 1)), 5e-2) | told
+
+
+def step_rows(tiny: bool) -> Iterator[Row]:
+    """Each model as it is, and with one choice changed."""
+    changes: list[dict[str, Any]] = [{}]
+    for name in SERVED:
+        changes += [{'kernels.attention': name, 'data.mask_documents': d} for d in (True, False)]
+    changes += [{'model.remat': name} for name in REMAT_POLICIES]
+    changes += [{f'kernels.{op}': 'pallas'} for op in ('cross_entropy', 'rms_norm')]
+    changes += [{'loss.chunk': 0}, {'model.scan_layers': False}]
+    for model in MODELS:
+        for change in changes:
+            name = f'{model}: {words_of(change) or "as it is"}'
+            yield Row(name, functools.partial(train, model, tiny, change))
+
+
+def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
+    recipe, topology = recipe_of(model, tiny, **changes), open_topology(HERE)
+    step = compile_step(blueprint_of(recipe, topology, print), topology)
+    seconds, metrics = measured(step)
+    return rates(step, seconds) | {
+        'loss': float(metrics['loss']),
+        'peak GB': peak_memory_bytes() / 1e9,
+        'compile s': step.seconds,
+    }
+
+
+def rates(step: Any, seconds: float) -> dict[str, float]:
+    recipe = step.blueprint.recipe
+    tokens = step.runs * recipe.data.batch_size * recipe.data.seq_len / seconds
+    peak, _ = peak_flops(len(jax.devices()))
+    utilisation = tokens * flops_per_token(step.blueprint.learner) / peak
+    return {'ms': 1e3 * seconds, 'tokens/s': tokens, 'MFU': utilisation}
+
+
+def copy_rows(tiny: bool) -> Iterator[Row]:
+    """Kernels over rows, and the same left to XLA."""
+    for case, shape, dtype in [] if tiny else row_kernels.cases():
+        for name in case.kernels:
+            words = f'{case.name}, {name}: {shape[0]:,} x {shape[1]:,}, {dtype}'
+            yield Row(words, functools.partial(copy_share, case, shape, dtype, name))
+    for case in (*NORM_CASES, *ROW_CASES) if tiny else ():
+        for name in case.kernels:
+            one = functools.partial(copy_share, case, (16, 128), 'bfloat16', name)
+            yield Row(f'{case.name}, {name}', one)
+
+
+def copy_share(case, shape, dtype, name) -> dict[str, float]:
+    with kernels_here() as on:
+        timed = functools.partial(row_kernels.time_kernel, case, name, shape, dtype, on)
+        return row_kernels.share_of_copy(case, shape, dtype, timed)
+
+
+def sweep_rows(tiny: bool) -> Iterator[Row]:
+    runs = 4 if tiny else 16
+    for dtype in ('bfloat16', 'float32'):
+        for words, how, n in (('a single run', SINGLE, 1), ('vmap', 'vmap', runs)):
+            name = f'{words}, {n} run{"s" * (n > 1)}, {dtype}'
+            yield Row(name, functools.partial(sweep, tiny, how, n, dtype))
+
+
+def sweep(tiny: bool, how: str, runs: int, dtype: str) -> dict[str, float]:
+    config, topology = default.get_config(), open_topology(HERE)
+    small = TINY_MODEL | {'data.batch_size': 2} if tiny else {}
+    config.update_from_flattened_dict(SHAPE | {'model.dtype': dtype} | small)
+    topology = dataclasses.replace(topology, devices=topology.devices[:1])
+    step = compile_step(blueprint_of(resolve(config), topology, print, runs), topology, how, runs)
+    return rates(step, measured(step, how)[0])
+
+
+def plan_rows(tiny: bool) -> Iterator[Row]:
+    for name in ('default', *MODELS):
+        yield Row(name, functools.partial(plan, name, tiny))
+
+
+def plan(name: str, tiny: bool) -> dict[str, Any]:
+    """tpu.plan's words for this chip, by its compiler, beside the step measured here."""
+    here, recipe = open_topology(HERE), recipe_of(name, tiny)
+    step = compile_step(blueprint_of(recipe, here, print), here)
+    seconds, _ = measured(step)
+    device = here.devices[0]
+    chip = next((key for key, row in CHIPS.items() if row.kind == device.device_kind), None)
+    if chip is None:
+        least, source = estimate(step, here).step_seconds, 'rates measured here'
+    else:
+        n = len(here.devices) // CHIPS[chip].devices_a_chip
+        shape = next(shape for shape in shapes_of(CHIPS[chip]) if chips_of(shape) == n)
+        least, source = planned(name, f'{chip}:{shape}', recipe), f'{chip}:{shape}'
+    return {'ms': 1e3 * seconds, 'planned ms': 1e3 * least, 'ratio': seconds / least, 'of': source}
+
+
+def planned(name: str, topology: str, recipe: Recipe) -> float:
+    changes = {'data.batch_size': recipe.data.batch_size, 'mesh.data': -1, 'mesh.fsdp': 1}
+    changes |= {'kernels.implementation': 'auto', 'model.dtype': 'bfloat16'}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, 'plan.json')
+        command = [sys.executable, '-m', 'tpu.plan', f'--config=configs/{name}.py']
+        command += [f'--topology={topology}', f'--out={out}']
+        command += [f'--config.{key}={value}' for key, value in changes.items()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if not out.exists():
+            raise RuntimeError(f'tpu.plan: {(done.stderr.strip() or "nothing").splitlines()[-1]}')
+        return json.loads(out.read_text())['step_seconds']
+
+
+def peer_rows(tiny: bool) -> Iterator[Row]:
+    """A plain decoder of three makes, attention alone, and kernels over rows of other libraries."""
+    shape = TINY_PEER if tiny else PEER
+    words = f'decoder {shape}'
+    yield Row(f'{words}: evenkeel', functools.partial(decoder, evenkeel_bf16, shape))
+    yield Row(f'{words}: plain Flax', functools.partial(decoder, plain_bf16, shape))
+    yield Row(f'{words}: PyTorch', functools.partial(torch_decoder, shape))
+    rows, length = (1, 128) if tiny else (2, 8192)
+    for n, width in BY_HEADS[:1] if tiny else BY_HEADS:
+        q_shape = (rows, n, length, width)
+        for name in [*SERVED, 'tokamax', 'PyTorch']:
+            if name != 'reference':
+                one = functools.partial(attention_alone, name, q_shape)
+                yield Row(f'attention {q_shape}, forward and backward: {name}', one)
+    shapes = [(16, 128)] * 2 if tiny else [(8192, 4096), (16_384, 50_257)]
+    for cases, of_rows in zip((NORM_CASES, ROW_CASES), shapes, strict=True):
+        for case in cases:
+            for name in ('pallas', 'reference', 'PyTorch', 'Liger', 'tokamax'):
+                one = functools.partial(row_peer, case, of_rows, name)
+                yield Row(f'{case.name}, {of_rows[0]:,} x {of_rows[1]:,}: {name}', one)
+
+
+def evenkeel_bf16(shape):
+    return evenkeel_step(shape, {'model.dtype': 'bfloat16'})
+
+
+def plain_bf16(shape):
+    return plain_step(shape, jnp.bfloat16)
+
+
+def decoder(make, shape) -> dict[str, float]:
+    state, step, compile_sec = make(shape)
+    milliseconds = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        state, out = step(state)
+        jax.block_until_ready((state, out))
+        milliseconds.append(1e3 * (time.perf_counter() - start))
+    peak = peak_memory_bytes() / 1e9
+    return of_decoder(shape, milliseconds) | {'peak GB': peak, 'compile s': compile_sec}
+
+
+def of_decoder(shape, milliseconds: list[float]) -> dict[str, float]:
+    ms = statistics.median(milliseconds[3:])
+    return {'ms': ms, 'tokens/s': 1e3 * shape[4] * shape[6] / ms}
+
+
+def torch_decoder(shape) -> dict[str, float]:
+    importlib.import_module('torch')  # in words that name it, where it is missing
+    script = str(Path(__file__).with_name('torch_decoder.py'))
+    command = [sys.executable, script, *map(str, shape), str(STEPS)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f'PyTorch: {done.stderr.strip().splitlines()[-1]}')
+    found = json.loads(done.stdout.splitlines()[-1])
+    return of_decoder(shape, found['ms']) | {'peak GB': found['peak_gb']}
+
+
+def attention_alone(name: str, shape: tuple[int, ...]) -> dict[str, float]:
+    """Causal, forward and backward, in bfloat16."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
+    if name == 'PyTorch':
+        from tests.bench import torch_rows
+
+        return {'ms': 1e3 * torch_rows.seconds_of_attention(shape)}
+    if name == 'tokamax':
+        import tokamax
+
+        swapped = [jnp.swapaxes(x, 1, 2) for x in (q, k, v, g)]
+        q, k, v, g = swapped
+        attend_by = functools.partial(tokamax.dot_product_attention, is_causal=True)
+    else:
+
+        def attend_by(q, k, v):
+            return attend(name, q, k, v, Scores())
+
+    def both(q, k, v, g):
+        out, pull = jax.vjp(attend_by, q, k, v)
+        return out, *pull(g)
+
+    return {'ms': 1e3 * time_of(both, [(q, k, v, g)])}
+
+
+def row_peer(case, shape, name) -> dict[str, float]:
+    if name in case.kernels:
+        return copy_share(case, shape, 'bfloat16', name)
+    seconds = row_kernels.peer(name)
+    timed = functools.partial(seconds, case.name, shape, 'bfloat16')
+    return row_kernels.share_of_copy(case, shape, 'bfloat16', timed)
+
+
+def profile_rows(tiny: bool) -> Iterator[Row]:
+    for model in MODELS:
+        yield Row(model, functools.partial(profile, model, tiny))
+
+
+def profile(model: str, tiny: bool) -> dict[str, Any]:
+    """The operations that take most of the device's time, over the steps of `measured`."""
+    topology = open_topology(HERE)
+    step = compile_step(blueprint_of(recipe_of(model, tiny), topology, print), topology)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            seconds, _ = measured(step)
+        (file, *_) = Path(folder).rglob('*.xplane.pb')
+        planes = jax.profiler.ProfileData.from_file(str(file)).planes
+        spent, counts = Counter(), Counter()
+        for name, nanoseconds in operations(planes):
+            spent[name] += nanoseconds
+            counts[name] += 1
+    total = sum(spent.values())
+    top = [
+        {'operation': name, 'share': ns / total, 'ms': ns / 1e6, 'calls': counts[name]}
+        for name, ns in spent.most_common(15)
+    ]
+    return {'ms': 1e3 * seconds, 'all operations ms': total / 1e6, 'top': top}
+
+
+def operations(planes: Any) -> Iterator[tuple[str, float]]:
+    """(name without its number, nanoseconds) of each operation of the first device."""
+    planes = list(planes)
+    device = next((plane for plane in planes if plane.name.startswith('/device:')), None)
+    for plane in [device] if device else planes:
+        lines = list(plane.lines)
+        kept = [line for line in lines if line.name == 'XLA Ops'] or [
+            line for line in lines if device is None or 'Stream' in line.name
+        ]
+        for line in kept:
+            for event in line.events:
+                name = re.sub(r'[.\d]+$', '', event.name.split(' = ')[0]).lstrip('%')
+                holds_others = re.match(r'while|conditional|call\b', name)
+                if holds_others or (device is None and 'hlo_op' not in dict(event.stats)):
+                    continue
+                yield name[:60], event.duration_ns
+
+
+GROUPS = {
+    'attention against float64': attention_rows,
+    'norms, softmax and loss against float64': row_agreement_rows,
+    'a step in bfloat16 against the CPU': step_against_cpu_rows,
+    'steps': step_rows,
+    'share of a copy': copy_rows,
+    'sweep': sweep_rows,
+    'plan': plan_rows,
+    'peers': peer_rows,
+    'profile': profile_rows,
+}

@@ -1,0 +1,188 @@
+"""`tests.bench.accelerator`: rows that crash, hang or are cut are rows, once; a step needs few
+packages; the rehearsal.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from tests import ROOT
+from tests.bench import accelerator
+from tests.bench.accelerator import MORE, Command, Journal, table
+
+# A child of two groups; in the first, a row does what the test says.
+CHILD = """
+import json, os, sys, time
+group = sys.argv[1].partition('=')[2]
+tell = lambda entry: print(json.dumps(entry), flush=True)
+if group == 'machine':
+    tell({'device': 'card', 'platform': 'gpu', 'driver': '1', 'versions': {}, 'python': '3',
+          'begun': '', 'groups': ['one', 'two']})
+    sys.exit()
+ended = json.load(sys.stdin)
+for row in ('a', 'b', 'c'):
+    if f'{group}: {row}' not in ended:
+        tell({'row': row, 'ended': False})
+        if (group, row) == ('one', 'b'):
+            print('last words', file=sys.stderr, flush=True)
+            ACT
+        tell({'row': row, 'ended': True, 'ms': 1.5})
+"""
+HANGS = 'time.sleep(60)'
+ENOUGH = ('jax', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'ml-collections')
+PLUGINS = ('libtpu', 'jax-cuda13-plugin', 'jax-cuda13-pjrt')
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """call(act, hook(command, entry)) -> (exit status, {(group, row): entry} of those that ended)
+
+    hook: is called with each new entry of the journal.
+    """
+
+    def run(act, hook=None):
+        script = tmp_path / 'child.py'
+        script.write_text(CHILD.replace('ACT', act))
+        monkeypatch.setattr(accelerator, 'CHILD', [sys.executable, str(script)])
+        command = Command(tmp_path, 5, False, None)
+        if hook is not None:
+            add = command.journal.add
+            command.journal.add = lambda entry: (add(entry), hook(command, entry))
+        status = command.run()
+        ended = [entry for entry in Journal(tmp_path).entries if entry.get('ended')]
+        found = {(entry['group'], entry['row']): entry for entry in ended}
+        assert len(found) == len(ended), 'a row is there twice'
+        return status, found
+
+    return run
+
+
+def cut(command, entry):
+    """The time is over once the row has begun."""
+    if entry.get('row') == 'b':
+        command.deadline = 0
+
+
+ALL = {(group, row) for group in ('one', 'two') for row in 'abc'}
+
+
+def test_rows_are_measured_once(call):
+    for _ in range(2):
+        status, found = call('pass')
+        assert status == 0 and found.keys() == ALL
+        assert all(entry['ms'] == 1.5 for entry in found.values())
+
+
+def test_a_row_that_crashes_is_a_row_with_its_reason(call, tmp_path):
+    status, found = call('os.kill(os.getpid(), 9)')
+    assert status == 0 and found.keys() == ALL
+    failed = [key for key, entry in found.items() if 'failed' in entry]
+    assert failed == [('one', 'b')]
+    reason = 'its process ended with status -9: last words'
+    assert found['one', 'b']['failed'] == reason
+    assert f'- b: {reason}' in list(table(Journal(tmp_path).entries))
+
+
+def test_a_row_that_hangs_is_given_up(call, monkeypatch):
+    def limit(command, entry):
+        last = entry.get('row') == 'b' and not entry['ended']
+        monkeypatch.setattr(accelerator, 'ROW_SECONDS', 0.1 if last else 60)
+
+    status, found = call(HANGS, limit)
+    assert status == 0 and found.keys() == ALL
+    assert found['one', 'b']['failed'] == 'it took longer than 0 s'
+
+
+def test_a_call_ends_in_its_minutes_and_the_next_goes_on(call):
+    """What two calls had to leave, a third does without."""
+    for _ in range(2):
+        status, found = call(HANGS, cut)
+        assert status == MORE and found.keys() == {('one', 'a')}
+    status, found = call(HANGS)
+    assert status == 0 and found.keys() == ALL
+    assert found['one', 'b']['failed'] == 'it began in two calls, and ended in none'
+
+
+def test_a_row_that_was_cut_is_measured_by_the_next_call(call):
+    call(HANGS, cut)
+    assert call('pass')[1]['one', 'b']['ms'] == 1.5
+
+
+def test_rows_of_two_devices_do_not_mix(call, tmp_path, capsys):
+    Journal(tmp_path).add({'device': 'another'})
+    assert call('pass') == (1, {})
+    assert 'are of another, and this is card: give another --out' in capsys.readouterr().err
+
+
+def few_packages(folder):
+    """The environment of a process that can import those of ENOUGH and what they bring alone."""
+    allowed, left = set(), {*ENOUGH, *PLUGINS}
+    while left:
+        name = left.pop()
+        allowed.add(name)
+        try:
+            needs = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            continue
+        names = (re.match(r'[\w.-]+', need)[0] for need in needs if 'extra ==' not in need)
+        left |= {re.sub(r'[-_.]+', '-', name).lower() for name in names} - allowed
+    refused = {
+        top
+        for top, packages in metadata.packages_distributions().items()
+        if not allowed & {re.sub(r'[-_.]+', '-', name).lower() for name in packages}
+        and not (ROOT / top).is_dir()
+    }
+    (folder / 'sitecustomize.py').write_text(
+        f'import sys\nREFUSED = {refused}\n\n\nclass Finder:\n'
+        '    def find_spec(name, path, target=None):\n'
+        '        if name.partition(".")[0] in REFUSED:\n'
+        '            raise ModuleNotFoundError(f"refused: {name}")\n\n\n'
+        'sys.meta_path.insert(0, Finder)\n'
+    )
+    assert {'tensorflow_datasets', 'grain', 'tokenizers', 'tensorboardX', 'pandas'} <= refused
+    return os.environ | {'PYTHONPATH': f'{folder}:{ROOT}', 'JAX_PLATFORMS': 'cpu'}
+
+
+def test_a_step_needs_few_packages(tmp_path):
+    """And no group has two rows of one name, which a call would take for one."""
+    program = (
+        'from tests.bench import accelerator_rows as rows\n'
+        "recipe = rows.recipe_of('default', True)\n"
+        "rows.blueprint_of(recipe, rows.open_topology('here'), print)\n"
+        'for tiny in (False, True):\n'
+        '    for group in rows.GROUPS:\n'
+        '        names = [row.name for row in rows.rows_of(group, tiny)]\n'
+        '        assert names and len({*names}) == len(names), names\n'
+    )
+    command = [sys.executable, '-c', program]
+    subprocess.run(command, env=few_packages(tmp_path), cwd=ROOT, check=True)
+
+
+@pytest.mark.full
+def test_the_rehearsal_goes_on_after_a_stop(tmp_path):
+    """It is stopped as its second row is there."""
+    out, groups = tmp_path / 'out', ('norms, softmax and loss against float64', 'share of a copy')
+    command = [*accelerator.CHILD, f'--out={out}', '--tiny', '--groups=norms,share']
+    how = {'env': few_packages(tmp_path), 'cwd': ROOT, 'text': True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **how) as first:
+        first.stdout.readline()
+        first.stdout.readline()
+        first.terminate()
+    before = Journal(out).ended()
+    assert 2 <= len(before) < 36
+    subprocess.run(command, check=True, **how)
+    entries = [entry for entry in Journal(out).entries if entry.get('ended')]
+    assert len(entries) == len(Journal(out).ended()) == 36
+    assert not [entry for entry in entries if 'failed' in entry]
+    assert all(entry['agrees'] for entry in entries if entry['group'] == groups[0])
+    done = subprocess.run([*command, '--table'], check=True, stdout=subprocess.PIPE, **how)
+    lines = done.stdout.splitlines()
+    assert '### Norms, softmax and loss against float64' in lines
+    assert '| row | error | bound | agrees |' in lines
+    assert sum(line.startswith('| rms_norm both, pallas: 5 x 131') for line in lines) == 2
+    assert json.loads((out / 'rows.jsonl').read_text().splitlines()[0])['platform'] == 'cpu'
