@@ -12,6 +12,7 @@ as it is measured, DIR/log.txt what else the children print. --table prints the 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -27,7 +28,7 @@ from typing import Any
 ROW_SECONDS = 240  # that a row may take
 MORE = 3  # exit status of a child that leaves rows to the next one
 ONE_A_PROCESS = ('steps', 'profile')  # whose peaks of memory, or traces, would be everybody's
-BESIDE_OTHERS = ('peers', 'plan')  # other processes or libraries need some of the memory
+BESIDE_OTHERS = ('peers',)  # other libraries need some of the memory
 MACHINE = 'machine'
 CHILD = [sys.executable, '-m', 'tests.bench.accelerator']
 
@@ -55,13 +56,15 @@ class Journal:
 
     def __init__(self, folder: Path):
         self.path = folder / 'rows.jsonl'
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.entries = [json.loads(line) for line in lines if line.endswith('}')]
+        self.entries: list[dict[str, Any]] = []
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            with contextlib.suppress(ValueError):  # one that was cut short
+                self.entries.append(json.loads(line))
 
     def add(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
         with self.path.open('a') as file:
-            file.write(json.dumps(entry) + '\n')
+            file.write(f'\n{json.dumps(entry)}' if file.tell() else json.dumps(entry))
             file.flush()
             os.fsync(file.fileno())
 
@@ -73,6 +76,11 @@ class Journal:
         begun = [(e['group'], e['row']) for e in self.entries if 'row' in e and not e['ended']]
         ended = self.ended()
         return {one for one in begun if begun.count(one) > 1 and ': '.join(one) not in ended}
+
+
+def say_error(text: str) -> int:
+    print(f'error: {text}', file=sys.stderr)
+    return 1
 
 
 class Command:
@@ -87,20 +95,20 @@ class Command:
             self.failed(group, row, 'it began in two calls, and ended in none')
         machine, *_ = [*self.lines_of(MACHINE)]
         if 'device' not in machine:
-            print(f'error: no device was found; see {self.log}', file=sys.stderr)
-            return 1
+            return say_error(f'no device: {machine["reason"]}; {self.log} has more')
         others = {e['device'] for e in self.journal.entries if 'device' in e} - {machine['device']}
         if others:
-            print(
-                f'error: the rows of {self.journal.path} are of {", ".join(others)}, and this is '
-                f'{machine["device"]}: give another --out',
-                file=sys.stderr,
+            return say_error(
+                f'the rows of {self.journal.path} are of {", ".join(others)}, and this is '
+                f'{machine["device"]}: give another --out'
             )
-            return 1
+        groups = [group for group in machine['groups'] if group.startswith(self.asked)]
+        if not groups:
+            return say_error(f'--groups begin as one of {"; ".join(machine["groups"])}')
         self.journal.add(machine)
         self.tiny = self.tiny or machine['platform'] == 'cpu'
-        for group in machine['groups']:
-            if group.startswith(self.asked) and not self.measure(group):
+        for group in groups:
+            if not self.measure(group):
                 print(f'the time is over in {group!r}; the same command goes on')
                 return MORE
         return 0
@@ -156,8 +164,9 @@ class Command:
                 told.put(None)
 
             threading.Thread(target=listen, daemon=True).start()
-            child.stdin.write(json.dumps(sorted(self.journal.ended())))
-            child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it says why it ended
+                child.stdin.write(json.dumps(sorted(self.journal.ended())))
+                child.stdin.close()
             reason = ''
             try:
                 left = self.deadline - time.monotonic()
@@ -227,11 +236,11 @@ def machine() -> dict[str, Any]:
     names = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'nvidia-cudnn-cu13', 'flax', 'optax')
     names += ('orbax-checkpoint', 'torch', 'triton', 'liger-kernel', 'tokamax')
     installed = {dist.metadata['Name'].lower(): dist.version for dist in metadata.distributions()}
-    client = jax.devices()[0].client
+    device = jax.devices()[0]
     return {
         'device': device_name(),
-        'platform': client.platform if client.platform != 'cuda' else 'gpu',
-        'driver': driver() or ' '.join(client.platform_version.split()),
+        'platform': device.platform,
+        'driver': driver() or ' '.join(device.client.platform_version.split()),
         'versions': {name: installed[name] for name in names if name in installed},
         'python': sys.version.split()[0],
         'begun': time.strftime('%Y-%m-%d %H:%M'),
@@ -268,10 +277,13 @@ def table(entries: list[dict[str, Any]]) -> Iterator[str]:
                 yield from ('', f'{row["row"]}:', '', '| operation | share | ms | calls |')
                 yield '|---|---|---|---|'
                 yield from (f'| {" | ".join(map(said, one.values()))} |' for one in top)
-        failed = [row for row in rows if row['group'] == group and 'failed' in row]
+        failed: dict[str, list[str]] = {}
+        for row in rows:
+            if row['group'] == group and 'failed' in row:
+                failed.setdefault(row['failed'], []).append(row['row'])
         if failed:
             yield from ('', 'Not measured:', '')
-            yield from (f'- {row["row"]}: {row["failed"]}' for row in failed)
+            yield from (f'- {reason}: {"; ".join(names)}' for reason, names in failed.items())
 
 
 HIDDEN = ('group', 'row', 'ended', 'seconds', 'top')

@@ -42,7 +42,7 @@ from tests.bench.row_kernels import CLOSE, NORM_CASES, ROW_CASES, distance, time
 from tests.bench.step import evenkeel_step, plain_step
 from tests.bench.sweep import SHAPE
 from tpu.chips import CHIPS, Topology, chips_of, open_topology, shapes_of
-from tpu.compiled_step import blueprint_of, compile_step, estimate
+from tpu.compiled_step import Step, blueprint_of, compile_step, estimate
 from tpu.environment import HERE
 
 PLATFORM = jax.default_backend()
@@ -56,8 +56,7 @@ DENSE = 8192  # tokens of the longest row whose scores are made all at once
 PIECE = 512  # queries whose exact scores are made at a time
 HEADS = (4, 2, 128)  # queries', keys' and the width of one
 ASKED = ({'window': 256}, {'softcap': 30.0}, {'sinks': True}, {'slopes': True}, {'key_bias': True})
-# Tokens a step and device that 16 GiB hold; one row of 8,192 of the larger model.
-MODELS = {'llama_124m': 4, 'llama_1b': 1}
+MODELS = {'llama_124m': 4, 'llama_1b': 2}  # rows of 8,192 tokens a device
 TINY_MODEL = {
     'model.d_model': 32,
     'model.n_heads': 2,
@@ -124,18 +123,16 @@ def attention(name, length, heads, dtype, documents, asked=None) -> dict[str, An
     arrays['key_bias_BKS'] = random.standard_normal(k.shape[:3]).astype(np.float32)
     arrays = {key: x for key, x in arrays.items() if getattr(scores, key.rpartition('_')[0])}
 
-    def both(compute, q, k, v, g):
-        out, pull = jax.vjp(compute, q, k, v)
-        return out, *pull(g)
-
     def ours(q, k, v):
         return attend(name, q, k, v, scores, segments, **arrays)
 
-    found = jax.jit(functools.partial(both, ours))(q, k, v, g)
-    with exactly():
+    found = jax.jit(both(ours))(q, k, v, g)
+    # TPUs have no float64: there it is the host's CPU.
+    on = jax.devices('cpu')[0] if PLATFORM == 'tpu' else None
+    with jax.enable_x64(True), jax.default_device(on):
         exact = functools.partial(attention_in_pieces, scores, segments, arrays)
         given = (jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v, g))
-        right = jax.jit(functools.partial(both, exact))(*given)
+        right = jax.jit(both(exact))(*given)
     errors = [distance(a, b) for a, b in zip(found, right, strict=True)]
     # A GPU has float32 products in TF32 and a TPU in bfloat16, unless it is asked otherwise.
     bound = CLOSE['bfloat16' if PLATFORM != 'cpu' else dtype]
@@ -145,32 +142,35 @@ def attention(name, length, heads, dtype, documents, asked=None) -> dict[str, An
 
 def attention_in_pieces(scores, segments, arrays, q, k, v):
     """The specification, PIECE queries at a time, which the backward pass makes again."""
-    length = q.shape[2]
-    count = -(-length // PIECE)
-    missing = count * PIECE - length
-    places = jnp.arange(count * PIECE)[None]
+    length, size = q.shape[2], min(PIECE, q.shape[2] // 2)
+    count = -(-length // size)
+    missing = count * size - length
+    places = jnp.arange(count * size)[None]
     q = jnp.pad(q, ((0, 0), (0, 0), (0, missing), (0, 0)))
 
     @jax.checkpoint
     def piece(i):
-        own = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=i * PIECE)
-        at, same = own(places, slice_size=PIECE, axis=1), None
+        def own(x, axis):
+            return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
+
+        same = None
         if segments is not None:
             padded = jnp.pad(segments, ((0, 0), (0, missing)), mode='edge')
-            same = own(padded, slice_size=PIECE, axis=1)[..., None] == segments[:, None]
-        q_piece = own(q, slice_size=PIECE, axis=2)
-        return attend_from(q_piece, k, v, scores, at, same, **arrays)
+            same = own(padded, 1)[..., None] == segments[:, None]
+        return attend_from(own(q, 2), k, v, scores, own(places, 1), same, **arrays)
 
     pieces = jax.lax.map(piece, jnp.arange(count))
     return jnp.moveaxis(pieces, 0, 2).reshape(q.shape)[:, :, :length]
 
 
-@contextlib.contextmanager
-def exactly() -> Iterator[None]:
-    """float64, which TPUs do not have: there on the host's CPU."""
-    device = jax.devices('cpu')[0] if PLATFORM == 'tpu' else None
-    with jax.enable_x64(True), jax.default_device(device):
-        yield
+def both(compute: Callable) -> Callable:
+    """(q, k, v, g) -> the result, and the gradients where that of the result is g."""
+
+    def run(q, k, v, g):
+        out, pull = jax.vjp(compute, q, k, v)
+        return out, *pull(g)
+
+    return run
 
 
 def agreement(error: float, bound: float) -> dict[str, Any]:
@@ -205,14 +205,24 @@ def kernels_here() -> Iterator[str]:
         yield 'tpu'
 
 
-def recipe_of(name: str, tiny: bool, **changes: Any) -> Recipe:
-    """The config of that name, by all devices, as this command trains it."""
-    config = importlib.import_module(f'configs.{name}').get_config()
+def fields_of(name: str) -> dict[str, Any]:
+    """What this command changes of a config: it is for all devices here, and for any kind."""
     fields = {'data.batch_size': MODELS.get(name, 8) * len(jax.devices())}
-    fields |= {'mesh.data': -1, 'mesh.fsdp': 1, 'kernels.implementation': 'auto'}
-    fields |= {'model.dtype': 'bfloat16'} | (TINY_MODEL if tiny else {}) | changes
+    fields |= {'mesh.data': -1, 'mesh.fsdp': 1, 'model.dtype': 'bfloat16'}
+    return fields | {'kernels.implementation': 'auto'}
+
+
+def recipe_of(name: str, tiny: bool, **changes: Any) -> Recipe:
+    config = importlib.import_module(f'configs.{name}').get_config()
+    fields = fields_of(name) | (TINY_MODEL if tiny else {}) | changes
     config.update_from_flattened_dict(fields)
     return resolve(config)
+
+
+def step_of(recipe: Recipe) -> Step:
+    """The step, compiled for the devices here."""
+    here = open_topology(HERE)
+    return compile_step(blueprint_of(recipe, here, print), here)
 
 
 def step_against_cpu_rows(tiny: bool) -> Iterator[Row]:
@@ -252,15 +262,14 @@ def step_rows(tiny: bool) -> Iterator[Row]:
     changes += [{'model.remat': name} for name in REMAT_POLICIES]
     changes += [{f'kernels.{op}': 'pallas'} for op in ('cross_entropy', 'rms_norm')]
     changes += [{'loss.chunk': 0}, {'model.scan_layers': False}]
-    for model in MODELS:
+    for model in ['llama_124m'] if tiny else MODELS:
         for change in changes:
             name = f'{model}: {words_of(change) or "as it is"}'
             yield Row(name, functools.partial(train, model, tiny, change))
 
 
 def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
-    recipe, topology = recipe_of(model, tiny, **changes), open_topology(HERE)
-    step = compile_step(blueprint_of(recipe, topology, print), topology)
+    step = step_of(recipe_of(model, tiny, **changes))
     seconds, metrics = measured(step)
     return rates(step, seconds) | {
         'loss': float(metrics['loss']),
@@ -269,24 +278,21 @@ def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rates(step: Any, seconds: float) -> dict[str, float]:
+def rates(step: Step, seconds: float) -> dict[str, float]:
     recipe = step.blueprint.recipe
     tokens = step.runs * recipe.data.batch_size * recipe.data.seq_len / seconds
-    peak, _ = peak_flops(len(jax.devices()))
+    peak, _ = peak_flops(step.blueprint.mesh.size)
     utilisation = tokens * flops_per_token(step.blueprint.learner) / peak
     return {'ms': 1e3 * seconds, 'tokens/s': tokens, 'MFU': utilisation}
 
 
 def copy_rows(tiny: bool) -> Iterator[Row]:
     """Kernels over rows, and the same left to XLA."""
-    for case, shape, dtype in [] if tiny else row_kernels.cases():
+    small = [(case, (16, 128), 'bfloat16') for case in (*NORM_CASES, *ROW_CASES)]
+    for case, shape, dtype in small if tiny else row_kernels.cases():
         for name in case.kernels:
             words = f'{case.name}, {name}: {shape[0]:,} x {shape[1]:,}, {dtype}'
             yield Row(words, functools.partial(copy_share, case, shape, dtype, name))
-    for case in (*NORM_CASES, *ROW_CASES) if tiny else ():
-        for name in case.kernels:
-            one = functools.partial(copy_share, case, (16, 128), 'bfloat16', name)
-            yield Row(f'{case.name}, {name}', one)
 
 
 def copy_share(case, shape, dtype, name) -> dict[str, float]:
@@ -319,28 +325,24 @@ def plan_rows(tiny: bool) -> Iterator[Row]:
 
 def plan(name: str, tiny: bool) -> dict[str, Any]:
     """tpu.plan's words for this chip, by its compiler, beside the step measured here."""
-    here, recipe = open_topology(HERE), recipe_of(name, tiny)
-    step = compile_step(blueprint_of(recipe, here, print), here)
+    step, devices = step_of(recipe_of(name, tiny)), jax.devices()
     seconds, _ = measured(step)
-    device = here.devices[0]
-    chip = next((key for key, row in CHIPS.items() if row.kind == device.device_kind), None)
+    chip = next((key for key, row in CHIPS.items() if row.kind == devices[0].device_kind), None)
     if chip is None:
-        least, source = estimate(step, here).step_seconds, 'rates measured here'
+        least, source = estimate(step, open_topology(HERE)).step_seconds, 'rates measured here'
     else:
-        n = len(here.devices) // CHIPS[chip].devices_a_chip
+        n = len(devices) // CHIPS[chip].devices_a_chip
         shape = next(shape for shape in shapes_of(CHIPS[chip]) if chips_of(shape) == n)
-        least, source = planned(name, f'{chip}:{shape}', recipe), f'{chip}:{shape}'
+        least, source = planned(name, f'{chip}:{shape}'), f'{chip}:{shape}'
     return {'ms': 1e3 * seconds, 'planned ms': 1e3 * least, 'ratio': seconds / least, 'of': source}
 
 
-def planned(name: str, topology: str, recipe: Recipe) -> float:
-    changes = {'data.batch_size': recipe.data.batch_size, 'mesh.data': -1, 'mesh.fsdp': 1}
-    changes |= {'kernels.implementation': 'auto', 'model.dtype': 'bfloat16'}
+def planned(name: str, topology: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, 'plan.json')
         command = [sys.executable, '-m', 'tpu.plan', f'--config=configs/{name}.py']
         command += [f'--topology={topology}', f'--out={out}']
-        command += [f'--config.{key}={value}' for key, value in changes.items()]
+        command += [f'--config.{key}={value}' for key, value in fields_of(name).items()]
         done = subprocess.run(command, capture_output=True, text=True)
         if not out.exists():
             raise RuntimeError(f'tpu.plan: {(done.stderr.strip() or "nothing").splitlines()[-1]}')
@@ -351,8 +353,10 @@ def peer_rows(tiny: bool) -> Iterator[Row]:
     """A plain decoder of three makes, attention alone, and kernels over rows of other libraries."""
     shape = TINY_PEER if tiny else PEER
     words = f'decoder {shape}'
-    yield Row(f'{words}: evenkeel', functools.partial(decoder, evenkeel_bf16, shape))
-    yield Row(f'{words}: plain Flax', functools.partial(decoder, plain_bf16, shape))
+    ours = functools.partial(evenkeel_step, changes={'model.dtype': 'bfloat16'})
+    plain = functools.partial(plain_step, dtype=jnp.bfloat16)
+    yield Row(f'{words}: evenkeel', functools.partial(decoder, ours, shape))
+    yield Row(f'{words}: plain Flax', functools.partial(decoder, plain, shape))
     yield Row(f'{words}: PyTorch', functools.partial(torch_decoder, shape))
     rows, length = (1, 128) if tiny else (2, 8192)
     for n, width in BY_HEADS[:1] if tiny else BY_HEADS:
@@ -367,14 +371,6 @@ def peer_rows(tiny: bool) -> Iterator[Row]:
             for name in ('pallas', 'reference', 'PyTorch', 'Liger', 'tokamax'):
                 one = functools.partial(row_peer, case, of_rows, name)
                 yield Row(f'{case.name}, {of_rows[0]:,} x {of_rows[1]:,}: {name}', one)
-
-
-def evenkeel_bf16(shape):
-    return evenkeel_step(shape, {'model.dtype': 'bfloat16'})
-
-
-def plain_bf16(shape):
-    return plain_step(shape, jnp.bfloat16)
 
 
 def decoder(make, shape) -> dict[str, float]:
@@ -416,19 +412,12 @@ def attention_alone(name: str, shape: tuple[int, ...]) -> dict[str, float]:
     if name == 'tokamax':
         import tokamax
 
-        swapped = [jnp.swapaxes(x, 1, 2) for x in (q, k, v, g)]
-        q, k, v, g = swapped
+        q, k, v, g = (jnp.swapaxes(x, 1, 2) for x in (q, k, v, g))
         attend_by = functools.partial(tokamax.dot_product_attention, is_causal=True)
     else:
+        attend_by = functools.partial(attend, name, scores=Scores())
 
-        def attend_by(q, k, v):
-            return attend(name, q, k, v, Scores())
-
-    def both(q, k, v, g):
-        out, pull = jax.vjp(attend_by, q, k, v)
-        return out, *pull(g)
-
-    return {'ms': 1e3 * time_of(both, [(q, k, v, g)])}
+    return {'ms': 1e3 * time_of(both(attend_by), [(q, k, v, g)])}
 
 
 def row_peer(case, shape, name) -> dict[str, float]:
@@ -445,12 +434,11 @@ def profile_rows(tiny: bool) -> Iterator[Row]:
 
 
 def profile(model: str, tiny: bool) -> dict[str, Any]:
-    """The operations that take most of the device's time, over the steps of `measured`."""
-    topology = open_topology(HERE)
-    step = compile_step(blueprint_of(recipe_of(model, tiny), topology, print), topology)
+    """The operations that take most of the device's time, over five steps."""
+    step = step_of(recipe_of(model, tiny))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            seconds, _ = measured(step)
+            seconds, _ = measured(step, steps=2)
         (file, *_) = Path(folder).rglob('*.xplane.pb')
         planes = jax.profiler.ProfileData.from_file(str(file)).planes
         spent, counts = Counter(), Counter()

@@ -47,8 +47,8 @@ CONFIGS = {
 }
 
 
-def measured(step: Step, how: str = SINGLE) -> tuple[float, dict]:
-    """(seconds of a step on random documents, the median of STEPS; its last metrics)."""
+def measured(step: Step, how: str = SINGLE, steps: int = STEPS) -> tuple[float, dict]:
+    """(seconds of a step on random documents, the median of `steps`; its last metrics)."""
     made, runs, program = step.blueprint, range(step.runs), Program(step.blueprint, how)
     recipe, random = made.recipe, np.random.default_rng(0)
     shape = recipe.data.batch_size, recipe.data.seq_len + 1
@@ -61,7 +61,7 @@ def measured(step: Step, how: str = SINGLE) -> tuple[float, dict]:
         states = program.put(states, state, run)
     hypers, active = program.hypers([recipe for _ in runs]), np.ones(step.runs, bool)
     seconds = []
-    for _ in range(WARMUP_STEPS + STEPS):
+    for _ in range(WARMUP_STEPS + steps):
         start = time.perf_counter()
         states, metrics = step.executable(active, states, batch, hypers)
         jax.block_until_ready((states, metrics))

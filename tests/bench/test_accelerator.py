@@ -85,7 +85,7 @@ def test_a_row_that_crashes_is_a_row_with_its_reason(call, tmp_path):
     assert failed == [('one', 'b')]
     reason = 'its process ended with status -9: last words'
     assert found['one', 'b']['failed'] == reason
-    assert f'- b: {reason}' in list(table(Journal(tmp_path).entries))
+    assert f'- {reason}: b' in list(table(Journal(tmp_path).entries))
 
 
 def test_a_row_that_hangs_is_given_up(call, monkeypatch):
