@@ -235,7 +235,7 @@ def machine() -> dict[str, Any]:
 
     names = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'nvidia-cudnn-cu13', 'flax', 'optax')
     names += ('orbax-checkpoint', 'torch', 'triton', 'liger-kernel', 'tokamax')
-    installed = {dist.metadata['Name'].lower(): dist.version for dist in metadata.distributions()}
+    installed = {(d.metadata['Name'] or '').lower(): d.version for d in metadata.distributions()}
     device = jax.devices()[0]
     return {
         'device': device_name(),
