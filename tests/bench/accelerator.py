@@ -27,8 +27,12 @@ from typing import Any
 
 ROW_SECONDS = 240  # that a row may take
 MORE = 3  # exit status of a child that leaves rows to the next one
-ONE_A_PROCESS = ('steps', 'profile')  # whose peaks of memory, or traces, would be everybody's
-BESIDE_OTHERS = ('peers',)  # other libraries need some of the memory
+ONE_A_PROCESS = (
+    'steps',
+    'decoders',
+    'profile',
+)  # whose peaks of memory, or traces, would be everybody's
+BESIDE_OTHERS = ('decoders', 'peers')  # other libraries need some of the memory
 MACHINE = 'machine'
 CHILD = [sys.executable, '-m', 'tests.bench.accelerator']
 
@@ -183,7 +187,12 @@ class Command:
         yield {'status': child.returncode, 'reason': reason or words}
 
     def environment(self, group: str) -> dict[str, str]:
-        found = {'JAX_PLATFORMS': 'cpu'} if self.tiny else {}
+        """Variables of a child. Some exact results come from the CPU: it is always a platform."""
+        found = {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92'}
+        if self.tiny:
+            found['JAX_PLATFORMS'] = 'cpu'
+        elif given := os.environ.get('JAX_PLATFORMS'):
+            found['JAX_PLATFORMS'] = f'{given},cpu'
         if group in BESIDE_OTHERS:
             found['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
         return found

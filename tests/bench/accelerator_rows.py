@@ -349,15 +349,18 @@ def planned(name: str, topology: str) -> float:
         return json.loads(out.read_text())['step_seconds']
 
 
-def peer_rows(tiny: bool) -> Iterator[Row]:
-    """A plain decoder of three makes, attention alone, and kernels over rows of other libraries."""
+def decoder_rows(tiny: bool) -> Iterator[Row]:
+    """A plain decoder of three makes."""
     shape = TINY_PEER if tiny else PEER
-    words = f'decoder {shape}'
     ours = functools.partial(evenkeel_step, changes={'model.dtype': 'bfloat16'})
     plain = functools.partial(plain_step, dtype=jnp.bfloat16)
-    yield Row(f'{words}: evenkeel', functools.partial(decoder, ours, shape))
-    yield Row(f'{words}: plain Flax', functools.partial(decoder, plain, shape))
-    yield Row(f'{words}: PyTorch', functools.partial(torch_decoder, shape))
+    yield Row(f'{shape}: evenkeel', functools.partial(decoder, ours, shape))
+    yield Row(f'{shape}: plain Flax', functools.partial(decoder, plain, shape))
+    yield Row(f'{shape}: PyTorch', functools.partial(torch_decoder, shape))
+
+
+def peer_rows(tiny: bool) -> Iterator[Row]:
+    """Attention alone, and kernels over rows, beside those of other libraries."""
     rows, length = (1, 128) if tiny else (2, 8192)
     for n, width in BY_HEADS[:1] if tiny else BY_HEADS:
         q_shape = (rows, n, length, width)
@@ -479,6 +482,7 @@ GROUPS = {
     'share of a copy': copy_rows,
     'sweep': sweep_rows,
     'plan': plan_rows,
+    'decoders': decoder_rows,
     'peers': peer_rows,
     'profile': profile_rows,
 }

@@ -119,6 +119,12 @@ def test_rows_of_two_devices_do_not_mix(call, tmp_path, capsys):
     assert 'are of another, and this is card: give another --out' in capsys.readouterr().err
 
 
+def test_the_cpu_is_a_platform_beside_the_one_that_is_given(monkeypatch, tmp_path):
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    of_child = [Command(tmp_path, 1, tiny, None).environment('steps') for tiny in (False, True)]
+    assert [one['JAX_PLATFORMS'] for one in of_child] == ['cuda,cpu', 'cpu']
+
+
 def few_packages(folder):
     """The environment of a process that can import those of ENOUGH and what they bring alone."""
     allowed, left = set(), {*ENOUGH, *PLUGINS}
