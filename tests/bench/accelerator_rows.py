@@ -55,7 +55,7 @@ LENGTHS = (2048, 8192, 32_768)
 DENSE = 8192  # tokens of the longest row whose scores are made all at once
 PIECE = 512  # queries whose exact scores are made at a time
 HEADS = (4, 2, 128)  # queries', keys' and the width of one
-ASKED = ({'window': 256}, {'softcap': 30.0}, {'sinks': True}, {'slopes': True}, {'key_bias': True})
+ASKED = ({'window': 100}, {'softcap': 30.0}, {'sinks': True}, {'slopes': True}, {'key_bias': True})
 MODELS = {'llama_124m': 4, 'llama_1b': 2}  # rows of 8,192 tokens a device
 TINY_MODEL = {
     'model.d_model': 32,
