@@ -89,7 +89,7 @@ def attention_rows(tiny: bool) -> Iterator[Row]:
     lengths = (128, 256) if tiny else LENGTHS
     usual = {'length': lengths[0], 'heads': HEADS, 'dtype': 'bfloat16', 'documents': True}
     changes = [{'length': n, 'documents': d} for n in lengths for d in (False, True)]
-    changes += [{'asked': asked} for asked in ASKED]
+    changes += [{'asked': asked, 'documents': d} for asked in ASKED for d in (False, True)]
     changes += [{'length': lengths[0] - 1}, {'dtype': 'float32'}]
     changes += [{'heads': heads} for heads in ((3, 1, 80), (4, 4, 64), (2, 1, 256))]
     for name, kernel in SERVED.items():

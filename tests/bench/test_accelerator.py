@@ -11,8 +11,9 @@ from importlib import metadata
 
 import pytest
 
+from modules.kernels.attention import Scores
 from tests import ROOT
-from tests.bench import accelerator
+from tests.bench import accelerator, accelerator_rows
 from tests.bench.accelerator import MORE, Command, Journal, table
 
 # A child of two groups; in the first, a row does what the test says.
@@ -117,6 +118,20 @@ def test_rows_of_two_devices_do_not_mix(call, tmp_path, capsys):
     Journal(tmp_path).add({'device': 'another'})
     assert call('pass') == (1, {})
     assert 'are of another, and this is card: give another --out' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('window', [9, 10])
+def test_a_kernel_that_is_a_token_off_does_not_agree(window, monkeypatch):
+    right = accelerator_rows.attend
+
+    def attend(name, q, k, v, scores, *more):
+        assert scores.window == 9
+        return right(name, q, k, v, Scores(window=window), *more)
+
+    monkeypatch.setattr(accelerator_rows, 'attend', attend)
+    asked = {'asked': {'window': 9}, 'documents': True}
+    found = accelerator_rows.attention('reference', 65, (2, 1, 8), 'float32', **asked)
+    assert found['agrees'] == (window == 9)
 
 
 def test_the_cpu_is_a_platform_beside_the_one_that_is_given(monkeypatch, tmp_path):
