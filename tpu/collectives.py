@@ -23,6 +23,8 @@ PAIRS = re.compile(r'source_target_pairs=\{([{},\d]+)\}')
 # Hosts send over the network what TPUs of several slices exchange: the compiler takes it out of the
 # collective, which is then one within a slice.
 BETWEEN = ' between slices'
+# A SparseCore sends in a computation of its own, while others go on.
+OFFLOADED = re.compile(r'async_execution_thread="sparsecore".* called_computations=\{%([\w.\-]+)\}')
 RECEIVED = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 # A TPU's reduce-scatter is an all-reduce in a computation of this name, whose caller returns the
 # device's part.
@@ -58,7 +60,10 @@ def collectives(module: Module) -> list[Collective]:
             kind = (kind if kind in KINDS else 'collective-permute') + BETWEEN
             found.append(_collective(kind, one.arrays[:1], times, one))
             continue
-        for _, part in module.inside(one) if fused else [(None, one)]:
+        parts = [part for _, part in module.inside(one)] if fused else [one]
+        if offloaded := OFFLOADED.search(one.attributes):
+            parts = module.computations[offloaded[1]].values()
+        for part in parts:
             if not (kind := OPCODE.match(part.opcode)):
                 continue
             arrays = part.arrays

@@ -14,7 +14,7 @@ from lm.config.recipe import Recipe
 from lm.devices.blueprint import Blueprint
 from lm.devices.mesh import batch_sharding, put_batch, traced_on
 from lm.devices.run_axis import SINGLE, layout
-from lm.devices.shardings import batch_shapes, jit_init, state_shardings
+from lm.devices.shardings import batch_shapes, jit_init, state_shardings, step_options
 from lm.launch.distributed import from_first, same_everywhere
 from lm.model.check import scores_of
 from lm.model.objectives import evaluated, n_marks, training_mixture
@@ -97,6 +97,7 @@ class Program:
             in_shardings=(scalars, states, batch, scalars),
             out_shardings=(states, scalars),
             donate_argnums=1,
+            compiler_options=step_options(mesh),
         )
         evaluate = make_eval_step(learner)
         self._evaluate = self._on_one_batch(

@@ -63,6 +63,11 @@ PROGRAM = """HloModule step
   ROOT %all-gather.10 = f32[8]{0} all-gather(%r), channel_id=9, replica_groups={{0,1}}
 }
 
+%sent (t: f32[4]) -> f32[12] {
+  %t = f32[4]{0} parameter(0)
+  ROOT %all-gather.11 = f32[12]{0} all-gather(%t), channel_id=11, replica_groups={{0,1,2}}
+}, execution_thread="sparsecore"
+
 ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[2,4] {
   %a = f32[8,4]{1,0} parameter(0)
   %b = f32[4]{0} parameter(1)
@@ -70,6 +75,9 @@ ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[2,4] {
   %done = f32[8]{0} fusion(%b), kind=kCustom, calls=%ended
   %gather = (f32[4]{0}, f32[16]{0}) all-gather-start(%b), channel_id=1, replica_groups={{0,1,2,3}}
   %whole = f32[16]{0} all-gather-done(%gather)
+  %call-start = ((), (), (s32[9]{0})) custom-call-start(), SPARSE, called_computations={%sent}
+  %call-update = ((f32[4]{0}), f32[12]{0}) custom-call-update(%call-start, %b)
+  %call-done = f32[12]{0} custom-call-done(%call-update)
   %both = (f32[4]{0}, f32[]) all-reduce(%b, %b), channel_id=2, replica_groups={{0,1}}, to_apply=%k
   %more = (f32[4]{0}, f32[]) all-reduce(%b, %b), channel_id=2, replica_groups={{0,1}}, to_apply=%v
   %after = token[] after-all()
@@ -83,24 +91,27 @@ ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[2,4] {
 PROGRAM = (
     PROGRAM.replace('calls=%scatter', 'calls=%all-reduce-scatter.1')
     .replace('%scatter (', '%all-reduce-scatter.1 (')
+    .replace('SPARSE', 'async_execution_thread="sparsecore"')
     .replace('MEGASCALE', '_xla_megascale_transfer_type="ALL_REDUCE"')
 )
 
 
 def test_collectives_count_once_and_by_what_they_give():
     """Catches a reduce-scatter of a TPU that counts as an all-reduce of the whole, one that is
-    fused and stands twice, a start whose operands count, and two of one channel that count as one.
+    fused and stands twice, a start whose operands count, two of one channel that count as one, and
+    one of a SparseCore that is not seen.
     """
     found = collectives(Module(PROGRAM))
     assert sorted(found) == [
         Collective('all-gather', 32, 32, 1, (0, 1)),
+        Collective('all-gather', 48, 48, 1, (0, 1, 2)),
         Collective('all-gather', 64, 64, 1, (0, 1, 2, 3)),
         *[Collective('all-reduce', 20, 16, 1, (0, 1))] * 2,
         Collective('all-reduce between slices', 16, 16, 1),
         Collective('reduce-scatter', 32, 32, 1, (0, 1, 2, 3)),
     ]
     assert list(by_kind(found)) == [
-        ('all-gather', 2, 96),
+        ('all-gather', 3, 144),
         ('all-reduce', 2, 40),
         ('reduce-scatter', 1, 32),
         ('all-reduce between slices', 1, 16),
