@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import struct
 
 from modules.kernels.matmul.wta_crs import WTACRS, KeptRows, product_by_rows
-from modules.parallel.axes import parts_of
+from modules.parallel.axes import of_gathered, parts_of
 from modules.params import declare
 from modules.statistics import is_training, next_key
 
@@ -144,7 +144,8 @@ def product(
         matmul = jax.vmap(matmul, (0, None))
     for _ in batch:
         matmul = jax.vmap(matmul)
-    y = matmul(flat_x, flat_w, *rows)
+    groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[after:]]
+    y = of_gathered(matmul, groups)(flat_x, flat_w, *rows)
     if bias:
         zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
         b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)

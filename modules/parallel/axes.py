@@ -4,6 +4,7 @@ Programs are traced under their mesh (`jax.sharding.use_abstract_mesh`). XLA's p
 by the shardings of their inputs; `sharded` constrains the arrays in between.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -143,6 +144,36 @@ def as_parameter(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     """Cuts x over the devices as a parameter with these axes."""
     mesh = jax.sharding.get_abstract_mesh()
     return jax.lax.with_sharding_constraint(x, partition(mesh, PARAMETERS, axes, x.shape))
+
+
+def of_gathered(
+    product: Callable[..., jax.Array], groups: Sequence[Sequence[str]]
+) -> Callable[..., jax.Array]:
+    """Makes product(x, w, ...) gather w over `fsdp`, once forward and once backward.
+
+    groups: names of a parameter's axes, by the axes of w that they are flattened to. The backward
+    pass of a layer that is computed again has two products with each weight. Left to XLA, each may
+    gather it in an order of axes of its own.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.shape.get('fsdp', 1) == 1 or set(mesh.manual_axes) - {'run'}:
+        return product
+
+    def of_whole(x, w, *rows):
+        over = partition(mesh, PARAMETERS, [group[0] for group in groups], w.shape)
+        kept = (tuple(axis for axis in names(part) if axis != 'fsdp') or None for part in over)
+        return product(x, _gathered(w, PartitionSpec(*kept)), *rows)
+
+    # A whole weight is not kept for the backward pass.
+    return jax.checkpoint(of_whole, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered(w, over):
+    return jax.lax.with_sharding_constraint(w, over)
+
+
+_gathered.defvjp(lambda w, over: (_gathered(w, over), None), lambda over, _, grad: (grad,))
 
 
 def matrices_apart(x: jax.Array, n_batch: int) -> jax.Array:

@@ -12,7 +12,7 @@ from lm.model.check import check
 from lm.run.program import Program
 from tests.helpers import BOS, tiny_config
 from tpu.chips import open_topology
-from tpu.collectives import collectives
+from tpu.collectives import OPCODE, collectives
 from tpu.hlo import Module
 
 VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
@@ -42,6 +42,7 @@ PROGRAMS = {
     'rows': ('v5e:2x2', {'data': 4}, {}),
     'slices': ('v5e:2x2 x 2', {'data': 8}, {}),
     'parameters': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {}),
+    'grouped': ('v6e:4x4', {'data': 4, 'fsdp': 4}, {'model.n_kv_heads': 2, 'model.remat': 'full'}),
     'heads': ('v5e:2x4', {'data': 2, 'tensor': 4}, {}),
     'tokens': ('v5e:2x4', {'data': 2, 'context': 4}, {}),
     'dealt': ('v5e:2x4', {'data': 2, 'context': 4}, {'kernels.attention': 'splash', **LONG}),
@@ -66,8 +67,10 @@ def blueprint(topology: str, sizes: dict[str, int], changes: dict[str, Any]) -> 
 def main() -> None:
     for name, of_program in PROGRAMS.items():
         program = Program(blueprint(*of_program), SINGLE).compiled(1)
-        found = collectives(Module(program.as_text()))
-        print(json.dumps({'program': name, 'sent': found}), flush=True)
+        module = Module(program.as_text())
+        waits = [one.opcode for _, one, _ in module.instructions() if OPCODE.match(one.opcode)]
+        found = {'program': name, 'sent': collectives(module), 'waits': waits}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == '__main__':

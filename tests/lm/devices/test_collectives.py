@@ -32,20 +32,22 @@ SMALL = 16384  # bytes; sums of the loss and of norms
 def programs():
     pytest.importorskip(COMPILERS['tpu'])
     found = printed_by('tests.lm.devices.compile_meshes', seconds=900)
-    return {one['program']: [Collective(*sent) for sent in one['sent']] for one in found}
+    for one in found:
+        one['sent'] = [Collective(*sent) for sent in one['sent']]
+    return {one['program']: one for one in found}
 
 
 def sent(program, kind, times=None, above=SMALL):
     """Bytes of each, of those that are larger than `above`, in order of size."""
     return sorted(
         one.bytes
-        for one in programs()[program]
+        for one in programs()[program]['sent']
         if one.kind == kind and one.bytes > above and times in (None, one.times)
     )
 
 
 def kinds(program):
-    return {one.kind for one in programs()[program] if one.bytes > SMALL}
+    return {one.kind for one in programs()[program]['sent'] if one.bytes > SMALL}
 
 
 def activations(rows, tokens=TOKENS):
@@ -63,7 +65,7 @@ def test_rows_alone_are_summed_and_no_parameter_is_gathered():
 
 def test_slices_exchange_each_device_its_part_of_the_gradients():
     """Once in a step, in the layers' own rounds, of which the compiler takes one out."""
-    found = [one for one in programs()['slices'] if one.kind == 'all-reduce between slices']
+    found = [one for one in programs()['slices']['sent'] if one.kind == 'all-reduce between slices']
     of_layers = sum(one.bytes for one in found if one.times == LAYERS - 1 and one.bytes > SMALL)
     assert of_layers == OF_LAYER // 4
     of_tables = 2 * VOCAB * D * F32 // 4
@@ -82,8 +84,19 @@ def test_parameters_are_gathered_and_their_gradients_scattered():
     assert sum(sent('parameters', 'all-reduce', LAYERS)) == part  # over `data`
     of_tables = [VOCAB * D * F32 // sizes['fsdp']] * 2
     assert sent('parameters', 'reduce-scatter', 1) == of_tables
-    reduced = [one.largest for one in programs()['parameters'] if one.kind == 'all-reduce']
+    reduced = [one.largest for one in programs()['parameters']['sent'] if one.kind == 'all-reduce']
     assert max(reduced) <= of_tables[0]  # parts, over `data`
+
+
+def test_a_v6e_exchanges_parameters_while_it_computes():
+    """On its SparseCores. Catches a step that is compiled without the options for it."""
+    assert not programs()['parameters']['waits']
+
+
+def test_weights_of_fewer_heads_of_keys_are_gathered_twice_a_layer():
+    """Catches one in the order of axes of each product: three a layer that is computed again."""
+    of_layer = (2 * D * D + 2 * D * D * 2 // 8 + 2 * D * F) * BF16
+    assert sum(sent('grouped', 'all-gather', LAYERS)) == 2 * of_layer
 
 
 def test_heads_and_hidden_features_are_summed_four_times_a_layer():
