@@ -351,4 +351,5 @@ def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> in
     """Returns how many tokens' logits are made at a time, on all devices together; 0: all."""
     if (chunk := learner.recipe.config.loss.chunk) is not None:
         return chunk
-    return tokens_at_a_time(math.prod(shape_BT), vocab_size, pieces('BTV', (*shape_BT, vocab_size)))
+    parts, platform = pieces('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
+    return tokens_at_a_time(math.prod(shape_BT), vocab_size, parts, platform)

@@ -105,8 +105,9 @@ def test_no_array_has_all_logits():
 
 
 def test_chosen_chunk():
-    """All at once where that is little; a device has 1,024 tokens at least."""
+    """All at once where that is little; a device has 1,024 tokens at least, a TPU 2,048."""
     assert tokens_at_a_time(4096, 4096) == 0
     assert tokens_at_a_time(8192, 50304) == 1024
     assert tokens_at_a_time(8, 2**26) == 0
     assert tokens_at_a_time(2**20, 50304, pieces=16) == 16 * 1024
+    assert tokens_at_a_time(2**20, 50304, pieces=16, platform='tpu') == 16 * 2048
