@@ -14,7 +14,7 @@ from tpu.hlo import Array, Computation, Instruction, Module, behind, root_of
 # Opcodes that compute nothing, and move nothing in a device's memory; so do all that end in -done.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'send')
 FREE += ('conditional', 'after-all', 'partition-id', 'replica-id', 'opt-barrier', 'domain', 'recv')
-FREE += ('async-start', 'async-update')
+FREE += ('async-start', 'async-update', 'custom-call-start', 'custom-call-update')
 FREE_CALLS = ('AllocateBuffer', 'AsyncCollectiveDone', 'ConcatBitcast', 'ShardBarrier')
 SLICES = ('slice', 'dynamic-slice', 'gather')  # they read as much as they return
 UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in place
