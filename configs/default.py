@@ -119,7 +119,7 @@ def get_config() -> ConfigDict:
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # xla_cpu, xla; or reference, cudnn (GPU), splash (TPU)
-    config.kernels.attention = 'auto'  # of the implementation; or a kernel by name
+    config.kernels.attention = 'auto'  # splash on TPUs, cudnn on GPUs where they serve; or by name
     config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
     config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first, wta_crs
     config.kernels.rms_norm = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)

@@ -6,8 +6,8 @@ Command:  uv run python -m tpu.plan --config=configs/llama_124m.py --topology=v5
 Cost:     2.5 billion tokens, 20 a parameter; tpu/PLANS.md has the hours.
 Result:   not trained; planned.
 
-RMSNorm, SwiGLU, rotary positions, grouped queries, no biases, rows of 8,192 tokens. On GPUs
-`--config.kernels.implementation=cudnn` takes the place of splash attention.
+RMSNorm, SwiGLU, rotary positions, grouped queries, no biases, rows of 8,192 tokens; attention is
+splash on TPUs and cudnn on GPUs, as `kernels.attention=auto` has it.
 """
 
 from ml_collections import ConfigDict
@@ -32,7 +32,6 @@ def get_config() -> ConfigDict:
     config.data.seq_len = 8192
     config.data.batch_size = ROWS
     config.data.mask_documents = True
-    config.kernels.implementation = 'splash'
     config.scaling.init = 'small'
     config.scaling.embedding_std = None
     config.optim.lr = 3e-3

@@ -237,8 +237,8 @@ ABSENT: Mapping[str, str] = {
             'tensorboard enabletensorboard savetbfolder tensorboarddir loggingdir tracker '
             'writetoxmmeasurements'
         ),
-        '--config.kernels.attention=auto, the default, runs anywhere in bounded memory; cudnn '
-        '(NVIDIA, bfloat16) and splash (TPU) are fused': (
+        '--config.kernels.attention=auto, the default, is cudnn (NVIDIA, bfloat16) or splash (TPU) '
+        'where they serve, which are fused, and elsewhere blocked, in bounded memory': (
             'flash flashattn flashattention flashattention2 flashattention3 sdpa useflashattn '
             'autoselected dotproduct xformers flexattention flexattn useflexattn jaxflash nvte '
             'vanilla useflashattention flashattentionblocksize'

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
 from lm.devices.mesh import batch_parts, make_mesh, refuse_idle, torus_of
-from lm.model.transformer import chosen_kernels
+from lm.model.kernels import chosen_kernels
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
 from modules.kernels.attention import ATTENTION_KERNELS

@@ -28,7 +28,8 @@ from lm.inference.probes import (
     next_token_loss,
     observe,
 )
-from lm.model.transformer import Transformer, chosen_kernels
+from lm.model.kernels import chosen_kernels
+from lm.model.transformer import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
 from lm.record.digests import DamagedCheckpoint
 from lm.record.machine import device_memory_bytes

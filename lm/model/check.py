@@ -67,17 +67,21 @@ def _check_loss_on(recipe: Recipe) -> None:
 
 
 def scores_of(recipe: Recipe) -> Scores | None:
-    """Returns what the attention layer asks of its kernel; None where it has no such scores."""
+    """Returns what the attention layer asks of its kernel, on all rows of text that it may have;
+    None where it has no such scores.
+    """
     layer = recipe.attention
     if not layer.row.has_scores:
         return None
     wiring = dict.fromkeys(('n_heads', 'n_kv_heads', 'qk_norm', 'rotate', 'kernels', 'dtype'))
-    return layer.build(
+    scores = layer.build(
         **wiring,
         head_dim=recipe.head_dim,
         slopes=recipe.position.row.slopes,
         base_head_dim=base_head_dim(recipe),
     ).scores()
+    has_prefix = any(part.row.has_prefix for part in recipe.objectives)
+    return dataclasses.replace(scores, prefix=True) if has_prefix else scores
 
 
 def _check_kernels(recipe: Recipe) -> None:
@@ -108,8 +112,6 @@ def _check_kernels(recipe: Recipe) -> None:
         if kernel := recipe.kernels.get(operation):
             raise ValueError(f'{kernel} would change nothing: {why}. Leave it out.')
     if scores is not None and name is not None:
-        if any(part.row.has_prefix for part in recipe.objectives):
-            scores = dataclasses.replace(scores, prefix=True)
         refuse_scores(name, scores, recipe.model.dtype, recipe.head_dim)
 
 

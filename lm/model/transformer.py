@@ -11,9 +11,10 @@ from flax import linen as nn
 
 from lm.config.recipe import Part, Recipe
 from lm.model.base_size import base_head_dim, width_growth
+from lm.model.kernels import chosen_kernels
 from modules.attention.base import CACHE
 from modules.embedding import looked_up
-from modules.kernels import Kernels, kernels_for
+from modules.kernels import Kernels
 from modules.numerics import DTYPES
 from modules.parallel.axes import sharded
 from modules.params import LAYER, ParamSpec, declare
@@ -275,11 +276,3 @@ def tied_factor(recipe: Recipe) -> float:
 def build_model(recipe: Recipe, vocab_size: int, platform: str) -> Transformer:
     """Builds the model of a checked recipe for devices of `platform`."""
     return Transformer(recipe, vocab_size, chosen_kernels(recipe, platform))
-
-
-def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
-    """Returns the kernels of a platform. Raises ValueError for one that does not run there."""
-    named = {operation: part.name for operation, part in recipe.kernels.items()}
-    options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
-    implementation = recipe.config.kernels.implementation
-    return kernels_for(platform, implementation, matmul_options=options, **named)

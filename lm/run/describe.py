@@ -13,6 +13,7 @@ from lm.config.mixture import MixedRows
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import notes_of_mesh
 from lm.devices.mesh import mesh_words
+from lm.model.kernels import fused_attention
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
 from lm.run.tables import as_table, optimizer_state_bytes, parameter_count, parameter_rows
@@ -44,6 +45,9 @@ def describe(journal: Journal) -> None:
         f'{learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
         f'({experiment.peak_source})'
     )
+    if why := fused_attention(journal.recipe, experiment.platform)[1]:
+        name = learner.model.kernels.name_of('attention')
+        terminal.say(f'NOTE: kernels.attention=auto is {name} here: {why}')
     of_mesh = notes_of_mesh(journal.recipe, experiment.mesh, experiment.vocab_size)
     for note in (*notes(journal), *of_mesh):
         terminal.say(f'NOTE: {note}')

@@ -21,6 +21,7 @@ from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
 from lm.devices.shardings import batch_shapes, state_shapes
 from lm.inference.load import with_kernels_of
 from lm.model.check import check
+from lm.model.kernels import chosen_kernels, fused_attention
 from lm.training.state import build_learner, hyper_from
 from lm.training.step import make_train_step
 from modules.kernels import kernels_for
@@ -241,14 +242,44 @@ def test_splash_refuses_what_it_would_leave_out(field):
 
 @pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
 def test_a_fused_kernel_runs_at_home_alone(name, home):
-    """Named or implied: an error elsewhere, and never what auto stands for."""
+    """Named or implied: an error elsewhere."""
     assert kernels_for(home, name) == kernels_for(home, 'xla', attention=name)
-    assert kernels_for(home).name_of('attention') == 'blocked'
     for chosen in ({'implementation': name}, {'attention': name}):
         words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
         with pytest.raises(ValueError, match=words):
             kernels_for('cpu', **chosen)
     assert kernels_for('cpu', name, attention='reference').name_of('attention') == 'reference'
+
+
+BF16 = {'model.dtype': 'bfloat16', 'model.d_model': 32}
+WHY = {
+    ('cudnn', 'model.dtype=float32 (but'): {'model.dtype': 'float32'},
+    ('cudnn', 'heads of width 4 (but'): {'model.d_model': 8},
+    ('splash', 'slopes=True'): {'model.position': 'alibi'},
+    ('splash', 'prefix=True'): {'data.objective': 'prefix'},
+    ('splash', 'no derivative in forward mode of the logits, which'): {'optim.ghost_radius': 1.0},
+    ('cudnn', 'must have rows whole; mesh.context is 2'): {'mesh.context': 2},
+    ('splash', 'must be a multiple of 512; got 8'): {'mesh.context': 2},
+}
+
+
+@pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
+def test_auto_is_the_fused_kernel_of_the_platform_where_it_serves(name, home):
+    """Otherwise the one that runs anywhere, and why is said. What is named stays as it is."""
+    found = chosen_kernels(tiny_config(BF16), home)
+    assert found.name_of('attention') == name
+    assert chosen_kernels(tiny_config(BF16), 'cpu').name_of('attention') == 'blocked'
+    for (kernel, words), changes in WHY.items():
+        if kernel == name:
+            config = tiny_config(BF16 | changes)
+            fused, why = fused_attention(config, home)
+            assert (fused, words in why) == ('', True), (words, why)
+            assert chosen_kernels(config, home).name_of('attention') == 'blocked'
+    for given in ({'kernels.attention': 'reference'}, {'kernels.implementation': 'reference'}):
+        config = tiny_config(BF16 | given)
+        assert fused_attention(config, home) == ('', '')
+        assert chosen_kernels(config, home).name_of('attention') == 'reference'
+    assert fused_attention(tiny_config({'model.attention': 'linear'}), home) == ('', '')
 
 
 def test_a_checkpoint_is_read_where_its_kernels_do_not_run():

@@ -23,6 +23,7 @@ COMMON = {
     'model.n_kv_heads': 8,
     'model.n_layers': LAYERS,
     'model.dtype': 'bfloat16',
+    'kernels.attention': 'blocked',
     'data.batch_size': ROWS,
     'data.seq_len': TOKENS,
     'data.mask_documents': True,
