@@ -21,10 +21,10 @@ from modules.parallel.loss_sums import (
 )
 
 LOGITS = 2**25  # most on a device at a time: 128 MB in float32
-# Least tokens on a device at a time, by platform. The product that makes the readout's gradient [D,
-# V] reads and writes its sum in each round, 8 D V bytes for 2 D V c flop of c tokens. Both take as
-# long at c = 2,242 on a TPU v6e, and at 664 on a v5p (peak over bandwidth of memory).
-LEAST = {'cpu': 1024, 'gpu': 1024, 'tpu': 2048}
+# Least tokens on a device at a time, and where they are others. The product that makes the readout's
+# gradient [D, V] reads and writes its sum in each round, 8 D V bytes for 2 D V c flop of c tokens.
+# Both take as long at c = 2,242 on a TPU v6e, and at 664 on a v5p (peak over bandwidth of memory).
+LEAST, LEAST_OF = 1024, {'tpu': 2048}
 
 
 def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1, platform: str = 'cpu') -> int:
@@ -37,7 +37,7 @@ def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1, platform: st
       pieces: the number of devices that tokens are cut over.
       platform: of the devices.
     """
-    chunk = pieces * max(LOGITS // vocab_size, LEAST[platform])
+    chunk = pieces * max(LOGITS // vocab_size, LEAST_OF.get(platform, LEAST))
     return 0 if tokens <= chunk else chunk
 
 

@@ -27,11 +27,7 @@ from typing import Any
 
 ROW_SECONDS = 240  # that a row may take
 MORE = 3  # exit status of a child that leaves rows to the next one
-ONE_A_PROCESS = (
-    'steps',
-    'decoders',
-    'profile',
-)  # whose peaks of memory, or traces, would be everybody's
+ONE_A_PROCESS = ('steps', 'decoders', 'profile')  # their peaks of memory, and traces, are their own
 BESIDE_OTHERS = ('decoders', 'peers')  # other libraries need some of the memory
 MACHINE = 'machine'
 CHILD = [sys.executable, '-m', 'tests.bench.accelerator']

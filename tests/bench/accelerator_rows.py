@@ -121,7 +121,7 @@ def attention(name, length, heads, dtype, documents, asked=None) -> dict[str, An
     of_heads = random.standard_normal(heads[0]).astype(np.float32)
     arrays = {'sinks_N': of_heads, 'slopes_N': np.abs(of_heads)}
     arrays['key_bias_BKS'] = random.standard_normal(k.shape[:3]).astype(np.float32)
-    arrays = {key: x for key, x in arrays.items() if getattr(scores, key.rpartition('_')[0])}
+    arrays = {key: x for key, x in arrays.items() if key.rpartition('_')[0] in scores.asked()}
 
     def ours(q, k, v):
         return attend(name, q, k, v, scores, segments, **arrays)

@@ -24,7 +24,7 @@ ASKS = ('check_cudnn_version', 'check_compute_capability', 'is_cuda_compute_capa
 def hopper(monkeypatch):
     """A process that compiles for Hopper."""
     for name in ASKS:
-        monkeypatch.setattr(fused, name, getattr(fused, name))  # is put back afterwards
+        monkeypatch.setattr(fused, name, vars(fused)[name])  # is put back afterwards
     compile_for('9.0')
 
 

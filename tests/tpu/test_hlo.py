@@ -162,8 +162,8 @@ def times(w):
     [(triangle, 0 + 1 + 2 + 3 + 4 + 5), (windowed, 0 + 1 + 2 + 3 + 3 + 3), (listed, 2 * 15)],
 )
 def test_a_loop_whose_limit_the_loop_around_it_counts(function, products):
-    """As tiles of keys before a tile of queries. Catches the limit of the first round for that of
-    all, a start that is not taken off, and a list of limits that a loop before has filled.
+    """Tiles of keys before a tile of queries are such. Catches the limit of the first round for
+    that of all, a start that is not taken off, and a list of limits that a loop before has filled.
     """
     module, _ = module_of(function, (N, N), (N, N))
     assert not module.unknown

@@ -76,7 +76,7 @@ def instructions(compiled) -> str:
 
 
 def test_rows_with_too_many_documents_for_the_kernel_are_refused(program, monkeypatch):
-    """Those to train on, to evaluate and to diagnose."""
+    """Rows to train on, to evaluate and to diagnose."""
     row = dataclasses.replace(ATTENTION_KERNELS['blocked'], most_documents=lambda length: 2)
     monkeypatch.setitem(ATTENTION_KERNELS, 'blocked', row)
     monkeypatch.setattr(program, '_masks_documents', True)
