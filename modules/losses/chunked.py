@@ -21,9 +21,9 @@ from modules.parallel.loss_sums import (
 )
 
 LOGITS = 2**25  # most on a device at a time: 128 MB in float32
-# Least tokens on a device at a time, and where they are others. The product that makes the readout's
-# gradient [D, V] reads and writes its sum in each round, 8 D V bytes for 2 D V c flop of c tokens.
-# Both take as long at c = 2,242 on a TPU v6e, and at 664 on a v5p (peak over bandwidth of memory).
+# Least tokens on a device at a time, and where they are others. The product that makes the
+# readout's gradient [D, V] reads and writes its sum in each round, 8 D V bytes for 2 D V c flop of
+# c tokens. Both take as long at c = 2,242 on a TPU v6e, and at 664 on a v5p (peak over bandwidth).
 LEAST, LEAST_OF = 1024, {'tpu': 2048}
 
 
