@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     config.model.bias = False  # of the matrices in the blocks
     config.model.readout_bias = False
     config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
-    config.model.dtype = 'float32'  # of the matmuls; parameters and statistics stay float32
+    config.model.dtype = 'auto'  # of the matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs
     config.model.remat = 'none'
     config.model.scan_layers = False  # True compiles one layer for all: for deep models
 

@@ -14,7 +14,7 @@ where the step fits, 1 for bad input, 3 where it does not fit.
 
 import sys
 
-from lm.launch.before_jax import prepare_process
+from lm.launch.before_jax import prepare_process, usual_dtype
 from tpu.environment import HERE, prepare_environment
 
 if __name__ == '__main__':
@@ -30,7 +30,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from lm.config.resolve import resolve
+from lm.config.resolve import resolve, with_dtype
 from lm.launch.command import define_config, parse_flags, run_main
 from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
@@ -60,7 +60,8 @@ def main(_) -> None:
     figure = FIGURE.value and Path(FIGURE.value)
     if figure and figure.suffix not in ENDINGS:
         raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
-    base, sweep = split_sweep(CONFIG.value)
+    dtype = usual_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
+    base, sweep = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
     topology = open_topology(TOPOLOGY.value, SLICES.value)
