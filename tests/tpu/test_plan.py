@@ -99,7 +99,7 @@ def test_compiling_for_tpus_is_quiet(folder):
 
 @pytest.mark.full
 def test_a_step_for_a_gpu_starts_few_kernels(tmp_path):
-    """124M parameters in documents, 8 rows of 8,192: 2,943; 660,406 with blocked attention, whose
+    """124M parameters in documents, 8 rows of 8,192: 2,559; 660,406 with blocked attention, whose
     tiles are some thirteen each. The kernel is what `auto` is there. A plan needs no cuDNN, and
     knows all of its calls.
     """
