@@ -155,9 +155,8 @@ def test_what_the_compiler_hides_of_the_gathers_of_a_small_model(kind):
     compiled without the options for it.
     """
     found = gathers()[kind]
-    assert (
-        found['alone'] + found['beside'] == 2 + 4 * 12
-    )  # tables, and two of each matrix of layers
+    of_layers = 4 * 6 * 2  # six matrices, forward and backward
+    assert found['alone'] + found['beside'] == 2 + of_layers
     if kind in ('v4', 'v5p'):
         assert found['beside'] == 0 and found['waits'] == pytest.approx(found['links'])
     else:
