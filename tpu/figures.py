@@ -64,9 +64,9 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
     )
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
     title = 'step, ms; line: links all hidden to none'
-    between = base.transform_filter(alt.datum.fits).mark_rule(color='black')
+    between = base.transform_filter(alt.datum.fits).mark_rule()
     step = bars.encode(x=alt.X('ms:Q', title=title)) + words.encode(x='ms:Q')
-    step += between.encode(x='hidden:Q', x2='exposed:Q', color=alt.Undefined)
+    step += between.encode(x='hidden:Q', x2='exposed:Q', color=alt.value('black'))
     size = {'width': 230, 'height': alt.Step(22)}
     found = {'memory': memory.properties(**size)}
     return found | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})
