@@ -1,4 +1,4 @@
-"""How long a device waits for collectives, by the order in which a compiled program runs."""
+"""The time that a device waits for collectives, by the order of a compiled program."""
 
 import dataclasses
 from collections import Counter, defaultdict
