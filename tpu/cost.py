@@ -36,9 +36,9 @@ CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?(\d+)')
 
 
 class Cost(NamedTuple):
-    """Cost of a step. flops: of products. bytes: read from and written to memory. seconds: of all
-    operations in sequence, each as long as its flops or its bytes take. unknown: kernels and loops
-    whose operations or rounds are unknown.
+    """Cost of a step or an instruction. flops: of products. bytes: read from and written to memory.
+    seconds: of all operations in sequence, each as long as its flops or its bytes take. unknown:
+    kernels and loops whose operations or rounds are unknown.
     """
 
     flops: float
@@ -54,14 +54,27 @@ def cost_of(module: Module, rate: float, bandwidth: float, pairs_seen: float = 0
     flops = n_bytes = seconds = 0.0
     unknown = set(module.unknown)
     for name, one, times in module.instructions():
-        own_flops = _flops(module, module.computations[name], one, pairs_seen)
-        if own_flops is None:
-            unknown.add(one.name)
-        own_bytes = _bytes(module, module.computations[name], one)
-        flops += times * (own_flops or 0.0)
-        n_bytes += times * own_bytes
-        seconds += times * max((own_flops or 0.0) / rate, own_bytes / bandwidth)
+        computation = module.computations[name]
+        own = operation_cost(module, computation, one, rate, bandwidth, pairs_seen)
+        flops += times * own.flops
+        n_bytes += times * own.bytes
+        seconds += times * own.seconds
+        unknown.update(own.unknown)
     return Cost(flops, n_bytes, seconds, tuple(sorted(unknown)))
+
+
+def operation_cost(
+    module: Module,
+    computation: Computation,
+    one: Instruction,
+    rate: float,
+    bandwidth: float,
+    pairs_seen: float = 0.5,
+) -> Cost:
+    """Returns the cost of one instruction, run once, with the arguments of `cost_of`."""
+    flops, n_bytes = _flops(module, computation, one, pairs_seen), _bytes(module, computation, one)
+    seconds = max((flops or 0.0) / rate, n_bytes / bandwidth)
+    return Cost(flops or 0.0, n_bytes, seconds, () if flops is not None else (one.name,))
 
 
 def _flops(

@@ -43,7 +43,7 @@ from tpu.compiled_step import (
 )
 
 TIMES = {'products': 'compute_seconds', 'operations': 'operation_seconds', 'links': 'link_seconds'}
-TIMES |= {'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
+TIMES |= {'waits': 'waiting_seconds', 'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
 WORDS = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
 ENOUGH = 2  # helpful changes that fit
 AXES = ('fsdp', 'tensor', 'context')

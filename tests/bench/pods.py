@@ -51,9 +51,12 @@ COLUMNS = (
     'products, ms',
     'operations, ms',
     'links, ms',
+    'waits, ms',
     'step, ms',
+    'hidden, ms',
     'exposed, ms',
     'mfu',
+    'mfu in full',
     'billion tokens a day',
     'compiled, s',
 )
@@ -77,10 +80,13 @@ def row(model: str, topology: Topology, trial: Trial) -> list[str]:
         found.compute_seconds,
         found.operation_seconds,
         found.link_seconds,
+        found.waiting_seconds,
         found.step_seconds,
+        found.step_seconds_hidden,
         found.step_seconds_exposed,
     )
-    tail = [f'{found.mfu:.1%}', f'{found.tokens_a_day / 1e9:,.1f}', f'{found.compile_seconds:.0f}']
+    tail = [f'{found.mfu:.1%}', f'{found.mfu_in_full:.1%}']
+    tail += [f'{found.tokens_a_day / 1e9:,.1f}', f'{found.compile_seconds:.0f}']
     return [*head, found.mesh, memory, *(f'{1e3 * sec:,.0f}' for sec in times), *tail]
 
 

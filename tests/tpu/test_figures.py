@@ -9,7 +9,8 @@ from tpu.figures import panels, write
 from tpu.trials import TIMES, Trial
 
 GIB = 2**30
-FOUND = SimpleNamespace(**dict.fromkeys(TIMES.values(), 2.0), mfu=0.5, bound_by='links')
+STEPS = {'step_seconds_hidden': 1.0, 'step_seconds_exposed': 3.0}
+FOUND = SimpleNamespace(**dict.fromkeys(TIMES.values(), 2.0) | STEPS, mfu=0.5, bound_by='links')
 TRIALS = {
     'fast': Trial({}, FOUND, needed=8 * GIB, there=16 * GIB),
     'large': Trial({}, needed=20 * GIB, there=16 * GIB),
@@ -25,6 +26,7 @@ def test_a_figure_has_what_was_compiled():
         rows = {row['program']: row for row in spec['data']['values']}
         assert bars['encoding']['x']['field'] == x and rows.keys() == {'fast', 'large'}
         assert (rows['fast']['GiB'], rows['fast']['ms'], rows['fast']['fits']) == (8, 2000, True)
+        assert (rows['fast']['hidden'], rows['fast']['exposed']) == (1000, 3000)
         assert (rows['large']['GiB'], rows['large']['there'], rows['large']['fits']) == (
             20,
             16,
