@@ -38,9 +38,9 @@ def write(
 
 
 def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
-    """Bars of memory, with a line at what there is, and of the shortest step. A program that does
-    not fit is in colour, and named; one that was not compiled has no bar. Where none fits there is
-    no step.
+    """Bars of memory, with a line at what there is, and of the step, with a tick at its bound. A
+    program that does not fit is in colour, and named; one that was not compiled has no bar. Where
+    none fits there is no step.
     """
     rows = [
         {
@@ -49,6 +49,7 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
             'GiB': trial.needed / GIB,
             'there': trial.there / GIB,
             'ms': 1e3 * trial.estimate.step_seconds if trial.estimate else 0.0,
+            'bound': 1e3 * trial.estimate.bound_seconds if trial.estimate else 0.0,
         }
         for name, trial in trials.items()
         if trial.needed
@@ -57,13 +58,19 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         y=alt.Y('program:N', sort=None, title=None, axis=alt.Axis(labelLimit=280)),
         color=alt.Color('fits:N', legend=None).scale(domain=[True, False], range=[PASSES, FAILS]),
     )
-    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q'])
+    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q', 'bound:Q'])
     there = alt.Chart(base.data).mark_rule(strokeDash=[4, 3]).encode(x='max(there):Q')
     words = base.transform_filter(~alt.datum.fits).mark_text(
         text='does not fit', align='left', dx=4
     )
+    bounds = (
+        base.transform_filter(alt.datum.fits)
+        .mark_tick(thickness=2)
+        .encode(x='bound:Q', color=alt.value('black'))
+    )
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
-    step = bars.encode(x=alt.X('ms:Q', title='shortest step, ms')) + words.encode(x='ms:Q')
+    title = 'step, ms; tick: its bound, with products at the peak'
+    step = bars.encode(x=alt.X('ms:Q', title=title)) + bounds + words.encode(x='ms:Q')
     size = {'width': 230, 'height': alt.Step(22)}
     found = {'memory': memory.properties(**size)}
     return found | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})

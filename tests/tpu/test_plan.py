@@ -73,7 +73,12 @@ def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
     assert sent['all-gather']['number'] >= 2 * 3 * 6  # six matrices, of three layers, twice
     assert found['step_seconds'] == max(found['operation_seconds'], found['link_seconds'])
     assert found['operation_seconds'] >= max(found['compute_seconds'], found['memory_seconds'])
-    assert 0 < found['mfu'] < 1
+    bound = max(found['bound_operation_seconds'], found['link_seconds'])
+    assert found['bound_seconds'] == bound <= found['step_seconds']
+    assert found['compute_seconds'] > found['flops'] / found['rates']['flops']  # heads of 64
+    assert 0 < found['mfu'] <= found['mfu_bound'] < 1
+    least = found['model_flops'] / found['devices'] / found['rates']['flops']
+    assert found['mfu_bound'] == pytest.approx(least / bound)
     hours = found['steps'] * found['step_seconds'] * 4 / 3600
     assert found['cost'] == pytest.approx(1.2 * hours)
     for words in ('GiB a device', 'all-gather: ', 'at most', 'chip-hours', 'left out: '):

@@ -54,7 +54,7 @@ def compiler(monkeypatch):
 class Found:
     """What a trial reads of an estimate."""
 
-    mfu = 0.5
+    mfu = mfu_bound = 0.5
     memory_there = 16 * GIB
 
     def __init__(self, config, needs):
@@ -62,6 +62,7 @@ class Found:
         again = 4 if config.model.remat == 'full' else 3
         self.step_seconds = again + 0.1 * config.mesh.fsdp
         self.step_seconds_exposed = self.step_seconds + 1
+        self.bound_seconds = self.step_seconds - 1
 
 
 def test_ways_are_changes_that_the_devices_allow():
