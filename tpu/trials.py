@@ -236,14 +236,18 @@ def candidates(recipe: Recipe, topology: Topology) -> Iterator[Candidate]:
 def _seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:
     rates, link = rates_of(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
     tokens = recipe.data.batch_size * recipe.data.seq_len
-    attended = attention_flops(recipe)
-    products = flops_per_token(learner) - attended
-    for phase, part in FLOPS.items():
-        products += part * attended / attention_share(rates.kind, recipe.head_dim, phase)
-    products *= tokens / mesh.size * PASSES[recipe.model.remat] / 3
+    each = _flops_at_peak(learner, rates.kind)
+    products = each * tokens / mesh.size * PASSES[recipe.model.remat] / 3
     moved = moved_bytes(recipe, learner, mesh)
     # Parameters are gathered for each microbatch; what tensor and context send is not hidden.
     waits = mesh.shape['tensor'] * mesh.shape['context'] > 1
     sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
     compute = products / rates.flops
     return compute + sent if waits else max(compute, sent) + 0.1 * sent
+
+
+def _flops_at_peak(learner: Learner, kind: str) -> float:
+    """Returns `flops_per_token`, of attention those that the peak does in the time of a kernel."""
+    attended, head_dim = attention_flops(learner.recipe), learner.recipe.head_dim
+    took = sum(part / attention_share(kind, head_dim, phase) for phase, part in FLOPS.items())
+    return flops_per_token(learner) + (took - 1) * attended

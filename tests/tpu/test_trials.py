@@ -8,11 +8,13 @@ import jax
 import pytest
 
 from lm.run.program import Program
+from lm.training.flops import attention_flops, flops_per_token
 from modules.numerics import REMAT_POLICIES
-from tests.helpers import tiny_config
+from tests.helpers import tiny_config, tiny_learner
 from tpu import compiled_step, trials
 from tpu.chips import CHIPS, Topology
 from tpu.compiled_step import DoesNotFit, _needed, pairs_computed
+from tpu.rates import attention_share
 from tpu.sweep_plan import GroupPlan, SweepPlan
 from tpu.trials import helpful_changes, try_changes
 
@@ -114,6 +116,17 @@ def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     assert seconds == sorted(seconds) and len(seconds) >= 2
     assert rows[0].estimate and not rows[-1].estimate  # the given one does not fit
     assert len({row.words for row in rows}) == len(rows)
+
+
+def test_candidates_have_attention_at_its_rate():
+    """On TPU7x a third of its operations at the forward pass's, two thirds at the backward's."""
+    learner = tiny_learner(tiny_config())
+    head_dim = learner.recipe.head_dim
+    ahead, back = (attention_share('TPU7x', head_dim, one) for one in ('forward', 'backward'))
+    whole, own = flops_per_token(learner), attention_flops(learner.recipe)
+    found = trials._flops_at_peak(learner, 'TPU7x')
+    assert found == pytest.approx(whole - own + own / 3 / ahead + 2 * own / 3 / back)
+    assert trials._flops_at_peak(learner, 'cpu') == pytest.approx(whole)
 
 
 def test_a_sweep_takes_the_devices_that_its_programs_leave():
