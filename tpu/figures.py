@@ -69,7 +69,7 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         .encode(x='bound:Q', color=alt.value('black'))
     )
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
-    title = 'step, ms; tick: its bound, with products at the peak'
+    title = 'step, ms; tick: with products at the peak'
     step = bars.encode(x=alt.X('ms:Q', title=title)) + bounds + words.encode(x='ms:Q')
     size = {'width': 230, 'height': alt.Step(22)}
     found = {'memory': memory.properties(**size)}

@@ -1,5 +1,5 @@
-"""What products reach of a device's published peak: kernels of attention what public timings of
-them say, and others what their shapes fill of the tiles of a TPU's matrix unit.
+"""Shares of a device's published peak that products reach: kernels of attention what public timings
+of them say, and others what their shapes fill of the tiles of a TPU's matrix unit.
 
 Timings are of attention over 2 rows of 8,192 tokens in bfloat16 under a causal mask, as many key
 heads as query heads and 2,048 channels in all, in milliseconds: the best of each shape in
@@ -19,7 +19,8 @@ a timing has the share of the forward pass.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,20 +42,17 @@ class Timings(NamedTuple):
 # By a part of `device_kind`; the first fits. Forward on an H100 is cuDNN's, backward tokamax's
 # Mosaic kernel, as cuDNN's was not timed; on TPUs both are tokamax's splash attention, whose times
 # have the transposes around it in them.
-H100 = Timings(
-    'NVIDIA H100',
-    {64: 1.070, 128: 0.873, 256: 0.862},
-    {64: 4.476, 128: 3.135, 256: 9.134},
-)
 ATTENTION = {
     'TPU v6': Timings('TPU v6 lite', {64: 4.335, 128: 2.432, 256: 1.502}),
     'TPU7x': Timings(
         'TPU7x', {64: 4.076, 128: 2.139, 256: 1.291}, {64: 9.117, 128: 4.711, 256: 2.859}
     ),
     'TPU': Timings('TPU v5', {64: 3.595, 128: 1.923, 256: 1.794}),
-    'NVIDIA': H100,
+    'NVIDIA': Timings(
+        'NVIDIA H100', {64: 1.070, 128: 0.873, 256: 0.862}, {64: 4.476, 128: 3.135, 256: 9.134}
+    ),
 }
-# Side of the matrix unit (Google Cloud's pages on TPU v6e and TPU7x; jax-ml/scaling-book, tpus.md).
+# Side of the matrix unit (jax-ml/scaling-book, tpus.md; of TPU7x MaxText's documentation).
 # A GPU's tiles are of 8 and 16, which shapes of models fill.
 UNITS = {'TPU v6': 256, 'TPU7x': 256, 'TPU': 128}
 
@@ -103,5 +101,6 @@ def share_filled(kind: str, contracted: float, columns: int) -> float:
     return math.prod(n / (side * math.ceil(n / side)) for n in (contracted, columns))
 
 
-def _of(table: dict, kind: str):
+def _of(table: Mapping[str, Any], kind: str) -> Any:
+    """Returns the first row whose key is a part of a device's kind, else None."""
     return next((row for part, row in table.items() if part in kind), None)
