@@ -39,8 +39,8 @@ def write(
 
 def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
     """Bars of memory, with a line at what there is, and of the step, with a line from where all
-    links are hidden to where none are. A program that does not fit is in colour, and named; one
-    that was not compiled has no bar. Where none fits there is no step.
+    links are hidden to where none are, and a tick at its bound. A program that does not fit is in
+    colour, and named; one that was not compiled has no bar. Where none fits there is no step.
     """
     rows = [
         {
@@ -57,15 +57,20 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         y=alt.Y('program:N', sort=None, title=None, axis=alt.Axis(labelLimit=280)),
         color=alt.Color('fits:N', legend=None).scale(domain=[True, False], range=[PASSES, FAILS]),
     )
-    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q'])
+    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q', 'bound:Q'])
     there = alt.Chart(base.data).mark_rule(strokeDash=[4, 3]).encode(x='max(there):Q')
     words = base.transform_filter(~alt.datum.fits).mark_text(
         text='does not fit', align='left', dx=4
     )
+    bounds = (
+        base.transform_filter(alt.datum.fits)
+        .mark_tick(thickness=2)
+        .encode(x='bound:Q', color=alt.value('black'))
+    )
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
-    title = 'step, ms; line: links all hidden to none'
+    title = 'step, ms; line: links all hidden to none; tick: products at the peak'
     between = base.transform_filter(alt.datum.fits).mark_rule()
-    step = bars.encode(x=alt.X('ms:Q', title=title)) + words.encode(x='ms:Q')
+    step = bars.encode(x=alt.X('ms:Q', title=title)) + bounds + words.encode(x='ms:Q')
     step += between.encode(x='hidden:Q', x2='exposed:Q', color=alt.value('black'))
     size = {'width': 230, 'height': alt.Step(22)}
     found = {'memory': memory.properties(**size)}
@@ -75,5 +80,7 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
 def _step_ms(trial: Trial) -> dict[str, float]:
     if (found := trial.estimate) is None:
         return {'ms': 0.0}
-    seconds = found.step_seconds, found.step_seconds_hidden, found.step_seconds_exposed
-    return {name: 1e3 * s for name, s in zip(('ms', 'hidden', 'exposed'), seconds, strict=True)}
+    hidden, exposed = found.step_seconds_hidden, found.step_seconds_exposed
+    seconds = {'ms': found.step_seconds, 'bound': found.bound_seconds}
+    seconds |= {'hidden': hidden, 'exposed': exposed}
+    return {name: 1e3 * sec for name, sec in seconds.items()}

@@ -76,7 +76,13 @@ def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
     hidden, exposed = found['step_seconds_hidden'], found['step_seconds_exposed']
     assert hidden < found['step_seconds'] < exposed  # a v5e hides some of its gathers
     assert found['operation_seconds'] >= max(found['compute_seconds'], found['memory_seconds'])
-    assert 0 < found['mfu_exposed'] < found['mfu'] < found['mfu_hidden'] < 1
+    assert 0 < found['mfu_exposed'] < found['mfu'] < found['mfu_hidden'] <= found['mfu_bound'] < 1
+    bound = max(found['bound_operation_seconds'], found['link_seconds'])
+    assert found['bound_seconds'] == bound <= hidden
+    assert found['bound_operation_seconds'] < found['operation_seconds']  # heads of 64
+    assert found['compute_seconds'] > found['flops'] / found['rates']['flops']
+    least = found['model_flops'] / found['devices'] / found['rates']['flops']
+    assert found['mfu_bound'] == pytest.approx(least / bound)
     hours = found['steps'] * found['step_seconds'] * 4 / 3600
     assert found['cost'] == pytest.approx(1.2 * hours)
     said = ('GiB a device', 'all-gather: ', 'ms of waiting', 'at most', 'with all pairs of tokens')
