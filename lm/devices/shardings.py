@@ -1,5 +1,6 @@
 """Jits the step, the evaluation and the initial state with shardings over a mesh."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -40,6 +41,7 @@ def state_shapes(learner: Learner) -> State:
     return jax.eval_shape(lambda: init_state(learner, hyper_from(recipe), jax.random.key(0)))
 
 
+@functools.lru_cache(maxsize=8)  # a run asks three times, and each traces the model
 def state_layout(learner: Learner) -> tuple[State, State]:
     """Returns (shapes and types, a ParamSpec or WHOLE for each). Parameters, their average and the
     optimizer's state have specs; the rest is WHOLE.

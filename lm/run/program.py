@@ -69,7 +69,7 @@ class Experiment(Blueprint):
         was measured, is measured again; where that is exceeded too, it is unknown from then on.
         """
         if flops_per_sec > self.peak:
-            self.peak, source = peak_flops(self.mesh.size)
+            self.peak, source = peak_flops(self.mesh.size, anew=True)
             if flops_per_sec > self.peak:
                 source = f'unknown: {flops_per_sec:.4g} exceed {self.peak:.4g}, {source}'
                 self.peak = math.nan

@@ -53,7 +53,7 @@ def hyper_from(recipe: Recipe) -> Hyper:
     return {path: jnp.float32(value) for path, value in recipe.traced.items()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
     """A model and all decisions about training it. bos_id begins a document and is no target."""
 

@@ -29,7 +29,9 @@ from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
 def test_no_run_is_faster_than_its_peak(monkeypatch, again, shares, said):
     """Catches an mfu above 100%: of a peak that was measured while others used the machine."""
     measured = iter([(again, 'second')])
-    monkeypatch.setattr(program_of_runs, 'peak_flops', lambda n: next(measured))
+    monkeypatch.setattr(
+        program_of_runs, 'peak_flops', lambda n, anew=False: next(measured) if anew else None
+    )
     mesh = SimpleNamespace(size=1)
     experiment = SimpleNamespace(mesh=mesh, peak=100.0, peak_source='first')
     found = [Experiment.utilisation(experiment, rate) for rate in (50.0, 150.0, 50.0)]
