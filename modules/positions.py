@@ -105,8 +105,8 @@ def check_rope(recipe: Any, part: Any) -> None:
     head_dim, given = recipe.head_dim, part.options
     if given['rope_fraction'] == 1 and head_dim % 2:
         raise ValueError(
-            f'{part} turns pairs: the head width d_model / n_heads must be even; got {head_dim}. '
-            'Change n_heads, or use position=learned.'
+            f'{part} turns pairs: the head width, model.head_dim, must be even; got {head_dim}. '
+            'Set it, change n_heads, or use position=learned.'
         )
     rotated_features(head_dim, given['rope_fraction'])
     scaling, published = given['rope_scaling'], options(rope)
@@ -137,8 +137,8 @@ def rotated_features(head_dim: int, fraction: float) -> int:
     if abs(features - round(features)) > 1e-6 or round(features) % 2 or round(features) < 2:
         near = min(max(2, 2 * round(features / 2)), head_dim // 2 * 2)
         raise ValueError(
-            f'attention.rope_fraction={fraction:g} of the head width d_model / n_heads = '
-            f'{head_dim} is {features:g} features, and rope turns pairs: it must be an even '
+            f'attention.rope_fraction={fraction:g} of the head width, model.head_dim = '
+            f'{head_dim}, is {features:g} features, and rope turns pairs: it must be an even '
             f'number, 2 at least. Nearest that works: {near / head_dim!r} ({near} features).'
         )
     return round(features)

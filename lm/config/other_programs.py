@@ -49,6 +49,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'model.d_ff': 'base_mlp_dim intermediate_dim intermediate_size model.f',
         'model.d_model': 'base_emb_dim dim hidden_dim hidden_size model.d n_embd width',
         'model.dtype': 'bf16 fp16 mixed_precision_param mp torch_dtype',
+        'model.head_dim': 'd_head d_kv dim_head kv_channels',
         'model.n_heads': 'base_num_query_heads model.h n_head num_attention_heads num_heads',
         'model.n_kv_heads': 'base_num_kv_heads num_key_value_heads num_kv_heads',
         'model.n_layers': 'base_num_decoder_layers depth layers model.n n_layer num_hidden_layers '
@@ -306,7 +307,6 @@ ABSENT: Mapping[str, str] = {
         'parameters and statistics are float32, and model.dtype is what products are computed in': (
             'weightdtype gradscaler lossscale tf32'
         ),
-        'a head has model.d_model / model.n_heads features': 'headdim',
         'batches are made ahead of the step: --config.data.prefetch': (
             'dataloadernumworkers numworkers dataloaderpinmemory pygrainworkercount '
             'pygrainworkerbuffersize'

@@ -57,11 +57,11 @@ def test_tiny_config_passes():
         ),
         (
             {'model.d_model': 6, 'model.n_heads': 2},
-            r'head width d_model / n_heads must be even; got 3',
+            r'head width, model.head_dim, must be even; got 3',
         ),
         (
             {'attention.rope_fraction': 0.3},
-            r'rope_fraction=0.3 of the head width .* = 8 is 2.4 .*works: 0.25 \(2 features\)',
+            r'rope_fraction=0.3 of the head width, .* = 8, is 2.4 .*works: 0.25 \(2 features\)',
         ),
         (
             {'attention.rope_factor': 2.0},

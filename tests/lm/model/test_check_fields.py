@@ -93,6 +93,7 @@ def test_nothing_beyond_the_bounds_passes(path):
     fitting = {
         'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
         'model.n_heads': {'model.n_kv_heads': 1},
+        'model.head_dim': {'model.position': 'none'},
         'scaling.base_width': {'scaling.name': 'mup', 'scaling.base_heads': 1},
         'scaling.base_depth': COMPLETE_P,
         'scaling.base_heads': {'scaling.name': 'mup', 'scaling.base_width': 8},

@@ -57,7 +57,7 @@ def numpy_forward(config, params, tokens_T):
     """One row through a pre-norm decoder with RMSNorm, RoPE, grouped heads and GELU; float64."""
     model = config.model
     p = {path: np.float64(w) for path, w in named_leaves(params).items()}
-    head_dim, length = model.d_model // model.n_heads, len(tokens_T)
+    head_dim, length = model.head_dim, len(tokens_T)
 
     def norm(x, scale):
         return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * scale
@@ -87,8 +87,10 @@ def numpy_forward(config, params, tokens_T):
 
 
 def test_forward_is_the_decoder_in_numpy():
-    """Catches a residual left out, layers in another order, a norm in the wrong place."""
-    changes = {'model.n_heads': 4, 'model.n_layers': 3}
+    """Catches a residual left out, layers in another order, a norm in the wrong place; logits over
+    the root of d_model / n_heads where heads have a width of their own.
+    """
+    changes = {'model.n_heads': 4, 'model.n_layers': 3, 'model.head_dim': 6}
     config, params = tiny_config(changes), params_of(changes)
     ours = forward(changes, params)
     assert ours.dtype == jnp.float32
