@@ -98,7 +98,7 @@ def get_config() -> ConfigDict:
     config.train.eval_objectives = 'causal'  # or several: 'causal+infill'
     config.train.diagnose_every = 0  # what each layer does, from step 0 on; 0: not compiled in
     config.train.init_from = ''  # a workdir or checkpoint whose weights to start from
-    config.train.trainable = 'all'  # or norms
+    config.train.trainable = 'all'  # or norms, or lora
     config.train.checkpoint_every = 125
     config.train.keep_last = 2
     config.train.keep_best = 1

@@ -18,7 +18,7 @@ from flax.core import meta
 
 ROLES = ('embedding', 'hidden', 'readout', 'vector')
 LAYER = 'layer'  # the axis along which nn.scan stacks parameters
-NORM = 'norm'  # the part of the model that train.trainable can pick out
+NORM, LORA = 'norm', 'lora'  # the parts of the model that train.trainable can pick out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ParamSpec:
     role: str
     axes: tuple[str, ...]  # a logical name for each dimension, such as ('layer', 'embed', 'mlp')
     fan_in: tuple[str, ...] = ()  # axes that the forward pass sums over; none for an embedding
-    part: str = ''  # NORM for parameters of a norm
+    part: str = ''  # NORM for parameters of a norm, LORA for the factors that model.reparam adds
     init_gain: float = 1.0  # a factor of its initial standard deviation
     decayed: bool = False  # whether a vector decays too; matrices and embeddings always do
 

@@ -83,6 +83,9 @@ ANSWERED = {
         '--config.train.microbatches=4',
         '--gradient_checkpointing': '--config.model.remat=full',
         '--optim=adamw_torch': '--config.optim.name=adamw',
+        '--use_lora': '--config.model.reparam=lora --config.train.trainable=lora',
+        '--lora_r=16 --lora_alpha=32': '--config.reparam.rank=16 --config.model.reparam=lora '
+        '--config.train.trainable=lora --config.reparam.alpha=32',
         '--label_smoothing_factor=0.1': '--config.loss.label_smoothing=0.1',
         '--train_file=a.txt': '--config.data.source=text:a.txt',
         '--torch_dtype=bfloat16': '--config.model.dtype=bfloat16',
@@ -265,7 +268,7 @@ NOT_HERE = {
         '--initializer_range=0.02': ('follows from their shape', '--config.scaling.init=fan_in'),
         '--warmup_ratio=0.03': ('a warm-up is given in steps', '--config.optim.warmup_steps=50'),
         '--attn_implementation=sdpa': ('splash (TPU)', '--config.kernels.attention=auto'),
-        '--use_lora': ('there is no LoRA', '--config.train.trainable=norms'),
+        '--lora_dropout=0.05': ('is no map of weights', ''),
         '--deepspeed=zero3.json': ('parameters, gradients and the optim', '--config.mesh.fsdp=2'),
         '--resume_from_checkpoint=out/checkpoint-500': (GOES_ON, '--workdir=runs/mine'),
         '--load_best_model_at_end': ('the best checkpoints stay', '--config.train.keep_best=1'),

@@ -372,9 +372,11 @@ def folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> F
 
 
 def without_reparam() -> dict[str, Any]:
-    """The changes that leave a config without reparametrisation, and without its options."""
+    """The changes that leave a config without reparametrisation, its options, and what is trained
+    of it alone.
+    """
     options_of_it = [path for path in FIELDS if path.startswith('reparam.')]
-    return {'model.reparam': 'none'} | dict.fromkeys(options_of_it)
+    return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(options_of_it)
 
 
 def write(

@@ -201,7 +201,7 @@ class TrainConfig:
     seed: Annotated[int, Option(least=0, most=2**32 - 1)]  # JAX takes others modulo 2^32
     diagnose_every: Count = 0
     init_from: str = ''
-    trainable: Annotated[str, Option(choices=('all', 'norms'))] = 'all'
+    trainable: Annotated[str, Option(choices=('all', 'norms', 'lora'))] = 'all'
     eval_objectives: Annotated[str, Choice(OBJECTIVES, 'data', several=True)] = 'causal'
 
 

@@ -58,6 +58,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'num_layers',
         'model.placement': 'hybrid_norm',
         'model.qk_norm': 'qk_layernorm',
+        'model.reparam': 'lora peft use_lora use_peft',
         'model.remat': 'activation_checkpoint.mode gradient_checkpointing remat_policy',
         'model.tie_embeddings': 'logits_via_embedding tie_word_embeddings weight_tying',
         'norm.eps optim.eps': 'epsilon',
@@ -78,6 +79,9 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'optim.warmup_steps norm.warmup': 'warmup',
         'optim.warmup_steps': 'num_warmup_steps warmup_iters',
         'optim.weight_decay': 'adam_weight_decay decay wd',
+        'reparam.alpha': 'lora_alpha',
+        'reparam.rank': 'lora_r lora_rank',
+        'reparam.rslora': 'use_rslora',
         'train.checkpoint_every': 'checkpoint.interval checkpoint_every_steps checkpoint_period '
         'save_every save_interval save_steps',
         'train.eval_batches': 'config.eval_steps eval_iters eval_steps_per_eval max_eval_batches '
@@ -125,6 +129,9 @@ OWN: Mapping[str, str] = {
 }
 ACTIVATIONS = {'gelu': 'gelu_exact', 'gelunew': 'gelu', 'gelupytorchtanh': 'gelu', 'silu': 'swiglu'}
 QKV = {'': 'qkv', 'true': 'qkv', 'false': 'False'}
+TRAINED = {'train.trainable': 'lora'}
+WITH_LORA = {'model.reparam': 'lora'} | TRAINED
+OF_LORA = {'': 'lora', 'true': 'lora', 'lora': 'lora', 'false': 'none'}
 BFLOAT16 = {'': 'bfloat16', 'true': 'bfloat16', 'false': 'float32'}
 # {name or field: {value there, in letters and digits: value here}}; '' is a flag without a value.
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -142,6 +149,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     'mesh.fsdp': {'': '-1', 'fullshard': '-1', 'true': '-1', 'false': '1', 'null': '1'},
     'model.dtype': {'f32': 'float32', 'pf32cf32': 'float32'}
     | dict.fromkeys(('bf16', 'half', 'pf32cbfloat16', 'pf32cbf16', 'pf32cf16'), 'bfloat16'),
+    **dict.fromkeys(('lora', 'peft', 'use_lora', 'use_peft'), OF_LORA),
     'model.remat': {'': 'full', 'true': 'full', 'selective': 'dots', 'minimal': 'dots'}
     | {'false': 'none', 'off': 'none'},
     'optim.clip_norm': dict.fromkeys(('0', '00', 'none', 'null'), 'inf'),
@@ -156,6 +164,8 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 ALSO: Mapping[str, Mapping[str, str]] = {
     'constantwithoutwarmup': {'optim.warmup_steps': '0'},
     'cycles': {'optim.schedule': 'cyclic'},
+    **dict.fromkeys(('lora_alpha', 'lora_r', 'lora_rank', 'use_rslora'), WITH_LORA),
+    **dict.fromkeys(('lora', 'peft', 'use_lora', 'use_peft'), TRAINED),
     'replica_dcn_axis_size': {'mesh.fsdp': '-1'},
     'replica_ici_axis_size': {'mesh.fsdp': '-1'},
     'rsqrt': {'optim.inverse_sqrt_steps': '1'},
@@ -230,10 +240,9 @@ ABSENT: Mapping[str, str] = {
             'embddropout attentionprobsdropoutprob enabledropout attnpdrop embedpdrop embdpdrop '
             'residpdrop'
         ),
-        'there is no LoRA; --config.train.trainable=norms trains few parameters, and '
-        '--config.optim.name=galore keeps little of the optimizer': (
-            'lora uselora loraalpha loradropout lorar lorarank peft qlora usepeft'
-        ),
+        'dropout before the factors of LoRA is no map of weights, and not here': 'loradropout',
+        'what LoRA leaves alone is kept in float32, not in fewer bits: --config.model.reparam=lora '
+        '--config.train.trainable=lora': 'qlora',
         'every step is compiled; there is nothing to set': (
             'compile compileenable torchcompile jit usecompile'
         ),

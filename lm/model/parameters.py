@@ -9,15 +9,45 @@ import jax.numpy as jnp
 from lm.config.recipe import Recipe
 from lm.model.base_size import base_blocks, base_of, width_growth
 from lm.model.transformer import Transformer
-from modules.params import NORM, ParamSpec, path_name, split
+from modules.params import LORA, NORM, ParamSpec, named_leaves, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
 from modules.scaling import growth_of, of_one_channel, scaling_of
 from modules.statistics import BACKWARD_STATS, STATS
 
 QUERY = 'query'  # the name of its matrix in modules/attention/base.py
 
-# What train.trainable can be: which parameters training changes.
-TRAINABLE = {'all': lambda spec: True, 'norms': lambda spec: spec.part == NORM}
+
+def of_norms(specs: Any, used: Any) -> Any:
+    """Returns whether each parameter is a norm's."""
+    return jax.tree.map(lambda spec: spec.part == NORM, specs)
+
+
+def of_lora(specs: Any, used: Any) -> Any:
+    """Returns whether each parameter is a factor of lora, or a gain that another reparametrisation
+    has for the same matrix, such as DoRA's magnitudes.
+    """
+    weights = named_leaves(used).keys()
+    paths = [path for path, spec in named_leaves(specs).items() if spec.part == LORA]
+    adapted = {weight for weight in weights if any(p.startswith(f'{weight}/') for p in paths)}
+
+    def is_trained(path, spec):
+        is_gain = spec.role == 'vector' and path_name(path).rpartition('/')[0] in adapted
+        return spec.part == LORA or is_gain
+
+    return jax.tree_util.tree_map_with_path(is_trained, specs)
+
+
+# What train.trainable can be: (stored specs, used specs) -> which parameters training changes.
+TRAINABLE = {
+    'all': lambda specs, used: jax.tree.map(lambda spec: True, specs),
+    'norms': of_norms,
+    LORA: of_lora,
+}
+WHY_NOTHING = {
+    'norms': 'the norms of this model (model.norm={0.norm}) have no parameters',
+    LORA: 'model.reparam={0.reparam} has no lora; add --config.model.reparam=lora, or '
+    'weight_norm+lora for DoRA',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +94,11 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         reparam = chain(multiplied(used_specs, factors), reparam)
-    trainable = jax.tree.map(TRAINABLE[recipe.train.trainable], reparam.specs)
+    trainable = TRAINABLE[recipe.train.trainable](reparam.specs, used_specs)
     if not any(jax.tree.leaves(trainable)):
         raise ValueError(
-            f'train.trainable={recipe.train.trainable} leaves nothing to train: the norms of this '
-            f'model (model.norm={recipe.model.norm}) have no parameters'
+            f'train.trainable={recipe.train.trainable} leaves nothing to train: '
+            + WHY_NOTHING[recipe.train.trainable].format(recipe.model)
         )
     growths, scalings = _scaled(recipe, reparam.specs, shapes, base_shapes)
 

@@ -16,7 +16,13 @@ from lm.devices.mesh import mesh_words
 from lm.model.kernels import fused_attention
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
-from lm.run.tables import as_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.run.tables import (
+    as_table,
+    optimizer_state_bytes,
+    parameter_count,
+    parameter_rows,
+    trained_count,
+)
 from modules.options import options
 
 
@@ -39,8 +45,10 @@ def describe(journal: Journal) -> None:
         )
     terminal.console.print(as_table(parameter_rows(learner, experiment.mesh)))
     n, kept = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
+    trained = trained_count(learner)
+    share = '' if trained == n else f', {trained:,} of them trained ({trained / n:.2%})'
     terminal.say(
-        f'{n:,} parameters, optimizer state {kept / 1e6:,.2f} MB ({kept / n:.2f} bytes a '
+        f'{n:,} parameters{share}, optimizer state {kept / 1e6:,.2f} MB ({kept / n:.2f} bytes a '
         f'parameter); mesh {mesh_words(experiment.mesh)}, kernels {learner.model.kernels}, '
         f'products in {journal.recipe.model.dtype}; mfu is of {experiment.peak / 1e12:.3f} '
         f'TFLOP/s ({experiment.peak_source})'

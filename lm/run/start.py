@@ -135,6 +135,7 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
     stored, state = there.params, there.reparam
     if not _same_reparam(learner, source):
         stored, state = reparam.init(used)
+        stored = reparam.draw(stored, jax.random.key(learner.recipe.train.seed))
     found, _ = reparam.apply(stored, state, False)
     pairs = zip(named_leaves(found).items(), jax.tree.leaves(used), strict=True)
     errors = {
@@ -151,7 +152,7 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
             f'train.init_from={source.path}, whose model.reparam is '
             f'{source.recipe.model.reparam}: {worst} would differ by {errors[worst]:.1e} of its '
             'largest element. Take the reparametrisation and its options from there, or one that '
-            'any weights can be stored with: none, weight_norm, sigma with '
+            'any weights can be stored with: none, lora, weight_norm, sigma with '
             'reparam.gamma_start=sigma.'
         )
     return stored, state

@@ -15,7 +15,7 @@ from lm.devices.mesh import param_sharding
 from lm.model.parameters import optimizer_of, starts_at_0
 from lm.training.state import Learner, State, hyper_from
 from lm.training.update import decay_shares, numbered_rows, peaks_of
-from modules.params import LAYER, ParamSpec, named_leaves
+from modules.params import LAYER, LORA, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
 ROWS, BAR = 21, 40
@@ -38,7 +38,7 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     for path, spec in named_leaves(described.specs).items():
         scaling, weight, share = scalings[path], _used_path(path, used), float(shares[path])
         shape, std = shapes[path].shape, 'declared'
-        if scaling.init_std is not None:
+        if scaling.init_std is not None and spec.part != LORA:  # whose start is its own
             is_given = spec.role == 'embedding' and embedding_std is not None
             drawn = embedding_std if is_given else scaling.init_std
             drawn = 0.0 if starts_at_0(recipe, weight, spec) else drawn
@@ -89,6 +89,16 @@ def _reparam_words(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
 
 def parameter_count(learner: Learner) -> int:
     return sum(math.prod(s.shape) for s in named_leaves(learner.described.shapes).values())
+
+
+def trained_count(learner: Learner) -> int:
+    """The parameters that training changes."""
+    pairs = zip(
+        jax.tree.leaves(learner.described.shapes),
+        jax.tree.leaves(learner.described.trainable),
+        strict=True,
+    )
+    return sum(math.prod(shape.shape) for shape, trained in pairs if trained)
 
 
 def optimizer_state_bytes(state_shapes: State) -> int:

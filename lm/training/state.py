@@ -92,9 +92,10 @@ def check_learner(learner: Learner) -> None:
     """
     recipe, described, kernels = learner.recipe, learner.described, learner.model.kernels
     sizes, shapes = collections.Counter(), named_leaves(described.shapes)
+    trained = named_leaves(described.trainable)
     for path, spec in named_leaves(described.specs).items():
         name = recipe.optimizers[optimizer_of(spec)].name
-        sizes[name] += math.prod(shapes[path].shape)
+        sizes[name] += trained[path] * math.prod(shapes[path].shape)
     for part in recipe.optimizers.values():
         size, most = sizes[part.name], part.row.needs.most_parameters
         if most is not None and size > most:
@@ -137,6 +138,7 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
         return weight * (hyper['scaling.init_scale'] * std)
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
+    params = described.reparam.draw(params, key)
     opt_state = unboxed(optimizer(recipe, described, hyper).init(params))
     average = average_of(recipe, hyper).init(params)
     return State(jnp.int32(0), params, reparam, stats, opt_state, average)

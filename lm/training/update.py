@@ -45,11 +45,14 @@ def optimizer(
     the gradient, that gives the direction of an epsilon f times as large.
     """
     rows = numbered_rows(recipe, hyper)
-    own, others = rows['optim.name'], rows['optim.others']
-    if recipe.optim.name == recipe.optim.others:
-        chosen = own(described.specs)
+    own, others, trained = rows['optim.name'], rows['optim.others'], described.trainable
+    roles = {} if recipe.optim.name == recipe.optim.others else {'hidden': own}
+    if not all(jax.tree.leaves(trained)):
+        chosen = by_role(described.specs, others, trained, **roles)
+    elif roles:
+        chosen = by_role(described.specs, others, **roles)
     else:
-        chosen = by_role(described.specs, others, hidden=own)
+        chosen = own(described.specs)
     factors = jax.tree.map(lambda scaling: scaling.eps_factor, described.scalings)
     stages = [optax.clip_by_global_norm(hyper['optim.clip_norm'])]
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):

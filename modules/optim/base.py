@@ -199,10 +199,11 @@ def when(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
 
 
 Make = Callable[[Any], optax.GradientTransformation]  # from specs
+FROZEN = 'frozen'  # the label of parameters that are not trained
 
 
 def by_role(
-    specs: Any, others: Make | None = None, **roles: Make
+    specs: Any, others: Make | None = None, trained: Any = None, **roles: Make
 ) -> optax.GradientTransformationExtraArgs:
     """Partitions the parameters: one optimizer for each role, `others` for roles not named.
 
@@ -212,6 +213,8 @@ def by_role(
     Args:
       specs: a ParamSpec for each parameter.
       others: makes an optimizer from the specs of the parameters left; None: there must be none.
+      trained: a bool for each parameter; where it is False nothing is kept, and the direction is 0.
+        A role without a trained parameter has no optimizer. None: all are trained.
       **roles: for each role, what makes its optimizer from the specs of its parameters.
 
     Returns:
@@ -228,12 +231,17 @@ def by_role(
     if uncovered and others is None:
         raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
+    if trained is not None:
+        labels = jax.tree.map(lambda label, t: label if t else FROZEN, labels, trained)
 
     def own(label):
         return jax.tree.map(lambda s, of: s if of == label else optax.MaskedNode(), specs, labels)
 
     makers = dict(roles) | ({} if others is None else {'others': others})
+    if trained is not None:
+        makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
     transforms = {label: make(own(label)) for label, make in makers.items()}
+    transforms |= {} if trained is None else {FROZEN: optax.set_to_zero()}
     partition = optax.partition(transforms, labels)
 
     def update(grads, state, params=None, **more):

@@ -24,6 +24,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'basis': ('fsdp',),
     'embed': ('fsdp',),
     'expert': ('expert',),
+    'factor': (),
     'group': (),
     'head_dim': (),
     'heads': ('tensor', 'fsdp'),

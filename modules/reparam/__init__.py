@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from modules.reparam.base import Reparam, chain, multiplied, none, shared, unchanged
+from modules.reparam.low_rank import lora
 from modules.reparam.magnitude import (
     normalize_and_project,
     weight_compander,
@@ -23,6 +24,7 @@ __all__ = ['REPARAMS', 'Reparam', 'chain', 'multiplied', 'reparametrise']
 
 REPARAMS: dict[str, Callable[..., Reparam]] = {
     'none': none,
+    'lora': lora,
     'normalize_and_project': normalize_and_project,
     'shared': shared,
     'sigma': sigma,

@@ -23,6 +23,11 @@ def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
     return stored, state
 
 
+def as_init_made_it(stored: Any, key: jax.Array) -> Any:
+    """Returns what is stored as it is: nothing of it is random."""
+    return stored
+
+
 class Reparam(NamedTuple):
     """Functions of one reparametrisation.
 
@@ -38,6 +43,8 @@ class Reparam(NamedTuple):
     #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: numbers of a parameter's
     #: matrices, one for each (`modules.params.matrix_axes`).
     measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = lambda stored, state: {}
+    #: (stored, key) -> stored: draws what `init` leaves at 0 and training has to start off 0.
+    draw: Callable[[Any, jax.Array], Any] = as_init_made_it
 
 
 @reparam_row()
@@ -79,7 +86,7 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
 
     Args:
       near: has no map after the update, as that would know nothing of what is stored
-        (`reparametrise` refuses it).
+        (`reparametrise` refuses it), and draws nothing.
       far: is made from the specs and stored shapes of `near`.
 
     Returns:
@@ -115,7 +122,7 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
         return {n: found.get(n, {}) | of_near.get(n, {}) for n in (found | of_near)}
 
     after = unchanged if far.after_update is unchanged else after_update
-    return Reparam(init, apply, far.specs, after, measures)
+    return Reparam(init, apply, far.specs, after, measures, far.draw)
 
 
 def multiplied(specs: Any, factors: Any) -> Reparam:

@@ -47,7 +47,7 @@ class WTACRS:
     @staticmethod
     def check(recipe: Any, part: Any) -> None:
         """Raises ValueError where no matrix is trained, or a gradient is differentiated."""
-        if recipe.train.trainable != 'all':
+        if recipe.train.trainable == 'norms':
             raise ValueError(
                 f'{part} estimates the gradients of matrices, and train.trainable='
                 f'{recipe.train.trainable} trains none: it would change nothing. Leave one of them '

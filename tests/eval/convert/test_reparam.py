@@ -21,6 +21,7 @@ TIED = {'model.tie_embeddings': True}
 SMALL = {'model.d_model': 8, 'model.d_ff': 16}
 # A reparametrisation, and whatever else a model has that norms could not be folded of.
 CASES = {
+    'lora': {'model.mlp': 'moe', 'train.trainable': 'lora', 'reparam.rank': 2},
     'normalize_and_project': {'model.placement': 'peri'},
     'shared': {'model.norm': 'layernorm', 'model.placement': 'post'},
     'shared+sigma': {'model.norm': 'none', 'model.qk_norm': 'rmsnorm', 'model.bias': True},

@@ -16,9 +16,9 @@ from lm.devices.shardings import abstract_state, state_shardings
 from lm.record.checkpoint import read_state
 from lm.record.checkpoints import Checkpoints
 from lm.run.start import stored_for
-from lm.run.tables import parameter_rows
-from lm.training.state import build_learner, hyper_from
-from lm.training.step import make_train_step
+from lm.run.tables import parameter_rows, trained_count
+from lm.training.state import build_learner, hyper_from, init_state
+from lm.training.step import make_eval_step, make_train_step
 from modules.params import as_matrices, named_leaves
 from modules.spectrum import power_iteration
 from tests.helpers import (
@@ -237,11 +237,18 @@ def test_several_as_a_tuple_are_told_their_spelling(value):
         ({'model.reparam': 'sigma', 'reparam.gamma_start': 'two'}, 'must be one of one, sigma'),
         ({'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0}, 'must be between'),
         ({'model.reparam': 'sigma', 'scaling.init_scale': 1e-10}, 'must be at least 1e-09'),
+        ({'model.reparam': 'lora+weight_norm'}, r'one of which is 0; write weight_norm\+lora'),
+        ({'model.reparam': 'normalize_and_project+lora'}, 'knows nothing of the factors of lora'),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_traced(changes, said):
     with pytest.raises(ValueError, match=said):
         checked_config(changes)
+
+
+def test_factors_that_there_are_not_cannot_be_trained_alone():
+    with pytest.raises(ValueError, match=r'nothing to train: model\.reparam=sigma has no lora'):
+        tiny_learner(tiny_config({'model.reparam': 'sigma', 'train.trainable': 'lora'}))
 
 
 def test_tied_embeddings_leave_no_readout_to_map():
@@ -314,3 +321,30 @@ def test_what_cannot_hold_the_weights_is_refused(here):
     said = rf'model.reparam={here["model.reparam"]}.* cannot hold .* would differ by .* of its'
     with pytest.raises(ValueError, match=said):
         started(here, source, used)
+
+
+def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
+    """The loss of the first step is the evaluation's of the source, and only what is trained moves
+    or has an optimizer state; so has DoRA's gain. Catches decay of the rest, and moments of it.
+    """
+    source, used = source_of({'model.reparam': 'none'})
+    changes = {'model.reparam': 'weight_norm+lora', 'train.trainable': 'lora', 'reparam.rank': 2}
+    config = checked_config(SMALL | changes | {'optim.weight_decay': 0.5, 'optim.lr': 0.03})
+    learner, batch, hyper = tiny_learner(config), packed_batch(), hyper_from(config)
+    stored, reparam, found = started(changes, source, used)
+    assert_trees_close(found, used, rtol=1e-6, atol=0)
+    sums = jax.jit(make_eval_step(tiny_learner(source.recipe)))(source.weights, batch, hyper)
+    shapes = jax.eval_shape(lambda: init_state(learner, hyper, jax.random.key(0)))
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    state = state.replace(params=stored, reparam=reparam)
+    after, metrics = train_step(config)(state, batch, hyper)
+    np.testing.assert_allclose(metrics['ce'], sums['ce'] / sums['tokens'], rtol=1e-6)
+    after, _ = train_step(config)(after, packed_batch(1), hyper)  # a moves once b is not 0
+    trained = {path for path, yes in named_leaves(learner.described.trainable).items() if yes}
+    assert {path.rpartition('/')[2] for path in trained} == {'a', 'b', 'gain'}
+    old, new = named_leaves(state.params), named_leaves(after.params)
+    assert trained == {path for path in old if not np.array_equal(old[path], new[path])}
+    moments = [path.partition('/mu/')[2] for path in named_leaves(after.opt_state)]
+    assert {path for path in moments if path} == trained
+    sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(learner.described.shapes)]
+    assert trained_count(learner) == sum(old[path].size for path in trained) < sum(sizes)

@@ -1,0 +1,82 @@
+"""Reference: low-rank factors, in float64 numpy, of stacked matrices and of experts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.params import LORA, ParamSpec
+from modules.reparam import REPARAMS, reparametrise
+
+SPECS = {
+    'out': ParamSpec('hidden', ('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim')),
+    'query': ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',)),
+    'up': ParamSpec('hidden', ('layer', 'expert', 'embed', 'mlp'), ('embed',)),
+    'table': ParamSpec('embedding', ('vocab', 'embed')),
+}
+SHAPES = {'out': (3, 2, 4, 6), 'query': (3, 6, 2, 4), 'up': (3, 2, 6, 5), 'table': (7, 6)}
+# What each index of the stack multiplies, in one expression: the factors are a and b.
+PRODUCTS = {
+    'out': 'lnhr,lrd->lnhd',
+    'query': 'ldr,lrnh->ldnh',
+    'up': 'ledr,lerf->ledf',
+    'table': 'vr,rd->vd',
+}
+ROLES = {'roles': 'hidden+embedding', 'rank': 2, 'alpha': 6.0}
+
+
+def sample(seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: jnp.float32(rng.normal(size=shape)) for name, shape in SHAPES.items()}
+
+
+def moved(tree, seed=1):
+    """Factors that are not 0, and all else off its start."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda w: w + jnp.float32(rng.normal(size=w.shape)), tree)
+
+
+def shapes_of(tree):
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
+
+
+@pytest.mark.parametrize(('options', 'scale'), [({}, 3.0), ({'rslora': True}, 6 / np.sqrt(2))])
+def test_lora_adds_the_product_of_each_matrix_s_own_factors(options, scale):
+    """Catches a factor shared by a stack, the axes of several rows or columns, and the scale."""
+    reparam = REPARAMS['lora'](SPECS, shapes_of(sample()), **ROLES, **options)
+    stored = moved(reparam.init(sample())[0])
+    used, _ = reparam.apply(stored, {name: () for name in SPECS}, True)
+    for name, product in PRODUCTS.items():
+        parts = {key: np.float64(value) for key, value in stored[name].items()}
+        wanted = parts['base'] + scale * np.einsum(product, parts['a'], parts['b'])
+        np.testing.assert_allclose(used[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_weight_norm_and_lora_are_dora():
+    """m V / ||V|| with V = W + s a b, the length over all inputs of one output."""
+    options = {'weight_norm': {'roles': 'hidden'}, 'lora': ROLES | {'roles': 'hidden'}}
+    reparam = reparametrise(['weight_norm', 'lora'], SPECS, shapes_of(sample()), options)
+    stored, state = reparam.init(sample())
+    stored = moved(stored)
+    used, _ = reparam.apply(stored, state, True)
+    for name, inputs in {'out': (1, 2), 'query': (1,), 'up': (2,)}.items():
+        parts = {key: np.float64(value) for key, value in stored[name]['direction'].items()}
+        v = parts['base'] + 3.0 * np.einsum(PRODUCTS[name], parts['a'], parts['b'])
+        m = np.expand_dims(np.float64(stored[name]['gain']), inputs)
+        wanted = m * v / np.sqrt(np.sum(v**2, inputs, keepdims=True))
+        np.testing.assert_allclose(used[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_is_drawn_by_fan_in_and_by_the_key_and_b_is_0():
+    """Kaiming: uniform within 1 / sqrt(inputs), and within 1 where rows are looked up."""
+    reparam = REPARAMS['lora'](SPECS, shapes_of(sample()), **ROLES | {'rank': 400})
+    stored, _ = reparam.init(sample())
+    drawn, other = (reparam.draw(stored, jax.random.key(seed)) for seed in (0, 1))
+    for name, inputs in {'out': 8, 'query': 6, 'up': 6, 'table': 1}.items():
+        a = np.asarray(drawn[name]['a'])
+        assert 0.97 < np.max(np.abs(a)) * np.sqrt(inputs) <= 1
+        np.testing.assert_allclose(np.std(a) * np.sqrt(3 * inputs), 1, rtol=0.05)
+        assert not np.array_equal(a, other[name]['a']) and not np.any(drawn[name]['b'])
+        np.testing.assert_array_equal(drawn[name]['base'], sample()[name])
+        assert reparam.specs[name]['a'].part == reparam.specs[name]['b'].part == LORA
+    assert not np.array_equal(drawn['query']['a'][0, 0], drawn['out']['a'][0, 0, 0])
