@@ -146,7 +146,8 @@ PLAIN = [
     *({path: name} for path, names in SAME_LAYERS.items() for name in names),
     *ATTENTION_OPTIONS,
     {'model.tie_embeddings': True, 'model.activation': 'swiglu'},
-    {'model.bias': True, 'model.readout_bias': True},
+    {'model.bias': True, 'model.readout_bias': True, 'model.mlp': 'moe'}
+    | {'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0},
     {'model.qk_norm': 'rmsnorm:scale=False', 'model.norm': 'layernorm:bias=False'},
     {'model.position': 'rope', 'attention.rope_scaling': 'llama3', 'attention.rope_factor': 8.0}
     | {'attention.rope_fraction': 0.5, 'attention.rope_base': 100.0},

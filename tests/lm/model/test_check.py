@@ -134,10 +134,6 @@ def test_tiny_config_passes():
             'mlp.experts_per_token must be at most mlp.n_experts; got 5 of 4',
         ),
         (
-            {'model.placement': 'wide', 'model.bias': True},
-            'model.bias=True: experts .model.mlp=moe. have no biases',
-        ),
-        (
             {'model.placement': 'wide', 'model.mlp': 'dense'},
             'model.placement=wide needs model.mlp=moe; got dense',
         ),
