@@ -46,8 +46,16 @@ LENGTH = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 # A model has these or not; what it lacks of them is filled with what changes nothing.
 FILLED_IN = ('model.bias', 'model.readout_bias', 'model.embedding_scale', 'norm.scale', 'norm.bias')
-# These do not change what is computed, but for rounding.
-NO_MATTER = ('model.dtype', 'model.remat', 'model.scan_layers')
+# These do not change what evaluation computes, but for rounding.
+NO_MATTER = (
+    'model.dtype',
+    'model.remat',
+    'model.scan_layers',
+    'mlp.router_noise',
+    'mlp.expert_capacity',
+    'mlp.capacity_over',
+    'mlp.alpha_dropout',
+)
 GAIN, BIAS, SCALE = 'final_norm/scale', 'final_norm/bias', 'embedding_scale'
 
 
@@ -93,9 +101,10 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
 def plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     """Returns the model with the weights that it uses, without reparametrisation or factors."""
     recipe = checkpoint.recipe
-    if checkpoint.weights.stats:
-        carried = ', '.join(named_leaves(checkpoint.weights.stats))
-        raise ValueError(f'layers of this model carry what theirs cannot: {carried}')
+    carried = named_leaves(checkpoint.weights.stats)
+    carried = [path for path, x in carried.items() if np.issubdtype(x.dtype, np.floating)]
+    if carried:  # keys of random numbers are for training alone
+        raise ValueError(f'layers of this model carry what theirs cannot: {listed(carried)}')
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
     used = used_in_float64(checkpoint) if mapped else jax.device_get(checkpoint.variables)
     params = {path: np.asarray(x) for path, x in named_leaves(used['params']).items()}

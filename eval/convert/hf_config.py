@@ -81,15 +81,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Same:
-    """A number or a flag that both have. default: that of their class. none: what their null is."""
+    """A number or a flag that both have.
+
+    default: that of their class. none: what their null is. also: another name of it, which other
+    versions write.
+    """
 
     name: str
     path: str
     default: Any = MISSING
     none: Any = None
+    also: str = ''
 
     def read(self, fields: Fields) -> Flat:
-        value = fields.take(self.name, self.default)
+        default = fields.take(self.also, self.default) if self.also else self.default
+        value = fields.take(self.name, default)
         value = self.none if value is None else value
         if float in FIELDS[self.path].types and type(value) is int:
             value = float(value)
@@ -126,13 +132,15 @@ class Named:
 
     name: str
     path: str
-    names: Mapping[str, str]
-    default: str
+    names: Mapping[Any, str]
+    default: Any
 
     def read(self, fields: Fields) -> Flat:
         found = fields.take(self.name, self.default)
         if found not in self.names:
-            raise ValueError(f'{FILE} has {self.name}={found!r}; known: {", ".join(self.names)}')
+            raise ValueError(
+                f'{FILE} has {self.name}={found!r}; known: {", ".join(map(str, self.names))}'
+            )
         return {self.path: self.names[found]}
 
     def write(self, flat: Flat) -> Flat:

@@ -329,6 +329,62 @@ GEMMA2 = Family(
     (*ENDS, *QKV, *OUT, *GATED, *four_norms(1.0)),
 )
 
+EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
+OF_MIXTRAL = BLOCK + 'block_sparse_moe.experts.{E}.'
+MIXTRAL = Family(
+    'MixtralForCausalLM',
+    (
+        *sizes(default=1e-5),
+        HeadDim(),
+        Rope(),
+        Window(),
+        SILU,
+        Same('num_local_experts', 'mlp.n_experts', 8),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 2),
+    ),
+    EXPERTS,
+    (
+        *ENDS,
+        *QKV,
+        *OUT,
+        *PRE,
+        row(BLOCK + 'block_sparse_moe.gate.weight', MLP + 'router', 'E D -> D E'),
+        row(OF_MIXTRAL + 'w1.weight', MLP + 'gate', 'F D -> D F'),
+        row(OF_MIXTRAL + 'w3.weight', MLP + 'up', 'F D -> D F'),
+        row(OF_MIXTRAL + 'w2.weight', MLP + 'down', 'D F -> F D'),
+    ),
+)
+OF_QWEN = BLOCK + 'mlp.experts.{E}.'
+QWEN3_MOE = Family(
+    'Qwen3MoeForCausalLM',
+    (
+        *sizes(),
+        HeadDim(),
+        Rope(),
+        Window(has_use=True),
+        SILU,
+        NO_BIAS,
+        Same('moe_intermediate_size', 'model.d_ff', 768),  # of an expert: all layers have experts
+        Same('num_experts', 'mlp.n_experts', 128, also='num_local_experts'),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 8),
+        Named('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
+        Fixed('decoder_sparse_step', 1),
+        Fixed('mlp_only_layers', [], (None,)),
+    ),
+    EXPERTS | {'model.qk_norm': 'rmsnorm'},
+    (
+        *ENDS,
+        *QKV,
+        *QK_NORMS,
+        *OUT,
+        *PRE,
+        row(BLOCK + 'mlp.gate.weight', MLP + 'router', 'E D -> D E'),
+        row(OF_QWEN + 'gate_proj.weight', MLP + 'gate', 'F D -> D F'),
+        row(OF_QWEN + 'up_proj.weight', MLP + 'up', 'F D -> D F'),
+        row(OF_QWEN + 'down_proj.weight', MLP + 'down', 'D F -> F D'),
+    ),
+)
+
 # By model_type. Export takes the first that has all of a model.
 FAMILIES = {
     'gpt2': GPT2,
@@ -339,6 +395,8 @@ FAMILIES = {
     'olmo2': OLMO2,
     'phi3': PHI3,
     'gemma2': GEMMA2,
+    'mixtral': MIXTRAL,
+    'qwen3_moe': QWEN3_MOE,
 }
 
 
