@@ -66,7 +66,13 @@ class ModelConfig:
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own
     mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
-    bias: bool = False
+    bias: Annotated[
+        bool | str,
+        Option(
+            'of all matrices in the blocks, or of those of queries, keys and values alone',
+            choices=('False', 'True', 'qkv'),
+        ),
+    ] = False
     readout_bias: bool = False
 
 

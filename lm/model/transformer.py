@@ -140,7 +140,7 @@ class Block(nn.Module):
             dropout=activation.row.dropout(**activation.options),
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
-            bias=model.bias,
+            bias=model.bias is True,
             init_gain=self.init_gain(),
             name='mlp',
         )

@@ -95,6 +95,7 @@ ATTENTION_OPTIONS = (
     {
         'attention.gate': 'headwise',
         'attention.logit_scale': 'mup',
+        'model.bias': 'qkv',
         'attention.sinks': 'off_by_one',
     },
     {

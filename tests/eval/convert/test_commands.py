@@ -68,11 +68,14 @@ CASES = {
         {'model.norm': 'layernorm:eps=0.1', 'model.qk_norm': 'rmsnorm', 'norm.eps': 0.2},
         'rmsnorm',
     ),
-    'rmsnorm': ({'model.norm': 'rmsnorm'} | WEIGHT_NORM | TIED, 'rmsnorm'),
+    'rmsnorm': ({'model.norm': 'rmsnorm', 'model.bias': 'qkv'} | WEIGHT_NORM | TIED, 'rmsnorm'),
     'compressed tied': (LAYERNORM | LEARNED | BIASES | WEIGHT_NORM | TIED, 'crmsnorm'),
     'compressed bare': (LAYERNORM | BARE | {'model.embedding_scale': True}, 'crmsnorm'),
     'batchnorm': ({'model.norm': 'batchnorm', 'norm.momentum': 0.5} | LEARNED, 'none'),
-    'unified': ({'model.norm': 'unified', 'model.qk_norm': 'unified'} | WEIGHT_NORM, 'none'),
+    'unified': (
+        {'model.norm': 'unified', 'model.qk_norm': 'unified', 'model.bias': 'qkv'} | WEIGHT_NORM,
+        'none',
+    ),
     'layernorm removal': (
         {'model.norm': 'layernorm_removal', 'train.trainable': 'norms'} | BIASES,
         'none',

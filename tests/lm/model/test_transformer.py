@@ -99,6 +99,12 @@ def test_forward_is_the_decoder_in_numpy():
         np.testing.assert_allclose(ours[row], wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_biases_may_be_of_queries_keys_and_values_alone():
+    specs = named_leaves(tiny_learner(tiny_config({'model.bias': 'qkv'})).described.specs)
+    biases = {path.removeprefix('layers/') for path in specs if path.endswith('_bias')}
+    assert biases == {f'attention/{name}_bias' for name in ('query', 'key', 'value')}
+
+
 @pytest.mark.default_rows('changes0')
 @pytest.mark.parametrize(
     'changes',
