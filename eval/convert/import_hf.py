@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import ml_dtypes
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -42,6 +42,7 @@ Shapes = dict[str, tuple[int, ...]]  # {'layers/mlp/up': (L, D, F), ...}
 MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
 LONGEST = 2048  # tokens of a row of data, where the model can read longer ones
 MOST_LISTED = 12  # names in an error
+ALIGNMENT = 64  # bytes
 # Files of a tokenizer that go with the weights; ours is made of the first.
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
 OTHER_FILES = ('generation_config.json', 'chat_template.jinja')
@@ -216,7 +217,7 @@ def filled(
     recipe: Recipe, shapes: Shapes, places: list[Place], stored: Mapping[str, Stored]
 ) -> dict[str, np.ndarray]:
     """Returns the float32 parameters, each filled from the files as they lie there."""
-    params = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
+    params = {path: aligned(shape) for path, shape in shapes.items()}
     by_name = {place.name: place for place in places}
     for name, tensor in safetensors.opened({place.name: stored[place.name] for place in places}):
         place = by_name[name]
@@ -229,6 +230,17 @@ def filled(
             if place.row.plus:
                 target += np.float32(place.row.plus)
     return params
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an empty float32 array where JAX takes arrays as they are, on a CPU: no copy is made.
+
+    It must not be changed after it was handed over.
+    """
+    size = 4 * math.prod(shape)
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start : start + size].view(np.float32).reshape(shape)
 
 
 def set_constants(params: dict[str, np.ndarray], recipe: Recipe, dtype: np.dtype) -> None:
@@ -277,7 +289,7 @@ def write_run(folder: Path, out: Path, imported: Imported) -> None:
     """
     params = imported.params
     for path in list(params):
-        params[path] = jnp.asarray(params.pop(path))
+        params[path] = jax.device_put(params.pop(path))
     params = unflatten_dict(params, sep='/')
     meta = {
         'counters': {},
