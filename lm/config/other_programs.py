@@ -16,6 +16,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     name: tuple(fields.split())
     for fields, names in {
         'attention.rope_base': 'rope.theta rope_max_timescale rope_theta',
+        'attention.no_rope_every': 'no_rope_layer_interval',
+        'attention.rope_local_base': 'rope_local_base_freq',
         'attention.rope_fraction': 'partial_rotary_factor rotary_pct',
         'attention.window': 'sliding_window sliding_window_size',
         'data.batch_size': 'batch config.batch_size device_batch_size '

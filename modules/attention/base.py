@@ -40,7 +40,7 @@ class MultiHead(nn.Module):
     n_kv_heads: int
     head_dim: int
     qk_norm: Callable[[str, str], nn.Module]
-    rotate: Callable[[jax.Array, jax.Array], jax.Array]
+    rotate: Callable[..., jax.Array]
     kernels: Kernels
     dtype: jnp.dtype
     norm_values: Annotated[bool, Option('whether values are normalized as keys are')] = False
@@ -110,6 +110,10 @@ class MultiHead(nn.Module):
             return norm(heads_first(y_BTNH))
         y_BTD = norm(y_BTNH.reshape(*y_BTNH.shape[:2], -1))
         return heads_first(y_BTD.reshape(y_BTNH.shape))
+
+    def turned(self, y_BNTH, sequence):
+        """Turns [B, N, T, H] by its positions; a cache may hold more tokens than are read here."""
+        return self.rotate(y_BNTH, sequence.positions_BT, capacity=sequence.capacity)
 
     def gated(self, x_BTD, mixed_BTNH):
         if self.gate == 'none':

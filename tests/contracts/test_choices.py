@@ -90,6 +90,10 @@ ATTENTION_OPTIONS = (
         'attention.affine_scaled': True,
         'attention.window': 3,
         'attention.full_every': 2,
+        'attention.rope_local_base': 100.0,
+        'attention.no_rope_every': 3,
+        'attention.rope_scaling': 'yarn',
+        'attention.rope_factor': 4.0,
         'kernels.implementation': 'xla',
     },
     {
