@@ -17,6 +17,7 @@ Flat = dict[str, Any]  # {'model.d_model': 256, ...}
 FILE = 'config.json'
 QUERY_SCALAR = '@query_scalar'  # the q of q k / sqrt(q), where that is not the width of a head
 MAX_POSITIONS = '@max_positions'
+SLIDING, FULL = 'sliding_attention', 'full_attention'
 
 # Nothing of what a model computes in evaluation depends on these.
 _NOT_READ = (
@@ -175,7 +176,7 @@ class Positions:
 
     def write(self, flat: Flat) -> Flat:
         longest = flat['data.seq_len']
-        if flat['attention.rope_scaling'] == 'llama3':
+        if flat['attention.rope_scaling'] in ('llama3', 'longrope', 'yarn'):
             longer = flat['attention.rope_factor'] * flat['attention.rope_original_length']
             longest = max(longest, round(longer))
         return {self.name: longest}
@@ -221,22 +222,41 @@ class QueryScalar:
         return {'query_pre_attn_scalar': flat['model.head_dim']}
 
 
+FACTOR, ORIGINAL = 'rope_factor', 'rope_original_length'
+OF_TURNS = {'factor': FACTOR, 'original_max_position_embeddings': ORIGINAL}
 # Their names of the options of a scaling of RoPE, with ours.
 OF_SCALING = {
     'default': {},
-    'linear': {'factor': 'rope_factor'},
-    'llama3': {
-        'factor': 'rope_factor',
+    'linear': {'factor': FACTOR},
+    'llama3': OF_TURNS
+    | {
         'low_freq_factor': 'rope_low_frequency_factor',
         'high_freq_factor': 'rope_high_frequency_factor',
-        'original_max_position_embeddings': 'rope_original_length',
+    },
+    'longrope': OF_TURNS
+    | {
+        'short_factor': 'rope_short_factor',
+        'long_factor': 'rope_long_factor',
+        'attention_factor': 'rope_attention_factor',
+    },
+    'yarn': OF_TURNS
+    | {
+        'beta_fast': 'rope_beta_fast',
+        'beta_slow': 'rope_beta_slow',
+        'truncate': 'rope_truncate',
+        'attention_factor': 'rope_attention_factor',
     },
 }
+# Those that may be left out: ours then have the same value, or compute it.
+MAY_LACK = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
 
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """rope_parameters (transformers 5), or rope_theta and rope_scaling (4)."""
+    """rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
+
+    base, fraction: those of their class; base_name, fraction_name: of fields of version 4.
+    """
 
     base: float = 10_000.0
     fraction: float = 1.0
@@ -249,22 +269,73 @@ class Rope:
         fraction = self.fraction if fraction is None else fraction
         given = fields.take('rope_parameters', None) or {'rope_theta': base}
         given = given | (fields.take('rope_scaling', None) or {})
-        return _rope(given, base, fraction)
+        return read_rope(given, base, fraction, fields.raw)
 
     def write(self, flat: Flat) -> Flat:
-        kind = flat['attention.rope_scaling'] or 'none'
-        kind = 'default' if kind == 'none' else kind
-        options = OF_SCALING.get(kind, {})
-        fraction = flat['attention.rope_fraction']
-        given = {'rope_type': kind, 'rope_theta': flat['attention.rope_base']}
-        given |= {name: flat[f'attention.{ours}'] for name, ours in options.items()}
-        if self.fraction != 1 or fraction != 1:
-            given['partial_rotary_factor'] = fraction
-        return {'rope_parameters': given, 'rope_theta': given['rope_theta']}
+        given = written_rope(flat)
+        if self.fraction != 1 or flat['attention.rope_fraction'] != 1:
+            given['partial_rotary_factor'] = flat['attention.rope_fraction']
+        return {'rope_parameters': given, self.base_name: given['rope_theta']} | of_long(given)
 
 
-def _rope(given: Mapping[str, Any], base: float, fraction: float) -> Flat:
-    """Returns our fields of a rope_parameters, or of a rope_scaling."""
+@dataclasses.dataclass(frozen=True)
+class RopeByKind:
+    """RoPE with one base in windows, and another, perhaps scaled, in full layers (Gemma 3)."""
+
+    base: float = 1_000_000.0
+    local_base: float = 10_000.0
+
+    def read(self, fields: Fields) -> Flat:
+        base = fields.take('rope_theta', None) or self.base
+        local = fields.take('rope_local_base_freq', None) or self.local_base
+        scaling = fields.take('rope_scaling', None) or {}
+        given = fields.take('rope_parameters', None)
+        given = given or {FULL: {'rope_theta': base} | scaling, SLIDING: {'rope_theta': local}}
+        if not given.keys() <= {FULL, SLIDING}:
+            raise ValueError(f'{FILE} has rope_parameters that are not by {FULL} and {SLIDING}')
+        of_window = read_rope(given.get(SLIDING) or {}, local, 1.0, fields.raw)
+        if 'attention.rope_scaling' in of_window:
+            raise ValueError(f'{FILE} scales the RoPE of {SLIDING}, which our models do not')
+        found = read_rope(given.get(FULL) or {}, base, 1.0, fields.raw)
+        return found | {'attention.rope_local_base': of_window['attention.rope_base']}
+
+    def write(self, flat: Flat) -> Flat:
+        given = written_rope(flat)
+        local = flat['attention.rope_local_base'] or given['rope_theta']
+        of_window = {'rope_type': 'default', 'rope_theta': local}
+        return {'rope_parameters': {FULL: given, SLIDING: of_window}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unturned:
+    """no_rope_layers: 0 for layers that are not turned, each n-th of them here (SmolLM3)."""
+
+    every: int = 4
+
+    def read(self, fields: Fields) -> Flat:
+        layers = fields.raw.get('num_hidden_layers', 0)
+        every = fields.take('no_rope_layer_interval', self.every)
+        turned = [int((i + 1) % every != 0) for i in range(layers)]
+        turned = fields.take('no_rope_layers', None) or turned
+        every = turned.index(0) + 1 if 0 in turned else 0
+        if every and turned != [int((i + 1) % every != 0) for i in range(layers)]:
+            raise ValueError(
+                f'{FILE} has no_rope_layers in an order that our models lack: each n-th has none'
+            )
+        return {'attention.no_rope_every': every}
+
+    def write(self, flat: Flat) -> Flat:
+        every, layers = flat['attention.no_rope_every'], flat['model.n_layers']
+        turned = [int(not every or (i + 1) % every != 0) for i in range(layers)]
+        return {'no_rope_layers': turned, 'no_rope_layer_interval': every or layers + 1}
+
+
+def read_rope(given: Flat, base: float, fraction: float, raw: Mapping[str, Any]) -> Flat:
+    """Returns our fields of a rope_parameters, or of a rope_scaling.
+
+    base, fraction: where they are not in it. raw: the whole config.json, in which Phi-3 has the
+    original length.
+    """
     left = {name: value for name, value in given.items() if value is not None}
     kind = left.pop('rope_type', None) or left.pop('type', 'default')
     left.pop('type', None)
@@ -274,19 +345,49 @@ def _rope(given: Mapping[str, Any], base: float, fraction: float) -> Flat:
         'rope_base': float(left.pop('rope_theta', base)),
         'rope_fraction': float(left.pop('partial_rotary_factor', fraction)),
     }
+    if kind == 'longrope':
+        name = 'original_max_position_embeddings'
+        left.setdefault(name, raw.get(name))
+        if left[name] and raw.get('max_position_embeddings'):
+            left.setdefault('factor', raw['max_position_embeddings'] / left[name])
     if kind != 'default':
         found['rope_scaling'] = kind
     for name, ours in OF_SCALING[kind].items():
-        if name not in left:
+        value = left.pop(name, None)
+        if value is None and name not in MAY_LACK:
             raise ValueError(f'{FILE} has rope_type={kind!r} without {name}')
-        value = left.pop(name)
-        found[ours] = int(value) if name.startswith('original') else float(value)
+        if value is not None:
+            found[ours] = _ours(name, value)
     if left:
         raise ValueError(f'{FILE} has rope_parameters that are not known: {", ".join(left)}')
     return {f'attention.{name}': value for name, value in found.items()}
 
 
-SLIDING, FULL = 'sliding_attention', 'full_attention'
+def _ours(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return ','.join(repr(float(number)) for number in value)
+    if name == 'truncate':
+        return bool(value)
+    return int(value) if name.startswith('original') else float(value)
+
+
+def written_rope(flat: Flat) -> Flat:
+    """Returns the rope_parameters of full layers."""
+    kind = flat['attention.rope_scaling']
+    kind = 'default' if kind in (None, 'none') else kind
+    given = {'rope_type': kind, 'rope_theta': flat['attention.rope_base']}
+    for name, ours in OF_SCALING[kind].items():
+        value = flat[f'attention.{ours}']
+        if value is not None:
+            is_list = name in ('short_factor', 'long_factor')
+            given[name] = [float(n) for n in value.split(',')] if is_list else value
+    return given
+
+
+def of_long(given: Flat) -> Flat:
+    """Returns the original length, which Phi-3 has beside its rope_parameters too."""
+    name = 'original_max_position_embeddings'
+    return {name: given[name]} if given['rope_type'] == 'longrope' else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,9 @@ from eval.convert.hf_config import (
     Positions,
     QueryScalar,
     Rope,
+    RopeByKind,
     Same,
+    Unturned,
     Window,
 )
 from eval.convert.layouts import Layout
@@ -329,6 +331,45 @@ GEMMA2 = Family(
     (*ENDS, *QKV, *OUT, *GATED, *four_norms(1.0)),
 )
 
+GEMMA3 = Family(
+    'Gemma3ForCausalLM',
+    (
+        *sizes(tied=True),
+        HeadDim(256),
+        QueryScalar(256),
+        RopeByKind(),
+        Window(4096, every=6, has_types=True),
+        Same('final_logit_softcapping', 'model.logit_softcap', None, none=0.0),
+        Same('attn_logit_softcapping', 'attention.softcap', None, none=0.0),
+        GEMMA_ACTIVATION,
+        Fixed('hidden_act', 'gelu_pytorch_tanh'),
+        Fixed('use_bidirectional_attention', None, (False,)),
+        NO_BIAS,
+    ),
+    GEMMA_ALWAYS | {'model.qk_norm': 'rmsnorm'},
+    (
+        *ENDS,
+        *QKV,
+        *OUT,
+        *GATED,
+        *four_norms(1.0),
+        *(one._replace(plus=1.0) for one in QK_NORMS),
+    ),
+)
+SMOLLM3 = Family(
+    'SmolLM3ForCausalLM',
+    (
+        *sizes(tied=True),
+        Rope(2_000_000.0),
+        Unturned(),
+        Window(has_types=True, has_use=True),
+        SILU,
+        NO_BIAS,
+        Fixed('mlp_bias', False),
+    ),
+    DECODER,
+    LLAMA_ROWS,
+)
 EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
 OF_MIXTRAL = BLOCK + 'block_sparse_moe.experts.{E}.'
 MIXTRAL = Family(
@@ -395,6 +436,8 @@ FAMILIES = {
     'olmo2': OLMO2,
     'phi3': PHI3,
     'gemma2': GEMMA2,
+    'gemma3_text': GEMMA3,
+    'smollm3': SMOLLM3,
     'mixtral': MIXTRAL,
     'qwen3_moe': QWEN3_MOE,
 }
