@@ -297,7 +297,9 @@ class RopeByKind:
         if 'attention.rope_scaling' in of_window:
             raise ValueError(f'{FILE} scales the RoPE of {SLIDING}, which our models do not')
         found = read_rope(given.get(FULL) or {}, base, 1.0, fields.raw)
-        return found | {'attention.rope_local_base': of_window['attention.rope_base']}
+        if 'attention.rope_scaling' in found or found != of_window:
+            found['attention.rope_local_base'] = of_window['attention.rope_base']
+        return found
 
     def write(self, flat: Flat) -> Flat:
         given = written_rope(flat)

@@ -102,6 +102,7 @@ def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
     vocab_size, dtype = table_of(family, stored)
     tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
     recipe = recipe_for(fields, base, spec)
+    check(recipe)
     shapes = shapes_of(recipe, vocab_size)
     places = places_of(family, recipe, shapes, stored)
     params = filled(recipe, shapes, places, stored)
@@ -131,9 +132,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
         raise ValueError(f'our models lack {", ".join(sorted(lacking))}')
     values = dict.fromkeys(options) | OWN | of_data | given | {'data.tokenizer': tokenizer}
     config = without_auto(changed(config, values))
-    recipe = settle(changed(config, dict.fromkeys(unread_options(recipe_of(config)))))
-    check(recipe)
-    return recipe
+    return settle(changed(config, dict.fromkeys(unread_options(recipe_of(config)))))
 
 
 def without_unused(family: Family, stored: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -14,6 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers as library
 from flax.traverse_util import unflatten_dict
 
 from configs import default
@@ -23,13 +24,16 @@ from eval.convert.fold import fold_checkpoint, learner_on_cpu
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
 from eval.convert.layouts import Layout
-from eval.load import Checkpoint
-from lm.config.resolve import replaced
+from eval.load import Checkpoint, load
+from eval.suites.perplexity import perplexity
+from lm.config.resolve import replaced, resolve, to_dict
 from lm.inference.decoding import extend, init_cache
+from lm.record.metrics import read_rows
 from lm.training.state import Weights
 from tests import ROOT
 from tests.eval.convert.test_commands import compiled_as_it_stands  # noqa: F401
 from tests.fixtures.hf.seeded import tokens, weight
+from train import DONE, train
 
 FOLDER = ROOT / 'tests' / 'fixtures' / 'hf'
 CASES = json.loads((FOLDER / 'cases.json').read_text())
@@ -249,6 +253,60 @@ def test_a_model_that_no_family_has_says_what_is_missing():
         with pytest.raises(ValueError, match='no family of theirs has this model') as error:
             export_hf.family_for(replaced(found.recipe, changes), found.params)
         assert re.search(said, str(error.value))
+
+
+WORDS = [f'w{i}' for i in range(50)]
+
+
+def with_tokenizer(folder):
+    """Adds a tokenizer of 50 words, with others for unknown ones, begin and end."""
+    vocab = {word: i + 3 for i, word in enumerate(WORDS)} | {'<unk>': 0, '<s>': 1, '</s>': 2}
+    words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    words.save(str(folder / 'tokenizer.json'))
+    named = json.dumps({'bos_token': '<s>', 'eos_token': {'content': '</s>'}})
+    (folder / 'tokenizer_config.json').write_text(named)
+    return folder
+
+
+@pytest.mark.full
+def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
+    """The whole way of a user. Training begins with the weights that evaluation has."""
+    rng = np.random.default_rng(0)
+    texts = [' '.join(rng.choice(WORDS, 40)) for _ in range(40)]
+    (tmp_path / 'text.jsonl').write_text('\n'.join(json.dumps({'text': t}) for t in texts))
+    config = default.get_config()
+    config.data.source, config.data.cache_dir = f'text:{tmp_path}/text.jsonl', str(tmp_path / 'c')
+    config.data.validation_fraction, config.data.batch_size = 0.2, 8
+    folder, run = with_tokenizer(saved(tmp_path / 'hf', 'llama2')), tmp_path / 'run'
+    np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=theirs()['llama2'][None])
+    options = {'out': str(run), 'config': config, 'reference': str(tmp_path / 'seen.npz')}
+    convert.run(['import-hf', str(folder)], options)
+    said = capsys.readouterr().out
+    assert '--config.model.activation=swiglu' in said
+    assert float(said.split()[-1]) < CLOSE
+    imported_run = load(run)
+    assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
+    before = perplexity(imported_run)
+    tree = to_dict(imported_run.recipe)
+    for section, name, value in (
+        ('train', 'init_from', str(run)),
+        ('train', 'steps', 1),
+        ('train', 'eval_every', 1),
+        ('optim', 'lr', 0.0),
+    ):
+        tree[section][name] = value
+    assert train(resolve(tree), tmp_path / 'tuned') == DONE
+    rows = read_rows(tmp_path / 'tuned' / 'metrics.jsonl')
+    assert rows[0]['ce'] == pytest.approx(before['validation_ce'], rel=0.1)  # of other rows
+    assert rows[-1]['validation_ce'] == pytest.approx(before['validation_ce'], rel=1e-6)
+    options = {'checkpoint': str(tmp_path / 'tuned'), 'out': str(tmp_path / 'out')}
+    convert.run(['export-hf'], options | {'dtype': 'float32'})
+    assert 'model_type=llama' in capsys.readouterr().out
+    again = import_folder(tmp_path / 'out', base(), run)
+    for path, array in imported('llama2').params.items():
+        np.testing.assert_array_equal(array, again.params[path])
+    assert again.tokenizer.encode('w0 w49') == [3, 52]
 
 
 @pytest.mark.full
