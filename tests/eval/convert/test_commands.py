@@ -60,7 +60,13 @@ TIED = {'model.tie_embeddings': True}
 BIASES = {'model.bias': True, 'model.readout_bias': True}
 BARE = {'norm.scale': False, 'norm.bias': False}
 CASES = {
-    'learned': (LAYERNORM | LEARNED | WEIGHT_NORM | {'model.scan_layers': False}, 'rmsnorm'),
+    'learned': (
+        LAYERNORM
+        | LEARNED
+        | WEIGHT_NORM
+        | {'model.scan_layers': False, 'model.placement': 'parallel_shared'},
+        'rmsnorm',
+    ),
     'biases': (LAYERNORM | BIASES | {'norm.bias': False, 'norm.eps': 0.1}, 'rmsnorm'),
     'no bias': (LAYERNORM | {'norm.bias': False, 'model.logit_softcap': 5.0}, 'rmsnorm'),
     'qk gains': (LAYERNORM | {'model.qk_norm': 'layernorm', 'model.n_kv_heads': 1}, 'rmsnorm'),
@@ -71,7 +77,10 @@ CASES = {
     'rmsnorm': ({'model.norm': 'rmsnorm', 'model.bias': 'qkv'} | WEIGHT_NORM | TIED, 'rmsnorm'),
     'compressed tied': (LAYERNORM | LEARNED | BIASES | WEIGHT_NORM | TIED, 'crmsnorm'),
     'compressed bare': (LAYERNORM | BARE | {'model.embedding_scale': True}, 'crmsnorm'),
-    'batchnorm': ({'model.norm': 'batchnorm', 'norm.momentum': 0.5} | LEARNED, 'none'),
+    'batchnorm': (
+        {'model.norm': 'batchnorm', 'norm.momentum': 0.5, 'model.placement': 'parallel'} | LEARNED,
+        'none',
+    ),
     'unified': (
         {'model.norm': 'unified', 'model.qk_norm': 'unified', 'model.bias': 'qkv'} | WEIGHT_NORM,
         'none',
@@ -168,9 +177,9 @@ def removal(kind, updates):
 @pytest.mark.parametrize(
     'changes, to, match',
     [
-        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*; pre can'),
-        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*; pre can'),
-        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*; pre can'),
+        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*, pre can'),
+        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*, pre can'),
+        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*, pre can'),
         (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .*; dense can'),
         (LAYERNORM | {'model.embedding_norm': 'layernorm'}, 'rmsnorm', r'embedding_norm=layernorm'),
         (LAYERNORM | {'model.final_norm': 'none'}, 'rmsnorm', r'final_norm=none .*; layernorm can'),
