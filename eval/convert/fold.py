@@ -314,11 +314,13 @@ def on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
         return jax.device_get(function())
 
 
-def logits_of(recipe: Recipe, vocab: int, variables: Any, dtype: str) -> np.ndarray:
+def logits_of(
+    recipe: Recipe, vocab: int, variables: Any, dtype: str, length: int | None = None
+) -> np.ndarray:
     """Logits of fixed random tokens, all in `dtype`, whatever model.dtype is, by the reference
-    kernels.
+    kernels. length: of the rows; None: data.seq_len.
     """
-    shape = (ROWS, recipe.data.seq_len)
+    shape = (ROWS, length or recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
     recipe = by_reference(replaced(recipe, {'model.dtype': dtype}))
     transformer = build_model(recipe, vocab, 'cpu')

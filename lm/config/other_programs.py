@@ -258,8 +258,8 @@ ABSENT: Mapping[str, str] = {
             'autoselected dotproduct xformers flexattention flexattn useflexattn jaxflash nvte '
             'vanilla useflashattention flashattentionblocksize'
         ),
-        'weights of other programs cannot be read; configs/llama_124m.py is a model of that size, '
-        'and train.init_from starts from a workdir of this program': (
+        'nothing is downloaded: python -m eval.convert import-hf DIR --out=RUN reads a folder that '
+        'transformers has saved, and --config.train.init_from=RUN starts from it': (
             'gpt2 gpt2medium gpt2large gpt2xl initializefromhf'
         ),
         'the same command with the same --workdir goes on where it stopped': (
