@@ -117,10 +117,10 @@ def get_config() -> ConfigDict:
     config.mesh.axes = 'given'  # or auto: those that are 1 become what fits and sends least
 
     config.kernels = ConfigDict()
-    config.kernels.implementation = 'auto'  # xla_cpu, xla; or reference, cudnn (GPU), splash (TPU)
+    config.kernels.implementation = 'auto'  # xla, xla_cpu, xla_tpu; or reference, cudnn, splash
     config.kernels.attention = 'auto'  # splash on TPUs, cudnn on GPUs where they serve; or by name
     config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
-    config.kernels.matmul = 'auto'  # of the implementation; or direct, narrow_first, wta_crs
+    config.kernels.matmul = 'auto'  # or direct, einsum, narrow_first, wta_crs
     config.kernels.rms_norm = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)
     config.kernels.softmax = 'auto'  # of dense attention, routers; or reference, pallas (TPU, GPU)
     config.kernels.cross_entropy = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)

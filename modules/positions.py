@@ -86,6 +86,7 @@ def rope(
     rope_fraction: Annotated[
         float, Option('share of the features of a head that is turned, the first ones', 0.01, 1)
     ] = 1.0,
+    platform: str = 'cpu',
 ) -> jax.Array:
     """Rotary embedding: of the first R features, pairs (x_i, x_{i+R/2}) turned by position * f_i.
 
@@ -94,6 +95,7 @@ def rope(
     is even; positions_BT is int32 and may have a batch of 1. The angles are float32, float64 where
     x is. `block` is the number of the layer, from 1; is_full: whether it has no window, None where
     all layers are alike in that; capacity: tokens that its cache has room for, None without one.
+    platform: of the devices; TPUs turn 16-bit types by a product (`turned_by_product`).
 
     Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
     features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
@@ -135,11 +137,34 @@ def rope(
     if m != 1:
         m = m if has_m is True else jnp.where(has_m, m, 1.0)
         cos, sin = m * cos, m * sin
+    if platform == 'tpu' and x_BNTH.dtype.itemsize == 2:
+        return turned_by_product(x_BNTH, cos, sin)
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     turned = turned.astype(x_BNTH.dtype)
     if features == x_BNTH.shape[-1]:
         return turned
     return jnp.concatenate([turned, x_BNTH[..., features:]], axis=-1)
+
+
+def turned_by_product(x_BNTH: jax.Array, cos_B1TH: jax.Array, sin_B1TH: jax.Array) -> jax.Array:
+    """Computes x cos + (x P) sin, with P x = (-second half, first half) of what is turned.
+
+    cos, sin: float32, of half of the features that are turned. x P has one input in each sum, so
+    it is exact. TPUs hold features along lanes: moving half of them costs passes over memory and
+    copies around them, and a product fuses with all of this. The gradient of x P is in the type of
+    x; all other products are float32.
+    """
+    half, width = cos_B1TH.shape[-1], x_BNTH.shape[-1]
+    swap_HH = np.zeros((width, width), x_BNTH.dtype)
+    places = np.arange(half)
+    swap_HH[places + half, places], swap_HH[places, places + half] = -1, 1
+    # An axis `o` of one: of products with a batch axis remat policies keep nothing.
+    swapped_BNTH = jnp.einsum('obnth,ohi->obnti', x_BNTH[None], swap_HH[None])[0]
+    rest = [(0, 0)] * 3 + [(0, width - 2 * half)]  # not turned
+    cos_B1TH = jnp.pad(jnp.concatenate([cos_B1TH] * 2, -1), rest, constant_values=1)
+    sin_B1TH = jnp.pad(jnp.concatenate([sin_B1TH] * 2, -1), rest)
+    x32_BNTH, swapped_BNTH = x_BNTH.astype(jnp.float32), swapped_BNTH.astype(jnp.float32)
+    return (x32_BNTH * cos_B1TH + swapped_BNTH * sin_B1TH).astype(x_BNTH.dtype)
 
 
 def scaled(

@@ -116,8 +116,8 @@ def product(
         [B, T, N, H]  ('heads', 'head_dim', 'embed')     over ('heads', 'head_dim')   [B, T, D]
         [E, C, D]     ('expert', 'embed', 'mlp')         over ('embed',)              [E, C, F]
 
-    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes. An input
-    of several products comes from `shared_input`.
+    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes, or all
+    where it is not flat. An input of several products comes from `shared_input`.
     """
     features = (features,) if isinstance(features, int) else features
     n_batch = axes.index(fan_in[0])
@@ -130,7 +130,7 @@ def product(
     if isinstance(x, jax.Array):
         sizes = {'n_batch': n_batch, 'n_summed': len(fan_in)}
         x = shared_input(module, name, x, matmul=matmul, dtype=dtype, **sizes)
-    rows = ()
+    rows, flat = (), matmul.flat
     if isinstance(x, Input):
         if x.rows is not None:
             matmul, rows = product_by_rows, (x.rows,)
@@ -138,18 +138,24 @@ def product(
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
     w = matrix(module, name, shape, axes, fan_in, init_gain=init_gain)
-    flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
-    flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
-    if flat_x.ndim > n_batch + 2:
-        matmul = jax.vmap(matmul, (0, None))
-    for _ in batch:
-        matmul = jax.vmap(matmul)
-    groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[after:]]
-    y = of_gathered(matmul, groups)(flat_x, flat_w, *rows)
+    if flat:
+        flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
+        flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
+        if flat_x.ndim > n_batch + 2:
+            matmul = jax.vmap(matmul, (0, None))
+        for _ in batch:
+            matmul = jax.vmap(matmul)
+        groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[after:]]
+        y = of_gathered(matmul, groups)(flat_x, flat_w, *rows)
+    else:
+        matmul = functools.partial(matmul, n_batch=n_batch, n_summed=len(fan_in))
+        y = of_gathered(matmul, [[axis] for axis in axes])(x.astype(dtype), w.astype(dtype))
     if bias:
         zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
         b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)
-        y = y + jnp.broadcast_to(b.reshape(*batch, *[1] * (y.ndim - n_batch - 1), -1), y.shape)
+        last = (-1,) if flat else features
+        ones = [1] * (y.ndim - n_batch - len(last))
+        y = y + jnp.broadcast_to(b.reshape(*batch, *ones, *last), y.shape)
     return y.reshape(*x.shape[: x.ndim - len(fan_in)], *features)
 
 

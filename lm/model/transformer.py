@@ -109,6 +109,7 @@ class Block(nn.Module):
 
     def attention(self, valid_BT, block):
         recipe, model, position = self.recipe, self.recipe.model, self.recipe.position
+        positioned = position.options | {'platform': self.kernels.platform}
         valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
         valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
         over = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}
@@ -123,7 +124,7 @@ class Block(nn.Module):
             n_kv_heads=model.n_kv_heads,
             head_dim=recipe.head_dim,
             qk_norm=qk_norm,
-            rotate=functools.partial(position.row.rotate, **layer, **position.options),
+            rotate=functools.partial(position.row.rotate, **layer, **positioned),
             slopes=position.row.slopes,
             base_head_dim=base_head_dim(recipe),
             block=block,

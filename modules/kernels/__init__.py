@@ -45,6 +45,8 @@ OPERATIONS = {
 }
 #: Operations whose rows have `platforms`.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
+#: The implementation that suits a platform.
+SUITED = {'cpu': 'xla_cpu', 'gpu': 'xla', 'tpu': 'xla_tpu'}
 
 XLA = dict.fromkeys(OPERATIONS, 'reference') | {
     'attention': 'blocked',
@@ -56,8 +58,9 @@ IMPLEMENTATIONS = {
     'reference': XLA | {'attention': 'reference', 'linear_attention': 'quadratic'},
     'xla': XLA,
     'xla_cpu': XLA | {'matmul': 'narrow_first'},
+    'xla_tpu': XLA | {'matmul': 'einsum'},
     'cudnn': XLA | {'attention': 'cudnn'},
-    'splash': XLA | {'attention': 'splash'},
+    'splash': XLA | {'attention': 'splash', 'matmul': 'einsum'},
     'pallas': XLA | dict.fromkeys(('rms_norm', 'softmax', 'cross_entropy'), 'pallas'),
 }
 
@@ -97,7 +100,9 @@ class Kernels:
 
     @property
     def matmul(self) -> Callable[..., jax.Array]:
-        """Returns (x [M, I], w [I, O], out_dtype) -> [M, O], with its options."""
+        """Returns (x [M, I], w [I, O], out_dtype) -> [M, O], with its options. `flat` says whether
+        it takes no other axes.
+        """
         row = self._row('matmul')
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
@@ -143,7 +148,7 @@ def kernels_for(
       ValueError: for a name that no table has, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
-        implementation = 'xla_cpu' if platform == 'cpu' else 'xla'
+        implementation = SUITED[platform]
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
     for operation, name in named.items():
         if name != 'auto':

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modules.kernels import IMPLEMENTATIONS, OPERATIONS, PLATFORM_BOUND, kernels_for
-from modules.kernels.matmul import MATMUL_KERNELS, WTACRS, direct, narrow_first
+from modules.kernels.matmul import MATMUL_KERNELS, WTACRS, direct, einsum, narrow_first
 from tests import ROOT
 from tests.modules.test_attention_kernels import ROUNDING
 
@@ -23,7 +23,8 @@ def test_kernels_suit_the_platform():
     rest = 'rms_norm=reference softmax=reference cross_entropy=reference'
     assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {rest}'
     assert str(kernels_for('cpu')) == str(kernels_for('tpu', 'xla_cpu'))
-    assert str(kernels_for('tpu')) == str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
+    assert str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
+    assert str(kernels_for('tpu')) == f'{chunked} matmul=einsum {rest}'
     slow = f'attention=reference linear_attention=quadratic matmul=direct {rest}'
     assert str(kernels_for('cpu', 'reference')) == slow
     alone = kernels_for('cpu', 'auto', attention='reference')
@@ -59,7 +60,7 @@ def test_a_kernel_of_another_platform_is_refused_by_name(operation, name, platfo
     said = f'kernels.{operation}={name} runs on {platforms} alone, and these'
     with pytest.raises(ValueError, match=said):
         kernels_for('cpu', **{operation: name})
-    assert {direct, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())
+    assert {direct, einsum, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())
 
 
 def imported_files(path, files):

@@ -1,5 +1,6 @@
 """Reference and property: how tokens get their order, and where documents begin."""
 
+import functools
 import math
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from modules.numerics import REMAT_POLICIES
 from modules.options import options
 from modules.params import split
 from modules.positions import POSITIONS, LearnedPositions, alibi_slopes, rope, scaled
@@ -67,6 +69,27 @@ def test_rope_angles_are_exact_at_long_contexts():
     turned = rope(x, jnp.int32([[4000, 4001]]))[0, 0].astype(jnp.float32)
     angle = np.array([4000.0, 4001.0])
     np.testing.assert_allclose(turned[:, 0], np.cos(angle) - np.sin(angle), atol=1e-2)
+
+
+@pytest.mark.parametrize('fraction', [1.0, 0.5])
+def test_rope_by_a_product_is_rope(fraction):
+    """Reference: forward bitwise, and the gradient to the rounding of one of its two terms.
+    Property: `dots` keeps no more. Catches a sign, and features that are not turned left out.
+    """
+    x, g = (jnp.bfloat16(draw(2, 3, 6, 8, seed=seed)) for seed in (0, 1))
+    turned, pulled, kept = [], [], []
+    for platform in ('cpu', 'tpu'):
+        how = {'rope_fraction': fraction, 'platform': platform}
+        turn = functools.partial(rope, positions_BT=whole_rows(6).positions_BT, **how)
+        out, pull = jax.vjp(turn, x)
+        turned.append(out)
+        pulled.append(np.float32(pull(g)[0]))
+        loss = jax.checkpoint(lambda x, turn=turn: jnp.sin(turn(x)), policy=REMAT_POLICIES['dots'])
+        arrays = jax.tree.leaves(jax.vjp(loss, x)[1])
+        kept.append([a.shape for a in arrays if a.size >= x.size])
+    np.testing.assert_array_equal(*turned)
+    np.testing.assert_allclose(*pulled, atol=2**-7 * np.abs(g).max())
+    assert kept[0] == kept[1], kept
 
 
 def llama3_frequencies(frequencies, factor, length, low, high):

@@ -1,8 +1,9 @@
 """Products of activations and a weight matrix, and the table of them. `modules.products` calls it.
 
 Each is (x [M, I], w [I, O], out_dtype) -> [M, O], of `out_dtype`, in which it is also summed; None:
-the type of x and w. A row that is a class has options, and its instances are such functions:
-`wta_crs`, the product whose weight gradients are estimates.
+the type of x and w. flat: whether it takes these two axes alone; `einsum` takes any. A row that is
+a class has options, and its instances are such functions: `wta_crs`, the product whose weight
+gradients are estimates.
 """
 
 import jax
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 from modules.facts import demands_nothing, marks
 from modules.kernels.matmul.wta_crs import WTACRS
 
-__all__ = ['MATMUL_KERNELS', 'direct']
+__all__ = ['MATMUL_KERNELS', 'direct', 'einsum']
 
-matmul_row = marks(check=demands_nothing)
+matmul_row = marks(flat=True, check=demands_nothing)
 
 
 @matmul_row()
@@ -46,4 +47,37 @@ def narrow_first(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None =
     return jax.lax.dot_general(x_MI, w_OI, contract, preferred_element_type=out_dtype)
 
 
-MATMUL_KERNELS = {'direct': direct, 'narrow_first': narrow_first, 'wta_crs': WTACRS}
+@matmul_row(flat=False)
+def einsum(
+    x: jax.Array,
+    w: jax.Array,
+    out_dtype: jnp.dtype | None = None,
+    n_batch: int = 0,
+    n_summed: int = 1,
+) -> jax.Array:
+    """Computes x w over all axes as they are, for the compiler to lay out.
+
+    XLA for TPUs writes heads in the order that attention reads, and reads them in the order that it
+    writes. A flat product is a copy of the whole array away from that.
+
+    Args:
+      x: activations, batch axes first and summed ones last.
+      w: weights, batch axes first, then the summed ones.
+      out_dtype: the type of the result, in which it is also summed; None: that of x and w.
+      n_batch: the number of batch axes.
+      n_summed: the number of summed axes.
+
+    Returns:
+      Batch axes, the other axes of x, then those of w.
+    """
+    batch = tuple(range(n_batch))
+    summed = tuple(range(x.ndim - n_summed, x.ndim)), tuple(range(n_batch, n_batch + n_summed))
+    return jax.lax.dot_general(x, w, (summed, (batch, batch)), preferred_element_type=out_dtype)
+
+
+MATMUL_KERNELS = {
+    'direct': direct,
+    'einsum': einsum,
+    'narrow_first': narrow_first,
+    'wta_crs': WTACRS,
+}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,8 @@ class WTACRS:
         float, Option('share of the tokens that the gradients of weights are made of', 1e-37, 1)
     ] = 0.3
     wta_crs_least: Annotated[int, Option('the fewest tokens that they are made of', 1)] = 10
+
+    flat: ClassVar[bool] = True
 
     @staticmethod
     def check(recipe: Any, part: Any) -> None:
