@@ -98,6 +98,9 @@ def rope(
     Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
     features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
     (arXiv:2503.19786); layers that are not turned as in SmolLM3, with 4 (arXiv:2501.18795).
+    LongRoPE (arXiv:2402.13753), as Phi-3 has it: f_i over the i-th of `rope_short_factor`, or of
+    `rope_long_factor` in rows, or for a cache, of more than rope_original_length tokens; with m =
+    sqrt(1 + ln s / ln rope_original_length), s = rope_factor.
     """
     features = rotated_features(x_BNTH.shape[-1], rope_fraction)
     first, second = jnp.split(at_least_float32(x_BNTH[..., :features]), 2, axis=-1)
