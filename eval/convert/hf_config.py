@@ -273,9 +273,13 @@ class Rope:
 
     def write(self, flat: Flat) -> Flat:
         given = written_rope(flat)
+        four = {self.base_name: given['rope_theta']}
+        if given['rope_type'] != 'default':
+            four['rope_scaling'] = {k: v for k, v in given.items() if k != 'rope_theta'}
         if self.fraction != 1 or flat['attention.rope_fraction'] != 1:
-            given['partial_rotary_factor'] = flat['attention.rope_fraction']
-        return {'rope_parameters': given, self.base_name: given['rope_theta']} | of_long(given)
+            fraction = flat['attention.rope_fraction']
+            given['partial_rotary_factor'] = four[self.fraction_name] = fraction
+        return {'rope_parameters': given} | four | of_long(given)
 
 
 @dataclasses.dataclass(frozen=True)
