@@ -55,7 +55,7 @@ class PositionWise(nn.Module):
         up = project('up', x, ('embed', 'mlp'), self.d_ff)
         if self.activation.gated:
             gate = project('gate', x, ('embed', 'mlp'), self.d_ff)
-            hidden = self.activation.fn(gate) * up
+            hidden = self.activation.fn(gate) * self.activation.of_up(up)
         else:
             hidden = self.activation.fn(up)
         if self.dropout is not None:  # without one nothing is carried
