@@ -16,6 +16,7 @@ from eval.convert.hf_config import (
     Flat,
     HeadDim,
     Inner,
+    Mxfp4,
     Named,
     NoDropout,
     Positions,
@@ -469,6 +470,39 @@ QWEN3_MOE = Family(
     ),
 )
 
+GPT_OSS = Family(
+    'GptOssForCausalLM',
+    (
+        *sizes(default=1e-5),
+        HeadDim(64),
+        Rope(150_000.0),
+        Window(128, every=2, has_types=True),
+        SILU,
+        Same('num_local_experts', 'mlp.n_experts', 128),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 4, also='experts_per_token'),
+        Fixed('attention_bias', True),
+        Fixed('swiglu_alpha', 1.702),
+        Fixed('swiglu_limit', 7.0),
+        Mxfp4(),
+    ),
+    EXPERTS | {'model.bias': True, 'model.activation': 'swiglu_oai', 'attention.sinks': 'learned'},
+    (
+        *ENDS,
+        *QKV,
+        *QKV_BIASES,
+        *OUT,
+        row(BLOCK + 'self_attn.o_proj.bias', ATTENTION + 'out_bias', 'D -> D'),
+        row(BLOCK + 'self_attn.sinks', ATTENTION + 'sinks', 'N -> N'),
+        *PRE,
+        row(BLOCK + 'mlp.router.weight', MLP + 'router', 'E D -> D E'),
+        row(BLOCK + 'mlp.router.bias', MLP + 'router_bias', 'E -> E'),
+        row(BLOCK + 'mlp.experts.gate_up_proj', MLP + '{gate,up}', 'E D (F 2) -> E D F'),
+        row(BLOCK + 'mlp.experts.gate_up_proj_bias', MLP + '{gate_bias,up_bias}', 'E (F 2) -> E F'),
+        row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),
+        row(BLOCK + 'mlp.experts.down_proj_bias', MLP + 'down_bias', 'E D -> E D'),
+    ),
+)
+
 # By model_type. Export takes the first that has all of a model.
 FAMILIES = {
     'gpt2': GPT2,
@@ -484,6 +518,7 @@ FAMILIES = {
     'gpt_neox': GPT_NEOX,
     'mixtral': MIXTRAL,
     'qwen3_moe': QWEN3_MOE,
+    'gpt_oss': GPT_OSS,
 }
 
 
