@@ -27,6 +27,7 @@ from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
 from lm.config.resolve import replaced, resolve, to_dict
+from lm.data import tokenizers
 from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
@@ -294,6 +295,24 @@ def with_tokenizer(folder):
     named = json.dumps({'bos_token': '<s>', 'eos_token': {'content': '</s>'}})
     (folder / 'tokenizer_config.json').write_text(named)
     return folder
+
+
+def test_a_tokenizer_comes_along(tmp_path):
+    """BOS and EOS are ids of the model, whose table may have more rows than words, never fewer."""
+    with_tokenizer(tmp_path)
+    found = tokenizers.of_model(tmp_path, 64, 62, 63)
+    assert (found.vocab_size, found.bos_id, found.eos_id) == (64, 1, 2)
+    (tmp_path / 'tokenizer_config.json').unlink()
+    ids = [tokenizers.of_model(tmp_path, 64, *given) for given in ((7, 8), (None, 8), (None, None))]
+    assert [(one.bos_id, one.eos_id) for one in ids] == [(7, 8), (8, 8), (63, 63)]
+    with pytest.raises(ValueError, match='has the id 52, and the model 52 embeddings'):
+        tokenizers.of_model(tmp_path, 52, 1, 2)
+    ids = tokenizers.plan('ids:64,1,2').build([])
+    ids.save(tmp_path / 'saved')
+    assert tokenizers.load(tmp_path / 'saved') == ids
+    assert ids.encode('3 63') == [3, 63] and ids.decode([3, 63]) == '3 63'
+    with pytest.raises(ValueError, match="reads token ids below 64; got '64'"):
+        ids.encode('1 64')
 
 
 @pytest.mark.full
