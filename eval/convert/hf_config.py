@@ -27,7 +27,7 @@ _NOT_READ = (
     'problem_type reorder_and_upcast_attn return_dict router_aux_loss_coef router_jitter_noise '
     'tokenizer_class torch_dtype transformers.js_config transformers_version unk_token_id '
     'unsloth_version use_cache cache_implementation task_specific_params vocab_size '
-    'original_max_position_embeddings output_attentions output_hidden_states'
+    'initial_context_length original_max_position_embeddings output_attentions output_hidden_states'
 )
 NOT_READ = frozenset(_NOT_READ.split())
 BEGINNINGS = ('_', 'summary_')
@@ -222,6 +222,20 @@ class QueryScalar:
         return {'query_pre_attn_scalar': flat['model.head_dim']}
 
 
+@dataclasses.dataclass(frozen=True)
+class Mxfp4:
+    """quantization_config of weights in four bits, which are read and never written (gpt-oss)."""
+
+    def read(self, fields: Fields) -> Flat:
+        given = fields.take('quantization_config', None) or {}
+        if (method := given.get('quant_method', 'mxfp4')) != 'mxfp4':
+            raise ValueError(f'{FILE} has quant_method={method!r}, and mxfp4 alone is read')
+        return {}
+
+    def write(self, flat: Flat) -> Flat:
+        return {}
+
+
 FACTOR, ORIGINAL = 'rope_factor', 'rope_original_length'
 OF_TURNS = {'factor': FACTOR, 'original_max_position_embeddings': ORIGINAL}
 # Their names of the options of a scaling of RoPE, with ours.
@@ -273,9 +287,13 @@ class Rope:
 
     def write(self, flat: Flat) -> Flat:
         given = written_rope(flat)
+        four = {self.base_name: given['rope_theta']}
+        if given['rope_type'] != 'default':
+            four['rope_scaling'] = {k: v for k, v in given.items() if k != 'rope_theta'}
         if self.fraction != 1 or flat['attention.rope_fraction'] != 1:
-            given['partial_rotary_factor'] = flat['attention.rope_fraction']
-        return {'rope_parameters': given, self.base_name: given['rope_theta']} | of_long(given)
+            fraction = flat['attention.rope_fraction']
+            given['partial_rotary_factor'] = four[self.fraction_name] = fraction
+        return {'rope_parameters': given} | four | of_long(given)
 
 
 @dataclasses.dataclass(frozen=True)

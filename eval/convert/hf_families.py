@@ -16,6 +16,7 @@ from eval.convert.hf_config import (
     Flat,
     HeadDim,
     Inner,
+    Mxfp4,
     Named,
     NoDropout,
     Positions,
@@ -370,6 +371,49 @@ SMOLLM3 = Family(
     DECODER,
     LLAMA_ROWS,
 )
+NEOX = 'gpt_neox.layers.{L}.'
+GPT_NEOX = Family(
+    'GPTNeoXForCausalLM',
+    (
+        Same('hidden_size', 'model.d_model'),
+        Same('num_hidden_layers', 'model.n_layers'),
+        Same('num_attention_heads', 'model.n_heads'),
+        Same('intermediate_size', 'model.d_ff'),
+        Same('layer_norm_eps', 'norm.eps', 1e-5),
+        Same('tie_word_embeddings', 'model.tie_embeddings', False),
+        Positions(),
+        Rope(fraction=0.25, fraction_name='rotary_pct', base_name='rotary_emb_base'),
+        Named('use_parallel_residual', 'model.placement', {True: 'parallel', False: 'pre'}, True),
+        Named('hidden_act', 'model.activation', GPT2_ACTIVATIONS, 'gelu'),
+        Fixed('attention_bias', True),
+    ),
+    DECODER | {'model.norm': 'layernorm', 'model.bias': True},
+    (
+        row('gpt_neox.embed_in.weight', 'embedding', 'V D -> V D'),
+        row('embed_out.weight', 'readout', 'V D -> D V'),
+        row(
+            NEOX + 'attention.query_key_value.weight',
+            ATTENTION + '{query,key,value}',
+            '(N 3 H) D -> D N H',
+        ),
+        row(
+            NEOX + 'attention.query_key_value.bias',
+            ATTENTION + '{query_bias,key_bias,value_bias}',
+            '(N 3 H) -> N H',
+        ),
+        row(NEOX + 'attention.dense.weight', ATTENTION + 'out', 'D (N H) -> N H D'),
+        row(NEOX + 'attention.dense.bias', ATTENTION + 'out_bias', 'D -> D'),
+        row(NEOX + 'mlp.dense_h_to_4h.weight', MLP + 'up', 'F D -> D F'),
+        row(NEOX + 'mlp.dense_h_to_4h.bias', MLP + 'up_bias', 'F -> F'),
+        row(NEOX + 'mlp.dense_4h_to_h.weight', MLP + 'down', 'D F -> F D'),
+        row(NEOX + 'mlp.dense_4h_to_h.bias', MLP + 'down_bias', 'D -> D'),
+        *norm(NEOX + 'input_layernorm', 'layers/attention_norm_in', bias=True),
+        *norm(NEOX + 'post_attention_layernorm', 'layers/mlp_norm_in', bias=True),
+        *norm('gpt_neox.final_layer_norm', 'final_norm', bias=True),
+    ),
+    prefix='gpt_neox.',
+    unused=('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
+)
 EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
 OF_MIXTRAL = BLOCK + 'block_sparse_moe.experts.{E}.'
 MIXTRAL = Family(
@@ -426,6 +470,39 @@ QWEN3_MOE = Family(
     ),
 )
 
+GPT_OSS = Family(
+    'GptOssForCausalLM',
+    (
+        *sizes(default=1e-5),
+        HeadDim(64),
+        Rope(150_000.0),
+        Window(128, every=2, has_types=True),
+        SILU,
+        Same('num_local_experts', 'mlp.n_experts', 128),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 4, also='experts_per_token'),
+        Fixed('attention_bias', True),
+        Fixed('swiglu_alpha', 1.702),
+        Fixed('swiglu_limit', 7.0),
+        Mxfp4(),
+    ),
+    EXPERTS | {'model.bias': True, 'model.activation': 'swiglu_oai', 'attention.sinks': 'learned'},
+    (
+        *ENDS,
+        *QKV,
+        *QKV_BIASES,
+        *OUT,
+        row(BLOCK + 'self_attn.o_proj.bias', ATTENTION + 'out_bias', 'D -> D'),
+        row(BLOCK + 'self_attn.sinks', ATTENTION + 'sinks', 'N -> N'),
+        *PRE,
+        row(BLOCK + 'mlp.router.weight', MLP + 'router', 'E D -> D E'),
+        row(BLOCK + 'mlp.router.bias', MLP + 'router_bias', 'E -> E'),
+        row(BLOCK + 'mlp.experts.gate_up_proj', MLP + '{gate,up}', 'E D (F 2) -> E D F'),
+        row(BLOCK + 'mlp.experts.gate_up_proj_bias', MLP + '{gate_bias,up_bias}', 'E (F 2) -> E F'),
+        row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),
+        row(BLOCK + 'mlp.experts.down_proj_bias', MLP + 'down_bias', 'E D -> E D'),
+    ),
+)
+
 # By model_type. Export takes the first that has all of a model.
 FAMILIES = {
     'gpt2': GPT2,
@@ -438,8 +515,10 @@ FAMILIES = {
     'gemma2': GEMMA2,
     'gemma3_text': GEMMA3,
     'smollm3': SMOLLM3,
+    'gpt_neox': GPT_NEOX,
     'mixtral': MIXTRAL,
     'qwen3_moe': QWEN3_MOE,
+    'gpt_oss': GPT_OSS,
 }
 
 

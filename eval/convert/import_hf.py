@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from eval.convert import hf_config, safetensors
+from eval.convert import hf_config, mxfp4, safetensors
 from eval.convert.fold import learner_on_cpu, write
 from eval.convert.hf_families import Family, Place, family_of
 from eval.convert.safetensors import Stored
@@ -97,7 +97,7 @@ def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
         raise ValueError(f'{folder} is no folder; nothing is downloaded')
     raw = hf_config.read_json(folder / hf_config.FILE)
     family, stored = family_of(raw), safetensors.read_folder(folder)
-    stored = without_unused(family, stored)
+    stored, packed = mxfp4.unpacked(without_unused(family, stored))
     fields = family.read(raw)
     vocab_size, dtype = table_of(family, stored)
     tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
@@ -105,7 +105,7 @@ def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
     check(recipe)
     shapes = shapes_of(recipe, vocab_size)
     places = places_of(family, recipe, shapes, stored)
-    params = filled(recipe, shapes, places, stored)
+    params = filled(shapes, places, stored, packed)
     set_constants(params, recipe, dtype)
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
         scale_queries(params, math.sqrt(recipe.head_dim / scalar))
@@ -213,21 +213,38 @@ def listed(names: Any) -> str:
 
 
 def filled(
-    recipe: Recipe, shapes: Shapes, places: list[Place], stored: Mapping[str, Stored]
+    shapes: Shapes,
+    places: list[Place],
+    stored: Mapping[str, Stored],
+    packed: Mapping[str, Stored],
 ) -> dict[str, np.ndarray]:
-    """Returns the float32 parameters, each filled from the files as they lie there."""
+    """Returns the float32 parameters, each filled from the files as they lie there.
+
+    packed: tensors of four bits, which are read an expert at a time.
+    """
     params = {path: aligned(shape) for path, shape in shapes.items()}
     by_name = {place.name: place for place in places}
-    for name, tensor in safetensors.opened({place.name: stored[place.name] for place in places}):
-        place = by_name[name]
-        if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype != ml_dtypes.bfloat16:
-            raise ValueError(f'{name} is {tensor.dtype}: quantised weights are not read')
-        ours = place.shapes(shapes)
+
+    def fill(place: Place, tensor: np.ndarray, rest: Any = ()) -> None:
         for part, path in enumerate(place.row.paths):
-            target = params[path][place.index]
+            target = params[path][place.index][rest]
+            ours = [params[one][place.index][rest].shape for one in place.row.paths]
             target[...] = place.row.layout.take(tensor, ours, part)
             if place.row.plus:
                 target += np.float32(place.row.plus)
+
+    whole = {name: stored[name] for name in by_name if name + mxfp4.BLOCKS not in packed}
+    for name, tensor in safetensors.opened(whole):
+        if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype != ml_dtypes.bfloat16:
+            raise ValueError(f'{name} is {tensor.dtype}: quantised weights are not read')
+        fill(by_name[name], tensor)
+    for name in by_name.keys() - whole.keys():
+        pair = {name + end: packed[name + end] for end in (mxfp4.BLOCKS, mxfp4.SCALES)}
+        blocks, scales = (tensor for _, tensor in sorted(safetensors.opened(pair)))
+        for expert in range(len(scales)):
+            one = slice(expert, expert + 1)
+            numbers = mxfp4.dequantised(blocks[one], scales[one])
+            fill(by_name[name], np.swapaxes(numbers, 1, 2), one)
     return params
 
 

@@ -284,10 +284,12 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
 @pytest.mark.parametrize(
     'arguments, match',
     [
-        ([], r'takes one command \(fold\), then flags; got none'),
+        ([], r'takes one command \(fold, import-hf DIR, export-hf\), then flags; got none'),
         (['fold', 'more'], 'got fold more'),
-        (['fodl'], r'one command \(fold\), then flags; got fodl'),
+        (['fodl'], r'one command \(fold, .*\), then flags; got fodl'),
         (['fold'], 'eval.convert fold needs --out, --to too'),
+        (['import-hf'], 'got import-hf'),
+        (['import-hf', 'x'], 'import-hf needs --out too'),
     ],
 )
 def test_a_command_line_that_says_too_little(arguments, match):

@@ -19,7 +19,7 @@ from flax.traverse_util import unflatten_dict
 
 from configs import default
 from eval.convert import __main__ as convert
-from eval.convert import export_hf, hf_config, import_hf, safetensors
+from eval.convert import export_hf, hf_config, import_hf, mxfp4, safetensors
 from eval.convert.fold import fold_checkpoint, learner_on_cpu
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
@@ -27,6 +27,7 @@ from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
 from lm.config.resolve import replaced, resolve, to_dict
+from lm.data import tokenizers
 from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
@@ -194,6 +195,33 @@ def test_files_of_the_hub_are_read_too(tmp_path):
         import_folder(saved(tmp_path / 'llama3', 'llama3', half), base(), Path('run'))
 
 
+def test_weights_of_four_bits_are_read(tmp_path):
+    """As transformers dequantises them (make.py), and as the same weights in float32."""
+    blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']
+    found = mxfp4.dequantised(blocks, scales)
+    np.testing.assert_array_equal(np.swapaxes(found, 1, 2), theirs()['mxfp4'])
+    rng, sizes = np.random.default_rng(0), {'hidden_size': 32, 'intermediate_size': 32}
+    wide = {}
+    for name, shape in CASES['gpt_oss']['tensors'].items():
+        of_keys = '.k_proj.' in name or '.v_proj.' in name  # 16 is K H there
+        wider = [{16: 32, 24: 32, 48: 64}.get(size, size) for size in shape]
+        wide[name] = weight(name, [*shape[:1], *wider[1:]] if of_keys else wider)
+    packed = dict(wide)
+    for name in [name for name in wide if name.endswith(('gate_up_proj', 'down_proj'))]:
+        experts, inputs, outputs = packed.pop(name).shape
+        blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
+        scales = rng.integers(120, 130, blocks.shape[:-1], dtype=np.uint8)
+        wide[name] = np.swapaxes(mxfp4.dequantised(blocks, scales), 1, 2)
+        packed |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
+    quantised = {'quantization_config': {'quant_method': 'mxfp4'}}
+    one, other = (
+        import_folder(saved(tmp_path / name, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'))
+        for name, arrays, more in (('whole', wide, {}), ('packed', packed, quantised))
+    )
+    for path, array in one.params.items():
+        np.testing.assert_array_equal(array, other.params[path])
+
+
 BAD_FIELDS = {
     'lacking': ('llama2', {'alibi': True}, r'config.json has alibi=True, which our models lack'),
     'left out': ('llama2', {'hidden_size': 'left out'}, 'lacks hidden_size'),
@@ -267,6 +295,24 @@ def with_tokenizer(folder):
     named = json.dumps({'bos_token': '<s>', 'eos_token': {'content': '</s>'}})
     (folder / 'tokenizer_config.json').write_text(named)
     return folder
+
+
+def test_a_tokenizer_comes_along(tmp_path):
+    """BOS and EOS are ids of the model, whose table may have more rows than words, never fewer."""
+    with_tokenizer(tmp_path)
+    found = tokenizers.of_model(tmp_path, 64, 62, 63)
+    assert (found.vocab_size, found.bos_id, found.eos_id) == (64, 1, 2)
+    (tmp_path / 'tokenizer_config.json').unlink()
+    ids = [tokenizers.of_model(tmp_path, 64, *given) for given in ((7, 8), (None, 8), (None, None))]
+    assert [(one.bos_id, one.eos_id) for one in ids] == [(7, 8), (8, 8), (63, 63)]
+    with pytest.raises(ValueError, match='has the id 52, and the model 52 embeddings'):
+        tokenizers.of_model(tmp_path, 52, 1, 2)
+    ids = tokenizers.plan('ids:64,1,2').build([])
+    ids.save(tmp_path / 'saved')
+    assert tokenizers.load(tmp_path / 'saved') == ids
+    assert ids.encode('3 63') == [3, 63] and ids.decode([3, 63]) == '3 63'
+    with pytest.raises(ValueError, match="reads token ids below 64; got '64'"):
+        ids.encode('1 64')
 
 
 @pytest.mark.full
