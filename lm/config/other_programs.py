@@ -48,7 +48,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'model.bias': 'use_bias',
         'model.d_ff': 'base_mlp_dim intermediate_dim intermediate_size model.f',
         'model.d_model': 'base_emb_dim dim hidden_dim hidden_size model.d n_embd width',
+        'model.attention_dropout': 'attention_probs_dropout_prob attn_dropout attn_pdrop',
+        'model.dropout': 'dropout_rate hidden_dropout hidden_dropout_prob resid_dropout '
+        'resid_pdrop',
         'model.dtype': 'bf16 fp16 mixed_precision_param mp torch_dtype',
+        'model.embedding_dropout': 'embd_dropout embd_pdrop embed_pdrop',
         'model.n_heads': 'base_num_query_heads model.h n_head num_attention_heads num_heads',
         'model.n_kv_heads': 'base_num_kv_heads num_key_value_heads num_kv_heads',
         'model.n_layers': 'base_num_decoder_layers depth layers model.n n_layer num_hidden_layers '
@@ -229,11 +233,7 @@ CORPORA: Mapping[str, str] = {
 ABSENT: Mapping[str, str] = {
     name: words
     for words, names in {
-        'there is no dropout; optim.weight_decay and loss.label_smoothing are what regularises': (
-            'dropout dropoutrate attndropout attentiondropout residdropout hiddendropout '
-            'embddropout attentionprobsdropoutprob enabledropout attnpdrop embedpdrop embdpdrop '
-            'residpdrop'
-        ),
+        'dropout is on where --config.model.dropout is not 0': 'enabledropout',
         'dropout before the factors of LoRA is no map of weights, and not here': 'loradropout',
         'what LoRA leaves alone is kept in float32, not in fewer bits: --config.model.reparam=lora '
         '--config.train.trainable=lora': 'qlora',

@@ -140,6 +140,9 @@ def without_auto(config: Config) -> Config:
         values['model.final_norm'] = model.norm if placement.final_norm else 'none'
     if model.n_kv_heads is None:
         values['model.n_kv_heads'] = model.n_heads
+    for path in ('model.attention_dropout', 'model.embedding_dropout'):
+        if vars(model)[path.split('.')[1]] is None:
+            values[path] = model.dropout
     if model.embedding_scale is None:
         values['model.embedding_scale'] = norm.scales_embedding
     if config.attention.norm_values is None and 'norm_values' in needs:
