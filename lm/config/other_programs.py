@@ -356,11 +356,11 @@ def word(name: str) -> str:
 
 
 def to_download(place: str, folder: str) -> str:
-    """Says how the text of a data set OWNER/NAME is read from a folder."""
+    """Says how the text of a data set OWNER/NAME is read, from the hub or from a folder."""
     source = shlex.quote(f'--config.data.source=text:{folder}/**/*.parquet')
     return (
-        f'no text is downloaded here; hf download {place} --repo-type=dataset '
-        f'--local-dir={folder}, or any files, then {source} (or .txt, .jsonl)'
+        f'--config.data.source=hub:{place} is the parquet files of that data set, fetched with the '
+        f'extra hub; files of your own are {source} (or .txt, .jsonl)'
     )
 
 
@@ -372,7 +372,7 @@ def suffixes(flag: str) -> list[str]:
 
 def spelt(name: str, text: str) -> str:
     """Returns the value of a name as it is written here, unless it is written so already."""
-    is_here = text.partition(':')[0] in ('bpe', 'byte', 'hf', 'text', 'tfds')
+    is_here = text.partition(':')[0] in ('bpe', 'byte', 'hf', 'hub', 'text', 'tfds')
     return text if is_here or not text else SPELT.get(name, '{}').format(text.strip('[]"'))
 
 
