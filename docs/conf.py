@@ -45,8 +45,8 @@ CONTENTS = {
         first_ablation norm_of_your_own collapsing_attention transferred_rate inside_a_checkpoint
         pod_you_do_not_hold""",
     'Guide': """
-        start config data norms attention reparametrisations losses_optimizers scaling sweeps python
-        diagnostics runs buckets devices hosts pods parts""",
+        start config data norms attention reparametrisations models losses_optimizers scaling sweeps
+        python diagnostics runs buckets devices hosts pods parts""",
     'Reference': 'parts/index python/index fields commands columns statuses',
 }
 MORE = {

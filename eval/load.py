@@ -26,7 +26,7 @@ def define_checkpoint() -> flags.FlagHolder[str | None]:
 
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:
-    """Opens the data that a checkpoint was trained on.
+    """Opens the data that a checkpoint was trained on; that of the config, for an imported one.
 
     Args:
       checkpoint: as `load` gives it.
@@ -39,9 +39,10 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
     """
     fields = checkpoint.recipe.data
     dataset = data.open_dataset(fields)
-    if dataset.digest != checkpoint.meta['data']:
+    trained_on = checkpoint.meta['data']  # None: nobody knows
+    if trained_on is not None and dataset.digest != trained_on:
         raise ValueError(
             f'{source_of(fields)} has changed since training: it was '
-            f'{checkpoint.meta["data"]} and is {dataset.digest}. Numbers would not compare.'
+            f'{trained_on} and is {dataset.digest}. Numbers would not compare.'
         )
     return dataset

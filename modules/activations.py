@@ -18,16 +18,20 @@ from modules.options import Option
 # connections add to the variance all the same.
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
+# Of gpt-oss (arXiv:2508.10925): x sigmoid(1.702 x) is near x Phi(x) (arXiv:1606.08415).
+GLU_ALPHA, GLU_LIMIT = 1.702, 7.0
+
 Dropout = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden activations, key)
 
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """`fn` on the up projection or, where `gated`, fn(gate) * up (GLU, arXiv:2002.05202)."""
+    """`fn` on the up projection or, where `gated`, fn(gate) * of_up(up) (GLU, arXiv:2002.05202)."""
 
     summary: str  # one line of what it is, with its source
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False
+    of_up: Callable[[jax.Array], jax.Array] = lambda up: up
     # Takes the options that it declares, and returns what training does to hidden activations.
     dropout: Callable[..., Dropout | None] = lambda: None
     check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)
@@ -54,6 +58,17 @@ def drop_to_least(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
     return (a * dropped + b).astype(x.dtype)
 
 
+def clamped_silu(gate: jax.Array) -> jax.Array:
+    """g sigmoid(GLU_ALPHA g) with g = min(gate, GLU_LIMIT)."""
+    gate = jnp.minimum(gate, GLU_LIMIT)
+    return gate * jax.nn.sigmoid(GLU_ALPHA * gate)
+
+
+def clamped_up(up: jax.Array) -> jax.Array:
+    """1 + up, cut at -GLU_LIMIT and GLU_LIMIT before."""
+    return 1 + jnp.clip(up, -GLU_LIMIT, GLU_LIMIT)
+
+
 # The two forms of GELU differ by under 5e-4.
 GELU, GELU_EXACT = (functools.partial(jax.nn.gelu, approximate=form) for form in (True, False))
 
@@ -73,4 +88,11 @@ ACTIVATIONS = {
         'max(x, 0)^2: Primer (arXiv:2109.08668)', lambda x: jnp.square(jax.nn.relu(x))
     ),
     'swiglu': Activation('silu(gate) * up (arXiv:2002.05202)', jax.nn.silu, gated=True),
+    'swiglu_oai': Activation(
+        'g sigmoid(1.702 g) * (up + 1), g = gate cut above 7, up beyond 7: gpt-oss '
+        '(arXiv:2508.10925)',
+        clamped_silu,
+        gated=True,
+        of_up=clamped_up,
+    ),
 }

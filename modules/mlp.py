@@ -55,7 +55,7 @@ class PositionWise(nn.Module):
         up = project('up', x, ('embed', 'mlp'), self.d_ff)
         if self.activation.gated:
             gate = project('gate', x, ('embed', 'mlp'), self.d_ff)
-            hidden = self.activation.fn(gate) * up
+            hidden = self.activation.fn(gate) * self.activation.of_up(up)
         else:
             hidden = self.activation.fn(up)
         if self.dropout is not None:  # without one nothing is carried
@@ -80,20 +80,25 @@ class MLP(PositionWise):
 class MoE(PositionWise):
     """sum over the k experts e likeliest by p = softmax(x W_router) of p_e(x) MLP_e(x).
 
+    With `gates` renormalised, p_e is divided by its sum over the k, which is a softmax over their
+    logits alone (Mixtral, arXiv:2401.04088; norm_topk_prob of Qwen3, arXiv:2505.09388; gpt-oss,
+    arXiv:2508.10925).
+
     In training each expert takes the first capacity = ceil(expert_capacity * k * M / E) of its
-    tokens, out of M = B * T; it adds nothing to later ones. Normal noise of deviation 1/E is added
-    to the router's logits, from a key that the layer carries, and E^2 mean_e(mean(p_e) share_e),
-    share_e being the expert's share of the k M choices, is sown as an auxiliary loss, 1 where all
-    is balanced. So a token's output depends on earlier tokens of the batch, or of its row with the
-    capacity over a row (as in MaxText; M = T then). Such rows stay on their devices, and an
-    all-to-all sends their tokens to the devices of their experts. Evaluation drops no token and
-    adds no noise. Router and gates are float32; p is not normalized over the k. Padding takes no
-    place.
+    tokens, out of M = B * T; it adds nothing to later ones. Normal noise of deviation
+    router_noise / E is added to the router's logits, from a key that the layer carries, and
+    E^2 mean_e(mean(p_e) share_e), share_e being the expert's share of the k M choices, is sown as
+    an auxiliary loss, 1 where all is balanced. So a token's output depends on earlier tokens of the
+    batch, or of its row with the capacity over a row (as in MaxText; M = T then). Such rows stay on
+    their devices, and an all-to-all sends their tokens to the devices of their experts. Evaluation
+    drops no token and adds no noise. Router and gates are float32. Padding takes no place. `bias`
+    adds one to the product of the router, as in gpt-oss, and to those of each expert.
 
     Source: the code of WideNet (arXiv:2107.11817), whose experts also apply the activation after
-    their second product; here they do not. Experts have no biases.
+    their second product; here they do not.
     """
 
+    bias: bool = False
     n_experts: Annotated[int, Option('how many there are', 1)] = 4
     experts_per_token: Annotated[int, Option('how many a token goes through', 1)] = 2
     expert_capacity: Annotated[
@@ -102,15 +107,28 @@ class MoE(PositionWise):
     capacity_over: Annotated[
         str, Option('tokens that share a capacity: a batch, or a row', choices=('batch', 'row'))
     ] = 'batch'
+    gates: Annotated[
+        str,
+        Option(
+            "the chosen experts' probabilities: of all, or with their own sum as 1",
+            choices=('softmax', 'renormalised'),
+        ),
+    ] = 'softmax'
+    router_noise: Annotated[
+        float,
+        Option(
+            'deviation of the noise on router logits in training, in 1 / n_experts; 0: none',
+            0,
+            sys.float_info.max,
+        ),
+    ] = 1.0
 
     auxiliary = ('balance_loss',)
 
     @classmethod
     def check(cls, recipe, part):
-        """Raises ValueError for biases, which experts do not have, and for too few experts."""
+        """Raises ValueError for too few experts."""
         n_experts, taken = part.options['n_experts'], part.options['experts_per_token']
-        if recipe.model.bias:
-            raise ValueError(f'model.bias=True: experts ({part}) have no biases')
         if taken > n_experts:
             raise ValueError(
                 f'mlp.experts_per_token must be at most mlp.n_experts; got {taken} of {n_experts}'
@@ -124,12 +142,16 @@ class MoE(PositionWise):
         training = is_training(self)
         groups = x_BTD.shape[0] if self.capacity_over == 'row' else 1
         axes, options = ('embed', 'router'), {'matmul': self.kernels.matmul, 'dtype': jnp.float32}
+        options |= {'bias': self.bias}
         logits_ME = product(self, 'router', x_MD, axes, axes[:1], self.n_experts, **options)
-        key = next_key(self)
-        if training:
-            logits_ME += jax.random.normal(key, logits_ME.shape) / self.n_experts
+        key = next_key(self) if self.router_noise else None  # without noise no key is carried
+        if key is not None:
+            noise_ME = jax.random.normal(key, logits_ME.shape)
+            logits_ME += self.router_noise * noise_ME / self.n_experts
         probs_ME = self.kernels.softmax(logits_ME)
         gates_MK, chosen_MK = jax.lax.top_k(probs_ME, self.experts_per_token)
+        if self.gates == 'renormalised':
+            gates_MK = gates_MK / jnp.sum(gates_MK, -1, keepdims=True)
         mask_ME = jnp.sum(jax.nn.one_hot(chosen_MK, self.n_experts), 1)
         if valid_M1 is not None:
             mask_ME = mask_ME * valid_M1
@@ -147,7 +169,7 @@ class MoE(PositionWise):
         # The tokens of a row go to where their experts are, and back: an all-to-all each.
         room_GECD = sharded(sharded(room_GECD, 'B_CD'), 'GECD')
         room_ECD = jnp.swapaxes(room_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
-        y_EGCD = self.feed_forward(room_ECD, batch=('expert',))
+        y_EGCD = self.feed_forward(room_ECD, batch=('expert',), bias=self.bias)
         y_EGCD = y_EGCD.reshape(self.n_experts, groups, capacity, d_model)
         y_GECD = sharded(sharded(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
         mixed_GMD = jax.vmap(received)(y_GECD, places_GMK, grouped(gates_MK.astype(self.dtype)))

@@ -77,8 +77,31 @@ def normed_residual(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) ->
     return z + sublayer(z)
 
 
+def parallel_attention(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> Any:
+    """(x + A(N1(x)), x): the MLP reads what attention has read."""
+    return x + sublayer(norm('norm_in')(x)), x
+
+
+def parallel_mlp(streams: Any, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
+    attended, x = streams
+    return attended + sublayer(norm('norm_in')(x))
+
+
+def shared_attention(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> Any:
+    """(x + A(N(x)), N(x)): the MLP reads the same N(x)."""
+    y = norm('norm_in')(x)
+    return x + sublayer(y), y
+
+
+def shared_mlp(streams: Any, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
+    attended, y = streams
+    return attended + sublayer(y)
+
+
 class Blocks(NamedTuple):
-    """Equal blocks, scanned together. `name` is that of their parameters."""
+    """Equal blocks, scanned together. `name` is that of their parameters. What `attention` returns
+    is what `mlp` takes, and only that returns what goes on to the next block.
+    """
 
     name: str
     count: int
@@ -135,6 +158,8 @@ class Placement:
     split, join: map the embeddings to what the blocks carry, and that, with the final norm, to what
       is read out.
     init_gain: L -> a factor of the deviation of the matrices that `deepnorm_gain` names.
+    norms_before: {sublayer: the norm whose result alone its first matrices read}, where they read
+      nothing else, and what they add is added as it is.
     needs: other choices that belong to the method, by the name of their option or table.
     """
 
@@ -145,11 +170,14 @@ class Placement:
     split: Callable[[jax.Array], Any] = lambda x: x
     join: Callable[[Any, Layer], jax.Array] = lambda x, final_norm: final_norm(x)
     init_gain: Callable[[int], float] = lambda blocks: 1.0
+    norms_before: Mapping[str, str] | None = None
     needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     check: Callable[[Any, Any], None] = needs_are_met  # its own rule (`modules.facts`)
 
 
 NORMED_VALUES = {'norm_values': True}
+OWN_NORMS = {'attention': 'attention_norm_in', 'mlp': 'mlp_norm_in'}
+ONE_NORM = {'attention': 'attention_norm_in', 'mlp': 'attention_norm_in'}
 
 PLACEMENTS = {
     'deepnorm': Placement(
@@ -179,6 +207,16 @@ PLACEMENTS = {
     'output': Placement(
         'x + N(F(x)): OLMo 2 (arXiv:2501.00656)', all_alike(output, output), norms_updates=True
     ),
+    'parallel': Placement(
+        'x + A(N(x)) + M(N(x)), each with a norm of its own: GPT-NeoX, Pythia (arXiv:2204.06745)',
+        all_alike(parallel_attention, parallel_mlp),
+        norms_before=OWN_NORMS,
+    ),
+    'parallel_shared': Placement(
+        'x + A(y) + M(y) with y = N(x): GPT-J, Phi-2, PaLM (arXiv:2204.02311)',
+        all_alike(shared_attention, shared_mlp),
+        norms_before=ONE_NORM,
+    ),
     'peri': Placement(
         'x + N(F(N(x))): Peri-LN (arXiv:2502.02732), as an equation Sandwich-LN (arXiv:2105.13290)',
         all_alike(peri, peri),
@@ -189,7 +227,7 @@ PLACEMENTS = {
         all_alike(post, post),
         final_norm=False,
     ),
-    'pre': Placement('x + F(N(x)) (arXiv:2002.04745)', all_alike(pre, pre)),
+    'pre': Placement('x + F(N(x)) (arXiv:2002.04745)', all_alike(pre, pre), norms_before=OWN_NORMS),
     'resi_dual': Placement(
         'two streams, post- and pre-norm: ResiDual (arXiv:2304.14802)',
         all_alike(resi_dual, resi_dual),

@@ -7,11 +7,12 @@ the logits of a pair fall with its distance.
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from modules.attention import ATTENTIONS
@@ -24,18 +25,38 @@ FINITE = sys.float_info.max
 LOWEST_ABOVE_0 = 1e-37
 
 
+def unturned(x_BNTH: jax.Array, positions_BT: jax.Array, **layer: Any) -> jax.Array:
+    """Returns x: what positions that turn nothing do to queries and keys."""
+    return x_BNTH
+
+
 def rope(
     x_BNTH: jax.Array,
     positions_BT: jax.Array,
+    block: jax.Array | float = 1.0,
+    is_full: jax.Array | None = None,
+    capacity: int | None = None,
     rope_base: Annotated[
         float, Option('b of the frequencies b^(-2i/R), R being the features turned', 1, FINITE)
     ] = 10_000.0,
+    rope_local_base: Annotated[
+        float | None,
+        Option('b of layers with a window, which are not scaled; None: as of others', 1, FINITE),
+    ] = None,
+    no_rope_every: Annotated[int, Option('each n-th layer is not turned; 0: all are', 0)] = 0,
     rope_scaling: Annotated[
-        str, Option('of all frequencies, or as in Llama 3.1', choices=('none', 'linear', 'llama3'))
+        str,
+        Option(
+            'of all frequencies, as in Llama 3.1, YaRN or LongRoPE',
+            choices=('none', 'linear', 'llama3', 'yarn', 'longrope'),
+        ),
     ] = 'none',
-    rope_factor: Annotated[float, Option('what divides frequencies', 1, FINITE)] = 1.0,
+    rope_factor: Annotated[
+        float,
+        Option('s, how much longer rows are than before: it divides frequencies', 1, FINITE),
+    ] = 1.0,
     rope_original_length: Annotated[
-        int, Option('tokens that llama3 counts the turns in: those trained on before', 1)
+        int, Option('tokens that turns are counted in: the longest rows trained on before', 1)
     ] = 8192,
     rope_low_frequency_factor: Annotated[
         float, Option('turns below which llama3 divides by all of it', 0, FINITE)
@@ -43,26 +64,77 @@ def rope(
     rope_high_frequency_factor: Annotated[
         float, Option('turns above which llama3 leaves a frequency', LOWEST_ABOVE_0, FINITE)
     ] = 4.0,
+    rope_beta_fast: Annotated[
+        float, Option('turns above which yarn leaves a frequency', 1, FINITE)
+    ] = 32.0,
+    rope_beta_slow: Annotated[
+        float, Option('turns below which yarn divides by all of it', LOWEST_ABOVE_0, FINITE)
+    ] = 1.0,
+    rope_truncate: Annotated[
+        bool, Option('whether yarn rounds the pairs between which it interpolates')
+    ] = True,
+    rope_attention_factor: Annotated[
+        float | None,
+        Option('m of yarn and longrope; None: the published one', LOWEST_ABOVE_0, FINITE),
+    ] = None,
+    rope_short_factor: Annotated[
+        str, Option('what longrope divides by up to the original length: R/2 numbers, by commas')
+    ] = '',
+    rope_long_factor: Annotated[
+        str, Option('what longrope divides by in longer rows: R/2 numbers, by commas')
+    ] = '',
     rope_fraction: Annotated[
         float, Option('share of the features of a head that is turned, the first ones', 0.01, 1)
     ] = 1.0,
 ) -> jax.Array:
     """Rotary embedding: of the first R features, pairs (x_i, x_{i+R/2}) turned by position * f_i.
 
-    f_i = rope_base^(-2i/R), then `scaled`. x_BNTH is [B, N, T, H], R = rope_fraction * H is even;
-    positions_BT is int32 and may have a batch of 1. The angles are float32, float64 where x is.
+    f_i = rope_base^(-2i/R), then `scaled`, `yarn`, or `longrope`; the two latter also multiply what
+    is turned by m, so that logits have a factor m^2. x_BNTH is [B, N, T, H], R = rope_fraction * H
+    is even; positions_BT is int32 and may have a batch of 1. The angles are float32, float64 where
+    x is. `block` is the number of the layer, from 1; is_full: whether it has no window, None where
+    all layers are alike in that; capacity: tokens that its cache has room for, None without one.
+
     Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
-    features as in GPT-NeoX (arXiv:2204.06745).
+    features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
+    (arXiv:2503.19786); layers that are not turned as in SmolLM3, with 4 (arXiv:2501.18795).
     """
     features = rotated_features(x_BNTH.shape[-1], rope_fraction)
     first, second = jnp.split(at_least_float32(x_BNTH[..., :features]), 2, axis=-1)
     half, exact = first.shape[-1], first.dtype
-    frequency_H = rope_base ** (-jnp.arange(half, dtype=exact) / half)
-    if rope_scaling != 'none':
+
+    def plain(base):
+        return base ** (-jnp.arange(half, dtype=exact) / half)
+
+    frequency_H, m = plain(rope_base), 1.0
+    if rope_scaling == 'yarn':
+        betas = rope_beta_fast, rope_beta_slow
+        kept_H = yarn_kept(half, rope_base, rope_original_length, *betas, truncate=rope_truncate)
+        kept_H = jnp.asarray(kept_H, exact)
+        frequency_H = (1 - kept_H) * frequency_H / rope_factor + kept_H * frequency_H
+        m = 0.1 * math.log(rope_factor) + 1
+    elif rope_scaling == 'longrope':
+        is_long = (capacity or x_BNTH.shape[2]) > rope_original_length
+        factors = rope_long_factor if is_long else rope_short_factor
+        frequency_H = frequency_H / jnp.asarray(numbers_of(factors), exact)
+        m = math.sqrt(1 + math.log(rope_factor) / math.log(rope_original_length))
+    elif rope_scaling != 'none':
         turns = rope_low_frequency_factor, rope_high_frequency_factor
         frequency_H = scaled(frequency_H, rope_scaling, rope_factor, rope_original_length, *turns)
+    m = m if rope_attention_factor is None else rope_attention_factor
+    has_m = True  # whether this layer does; traced where blocks are scanned
+    if rope_local_base is not None:
+        frequency_H = jnp.where(is_full, frequency_H, plain(rope_local_base))
+        has_m = is_full
+    if no_rope_every:
+        is_turned = jnp.mod(block, no_rope_every) != 0
+        frequency_H = jnp.where(is_turned, frequency_H, 0.0)
+        has_m = has_m & is_turned
     angle_BTH = jnp.einsum('bt,h->bth', positions_BT.astype(exact), frequency_H)
     cos, sin = jnp.cos(angle_BTH)[:, None], jnp.sin(angle_BTH)[:, None]
+    if m != 1:
+        m = m if has_m is True else jnp.where(has_m, m, 1.0)
+        cos, sin = m * cos, m * sin
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     turned = turned.astype(x_BNTH.dtype)
     if features == x_BNTH.shape[-1]:
@@ -91,12 +163,44 @@ def scaled(
     return (1 - kept_H) * frequency_H / factor + kept_H * frequency_H
 
 
+def yarn_kept(
+    half: int, base: float, original_length: int, fast: float, slow: float, *, truncate: bool
+) -> np.ndarray:
+    """Returns the share of each frequency, [R/2], that YaRN keeps; the rest is divided by s.
+
+    Pair d(r) = R ln(original_length / 2 pi r) / (2 ln base) makes r turns. The share is 1 up to
+    d(fast), 0 from d(slow) on, and linear in the number of the pair between; with `truncate` both
+    ends are rounded outwards. Cos and sin are multiplied by m = 0.1 ln s + 1. Source:
+    arXiv:2309.00071, and its code, which rounds; gpt-oss does not.
+    """
+    low, high = (
+        half * math.log(original_length / (2 * math.pi * turns)) / math.log(base)
+        for turns in (fast, slow)
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    width = high - low or 0.001  # as the code has it where both are one pair
+    return 1 - np.clip((np.arange(half) - low) / width, 0, 1)
+
+
+def numbers_of(text: str) -> list[float]:
+    """Returns [1.0, 1.5] for '1.0,1.5'; raises ValueError for what is no number."""
+    return [float(number) for number in text.split(',')]
+
+
 # Options of a scaling -> the scalings that read them.
 READ_BY = {
-    'rope_factor': ('linear', 'llama3'),
-    'rope_original_length': ('llama3',),
+    'rope_factor': ('linear', 'llama3', 'yarn', 'longrope'),
+    'rope_original_length': ('llama3', 'yarn', 'longrope'),
     'rope_low_frequency_factor': ('llama3',),
     'rope_high_frequency_factor': ('llama3',),
+    'rope_beta_fast': ('yarn',),
+    'rope_beta_slow': ('yarn',),
+    'rope_truncate': ('yarn',),
+    'rope_attention_factor': ('yarn', 'longrope'),
+    'rope_short_factor': ('longrope',),
+    'rope_long_factor': ('longrope',),
 }
 
 
@@ -105,10 +209,10 @@ def check_rope(recipe: Any, part: Any) -> None:
     head_dim, given = recipe.head_dim, part.options
     if given['rope_fraction'] == 1 and head_dim % 2:
         raise ValueError(
-            f'{part} turns pairs: the head width d_model / n_heads must be even; got {head_dim}. '
-            'Change n_heads, or use position=learned.'
+            f'{part} turns pairs: the head width, model.head_dim, must be even; got {head_dim}. '
+            'Set it, change n_heads, or use position=learned.'
         )
-    rotated_features(head_dim, given['rope_fraction'])
+    features = rotated_features(head_dim, given['rope_fraction'])
     scaling, published = given['rope_scaling'], options(rope)
     for name, scalings in READ_BY.items():
         if scaling not in scalings and given[name] != published[name].default:
@@ -116,16 +220,57 @@ def check_rope(recipe: Any, part: Any) -> None:
                 f'attention.{name}={given[name]} is read with attention.rope_scaling='
                 f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
             )
-    if scaling != 'none' and given['rope_factor'] == 1:
+    if scaling not in ('none', 'longrope') and given['rope_factor'] == 1:
         raise ValueError(
             f'attention.rope_scaling={scaling} divides frequencies by attention.rope_factor, which '
             'is 1: nothing would change. Set it to how much longer rows are, or leave both out.'
         )
-    low, high = given['rope_low_frequency_factor'], given['rope_high_frequency_factor']
-    if scaling == 'llama3' and low >= high:
+    for rule, low, high in (
+        ('llama3', 'rope_low_frequency_factor', 'rope_high_frequency_factor'),
+        ('yarn', 'rope_beta_slow', 'rope_beta_fast'),
+    ):
+        if scaling == rule and given[low] >= given[high]:
+            raise ValueError(
+                f'attention.{low} must be below attention.{high}; got {given[low]} and '
+                f'{given[high]}'
+            )
+    if scaling == 'yarn' and given['rope_base'] == 1:
+        raise ValueError('attention.rope_scaling=yarn needs attention.rope_base above 1; got 1')
+    if scaling == 'longrope':
+        _check_longrope(given, features)
+    _check_rope_of_layers(recipe, part)
+
+
+def _check_longrope(given: Mapping[str, Any], features: int) -> None:
+    """Raises ValueError for lists of factors that do not have one above 0 for each pair."""
+    for name in ('rope_short_factor', 'rope_long_factor'):
+        try:
+            numbers = numbers_of(given[name])
+        except ValueError:
+            numbers = []
+        if len(numbers) != features // 2 or not all(0 < n < math.inf for n in numbers):
+            raise ValueError(
+                f'attention.{name} has a number above 0 for each of the {features // 2} pairs that '
+                f'are turned, joined by commas; got {given[name]!r}, from which {len(numbers)} are '
+                'read'
+            )
+    if given['rope_original_length'] == 1:
+        raise ValueError('attention.rope_original_length must be above 1 for longrope; got 1')
+
+
+def _check_rope_of_layers(recipe: Any, part: Any) -> None:
+    """Raises ValueError where a rule for some layers would be one for all, or for none."""
+    given, attention = part.options, recipe.attention.options
+    if given['rope_local_base'] is not None and not attention.get('full_every'):
         raise ValueError(
-            'attention.rope_low_frequency_factor must be below '
-            f'attention.rope_high_frequency_factor; got {low} and {high}'
+            f'attention.rope_local_base={given["rope_local_base"]:g} is for layers with a window '
+            'among layers without: set attention.window and attention.full_every. For all layers '
+            'there is attention.rope_base.'
+        )
+    if given['no_rope_every'] == 1:
+        raise ValueError(
+            'attention.no_rope_every=1 turns no layer: that is model.position=none. Leave it out, '
+            'or choose 2 or more.'
         )
 
 
@@ -137,8 +282,8 @@ def rotated_features(head_dim: int, fraction: float) -> int:
     if abs(features - round(features)) > 1e-6 or round(features) % 2 or round(features) < 2:
         near = min(max(2, 2 * round(features / 2)), head_dim // 2 * 2)
         raise ValueError(
-            f'attention.rope_fraction={fraction:g} of the head width d_model / n_heads = '
-            f'{head_dim} is {features:g} features, and rope turns pairs: it must be an even '
+            f'attention.rope_fraction={fraction:g} of the head width, model.head_dim = '
+            f'{head_dim}, is {features:g} features, and rope turns pairs: it must be an even '
             f'number, 2 at least. Nearest that works: {near / head_dim!r} ({near} features).'
         )
     return round(features)
@@ -184,7 +329,7 @@ class Position:
     """A row of `POSITIONS`: one line of what it is with its source, and what it does."""
 
     summary: str
-    rotate: Callable[[jax.Array, jax.Array], jax.Array] = lambda x_BNTH, positions_BT: x_BNTH
+    rotate: Callable[..., jax.Array] = unturned  # called as `rope` is
     table: type[nn.Module] | None = None  # added to the embeddings
     slopes: Callable[[int], jax.Array] | None = None  # N -> [N], by which logits fall with distance
     check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)

@@ -48,6 +48,11 @@ TINY = {
 NEEDS = {
     ('attention.rope_scaling', 'linear'): {'attention.rope_factor': 2.0},
     ('attention.rope_scaling', 'llama3'): {'attention.rope_factor': 2.0},
+    ('attention.rope_scaling', 'yarn'): {'attention.rope_factor': 2.0},
+    ('attention.rope_scaling', 'longrope'): {
+        'attention.rope_short_factor': '1,1,1,1.5',
+        'attention.rope_long_factor': '1,1.5,2,4',
+    },
     ('kernels.attention', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('kernels.implementation', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('kernels.linear_attention', 'chunked'): {'model.attention': 'linear'},

@@ -48,6 +48,15 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
     'uv run python -m eval.runs --workdir=s3://my-bucket/runs': IN_BUCKETS,
     'uv run python -m tests.bench.sweep': 'minutes',
+    **{
+        f'uv run {line}': 'tests/eval/convert/test_hf.py has a folder of theirs'
+        for line in (
+            'python -m eval.convert import-hf llama --out=runs/llama',
+            'train.py --config=configs/default.py --config.train.init_from=runs/llama '
+            '--config.data.source=text:mine.jsonl --workdir=runs/tuned',
+            'python -m eval.convert export-hf --checkpoint=runs/tuned --out=tuned',
+        )
+    },
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m tests.bench.step': 'minutes',
     **{

@@ -1,9 +1,13 @@
 """Converts checkpoints.
 
 python -m eval.convert fold --checkpoint=DIR --out=DIR --to=rmsnorm|crmsnorm|none [--untie]
+python -m eval.convert import-hf DIR --out=RUN [--config=PATH] [--reference=FILE.npz]
+python -m eval.convert export-hf --checkpoint=RUN --out=DIR [--dtype=bfloat16]
 
 fold: the same function with simpler norms, or none, and without reparametrisation
 (`eval.convert.fold`).
+import-hf: a model that transformers has saved, as a run (`eval.convert.import_hf`).
+export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
 """
 
 from lm.launch.before_jax import prepare_process
@@ -11,27 +15,45 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from absl import app, flags
 
+from eval.convert import export_hf, import_hf
 from eval.convert.fold import TARGETS, fold_checkpoint, write
 from eval.load import define_checkpoint, load
-from lm.launch.command import run_main
+from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
 from lm.storage.buckets import local_path
 
 
+class Command(NamedTuple):
+    """A command: what follows its name, the flags that it needs, and what it does."""
+
+    names: tuple[str, ...]
+    needs: tuple[str, ...]
+    run: Callable[..., None]
+
+
 def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Folds as the flags say; ValueError for another command, or where a flag is missing."""
-    if list(arguments) != ['fold']:
+    """Converts as the flags say; ValueError for another command, or where a flag is missing."""
+    name, given = ' '.join(arguments[:1]), arguments[1:]
+    command = COMMANDS.get(name)
+    if command is None or len(given) != len(command.names):
+        wanted = ', '.join(' '.join((n, *c.names)) for n, c in COMMANDS.items())
         raise ValueError(
-            'eval.convert takes one command (fold), then flags; got '
+            f'eval.convert takes one command ({wanted}), then flags; got '
             f'{" ".join(arguments) or "none"}'
         )
-    if missing := [f'--{name}' for name in ('checkpoint', 'out', 'to') if options[name] is None]:
-        raise ValueError(f'eval.convert fold needs {", ".join(missing)} too')
-    out = local_path(options['out'], '--out')
+    if missing := [f'--{flag}' for flag in command.needs if options[flag] is None]:
+        raise ValueError(f'eval.convert {name} needs {", ".join(missing)} too')
+    command.run(*given, out=local_path(options['out'], '--out'), options=options)
+
+
+def fold(out: Path, options: Mapping[str, Any]) -> None:
+    """Folds a checkpoint, and says by how much its logits changed."""
     checkpoint = load(options['checkpoint'])
     folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
     meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
@@ -46,13 +68,56 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     print(f'largest difference of logits, relative to the largest logit: {of}')
 
 
+def import_folder(folder: str, out: Path, options: Mapping[str, Any]) -> None:
+    """Imports a folder, prints its config, and compares logits where a reference is given."""
+    base, source = options['config'].to_dict(), Path(folder).expanduser()
+    imported = import_hf.import_folder(source, base, out)
+    flags_of_it, notes = import_hf.described(imported.recipe, base), imported.notes
+    import_hf.write_run(source, out, imported)
+    print(*flags_of_it, sep='\n')
+    for note in notes:
+        print(f'NOTE: {note}')
+    print(f'{out}: to train on, --config.train.init_from={out}')
+    if options['reference']:
+        with np.load(options['reference']) as reference:
+            tokens_BT, wanted = reference['tokens'], reference['logits']
+        found = np.asarray(load(out).logits(tokens_BT.astype(np.int32)))
+        difference = import_hf.largest_difference(found, wanted)
+        print(f'largest difference of logits, relative to the largest logit: {difference:.1e}')
+
+
+def export(out: Path, options: Mapping[str, Any]) -> None:
+    """Exports a checkpoint, and says as what and by how much its logits changed."""
+    checkpoint, dtype = load(options['checkpoint']), options['dtype']
+    exported = export_hf.export_checkpoint(checkpoint, dtype)
+    notes = export_hf.write_folder(out, checkpoint, exported, dtype)
+    print(f'{out}: model_type={exported.model_type}, weights in {dtype}')
+    for note in notes:
+        print(f'NOTE: {note}')
+    print(
+        f'largest difference of float32 logits, relative to the largest: {exported.difference:.1e}'
+    )
+
+
+COMMANDS = {
+    'fold': Command((), ('checkpoint', 'out', 'to'), fold),
+    'import-hf': Command(('DIR',), ('out',), import_folder),
+    'export-hf': Command((), ('checkpoint', 'out'), export),
+}
+
+
 def main(argv: list[str]) -> None:
     run(argv[1:], flags.FLAGS.flag_values_dict())
 
 
 if __name__ == '__main__':  # only here: other programs have flags of these names
     define_checkpoint()
-    flags.DEFINE_string('out', None, 'Workdir to write; it must be empty or not exist.')
+    define_config()
+    flags.FLAGS.set_default('config', str(DEFAULT))
+    flags.DEFINE_string('out', None, 'Folder to write; it must be empty or not exist.')
     flags.DEFINE_string('to', None, f'What model.norm becomes: {", ".join(TARGETS)}.')
     flags.DEFINE_bool('untie', False, 'Give tied embeddings a readout of their own.')
-    app.run(run_main(main))
+    text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
+    flags.DEFINE_string('reference', None, f'File of numpy (.npz) with {text}')
+    flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')
+    app.run(run_main(main), flags_parser=parse_flags)

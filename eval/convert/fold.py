@@ -32,6 +32,7 @@ from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
 from modules.params import NORM, ParamSpec, named_leaves
+from modules.placements import PLACEMENTS
 
 TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
 ROWS = 2  # sequences of random tokens that logits are compared on
@@ -151,8 +152,10 @@ def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
 def refuse_model(recipe: Recipe, to: str) -> None:
     """Raises ValueError, with what would work, for norms that cannot be folded so."""
     sources, norm, model = choose(TARGETS, to, '--to'), recipe.norm.name, recipe.model
+    able = ', '.join(name for name, row in PLACEMENTS.items() if row.norms_before)
+    found = able if recipe.placement.row.norms_before else model.placement
     wanted = {
-        'model.placement': (model.placement, 'pre', 'its norms are not alone before a matrix'),
+        'model.placement': (found, able, 'its norms are not alone before a matrix'),
         'model.mlp': (model.mlp, 'dense', 'a router and experts read the norm'),
         'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),
         'model.final_norm': (model.final_norm, model.norm, 'all norms must be of one kind'),
@@ -188,13 +191,14 @@ def refuse_unfinished(recipe: Recipe, stats: Any) -> None:
 
 
 def affine_maps(
-    kind: fold.AffineOf, recipe: Recipe, params: Flat, before: Any
+    kind: fold.AffineOf, recipe: Recipe, params: Flat, carried: Any
 ) -> dict[str, Affine]:
     """{'layers/mlp_norm_in': the affine map behind its normalisation, ...} of all norms."""
     (blocks,) = groups_of_blocks(recipe)
     eps = recipe.norm.options.get('eps')
-    sites = [f'{blocks.name}/{part}_norm_in' for part in ('attention', 'mlp')] + ['final_norm']
-    stats = named_leaves(before.get('stats', {}))
+    before = recipe.placement.row.norms_before.values()
+    sites = [*dict.fromkeys(f'{blocks.name}/{norm}' for norm in before), 'final_norm']
+    stats = named_leaves(carried.get('stats', {}))
 
     def of(site: str, leaves: Mapping[str, Any]) -> Flat:
         own = {path: leaf for path, leaf in leaves.items() if holder(path) == site}
@@ -218,7 +222,7 @@ def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
     changes = {
         'model.norm': norm,
         'model.final_norm': norm,
-        'model.bias': source.model.bias or biased,
+        'model.bias': True if biased else source.model.bias,
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
         # The weights are here now, and what was trained alone may be gone.
@@ -260,16 +264,24 @@ def folded_params(
                 new[path] = fold.recentre_writer(new[path])
             if drops:
                 new[path] = fold.compress_writer(new[path])
-            if spec.role == 'hidden' and recipe.model.bias:
+            if spec.role == 'hidden' and recipe.model.bias is True:
                 layers, width = len(new[path]), new[path].shape[-1]
                 new.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue
-        norm = f'{holder(path)}_norm_in' if holder(path) else 'final_norm'  # before the matrix
+        norm = norm_before(path, source)
         axis, bias, affine = spec.axes.index('embed'), f'{path}_bias', maps[norm]
         new[path], taken_up = folded_reader(new[path], new.get(bias), axis, affine, drops)
         if taken_up is not None:
             new[bias] = taken_up
     return new
+
+
+def norm_before(path: str, recipe: Recipe) -> str:
+    """The norm before a matrix that reads the stream: 'layers/mlp_norm_in' of 'layers/mlp/up'."""
+    if not holder(path):
+        return 'final_norm'
+    blocks, sublayer = path.split('/')[:2]
+    return f'{blocks}/{recipe.placement.row.norms_before[sublayer]}'
 
 
 def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int) -> tuple[Any, Any]:
@@ -302,11 +314,13 @@ def on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
         return jax.device_get(function())
 
 
-def logits_of(recipe: Recipe, vocab: int, variables: Any, dtype: str) -> np.ndarray:
+def logits_of(
+    recipe: Recipe, vocab: int, variables: Any, dtype: str, length: int | None = None
+) -> np.ndarray:
     """Logits of fixed random tokens, all in `dtype`, whatever model.dtype is, by the reference
-    kernels.
+    kernels. length: of the rows; None: data.seq_len.
     """
-    shape = (ROWS, recipe.data.seq_len)
+    shape = (ROWS, length or recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
     recipe = by_reference(replaced(recipe, {'model.dtype': dtype}))
     transformer = build_model(recipe, vocab, 'cpu')

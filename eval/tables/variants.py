@@ -30,7 +30,10 @@ SEEDS = ('train.seed', 'data.seed')
 BASELINE = 'baseline'  # the name of the first of a list
 SIZES = ('d_model', 'n_layers')
 # What a size brings along: no choice of its own.
-WITH_SIZE = ('d_ff', 'n_heads', 'n_kv_heads', 'scaling_base_width', 'scaling_base_depth')
+WITH_SIZE = (
+    *('d_ff', 'n_heads', 'n_kv_heads', 'model_head_dim'),
+    *('scaling_base_width', 'scaling_base_depth'),
+)
 FIRST_LINES = 5  # among which are all rows of step 1
 
 Seed = Hashable

@@ -65,11 +65,18 @@ class ModelConfig:
     remat: Annotated[str, Choice(REMAT_POLICIES)]
     scan_layers: bool
     n_kv_heads: Annotated[int | None, Option(least=1)] = None  # None: n_heads
+    head_dim: Annotated[int | None, Option(least=1)] = None  # None: d_model / n_heads
     embedding_norm: Norm = 'none'
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own
     mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
-    bias: bool = False
+    bias: Annotated[
+        bool | str,
+        Option(
+            'of all matrices in the blocks, or of those of queries, keys and values alone',
+            choices=('False', 'True', 'qkv'),
+        ),
+    ] = False
     readout_bias: bool = False
     dropout: Annotated[float, dropped('of the results of attention and MLPs; 0: none')] = 0.0
     attention_dropout: Annotated[

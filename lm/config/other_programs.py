@@ -16,6 +16,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     name: tuple(fields.split())
     for fields, names in {
         'attention.rope_base': 'rope.theta rope_max_timescale rope_theta',
+        'attention.no_rope_every': 'no_rope_layer_interval',
+        'attention.rope_local_base': 'rope_local_base_freq',
         'attention.rope_fraction': 'partial_rotary_factor rotary_pct',
         'attention.window': 'sliding_window sliding_window_size',
         'data.batch_size': 'batch config.batch_size device_batch_size '
@@ -45,7 +47,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'mlp.experts_per_token': 'num_experts_per_tok',
         'mlp.n_experts': 'num_experts',
         'model.activation': 'activation_function hidden_act mlp_activations',
-        'model.bias': 'use_bias',
+        'model.bias': 'add_qkv_bias qkv_bias use_bias',
         'model.d_ff': 'base_mlp_dim intermediate_dim intermediate_size model.f',
         'model.d_model': 'base_emb_dim dim hidden_dim hidden_size model.d n_embd width',
         'model.attention_dropout': 'attention_probs_dropout_prob attn_dropout attn_pdrop',
@@ -53,6 +55,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'resid_pdrop',
         'model.dtype': 'bf16 fp16 mixed_precision_param mp torch_dtype',
         'model.embedding_dropout': 'embd_dropout embd_pdrop embed_pdrop',
+        'model.head_dim': 'd_head d_kv dim_head kv_channels',
         'model.n_heads': 'base_num_query_heads model.h n_head num_attention_heads num_heads',
         'model.n_kv_heads': 'base_num_kv_heads num_key_value_heads num_kv_heads',
         'model.n_layers': 'base_num_decoder_layers depth layers model.n n_layer num_hidden_layers '
@@ -132,11 +135,14 @@ ACTIVATIONS = {'gelu': 'gelu_exact', 'gelunew': 'gelu', 'gelupytorchtanh': 'gelu
 TRAINED = {'train.trainable': 'lora'}
 WITH_LORA = {'model.reparam': 'lora'} | TRAINED
 OF_LORA = {'': 'lora', 'true': 'lora', 'lora': 'lora', 'false': 'none'}
+QKV = {'': 'qkv', 'true': 'qkv', 'false': 'False'}
 BFLOAT16 = {'': 'bfloat16', 'true': 'bfloat16', 'false': 'float32'}
 # {name or field: {value there, in letters and digits: value here}}; '' is a flag without a value.
 VALUES: Mapping[str, Mapping[str, str]] = {
     'activation_function': ACTIVATIONS,
     'hidden_act': ACTIVATIONS,
+    'add_qkv_bias': QKV,
+    'qkv_bias': QKV,
     'bf16': BFLOAT16,
     'fp16': BFLOAT16,
     'adamc_weight_decay': {'': 'adamc', 'true': 'adamc', 'false': 'decoupled'},
@@ -252,8 +258,8 @@ ABSENT: Mapping[str, str] = {
             'autoselected dotproduct xformers flexattention flexattn useflexattn jaxflash nvte '
             'vanilla useflashattention flashattentionblocksize'
         ),
-        'weights of other programs cannot be read; configs/llama_124m.py is a model of that size, '
-        'and train.init_from starts from a workdir of this program': (
+        'nothing is downloaded: python -m eval.convert import-hf DIR --out=RUN reads a folder that '
+        'transformers has saved, and --config.train.init_from=RUN starts from it': (
             'gpt2 gpt2medium gpt2large gpt2xl initializefromhf'
         ),
         'the same command with the same --workdir goes on where it stopped': (
@@ -315,7 +321,6 @@ ABSENT: Mapping[str, str] = {
         'parameters and statistics are float32, and model.dtype is what products are computed in': (
             'weightdtype gradscaler lossscale tf32'
         ),
-        'a head has model.d_model / model.n_heads features': 'headdim',
         'batches are made ahead of the step: --config.data.prefetch': (
             'dataloadernumworkers numworkers dataloaderpinmemory pygrainworkercount '
             'pygrainworkerbuffersize'
@@ -495,6 +500,8 @@ class Translator:
         types, names = self._fields[path]
         tables = [VALUES[n] for n in (name, path) if word(text) in VALUES.get(n, {})]
         text = tables[0][word(text)] if tables else spelt(name, text)
+        if bool in types:
+            return text or 'True'
         if names and text and text not in names:
             usual = USUAL_NAMES.get(word(text))
             if usual in names:
@@ -502,8 +509,6 @@ class Translator:
             near = ''.join(closest(text, names))
             self.say(f'{path} has no {text}; {near} is nearest.' if near else '')
             return near
-        if bool in types:
-            return text or 'True'
         if int in types or float in types:
             try:
                 number = float(text)

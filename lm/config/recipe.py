@@ -188,7 +188,12 @@ class Recipe:
 
     @property
     def head_dim(self) -> int:
-        return self.model.d_model // self.model.n_heads
+        return self.model.head_dim
+
+    @property
+    def attention_width(self) -> int:
+        """Features of all heads together, which the output matrix of attention reads."""
+        return self.model.n_heads * self.model.head_dim
 
     @property
     def stream_width(self) -> int:

@@ -143,6 +143,9 @@ def without_auto(config: Config) -> Config:
     for path in ('model.attention_dropout', 'model.embedding_dropout'):
         if vars(model)[path.split('.')[1]] is None:
             values[path] = model.dropout
+    divides = model.n_heads > 0 and model.d_model % model.n_heads == 0  # else `check` refuses it
+    if model.head_dim is None and divides:
+        values['model.head_dim'] = model.d_model // model.n_heads
     if model.embedding_scale is None:
         values['model.embedding_scale'] = norm.scales_embedding
     if config.attention.norm_values is None and 'norm_values' in needs:

@@ -93,7 +93,45 @@ class SubwordTokenizer:
         _write_own(folder, kind='subword', **ids, cuttable=self.cuttable, library=library)
 
 
-Tokenizer = ByteTokenizer | SubwordTokenizer
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """Texts are token ids, as decimals between spaces: for a model whose tokenizer is not here."""
+
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    cuttable: ClassVar[bool] = False
+
+    @property
+    def spec(self) -> str:
+        return f'ids:{self.vocab_size},{self.bos_id},{self.eos_id}'
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Returns the ids. Raises ValueError for a word that is none of this vocabulary."""
+        words = (text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')).split()
+        for word in words:
+            if not (word.isdecimal() and int(word) < self.vocab_size):
+                raise ValueError(
+                    f'data.tokenizer={self.spec} reads token ids below {self.vocab_size}; got '
+                    f'{word[:40]!r}'
+                )
+        return [int(word) for word in words]
+
+    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
+        """Yields the text whole: a part could end within an id."""
+        yield ''.join(texts)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(self.encode(text), np.int32) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return ' '.join(str(int(i)) for i in ids)
+
+    def save(self, folder: str | Path) -> None:
+        _write_own(folder, kind='ids', **dataclasses.asdict(self))
+
+
+Tokenizer = ByteTokenizer | SubwordTokenizer | TokenIds
 
 
 def cut(texts: Iterable[str], name: str) -> Iterator[str]:
@@ -135,6 +173,10 @@ def load(folder: str | Path) -> Tokenizer:
     match read_json(own):
         case {'kind': 'byte'}:
             return ByteTokenizer()
+        case {'kind': 'ids', 'vocab_size': int(size), 'bos_id': int(bos), 'eos_id': int(eos)} if (
+            0 <= min(bos, eos) <= max(bos, eos) < size
+        ):
+            return TokenIds(size, bos, eos)
         case {
             'kind': 'subword',
             'vocab_size': int(size),
@@ -148,6 +190,26 @@ def load(folder: str | Path) -> Tokenizer:
                 raise ValueError(f'{library} was changed, or damaged, since it was written.')
             return SubwordTokenizer(loaded, size, bos, eos, cuttable)
     raise ValueError(f'{own} describes no tokenizer: it lacks a field, or one is of another type.')
+
+
+def of_model(folder: Path, size: int, bos: int | None, eos: int | None) -> SubwordTokenizer:
+    """Returns the tokenizer.json of a folder for a model with `size` rows of embeddings.
+
+    These may be more than it has ids, but not fewer: a ValueError. BOS and EOS are those that the
+    files beside it name, or else `bos` and `eos`; one that there is not is the other one, and where
+    there is neither they are the last row.
+    """
+    library = _library(folder / LIBRARY_FILE)
+    vocab = library.get_vocab(with_added_tokens=True)
+    if (largest := max(vocab.values(), default=0)) >= size:
+        raise ValueError(
+            f'{folder / LIBRARY_FILE} has the id {largest}, and the model {size} embeddings'
+        )
+    named = {name: vocab.get(_declared(folder, name)) for name in ('bos_token', 'eos_token')}
+    bos = bos if named['bos_token'] is None else named['bos_token']
+    eos = eos if named['eos_token'] is None else named['eos_token']
+    eos = (size - 1 if bos is None else bos) if eos is None else eos
+    return SubwordTokenizer(library, size, eos if bos is None else bos, eos, cuttable=False)
 
 
 def _library(path: Path) -> Any:
@@ -305,4 +367,18 @@ def _declared(folder: Path, name: str) -> str | None:
     return None
 
 
-TOKENIZERS = {'byte': _byte, 'bpe': _bpe, 'hf': _hf}
+def _ids(argument: str) -> Plan:
+    numbers = argument.split(',')
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(
+            "data.tokenizer 'ids' needs the size of the vocabulary and the ids that begin and end "
+            f"a document, such as ids:50257,50256,50256; got 'ids:{argument}'."
+        )
+    size, bos, eos = map(int, numbers)
+    if not max(bos, eos) < size:
+        raise ValueError(f"data.tokenizer 'ids:{argument}': ids must be below {size}.")
+    found = TokenIds(size, bos, eos)
+    return Plan(size, found.spec.encode(), lambda texts: found)
+
+
+TOKENIZERS = {'byte': _byte, 'bpe': _bpe, 'hf': _hf, 'ids': _ids}

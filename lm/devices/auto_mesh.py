@@ -15,7 +15,8 @@ A device sends and receives in a step, with n the size of the axis, P and G the 
     data and context    2 G (n - 1) / n            the sum of gradients
     fsdp                (2 P + G) (n - 1) / n      gathered twice, gradients scattered
     tensor              8 A (n - 1) / n a layer    four sums
-    context             6 A (K / N) (n - 1) a layer    keys and values gathered twice, and back
+    context             6 C (n - 1) a layer        keys and values, of C bytes each, gathered
+                                                   twice, and back
 
 On a TPU slice of two or more torus dimensions `fsdp` over all of it costs twice that: XLA has no
 reduce-scatter over a whole torus.
@@ -202,8 +203,9 @@ def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
     if len(torus) > 1 and n['fsdp'] == math.prod(torus):
         gathered *= 2
     rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
-    activation = item * rows * recipe.data.seq_len / n['context'] * model.d_model
-    keys = 6 * activation * model.n_kv_heads / model.n_heads * (n['context'] - 1)
+    feature = item * rows * recipe.data.seq_len / n['context']
+    activation = feature * model.d_model
+    keys = 6 * feature * model.n_kv_heads * model.head_dim * (n['context'] - 1)
     return (
         2 * gradients / n['fsdp'] * share(n['data'] * n['context'])
         + gathered

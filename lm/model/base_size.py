@@ -13,7 +13,8 @@ def base_of(recipe: Recipe) -> Recipe:
 
 
 def resized(recipe: Recipe, width: int, n_heads: int | None) -> Recipe:
-    """Returns the recipe at another width. MLPs, heads, and key and value heads grow alike.
+    """Returns the recipe at another width. MLPs, all heads together, and key and value heads grow
+    alike.
 
     n_heads: None: as many as keep the head width. The depth stays, since all blocks have the same
     shapes. Raises ValueError where a size would not be whole.
@@ -32,10 +33,12 @@ def resized(recipe: Recipe, width: int, n_heads: int | None) -> Recipe:
         return found
 
     heads = scaled('n_heads', width, model.d_model) if n_heads is None else n_heads
-    if width % heads:
+    head_dim, rest = divmod(recipe.attention_width * width, model.d_model * heads)
+    if rest or not head_dim:
+        together = recipe.attention_width * width / model.d_model
         raise ValueError(
             'the number of heads (scaling.base_heads) must divide the width; got '
-            f'{heads} heads for a width of {width}'
+            f'{heads} heads for a width of {together:g}'
         )
     return replaced(
         recipe,
@@ -43,6 +46,7 @@ def resized(recipe: Recipe, width: int, n_heads: int | None) -> Recipe:
             'model.d_model': width,
             'model.d_ff': scaled('d_ff', width, model.d_model),
             'model.n_heads': heads,
+            'model.head_dim': head_dim,
             'model.n_kv_heads': scaled('n_kv_heads', heads, model.n_heads),
         },
     )

@@ -42,8 +42,14 @@ def check(recipe: Recipe) -> None:
 def _check_sizes(recipe: Recipe) -> None:
     """Raises ValueError for heads or microbatches that do not divide evenly, or an axis of 0."""
     flat = flatten(recipe)
+    if recipe.model.head_dim is None:  # it follows from these
+        check_divides(
+            'without model.head_dim, model.n_heads',
+            recipe.model.n_heads,
+            'model.d_model',
+            recipe.model.d_model,
+        )
     for field, whole in (
-        ('model.n_heads', 'model.d_model'),
         ('model.n_kv_heads', 'model.n_heads'),
         ('train.microbatches', 'data.batch_size'),
     ):

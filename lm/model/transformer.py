@@ -13,6 +13,7 @@ from lm.config.recipe import Part, Recipe
 from lm.model.base_size import base_head_dim, width_growth
 from lm.model.kernels import chosen_kernels
 from modules.attention.base import CACHE
+from modules.attention.softmax import is_full
 from modules.dropout import KEY, Drop, DropoutKey
 from modules.embedding import looked_up
 from modules.kernels import Kernels
@@ -143,12 +144,13 @@ class Block(nn.Module):
             axis, valid = over[over_what]
             return norm_maker(recipe.qk_norm, self.kernels, axis, 'qk', valid)(name)
 
+        layer = {'block': block, 'is_full': is_full(block, **recipe.attention.options)}
         return recipe.attention.build(
             n_heads=model.n_heads,
             n_kv_heads=model.n_kv_heads,
             head_dim=recipe.head_dim,
             qk_norm=qk_norm,
-            rotate=functools.partial(position.row.rotate, **position.options),
+            rotate=functools.partial(position.row.rotate, **layer, **position.options),
             slopes=position.row.slopes,
             base_head_dim=base_head_dim(recipe),
             block=block,
@@ -167,7 +169,7 @@ class Block(nn.Module):
             dropout=activation.row.dropout(**activation.options),
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
-            bias=model.bias,
+            bias=model.bias is True,
             init_gain=self.init_gain(),
             name='mlp',
         )

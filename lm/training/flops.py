@@ -56,7 +56,8 @@ def flops_per_token(learner: Learner) -> float:
 
 
 def attention_flops(recipe: Recipe) -> float:
-    """Returns 12 D for each pair of tokens, per token and all layers (arXiv:2204.02311, app. B).
+    """Returns 12 N H for each pair of tokens, per token and all layers, for N heads of width H
+    (arXiv:2204.02311, app. B).
 
     Each form of attention counts the pairs that it is for (`tokens_mixed`), whether or not a kernel
     computes others too.
@@ -66,7 +67,7 @@ def attention_flops(recipe: Recipe) -> float:
         layer.row.tokens_mixed(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
         for block in range(1, model.n_layers + 1)
     )
-    return 12 * model.d_model * pairs
+    return 12 * recipe.attention_width * pairs
 
 
 def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:

@@ -21,6 +21,7 @@ from modules.sequence import Sequence
 from modules.statistics import DIAGNOSTICS, is_recording
 
 CACHE = 'cache'
+QKV = ('query', 'key', 'value')  # the names of their matrices
 
 
 class MultiHead(nn.Module):
@@ -30,15 +31,16 @@ class MultiHead(nn.Module):
     features of a head or over all heads together, before any rotation (arXiv:2302.05442), and of
     values with `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg), of the layer's own
     input, so about one half at the start (arXiv:2505.06708). `rotate` applies the positions
-    (`modules.positions`). `bias` adds one to each product. `init_gain` is for the value and output
-    matrices. Grouped heads: arXiv:2305.13245.
+    (`modules.positions`). `bias` adds one to each product, with 'qkv' to those of queries, keys and
+    values alone (Qwen2, arXiv:2407.10671). `init_gain` is for the value and output matrices.
+    Grouped heads: arXiv:2305.13245.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     qk_norm: Callable[[str, str], nn.Module]
-    rotate: Callable[[jax.Array, jax.Array], jax.Array]
+    rotate: Callable[..., jax.Array]
     kernels: Kernels
     dtype: jnp.dtype
     norm_values: Annotated[bool, Option('whether values are normalized as keys are')] = False
@@ -48,7 +50,7 @@ class MultiHead(nn.Module):
     gate: Annotated[
         str, Option('of results, by head or feature', choices=('none', 'headwise', 'elementwise'))
     ] = 'none'
-    bias: bool = False
+    bias: bool | str = False
     init_gain: float = 1.0
 
     # Whether it has logits of pairs, which `scores()` describes and kernels of attention compute;
@@ -109,6 +111,10 @@ class MultiHead(nn.Module):
         y_BTD = norm(y_BTNH.reshape(*y_BTNH.shape[:2], -1))
         return heads_first(y_BTD.reshape(y_BTNH.shape))
 
+    def turned(self, y_BNTH, sequence):
+        """Turns [B, N, T, H] by its positions; a cache may hold more tokens than are read here."""
+        return self.rotate(y_BNTH, sequence.positions_BT, capacity=sequence.capacity)
+
     def gated(self, x_BTD, mixed_BTNH):
         if self.gate == 'none':
             return mixed_BTNH
@@ -122,7 +128,8 @@ class MultiHead(nn.Module):
         return (mixed_BTNH * gate_BTNH).astype(mixed_BTNH.dtype)
 
     def project(self, name, x, axes, features, init_gain=1.0, fan_in=('embed',)):
-        options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': self.bias}
+        biased = self.bias is True or (self.bias == 'qkv' and name in QKV)
+        options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': biased}
         y = product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
         return checkpoint_name(y, OF_ATTENTION)
 

@@ -75,8 +75,7 @@ class LinearAttention(MultiHead):
             valid_BT = sequence.valid_BT.astype(keys[0].dtype)
             keys = tuple(jnp.einsum('bt,bkth->bkth', valid_BT, k_BKTH) for k_BKTH in keys)
         turned_queries, turned_keys = (
-            tuple(self.rotate(y, sequence.positions_BT) for y in features)
-            for features in (queries, keys)
+            tuple(self.turned(y, sequence) for y in features) for features in (queries, keys)
         )
         features = (
             jnp.concatenate(parts, -1) for parts in (turned_queries, turned_keys, queries, keys)

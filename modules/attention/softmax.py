@@ -103,7 +103,7 @@ class SoftmaxAttention(MultiHead):
         return math.sqrt(self.base_head_dim) / self.head_dim
 
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
-        q_BNTH, k_BKTH = (self.rotate(y, sequence.positions_BT) for y in (q_BNTH, k_BKTH))
+        q_BNTH, k_BKTH = (self.turned(y, sequence) for y in (q_BNTH, k_BKTH))
         temperature_N = self.temperature()
         if temperature_N is not None:
             by_head = jnp.broadcast_to(temperature_N[None, :, None, None], q_BNTH.shape)
@@ -150,9 +150,7 @@ class SoftmaxAttention(MultiHead):
 
     def is_full(self) -> jax.Array | None:
         """Whether this layer has no window; None where all layers are alike in that."""
-        if self.window is None or not self.full_every:
-            return None
-        return jnp.mod(self.block, self.full_every) == 0
+        return is_full(self.block, self.window, self.full_every)
 
     def temperature(self) -> jax.Array | None:
         """Returns a factor of q k for each head, [N], 1 at the start; None: none is learned."""
@@ -198,6 +196,15 @@ class L2Attention(SoftmaxAttention):
             bias_BNS = share_heads(bias_BKS[..., None], self.n_heads)[..., 0]
             bias_BKS = bias_BNS * jnp.broadcast_to(temperature_N[None, :, None], bias_BNS.shape)
         return super().arrays(k_BKSH, temperature_N) | {'key_bias_BKS': bias_BKS}
+
+
+def is_full(
+    block: jax.Array | float, window: int | None = None, full_every: int = 0, **options
+) -> jax.Array | None:
+    """Whether layer `block` has no window; None where all layers are alike in that."""
+    if window is None or not full_every:
+        return None
+    return jnp.mod(block, full_every) == 0
 
 
 def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT1) -> jax.Array:

@@ -90,11 +90,16 @@ ATTENTION_OPTIONS = (
         'attention.affine_scaled': True,
         'attention.window': 3,
         'attention.full_every': 2,
+        'attention.rope_local_base': 100.0,
+        'attention.no_rope_every': 3,
+        'attention.rope_scaling': 'yarn',
+        'attention.rope_factor': 4.0,
         'kernels.implementation': 'xla',
     },
     {
         'attention.gate': 'headwise',
         'attention.logit_scale': 'mup',
+        'model.bias': 'qkv',
         'attention.sinks': 'off_by_one',
     },
     {
@@ -147,7 +152,8 @@ PLAIN = [
     *({path: name} for path, names in SAME_LAYERS.items() for name in names),
     *ATTENTION_OPTIONS,
     {'model.tie_embeddings': True, 'model.activation': 'swiglu'},
-    {'model.bias': True, 'model.readout_bias': True},
+    {'model.bias': True, 'model.readout_bias': True, 'model.mlp': 'moe'}
+    | {'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0},
     {'model.qk_norm': 'rmsnorm:scale=False', 'model.norm': 'layernorm:bias=False'},
     {'model.position': 'rope', 'attention.rope_scaling': 'llama3', 'attention.rope_factor': 8.0}
     | {'attention.rope_fraction': 0.5, 'attention.rope_base': 100.0},

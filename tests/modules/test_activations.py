@@ -36,6 +36,11 @@ def selu(x):
     return scale * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
 
+def gpt_oss(gate):
+    gate = np.minimum(gate, 7.0)
+    return gate * special.expit(1.702 * gate)
+
+
 REFERENCES = {  # the function, and whether it gates a second projection
     'elu': (elu, False),
     'geglu': (gelu, True),
@@ -46,6 +51,7 @@ REFERENCES = {  # the function, and whether it gates a second projection
     'silu': (silu, False),
     'squared_relu': (lambda x: relu(x) ** 2, False),
     'swiglu': (silu, True),
+    'swiglu_oai': (gpt_oss, True),
 }
 X = np.concatenate([np.linspace(-6, 6, 50), [-40.0, 40.0]])  # 0 is left out: relu has a corner
 
@@ -128,16 +134,21 @@ def test_alpha_dropout_is_an_option_of_selu_alone():
 
 @pytest.mark.parametrize('name', ACTIVATIONS)
 def test_mlp(name):
-    """Forward, with a third matrix where gated. Catches gate and up exchanged."""
+    """Forward, with a third matrix where gated. Catches gate and up exchanged, and in gpt-oss a
+    gate that is cut below too, and 1 added to what is not cut yet.
+    """
     fn, gated = REFERENCES[name]
     mlp = MLP(12, ACTIVATIONS[name], kernels_for('cpu', 'reference'), jnp.float32)
-    x_MD = np.random.default_rng(0).normal(size=(5, 8))
+    x_MD = 3 * np.random.default_rng(0).normal(size=(5, 8))
     params, specs = split(mlp.init(jax.random.key(0), jnp.float32(x_MD))['params'])
     w = {key: np.float64(value) for key, value in params.items()}
     assert w.keys() == ({'up', 'gate', 'down'} if gated else {'up', 'down'})
-    hidden_MF = fn(x_MD @ w['gate']) * (x_MD @ w['up']) if gated else fn(x_MD @ w['up'])
+    up_MF = x_MD @ w['up']
+    of_up_MF = 1 + np.clip(up_MF, -7, 7) if name == 'swiglu_oai' else up_MF
+    hidden_MF = fn(x_MD @ w['gate']) * of_up_MF if gated else fn(up_MF)
+    assert up_MF.min() < -7 and up_MF.max() > 7
     y_MD = mlp.apply({'params': params}, jnp.float32(x_MD))
-    np.testing.assert_allclose(y_MD, hidden_MF @ w['down'], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(y_MD, hidden_MF @ w['down'], rtol=1e-4, atol=1e-2)
     assert {k: (s.role, s.axes, s.fan_in) for k, s in specs.items() if k != 'gate'} == {
         'up': ('hidden', ('embed', 'mlp'), ('embed',)),
         'down': ('hidden', ('mlp', 'embed'), ('mlp',)),

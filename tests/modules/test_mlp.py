@@ -91,6 +91,39 @@ def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
     np.testing.assert_allclose(evaluate(layer, params, stats, x), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_renormalised_gates_are_a_softmax_over_the_chosen_logits():
+    """With biases of the router and of each expert, as in gpt-oss. Catches gates divided by the sum
+    over all, biases of one expert for all, and a router that chooses without its bias.
+    """
+    layer = moe('swiglu', gates='renormalised', bias=True, router_noise=0.0)
+    rng = np.random.default_rng(1)
+    x = jnp.float32(rng.normal(size=(TOKENS, WIDTH)))
+    params, specs = split(jax.jit(layer.init)(jax.random.key(0), x)['params'])
+    biases = {name for name, spec in specs.items() if spec.role == 'vector'}
+    assert biases == {'router_bias', 'up_bias', 'gate_bias', 'down_bias'}
+    params |= {name: jnp.float32(rng.normal(size=params[name].shape)) for name in biases}
+    p = {name: np.float64(value) for name, value in params.items()}
+    logits_ME = np.float64(x) @ p['router'] + p['router_bias']
+    wanted = np.zeros((TOKENS, WIDTH))
+    for token, logits_E in enumerate(logits_ME):
+        chosen = np.argsort(-logits_E)[:2]
+        gates = np.exp(logits_E[chosen]) / np.exp(logits_E[chosen]).sum()
+        for gate, e in zip(gates, chosen, strict=True):
+            up, gated = (x[token] @ p[n][e] + p[f'{n}_bias'][e] for n in ('up', 'gate'))
+            hidden = gated / (1 + np.exp(-gated)) * up
+            wanted[token] += gate * (hidden @ p['down'][e] + p['down_bias'][e])
+    np.testing.assert_allclose(evaluate(layer, params, {}, x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_training_without_router_noise_is_evaluation():
+    """Where no expert is full; and no key is carried."""
+    layer = moe(expert_capacity=10.0, router_noise=0.0)
+    x, params, stats = draw(layer)
+    assert not stats
+    trained, _ = train(layer, params, stats, x)
+    np.testing.assert_array_equal(trained, evaluate(layer, params, stats, x))
+
+
 @pytest.mark.default_rows('0.4')
 @pytest.mark.parametrize('expert_capacity', [0.4, 1.2, 10.0])
 def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):

@@ -19,6 +19,9 @@ PERI = X + (3 * X / 2 + 1) / 8, ['norm_in', 'norm_out']
 OUTPUT = X + (3 * X + 1) / 8, ['norm_out']
 SCALED = X + 3 * X / 4 + 1, ['norm_in']  # block 4 of 8
 DEEP = (2 * X + 3 * X + 1) / 8, ['norm_out']  # alpha = (2 * 8)^(1/4) = 2
+BOTH = X + 2 * (3 * X / 2 + 1)
+PARALLEL = ((PRE[0], X), ['norm_in']), (BOTH, ['norm_in'])
+SHARED = ((PRE[0], X / 2), ['norm_in']), (BOTH, [])
 DUAL = ((X + 3 * X + 1) / 8, X + 3 * X + 1), ['norm_out']
 WANTED = {  # by group of blocks: how many of 8, and value and norms of attention and of the MLP
     'deepnorm': [('layers', 8, DEEP, DEEP)],
@@ -27,6 +30,8 @@ WANTED = {  # by group of blocks: how many of 8, and value and norms of attentio
     'layernorm_scaling': [('layers', 8, SCALED, SCALED)],
     'mix': [('layers_post', 2, POST, POST), ('layers_pre', 6, PRE, PRE)],
     'output': [('layers', 8, OUTPUT, OUTPUT)],
+    'parallel': [('layers', 8, *PARALLEL)],
+    'parallel_shared': [('layers', 8, *SHARED)],
     'peri': [('layers', 8, PERI, PERI)],
     'post': [('layers', 8, POST, POST)],
     'pre': [('layers', 8, PRE, PRE)],
@@ -46,6 +51,7 @@ def test_placement_is_its_equation(name):
     groups = placement.blocks(BLOCKS)
     assert [(group.name, group.count) for group in groups] == [row[:2] for row in WANTED[name]]
     for group, (_, _, *wanted) in zip(groups, WANTED[name], strict=True):
+        placed = None
         for place, (value, norms) in zip((group.attention, group.mlp), wanted, strict=True):
             made, calls = [], []
 
@@ -58,6 +64,8 @@ def test_placement_is_its_equation(name):
                 return 3 * x + 1
 
             streams = placement.split(jnp.asarray(X))
+            if place is group.mlp and name.startswith('parallel'):
+                streams = placed  # what attention has kept for it
             placed = place(streams, sublayer, norm, Depth(jnp.float32(4), BLOCKS))
             np.testing.assert_array_equal(placed, value)
             assert sorted(made) == norms

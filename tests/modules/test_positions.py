@@ -117,6 +117,80 @@ def test_scaled_rope_turns_by_the_scaled_frequencies():
     np.testing.assert_allclose(turned, np.concatenate([z.real, z.imag], -1), rtol=1e-4, atol=1e-5)
 
 
+def turns_of(head_dim, position=1, length=1, **given):
+    """(f, m) of each pair, from where the vectors (1, 0) are turned to at `position`."""
+    x = jnp.concatenate([jnp.ones((1, 1, length, head_dim // 2)), jnp.zeros((1, 1, length, 1))], -1)
+    x = jnp.pad(x, ((0, 0),) * 3 + ((0, head_dim // 2 - 1),))
+    turned = np.float64(rope(x, jnp.full((1, length), position), **given))[0, 0, 0]
+    cos, sin = np.split(turned, 2)
+    return np.arctan2(sin, cos) / position, np.hypot(cos, sin)
+
+
+def yarn_frequencies(frequencies, base, factor, length, truncate):
+    """One at a time, as the released code has it: a ramp between pairs of 32 and of 1 turns."""
+    half, found = len(frequencies), []
+    ends = [half * math.log(length / (n * 2 * math.pi)) / math.log(base) for n in (32, 1)]
+    first, last = (math.floor(ends[0]), math.ceil(ends[1])) if truncate else ends
+    for i, f in enumerate(frequencies):
+        ramp = min(max((i - first) / (last - first), 0), 1)
+        found.append(f / factor * ramp + f * (1 - ramp))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ('base', 'head_dim', 'factor', 'length', 'truncate'),
+    [
+        (150_000.0, 64, 32.0, 4096, False),  # gpt-oss
+        (1_000_000.0, 128, 4.0, 32_768, True),  # Qwen3
+    ],
+)
+def test_yarn_is_the_released_rule(base, head_dim, factor, length, truncate):
+    """Catches fast and slow exchanged, ends rounded inwards, and m left out or squared."""
+    plain = base ** (-2 * np.arange(head_dim // 2) / head_dim)
+    wanted = yarn_frequencies(plain, base, factor, length, truncate)
+    given = {'rope_scaling': 'yarn', 'rope_factor': factor, 'rope_original_length': length}
+    given |= {'rope_base': base, 'rope_truncate': truncate}
+    found, m = turns_of(head_dim, **given)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(m, 0.1 * math.log(factor) + 1, rtol=1e-6)
+    kept = wanted / plain
+    assert (
+        kept[0] == 1 and kept[-1] == 1 / factor and np.any((kept < 0.999) & (kept > 1.1 / factor))
+    )
+    _, m = turns_of(head_dim, **given, rope_attention_factor=1.5)
+    np.testing.assert_allclose(m, 1.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('length', 'capacity', 'is_long'),
+    [(8, None, False), (9, None, True), (1, 8, False), (1, 9, True)],
+)
+def test_longrope_divides_by_the_list_of_its_length(length, capacity, is_long):
+    """That of rows, or of what a cache has room for, so that a cache holds keys of one list."""
+    given = {'rope_short_factor': '1,1.5', 'rope_long_factor': '2,30.0', 'rope_factor': 4.0}
+    given |= {'rope_original_length': 8, 'rope_base': 100.0, 'rope_scaling': 'longrope'}
+    found, m = turns_of(4, length=length, capacity=capacity, **given)
+    factors = np.array([2, 30] if is_long else [1, 1.5])
+    np.testing.assert_allclose(found, np.array([1, 0.1]) / factors, rtol=1e-5)
+    np.testing.assert_allclose(m, math.sqrt(1 + math.log(4) / math.log(8)), rtol=1e-6)
+
+
+def test_rope_by_layer():
+    """In windows another base and no scaling; each third layer as it is, to the bit. One program
+    for all layers. Catches m on layers that are not scaled, and layers counted from 0.
+    """
+    x, positions = jnp.float32(draw(1, 2, 3, 8)), jnp.int32([[0, 4, 12]])
+    yarn = {'rope_scaling': 'yarn', 'rope_factor': 8.0, 'rope_original_length': 32}
+    given = yarn | {'rope_base': 1e6, 'rope_local_base': 100.0, 'no_rope_every': 3}
+    layers = jax.vmap(lambda block, is_full: rope(x, positions, block, is_full, **given))
+    found = layers(jnp.arange(1.0, 7), jnp.arange(1, 7) % 2 == 0)
+    local = rope(x, positions, rope_base=100.0)
+    full = rope(x, positions, rope_base=1e6, **yarn)
+    for block, wanted in enumerate((local, full, x, full, local, x)):
+        np.testing.assert_allclose(found[block], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[2], x)
+
+
 def test_options_of_rope_left_out_add_nothing_to_its_program():
     """The published values spelt out, too: the same operations, so old runs go on bitwise."""
     x, positions = jnp.ones((1, 1, 3, 8)), whole_rows(3).positions_BT

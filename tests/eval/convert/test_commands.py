@@ -60,7 +60,13 @@ TIED = {'model.tie_embeddings': True}
 BIASES = {'model.bias': True, 'model.readout_bias': True}
 BARE = {'norm.scale': False, 'norm.bias': False}
 CASES = {
-    'learned': (LAYERNORM | LEARNED | WEIGHT_NORM | {'model.scan_layers': False}, 'rmsnorm'),
+    'learned': (
+        LAYERNORM
+        | LEARNED
+        | WEIGHT_NORM
+        | {'model.scan_layers': False, 'model.placement': 'parallel_shared'},
+        'rmsnorm',
+    ),
     'biases': (LAYERNORM | BIASES | {'norm.bias': False, 'norm.eps': 0.1}, 'rmsnorm'),
     'no bias': (LAYERNORM | {'norm.bias': False, 'model.logit_softcap': 5.0}, 'rmsnorm'),
     'qk gains': (LAYERNORM | {'model.qk_norm': 'layernorm', 'model.n_kv_heads': 1}, 'rmsnorm'),
@@ -68,11 +74,17 @@ CASES = {
         {'model.norm': 'layernorm:eps=0.1', 'model.qk_norm': 'rmsnorm', 'norm.eps': 0.2},
         'rmsnorm',
     ),
-    'rmsnorm': ({'model.norm': 'rmsnorm'} | WEIGHT_NORM | TIED, 'rmsnorm'),
+    'rmsnorm': ({'model.norm': 'rmsnorm', 'model.bias': 'qkv'} | WEIGHT_NORM | TIED, 'rmsnorm'),
     'compressed tied': (LAYERNORM | LEARNED | BIASES | WEIGHT_NORM | TIED, 'crmsnorm'),
     'compressed bare': (LAYERNORM | BARE | {'model.embedding_scale': True}, 'crmsnorm'),
-    'batchnorm': ({'model.norm': 'batchnorm', 'norm.momentum': 0.5} | LEARNED, 'none'),
-    'unified': ({'model.norm': 'unified', 'model.qk_norm': 'unified'} | WEIGHT_NORM, 'none'),
+    'batchnorm': (
+        {'model.norm': 'batchnorm', 'norm.momentum': 0.5, 'model.placement': 'parallel'} | LEARNED,
+        'none',
+    ),
+    'unified': (
+        {'model.norm': 'unified', 'model.qk_norm': 'unified', 'model.bias': 'qkv'} | WEIGHT_NORM,
+        'none',
+    ),
     'layernorm removal': (
         {'model.norm': 'layernorm_removal', 'train.trainable': 'norms'} | BIASES,
         'none',
@@ -165,9 +177,9 @@ def removal(kind, updates):
 @pytest.mark.parametrize(
     'changes, to, match',
     [
-        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*; pre can'),
-        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*; pre can'),
-        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*; pre can'),
+        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*, pre can'),
+        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*, pre can'),
+        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*, pre can'),
         (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .*; dense can'),
         (LAYERNORM | {'model.embedding_norm': 'layernorm'}, 'rmsnorm', r'embedding_norm=layernorm'),
         (LAYERNORM | {'model.final_norm': 'none'}, 'rmsnorm', r'final_norm=none .*; layernorm can'),
@@ -272,10 +284,12 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
 @pytest.mark.parametrize(
     'arguments, match',
     [
-        ([], r'takes one command \(fold\), then flags; got none'),
+        ([], r'takes one command \(fold, import-hf DIR, export-hf\), then flags; got none'),
         (['fold', 'more'], 'got fold more'),
-        (['fodl'], r'one command \(fold\), then flags; got fodl'),
+        (['fodl'], r'one command \(fold, .*\), then flags; got fodl'),
         (['fold'], 'eval.convert fold needs --out, --to too'),
+        (['import-hf'], 'got import-hf'),
+        (['import-hf', 'x'], 'import-hf needs --out too'),
     ],
 )
 def test_a_command_line_that_says_too_little(arguments, match):

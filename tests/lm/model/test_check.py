@@ -57,25 +57,38 @@ def test_tiny_config_passes():
         ),
         (
             {'model.d_model': 6, 'model.n_heads': 2},
-            r'head width d_model / n_heads must be even; got 3',
+            r'head width, model.head_dim, must be even; got 3',
         ),
         (
             {'attention.rope_fraction': 0.3},
-            r'rope_fraction=0.3 of the head width .* = 8 is 2.4 .*works: 0.25 \(2 features\)',
+            r'rope_fraction=0.3 of the head width, .* = 8, is 2.4 .*works: 0.25 \(2 features\)',
         ),
         (
             {'attention.rope_factor': 2.0},
-            'rope_factor=2.0 is read with attention.rope_scaling=linear.llama3 alone, and .* none',
+            'rope_factor=2.0 is read with .*=linear.llama3.yarn.longrope alone, and .* none',
         ),
         (
             {'attention.rope_scaling': 'linear', 'attention.rope_factor': 2.0}
             | {'attention.rope_original_length': 4096},
-            'rope_original_length=4096 is read with attention.rope_scaling=llama3 alone, .* linear',
+            'rope_original_length=4096 is read with .*=llama3.yarn.longrope alone, .* linear',
         ),
         (
             {'attention.rope_scaling': 'llama3'},
             'rope_scaling=llama3 divides frequencies by attention.rope_factor, which is 1',
         ),
+        (
+            LLAMA3 | {'attention.rope_scaling': 'yarn', 'attention.rope_beta_slow': 32.0},
+            'rope_beta_slow must be below attention.rope_beta_fast; got 32.0 and 32.0',
+        ),
+        (
+            {'attention.rope_scaling': 'longrope', 'attention.rope_short_factor': '1,2'},
+            "rope_short_factor has a number above 0 for each of the 4 pairs .*got '1,2', .* 2 are",
+        ),
+        (
+            {'attention.rope_local_base': 100.0, 'attention.window': 4},
+            'rope_local_base=100 is for layers with a window among .*: set .*full_every',
+        ),
+        ({'attention.no_rope_every': 1}, 'no_rope_every=1 turns no layer: .*position=none'),
         (
             LLAMA3 | {'attention.rope_low_frequency_factor': 4.0},
             'rope_low_frequency_factor must be below .*rope_high_frequency_factor; got 4.0 and 4.0',
@@ -132,10 +145,6 @@ def test_tiny_config_passes():
         (
             {'model.mlp': 'moe', 'mlp.experts_per_token': 5},
             'mlp.experts_per_token must be at most mlp.n_experts; got 5 of 4',
-        ),
-        (
-            {'model.placement': 'wide', 'model.bias': True},
-            'model.bias=True: experts .model.mlp=moe. have no biases',
         ),
         (
             {'model.placement': 'wide', 'model.mlp': 'dense'},

@@ -25,6 +25,7 @@ NUMBERS = [path for path, field in FIELDS.items() if {int, float} & set(field.ty
 BOUNDED = [path for path in NUMBERS if FIELDS[path].option]
 COMPLETE_P = {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1}
 LLAMA3 = {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
+YARN = LLAMA3 | {'attention.rope_scaling': 'yarn'}
 
 
 def reader_of(path):
@@ -66,7 +67,8 @@ def test_every_choice_is_looked_up():
     strings = {path for path, field in FIELDS.items() if str in field.types}
     ours = {path for path in strings if not path.startswith('data.')} | {'data.objective'}
     ours |= {'data.loss_on'}
-    assert ours - {'train.init_from', 'reparam.roles'} == NAMES.keys()
+    lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
+    assert ours - {'train.init_from', 'reparam.roles'} - lists == NAMES.keys()
 
 
 def test_a_name_of_another_field_is_answered_with_that_field():
@@ -93,6 +95,7 @@ def test_nothing_beyond_the_bounds_passes(path):
     fitting = {
         'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
         'model.n_heads': {'model.n_kv_heads': 1},
+        'model.head_dim': {'model.position': 'none'},
         'scaling.base_width': {'scaling.name': 'mup', 'scaling.base_heads': 1},
         'scaling.base_depth': COMPLETE_P,
         'scaling.base_heads': {'scaling.name': 'mup', 'scaling.base_width': 8},
@@ -104,6 +107,10 @@ def test_nothing_beyond_the_bounds_passes(path):
         'attention.rope_low_frequency_factor': LLAMA3,
         'attention.rope_high_frequency_factor': LLAMA3
         | {'attention.rope_low_frequency_factor': 0.0},
+        'attention.rope_beta_fast': YARN | {'attention.rope_beta_slow': 1e-37},
+        'attention.rope_beta_slow': YARN,
+        'attention.rope_attention_factor': YARN,
+        'attention.rope_local_base': {'attention.window': 4, 'attention.full_every': 2},
         'attention.rope_fraction': {'model.d_model': 200}
         | {'model.n_heads': 1, 'model.n_kv_heads': 1},
     }

@@ -39,6 +39,8 @@ NORMS_OF = {
     'layernorm_scaling': BOTH_IN | {'final_norm'},
     'mix': BOTH_IN | BOTH_OUT | {'final_norm'},
     'output': BOTH_OUT | {'final_norm'},
+    'parallel': BOTH_IN | {'final_norm'},
+    'parallel_shared': {'attention_norm_in', 'final_norm'},
     'peri': BOTH_IN | BOTH_OUT | {'final_norm'},
     'post': BOTH_OUT,
     'pre': BOTH_IN | {'final_norm'},

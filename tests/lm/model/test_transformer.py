@@ -55,16 +55,16 @@ def forward(changes, params, tokens=TOKENS, segments=None):
 
 def numpy_forward(config, params, tokens_T):
     """One row through a pre-norm decoder with RMSNorm, RoPE, grouped heads and GELU; float64."""
-    model = config.model
+    model, options = config.model, config.attention.options | config.position.options
     p = {path: np.float64(w) for path, w in named_leaves(params).items()}
-    head_dim, length = model.d_model // model.n_heads, len(tokens_T)
+    head_dim, length = model.head_dim, len(tokens_T)
 
     def norm(x, scale):
         return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * scale
 
-    def turn(x_TH):
+    def turn(x_TH, base):
         half = head_dim // 2
-        angle = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(half) / half)
+        angle = np.arange(length)[:, None] * base ** (-np.arange(half) / half)
         z = (x_TH[:, :half] + 1j * x_TH[:, half:]) * np.exp(1j * angle)
         return np.concatenate([z.real, z.imag], -1)
 
@@ -74,11 +74,18 @@ def numpy_forward(config, params, tokens_T):
     x = p['embedding'][tokens_T]
     for i in range(model.n_layers):
         w = {path.removeprefix('layers/'): v[i] for path, v in p.items() if 'layers/' in path}
+        is_full = (i + 1) % options['full_every'] == 0
+        base = 10_000.0 if is_full else options['rope_local_base']
+        turned = (i + 1) % options['no_rope_every'] != 0
+        seen = np.tri(length, dtype=bool) & ~np.tri(
+            length, k=-length if is_full else -options['window'], dtype=bool
+        )
         y = norm(x, w['attention_norm_in/scale'])
         for n in range(model.n_heads):
             kv = n * model.n_kv_heads // model.n_heads
-            q, k = turn(y @ w['attention/query'][:, n]), turn(y @ w['attention/key'][:, kv])
-            logits = np.where(np.tri(length, dtype=bool), q @ k.T / np.sqrt(head_dim), -np.inf)
+            q, k = y @ w['attention/query'][:, n], y @ w['attention/key'][:, kv]
+            q, k = (turn(q, base), turn(k, base)) if turned else (q, k)
+            logits = np.where(seen, q @ k.T / np.sqrt(head_dim), -np.inf)
             probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
             x = x + probs @ (y @ w['attention/value'][:, kv]) @ w['attention/out'][n]
         y = norm(x, w['mlp_norm_in/scale'])
@@ -87,14 +94,24 @@ def numpy_forward(config, params, tokens_T):
 
 
 def test_forward_is_the_decoder_in_numpy():
-    """Catches a residual left out, layers in another order, a norm in the wrong place."""
-    changes = {'model.n_heads': 4, 'model.n_layers': 3}
+    """Catches a residual left out, layers in another order, a norm in the wrong place; logits over
+    the root of d_model / n_heads where heads have a width of their own; layers turned alike.
+    """
+    changes = {'model.n_heads': 4, 'model.n_layers': 3, 'model.head_dim': 6}
+    changes |= {'attention.window': 3, 'attention.full_every': 3}
+    changes |= {'attention.rope_local_base': 50.0, 'attention.no_rope_every': 2}
     config, params = tiny_config(changes), params_of(changes)
     ours = forward(changes, params)
     assert ours.dtype == jnp.float32
     for row, tokens_T in enumerate(TOKENS):
         wanted = numpy_forward(config, params, tokens_T)
         np.testing.assert_allclose(ours[row], wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_biases_may_be_of_queries_keys_and_values_alone():
+    specs = named_leaves(tiny_learner(tiny_config({'model.bias': 'qkv'})).described.specs)
+    biases = {path.removeprefix('layers/') for path in specs if path.endswith('_bias')}
+    assert biases == {f'attention/{name}_bias' for name in ('query', 'key', 'value')}
 
 
 @pytest.mark.default_rows('changes0')

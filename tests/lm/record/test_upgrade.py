@@ -51,9 +51,10 @@ def test_all_that_is_not_mentioned_here_stays():
                 added[path]
             }
             del added[path]
-    # One optimizer had them all, evaluation the weights it trained, rows were read causally, and
-    # the mesh had two axes.
+    # Heads shared the width, one optimizer had all, evaluation the weights it trained, rows were
+    # read causally, and the mesh had two axes.
     assert added == {
+        'model.head_dim': OLD['model']['d_model'] // OLD['model']['n_heads'],
         **dict.fromkeys(('mesh.fsdp', 'mesh.expert', 'mesh.context', 'mesh.tensor'), 1),
         'mesh.axes': 'given',
         'optim.others': OLD['optim']['name'],

@@ -26,7 +26,7 @@ CASES = [
     {'model.position': 'learned', 'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm'},
     {'model.activation': 'geglu', 'model.n_kv_heads': 1, 'model.d_ff': 40},
     {'model.norm': 'crmsnorm'},
-    {'model.norm': 'gated_rmsnorm'},
+    {'model.norm': 'gated_rmsnorm', 'model.head_dim': 12},
     {'model.reparam': 'weight_norm'},
 ]
 
@@ -90,7 +90,7 @@ def pairs(length, window):
 @pytest.mark.parametrize(
     ('changes', 'windows'),
     [
-        ({}, [64] * 5),
+        ({'model.d_model': 24, 'model.head_dim': 8}, [64] * 5),
         ({'attention.window': 64}, [64] * 5),
         ({'attention.window': 100, 'attention.full_every': 2}, [64] * 5),
         ({'attention.window': 16}, [16] * 5),
@@ -101,8 +101,8 @@ def pairs(length, window):
     ids=str,
 )
 def test_attention_of_a_window_counts_the_pairs_within(changes, windows):
-    """12 D a pair, pair by pair. Catches full layers counted among those with a window, and rows
-    that are shorter than it.
+    """12 N H a pair, pair by pair. Catches the width of the model in place of that of the heads,
+    full layers counted among those with a window, and rows that are shorter than it.
     """
     seen = sum(pairs(64, window) for window in windows)
     counted = attention_flops(tiny_config(SIZES | changes)) * 64

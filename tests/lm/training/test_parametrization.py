@@ -100,6 +100,8 @@ def test_logits_per_width():
     assert base_head_dim(more) == 8 and scores_of(more).scale is None
     assert base_head_dim(grown('mup_simple')) is None
     assert base_of(wider).model.n_heads == 2 and base_of(more).model.n_heads == 1
+    free = base_of(grown('mup', **{'scaling.base_heads': 1, 'model.head_dim': 6})).model
+    assert (free.n_heads, free.head_dim) == (1, 6)  # all heads together are half as wide
 
 
 def test_a_tied_readout_has_the_factor_of_a_readout():

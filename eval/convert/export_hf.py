@@ -1,0 +1,319 @@
+"""Exports a checkpoint as a folder that transformers loads, the inverse of `import_hf`.
+
+What their models have no word for becomes part of the weights first: a reparametrisation, factors
+of a parametrisation, the factor of embeddings, norms without gains or biases.
+"""
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from eval.convert import hf_config, safetensors
+from eval.convert.fold import cast, logits_of, used_in_float64, without_reparam
+from eval.convert.hf_families import FAMILIES, Family
+from eval.convert.import_hf import (
+    MODEL_TYPE,
+    OF_MODEL,
+    OTHER_FILES,
+    TOKENIZER_FILES,
+    largest_difference,
+    listed,
+    recipe_for,
+    scale_queries,
+    shapes_of,
+)
+from eval.load import Checkpoint
+from lm.config.recipe import Recipe
+from lm.config.resolve import changed, flatten, settle, to_dict
+from lm.data.tokenizers import SubwordTokenizer
+from lm.model.base_size import base_head_dim
+from lm.model.transformer import tied_factor
+from lm.storage.files import write_json
+from modules.params import named_leaves
+
+Params = dict[str, np.ndarray]
+TOLERANCE = 1e-5  # of float32 logits, relative to the largest
+MOST_BYTES = 5 << 30  # of a file, as transformers has it
+LENGTH = 64  # tokens of the rows that logits are compared on
+DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
+# A model has these or not; what it lacks of them is filled with what changes nothing.
+FILLED_IN = ('model.bias', 'model.readout_bias', 'model.embedding_scale', 'norm.scale', 'norm.bias')
+# These do not change what evaluation computes, but for rounding.
+NO_MATTER = (
+    'model.dropout',
+    'model.attention_dropout',
+    'model.embedding_dropout',
+    'model.dtype',
+    'model.remat',
+    'model.scan_layers',
+    'mlp.router_noise',
+    'mlp.expert_capacity',
+    'mlp.capacity_over',
+    'mlp.alpha_dropout',
+)
+GAIN, BIAS, SCALE = 'final_norm/scale', 'final_norm/bias', 'embedding_scale'
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A model of ours as theirs. recipe, params: what an import of it will be.
+
+    difference: of the float32 logits of both, relative to the largest.
+    """
+
+    model_type: str
+    config: dict[str, Any]
+    recipe: Recipe
+    params: Params
+    difference: float
+
+
+def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exported:
+    """Returns the model of a checkpoint as one of the FAMILIES; nothing is written.
+
+    Raises ValueError for a model that no family has, with what the nearest lacks, and where logits
+    would change.
+    """
+    source, params = plain_model(checkpoint)
+    vocab_size = checkpoint.meta['vocab_size']
+    name, config, recipe = family_for(source, params, checkpoint.meta.get(MODEL_TYPE))
+    shapes = shapes_of(recipe, vocab_size)
+    refill(params, shapes, recipe, DTYPES[dtype])
+    found = unflatten_dict(params, sep='/')
+    length = min(LENGTH, source.data.seq_len)
+    before = jax.device_get(checkpoint.variables)
+    wanted = logits_of(checkpoint.recipe, vocab_size, before, 'float32', length)
+    logits = logits_of(recipe, vocab_size, {'params': found}, 'float32', length)
+    difference = largest_difference(logits, wanted)
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f'as a {name} the model is another one: its logits differ by {difference:.1e} of the '
+            f'largest, and {TOLERANCE:.0e} is allowed. Nothing was written.'
+        )
+    return Exported(name, config, recipe, params, difference)
+
+
+def plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
+    """Returns the model with the weights that it uses, without reparametrisation or factors."""
+    recipe = checkpoint.recipe
+    carried = named_leaves(checkpoint.weights.stats)
+    carried = [path for path, x in carried.items() if np.issubdtype(x.dtype, np.floating)]
+    if carried:  # keys of random numbers are for training alone
+        raise ValueError(f'layers of this model carry what theirs cannot: {listed(carried)}')
+    mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
+    used = used_in_float64(checkpoint) if mapped else jax.device_get(checkpoint.variables)
+    params = {path: np.asarray(x) for path, x in named_leaves(used['params']).items()}
+    head_dim, base = recipe.head_dim, base_head_dim(recipe)
+    if recipe.attention.options.get('logit_scale') == 'mup':
+        scale_queries(params, 1 / math.sqrt(head_dim))
+    elif base not in (None, head_dim):
+        scale_queries(params, math.sqrt(base / head_dim))
+    if recipe.model.tie_embeddings and (factor := tied_factor(recipe)) != 1:
+        multiply_readout(params, recipe, factor)
+    of_scaling = [path for path in flatten(recipe) if path.startswith('scaling.')]
+    own = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
+    changes = without_reparam() | dict.fromkeys({*of_scaling} - {*own})
+    changes |= {'scaling.name': 'standard', 'train.init_from': ''}
+    if recipe.attention.options.get('logit_scale') == 'mup':
+        changes['attention.logit_scale'] = None
+    return settle(changed(recipe.config, changes)), cast(params, np.float32)
+
+
+def multiply_readout(params: Params, recipe: Recipe, factor: float) -> None:
+    """Multiplies the logits of a model whose readout is its table, by its last norm."""
+    width = recipe.stream_width
+    params[GAIN] = params.get(GAIN, np.ones(width)) * factor
+    if BIAS in params:
+        params[BIAS] = params[BIAS] * factor
+
+
+def definition(recipe: Recipe) -> dict[str, Any]:
+    """Returns the fields that say what is computed, options in full, for two models to compare."""
+    found = {path: value for path, value in flatten(recipe).items() if path.startswith(OF_MODEL)}
+    for part in recipe.parts:
+        given = {f'{part.section}.{name}': value for name, value in part.options.items()}
+        found |= {path: value for path, value in given.items() if path in found}
+    for path, part in recipe.norms.items():
+        found[path] = part.name
+    eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
+    found['norm.eps'] = next(iter(eps)) if len(eps) == 1 else sorted(eps)
+    return {path: v for path, v in found.items() if path not in (*FILLED_IN, *NO_MATTER)}
+
+
+def family_for(
+    recipe: Recipe, params: Params, first: str | None = None
+) -> tuple[str, dict[str, Any], Recipe]:
+    """Returns (model_type, config.json, our recipe of it) of the family that has this model.
+
+    first: the family that is asked before the others. Raises ValueError, with what the nearest
+    family has instead, where there is none.
+    """
+    own, best = definition(recipe), None
+    variants = [own]
+    if recipe.norm.name == 'rmsnorm' and is_centred(params):
+        # Of a stream without a mean both norms are the same.
+        as_norm = {path: 'layernorm' for path in ('model.norm', 'model.final_norm')}
+        variants.append(own | as_norm)
+    for wanted in variants:
+        for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != first):
+            config, found = as_family(family, recipe, wanted)
+            there = definition(found)
+            lacks = [path for path in wanted if wanted[path] != there[path]]
+            lacks += [path for path in biases(params) if not has(family, path)]
+            if not lacks:
+                return name, {'model_type': name} | config, found
+            if best is None or len(lacks) < len(best[1]):
+                best = name, lacks, there
+    name, lacks, there = best
+    said = [f'{p}={own[p]!r} (there {there[p]!r})' if p in own else p for p in lacks]
+    raise ValueError(
+        f'no family of theirs has this model; {name} is nearest, and lacks {listed(said)}. Known: '
+        f'{", ".join(FAMILIES)}.'
+    )
+
+
+def as_family(
+    family: Family, recipe: Recipe, wanted: Mapping[str, Any]
+) -> tuple[dict[str, Any], Recipe]:
+    """Returns config.json of the model of a family that is nearest to `wanted`, and our recipe."""
+    config = family.write(flatten(recipe) | dict(wanted))
+    return config, recipe_for(family.read(config), to_dict(recipe), recipe.data.tokenizer)
+
+
+def biases(params: Params) -> list[str]:
+    """Returns the paths of biases of matrices in the blocks that are not 0."""
+    return [p for p in params if p.endswith('_bias') and '/' in p and np.any(params[p])]
+
+
+def has(family: Family, path: str) -> bool:
+    return any(path in row.paths for row in family.rows)
+
+
+def is_centred(params: Params) -> bool:
+    """Whether all that is written to the stream has a mean of 0, to rounding."""
+    writers = [
+        path
+        for path in params
+        if path in ('embedding', 'positions/table')
+        or path.endswith(('/out', '/out_bias', '/down', '/down_bias'))
+    ]
+    return all(
+        np.max(np.abs(np.mean(params[path], -1, dtype=np.float64))) <= 1e-6 * _rms(params[path])
+        for path in writers
+        if np.any(params[path])
+    )
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
+
+
+def refill(params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.dtype) -> None:
+    """Makes the parameters those of `recipe`, in place, with the same logits.
+
+    dtype: of the files, in which transformers rounds the factor of embeddings. Raises ValueError
+    for parameters that they have no place for.
+    """
+    for path, shape in shapes.items():
+        if path.endswith('/scale') and path not in params:
+            params[path] = np.ones(shape, np.float32)
+        elif path.endswith('bias') and path not in params:
+            params[path] = np.zeros(shape, np.float32)
+    root = np.float64(math.sqrt(recipe.model.d_model))
+    there = np.float32(root.astype(dtype)) if SCALE in shapes else np.float32(1)
+    factor = params.pop(SCALE, np.float32(1)) / there
+    if factor != 1:
+        params['embedding'] = params['embedding'] * factor
+        if recipe.model.tie_embeddings:
+            multiply_readout(params, recipe, 1 / factor)
+    if SCALE in shapes:
+        params[SCALE] = there
+    bias = params.pop('readout_bias', np.zeros(1))
+    if np.any(bias):
+        add_readout_bias(params, bias)
+    for path in [p for p in params.keys() - shapes.keys() if p.endswith('bias')]:
+        if not np.any(params[path]):
+            del params[path]
+    wrong = params.keys() ^ shapes.keys()
+    wrong |= {path for path in params.keys() & shapes.keys() if params[path].shape != shapes[path]}
+    if wrong:
+        raise ValueError(f'their model has no place for {listed(sorted(wrong))}')
+    for path in params:
+        params[path] = np.asarray(params[path], np.float32)
+
+
+def add_readout_bias(params: Params, bias_V: np.ndarray) -> None:
+    """Moves a bias of the logits to the last norm: b with b W = bias_V.
+
+    There is one where it came from there, as in a folded LayerNorm. ValueError where there is none.
+    """
+    weight_DV = params.get('readout', params['embedding'].T).astype(np.float64)
+    bias_V = bias_V.astype(np.float64)
+    moved_D = np.linalg.lstsq(weight_DV @ weight_DV.T, weight_DV @ bias_V, rcond=None)[0]
+    missed = np.max(np.abs(moved_D @ weight_DV - bias_V)) / np.max(np.abs(bias_V))
+    if BIAS not in params or missed > 1e-6:
+        raise ValueError(
+            'their models have no bias of logits (model.readout_bias), and the last norm cannot '
+            'take it up'
+        )
+    params[BIAS] = params[BIAS] + moved_D
+
+
+def tensors_of(exported: Exported, dtype: str) -> dict[str, safetensors.Tensor]:
+    """Returns the tensors of the files by name, each made when it is written."""
+    params, family = exported.params, FAMILIES[exported.model_type]
+    shapes, kind, found = {p: x.shape for p, x in params.items()}, DTYPES[dtype], {}
+    for place in family.expected(shapes, exported.recipe.model.n_layers):
+
+        def make(place=place):
+            row = place.row
+            joined = row.layout.join([params[path][place.index] for path in row.paths])
+            return (joined - np.float32(row.plus)) if row.plus else joined
+
+        shape = place.row.layout.file_shape(place.shapes(shapes))
+        found[place.name] = safetensors.Tensor(kind, shape, make)
+    return found
+
+
+def write_folder(
+    out: Path, checkpoint: Checkpoint, exported: Exported, dtype: str, most: int = MOST_BYTES
+) -> list[str]:
+    """Writes config.json, the weights in files of at most `most` bytes, and the tokenizer.
+
+    Returns notes of what could not come along. ValueError where `out` holds something.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f'--out={out} is not empty; give a new folder')
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = checkpoint.tokenizer
+    ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id}
+    config = {
+        'architectures': [FAMILIES[exported.model_type].architecture],
+        **exported.config,
+        'vocab_size': checkpoint.meta['vocab_size'],
+        **ids,
+        'pad_token_id': None,  # that of a class may be no id of this vocabulary
+        'dtype': dtype,
+        'torch_dtype': dtype,
+    }
+    safetensors.write_folder(out, tensors_of(exported, dtype), most)
+    notes, beside = [], checkpoint.path.parent.parent / 'tokenizer'
+    if isinstance(tokenizer, SubwordTokenizer):
+        tokenizer.library.save(str(out / TOKENIZER_FILES[0]))
+        for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
+            if (beside / name).is_file():
+                shutil.copyfile(beside / name, out / name)
+    else:
+        notes.append('no tokenizer.json: transformers has none for this one; ids go in as they are')
+    if not (out / OTHER_FILES[0]).is_file():
+        write_json(out / OTHER_FILES[0], ids)
+    write_json(out / hf_config.FILE, config)
+    return notes

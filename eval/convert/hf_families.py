@@ -1,0 +1,529 @@
+"""Families of models that transformers has, and where each of their tensors is in our tree.
+
+A row is a tensor of their files: its name, our path, and its layout (`eval.convert.layouts`). {L}
+is the number of a layer and {E} that of an expert, along which ours are stacked. Letters are those
+of all our code: D model, N heads, K heads of keys, H features of a head, F hidden features of the
+MLP, V vocabulary, T positions, E experts.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from eval.convert.hf_config import (
+    Fields,
+    Fixed,
+    Flat,
+    HeadDim,
+    Inner,
+    Mxfp4,
+    Named,
+    NoDropout,
+    Positions,
+    QueryScalar,
+    Rope,
+    RopeByKind,
+    Same,
+    Unturned,
+    Window,
+)
+from eval.convert.layouts import Layout
+from modules.choices import choose
+
+
+class Row(NamedTuple):
+    """A tensor of a file. paths: of the arrays that it holds. plus: what ours are more than it."""
+
+    name: str
+    paths: tuple[str, ...]
+    layout: Layout
+    plus: float = 0.0
+
+
+def row(name: str, paths: str, axes: str, plus: float = 0.0) -> Row:
+    """Makes a row. 'a/{b,c}' are the paths a/b and a/c."""
+    stem, _, several = paths.partition('{')
+    names = several.rstrip('}').split(',') if several else ['']
+    return Row(name, tuple(stem + one for one in names), Layout(axes), plus)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model_type of theirs. entries: of its config.json; always: fields of ours that each model
+    of it has. prefix: of names, which files of the model without its head lack. unused: names of
+    tensors that hold no weights.
+    """
+
+    architecture: str
+    entries: tuple[Any, ...]
+    always: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    prefix: str = 'model.'
+    unused: tuple[str, ...] = ('.rotary_emb.inv_freq',)
+
+    def read(self, raw: Mapping[str, Any]) -> Flat:
+        """Returns fields of ours. ValueError for a field that they lack, which it names."""
+        fields, found = Fields(raw), dict(self.always)
+        for entry in self.entries:
+            found |= entry.read(fields)
+        if left := fields.left():
+            raise ValueError(
+                f'config.json has {", ".join(left)}, which our models lack or the importer does '
+                'not know'
+            )
+        return found
+
+    def write(self, flat: Flat) -> dict[str, Any]:
+        """Returns fields of theirs; the inverse of `read` for a model that the family has."""
+        written: dict[str, Any] = {}
+        for entry in self.entries:
+            written |= entry.write(flat)
+        return written
+
+    def expected(self, paths: Mapping[str, Any], layers: int) -> Iterator['Place']:
+        """Yields the tensors of a model with these parameters, {path: shape}."""
+        for one in self.rows:
+            if not all(path in paths for path in one.paths):
+                continue
+            experts = 1
+            if '{E}' in one.name:
+                experts = paths[one.paths[0]][1]
+            for layer in range(layers if '{L}' in one.name else 1):
+                for expert in range(experts):
+                    index = (layer,) * ('{L}' in one.name) + (expert,) * ('{E}' in one.name)
+                    yield Place(one.name.format(L=layer, E=expert), one, index)
+
+
+class Place(NamedTuple):
+    """A tensor of one layer and expert: index is where it is in our stacked arrays."""
+
+    name: str
+    row: Row
+    index: tuple[int, ...]
+
+    def shapes(self, paths: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Returns the shapes of its arrays, from those of all our parameters."""
+        return [paths[path][len(self.index) :] for path in self.row.paths]
+
+
+ATTENTION, MLP = 'layers/attention/', 'layers/mlp/'
+
+# What all families have, unless their row says otherwise.
+DECODER = {
+    'model.norm': 'rmsnorm',
+    'model.placement': 'pre',
+    'model.attention': 'softmax',
+    'model.qk_norm': 'none',
+    'model.position': 'rope',
+    'model.activation': 'swiglu',
+    'model.mlp': 'dense',
+    'model.bias': False,
+    'model.embedding_scale': False,
+    'model.logit_softcap': 0.0,
+}
+
+
+def sizes(eps: str = 'rms_norm_eps', default: float = 1e-6, tied: bool = False) -> tuple[Any, ...]:
+    """Returns the entries that nearly all families have; default and tied are of their class."""
+    return (
+        Same('hidden_size', 'model.d_model'),
+        Same('num_hidden_layers', 'model.n_layers'),
+        Same('num_attention_heads', 'model.n_heads'),
+        Same('num_key_value_heads', 'model.n_kv_heads', None),
+        Same('intermediate_size', 'model.d_ff'),
+        Same(eps, 'norm.eps', default),
+        Same('tie_word_embeddings', 'model.tie_embeddings', tied),
+        Positions(),
+    )
+
+
+SILU = Fixed('hidden_act', 'silu', ('swish',))
+NO_BIAS = Fixed('attention_bias', False)
+
+GPT2_ACTIVATIONS = {
+    'gelu_new': 'gelu',
+    'gelu_pytorch_tanh': 'gelu',
+    'gelu_fast': 'gelu',
+    'gelu': 'gelu_exact',
+    'relu': 'relu',
+    'silu': 'silu',
+    'swish': 'silu',
+}
+
+
+def norm(name: str, path: str, plus: float = 0.0, bias: bool = False) -> tuple[Row, ...]:
+    """Returns the rows of a norm's gain and, with `bias`, of its bias."""
+    rows = (row(f'{name}.weight', f'{path}/scale', 'D -> D', plus),)
+    return rows + ((row(f'{name}.bias', f'{path}/bias', 'D -> D'),) if bias else ())
+
+
+EMBEDDING = row('model.embed_tokens.weight', 'embedding', 'V D -> V D')
+READOUT = row('lm_head.weight', 'readout', 'V D -> D V')
+ENDS = (EMBEDDING, READOUT)
+BLOCK = 'model.layers.{L}.'
+QKV = (
+    row(BLOCK + 'self_attn.q_proj.weight', ATTENTION + 'query', '(N H) D -> D N H'),
+    row(BLOCK + 'self_attn.k_proj.weight', ATTENTION + 'key', '(K H) D -> D K H'),
+    row(BLOCK + 'self_attn.v_proj.weight', ATTENTION + 'value', '(K H) D -> D K H'),
+)
+QKV_BIASES = (
+    row(BLOCK + 'self_attn.q_proj.bias', ATTENTION + 'query_bias', '(N H) -> N H'),
+    row(BLOCK + 'self_attn.k_proj.bias', ATTENTION + 'key_bias', '(K H) -> K H'),
+    row(BLOCK + 'self_attn.v_proj.bias', ATTENTION + 'value_bias', '(K H) -> K H'),
+)
+OUT = (row(BLOCK + 'self_attn.o_proj.weight', ATTENTION + 'out', 'D (N H) -> N H D'),)
+GATED = (
+    row(BLOCK + 'mlp.gate_proj.weight', MLP + 'gate', 'F D -> D F'),
+    row(BLOCK + 'mlp.up_proj.weight', MLP + 'up', 'F D -> D F'),
+    row(BLOCK + 'mlp.down_proj.weight', MLP + 'down', 'D F -> F D'),
+)
+PRE = (
+    *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in'),
+    *norm(BLOCK + 'post_attention_layernorm', 'layers/mlp_norm_in'),
+    *norm('model.norm', 'final_norm'),
+)
+QK_NORMS = (
+    row(BLOCK + 'self_attn.q_norm.weight', ATTENTION + 'query_norm/scale', 'H -> H'),
+    row(BLOCK + 'self_attn.k_norm.weight', ATTENTION + 'key_norm/scale', 'H -> H'),
+)
+LLAMA_ROWS = (*ENDS, *QKV, *OUT, *GATED, *PRE)
+
+
+def four_norms(plus: float) -> tuple[Row, ...]:
+    """Returns the norms of Gemma 2 and 3: before and behind each part."""
+    return (
+        *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in', plus),
+        *norm(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out', plus),
+        *norm(BLOCK + 'pre_feedforward_layernorm', 'layers/mlp_norm_in', plus),
+        *norm(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out', plus),
+        *norm('model.norm', 'final_norm', plus),
+    )
+
+
+H = 'transformer.h.{L}.'
+GPT2 = Family(
+    'GPT2LMHeadModel',
+    (
+        Same('n_embd', 'model.d_model'),
+        Same('n_layer', 'model.n_layers'),
+        Same('n_head', 'model.n_heads'),
+        Inner('n_inner', 'n_embd'),
+        Positions('n_positions', is_table=True),
+        Same('layer_norm_epsilon', 'norm.eps', 1e-5),
+        Same('tie_word_embeddings', 'model.tie_embeddings', True),
+        Named('activation_function', 'model.activation', GPT2_ACTIVATIONS, 'gelu_new'),
+        Fixed('scale_attn_weights', True),
+        Fixed('scale_attn_by_inverse_layer_idx', False),
+        Fixed('add_cross_attention', False),
+        NoDropout('resid_pdrop'),
+        NoDropout('embd_pdrop'),
+        NoDropout('attn_pdrop'),
+    ),
+    DECODER | {'model.norm': 'layernorm', 'model.position': 'learned', 'model.bias': True},
+    (
+        row('transformer.wte.weight', 'embedding', 'V D -> V D'),
+        row('transformer.wpe.weight', 'positions/table', 'T D -> T D'),
+        READOUT,
+        row(H + 'attn.c_attn.weight', ATTENTION + '{query,key,value}', 'D (3 N H) -> D N H'),
+        row(
+            H + 'attn.c_attn.bias', ATTENTION + '{query_bias,key_bias,value_bias}', '(3 N H) -> N H'
+        ),
+        row(H + 'attn.c_proj.weight', ATTENTION + 'out', '(N H) D -> N H D'),
+        row(H + 'attn.c_proj.bias', ATTENTION + 'out_bias', 'D -> D'),
+        row(H + 'mlp.c_fc.weight', MLP + 'up', 'D F -> D F'),
+        row(H + 'mlp.c_fc.bias', MLP + 'up_bias', 'F -> F'),
+        row(H + 'mlp.c_proj.weight', MLP + 'down', 'F D -> F D'),
+        row(H + 'mlp.c_proj.bias', MLP + 'down_bias', 'D -> D'),
+        *norm(H + 'ln_1', 'layers/attention_norm_in', bias=True),
+        *norm(H + 'ln_2', 'layers/mlp_norm_in', bias=True),
+        *norm('transformer.ln_f', 'final_norm', bias=True),
+    ),
+    prefix='transformer.',
+    unused=('.attn.bias', '.attn.masked_bias'),
+)
+LLAMA = Family(
+    'LlamaForCausalLM',
+    (
+        *sizes(),
+        HeadDim(),
+        Rope(),
+        SILU,
+        NO_BIAS,
+        Fixed('mlp_bias', False),
+        Fixed('rope_interleaved', False),
+    ),
+    DECODER,
+    LLAMA_ROWS,
+)
+MISTRAL = Family(
+    'MistralForCausalLM', (*sizes(), HeadDim(), Rope(), Window(4096), SILU), DECODER, LLAMA_ROWS
+)
+QWEN2 = Family(
+    'Qwen2ForCausalLM',
+    (*sizes(), Rope(), Window(has_types=True, has_use=True), SILU, Fixed('use_mrope', False)),
+    DECODER | {'model.bias': 'qkv'},
+    (*LLAMA_ROWS, *QKV_BIASES),
+)
+QWEN3 = Family(
+    'Qwen3ForCausalLM',
+    (*sizes(), HeadDim(128), Rope(), Window(has_types=True, has_use=True), SILU, NO_BIAS),
+    DECODER | {'model.qk_norm': 'rmsnorm'},
+    (*LLAMA_ROWS, *QK_NORMS),
+)
+OLMO2 = Family(
+    'Olmo2ForCausalLM',
+    (*sizes(default=1e-5), Rope(), SILU, NO_BIAS),
+    DECODER
+    | {
+        'model.placement': 'output',
+        'model.qk_norm': 'rmsnorm',
+        'attention.qk_norm_over': 'model',
+    },
+    (
+        *ENDS,
+        *QKV,
+        *OUT,
+        *GATED,
+        *QK_NORMS,
+        *norm(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out'),
+        *norm(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out'),
+        *norm('model.norm', 'final_norm'),
+    ),
+)
+PHI3 = Family(
+    'Phi3ForCausalLM',
+    (*sizes(default=1e-5), Rope(), Window(), SILU, NO_BIAS),
+    DECODER,
+    (
+        *ENDS,
+        row(
+            BLOCK + 'self_attn.qkv_proj.weight',
+            ATTENTION + '{query,key,value}',
+            '(N|K|K H) D -> D N|K|K H',
+        ),
+        *OUT,
+        row(BLOCK + 'mlp.gate_up_proj.weight', MLP + '{gate,up}', 'F|F D -> D F|F'),
+        GATED[-1],
+        *PRE,
+    ),
+)
+GEMMA_ALWAYS = DECODER | {
+    'model.placement': 'peri',
+    'model.activation': 'geglu',
+    'model.embedding_scale': True,
+}
+GEMMA_ACTIVATION = Fixed('hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new'))
+GEMMA2 = Family(
+    'Gemma2ForCausalLM',
+    (
+        *sizes(tied=True),
+        HeadDim(256),
+        QueryScalar(256),
+        Rope(),
+        Window(4096, every=2, has_types=True),
+        Same('final_logit_softcapping', 'model.logit_softcap', 30.0, none=0.0),
+        Same('attn_logit_softcapping', 'attention.softcap', 50.0, none=0.0),
+        GEMMA_ACTIVATION,
+        Fixed('hidden_act', 'gelu_pytorch_tanh'),
+        Fixed('use_bidirectional_attention', None, (False,)),
+        NO_BIAS,
+    ),
+    GEMMA_ALWAYS,
+    (*ENDS, *QKV, *OUT, *GATED, *four_norms(1.0)),
+)
+
+GEMMA3 = Family(
+    'Gemma3ForCausalLM',
+    (
+        *sizes(tied=True),
+        HeadDim(256),
+        QueryScalar(256),
+        RopeByKind(),
+        Window(4096, every=6, has_types=True),
+        Same('final_logit_softcapping', 'model.logit_softcap', None, none=0.0),
+        Same('attn_logit_softcapping', 'attention.softcap', None, none=0.0),
+        GEMMA_ACTIVATION,
+        Fixed('hidden_act', 'gelu_pytorch_tanh'),
+        Fixed('use_bidirectional_attention', None, (False,)),
+        NO_BIAS,
+    ),
+    GEMMA_ALWAYS | {'model.qk_norm': 'rmsnorm'},
+    (
+        *ENDS,
+        *QKV,
+        *OUT,
+        *GATED,
+        *four_norms(1.0),
+        *(one._replace(plus=1.0) for one in QK_NORMS),
+    ),
+)
+SMOLLM3 = Family(
+    'SmolLM3ForCausalLM',
+    (
+        *sizes(tied=True),
+        Rope(2_000_000.0),
+        Unturned(),
+        Window(has_types=True, has_use=True),
+        SILU,
+        NO_BIAS,
+        Fixed('mlp_bias', False),
+    ),
+    DECODER,
+    LLAMA_ROWS,
+)
+NEOX = 'gpt_neox.layers.{L}.'
+GPT_NEOX = Family(
+    'GPTNeoXForCausalLM',
+    (
+        Same('hidden_size', 'model.d_model'),
+        Same('num_hidden_layers', 'model.n_layers'),
+        Same('num_attention_heads', 'model.n_heads'),
+        Same('intermediate_size', 'model.d_ff'),
+        Same('layer_norm_eps', 'norm.eps', 1e-5),
+        Same('tie_word_embeddings', 'model.tie_embeddings', False),
+        Positions(),
+        Rope(fraction=0.25, fraction_name='rotary_pct', base_name='rotary_emb_base'),
+        Named('use_parallel_residual', 'model.placement', {True: 'parallel', False: 'pre'}, True),
+        Named('hidden_act', 'model.activation', GPT2_ACTIVATIONS, 'gelu'),
+        Fixed('attention_bias', True),
+    ),
+    DECODER | {'model.norm': 'layernorm', 'model.bias': True},
+    (
+        row('gpt_neox.embed_in.weight', 'embedding', 'V D -> V D'),
+        row('embed_out.weight', 'readout', 'V D -> D V'),
+        row(
+            NEOX + 'attention.query_key_value.weight',
+            ATTENTION + '{query,key,value}',
+            '(N 3 H) D -> D N H',
+        ),
+        row(
+            NEOX + 'attention.query_key_value.bias',
+            ATTENTION + '{query_bias,key_bias,value_bias}',
+            '(N 3 H) -> N H',
+        ),
+        row(NEOX + 'attention.dense.weight', ATTENTION + 'out', 'D (N H) -> N H D'),
+        row(NEOX + 'attention.dense.bias', ATTENTION + 'out_bias', 'D -> D'),
+        row(NEOX + 'mlp.dense_h_to_4h.weight', MLP + 'up', 'F D -> D F'),
+        row(NEOX + 'mlp.dense_h_to_4h.bias', MLP + 'up_bias', 'F -> F'),
+        row(NEOX + 'mlp.dense_4h_to_h.weight', MLP + 'down', 'D F -> F D'),
+        row(NEOX + 'mlp.dense_4h_to_h.bias', MLP + 'down_bias', 'D -> D'),
+        *norm(NEOX + 'input_layernorm', 'layers/attention_norm_in', bias=True),
+        *norm(NEOX + 'post_attention_layernorm', 'layers/mlp_norm_in', bias=True),
+        *norm('gpt_neox.final_layer_norm', 'final_norm', bias=True),
+    ),
+    prefix='gpt_neox.',
+    unused=('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
+)
+EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
+OF_MIXTRAL = BLOCK + 'block_sparse_moe.experts.{E}.'
+MIXTRAL = Family(
+    'MixtralForCausalLM',
+    (
+        *sizes(default=1e-5),
+        HeadDim(),
+        Rope(),
+        Window(),
+        SILU,
+        Same('num_local_experts', 'mlp.n_experts', 8),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 2),
+    ),
+    EXPERTS,
+    (
+        *ENDS,
+        *QKV,
+        *OUT,
+        *PRE,
+        row(BLOCK + 'block_sparse_moe.gate.weight', MLP + 'router', 'E D -> D E'),
+        row(OF_MIXTRAL + 'w1.weight', MLP + 'gate', 'F D -> D F'),
+        row(OF_MIXTRAL + 'w3.weight', MLP + 'up', 'F D -> D F'),
+        row(OF_MIXTRAL + 'w2.weight', MLP + 'down', 'D F -> F D'),
+    ),
+)
+OF_QWEN = BLOCK + 'mlp.experts.{E}.'
+QWEN3_MOE = Family(
+    'Qwen3MoeForCausalLM',
+    (
+        *sizes(),
+        HeadDim(),
+        Rope(),
+        Window(has_use=True),
+        SILU,
+        NO_BIAS,
+        Same('moe_intermediate_size', 'model.d_ff', 768),  # of an expert: all layers have experts
+        Same('num_experts', 'mlp.n_experts', 128, also='num_local_experts'),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 8),
+        Named('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
+        Fixed('decoder_sparse_step', 1),
+        Fixed('mlp_only_layers', [], (None,)),
+    ),
+    EXPERTS | {'model.qk_norm': 'rmsnorm'},
+    (
+        *ENDS,
+        *QKV,
+        *QK_NORMS,
+        *OUT,
+        *PRE,
+        row(BLOCK + 'mlp.gate.weight', MLP + 'router', 'E D -> D E'),
+        row(OF_QWEN + 'gate_proj.weight', MLP + 'gate', 'F D -> D F'),
+        row(OF_QWEN + 'up_proj.weight', MLP + 'up', 'F D -> D F'),
+        row(OF_QWEN + 'down_proj.weight', MLP + 'down', 'D F -> F D'),
+    ),
+)
+
+GPT_OSS = Family(
+    'GptOssForCausalLM',
+    (
+        *sizes(default=1e-5),
+        HeadDim(64),
+        Rope(150_000.0),
+        Window(128, every=2, has_types=True),
+        SILU,
+        Same('num_local_experts', 'mlp.n_experts', 128),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 4, also='experts_per_token'),
+        Fixed('attention_bias', True),
+        Fixed('swiglu_alpha', 1.702),
+        Fixed('swiglu_limit', 7.0),
+        Mxfp4(),
+    ),
+    EXPERTS | {'model.bias': True, 'model.activation': 'swiglu_oai', 'attention.sinks': 'learned'},
+    (
+        *ENDS,
+        *QKV,
+        *QKV_BIASES,
+        *OUT,
+        row(BLOCK + 'self_attn.o_proj.bias', ATTENTION + 'out_bias', 'D -> D'),
+        row(BLOCK + 'self_attn.sinks', ATTENTION + 'sinks', 'N -> N'),
+        *PRE,
+        row(BLOCK + 'mlp.router.weight', MLP + 'router', 'E D -> D E'),
+        row(BLOCK + 'mlp.router.bias', MLP + 'router_bias', 'E -> E'),
+        row(BLOCK + 'mlp.experts.gate_up_proj', MLP + '{gate,up}', 'E D (F 2) -> E D F'),
+        row(BLOCK + 'mlp.experts.gate_up_proj_bias', MLP + '{gate_bias,up_bias}', 'E (F 2) -> E F'),
+        row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),
+        row(BLOCK + 'mlp.experts.down_proj_bias', MLP + 'down_bias', 'E D -> E D'),
+    ),
+)
+
+# By model_type. Export takes the first that has all of a model.
+FAMILIES = {
+    'gpt2': GPT2,
+    'llama': LLAMA,
+    'mistral': MISTRAL,
+    'qwen2': QWEN2,
+    'qwen3': QWEN3,
+    'olmo2': OLMO2,
+    'phi3': PHI3,
+    'gemma2': GEMMA2,
+    'gemma3_text': GEMMA3,
+    'smollm3': SMOLLM3,
+    'gpt_neox': GPT_NEOX,
+    'mixtral': MIXTRAL,
+    'qwen3_moe': QWEN3_MOE,
+    'gpt_oss': GPT_OSS,
+}
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    """Returns the family of a config.json. ValueError, with the known ones, for another."""
+    if 'model_type' not in raw:
+        raise ValueError('config.json lacks model_type')
+    return choose(FAMILIES, str(raw['model_type']), 'model_type of config.json')

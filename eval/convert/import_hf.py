@@ -1,0 +1,335 @@
+"""Imports a folder that transformers saved (save_pretrained, or a snapshot of the Hub) as a run.
+
+Headers are checked before any weight is read. Weights are read a file at a time, through a map of
+the file, into the arrays of the model, which are float32: beside the model no more is in memory
+than one file.
+"""
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from eval.convert import hf_config, mxfp4, safetensors
+from eval.convert.fold import learner_on_cpu, write
+from eval.convert.hf_families import Family, Place, family_of
+from eval.convert.safetensors import Stored
+from lm.config.fields import FIELDS
+from lm.config.recipe import Recipe, recipe_of
+from lm.config.resolve import (
+    build,
+    changed,
+    flatten,
+    settle,
+    unread_options,
+    unsettled,
+    without_auto,
+)
+from lm.data import tokenizers
+from lm.data.tokenizers import Tokenizer
+from lm.model.check import check
+from lm.training.state import Weights
+from modules.params import named_leaves
+
+Shapes = dict[str, tuple[int, ...]]  # {'layers/mlp/up': (L, D, F), ...}
+MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
+LONGEST = 2048  # tokens of a row of data, where the model can read longer ones
+MOST_LISTED = 12  # names in an error
+ALIGNMENT = 64  # bytes
+# Files of a tokenizer that go with the weights; ours is made of the first.
+TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
+OTHER_FILES = ('generation_config.json', 'chat_template.jinja')
+# What an import has of its own. No optimizer's state is written: those who train on start anew.
+OWN = {
+    'model.embedding_norm': 'none',
+    'model.final_norm': 'auto',
+    'model.reparam': 'none',
+    'model.readout_bias': False,
+    'model.n_kv_heads': None,
+    'model.head_dim': None,
+    'scaling.name': 'standard',
+    'optim.name': 'normalized_gd',
+    'optim.others': 'normalized_gd',
+    'optim.average': 'none',
+    'data.objective': 'causal',
+    'train.eval_objectives': 'causal',
+    'train.trainable': 'all',
+    'train.init_from': '',
+}
+OF_MODEL = ('model.', 'norm.', 'attention.', 'mlp.', 'reparam.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A model of others as ours. params: {path: float32 array}. notes: what differs, in words."""
+
+    model_type: str
+    recipe: Recipe
+    params: dict[str, Any]
+    vocab_size: int
+    tokenizer: Tokenizer
+    notes: list[str]
+
+
+def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
+    """Reads a folder of theirs.
+
+    Args:
+      folder: has config.json, and safetensors files.
+      base: a config, as nested dicts, for all but the model; its data and its steps stand.
+      out: where it will be written, which data.tokenizer names.
+
+    Returns:
+      The `Imported`.
+
+    Raises:
+      ValueError: for files that cannot be read, a field that our models lack, and for tensors that
+        are left over, missing or of other shapes, all listed.
+    """
+    if not folder.is_dir():
+        raise ValueError(f'{folder} is no folder; nothing is downloaded')
+    raw = hf_config.read_json(folder / hf_config.FILE)
+    family, stored = family_of(raw), safetensors.read_folder(folder)
+    stored, packed = mxfp4.unpacked(without_unused(family, stored))
+    fields = family.read(raw)
+    vocab_size, dtype = table_of(family, stored)
+    tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
+    recipe = recipe_for(fields, base, spec)
+    check(recipe)
+    shapes = shapes_of(recipe, vocab_size)
+    places = places_of(family, recipe, shapes, stored)
+    params = filled(shapes, places, stored, packed)
+    set_constants(params, recipe, dtype)
+    if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
+        scale_queries(params, math.sqrt(recipe.head_dim / scalar))
+    notes = []
+    if raw.get('vocab_size') not in (None, vocab_size):
+        notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
+    if found := hf_config.dropouts(raw):
+        notes.append(f'trained with {", ".join(found)}: no dropout is set here')
+    return Imported(raw['model_type'], recipe, params, vocab_size, tokenizer, notes)
+
+
+def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: str) -> Recipe:
+    """Returns the recipe of a model with these fields, whatever model `base` has.
+
+    Options that nothing reads are left out. Raises ValueError for a field that we do not have.
+    """
+    config = build({name: section for name, section in base.items() if name != 'sweep'})
+    options = [p for p, field in FIELDS.items() if field.of_parts and p.startswith(OF_MODEL)]
+    of_data = {}
+    if (longest := fields.get(hf_config.MAX_POSITIONS)) is not None:
+        of_data['data.seq_len'] = min(longest, LONGEST)
+    given = {path: value for path, value in fields.items() if not path.startswith('@')}
+    if lacking := given.keys() - FIELDS.keys():
+        raise ValueError(f'our models lack {", ".join(sorted(lacking))}')
+    values = dict.fromkeys(options) | OWN | of_data | given | {'data.tokenizer': tokenizer}
+    config = without_auto(changed(config, values))
+    return settle(changed(config, dict.fromkeys(unread_options(recipe_of(config)))))
+
+
+def without_unused(family: Family, stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Returns the tensors that are weights, by the names of the whole model."""
+    prefix, kept = family.prefix, {}
+    heads = {row.name for row in family.rows if not row.name.startswith(prefix)}
+    lacks = not any(name.startswith(prefix) for name in stored)
+    for name, where in stored.items():
+        if not name.endswith(family.unused):
+            kept[prefix + name if lacks and name not in heads else name] = where
+    return kept
+
+
+def table_of(family: Family, stored: Mapping[str, Stored]) -> tuple[int, np.dtype]:
+    """Returns the rows of the embedding, which may be more than the vocabulary, and its dtype."""
+    name = next(row.name for row in family.rows if row.paths == ('embedding',))
+    if name not in stored:
+        raise ValueError(f'the files hold no {name}; they have {listed(stored)}')
+    return stored[name].shape[0], stored[name].dtype
+
+
+def shapes_of(recipe: Recipe, vocab_size: int) -> Shapes:
+    shapes = learner_on_cpu(recipe, vocab_size).described.used_shapes
+    return {path: tuple(leaf.shape) for path, leaf in named_leaves(shapes).items()}
+
+
+def places_of(
+    family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, Stored]
+) -> list[Place]:
+    """Returns the places of all tensors, in the order of the files.
+
+    Raises ValueError, with lists, for tensors that are left over, missing, or of another shape.
+    """
+    expected = {place.name: place for place in family.expected(shapes, recipe.model.n_layers)}
+    missing = [name for name in expected if name not in stored]
+    left = [name for name in stored if name not in expected]
+    if recipe.model.tie_embeddings:  # some files hold the table twice
+        left = [n for n in left if not _is_second_table(family, n, stored)]
+    wrong = [
+        f'{name} is {list(stored[name].shape)}, and {list(wanted)} is wanted'
+        for name, place in expected.items()
+        if name in stored
+        if stored[name].shape != (wanted := place.row.layout.file_shape(place.shapes(shapes)))
+    ]
+    covered = {path for place in expected.values() for path in place.row.paths}
+    unfilled = sorted(shapes.keys() - covered - {'embedding_scale'})
+    said = {
+        'missing': missing,
+        'left over': left,
+        'of another shape': wrong,
+        'without a tensor in the files': unfilled,
+    }
+    found = [f'{what}: {listed(names)}' for what, names in said.items() if names]
+    if found:
+        raise ValueError(f'the tensors do not fit config.json; {"; ".join(found)}')
+    return [expected[name] for name in stored if name in expected]
+
+
+def _is_second_table(family: Family, name: str, stored: Mapping[str, Stored]) -> bool:
+    """Whether a tensor is the readout of a model with tied embeddings: the same bytes again."""
+    rows = {row.paths: row.name for row in family.rows}
+    if name != rows.get(('readout',)):
+        return False
+    pair = {n: stored[n] for n in (name, rows['embedding',])}
+    one, other = (array for _, array in safetensors.opened(pair))
+    if np.array_equal(one, other):
+        return True
+    raise ValueError(
+        f'config.json ties {name} to the embedding (tie_word_embeddings), and the file holds '
+        'another one. Set it to false there if the file is right.'
+    )
+
+
+def listed(names: Any) -> str:
+    names = list(names)
+    more = f' and {len(names) - MOST_LISTED} more' if len(names) > MOST_LISTED else ''
+    return ', '.join(names[:MOST_LISTED]) + more
+
+
+def filled(
+    shapes: Shapes,
+    places: list[Place],
+    stored: Mapping[str, Stored],
+    packed: Mapping[str, Stored],
+) -> dict[str, np.ndarray]:
+    """Returns the float32 parameters, each filled from the files as they lie there.
+
+    packed: tensors of four bits, which are read an expert at a time.
+    """
+    params = {path: aligned(shape) for path, shape in shapes.items()}
+    by_name = {place.name: place for place in places}
+
+    def fill(place: Place, tensor: np.ndarray, rest: Any = ()) -> None:
+        for part, path in enumerate(place.row.paths):
+            target = params[path][place.index][rest]
+            ours = [params[one][place.index][rest].shape for one in place.row.paths]
+            target[...] = place.row.layout.take(tensor, ours, part)
+            if place.row.plus:
+                target += np.float32(place.row.plus)
+
+    whole = {name: stored[name] for name in by_name if name + mxfp4.BLOCKS not in packed}
+    for name, tensor in safetensors.opened(whole):
+        if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype != ml_dtypes.bfloat16:
+            raise ValueError(f'{name} is {tensor.dtype}: quantised weights are not read')
+        fill(by_name[name], tensor)
+    for name in by_name.keys() - whole.keys():
+        pair = {name + end: packed[name + end] for end in (mxfp4.BLOCKS, mxfp4.SCALES)}
+        blocks, scales = (tensor for _, tensor in sorted(safetensors.opened(pair)))
+        for expert in range(len(scales)):
+            one = slice(expert, expert + 1)
+            numbers = mxfp4.dequantised(blocks[one], scales[one])
+            fill(by_name[name], np.swapaxes(numbers, 1, 2), one)
+    return params
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an empty float32 array where JAX takes arrays as they are, on a CPU: no copy is made.
+
+    It must not be changed after it was handed over.
+    """
+    size = 4 * math.prod(shape)
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start : start + size].view(np.float32).reshape(shape)
+
+
+def set_constants(params: dict[str, np.ndarray], recipe: Recipe, dtype: np.dtype) -> None:
+    """Sets the factor of embeddings: sqrt(D), which transformers rounds to the dtype of weights."""
+    if recipe.model.embedding_scale:
+        root = np.float64(math.sqrt(recipe.model.d_model))
+        params['embedding_scale'] = np.float32(root.astype(dtype))
+
+
+def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
+    """Multiplies the logits of attention: by the gain of the norm of queries, or their matrix."""
+    gain = 'layers/attention/query_norm/scale'
+    matrix = 'layers/attention/query'
+    for path in (gain,) if gain in params else (matrix, f'{matrix}_bias'):
+        if path in params:
+            params[path] = (params[path] * factor).astype(np.float32)
+
+
+def tokenizer_of(
+    folder: Path, raw: Mapping[str, Any], vocab_size: int, out: Path
+) -> tuple[Tokenizer, str]:
+    """Returns the tokenizer and what data.tokenizer says of it.
+
+    BOS and EOS are those that tokenizer_config.json names, or else the ids in config.json. Without
+    a tokenizer.json texts are token ids.
+    """
+
+    def id_of(name: str) -> int | None:
+        found = raw.get(name)
+        found = found[0] if isinstance(found, list) and found else found
+        return found if type(found) is int and 0 <= found < vocab_size else None
+
+    bos, eos = id_of('bos_token_id'), id_of('eos_token_id')
+    if (folder / TOKENIZER_FILES[0]).is_file():
+        return tokenizers.of_model(folder, vocab_size, bos, eos), f'hf:{out / "tokenizer"}'
+    eos = vocab_size - 1 if eos is None else eos
+    bos = eos if bos is None else bos
+    found = tokenizers.TokenIds(vocab_size, bos, eos)
+    return found, found.spec
+
+
+def write_run(folder: Path, out: Path, imported: Imported) -> None:
+    """Writes the workdir, with the files of the tokenizer. ValueError where `out` holds something.
+
+    The arrays of `imported` are given up one by one.
+    """
+    params = imported.params
+    for path in list(params):
+        params[path] = jax.device_put(params.pop(path))
+    params = unflatten_dict(params, sep='/')
+    meta = {
+        'counters': {},
+        'data': None,  # what it was trained on is not known
+        'vocab_size': imported.vocab_size,
+        'imported_from': str(folder),
+        MODEL_TYPE: imported.model_type,
+    }
+    write(out, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta)
+    for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / 'tokenizer' / name)
+
+
+def described(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:
+    """Returns the flags that make a config with the model of `recipe` of the config `base`."""
+    before = flatten(build({name: section for name, section in base.items() if name != 'sweep'}))
+    return [
+        f'--config.{path}={value!r}'.replace("'", '')
+        for path, value in unsettled(recipe).items()
+        if value != before[path] and (path.startswith(OF_MODEL) or path == 'data.seq_len')
+    ]
+
+
+def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Returns max |found - wanted| / max |wanted|."""
+    return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))

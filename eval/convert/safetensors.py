@@ -1,0 +1,223 @@
+"""Reads and writes safetensors files, without the library of that name.
+
+A file is the length of a header in 8 bytes (little-endian), the header, a JSON object {name:
+{dtype, shape, data_offsets}}, and the data. Tensors are read through `numpy.memmap`, so that only
+what is looked at takes memory. Format: https://github.com/huggingface/safetensors.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from lm.storage.files import replacing, write_json
+
+MOST_HEADER = 100_000_000  # bytes, as in the library
+METADATA = '__metadata__'
+ONE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+DTYPES = {
+    'BOOL': np.bool_,
+    'U8': np.uint8,
+    'I8': np.int8,
+    'U16': np.uint16,
+    'I16': np.int16,
+    'U32': np.uint32,
+    'I32': np.int32,
+    'U64': np.uint64,
+    'I64': np.int64,
+    'F16': np.float16,
+    'BF16': ml_dtypes.bfloat16,
+    'F32': np.float32,
+    'F64': np.float64,
+    'F8_E4M3': ml_dtypes.float8_e4m3fn,
+    'F8_E5M2': ml_dtypes.float8_e5m2,
+    'F8_E8M0': ml_dtypes.float8_e8m0fnu,
+}
+NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies. begin: the first of its bytes in the file."""
+
+    file: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """Returns {name: where it lies} of one file, in the order of the data.
+
+    Raises ValueError for a header that is cut, too long, no JSON object or has a name twice; for a
+    dtype that numpy and ml_dtypes lack; and where shapes, offsets and the length of the file do not
+    agree: each byte of the data must belong to one tensor.
+    """
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f'{path} is no safetensors file that can be read: {why}')
+
+    size = path.stat().st_size
+    with path.open('rb') as file:
+        if size < 8:
+            raise refused(f'it has {size} bytes, and the length of its header alone takes 8')
+        length = int.from_bytes(file.read(8), 'little')
+        if length > MOST_HEADER:
+            raise refused(f'its header would have {length:,} bytes, over {MOST_HEADER:,}')
+        if length > size - 8:
+            raise refused(f'its header has {length:,} bytes, and the file {size:,}: it is cut')
+        try:
+            text = file.read(length).decode()
+            header = json.loads(text, object_pairs_hook=_without_doubles)
+        except (ValueError, RecursionError) as error:
+            raise refused(f'its header is no JSON of names that differ ({error})') from error
+    if not isinstance(header, dict):
+        raise refused('its header is no JSON object')
+    header.pop(METADATA, None)
+    found, data = {}, size - 8 - length
+    for name, entry in header.items():
+        try:
+            (begin, end), code = entry['data_offsets'], entry['dtype']
+            shape = tuple(entry['shape'])
+        except (KeyError, TypeError, ValueError) as error:
+            raise refused(f'{name} lacks dtype, shape or two data_offsets') from error
+        if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+            raise refused(f'shape and data_offsets of {name} must be numbers of at least 0')
+        if code not in DTYPES:
+            raise refused(f'{name} has dtype {code}; known are {", ".join(DTYPES)}')
+        dtype = np.dtype(DTYPES[code])
+        wanted = math.prod(shape) * dtype.itemsize
+        if wanted != end - begin:
+            raise refused(
+                f'{name} is {code}{list(shape)}, {wanted:,} bytes, and its data_offsets '
+                f'{begin}:{end} have {end - begin:,}'
+            )
+        found[name] = Stored(path, dtype, shape, begin + 8 + length)
+    found = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].n_bytes)))
+    reached, last = 8 + length, 'the header'
+    for name, stored in found.items():
+        if stored.begin != reached:
+            what = 'overlap' if stored.begin < reached else 'have a hole between them'
+            raise refused(f'{last} and {name} {what}')
+        reached, last = stored.begin + stored.n_bytes, name
+    if reached != size:
+        rest = reached - 8 - length
+        what = 'it is cut' if reached > size else 'bytes follow the last tensor'
+        raise refused(f'its tensors have {rest:,} bytes, and {data:,} are there: {what}')
+    return found
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'{next(name for name in names if names.count(name) > 1)!r} twice')
+    return found
+
+
+def read_folder(folder: Path) -> dict[str, Stored]:
+    """Returns {name: where it lies} of model.safetensors, or of the files that an index names.
+
+    Raises ValueError where there is neither, for an index that names a path, a file that is not
+    there, or a tensor that its file has not, and for a tensor that two files or no index has; and
+    as `read_header` does.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        if not (folder / ONE_FILE).is_file():
+            raise ValueError(
+                f'{folder} holds neither {ONE_FILE} nor {INDEX}. Weights in other forms (.bin, '
+                '.pth, .gguf) are not read; save_pretrained of transformers writes safetensors.'
+            )
+        return read_header(folder / ONE_FILE)
+    try:
+        raw = json.loads(index.read_text(), object_pairs_hook=_without_doubles)
+        named = dict(raw['weight_map'])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f'{index} is no index with a weight_map ({error})') from error
+    found: dict[str, Stored] = {}
+    for file in sorted({str(file) for file in named.values()}):
+        if file != Path(file).name or '\\' in file or file in ('', '..'):
+            raise ValueError(f'{index} names {file!r}: a file beside it is wanted, and no path')
+        if not (folder / file).is_file():
+            raise ValueError(f'{index} names {file}, which is not there')
+        there = read_header(folder / file)
+        if twice := sorted(there.keys() & found.keys()):
+            raise ValueError(f'{folder / file} holds tensors of another file: {twice[0]}')
+        found |= there
+    wrong = [n for n in named.keys() | found.keys() if n not in found or n not in named]
+    wrong += [n for n in named.keys() & found.keys() if found[n].file.name != named[n]]
+    if wrong:
+        raise ValueError(f'{index} and its files do not agree on {", ".join(sorted(wrong)[:5])}')
+    return found
+
+
+def opened(tensors: Mapping[str, Stored]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name, array) of the tensors, a file at a time. An array is a view of the file, whose
+    pages are given back when the next file is opened.
+    """
+    for file in dict.fromkeys(stored.file for stored in tensors.values()):
+        mapped = np.memmap(file, np.uint8, 'r')
+        for name, (where, dtype, shape, begin) in tensors.items():
+            if where == file:
+                size = math.prod(shape) * dtype.itemsize
+                yield name, np.asarray(mapped[begin : begin + size]).view(dtype).reshape(shape)
+        del mapped
+
+
+class Tensor(NamedTuple):
+    """A tensor to be written; make() computes it when its turn comes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes one file, of which one tensor at a time is in memory."""
+    header, begin = {METADATA: {'format': 'pt'}}, 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.n_bytes
+        of = {'dtype': NAMES[np.dtype(tensor.dtype)], 'shape': list(tensor.shape)}
+        header[name], begin = of | {'data_offsets': [begin, end]}, end
+    text = json.dumps(header).encode()
+    text += b' ' * (-len(text) % 8)  # so that the data is aligned
+    with replacing(path) as temporary, temporary.open('wb') as file:
+        file.write(len(text).to_bytes(8, 'little') + text)
+        for name, tensor in tensors.items():
+            array = np.asarray(tensor.make(), tensor.dtype, order='C')
+            if array.shape != tuple(tensor.shape):
+                raise ValueError(f'{name} is {array.shape}, and {tensor.shape} was announced')
+            file.write(array.reshape(-1).view(np.uint8).data)
+            del array
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
+    """Writes model.safetensors or, for more than `most` bytes, several files and their index."""
+    parts: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if parts[-1] and sum(t.n_bytes for t in parts[-1].values()) + tensor.n_bytes > most:
+            parts.append({})
+        parts[-1][name] = tensor
+    if len(parts) == 1:
+        write_file(folder / ONE_FILE, parts[0])
+        return
+    named = {}
+    for i, part in enumerate(parts, 1):
+        file = f'model-{i:05d}-of-{len(parts):05d}.safetensors'
+        write_file(folder / file, part)
+        named |= dict.fromkeys(part, file)
+    total = sum(tensor.n_bytes for tensor in tensors.values())
+    record = {'metadata': {'total_size': total}, 'weight_map': named}
+    write_json(folder / INDEX, record)

@@ -1,0 +1,357 @@
+"""Reference: logits of models that transformers saved, and of what it would load again.
+Equivalence: an export is imported bitwise. Contract: what does not fit is refused and listed.
+
+`tests/fixtures/hf/make.py` has made the cases.
+"""
+
+import functools
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import tokenizers as library
+from flax.traverse_util import unflatten_dict
+
+from configs import default
+from eval.convert import __main__ as convert
+from eval.convert import export_hf, hf_config, import_hf, mxfp4, safetensors
+from eval.convert.fold import fold_checkpoint, learner_on_cpu
+from eval.convert.hf_families import FAMILIES
+from eval.convert.import_hf import import_folder, largest_difference
+from eval.convert.layouts import Layout
+from eval.load import Checkpoint, load
+from eval.suites.perplexity import perplexity
+from lm.config.resolve import replaced, resolve, to_dict
+from lm.inference.decoding import extend, init_cache
+from lm.record.metrics import read_rows
+from lm.training.state import Weights
+from tests import ROOT
+from tests.eval.convert.test_commands import compiled_as_it_stands  # noqa: F401
+from tests.fixtures.hf.seeded import tokens, weight
+from train import DONE, train
+
+FOLDER = ROOT / 'tests' / 'fixtures' / 'hf'
+CASES = json.loads((FOLDER / 'cases.json').read_text())
+TOKENS_BT = tokens().astype(np.int32)
+CLOSE = 1e-5
+
+
+def base(**model):
+    raw = default.get_config().to_dict()
+    raw['model'] |= {'scan_layers': True} | model  # compiles one layer
+    return raw
+
+
+def drawn(name):
+    return {n: weight(n, shape) for n, shape in CASES[name]['tensors'].items()}
+
+
+def saved(folder, name, arrays=None, most=10**9, **fields):
+    """A folder as transformers saves one."""
+    folder.mkdir(exist_ok=True)
+    config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
+    (folder / 'config.json').write_text(json.dumps(config))
+    arrays = drawn(name) if arrays is None else arrays
+    tensors = {n: safetensors.Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
+    safetensors.write_folder(folder, tensors, most)
+    return folder
+
+
+@functools.cache
+def imported(name):
+    with tempfile.TemporaryDirectory() as folder:
+        return import_folder(saved(Path(folder), name), base(), Path('run'))
+
+
+def checkpoint_of(found, recipe=None):
+    recipe = recipe or found.recipe
+    learner = learner_on_cpu(recipe, found.vocab_size)
+    weights = Weights(unflatten_dict(found.params, sep='/'), (), {})
+    meta = {'vocab_size': found.vocab_size, 'model_type': found.model_type}
+    where = Path('memory/checkpoints/0')
+    return Checkpoint(where, recipe, 0, meta, learner, None, None, weights, found.tokenizer)
+
+
+@functools.cache
+def theirs():
+    with np.load(FOLDER / 'logits.npz') as file:
+        return dict(file)
+
+
+DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
+
+
+@pytest.mark.default_rows(*DEFAULT_ROWS)
+@pytest.mark.parametrize('name', CASES)
+def test_logits_are_theirs(name):
+    """Catches heads that are split otherwise, a norm at another place, another RoPE or window."""
+    logits = checkpoint_of(imported(name)).logits(TOKENS_BT)
+    assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', CASES)
+def test_logits_are_theirs_unscanned_and_with_a_cache(name):
+    """A token at a time, and layers that are not scanned."""
+    found = imported(name)
+    recipe = replaced(found.recipe, {'model.scan_layers': False})
+    checkpoint = checkpoint_of(found, recipe)
+    logits = checkpoint.logits(TOKENS_BT)
+    assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
+    step = jax.jit(functools.partial(extend, checkpoint.learner))
+    cache = init_cache(checkpoint.learner, checkpoint.variables, 1, TOKENS_BT.shape[1])
+    parts = []
+    for t in range(TOKENS_BT.shape[1]):
+        logits, cache = step(checkpoint.variables, cache, TOKENS_BT[:, t : t + 1])
+        parts.append(np.asarray(logits)[0, 0])
+    assert largest_difference(np.stack(parts), theirs()[name]) < CLOSE
+
+
+def exported(name, dtype='float32'):
+    """The export of an import, without the comparison of logits."""
+    checkpoint = checkpoint_of(imported(name))
+    recipe, params = export_hf.plain_model(checkpoint)
+    family, config, there = export_hf.family_for(recipe, params, checkpoint.meta['model_type'])
+    shapes = import_hf.shapes_of(there, checkpoint.meta['vocab_size'])
+    export_hf.refill(params, shapes, there, export_hf.DTYPES[dtype])
+    return checkpoint, export_hf.Exported(family, config, there, params, 0.0)
+
+
+@pytest.mark.default_rows(*DEFAULT_ROWS)
+@pytest.mark.parametrize('name', CASES)
+def test_import_of_an_export_is_bitwise(tmp_path, name):
+    """Names, layouts and config.json are those that transformers wrote. Catches a row that is used
+    in one direction alone.
+    """
+    checkpoint, found = exported(name)
+    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'float32', most=9000)
+    again = import_folder(tmp_path / 'out', base(), Path('run'))
+    assert export_hf.definition(again.recipe) == export_hf.definition(imported(name).recipe)
+    assert again.params.keys() == imported(name).params.keys()
+    for path, array in again.params.items():
+        np.testing.assert_array_equal(array, imported(name).params[path])
+    stored = dict(safetensors.opened(safetensors.read_folder(tmp_path / 'out')))
+    there = CASES[name]
+    assert {n: list(array.shape) for n, array in stored.items()} == there['tensors']
+    config = hf_config.read_json(tmp_path / 'out' / 'config.json')
+    for field in ('model_type', 'architectures', 'tie_word_embeddings', 'vocab_size', 'dtype'):
+        assert config[field] == there['config'][field]
+
+
+@pytest.mark.parametrize(
+    'axes, shapes',
+    [
+        ('D (3 N H) -> D N H', [(6, 4, 2)] * 3),
+        ('(N 3 H) D -> D N H', [(6, 4, 2)] * 3),
+        ('(N|K|K H) D -> D N|K|K H', [(6, 4, 2), (6, 2, 2), (6, 2, 2)]),
+        ('E D (F 2) -> E D F', [(3, 6, 5)] * 2),
+    ],
+)
+def test_a_layout_is_used_both_ways(axes, shapes):
+    layout = Layout(axes)
+    tensor = np.random.default_rng(0).normal(size=layout.file_shape(shapes))
+    parts = [layout.take(tensor, shapes, part) for part in range(len(shapes))]
+    assert [part.shape for part in parts] == shapes
+    np.testing.assert_array_equal(layout.join(parts), tensor)
+
+
+def test_files_of_the_hub_are_read_too(tmp_path):
+    """Names without their prefix, masks, a config.json of transformers 4, bfloat16, more rows than
+    words, a table that is there twice, several files.
+    """
+    short = {n.removeprefix('transformer.'): x for n, x in drawn('gpt2').items()}
+    wide = np.concatenate([short['wte.weight'], np.ones((6, 16), np.float32)])
+    more = {'h.0.attn.bias': np.ones((1, 1, 8, 8), np.float32), 'wte.weight': wide}
+    folder = saved(tmp_path / 'gpt2', 'gpt2', short | more, most=9000, n_ctx=32, dtype='left out')
+    found = import_folder(folder, base(), Path('run'))
+    assert found.vocab_size == 70 and '70 rows' in found.notes[0]
+    assert 'attn_pdrop=0.1' in found.notes[1]
+    np.testing.assert_array_equal(
+        found.params['layers/mlp/up'], imported('gpt2').params['layers/mlp/up']
+    )
+    half = {n: x.astype(ml_dtypes.bfloat16) for n, x in drawn('llama3').items()}
+    half['lm_head.weight'] = half['model.embed_tokens.weight']
+    rope = CASES['llama3']['config']['rope_parameters']
+    four = {
+        'rope_parameters': 'left out',
+        'rope_theta': rope['rope_theta'],
+        'rope_scaling': {k: v for k, v in rope.items() if k != 'rope_theta'},
+        'torch_dtype': 'bfloat16',
+        'head_dim': None,
+    }
+    folder = saved(tmp_path / 'llama3', 'llama3', half, **four)
+    again = import_folder(folder, base(), Path('run'))
+    assert again.recipe == imported('llama3').recipe
+    wanted = imported('llama3').params['layers/attention/query'].astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(again.params['layers/attention/query'], wanted)
+    half['lm_head.weight'] = half['lm_head.weight'] + half['lm_head.weight']
+    with pytest.raises(ValueError, match=r'ties lm_head.weight to the embedding'):
+        import_folder(saved(tmp_path / 'llama3', 'llama3', half), base(), Path('run'))
+
+
+def test_weights_of_four_bits_are_read(tmp_path):
+    """As transformers dequantises them (make.py), and as the same weights in float32."""
+    blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']
+    found = mxfp4.dequantised(blocks, scales)
+    np.testing.assert_array_equal(np.swapaxes(found, 1, 2), theirs()['mxfp4'])
+    rng, sizes = np.random.default_rng(0), {'hidden_size': 32, 'intermediate_size': 32}
+    wide = {}
+    for name, shape in CASES['gpt_oss']['tensors'].items():
+        of_keys = '.k_proj.' in name or '.v_proj.' in name  # 16 is K H there
+        wider = [{16: 32, 24: 32, 48: 64}.get(size, size) for size in shape]
+        wide[name] = weight(name, [*shape[:1], *wider[1:]] if of_keys else wider)
+    packed = dict(wide)
+    for name in [name for name in wide if name.endswith(('gate_up_proj', 'down_proj'))]:
+        experts, inputs, outputs = packed.pop(name).shape
+        blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
+        scales = rng.integers(120, 130, blocks.shape[:-1], dtype=np.uint8)
+        wide[name] = np.swapaxes(mxfp4.dequantised(blocks, scales), 1, 2)
+        packed |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
+    quantised = {'quantization_config': {'quant_method': 'mxfp4'}}
+    one, other = (
+        import_folder(saved(tmp_path / name, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'))
+        for name, arrays, more in (('whole', wide, {}), ('packed', packed, quantised))
+    )
+    for path, array in one.params.items():
+        np.testing.assert_array_equal(array, other.params[path])
+
+
+BAD_FIELDS = {
+    'lacking': ('llama2', {'alibi': True}, r'config.json has alibi=True, which our models lack'),
+    'left out': ('llama2', {'hidden_size': 'left out'}, 'lacks hidden_size'),
+    'no family': ('llama2', {'model_type': 'bloom'}, 'must be one of .*gpt2.*bloom'),
+    'activation': ('llama2', {'hidden_act': 'gelu'}, "hidden_act='gelu', and our models know"),
+    'rope': ('llama2', {'rope_parameters': {'rope_type': 'dynamic'}}, "rope_type='dynamic'"),
+    'rope field': (
+        'llama2',
+        {'rope_parameters': 'left out', 'rope_scaling': {'type': 'linear'}},
+        'linear.* without factor',
+    ),
+    'layers': (
+        'gemma2',
+        {'num_hidden_layers': 3, 'layer_types': ['full_attention', *['sliding_attention'] * 2]},
+        'layer_types in an order',
+    ),
+    'quantised': ('llama2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
+}
+
+
+@pytest.mark.parametrize('name', BAD_FIELDS)
+def test_a_field_that_we_lack_is_named(name):
+    """Before any weight is read."""
+    case, fields, said = BAD_FIELDS[name]
+    config = CASES[case]['config'] | fields
+    config = {k: v for k, v in config.items() if v != 'left out'}
+    with pytest.raises(ValueError, match=said) as error:
+        convert.import_hf.family_of(config).read(config)
+    assert '\n' not in str(error.value)
+
+
+def test_tensors_that_do_not_fit_are_listed(tmp_path):
+    arrays = drawn('llama2')
+    arrays['model.layers.2.mlp.up_proj.weight'] = arrays.pop('model.layers.1.mlp.up_proj.weight')
+    arrays['model.norm.weight'] = np.ones(8, np.float32)
+    with pytest.raises(ValueError) as error:
+        import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
+    said = str(error.value)
+    assert 'missing: model.layers.1.mlp.up_proj.weight;' in said
+    assert 'left over: model.layers.2.mlp.up_proj.weight;' in said
+    assert 'model.norm.weight is [8], and [16] is wanted' in said
+    arrays = {n: x.astype(np.int8) for n, x in drawn('llama2').items()}
+    with pytest.raises(ValueError, match='int8: quantised weights are not read'):
+        import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
+    del arrays['model.embed_tokens.weight']
+    with pytest.raises(ValueError, match=r'hold no model.embed_tokens.weight'):
+        import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
+
+
+def test_a_model_that_no_family_has_says_what_is_missing():
+    found = imported('llama3')
+    for changes, said in (
+        ({'model.placement': 'post', 'model.final_norm': 'none'}, "model.placement='post'"),
+        ({'attention.gate': 'headwise'}, "attention.gate='headwise' .there 'none'"),
+        ({'attention.window': 4, 'attention.full_every': 3}, 'full_every=3'),
+    ):
+        with pytest.raises(ValueError, match='no family of theirs has this model') as error:
+            export_hf.family_for(replaced(found.recipe, changes), found.params)
+        assert re.search(said, str(error.value))
+
+
+WORDS = [f'w{i}' for i in range(50)]
+
+
+def with_tokenizer(folder):
+    """Adds a tokenizer of 50 words, with others for unknown ones, begin and end."""
+    vocab = {word: i + 3 for i, word in enumerate(WORDS)} | {'<unk>': 0, '<s>': 1, '</s>': 2}
+    words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    words.save(str(folder / 'tokenizer.json'))
+    named = json.dumps({'bos_token': '<s>', 'eos_token': {'content': '</s>'}})
+    (folder / 'tokenizer_config.json').write_text(named)
+    return folder
+
+
+@pytest.mark.full
+def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
+    """The whole way of a user. Training begins with the weights that evaluation has."""
+    rng = np.random.default_rng(0)
+    texts = [' '.join(rng.choice(WORDS, 40)) for _ in range(40)]
+    (tmp_path / 'text.jsonl').write_text('\n'.join(json.dumps({'text': t}) for t in texts))
+    config = default.get_config()
+    config.data.source, config.data.cache_dir = f'text:{tmp_path}/text.jsonl', str(tmp_path / 'c')
+    config.data.validation_fraction, config.data.batch_size = 0.2, 8
+    folder, run = with_tokenizer(saved(tmp_path / 'hf', 'llama2')), tmp_path / 'run'
+    np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=theirs()['llama2'][None])
+    options = {'out': str(run), 'config': config, 'reference': str(tmp_path / 'seen.npz')}
+    convert.run(['import-hf', str(folder)], options)
+    said = capsys.readouterr().out
+    assert '--config.model.activation=swiglu' in said
+    assert float(said.split()[-1]) < CLOSE
+    imported_run = load(run)
+    assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
+    before = perplexity(imported_run)
+    tree = to_dict(imported_run.recipe)
+    for section, name, value in (
+        ('train', 'init_from', str(run)),
+        ('train', 'steps', 1),
+        ('train', 'eval_every', 1),
+        ('optim', 'lr', 0.0),
+    ):
+        tree[section][name] = value
+    assert train(resolve(tree), tmp_path / 'tuned') == DONE
+    rows = read_rows(tmp_path / 'tuned' / 'metrics.jsonl')
+    assert rows[0]['ce'] == pytest.approx(before['validation_ce'], rel=0.1)  # of other rows
+    assert rows[-1]['validation_ce'] == pytest.approx(before['validation_ce'], rel=1e-6)
+    options = {'checkpoint': str(tmp_path / 'tuned'), 'out': str(tmp_path / 'out')}
+    convert.run(['export-hf'], options | {'dtype': 'float32'})
+    assert 'model_type=llama' in capsys.readouterr().out
+    again = import_folder(tmp_path / 'out', base(), run)
+    for path, array in imported('llama2').params.items():
+        np.testing.assert_array_equal(array, again.params[path])
+    assert again.tokenizer.encode('w0 w49') == [3, 52]
+
+
+@pytest.mark.full
+def test_a_gpt2_folded_to_rmsnorm_is_exported(tmp_path):
+    """Its stream has no mean, so that LayerNorm does what RMSNorm does; the bias of its logits is
+    one of the last norm.
+    """
+    found = imported('gpt2')
+    folded = fold_checkpoint(checkpoint_of(found), 'rmsnorm', untie=True)
+    source = checkpoint_of(found, folded.recipe)
+    object.__setattr__(source, 'weights', folded.weights)
+    result = export_hf.export_checkpoint(source)
+    assert result.model_type == 'gpt2' and result.difference < CLOSE
+    export_hf.write_folder(tmp_path / 'out', source, result, 'float32')
+    again = import_folder(tmp_path / 'out', base(), Path('run'))
+    logits = checkpoint_of(again).logits(TOKENS_BT)
+    assert largest_difference(np.asarray(logits)[0], theirs()['gpt2']) < CLOSE
+
+
+def test_every_family_has_a_case():
+    assert {case['config']['model_type'] for case in CASES.values()} == FAMILIES.keys()

@@ -1,0 +1,114 @@
+"""Contract: a file that lies is refused in one line, and what is written is read back.
+
+Reference: the library's own checks (https://github.com/huggingface/safetensors).
+"""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from eval.convert import safetensors
+from eval.convert.safetensors import Tensor, opened, read_folder, read_header, write_folder
+
+ARRAYS = {
+    'b': np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
+    'a': np.array([1, -2.5, 3], ml_dtypes.bfloat16),
+    'empty': np.zeros((0, 2), np.float16),
+    'scalar': np.array(7, np.int64),
+}
+
+
+def tensors(arrays):
+    return {n: Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
+
+
+def raw(header, data=b'', length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, 'little') + text + data
+
+
+def of(begin, end, shape, dtype='U8'):
+    return {'dtype': dtype, 'shape': shape, 'data_offsets': [begin, end]}
+
+
+@pytest.mark.parametrize('most, files', [(10**6, 1), (30, 2)])
+def test_what_is_written_is_read(tmp_path, most, files):
+    """In one file or several. Catches a transposed array written as it lies, and one dtype for all
+    tensors of a file.
+    """
+    write_folder(tmp_path, tensors(ARRAYS), most)
+    assert len(list(tmp_path.glob('*.safetensors'))) == files
+    found = dict(opened(read_folder(tmp_path)))
+    assert found.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+BAD = {
+    'short': (b'\0\0\0', 'has 3 bytes'),
+    'long header': (raw({}, length=100_000_001), 'over 100,000,000'),
+    'cut header': (raw({}, length=50), 'it is cut'),
+    'no JSON': (raw(b'{"a"'), 'no JSON'),
+    'no text': (raw(b'\xff\xfe'), 'no JSON'),
+    'deep': (raw(b'[' * 100_000), 'no JSON'),
+    'list': (raw([]), 'no JSON object'),
+    'twice': (raw(b'{"a": 1, "a": 2}'), "'a' twice"),
+    'no offsets': (raw({'a': {'dtype': 'U8', 'shape': [1]}}), 'a lacks dtype'),
+    'negative': (raw({'a': of(0, 1, [-1])}, b'1'), 'at least 0'),
+    'no number': (raw({'a': of(0, 1, [True])}, b'1'), 'at least 0'),
+    'dtype': (raw({'a': of(0, 1, [2], 'F4')}, b'1'), 'dtype F4; known are BOOL'),
+    'shape': (raw({'a': of(0, 4, [2], 'F32')}, b'1234'), r'F32\[2\], 8 bytes'),
+    'overflow': (raw({'a': of(0, 0, [2**32, 2**32])}), 'have 0'),
+    'overlap': (raw({'a': of(0, 2, [2]), 'b': of(1, 3, [2])}, b'123'), 'a and b overlap'),
+    'hole': (raw({'a': of(0, 1, [1]), 'b': of(2, 3, [1])}, b'123'), 'a and b have a hole'),
+    'begins late': (raw({'a': of(1, 2, [1])}, b'12'), 'the header and a have a hole'),
+    'trailing': (raw({'a': of(0, 1, [1])}, b'12'), 'bytes follow the last tensor'),
+    'truncated': (raw({'a': of(0, 4, [4])}, b'12'), 'it is cut'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_a_file_that_lies_is_refused(tmp_path, name):
+    content, said = BAD[name]
+    path = tmp_path / 'model.safetensors'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        read_header(path)
+    assert str(path) in str(error.value) and '\n' not in str(error.value)
+
+
+def index(folder, **files):
+    record = {'weight_map': files}
+    (folder / safetensors.INDEX).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    'files, said',
+    [
+        ({'a': '../one.safetensors'}, 'no path'),
+        ({'a': 'sub/one.safetensors'}, 'no path'),
+        ({'a': 'sub\\one.safetensors'}, 'no path'),
+        ({'a': '..'}, 'no path'),
+        ({'a': 'three.safetensors'}, 'which is not there'),
+        ({'a': 'one.safetensors', 'c': 'one.safetensors'}, 'do not agree on c'),
+        ({'b': 'one.safetensors'}, 'do not agree on a, b'),
+        ({'a': 'two.safetensors', 'b': 'one.safetensors'}, 'tensors of another file: a'),
+    ],
+)
+def test_an_index_that_lies_is_refused(tmp_path, files, said):
+    for name in ('one', 'two'):
+        (tmp_path / f'{name}.safetensors').write_bytes(raw({'a': of(0, 1, [1])}, b'1'))
+    index(tmp_path, **files)
+    with pytest.raises(ValueError, match=said):
+        read_folder(tmp_path)
+
+
+def test_a_folder_without_weights_says_what_is_read(tmp_path):
+    with pytest.raises(ValueError, match=r'holds neither model.safetensors .*save_pretrained'):
+        read_folder(tmp_path)
+    (tmp_path / safetensors.INDEX).write_text('{"weight_map": {"a": "x", "a": "y"}}')
+    with pytest.raises(ValueError, match=r"no index with a weight_map .'a' twice"):
+        read_folder(tmp_path)
