@@ -34,6 +34,7 @@ class Option:
     # 'steps' or 'updates' (one a microbatch) if it is a time in a run, which a short run may not
     # reach (`lm.run.describe.notes_of`).
     counted_in: str = ''
+    off: float | None = None  # a value of a traced field that leaves it out of the program, as None
     traced: bool = False  # whether runs that differ in it share one program, which takes it as data
 
     def check(self, path: str, value: Any) -> None:

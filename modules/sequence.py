@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from modules.dropout import Drop
+
 
 class Sequence(struct.PyTreeNode):
     """Positions and masks of tokens; segments and prefixes are int32.
@@ -17,6 +19,10 @@ class Sequence(struct.PyTreeNode):
     segments_BT: jax.Array | None = None  # number of the document; None: a row is one document
     valid_BT: jax.Array | None = None  # 0 for padding, which statistics leave out; None: no padding
     prefix_BT: jax.Array | None = None  # None: each token sees earlier ones only
+    # Rates of dropout by what is dropped ('attention', 'embedding', 'residual'), and what drops
+    # probabilities in the layer at hand; None: nothing is dropped.
+    rates: dict[str, jax.Array] | None = None
+    dropout: Drop | None = None
     # None: the tokens are whole rows.
     capacity: int | None = struct.field(pytree_node=False, default=None)
 

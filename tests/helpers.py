@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import default
-from lm.config.fields import CHOICES, RUN_PATHS, Config
+from lm.config.fields import CHOICES, RUN_PATHS, Config, left_out
 from lm.config.resolve import flatten, replaced, resolve
 from lm.devices.mesh import make_mesh, replicated
 from lm.model.check import check
@@ -129,7 +129,8 @@ def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.
 
 def program_of(config: Config) -> Config:
     """The same for all configs that one program serves."""
-    return replaced(config, {p: 1 for p in RUN_PATHS if flatten(config)[p] is not None})
+    flat = flatten(config)
+    return replaced(config, {p: flat[p] and 1 for p in RUN_PATHS if not left_out(p, flat[p])})
 
 
 @functools.cache

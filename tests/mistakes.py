@@ -25,6 +25,7 @@ ANSWERED = {
         '--eval_interval=250 --eval_iters=200': '--config.train.eval_every=250 '
         '--config.train.eval_batches=200',
         '--log_interval=10': '--config.train.log_every=10',
+        '--dropout=0.2': '--config.model.dropout=0.2',
         '--out_dir=out-shakespeare-char': '--workdir=out-shakespeare-char',
         '--dtype=bfloat16': '--config.model.dtype=bfloat16',
         '--decay_lr=True': '--config.optim.schedule=warmup_cosine',
@@ -130,6 +131,7 @@ ANSWERED = {
         '--config_path config/gpt2_small.yaml --trainer.num_train_steps 1000': (
             '--config=configs/llama_124m.py --config.train.steps=1000'
         ),
+        '--model.attn_pdrop=0.1': '--config.model.attention_dropout=0.1',
         '--trainer.train_batch_size=256': '--config.data.batch_size=256',
         '--trainer.num_train_steps=20000': '--config.train.steps=20000',
         '--trainer.steps_per_eval=500 --trainer.max_eval_batches=10': (
@@ -227,12 +229,11 @@ ANSWERED = {
     },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
-NO_TEXT, NO_WEIGHTS = 'no text is downloaded here; hf download', 'weights of other programs'
+NO_TEXT, NO_WEIGHTS = 'fetched with the extra hub', 'weights of other programs'
 GOES_ON = 'the same command with the same --workdir goes on where it stopped'
 # {program: {what is given: (words of the answer, flags whose names it holds; '' leaves it out)}}
 NOT_HERE = {
     'nanoGPT': {
-        '--dropout=0.2': ('there is no dropout; optim.weight_decay', ''),
         '--compile=False': (NOTHING_TO_SET, ''),
         '--wandb': (NOTHING_SENT, ''),
         '--wandb_log=True --wandb_project=owt': (NOTHING_SENT, ''),
@@ -308,7 +309,6 @@ NOT_HERE = {
         '--trainer.profiler=true': ('JAX has a profiler', '--config.train.diagnose_every=10'),
         '--trainer.require_accelerator=false': ('JAX_PLATFORMS=cpu in the environment', ''),
         '--model.attn_backend=jax_flash': ('splash (TPU)', '--config.kernels.attention=auto'),
-        '--model.attn_pdrop=0.1': ('there is no dropout; optim.weight_decay', ''),
         '--initialize_from_hf=meta-llama/Llama-2-7b-hf': (NO_WEIGHTS, ''),
         '--hf_save_path=out': ('in the form of this program', ''),
         '--data.id=allenai/c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),

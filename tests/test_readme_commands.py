@@ -40,6 +40,12 @@ LEFT_OUT = {  # line: why it is not run here
         for topology in ('v6e:16x16', 'v5p:4x4x4 --search --figure=plan.html')
     },
     'uv sync --extra buckets': 'the environment of the tests has it',
+    'uv sync --extra hub': 'the environment of the tests has it',
+    **{
+        'uv run train.py --config=configs/llama_124m.py '
+        f'--config.data.source=hub:{name} --config.data.tokenizer=bpe:32768': 'a network'
+        for name in ('HuggingFaceFW/fineweb-edu:sample-10BT', 'Skylion007/openwebtext')
+    },
     'uv run train.py --config=configs/default.py --workdir=s3://my-bucket/runs/mine': IN_BUCKETS,
     'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
     'uv run python -m eval.runs --workdir=s3://my-bucket/runs': IN_BUCKETS,

@@ -3,11 +3,13 @@
 python -m eval.convert fold --checkpoint=DIR --out=DIR --to=rmsnorm|crmsnorm|none [--untie]
 python -m eval.convert import-hf DIR --out=RUN [--config=PATH] [--reference=FILE.npz]
 python -m eval.convert export-hf --checkpoint=RUN --out=DIR [--dtype=bfloat16]
+python -m eval.convert export-peft --checkpoint=RUN --out=DIR [--base=NAME]
 
 fold: the same function with simpler norms, or none, and without reparametrisation
 (`eval.convert.fold`).
 import-hf: a model that transformers has saved, as a run (`eval.convert.import_hf`).
 export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
+export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
 """
 
 from lm.launch.before_jax import prepare_process
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import app, flags
 
-from eval.convert import export_hf, import_hf
+from eval.convert import export_hf, export_peft, import_hf
 from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
 from eval.load import define_checkpoint, load
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
@@ -101,10 +103,19 @@ def export(out: Path, options: Mapping[str, Any]) -> None:
     )
 
 
+def export_adapter(out: Path, options: Mapping[str, Any]) -> None:
+    """Exports the factors of a checkpoint, and says of which modules."""
+    adapter = export_peft.export_adapter(load(options['checkpoint']), options['base'])
+    export_peft.write_folder(out, adapter)
+    modules, n = adapter.config['target_modules'], sum(x.size for x in adapter.tensors.values())
+    print(f'{out}: {n:,} parameters, r={adapter.config["r"]}, of {", ".join(modules)}')
+
+
 COMMANDS = {
     'fold': Command((), ('checkpoint', 'out', 'to'), fold),
     'import-hf': Command(('DIR',), ('out',), import_folder),
     'export-hf': Command((), ('checkpoint', 'out'), export),
+    'export-peft': Command((), ('checkpoint', 'out'), export_adapter),
 }
 
 
@@ -119,6 +130,7 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_string('out', None, 'Folder to write; it must be empty or not exist.')
     flags.DEFINE_string('to', None, f'What model.norm becomes: {", ".join(TARGETS)}.')
     flags.DEFINE_bool('untie', False, 'Give tied embeddings a readout of their own.')
+    flags.DEFINE_string('base', '', 'Name of the model that an adapter goes on, for PEFT.')
     text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
     flags.DEFINE_string('reference', None, f'File of numpy (.npz) with {text}')
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')

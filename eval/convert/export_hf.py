@@ -48,6 +48,9 @@ DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat
 FILLED_IN = ('model.bias', 'model.readout_bias', 'model.embedding_scale', 'norm.scale', 'norm.bias')
 # These do not change what evaluation computes, but for rounding.
 NO_MATTER = (
+    'model.dropout',
+    'model.attention_dropout',
+    'model.embedding_dropout',
     'model.dtype',
     'model.remat',
     'model.scan_layers',

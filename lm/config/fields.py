@@ -42,6 +42,10 @@ Count = Annotated[int, Option(least=0)]
 Norm = Annotated[str, Choice(NORMS, 'norm', inline=True)]
 
 
+def dropped(words: str) -> Option:
+    return Option(f'share that training drops {words}', 0, 0.99, off=0.0, traced=True)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     d_model: Size
@@ -74,6 +78,13 @@ class ModelConfig:
         ),
     ] = False
     readout_bias: bool = False
+    dropout: Annotated[float, dropped('of the results of attention and MLPs; 0: none')] = 0.0
+    attention_dropout: Annotated[
+        float | None, dropped('of the probabilities of attention; None: model.dropout')
+    ] = None
+    embedding_dropout: Annotated[
+        float | None, dropped('of the embeddings, positions added; None: model.dropout')
+    ] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -291,6 +302,14 @@ def _fields() -> dict[str, Field]:
 
 FIELDS = _fields()
 CHOICES = {path: field.choice for path, field in FIELDS.items() if field.choice}
+
+
+def left_out(path: str, value: Any) -> bool:
+    """Whether a traced field is in no program at this value: it is None, or off."""
+    option = FIELDS[path].option
+    return value is None or (option is not None and value == option.off)
+
+
 # A compiled program takes these fields as data: runs that differ in them alone share it.
 RUN_PATHS = (
     *(path for path, field in FIELDS.items() if field.option and field.option.traced),

@@ -50,7 +50,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'model.bias': 'add_qkv_bias qkv_bias use_bias',
         'model.d_ff': 'base_mlp_dim intermediate_dim intermediate_size model.f',
         'model.d_model': 'base_emb_dim dim hidden_dim hidden_size model.d n_embd width',
+        'model.attention_dropout': 'attention_probs_dropout_prob attn_dropout attn_pdrop',
+        'model.dropout': 'dropout_rate hidden_dropout hidden_dropout_prob resid_dropout '
+        'resid_pdrop',
         'model.dtype': 'bf16 fp16 mixed_precision_param mp torch_dtype',
+        'model.embedding_dropout': 'embd_dropout embd_pdrop embed_pdrop',
         'model.head_dim': 'd_head d_kv dim_head kv_channels',
         'model.n_heads': 'base_num_query_heads model.h n_head num_attention_heads num_heads',
         'model.n_kv_heads': 'base_num_kv_heads num_key_value_heads num_kv_heads',
@@ -128,10 +132,10 @@ OWN: Mapping[str, str] = {
     'work_dir': 'workdir',
 }
 ACTIVATIONS = {'gelu': 'gelu_exact', 'gelunew': 'gelu', 'gelupytorchtanh': 'gelu', 'silu': 'swiglu'}
-QKV = {'': 'qkv', 'true': 'qkv', 'false': 'False'}
 TRAINED = {'train.trainable': 'lora'}
 WITH_LORA = {'model.reparam': 'lora'} | TRAINED
 OF_LORA = {'': 'lora', 'true': 'lora', 'lora': 'lora', 'false': 'none'}
+QKV = {'': 'qkv', 'true': 'qkv', 'false': 'False'}
 BFLOAT16 = {'': 'bfloat16', 'true': 'bfloat16', 'false': 'float32'}
 # {name or field: {value there, in letters and digits: value here}}; '' is a flag without a value.
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -235,11 +239,7 @@ CORPORA: Mapping[str, str] = {
 ABSENT: Mapping[str, str] = {
     name: words
     for words, names in {
-        'there is no dropout; optim.weight_decay and loss.label_smoothing are what regularises': (
-            'dropout dropoutrate attndropout attentiondropout residdropout hiddendropout '
-            'embddropout attentionprobsdropoutprob enabledropout attnpdrop embedpdrop embdpdrop '
-            'residpdrop'
-        ),
+        'dropout is on where --config.model.dropout is not 0': 'enabledropout',
         'dropout before the factors of LoRA is no map of weights, and not here': 'loradropout',
         'what LoRA leaves alone is kept in float32, not in fewer bits: --config.model.reparam=lora '
         '--config.train.trainable=lora': 'qlora',
@@ -361,11 +361,11 @@ def word(name: str) -> str:
 
 
 def to_download(place: str, folder: str) -> str:
-    """Says how the text of a data set OWNER/NAME is read from a folder."""
+    """Says how the text of a data set OWNER/NAME is read, from the hub or from a folder."""
     source = shlex.quote(f'--config.data.source=text:{folder}/**/*.parquet')
     return (
-        f'no text is downloaded here; hf download {place} --repo-type=dataset '
-        f'--local-dir={folder}, or any files, then {source} (or .txt, .jsonl)'
+        f'--config.data.source=hub:{place} is the parquet files of that data set, fetched with the '
+        f'extra hub; files of your own are {source} (or .txt, .jsonl)'
     )
 
 
@@ -377,7 +377,7 @@ def suffixes(flag: str) -> list[str]:
 
 def spelt(name: str, text: str) -> str:
     """Returns the value of a name as it is written here, unless it is written so already."""
-    is_here = text.partition(':')[0] in ('bpe', 'byte', 'hf', 'text', 'tfds')
+    is_here = text.partition(':')[0] in ('bpe', 'byte', 'hf', 'hub', 'text', 'tfds')
     return text if is_here or not text else SPELT.get(name, '{}').format(text.strip('[]"'))
 
 

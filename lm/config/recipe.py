@@ -19,6 +19,7 @@ from lm.config.fields import (
     ModelConfig,
     OptimConfig,
     TrainConfig,
+    left_out,
 )
 from lm.config.other_programs import absent
 from modules import options
@@ -140,16 +141,26 @@ class Recipe:
     @functools.cached_property
     def traced(self) -> dict[str, float]:
         """{path: number} of the traced fields, and of the traced options that a part reads: what a
-        compiled program takes as data. None is left out.
+        compiled program takes as data. What is None or off is left out.
         """
         found, readers = {}, self.readers
         for path, field in FIELDS.items():
             section, name = path.split('.')
             value = vars(vars(self.config)[section])[name]
             is_traced = field.option is not None and field.option.traced
-            if is_traced and value is not None and (not field.of_parts or path in readers):
+            if is_traced and not left_out(path, value) and (not field.of_parts or path in readers):
                 found[path] = value
         return found
+
+    @property
+    def dropout(self) -> dict[str, str]:
+        """{what training drops a share of: the field with the share}, where that is not 0."""
+        fields = {
+            'attention': 'model.attention_dropout',
+            'embedding': 'model.embedding_dropout',
+            'residual': 'model.dropout',
+        }
+        return {what: path for what, path in fields.items() if path in self.traced}
 
     @property
     def norms(self) -> dict[str, Part]:

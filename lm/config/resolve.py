@@ -140,6 +140,9 @@ def without_auto(config: Config) -> Config:
         values['model.final_norm'] = model.norm if placement.final_norm else 'none'
     if model.n_kv_heads is None:
         values['model.n_kv_heads'] = model.n_heads
+    for path in ('model.attention_dropout', 'model.embedding_dropout'):
+        if vars(model)[path.split('.')[1]] is None:
+            values[path] = model.dropout
     divides = model.n_heads > 0 and model.d_model % model.n_heads == 0  # else `check` refuses it
     if model.head_dim is None and divides:
         values['model.head_dim'] = model.d_model // model.n_heads

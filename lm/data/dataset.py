@@ -114,6 +114,8 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
 
 def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool = True) -> Dataset:
     name = prepare.digest(source, plan, cfg)
+    if source.origin:
+        say(f'data: {cfg.source} is {source.origin}')
     make = functools.partial(prepare.prepare, source, plan, cfg, name, say, wait)
     damage = prepared.damage
     folder = cache.shared(cfg.cache_dir, name, make=make, damage=damage, say=say, wait=wait)
@@ -125,6 +127,7 @@ def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool
             f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
             f'{held - 1} at most.'
         )
+    report |= {'origin': source.origin} if source.origin else {}
     return Dataset(tokenizer, **rows, digest=name, report=report)
 
 

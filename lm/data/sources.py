@@ -16,6 +16,7 @@ import numpy as np
 
 from lm.data import formats
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
+from lm.data.hub import open_shards
 from lm.storage.files import first_line
 from modules.choices import choose
 
@@ -35,11 +36,15 @@ MARKOV_SEED = 1906  # the year of Markov's paper; any other number makes another
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """`documents` are determined by the bytes of `files` and by `identity`."""
+    """`documents` are determined by the bytes of `files` and by `identity`.
+
+    origin: a data.source that means the same text for ever, where the one given does not.
+    """
 
     files: tuple[Path, ...]
     identity: str
     documents: Callable[[], Documents]
+    origin: str = ''
 
 
 def open_source(source: str, text_field: str) -> Source:
@@ -167,6 +172,17 @@ def _tfds_documents(records: Any, name: str, text_field: str) -> Documents:
         yield where, (as_bytes(value, text_field, where),)
 
 
+def hub(argument: str, text_field: str) -> Source:
+    """The training split of a data set of the Hugging Face Hub, OWNER/NAME[@REVISION][:SUBSET].
+
+    Its parquet files are fetched as they are read, into the cache of huggingface_hub.
+    """
+    shards = open_shards(argument)
+    files = ' '.join(f'{path} {blob}' for path, blob in shards.blobs.items())
+    read = functools.partial(shards.documents, text_field)
+    return Source((), f'hub records of {text_field}: {files}', read, shards.origin)
+
+
 class Synthetic(NamedTuple):
     sample: Callable[[np.random.Generator], np.ndarray]  # letters [LENGTH] as indices into ALPHABET
     bits_per_byte: Callable[[], float]  # entropy rate: no model does better on long documents
@@ -223,4 +239,4 @@ def synthetic(argument: str, text_field: str) -> Source:
     return Source((), f'synthetic {argument} {RECIPE}', documents)
 
 
-SOURCES = {'python': python, 'text': text, 'tfds': tfds, 'synthetic': synthetic}
+SOURCES = {'python': python, 'text': text, 'hub': hub, 'tfds': tfds, 'synthetic': synthetic}

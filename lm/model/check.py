@@ -87,7 +87,7 @@ def scores_of(recipe: Recipe) -> Scores | None:
         base_head_dim=base_head_dim(recipe),
     ).scores()
     has_prefix = any(part.row.has_prefix for part in recipe.objectives)
-    return dataclasses.replace(scores, prefix=True) if has_prefix else scores
+    return dataclasses.replace(scores, prefix=has_prefix, dropout='attention' in recipe.dropout)
 
 
 def _check_kernels(recipe: Recipe) -> None:
@@ -117,6 +117,18 @@ def _check_kernels(recipe: Recipe) -> None:
     for operation, why in unused.items():
         if kernel := recipe.kernels.get(operation):
             raise ValueError(f'{kernel} would change nothing: {why}. Leave it out.')
+    if 'attention' in recipe.dropout:
+        rate = f'model.attention_dropout={recipe.model.attention_dropout}'
+        if scores is None:
+            raise ValueError(
+                f'{layer} has no probabilities, so that {rate} would drop none. Set it to 0.'
+            )
+        able = [row for row, kernel in ATTENTION_KERNELS.items() if 'dropout' in kernel.serves]
+        if name is not None and name not in able:
+            raise ValueError(
+                f'kernels.attention={name} drops no probabilities, which {rate} asks for. Choose '
+                f'kernels.attention={"|".join(able)}, or model.attention_dropout=0.'
+            )
     if scores is not None and name is not None:
         refuse_scores(name, scores, recipe.model.dtype, recipe.head_dim)
 

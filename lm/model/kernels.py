@@ -10,8 +10,12 @@ def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
     """Returns the kernels of a platform. Raises ValueError for one that does not run there."""
     named = {operation: part.name for operation, part in recipe.kernels.items()}
     options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
+    scores, is_open = scores_of(recipe), _leaves_attention_open(recipe)
     if fused := fused_attention(recipe, platform)[0]:
         named['attention'] = fused
+    elif is_open and scores is not None and scores.dropout:
+        serve = (name for name, row in ATTENTION_KERNELS.items() if 'dropout' in row.serves)
+        named['attention'] = next(serve)
     if loss := kernel_of_loss(recipe, platform):
         named['cross_entropy'] = loss
     implementation = recipe.config.kernels.implementation
@@ -23,7 +27,7 @@ def fused_attention(recipe: Recipe, platform: str) -> tuple[str, str]:
     the choice open, and ('', why not) where that does not serve what the model asks of it.
     """
     scores = scores_of(recipe)
-    if scores is None or recipe.implementation is not None or 'attention' in recipe.kernels:
+    if scores is None or not _leaves_attention_open(recipe):
         return '', ''
     for name, row in ATTENTION_KERNELS.items():
         if platform in (row.platforms or ()):
@@ -47,6 +51,10 @@ def kernel_of_loss(recipe: Recipe, platform: str) -> str:
         if platform in row.usual_on and (row.is_forward_mode or not recipe.in_forward_mode):
             return name
     return ''
+
+
+def _leaves_attention_open(recipe: Recipe) -> bool:
+    return recipe.implementation is None and 'attention' not in recipe.kernels
 
 
 def _refuse(recipe: Recipe, name: str) -> None:

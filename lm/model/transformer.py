@@ -14,6 +14,7 @@ from lm.model.base_size import base_head_dim, width_growth
 from lm.model.kernels import chosen_kernels
 from modules.attention.base import CACHE
 from modules.attention.softmax import is_full
+from modules.dropout import KEY, Drop, DropoutKey
 from modules.embedding import looked_up
 from modules.kernels import Kernels
 from modules.numerics import DTYPES
@@ -23,7 +24,14 @@ from modules.placements import Blocks, Depth
 from modules.products import Readout, matrix
 from modules.scaling import Growth
 from modules.sequence import Sequence, documents, part_of_rows, whole_rows
-from modules.statistics import AUXILIARY, BACKWARD_STATS, DIAGNOSTICS, STATS, is_recording
+from modules.statistics import (
+    AUXILIARY,
+    BACKWARD_STATS,
+    DIAGNOSTICS,
+    STATS,
+    is_recording,
+    next_key,
+)
 from modules.stream import moments, sink
 
 ACTIVATIONS = 'activations'  # the collection of the stream at the places below, where it is asked
@@ -67,6 +75,11 @@ def observed(module: nn.Module, name: str, streams: Any) -> Any:
     return jax.tree.unflatten(structure, [x_BTD, *rest])
 
 
+def as_it_is(x: jax.Array) -> jax.Array:
+    """Returns x: nothing is dropped."""
+    return x
+
+
 class Block(nn.Module):
     """Attention, then the MLP, each placed in the residual stream with norms of its own.
 
@@ -81,12 +94,14 @@ class Block(nn.Module):
     def __call__(self, streams, block: jax.Array, sequence: Sequence):
         depth = Depth(block, self.recipe.model.n_layers)
         attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
+        of_attention, of_attended, of_mapped = self.drops(sequence)
 
         def attended(y):
-            return self.recorded('attention_output', attention(y, sequence), sequence)
+            out = attention(y, sequence.replace(dropout=of_attention))
+            return of_attended(self.recorded('attention_output', out, sequence))
 
         def mapped(y):
-            return self.recorded('mlp_output', mlp(y, sequence.valid_BT1), sequence)
+            return of_mapped(self.recorded('mlp_output', mlp(y, sequence.valid_BT1), sequence))
 
         # The order of removal: MLPs from the first block on, then attention (arXiv:2507.02559).
         norms = self.norms('attention', sequence.valid_BT1, depth.blocks + block - 1)
@@ -99,6 +114,18 @@ class Block(nn.Module):
         if is_recording(self):
             self.sow(DIAGNOSTICS, 'residual_sink', sink(x_BTD, sequence.valid_BT))
         return streams, None  # nn.scan carries the first and stacks the second
+
+    def drops(self, sequence):
+        """Returns what drops probabilities of attention (None: nothing), its result, the MLP's."""
+        places, found = ('attention', 'residual', 'residual'), [None, as_it_is, as_it_is]
+        wanted = self.recipe.dropout.keys() & {*places}
+        key = next_key(self, KEY) if wanted else None
+        if key is None:
+            return found
+        for i, (place, own) in enumerate(zip(places, jax.random.split(key, 3), strict=True)):
+            if place in wanted:
+                found[i] = Drop(sequence.rates[place], own)
+        return found
 
     def recorded(self, name, x_BTD, sequence):
         """Returns x_BTD, and sows its `moments` where diagnostics are asked for."""
@@ -183,16 +210,19 @@ class Transformer(nn.Module):
         segments_BT: jax.Array | None = None,
         valid_BT: jax.Array | None = None,
         prefix_BT: jax.Array | None = None,
+        rates: dict[str, jax.Array] | None = None,
     ) -> tuple[jax.Array, Readout]:
         """Returns (the last activations [B, T, D], the readout that makes logits of them).
 
         Losses that never hold all logits use it: `model.apply(..., method='activations')`.
-        prefix_BT numbers the prefixes whose tokens see each other (`modules.sequence`).
+        prefix_BT numbers the prefixes whose tokens see each other (`modules.sequence`). rates: of
+        dropout, by the keys of `Recipe.dropout`, for a pass of training.
         """
         if valid_BT is not None:
             valid_BT = valid_BT.astype(jnp.float32)
         sequence = whole_rows(tokens_BT.shape[1]) if segments_BT is None else documents(segments_BT)
-        return self.read(tokens_BT, sequence.replace(valid_BT=valid_BT, prefix_BT=prefix_BT))
+        given = {'valid_BT': valid_BT, 'prefix_BT': prefix_BT, 'rates': rates}
+        return self.read(tokens_BT, sequence.replace(**given))
 
     def part(
         self, tokens_BT: jax.Array, start_B: jax.Array, count_B: jax.Array, capacity: int
@@ -236,6 +266,9 @@ class Transformer(nn.Module):
         if table := self.recipe.position.row.table:
             positions = table(self.recipe.data.seq_len, width, name='positions')
             x_BTD = x_BTD + jnp.broadcast_to(positions(sequence.positions_BT), x_BTD.shape)
+        if 'embedding' in self.recipe.dropout:
+            key = DropoutKey(name='embedding_dropout')()
+            x_BTD = x_BTD if key is None else Drop(sequence.rates['embedding'], key)(x_BTD)
         return table_VD, x_BTD
 
     def readout_of(self, table_VD) -> Readout:

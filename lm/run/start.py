@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from lm import data
 from lm.config.mixture import source_of
@@ -33,6 +34,7 @@ from lm.run.program import Experiment
 from lm.storage.buckets import below, is_url
 from lm.training.state import Learner, State, Weights, hyper_from
 from lm.training.update import average_of
+from modules.dropout import KEY
 from modules.params import named_leaves
 
 # What decides what a model computes from its weights, and over how many tokens.
@@ -109,13 +111,30 @@ def initial_state(recipe: Recipe, experiment: Experiment) -> State:
         return state
     variables = source.variables
     stored, reparam = stored_for(experiment.learner, source, variables.pop('params'))
-    fits = tree_record(variables) == tree_record(state.stats)
-    stats = variables if fits else state.stats
+    stats = carried_over(variables, state.stats)
     params, reparam, stats = jax.tree.map(
         _laid_out, (stored, reparam, stats), (state.params, state.reparam, state.stats)
     )
     average = average_of(recipe, hyper_from(recipe)).init(params)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
+
+
+def carried_over(there: Any, fresh: Any) -> Any:
+    """Returns what layers carry: that of the source where all of it fits, else `fresh`.
+
+    Keys of dropout count for nothing in that: a run that drops, from one that did not or the other
+    way round, has fresh keys or none beside all else that the source carried.
+    """
+    found, wanted = named_leaves(there), named_leaves(fresh)
+    if tree_record(there) == tree_record(fresh):
+        return there
+
+    def others(leaves):
+        return {p: leaf for p, leaf in leaves.items() if p.rpartition('/')[2] != KEY}
+
+    if tree_record(others(found)) != tree_record(others(wanted)):
+        return fresh
+    return unflatten_dict(wanted | others(found), sep='/')
 
 
 def _laid_out(new: jax.Array, old: jax.Array) -> jax.Array:

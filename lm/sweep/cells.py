@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lm.data
-from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig
+from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig, left_out
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build,
@@ -204,14 +204,14 @@ def ignored_words(cells: Sequence[Cell]) -> list[str]:
 
 def groups(cells: list[Cell]) -> list[list[Cell]]:
     """Groups cells that one program can train together: those that differ in
-    `lm.config.fields.RUN_PATHS` alone, and there by numbers, as what is None is in no program.
+    `lm.config.fields.RUN_PATHS` alone, and there by numbers: what is None, or off, is in none.
     """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:
         program = tuple(
             (path, value)
             for path, value in flatten(cell.recipe).items()
-            if path not in RUN_PATHS or value is None
+            if path not in RUN_PATHS or left_out(path, value)
         )
         by_program.setdefault(program, []).append(cell)
     return list(by_program.values())

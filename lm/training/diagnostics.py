@@ -43,7 +43,7 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
 
         def loss(used):
             variables = {'params': used, **state.stats}
-            (x_BTD, readout), filled = activations(learner, variables, batch, (DIAGNOSTICS,))
+            (x_BTD, readout), filled = activations(learner, variables, batch, (DIAGNOSTICS,), hyper)
             sums = loss_sums(learner, x_BTD, readout, filled, batch, hyper)
             seen = of_readout(x_BTD, readout, target_weights(batch, learner.bos_id))
             means = {name: value / total for name, value in sums.items()}

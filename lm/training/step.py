@@ -211,7 +211,7 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
         return jnp.sum(jax.lax.map(own, parts))
 
     def activations_fn(params, rows):
-        return activations(learner, variables(params), rows, TRAINING)[0]
+        return activations(learner, variables(params), rows, TRAINING, hyper)[0]
 
     def of_logits(logits_BTV, rows):
         weights_BT = target_weights(rows, learner.bos_id)
@@ -309,18 +309,23 @@ def observed_sums(
     With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
     and the auxiliary losses that they sow are in the objective, once for each target token.
     """
-    (x_BTD, readout), filled = activations(learner, variables, batch, mutable)
+    (x_BTD, readout), filled = activations(learner, variables, batch, mutable, hyper)
     return loss_sums(learner, x_BTD, readout, filled, batch, hyper), filled
 
 
 def activations(
-    learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...]
+    learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...], hyper: Hyper
 ) -> tuple[tuple[jax.Array, Any], Any]:
-    """Returns ((the last activations [B, T, D], the readout), the collections of `mutable`)."""
+    """Returns ((the last activations [B, T, D], the readout), the collections of `mutable`).
+
+    hyper: has the rates of dropout, which a pass of training reads.
+    """
     tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
     segments_BT = read_BT if learner.recipe.data.mask_documents else None
     prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
-    given = (tokens_BT, segments_BT, read_BT > 0, prefix_BT)
+    dropout = learner.recipe.dropout if STATS in mutable else {}
+    rates = {what: hyper[path] for what, path in dropout.items()} or None
+    given = (tokens_BT, segments_BT, read_BT > 0, prefix_BT, rates)
     return learner.model.apply(variables, *given, method='activations', mutable=mutable)
 
 

@@ -145,6 +145,9 @@ class SoftmaxAttention(MultiHead):
         if sequence.prefix_BT is not None:
             scores = dataclasses.replace(scores, prefix=True)
             arrays = arrays | {'prefix_BT': sequence.prefix_BT}
+        if sequence.dropout is not None:
+            scores = dataclasses.replace(scores, dropout=True)
+            arrays = arrays | {'dropout_BNTS': sequence.dropout}
         return self.kernels.attention(
             q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, is_full=is_full, **arrays
         )

@@ -171,8 +171,8 @@ RUNS = {
     ),
     'one program for unlike models': Bug(
         'lm/sweep/cells.py',
-        'if path not in RUN_PATHS or value is None\n',
-        "if (path not in RUN_PATHS or value is None) and path != 'model.d_ff'\n",
+        'if path not in RUN_PATHS or left_out(path, value)\n',
+        "if (path not in RUN_PATHS or left_out(path, value)) and path != 'model.d_ff'\n",
         'tests/lm/sweep/test_cells.py',
     ),
     'a column named after another field': Bug(
@@ -376,7 +376,7 @@ RUNS = {
     ),
     'programs that hold what is not given': Bug(
         'lm/sweep/cells.py',
-        'if path not in RUN_PATHS or value is None',
+        'if path not in RUN_PATHS or left_out(path, value)',
         'if path not in RUN_PATHS',
         'tests/lm/training/test_optimizers.py -k in_no_program',
     ),

@@ -134,6 +134,7 @@ NOT_PLAIN = [
     {'kernels.implementation': 'xla_cpu'},
     {'model.attention': 'linear', 'kernels.linear_attention': 'chunked'},
     {'model.activation': 'selu', 'mlp.alpha_dropout': 0.1},
+    {'model.dropout': 0.1},
     {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1},
     {'train.on_divergence': 'skip_step'},
     TWO_OPTIMIZERS,

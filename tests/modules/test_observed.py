@@ -198,7 +198,7 @@ def test_a_layer_says_of_itself_what_its_kernel_gets(changes, monkeypatch):
     kernel = spied('kernel', partial(attend, 'reference'))
     monkeypatch.setattr(softmax, 'attention_statistics', spied('seen', attention_statistics))
     monkeypatch.setattr(Kernels, 'attention', property(lambda kernels: kernel))
-    activations(learner, variables, batch, (DIAGNOSTICS,))
+    activations(learner, variables, batch, (DIAGNOSTICS,), {})
     (first, (q, k, scores), more), (second, used, given) = calls[:2]
     segments, valid = more.pop('segments_BT'), more.pop('valid_BT')
     assert (first, second) == ('seen', 'kernel')

@@ -21,20 +21,21 @@ from modules.kernels.attention.cudnn import cudnn, most_documents
 from modules.kernels.attention.splash import refuse_cut, splash
 
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
+DROPOUT = frozenset({'dropout'})
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionKernel:
     """A row of `ATTENTION_KERNELS`.
 
-    compute: (q, k, v, scores, segments_BT), with sinks_N, slopes_N, key_bias_BKS and prefix_BT by
-    name where it serves them. serves: the fields of `Scores` that it reads. platforms, dtypes of q,
-    k and v, head_dims: those it takes; None: all. length_multiple: `attend` pads rows to a multiple
-    of it. forward_mode: which of a model's 'logits' and their 'gradient' can be differentiated in
-    forward mode. holds_scores: whether it has all scores at once, for a softmax of
-    `kernels.softmax`. refuse_cut(length, parts): raises ValueError for rows of a length that it
-    cannot have on several devices; None: it must have rows whole. most_documents(length): the
-    documents that a row may have; None: any number.
+    compute: (q, k, v, scores, segments_BT), with sinks_N, slopes_N, key_bias_BKS, prefix_BT and
+    dropout_BNTS by name where it serves them. serves: the fields of `Scores` that it reads.
+    platforms, dtypes of q, k and v, head_dims: those it takes; None: all. length_multiple: `attend`
+    pads rows to a multiple of it. forward_mode: which of a model's 'logits' and their 'gradient'
+    can be differentiated in forward mode. holds_scores: whether it has all scores at once, for a
+    softmax of `kernels.softmax`. refuse_cut(length, parts): raises ValueError for rows of a length
+    that it cannot have on several devices; None: it must have rows whole. most_documents(length):
+    the documents that a row may have; None: any number.
     """
 
     compute: Callable[..., jax.Array]
@@ -57,7 +58,7 @@ class AttentionKernel:
 
 ATTENTION_KERNELS = {
     'blocked': AttentionKernel(
-        blocked, ALL, forward_mode=frozenset({'gradient'}), refuse_cut=lambda *_: None
+        blocked, ALL - DROPOUT, forward_mode=frozenset({'gradient'}), refuse_cut=lambda *_: None
     ),
     'reference': AttentionKernel(
         reference,
@@ -152,6 +153,7 @@ def attend(
     key_bias_BKS: jax.Array | None = None,
     is_full: jax.Array | None = None,
     prefix_BT: jax.Array | None = None,
+    dropout_BNTS: Callable[[jax.Array], jax.Array] | None = None,
     softmax: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     """Computes attention with the kernel of that name.
@@ -169,6 +171,7 @@ def attend(
       is_full: a scalar that turns the window off where it is true. It may be traced: the layers of
         a scan differ in it.
       prefix_BT: tokens of one number that is not 0 see each other, later ones too.
+      dropout_BNTS: drops probabilities in training (`modules.dropout.Drop`).
       softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
 
     Returns:
@@ -180,7 +183,11 @@ def attend(
     """
     refuse_scores(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
     given = scores.check_arrays(
-        sinks_N=sinks_N, slopes_N=slopes_N, key_bias_BKS=key_bias_BKS, prefix_BT=prefix_BT
+        sinks_N=sinks_N,
+        slopes_N=slopes_N,
+        key_bias_BKS=key_bias_BKS,
+        prefix_BT=prefix_BT,
+        dropout_BNTS=dropout_BNTS,
     )
     if softmax is not None:
         given['softmax'] = softmax

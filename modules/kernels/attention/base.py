@@ -24,6 +24,7 @@ class Scores:
     key_bias: bool = False  #: whether key_bias_BKS is passed, added to all logits of a key
     #: Whether prefix_BT is passed: tokens of one number that is not 0 all see each other.
     prefix: bool = False
+    dropout: bool = False  #: whether dropout_BNTS is passed, which drops probabilities in training
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -45,7 +46,7 @@ class Scores:
         """Returns the arrays that are not None, by name.
 
         Args:
-          **arrays: sinks_N, slopes_N, key_bias_BKS and prefix_BT, or None for each.
+          **arrays: sinks_N, slopes_N, key_bias_BKS, prefix_BT and dropout_BNTS, or None.
 
         Raises:
           ValueError: where an array and its field do not come together.
@@ -78,7 +79,7 @@ def reference(
     segments_BT: jax.Array | None = None,
     prefix_BT: jax.Array | None = None,
     softmax: Callable[..., jax.Array] | None = None,
-    **arrays: jax.Array,
+    **arrays: Any,
 ) -> jax.Array:
     """out_t = sum_s p_ts v_s over the tokens that t sees; float32 at least up to the probabilities.
 
@@ -115,13 +116,14 @@ def attend_from(
     is_full: jax.Array | None = None,
     mutual_BTS: jax.Array | None = None,
     softmax: Callable[..., jax.Array] | None = None,
+    dropout_BNTS: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Computes `reference` for queries at `positions_BT` among the keys 0 to S - 1.
 
     positions_BT may have a batch of 1. same_BTS: whether both are in one segment; None: all are.
     is_full: turns the window off where it is true; it may be traced. mutual_BTS: whether both are
     in one prefix; None: there is none. softmax: a kernel that masks, caps and has sinks; None:
-    plain operations.
+    plain operations. dropout_BNTS: drops probabilities; None: all stay.
     """
     n_heads = q_BNTH.shape[1]
     k_BKSH, v_BKSH = (sharded(x, 'BKSH') for x in (k_BKSH, v_BKSH))  # all keys where T is cut
@@ -141,6 +143,8 @@ def attend_from(
         sinks_1N1 = None if sinks_N is None else sinks_N[None, :, None]
         in_softmax = scores.softcap if in_kernel else 0.0
         probs_BNTS = softmax(scores_BNTS, seen_BTS[:, None], sinks_1N1, softcap=in_softmax)
+        if dropout_BNTS is not None:
+            probs_BNTS = dropout_BNTS(probs_BNTS)
         return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
     seen_BNTS = jnp.broadcast_to(seen_BTS[:, None], scores_BNTS.shape)
     scores_BNTS = jnp.where(seen_BNTS, scores_BNTS, MASKED)
@@ -151,6 +155,8 @@ def attend_from(
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
     if sinks_N is not None:
         probs_BNTS = probs_BNTS[..., :-1]
+    if dropout_BNTS is not None:
+        probs_BNTS = dropout_BNTS(probs_BNTS)
     return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
 
 

@@ -284,7 +284,10 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
 @pytest.mark.parametrize(
     'arguments, match',
     [
-        ([], r'takes one command \(fold, import-hf DIR, export-hf\), then flags; got none'),
+        (
+            [],
+            r'one command \(fold, import-hf DIR, export-hf, export-peft\), then flags; got none',
+        ),
         (['fold', 'more'], 'got fold more'),
         (['fodl'], r'one command \(fold, .*\), then flags; got fodl'),
         (['fold'], 'eval.convert fold needs --out, --to too'),

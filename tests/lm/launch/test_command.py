@@ -166,7 +166,10 @@ def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
             'config.model.update(d_modell=4)',
             "no field model.d_modell. Did you mean 'model.d_model'?",
         ),
-        ('config.model.dropout = 0.1', 'no field model.dropout. There is no dropout'),
+        (
+            'config.model.enable_dropout = True',
+            'no field model.enable_dropout. Dropout is on where',
+        ),
     ],
 )
 def test_what_a_file_cannot_name_is_refused_with_its_line(line, said, refused, file):

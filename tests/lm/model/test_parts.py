@@ -1,5 +1,5 @@
-"""Linear attention, positions and alpha-dropout in a whole step. Equivalence: unrolled layers,
-remat and eight devices change nothing. Property: each option reaches the layer that reads it.
+"""Linear attention, positions and dropout in a whole step. Equivalence: unrolled layers, remat and
+eight devices change nothing. Property: each option reaches the layer that reads it.
 """
 
 import functools
@@ -28,6 +28,9 @@ TOGETHER = {
     'model.n_kv_heads': 1,
     'model.activation': 'selu',
     'mlp.alpha_dropout': 0.2,
+    'model.dropout': 0.1,
+    'model.attention_dropout': 0.0,
+    'model.embedding_dropout': 0.2,
     'attention.rope_fraction': 0.5,
     'data.mask_documents': True,
     'train.microbatches': 2,
@@ -67,12 +70,13 @@ def test_eight_devices_drop_what_one_drops():
 def test_each_layer_microbatch_and_step_drops_others():
     """Two layers, two steps of two microbatches: no key comes twice."""
     config = checked_config(TOGETHER)
-    state, keys = initial_state(config), []
+    state, keys, others = initial_state(config), [], []
     for step in range(3):
         if step:
             state, _ = train_step(config)(state, BATCH, hyper_from(config))
         keys.append(np.asarray(state.stats[STATS]['layers']['mlp']['dropout_key']))
-    assert len({tuple(key) for layers in keys for key in layers.tolist()}) == 6
+        others.append(np.asarray(state.stats[STATS]['layers']['dropout_key']))
+    assert len({tuple(key) for layers in keys + others for key in layers.tolist()}) == 12
     key = as_key(keys[0][0])
     for _ in range(2):  # one a microbatch
         _, key = jax.random.split(key)

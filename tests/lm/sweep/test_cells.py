@@ -303,6 +303,7 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
                 assert len(group) == 2, path
     optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
     optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
+    optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
     for path in optional:
         seen.add(path)
         listed = [{}, {path: 0.1}, {path: 0.2}]

@@ -104,7 +104,7 @@ def test_property_a_batch_says_how_far_the_prefix_reaches():
 
     @functools.partial(jax.jit)
     def first_position(weights, batch):
-        return activations(learner, learner.variables(weights), batch, ())[0][0][:, 0]
+        return activations(learner, learner.variables(weights), batch, (), {})[0][0][:, 0]
 
     plain = first_position(weights, batch)
     for place, moves in ((1, True), (2, False)):

@@ -1,0 +1,150 @@
+"""Exports the factors of a model with model.reparam=lora as an adapter that PEFT loads.
+
+The adapter goes on the model that `export_hf` makes of the weights which the factors left alone:
+those of `train.init_from`, if the factors alone were trained.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from eval.convert import safetensors
+from eval.convert.export_hf import export_checkpoint
+from eval.convert.hf_families import FAMILIES, Place
+from eval.convert.layouts import Layout
+from eval.load import Checkpoint
+from lm.storage.files import write_json
+from modules.params import LORA, ParamSpec, matrix_axes, named_leaves, path_name
+
+CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+BEFORE = 'base_model.model.'  # what PEFT writes before the name of each module
+TOLERANCE = 1e-5  # of a matrix and its factors' product, relative to its largest element
+
+
+class Adapter(NamedTuple):
+    """What is written: adapter_config.json, and the tensors by name."""
+
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+
+def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
+    """Returns the factors of a checkpoint by PEFT's names; nothing is written.
+
+    base: a name or folder of the model without them, which PEFT reads from the adapter. Raises
+    ValueError for a model without factors or with others than those of matrices in blocks, for one
+    that no family has, and where a matrix is not the base's plus its factors' product.
+    """
+    recipe = checkpoint.recipe
+    if recipe.model.reparam != 'lora':
+        raise ValueError(
+            f'an adapter has the factors of model.reparam=lora, and this is model.reparam='
+            f'{recipe.model.reparam}. eval.convert export-hf writes the whole model, merged.'
+        )
+    (part,) = recipe.reparam
+    options = part.options
+    scale = options['alpha'] / options['rank'] ** (0.5 if options['rslora'] else 1)
+    merged, without = export_checkpoint(checkpoint), export_checkpoint(_without_factors(checkpoint))
+    stored = {p: np.asarray(x) for p, x in named_leaves(checkpoint.weights.params).items()}
+    used = named_leaves(checkpoint.learner.described.used_specs)
+    family, layers = FAMILIES[merged.model_type], merged.recipe.model.n_layers
+    shapes = {path: x.shape for path, x in merged.params.items()}
+    tensors, modules, turned = {}, set(), False
+    for place in family.expected(shapes, layers):
+        paths = place.row.paths
+        if not any(f'{path}/a' in stored for path in paths):
+            continue
+        path, spec = paths[0], used[paths[0]]
+        _refuse(place, spec)
+        a, b = (stored[f'{path}/{name}'][place.index] for name in 'ab')
+        in_a, in_b, turned = factors(place.row.layout, spec, a, b)
+        new, old = (
+            place.row.layout.join([np.float64(of.params[path][place.index])])
+            for of in (merged, without)
+        )
+        product = scale * np.float64(in_b) @ np.float64(in_a)
+        off = np.max(np.abs(new - old - (product.T if turned else product)))
+        if not off <= TOLERANCE * np.max(np.abs(new)):
+            raise ValueError(
+                f'{place.name} is not the base plus the product of its factors: what '
+                f'{merged.model_type} multiplies it by comes between. Merge them: eval.convert '
+                'export-hf.'
+            )
+        module = place.name.removesuffix('.weight')
+        modules.add('.'.join(module.split('.')[-2:]))
+        tensors[f'{BEFORE}{module}.lora_A.weight'] = in_a
+        tensors[f'{BEFORE}{module}.lora_B.weight'] = in_b
+    config = {
+        'peft_type': 'LORA',
+        'task_type': 'CAUSAL_LM',
+        'base_model_name_or_path': base,
+        'r': options['rank'],
+        'lora_alpha': options['alpha'],
+        'use_rslora': options['rslora'],
+        'use_dora': False,
+        'lora_dropout': 0.0,
+        'target_modules': sorted(modules),
+        'fan_in_fan_out': turned,
+        'bias': 'none',
+        'inference_mode': True,
+    }
+    return Adapter(config, tensors)
+
+
+def factors(
+    layout: Layout, spec: ParamSpec, a: np.ndarray, b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Returns (A [r, I], B [O, r], whether the file's tensor is [I, O]) of one matrix.
+
+    a has its rows and r, b has r and its columns; B A is the product, laid out as [O, I].
+    """
+    n_rows, rank = len(matrix_axes(spec)[1]), b.shape[0]
+    n_columns = b.ndim - 1
+    as_rows = a.reshape(*a.shape[:n_rows], rank, *(1,) * (n_columns - 1))
+    as_columns = b.reshape(rank, *(1,) * (n_rows - 1), *b.shape[1:])
+    in_a, in_b = layout.join([as_rows]), layout.join([as_columns])
+    turned = layout.groups[0] == layout.ours[:n_rows]
+    return (in_a.T, in_b.T, True) if turned else (in_a, in_b, False)
+
+
+def write_folder(out: Path, adapter: Adapter) -> None:
+    """Writes the two files of an adapter. ValueError where `out` holds something."""
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f'--out={out} is not empty; give a new folder')
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: safetensors.Tensor(np.dtype(np.float32), x.shape, lambda x=x: x)
+        for name, x in adapter.tensors.items()
+    }
+    safetensors.write_file(out / WEIGHTS, tensors)
+    write_json(out / CONFIG, adapter.config)
+
+
+def _without_factors(checkpoint: Checkpoint) -> Checkpoint:
+    specs, weights = checkpoint.learner.described.specs, checkpoint.weights
+
+    def zeroed(path, spec, weight):
+        is_b = spec.part == LORA and path_name(path).endswith('/b')
+        return np.zeros_like(weight) if is_b else weight
+
+    params = jax.tree_util.tree_map_with_path(zeroed, specs, weights.params)
+    return dataclasses.replace(checkpoint, weights=weights.replace(params=params))
+
+
+def _refuse(place: Place, spec: ParamSpec) -> None:
+    """Raises ValueError for a tensor whose factors PEFT has no place for, or in another form."""
+    why = ''
+    if len(place.row.paths) > 1:
+        why = f'holds {", ".join(place.row.paths)} together'
+    elif '{E}' in place.row.name:
+        why = 'is an expert, which transformers keeps in one module with the others'
+    elif spec.role != 'hidden':
+        why = f'has the role {spec.role}: leave it out of reparam.roles'
+    if why:
+        raise ValueError(
+            f'the factors of {place.name} are none of PEFT: it {why}. eval.convert export-hf '
+            'writes the whole model, merged.'
+        )

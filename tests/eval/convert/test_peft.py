@@ -1,0 +1,77 @@
+"""Reference: an adapter's factors are those of a file's matrices. Contract: what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from eval.convert import safetensors
+from eval.convert.export_hf import export_checkpoint, tensors_of
+from eval.convert.export_peft import BEFORE, CONFIG, WEIGHTS, export_adapter, factors, write_folder
+from eval.convert.layouts import Layout
+from modules.params import ParamSpec
+from tests.eval.convert.test_commands import checkpoint
+
+LLAMA = {
+    'model.norm': 'rmsnorm',
+    'model.activation': 'swiglu',
+    'model.reparam': 'lora',
+    'reparam.rank': 3,
+    'reparam.alpha': 2.0,
+    'model.n_kv_heads': 1,
+}
+QUERY = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+OUT = ParamSpec('hidden', ('layer', 'heads', 'head_dim', 'embed'), ('heads', 'head_dim'))
+# A file's layout, the matrix's description, its shape, and whether the file has [inputs, outputs].
+LAYOUTS = [
+    ('(N H) D -> D N H', QUERY, (6, 2, 4), False),
+    ('D (N H) -> N H D', OUT, (2, 4, 6), False),
+    ('D (N H) -> D N H', QUERY, (6, 2, 4), True),
+]
+
+
+@pytest.mark.parametrize(('axes', 'spec', 'shape', 'turned'), LAYOUTS)
+def test_factors_multiply_to_the_matrix_of_the_file(axes, spec, shape, turned):
+    """Catches A and B exchanged, and heads that are in another order than in the file."""
+    rng, n_rows, layout = np.random.default_rng(0), len(spec.fan_in), Layout(axes)
+    a = rng.normal(size=(*shape[:n_rows], 3))
+    b = rng.normal(size=(3, *shape[n_rows:]))
+    wanted = layout.join([np.tensordot(a, b, 1)])
+    in_a, in_b, found = factors(layout, spec, a, b)
+    assert found == turned and in_a.shape[0] == in_b.shape[1] == 3
+    np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
+
+
+@pytest.mark.full
+def test_an_adapter_on_its_base_is_the_merged_model(tmp_path):
+    """W = base + alpha / r B A of each tensor, by the names and shapes of PEFT's files."""
+    source = checkpoint(LLAMA)
+    adapter = export_adapter(source, 'someone/base')
+    write_folder(tmp_path / 'adapter', adapter)
+    config = json.loads((tmp_path / 'adapter' / CONFIG).read_text())
+    assert config['r'] == 3 and config['lora_alpha'] == 2 and not config['fan_in_fan_out']
+    assert 'self_attn.q_proj' in config['target_modules'] and config['peft_type'] == 'LORA'
+    stored = safetensors.read_header(tmp_path / 'adapter' / WEIGHTS)
+    found = {name: np.array(x) for name, x in safetensors.opened(stored)}
+    merged = {n: t.make() for n, t in tensors_of(export_checkpoint(source), 'float32').items()}
+    b_is_0 = {n: x for n, x in found.items() if n.endswith('lora_A.weight')}
+    assert len(b_is_0) == 2 * 7  # two layers
+    base = source.weights.params['layers']['attention']['query']['base'][1]
+    name = 'model.layers.1.self_attn.q_proj'
+    a, b = (found[f'{BEFORE}{name}.lora_{x}.weight'] for x in 'AB')
+    assert a.shape == (3, 16) and b.shape == (16, 3)
+    wanted = base.reshape(16, 16).T + 2 / 3 * b @ a
+    np.testing.assert_allclose(merged[f'{name}.weight'], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'model.reparam': 'none', 'reparam.rank': None, 'reparam.alpha': None}, 'reparam=none. '),
+        ({'reparam.roles': 'readout'}, 'has the role readout: leave it out of reparam.roles'),
+    ],
+)
+def test_what_peft_has_no_place_for_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        export_adapter(checkpoint(LLAMA | changes), '')

@@ -1,0 +1,230 @@
+"""Data sets of a hub. Reference: which files a name means. Equivalence: what is fetched is prepared
+as the same files by text:GLOB. Contract: one line for each thing that is not there.
+"""
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lm.data.hub import as_regex, choose_files, open_shards
+from tests import ROOT
+from tests.commands import PATIENCE_SEC
+
+FILES = [
+    'data/CC-2013/000_00000.parquet',
+    'data/CC-2014/000_00000.parquet',
+    'sample/10BT/000.parquet',
+    'sample/10BT/001.parquet',
+]
+SPLITS = ['plain/test-0.parquet', 'plain/train-0.parquet', 'plain/train-1.parquet']
+CARD = {  # the form of FineWeb-Edu's
+    'configs': [
+        {'config_name': 'default', 'data_files': [{'split': 'train', 'path': 'data/*/*'}]},
+        {
+            'config_name': 'sample-10BT',
+            'data_files': [
+                {'split': 'train', 'path': ['sample/10BT/*']},
+                {'split': 'test', 'path': 'data/**'},
+            ],
+        },
+        {'config_name': 'any', 'data_files': 'data/CC-{2014,2015}/**.parquet'},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ('subset', 'paths', 'card', 'wanted'),
+    [
+        ('', FILES, CARD, FILES[:2]),
+        ('sample-10BT', FILES, CARD, FILES[2:]),
+        ('any', FILES, CARD, FILES[1:2]),
+        ('', FILES, {}, FILES),
+        ('sample', FILES, {}, FILES[2:]),
+        ('', SPLITS, {}, SPLITS[1:]),
+        ('', SPLITS[:1] + FILES, {'configs': None}, FILES),
+        ('', FILES, {'configs': CARD['configs'][1:2]}, FILES[2:]),
+    ],
+)
+def test_a_name_means_the_training_files_of_a_subset(subset, paths, card, wanted):
+    assert choose_files('a/b', subset, paths, card) == wanted
+
+
+@pytest.mark.parametrize(
+    ('subset', 'paths', 'card', 'said'),
+    [
+        ('sample-10B', FILES, CARD, "Did you mean 'sample-10BT'"),
+        ('simple', FILES, {}, "no subset 'simple'; there are data, sample. Write hub:a/b:SUBSET"),
+        (
+            '',
+            FILES,
+            {'configs': CARD['configs'][1:]},
+            'several subsets, and none by default; there',
+        ),
+        ('', [], {}, 'has no parquet files. Where the hub has converted it, hub:a/b@refs/convert'),
+        ('', SPLITS[:1], {}, "hub:a/b has no split 'train'"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_there_is(subset, paths, card, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        choose_files('a/b', subset, paths, card)
+
+
+def test_globs_are_those_of_the_hub():
+    assert as_regex('a/**/b*.parquet').fullmatch('a/b1.parquet')
+    assert as_regex('a/**/b*.parquet').fullmatch('a/c/d/b.parquet')
+    assert not as_regex('a/*.parquet').fullmatch('a/b/c.parquet')
+    assert as_regex('a/?.[x').fullmatch('a/b.[x') and not as_regex('a.b').fullmatch('a-b')
+
+
+def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    with pytest.raises(ValueError, match='uv sync --extra hub'):
+        open_shards('a/b')
+
+
+COMMIT = 'c' * 40
+CONFIGS = """---
+configs:
+- config_name: small
+  data_files:
+  - split: train
+    path: small/*
+- config_name: large
+  data_files: large/*
+---
+# A data set
+"""
+
+
+def parquet(*texts):
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({'id': [*range(len(texts))], 'text': texts}), file)
+    return file.getvalue()
+
+
+HELD = {
+    'README.md': CONFIGS.encode(),
+    'small/0.parquet': parquet('the first text', 'and a second'),
+    'small/1.parquet': parquet('and a third one, which is longer'),
+    'large/0.parquet': parquet('not asked for'),
+}
+
+
+@pytest.fixture
+def hub():
+    """(address, paths asked for) of a server with the interface of the hub: someone/some."""
+    asked = []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        protocol_version = 'HTTP/1.1'
+
+        def answer(self, status, content=b'', **headers):
+            self.send_response(status)
+            for name, value in (headers | {'Content-Length': len(content)}).items():
+                self.send_header(name.replace('_', '-'), str(value))
+            self.end_headers()
+            self.wfile.write(b'' if self.command == 'HEAD' else content)
+
+        def do_GET(self):
+            path = self.path.partition('?')[0]
+            asked.append(path)
+            ids = {name: hashlib.sha1(held).hexdigest() for name, held in HELD.items()}
+            file = path.removeprefix(f'/datasets/someone/some/resolve/{COMMIT}/')
+            if path == '/api/datasets/someone/some/revision/main':
+                self.answer(200, json.dumps({'id': 'someone/some', 'sha': COMMIT}).encode())
+            elif path == f'/api/datasets/someone/some/tree/{COMMIT}':
+                tree = [
+                    {'type': 'file', 'path': name, 'size': len(HELD[name]), 'oid': ids[name]}
+                    for name in HELD
+                ]
+                self.answer(200, json.dumps(tree).encode(), Content_Type='application/json')
+            elif file in HELD:
+                self.answer(200, HELD[file], ETag=f'"{ids[file]}"', X_Repo_Commit=COMMIT)
+            elif '/someone/some/revision/' in path:
+                self.answer(404, X_Error_Code='RevisionNotFound')
+            else:
+                self.answer(404, X_Error_Code='RepoNotFound')
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_address[1]}', asked
+        server.shutdown()
+
+
+OPENS = """
+import dataclasses, json, sys
+from configs import default
+from lm.config.resolve import resolve
+from lm.data import open_dataset
+
+cache_dir, *sources = sys.argv[1:]
+for source in sources:
+    cfg = resolve(default.get_config()).data
+    cfg = dataclasses.replace(
+        cfg, source=source, tokenizer='byte', cache_dir=cache_dir, seq_len=8, batch_size=1,
+        validation_fraction=0.3,
+    )
+    try:
+        found = open_dataset(cfg, say=lambda line: None)
+        rows = [row.tolist() for row in (found.train[i]['tokens'] for i in range(len(found.train)))]
+        print(json.dumps([found.digest, found.report.get('origin'), rows]))
+    except ValueError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def opened(cache, home, endpoint, *sources, **environment):
+    """What `OPENS` finds or says, in a process with that environment."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith('HF_')}
+    ours = {'HF_ENDPOINT': endpoint, 'HF_HOME': str(home), 'NO_PROXY': '127.0.0.1'}
+    command = [sys.executable, '-c', OPENS, str(cache), *sources]
+    env = usual | ours | {'no_proxy': '127.0.0.1', 'PYTHONPATH': str(ROOT)} | environment
+    done = subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.full
+def test_a_subset_is_fetched_once_and_read_as_its_files(hub, tmp_path):
+    """What is asked for and no more; then from the cache alone, by the commit too. Catches another
+    order of files, a list that is asked for without a network, and files that are fetched though
+    their data are prepared.
+    """
+    address, asked = hub
+    for name in ('small/0.parquet', 'small/1.parquet'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(HELD[name])
+    source, offline = 'hub:someone/some:small', {'HF_HUB_OFFLINE': '1'}
+    pinned = f'hub:someone/some@{COMMIT}:small'
+    home, cache = tmp_path / 'home', tmp_path / 'cache'
+    missing = ('hub:someone/none', 'hub:someone/some:middle', 'hub:someone/some@v2:small')
+    first, none, middle, v2 = opened(cache, home, address, source, *missing)
+    (files,) = opened(cache, home, address, f'text:{tmp_path}/small/*.parquet')
+    assert first[1] == pinned and first[2] == files[2]
+    assert any('small/1' in path for path in asked) and not any('large' in path for path in asked)
+    assert f'no data set someone/none at {address}' in none
+    assert "no subset 'middle'; there are small, large" in middle and 'no such revision' in v2
+    asked.clear()
+    assert opened(cache, home, address, source, pinned, **offline) == [first, first]
+    (anew,) = opened(tmp_path / 'other', home, address, source, **offline)
+    (lacking,) = opened(cache, tmp_path / 'empty', address, source, **offline)
+    assert anew == first and asked == []
+    assert 'is not in the cache' in lacking and 'HF_HUB_OFFLINE=1 keeps it' in lacking
+    assert '\n' not in lacking
