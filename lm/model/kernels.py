@@ -9,11 +9,17 @@ from modules.kernels.attention import refuse_scores
 def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
     """Returns the kernels of a platform. Raises ValueError for one that does not run there."""
     named = {operation: part.name for operation, part in recipe.kernels.items()}
-    options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
+    options = {operation: part.options for operation, part in recipe.kernels.items()}
     if fused := fused_attention(recipe, platform)[0]:
         named['attention'] = fused
     implementation = recipe.config.kernels.implementation
-    return kernels_for(platform, implementation, matmul_options=options, **named)
+    return kernels_for(
+        platform,
+        implementation,
+        matmul_options=options.get('matmul'),
+        attention_options=options.get('attention'),
+        **named,
+    )
 
 
 def fused_attention(recipe: Recipe, platform: str) -> tuple[str, str]:
