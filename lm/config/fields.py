@@ -234,7 +234,7 @@ class MeshConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
     implementation: Annotated[str, Choice(IMPLEMENTATIONS, auto=True)]
-    attention: Annotated[str, Choice(ATTENTION_KERNELS, auto=True)] = AUTO
+    attention: Annotated[str, Choice(ATTENTION_KERNELS, 'kernels', auto=True)] = AUTO
     linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
     matmul: Annotated[str, Choice(MATMUL_KERNELS, 'kernels', auto=True)] = AUTO
     rms_norm: Annotated[str, Choice(RMS_NORM_KERNELS, auto=True)] = AUTO
@@ -252,7 +252,7 @@ LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
 OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
 ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
 DataConfig = section(DataConfig, OBJECTIVES)
-KernelsConfig = section(KernelsConfig, MATMUL_KERNELS)
+KernelsConfig = section(KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

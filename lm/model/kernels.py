@@ -9,7 +9,7 @@ from modules.kernels.attention import refuse_scores
 def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
     """Returns the kernels of a platform. Raises ValueError for one that does not run there."""
     named = {operation: part.name for operation, part in recipe.kernels.items()}
-    options = recipe.kernels['matmul'].options if 'matmul' in recipe.kernels else {}
+    options = {operation: part.options for operation, part in recipe.kernels.items()}
     scores, is_open = scores_of(recipe), _leaves_attention_open(recipe)
     if fused := fused_attention(recipe, platform)[0]:
         named['attention'] = fused
@@ -19,7 +19,13 @@ def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
     if loss := kernel_of_loss(recipe, platform):
         named['cross_entropy'] = loss
     implementation = recipe.config.kernels.implementation
-    return kernels_for(platform, implementation, matmul_options=options, **named)
+    return kernels_for(
+        platform,
+        implementation,
+        matmul_options=options.get('matmul'),
+        attention_options=options.get('attention'),
+        **named,
+    )
 
 
 def fused_attention(recipe: Recipe, platform: str) -> tuple[str, str]:

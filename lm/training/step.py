@@ -357,4 +357,6 @@ def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> in
     if (chunk := learner.recipe.config.loss.chunk) is not None:
         return chunk
     parts, platform = pieces('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
-    return tokens_at_a_time(math.prod(shape_BT), vocab_size, parts, platform)
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    kind = device.device_kind if device else ''
+    return tokens_at_a_time(math.prod(shape_BT), vocab_size, parts, platform, kind)

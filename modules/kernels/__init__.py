@@ -72,6 +72,7 @@ class Kernels:
     platform: str  #: of the devices: 'cpu', 'gpu' or 'tpu'
     names: tuple[tuple[str, str], ...]  #: (operation, kernel)
     matmul_options: tuple[tuple[str, Any], ...] = ()  #: (name, value), of the row `matmul`
+    attention_options: tuple[tuple[str, Any], ...] = ()  #: the same of the row `attention`
 
     def name_of(self, operation: str) -> str:
         """Returns the name of the kernel that is chosen for an operation.
@@ -88,6 +89,8 @@ class Kernels:
     def attention(self) -> Callable[..., jax.Array]:
         """Returns `attend` without its first argument."""
         kernel = functools.partial(attend, self.name_of('attention'))
+        if self.attention_options:
+            kernel = functools.partial(kernel, options=dict(self.attention_options))
         holds_scores = self._row('attention').holds_scores
         if not holds_scores or self.name_of('softmax') == 'reference':
             return kernel
@@ -131,6 +134,7 @@ def kernels_for(
     implementation: str = 'auto',
     *,
     matmul_options: Mapping[str, Any] | None = None,
+    attention_options: Mapping[str, Any] | None = None,
     **named: str,
 ) -> Kernels:
     """Chooses a kernel for each operation.
@@ -139,6 +143,7 @@ def kernels_for(
       platform: of the devices: 'cpu', 'gpu' or 'tpu'.
       implementation: a name in `IMPLEMENTATIONS`; 'auto' suits the platform.
       matmul_options: fields of the row `matmul`, if it has some.
+      attention_options: those of the row `attention`.
       **named: kernels by operation; 'auto', as for those left out, is what the implementation has.
 
     Returns:
@@ -162,4 +167,5 @@ def kernels_for(
                 f'kernels.{operation}={name} runs on {", ".join(table[name].platforms)} alone, and '
                 f'these devices are {platform}; choose auto, or {", ".join(able)}'
             )
-    return Kernels(platform, tuple(names.items()), tuple((matmul_options or {}).items()))
+    options = (tuple((given or {}).items()) for given in (matmul_options, attention_options))
+    return Kernels(platform, tuple(names.items()), *options)

@@ -24,10 +24,12 @@ LOGITS = 2**25  # most on a device at a time: 128 MB in float32
 # Least tokens on a device at a time, and where they are others. The product that makes the
 # readout's gradient [D, V] reads and writes its sum in each round, 8 D V bytes for 2 D V c flop of
 # c tokens. Both take as long at c = 2,242 on a TPU v6e, and at 664 on a v5p (peak over bandwidth).
-LEAST, LEAST_OF = 1024, {'tpu': 2048}
+LEAST, LEAST_OF = 1024, {'tpu': 2048, 'TPU v6 lite': 4096}
 
 
-def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1, platform: str = 'cpu') -> int:
+def tokens_at_a_time(
+    tokens: int, vocab_size: int, pieces: int = 1, platform: str = 'cpu', kind: str = ''
+) -> int:
     """Returns how many tokens have LOGITS logits on each device, or are LEAST on each where that is
     more; 0 where that is all of them.
 
@@ -36,8 +38,10 @@ def tokens_at_a_time(tokens: int, vocab_size: int, pieces: int = 1, platform: st
       vocab_size: V.
       pieces: the number of devices that tokens are cut over.
       platform: of the devices.
+      kind: of the devices, as JAX names it.
     """
-    chunk = pieces * max(LOGITS // vocab_size, LEAST_OF.get(platform, LEAST))
+    least = LEAST_OF.get(kind, LEAST_OF.get(platform, LEAST))
+    chunk = pieces * max(LOGITS // vocab_size, least)
     return 0 if tokens <= chunk else chunk
 
 

@@ -111,3 +111,5 @@ def test_chosen_chunk():
     assert tokens_at_a_time(8, 2**26) == 0
     assert tokens_at_a_time(2**20, 50304, pieces=16) == 16 * 1024
     assert tokens_at_a_time(2**20, 50304, pieces=16, platform='tpu') == 16 * 2048
+    v6e = {'platform': 'tpu', 'kind': 'TPU v6 lite'}
+    assert tokens_at_a_time(2**20, 50304, pieces=16, **v6e) == 16 * 4096

@@ -26,7 +26,13 @@ from lm.training.state import build_learner, hyper_from
 from lm.training.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
-from modules.kernels.attention.splash import dealt_places
+from modules.kernels.attention.splash import (
+    Blocks,
+    blocks_of,
+    dealt_places,
+    share_computed,
+    sizes_of,
+)
 from modules.numerics import REMAT_POLICIES
 from tests.helpers import BOS, VOCAB, tiny_config
 
@@ -64,12 +70,15 @@ def draw(length, n_heads=4, n_kv_heads=2, batch=2, head_dim=8, dtype='float32'):
     return *arrays, segments, jnp.float32(rng.normal(size=n_heads))
 
 
-def forward_and_gradients(name, scores, segmented, q, k, v, grad, segments, sinks):
+def forward_and_gradients(name, scores, segmented, *arrays, **options):
     """The output, and gradients of q, k, v and of sinks."""
+    q, k, v, grad, segments, sinks = arrays
     more = {'sinks_N': sinks} if scores.sinks else {}
 
     def run(q, k, v, more):
-        return attend(name, q, k, v, scores, segments if segmented else None, **more)
+        return attend(
+            name, q, k, v, scores, segments if segmented else None, **more, options=options
+        )
 
     out, pull = jax.vjp(run, q, k, v, more)
     return out, *jax.tree.leaves(pull(grad))
@@ -115,6 +124,23 @@ def test_fused_attention_is_the_reference(name, length, scores, segmented, dtype
     ours = jitted(name, scores, segmented, *arrays)
     assert ours[0].shape == arrays[0].shape
     assert_close(ours, jitted('reference', scores, segmented, *arrays), ROUNDING[dtype])
+
+
+@pytest.mark.usefixtures('plain_operations')
+def test_blocks_of_splash_are_those_given():
+    """Reference: of other sizes for queries and keys. Property: they are in the program, and the
+    share of pairs is that of its blocks. Catches one size for both, and options left out.
+    """
+    given = {'splash_block_q': 128, 'splash_block_kv': 256, 'splash_block_kv_compute': 128}
+    arrays = draw(512, batch=1)
+    run = jax.jit(functools.partial(forward_and_gradients, 'splash', PLAIN, True, **given))
+    right = jitted('reference', PLAIN, True, *arrays)
+    assert_close(run(*arrays), right, ROUNDING['float32'])
+    sizes = sizes_of(blocks_of(512, given=Blocks(**given)), 512)
+    assert [sizes[f'block_{name}'] for name in ('q', 'kv', 'kv_compute')] == [128, 256, 128]
+    assert share_computed(512, None, given=Blocks(**given)) == 6 / 8
+    assert share_computed(512, 129, given=Blocks(**given)) == 5 / 8
+    assert blocks_of(640, given=Blocks(**given)) == (128, 128, 128)  # rows that 256 does not divide
 
 
 @pytest.mark.usefixtures('plain_operations')
@@ -219,6 +245,19 @@ def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, mon
         ({'kernels.attention': 'cudnn', 'model.d_model': 528}, r'heads of width 264'),
         ({'kernels.attention': 'splash', 'model.d_model': 528}, r'of width 264 .*: blocked, ref'),
         ({'kernels.attention': 'splash', 'model.attention': 'l2'}, r'key_bias=True; .*reference'),
+        (
+            {'data.seq_len': 1024, 'kernels.attention': 'splash', 'kernels.splash_block_q': 192},
+            r'splash_block_q must .* 128 that divides data.seq_len, 1024; got 192. .* 128, 256, 5',
+        ),
+        (
+            {
+                'data.seq_len': 1024,
+                'kernels.attention': 'splash',
+                'kernels.splash_block_kv': 256,
+                'kernels.splash_block_kv_compute': 512,
+            },
+            r'_compute must .* that divides kernels.splash_block_kv, 256; got 512. .* of 128, 256,',
+        ),
     ],
     ids=str,
 )
@@ -243,7 +282,7 @@ def test_splash_refuses_what_it_would_leave_out(field):
 @pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
 def test_a_fused_kernel_runs_at_home_alone(name, home):
     """Named or implied: an error elsewhere."""
-    assert kernels_for(home, name) == kernels_for(home, 'xla', attention=name)
+    assert kernels_for(home, name) == kernels_for(home, attention=name)
     for chosen in ({'implementation': name}, {'attention': name}):
         words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
         with pytest.raises(ValueError, match=words):

@@ -8,17 +8,19 @@ by name what they do not serve.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modules.choices import choose
+from modules.facts import demands_nothing
 from modules.kernels.attention.base import Scores, reference
 from modules.kernels.attention.blocked import blocked
 from modules.kernels.attention.cudnn import cudnn, most_documents
-from modules.kernels.attention.splash import refuse_cut, splash
+from modules.kernels.attention.splash import LANES, check_blocks, refuse_cut, splash
 
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
 DROPOUT = frozenset({'dropout'})
@@ -35,7 +37,7 @@ class AttentionKernel:
     can be differentiated in forward mode. holds_scores: whether it has all scores at once, for a
     softmax of `kernels.softmax`. refuse_cut(length, parts): raises ValueError for rows of a length
     that it cannot have on several devices; None: it must have rows whole. most_documents(length):
-    the documents that a row may have; None: any number.
+    the documents that a row may have; None: any number. check: its own rule (`modules.facts`).
     """
 
     compute: Callable[..., jax.Array]
@@ -48,6 +50,7 @@ class AttentionKernel:
     holds_scores: bool = False
     refuse_cut: Callable[[int, int], None] | None = None
     most_documents: Callable[[int], int] | None = None
+    check: Callable[[Any, Any], None] = demands_nothing
 
     def takes(self, dtype: str | None, head_dim: int | None) -> bool:
         """Whether q, k and v may have this type and width; None: any."""
@@ -84,8 +87,9 @@ ATTENTION_KERNELS = {
         platforms=('tpu',),
         dtypes=('bfloat16', 'float32'),
         head_dims=range(1, 257),  # at 512, float32 blocks are too large for a v4's vector memory
-        length_multiple=128,  # the lanes of a vector register, which a block of keys fills
+        length_multiple=LANES,
         refuse_cut=refuse_cut,
+        check=check_blocks,
     ),
 }
 
@@ -155,6 +159,7 @@ def attend(
     prefix_BT: jax.Array | None = None,
     dropout_BNTS: Callable[[jax.Array], jax.Array] | None = None,
     softmax: Callable[..., jax.Array] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> jax.Array:
     """Computes attention with the kernel of that name.
 
@@ -173,6 +178,7 @@ def attend(
       prefix_BT: tokens of one number that is not 0 see each other, later ones too.
       dropout_BNTS: drops probabilities in training (`modules.dropout.Drop`).
       softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
+      options: those of the row.
 
     Returns:
       [B, N, T, H] in the type of v.
@@ -191,6 +197,7 @@ def attend(
     )
     if softmax is not None:
         given['softmax'] = softmax
+    given |= options or {}
     kernel, length = ATTENTION_KERNELS[name], q_BNTH.shape[2]
     missing = -length % kernel.length_multiple
     if missing:

@@ -10,7 +10,7 @@ and half of the queries stay.
 
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 
 from modules.kernels.attention.base import Scores
 from modules.numerics import ATTENDED
+from modules.options import Option
 from modules.parallel.axes import parts_of
 from modules.parallel.kernel_calls import of_all_tokens, over_devices
 
@@ -29,7 +30,19 @@ AT_ONCE = 512  # keys of a block that are multiplied at a time
 # Blocks of keys of a row of which the gradient of the queries is summed outside of the kernel, as
 # many arrays of their size; beyond, a kernel of its own makes it, and computes the scores again.
 SUMMED = 8
+LANES = 128  # of a vector register, which a block fills
 AXIS = 'context'  # the mesh axis that tokens are cut over
+
+
+class Blocks(NamedTuple):
+    """Sizes of blocks, by the names of the options of `splash`."""
+
+    splash_block_q: int | None = None
+    splash_block_kv: int | None = None
+    splash_block_kv_compute: int | None = None
+
+
+BY_LENGTH = Blocks()
 
 
 def splash(
@@ -39,17 +52,28 @@ def splash(
     scores: Scores,
     segments_BT: jax.Array | None = None,
     sinks_N: jax.Array | None = None,
+    splash_block_q: Annotated[
+        int | None, Option('queries that are computed at a time; None: by the length', 1)
+    ] = None,
+    splash_block_kv: Annotated[
+        int | None, Option('keys that are read at a time; None: by the length', 1)
+    ] = None,
+    splash_block_kv_compute: Annotated[
+        int | None, Option('keys of them that are multiplied at a time; None: by the block', 1)
+    ] = None,
 ) -> jax.Array:
     """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, where a block divides T.
 
     Queries are scaled in their own type before the kernel, which has no scale. Rows and heads are
     cut over the mesh that is traced for, and so are tokens where a block divides the halves that
-    devices exchange.
+    devices exchange. Sizes of blocks are multiples of 128; rows that the given ones do not divide,
+    which are of another length than the config's, have those of their length.
     """
+    given = Blocks(splash_block_q, splash_block_kv, splash_block_kv_compute)
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     length, parts = q_BNTH.shape[2], parts_of('T')
     is_cut = parts > 1 and block_of(length, parts) is not None
-    compute = functools.partial(_of_cut_rows if is_cut else _of_rows, scores=scores)
+    compute = functools.partial(_of_cut_rows if is_cut else _of_rows, scores=scores, given=given)
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
     if is_cut:
         return over_devices(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N'), 'BNT')
@@ -66,6 +90,48 @@ def block_of(
     return next((size for size in BLOCKS if size <= largest and piece % size == 0), None)
 
 
+def blocks_of(
+    length: int,
+    parts: int = 1,
+    window: int | None = None,
+    head_bytes: int = 0,
+    given: Blocks = BY_LENGTH,
+) -> Blocks:
+    """Returns the sizes that are given, where they divide a row or half of each part of one that is
+    cut, and for the others `block_of` and what divides it.
+    """
+    usual = block_of(length, parts, window, head_bytes)
+    piece = length if parts == 1 else length // (2 * parts)
+    *sizes, at_once = given
+    q, kv = (size if size and piece % size == 0 else usual for size in sizes)
+    if not at_once or kv % at_once:
+        at_once = next(size for size in (AT_ONCE, 384, 256, 128) if kv % size == 0)
+    return Blocks(q, kv, at_once)
+
+
+def check_blocks(recipe: Any, part: Any) -> None:
+    """Raises ValueError for sizes of blocks that are no multiples of 128, or do not divide."""
+    length, parts = recipe.data.seq_len, max(1, recipe.mesh.context)
+    length += -length % LANES  # as rows are padded
+    piece, of_row = length, 'data.seq_len'
+    if parts > 1:
+        piece, of_row = length // (2 * parts), f'half of what mesh.context={parts} leaves of a row'
+    block = part.options['splash_block_kv'] or block_of(length, parts) or LANES
+    wholes = {
+        'splash_block_q': (piece, of_row),
+        'splash_block_kv': (piece, of_row),
+        'splash_block_kv_compute': (block, 'kernels.splash_block_kv'),
+    }
+    for name, (whole, of) in wholes.items():
+        size = part.options[name]
+        if size and (size % LANES or whole % size):
+            able = [n for n in range(LANES, whole + 1, LANES) if whole % n == 0]
+            raise ValueError(
+                f'kernels.{name} must be a multiple of {LANES} that divides {of}, {whole}; got '
+                f'{size}. Choose one of {", ".join(map(str, able)) or "no size"}, or leave it out.'
+            )
+
+
 def refuse_cut(length: int, parts: int) -> None:
     """Raises ValueError for rows that no block divides on so many devices."""
     if block_of(length, parts) is None:
@@ -78,27 +144,31 @@ def refuse_cut(length: int, parts: int) -> None:
         )
 
 
-def share_computed(length: int, window: int | None, parts: int = 1) -> float:
+def share_computed(
+    length: int, window: int | None, parts: int = 1, given: Blocks = BY_LENGTH
+) -> float:
     """Returns the share of pairs of tokens in blocks that are not entirely hidden; where no block
     divides the row, of pairs that are not hidden.
     """
-    size = block_of(length, parts, window) or block_of(length, 1, window) or 1
-    blocks = length // size
-    reach = blocks if window is None else -(-(window - 1) // size)  # blocks before a query's own
-    return sum(min(i, reach) + 1 for i in range(blocks)) / blocks**2
+    parts = parts if block_of(length, parts, window) else 1
+    has_blocks = block_of(length, parts, window) is not None
+    q, kv, _ = blocks_of(length, parts, window, given=given) if has_blocks else Blocks(1, 1, 1)
+    ends = np.arange(q, length + 1, q)
+    first = 0 if window is None else np.maximum(ends - q - window + 1, 0) // kv
+    return float(np.sum((ends - 1) // kv - first + 1)) * q * kv / length**2
 
 
-def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores):
+def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, given):
     places = np.arange(q_BNTH.shape[2], dtype=np.int32)
-    kernel = _kernel(q_BNTH, places[None], scores)
+    kernel = _kernel(q_BNTH, places[None], scores, given)
     return _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
 
 
-def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores):
+def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, given):
     """Computes rows of which q, k and v are the tokens on this device, and segments all tokens."""
     parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     places = dealt_places(q_BNTH.shape[2] * parts, parts)
-    kernel = _kernel(q_BNTH, places, scores)
+    kernel = _kernel(q_BNTH, places, scores, given)
     k_BKSH, v_BKSH = (of_all_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
     own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
     q_BNTH = _exchanged(q_BNTH, parts)
@@ -120,7 +190,7 @@ def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
     return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
 
 
-def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores) -> Any:
+def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores, given: Blocks) -> Any:
     """Makes the kernel for such queries, at `places` [parts, T / parts] of rows of T tokens."""
     # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -132,10 +202,10 @@ def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores) -> Any:
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
     mask.q_sequence = places.reshape(-1)
     head_bytes = q_BNTH.shape[-1] * q_BNTH.dtype.itemsize
-    block = block_of(length, parts, scores.window, head_bytes)
+    blocks = blocks_of(length, parts, scores.window, head_bytes, given)
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * q_BNTH.shape[1]),
-        block_sizes=kernels.BlockSizes(**sizes_of(block, length, parts)),
+        block_sizes=kernels.BlockSizes(**sizes_of(blocks, length, parts)),
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
         q_seq_shards=parts,
@@ -143,13 +213,14 @@ def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores) -> Any:
     )
 
 
-def sizes_of(block: int, length: int, parts: int = 1) -> dict[str, Any]:
+def sizes_of(blocks: Blocks, length: int, parts: int = 1) -> dict[str, Any]:
     """Returns the sizes of blocks, as JAX's kernel names them, for rows of a length."""
-    names = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv']
-    at_once = dict.fromkeys(['block_kv_compute', 'block_kv_dkv_compute'], min(block, AT_ONCE))
-    if parts == 1 and length // block <= SUMMED:
-        return dict.fromkeys(names, block) | at_once | {'use_fused_bwd_kernel': True}
-    return dict.fromkeys([*names, 'block_q_dq', 'block_kv_dq'], block) | at_once
+    q, kv, at_once = blocks
+    sizes = {'block_q': q, 'block_kv': kv, 'block_q_dkv': q, 'block_kv_dkv': kv}
+    sizes |= dict.fromkeys(['block_kv_compute', 'block_kv_dkv_compute'], at_once)
+    if parts == 1 and length // kv <= SUMMED:
+        return sizes | {'use_fused_bwd_kernel': True}
+    return sizes | {'block_q_dq': q, 'block_kv_dq': kv}
 
 
 def _part_of(kernel: Any, parts: int, index: jax.Array) -> Any:
