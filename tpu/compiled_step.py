@@ -2,9 +2,11 @@
 
 The time is a roofline's. Every operation takes as long as its products take at what they reach of
 the published peak (`tpu.rates`), or its bytes at the published bandwidth of memory, whichever is
-longer, one operation after another; the links take as long as their bytes take in rings. In
-`step_seconds` links and operations work at the same time, in `step_seconds_exposed` one after the
-other. `bound_seconds` has all products at the peak: no step is faster. None counts what LEFT_OUT
+longer, one operation after another; the links take as long as their bytes take in rings.
+`step_seconds` are those of the operations and of what the device waits for collectives in the order
+of the compiled program (`tpu.schedule`). In `step_seconds_hidden` links and operations work at the
+same time, in `step_seconds_exposed` one after the other: the step is between them. `bound_seconds`
+has all products at the peak and the links hidden: no step is faster. None counts what LEFT_OUT
 names.
 """
 
@@ -33,12 +35,13 @@ from lm.record.machine import device_memory_bytes
 from lm.run.describe import bytes_a_device
 from lm.run.program import Program
 from lm.run.tables import parameter_count
-from lm.training.flops import flops_per_token, peak_flops
+from lm.training.flops import flops_in_full, flops_per_token, peak_flops
 from modules.kernels.attention.splash import share_computed
 from tpu.chips import GIB, Topology
 from tpu.collectives import by_kind, collectives, seconds_of
-from tpu.cost import cost_of, launches
+from tpu.cost import cost_of, launches, operation_cost
 from tpu.hlo import Module
+from tpu.schedule import waiting_seconds
 
 LEFT_OUT = (
     'vector operations that are no product',
@@ -157,10 +160,12 @@ class Rates(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """An estimate of one step: bytes, and flops of products, are those of one device. bound: the
-    least that it can be, with all products at the peak; the others have them at what they reach of
-    it. mfu: the share of the peak that 6 N and attention's operations (`lm.training.flops`) reach;
-    mfu_exposed: where nothing hides the links; mfu_bound: the most that it can be. price: of a
-    chip-hour.
+    least that it can be, with all products at the peak and the links hidden; the others have
+    products at what they reach of it. waiting_seconds: what a device waits for links in the order
+    of the program. mfu: the share of the peak that 6 N and attention's operations
+    (`lm.training.flops`) reach; mfu_in_full: with all pairs of tokens, also those that masks leave
+    out; mfu_hidden, mfu_exposed: where operations hide all of the links, and nothing hides them;
+    mfu_bound: the most that it can be. price: of a chip-hour.
     """
 
     topology: str
@@ -183,7 +188,9 @@ class Estimate:
     operation_seconds: float
     bound_operation_seconds: float
     link_seconds: float
+    waiting_seconds: float
     model_flops: float
+    model_flops_in_full: float
     compile_seconds: float
     unknown: tuple[str, ...]
     launches: int | None = None  # of a GPU
@@ -191,6 +198,10 @@ class Estimate:
 
     @property
     def step_seconds(self) -> float:
+        return self.operation_seconds + self.waiting_seconds
+
+    @property
+    def step_seconds_hidden(self) -> float:
         return max(self.operation_seconds, self.link_seconds)
 
     @property
@@ -206,6 +217,14 @@ class Estimate:
         return self.model_flops / self.devices / self.rates.flops / self.step_seconds
 
     @property
+    def mfu_in_full(self) -> float:
+        return self.mfu * self.model_flops_in_full / self.model_flops
+
+    @property
+    def mfu_hidden(self) -> float:
+        return self.mfu * self.step_seconds / self.step_seconds_hidden
+
+    @property
     def mfu_exposed(self) -> float:
         return self.mfu * self.step_seconds / self.step_seconds_exposed
 
@@ -215,7 +234,7 @@ class Estimate:
 
     @property
     def bound_by(self) -> str:
-        if self.link_seconds > self.operation_seconds:
+        if self.waiting_seconds > self.operation_seconds:
             return 'links'
         return 'products' if self.compute_seconds > self.memory_seconds else 'memory'
 
@@ -230,8 +249,9 @@ class Estimate:
 
     def record(self) -> dict[str, Any]:
         """Returns the fields, and what follows from them, for JSON."""
-        follow = ('step_seconds', 'step_seconds_exposed', 'mfu', 'mfu_exposed', 'bound_by')
-        follow += ('bound_seconds', 'mfu_bound', 'tokens_a_day', 'chip_hours')
+        follow = ('step_seconds', 'step_seconds_hidden', 'step_seconds_exposed', 'bound_seconds')
+        follow += ('mfu', 'mfu_in_full', 'mfu_hidden', 'mfu_exposed', 'mfu_bound', 'bound_by')
+        follow += ('tokens_a_day', 'chip_hours')
         found = dataclasses.asdict(self) | {'rates': self.rates._asdict()}
         found |= {name: getattr(self, name) for name in follow}
         return found | {'cost': self.price and self.price * self.chip_hours}
@@ -247,21 +267,26 @@ class Estimate:
         for sent in self.collectives:
             yield (
                 f'{sent["kind"]}: {sent["number"]:,} a step, {sent["bytes"] / 1e9:,.3f} GB of '
-                f'results a device, {ms(sent["seconds"])} ms of its links'
+                f'results a device, {ms(sent["seconds"])} ms of its links, '
+                f'{ms(sent["waiting"])} ms of waiting'
             )
         yield (
             f'products: {self.flops / 1e12:,.2f} TFLOP a device, {ms(self.compute_seconds)} ms at '
             f'what they reach of the peak, {ms(self.flops / self.rates.flops)} ms at all of it; '
             f'memory: {self.bytes / 1e9:,.2f} GB, {ms(self.memory_seconds)} ms; all operations in '
-            f'sequence {ms(self.operation_seconds)} ms; links {ms(self.link_seconds)} ms '
-            f'({self.rates.source})'
+            f'sequence {ms(self.operation_seconds)} ms; links {ms(self.link_seconds)} ms, of which '
+            f'{ms(self.waiting_seconds)} are waited for ({self.rates.source})'
         )
         if self.launches is not None:
             yield f'launches: {self.launches:,} kernels, copies and calls of libraries a step'
         yield (
-            f'a step takes about {ms(self.step_seconds)} ms, bound by {self.bound_by}, and '
-            f'{ms(self.step_seconds_exposed)} ms where nothing hides the links: model FLOP '
-            f'utilisation {self.mfu:.1%} ({self.mfu_exposed:.1%})'
+            f'a step takes about {ms(self.step_seconds)} ms, bound by {self.bound_by}: model FLOP '
+            f'utilisation {self.mfu:.1%} ({self.mfu_in_full:.1%} with all pairs of tokens)'
+        )
+        yield (
+            f'if operations hid all of the links {ms(self.step_seconds_hidden)} ms '
+            f'({self.mfu_hidden:.1%}), and if nothing hid them {ms(self.step_seconds_exposed)} ms '
+            f'({self.mfu_exposed:.1%})'
         )
         yield (
             f'the bound, with all products at the peak: {ms(self.bound_seconds)} ms, model FLOP '
@@ -305,7 +330,14 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
     pairs = pairs_computed(recipe, made.mesh.shape['context'])
     cost = cost_of(module, rates.flops, rates.bytes, pairs, rates.kind)
     devices = list(made.mesh.devices.flat)
-    seconds = [one.times * seconds_of(one, topology, devices) for one in sent]
+    link = functools.partial(seconds_of, topology=topology, devices=devices)
+    seconds = [one.times * link(one) for one in sent]
+
+    def operation(computation, one):
+        given = (rates.flops, rates.bytes, pairs, rates.kind)
+        return operation_cost(module, computation, one, *given).seconds
+
+    waits = waiting_seconds(module, operation, link)
     of_kind = collections.defaultdict(list)
     for one, sec in zip(sent, seconds, strict=True):
         of_kind[one.kind].append(sec)
@@ -323,7 +355,8 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
         memory_needed=peak_bytes(step.executable, topology),
         memory_there=memory_of(topology),
         collectives=[
-            {'kind': kind, 'number': number, 'bytes': n_bytes, 'seconds': sum(of_kind[kind])}
+            {'kind': kind, 'number': number, 'bytes': n_bytes}
+            | {'seconds': sum(of_kind[kind]), 'waiting': waits[kind]}
             for kind, number, n_bytes in by_kind(sent)
         ],
         flops=cost.flops,
@@ -334,7 +367,9 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
         operation_seconds=cost.seconds,
         bound_operation_seconds=cost.bound,
         link_seconds=sum(seconds),
+        waiting_seconds=sum(waits.values()),
         model_flops=flops_per_token(made.learner) * tokens,
+        model_flops_in_full=flops_in_full(made.learner) * tokens,
         compile_seconds=step.seconds,
         unknown=cost.unknown,
         launches=launches(module) if topology.devices[0].platform == 'gpu' else None,

@@ -38,9 +38,9 @@ def write(
 
 
 def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
-    """Bars of memory, with a line at what there is, and of the step, with a tick at its bound. A
-    program that does not fit is in colour, and named; one that was not compiled has no bar. Where
-    none fits there is no step.
+    """Bars of memory, with a line at what there is, and of the step, with a line from where all
+    links are hidden to where none are and a tick at its bound. A program that does not fit is in
+    colour, and named; one that was not compiled has no bar. Where none fits there is no step.
     """
     rows = [
         {
@@ -48,9 +48,8 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
             'fits': trial.estimate is not None,
             'GiB': trial.needed / GIB,
             'there': trial.there / GIB,
-            'ms': 1e3 * trial.estimate.step_seconds if trial.estimate else 0.0,
-            'bound': 1e3 * trial.estimate.bound_seconds if trial.estimate else 0.0,
         }
+        | _step_ms(trial)
         for name, trial in trials.items()
         if trial.needed
     ]
@@ -69,8 +68,22 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         .encode(x='bound:Q', color=alt.value('black'))
     )
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
-    title = 'step, ms; tick: with products at the peak'
+    title = 'step, ms; line: links all hidden to none; tick: bound, products at the peak'
+    between = base.transform_filter(alt.datum.fits).mark_rule()
     step = bars.encode(x=alt.X('ms:Q', title=title)) + bounds + words.encode(x='ms:Q')
+    step += between.encode(x='hidden:Q', x2='exposed:Q', color=alt.value('black'))
     size = {'width': 230, 'height': alt.Step(22)}
     found = {'memory': memory.properties(**size)}
     return found | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})
+
+
+def _step_ms(trial: Trial) -> dict[str, float]:
+    if (found := trial.estimate) is None:
+        return {'ms': 0.0}
+    seconds = {
+        'ms': found.step_seconds,
+        'hidden': found.step_seconds_hidden,
+        'exposed': found.step_seconds_exposed,
+        'bound': found.bound_seconds,
+    }
+    return {name: 1e3 * s for name, s in seconds.items()}

@@ -44,7 +44,8 @@ from tpu.compiled_step import (
 from tpu.rates import attention_share
 
 TIMES = {'products': 'compute_seconds', 'operations': 'operation_seconds', 'links': 'link_seconds'}
-TIMES |= {'step': 'step_seconds', 'exposed': 'step_seconds_exposed', 'bound': 'bound_seconds'}
+TIMES |= {'waits': 'waiting_seconds', 'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
+TIMES |= {'bound': 'bound_seconds'}
 WORDS = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
 ENOUGH = 2  # helpful changes that fit
 AXES = ('fsdp', 'tensor', 'context')

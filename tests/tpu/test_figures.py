@@ -9,8 +9,9 @@ from tpu.figures import panels, write
 from tpu.trials import TIMES, Trial
 
 GIB = 2**30
+STEPS = {'step_seconds_hidden': 1.0, 'step_seconds_exposed': 3.0, 'bound_seconds': 0.5}
 FOUND = SimpleNamespace(
-    **dict.fromkeys(TIMES.values(), 2.0) | {'bound_seconds': 1.5},
+    **dict.fromkeys(TIMES.values(), 2.0) | STEPS,
     mfu=0.5,
     mfu_bound=0.6,
     bound_by='links',
@@ -30,7 +31,8 @@ def test_a_figure_has_what_was_compiled():
         rows = {row['program']: row for row in spec['data']['values']}
         assert bars['encoding']['x']['field'] == x and rows.keys() == {'fast', 'large'}
         assert (rows['fast']['GiB'], rows['fast']['ms'], rows['fast']['fits']) == (8, 2000, True)
-        assert rows['fast']['bound'] == 1500
+        assert (rows['fast']['hidden'], rows['fast']['exposed']) == (1000, 3000)
+        assert rows['fast']['bound'] == 500
         assert (rows['large']['GiB'], rows['large']['there'], rows['large']['fits']) == (
             20,
             16,
