@@ -42,7 +42,7 @@ def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
     """
     measured = {'v6e': V6E, 'v4': (1.5,), 'h100': (1.9,)}
     assert ratio_of('v5e', measured).chip == 'v4'
-    assert ratio_of('v6e', {'v4': (1.5,), 'h100': (1.9,)}).chip == 'v4'
+    assert ratio_of('v6e', {'v5p': (1.5,), 'v5e': (1.7,), 'h100': (1.9,)}).chip == 'v5e'
     assert ratio_of('b200', measured).chip == 'h100'
     assert ratio_of('a100', {'v4': (1.5,)}) is None
 
