@@ -41,6 +41,7 @@ from tpu.chips import GIB, Topology
 from tpu.collectives import by_kind, collectives, seconds_of
 from tpu.cost import cost_of, launches, operation_cost
 from tpu.hlo import Module
+from tpu.measured import Ratio, ratio_of
 from tpu.schedule import waiting_seconds
 
 LEFT_OUT = (
@@ -160,12 +161,12 @@ class Rates(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """An estimate of one step: bytes, and flops of products, are those of one device. bound: the
-    least that it can be, with all products at the peak; the others have them at what they reach of
-    it. waiting_seconds: what a device waits for links in the order of the program. mfu: the share
-    of the peak that 6 N and attention's operations (`lm.training.flops`) reach; mfu_in_full: with
-    all pairs of tokens, also those that masks leave out; mfu_hidden, mfu_exposed: where operations
-    hide all of the links, and nothing hides them; mfu_bound: the most that it can be. price: of a
-    chip-hour.
+    least that it can be, with all products at the peak and the links hidden; the others have
+    products at what they reach of it. waiting_seconds: what a device waits for links in the order
+    of the program. mfu: the share of the peak that 6 N and attention's operations
+    (`lm.training.flops`) reach; mfu_in_full: with all pairs of tokens, also those that masks leave
+    out; mfu_hidden, mfu_exposed: where operations hide all of the links, and nothing hides them;
+    mfu_bound: the most that it can be. price: of a chip-hour.
     """
 
     topology: str
@@ -195,6 +196,7 @@ class Estimate:
     unknown: tuple[str, ...]
     launches: int | None = None  # of a GPU
     price: float | None = None
+    ratio: Ratio | None = None  # of measured steps to their estimates
 
     @property
     def step_seconds(self) -> float:
@@ -211,6 +213,11 @@ class Estimate:
     @property
     def bound_seconds(self) -> float:
         return max(self.bound_operation_seconds, self.link_seconds)
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """Seconds of a step where it takes as much longer than estimated as measured ones did."""
+        return self.ratio and self.ratio.value * self.step_seconds
 
     @property
     def mfu(self) -> float:
@@ -250,9 +257,10 @@ class Estimate:
     def record(self) -> dict[str, Any]:
         """Returns the fields, and what follows from them, for JSON."""
         follow = ('step_seconds', 'step_seconds_hidden', 'step_seconds_exposed', 'bound_seconds')
-        follow += ('mfu', 'mfu_in_full', 'mfu_hidden', 'mfu_exposed', 'mfu_bound', 'bound_by')
-        follow += ('tokens_a_day', 'chip_hours')
+        follow += ('predicted_seconds', 'mfu', 'mfu_in_full', 'mfu_hidden', 'mfu_exposed')
+        follow += ('mfu_bound', 'bound_by', 'tokens_a_day', 'chip_hours')
         found = dataclasses.asdict(self) | {'rates': self.rates._asdict()}
+        found['ratio'] = self.ratio and self.ratio._asdict()
         found |= {name: getattr(self, name) for name in follow}
         return found | {'cost': self.price and self.price * self.chip_hours}
 
@@ -292,6 +300,12 @@ class Estimate:
             f'the bound, with all products at the peak and all links hidden: '
             f'{ms(self.bound_seconds)} ms, model FLOP utilisation at most {self.mfu_bound:.1%}'
         )
+        if self.ratio is not None:
+            hours = self.steps * self.predicted_seconds / 3600
+            yield (
+                f'predicted: {ms(self.predicted_seconds)} ms, {self.ratio.words}; all steps '
+                f'{hours:,.1f} hours'
+            )
         yield (
             f'{self.tokens_a_day / 1e9:,.1f} billion tokens a day; {self.steps:,} steps take '
             f'{self.steps * self.step_seconds / 3600:,.1f} hours, {self.chip_hours:,.0f} chip-hours'
@@ -335,8 +349,7 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
     seconds = [one.times * link(one) for one in sent]
 
     def operation(computation, one):
-        own = operation_cost(module, computation, one, *given)
-        return own.seconds
+        return operation_cost(module, computation, one, *given).seconds
 
     waits = waiting_seconds(module, operation, link)
     of_kind = collections.defaultdict(list)
@@ -375,6 +388,7 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
         unknown=cost.unknown,
         launches=launches(module) if topology.devices[0].platform == 'gpu' else None,
         price=price,
+        ratio=ratio_of(topology.name.partition(':')[0]) if topology.chip else None,
     )
 
 

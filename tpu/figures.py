@@ -80,7 +80,10 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
 def _step_ms(trial: Trial) -> dict[str, float]:
     if (found := trial.estimate) is None:
         return {'ms': 0.0}
-    hidden, exposed = found.step_seconds_hidden, found.step_seconds_exposed
-    seconds = {'ms': found.step_seconds, 'bound': found.bound_seconds}
-    seconds |= {'hidden': hidden, 'exposed': exposed}
-    return {name: 1e3 * sec for name, sec in seconds.items()}
+    seconds = {
+        'ms': found.step_seconds,
+        'hidden': found.step_seconds_hidden,
+        'exposed': found.step_seconds_exposed,
+        'bound': found.bound_seconds,
+    }
+    return {name: 1e3 * s for name, s in seconds.items()}

@@ -1,0 +1,395 @@
+"""Plans beside training steps that others measured and published: a table of tpu/PLANS.md.
+
+    uv run python -m tests.bench.public_steps [--rows=v6e] [--programs=FOLDER] [--write]
+
+Each step is planned as `tpu.plan` does it: compiled for the chips that it ran on, some minutes
+each. --programs keeps the compiled programs in a folder, and prices those that are there without a
+compiler. --write makes tpu/measured_steps.json anew, which `predicted` of a plan goes by.
+
+A plan is of this project's program, not of the one that was measured: same shapes, rows and mesh,
+but its own kernels, optimizer in float32, and the nearest rematerialization that it has. Of those
+that a row names, the first that fits is priced.
+"""
+
+from tpu.environment import prepare_environment
+
+if __name__ == '__main__':
+    prepare_environment()
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from configs import llama_8b
+from lm.config.fields import Config
+from lm.config.resolve import replaced, resolve
+from lm.model.check import check
+from lm.training.flops import attention_flops
+from tpu.chips import Topology, open_topology
+from tpu.compiled_step import (
+    DoesNotFit,
+    Estimate,
+    Step,
+    blueprint_of,
+    compile_step,
+    estimate,
+    gib,
+    memory_of,
+    peak_bytes,
+)
+from tpu.measured import FILE
+
+
+def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int = 8) -> dict:
+    names = ('d_model', 'd_ff', 'n_layers', 'n_heads', 'n_kv_heads')
+    sizes = (d_model, d_ff, n_layers, n_heads, n_kv_heads)
+    return {f'model.{name}': size for name, size in zip(names, sizes, strict=True)}
+
+
+# Shapes, as changes to configs/llama_8b.py. Those of MaxText are of its commit 76bd53b, with which
+# its tables of TPU v4, v5e and v5p came: two matrices in an MLP, heads of 256, and 32 of them at
+# a width of 10,240, where a head here is the width over their number: 40.
+MAXTEXT = {'data.tokenizer': 'bpe:32768', 'model.activation': 'relu'}
+MODELS = {
+    'Llama 3 8B': {},
+    'Llama 3 70B': shape(8192, 28_672, 80, 64),
+    'Llama 3 405B': shape(16_384, 53_248, 126, 128),
+    'Llama 2 7B': shape(4096, 11_008, 32, 32, 32) | {'data.tokenizer': 'bpe:32000'},
+    'Mistral 7B': {'data.tokenizer': 'bpe:32000'},
+    'MaxText 22B': shape(6144, 24_576, 48, 24, 24) | MAXTEXT,
+    'MaxText 32B': shape(10_240, 32_768, 32, 40, 40) | MAXTEXT,
+    'MaxText 64B': shape(10_240, 32_768, 64, 40, 40) | MAXTEXT,
+}
+
+
+class Source(NamedTuple):
+    """Where a step was published."""
+
+    name: str
+    url: str
+
+
+def recipe(name: str, folder: str) -> Source:
+    root = 'https://github.com/AI-Hypercomputer/tpu-recipes/blob/c8cfe2f/training'
+    return Source(f'tpu-recipes, {name}', f'{root}/{folder}')
+
+
+def maxtext(chip: str) -> Source:
+    root = 'https://github.com/AI-Hypercomputer/maxtext/blob/76bd53b/MaxText/configs'
+    return Source(f'MaxText, {chip}', f'{root}/{chip}/README.md')
+
+
+TRILLIUM = 'trillium/Llama3.1-{}-MaxText/{}/README.md'
+IRONWOOD = recipe('ironwood', 'ironwood/README.md')
+TORCHPRIME = Source('torchprime#16', 'https://github.com/AI-Hypercomputer/torchprime/issues/16')
+TOOLBOX = Source(
+    'JAX-Toolbox',
+    'https://github.com/NVIDIA/JAX-Toolbox/blob/bcbbfa5/docs/frameworks/maxtext/README.md',
+)
+TORCHTITAN = Source(
+    'torchtitan',
+    'https://github.com/pytorch/torchtitan/blob/b5bcd76/benchmarks/llama3_h100_202412_torchtitan.md',
+)
+
+
+class Measured(NamedTuple):
+    """A published step. seconds: of a step; or tflops: TFLOP/s of a chip, where `seconds_at` makes
+    seconds of them.
+    """
+
+    source: Source
+    seconds: float | None = None
+    tflops: float | None = None
+
+
+class Row(NamedTuple):
+    """A step to plan. chips, rows: of all slices. remat: policies to try, in this order. theirs:
+    what was measured in the place of the policy. more: other changes to the config.
+    """
+
+    name: str
+    model: str
+    topology: str
+    rows: int
+    seq_len: int
+    mesh: Mapping[str, int]
+    remat: tuple[str, ...]
+    theirs: str
+    measured: Measured
+    slices: int = 1
+    more: Mapping[str, Any] = {}
+
+    @property
+    def chip(self) -> str:
+        return self.topology.partition(':')[0]
+
+    def changes(self, remat: str) -> dict[str, Any]:
+        """Returns the changes to configs/llama_8b.py: text without documents, as was measured."""
+        data = {'data.seq_len': self.seq_len, 'data.batch_size': self.rows}
+        mesh = {f'mesh.{axis}': n for axis, n in ({'data': -1} | dict(self.mesh)).items()}
+        own = {'data.mask_documents': False, 'model.remat': remat}
+        return MODELS[self.model] | data | mesh | own | dict(self.more)
+
+
+OFFLOADED = 'input, q, k, v, o on the host'
+TWO_DIMENSIONS = {'fsdp': 16, 'tensor': 4}
+ROWS = [
+    Row(
+        *('v5e-256-32b', 'MaxText 32B', 'v5e:16x16', 1024, 2048, {'fsdp': 256}),
+        *(('full',), 'full', Measured(maxtext('v5e'), tflops=132)),
+    ),
+    Row(
+        *('v5e-256-64b', 'MaxText 64B', 'v5e:16x16', 512, 2048, {'fsdp': 256}),
+        *(('full',), 'full', Measured(maxtext('v5e'), tflops=118)),
+    ),
+    Row(
+        *('v4-64-22b', 'MaxText 22B', 'v4:4x4x4', 1024, 2048, {'fsdp': 64}),
+        *(('full',), 'full', Measured(maxtext('v4'), tflops=156)),
+    ),
+    Row(
+        *('v5p-64-32b', 'MaxText 32B', 'v5p:4x4x4', 512, 2048, TWO_DIMENSIONS),
+        *(('dots',), 'products', Measured(maxtext('v5p'), tflops=328)),
+    ),
+    Row(
+        *('v5p-512-405b', 'Llama 3 405B', 'v5p:8x8x8', 1024, 8192, {'fsdp': 512}),
+        *(('attended', 'full'), 'attention and half of the MLP on the host'),
+        Measured(recipe('v5p', 'v5p/Llama3.1-405B-MaxText/README.md'), 131.474),
+    ),
+    Row(
+        *('v6e-8-8b', 'Llama 3 8B', 'v6e:2x4', 24, 8192, {'fsdp': 8}, ('offload', 'full')),
+        *(OFFLOADED, Measured(recipe('v6e', TRILLIUM.format('8B', 'v6e-8')), 3.443)),
+    ),
+    Row(
+        *('v6e-8-7b', 'Mistral 7B', 'v6e:2x4', 48, 8192, {'fsdp': 8}, ('offload', 'full')),
+        *(OFFLOADED, Measured(recipe('v6e', 'trillium/Mistral-7B-MaxText/README.md'), 6.320)),
+    ),
+    Row(
+        *('v6e-256-8b', 'Llama 3 8B', 'v6e:16x16', 1024, 8192, {'fsdp': 256}, ('offload', 'full')),
+        *(OFFLOADED, Measured(recipe('v6e', TRILLIUM.format('8B', 'v6e-256')), 4.546)),
+    ),
+    Row(
+        *('v6e-256-8b-1', 'Llama 3 8B', 'v6e:16x16', 256, 8192, {'fsdp': 256}, ('full',)),
+        *('full', Measured(TORCHPRIME, 1.625)),
+    ),
+    Row(
+        *('v6e-256-8b-2', 'Llama 3 8B', 'v6e:16x16', 512, 8192, {'fsdp': 256}, ('full',)),
+        *('full', Measured(TORCHPRIME, 2.991)),
+    ),
+    Row(
+        *('v6e-256-70b-4k', 'Llama 3 70B', 'v6e:16x16', 512, 4096, {'fsdp': 256}, ('full',)),
+        *('full', Measured(TORCHPRIME, 9.480)),
+    ),
+    Row(
+        *('v6e-32-70b', 'Llama 3 70B', 'v6e:4x8', 64, 8192, {'fsdp': 32}, ('full',)),
+        'input, q, k, v on the host, weights in bfloat16',
+        Measured(recipe('v6e', TRILLIUM.format('70B', 'v6e-32')), 17.790),
+    ),
+    Row(
+        *('v6e-256-70b', 'Llama 3 70B', 'v6e:16x16', 1280, 8192, {'fsdp': 256}, ('full',)),
+        'input, q, k, v on the host',
+        Measured(recipe('v6e', TRILLIUM.format('70B', 'v6e-256')), 42.656),
+    ),
+    Row(
+        *('v6e-512-405b', 'Llama 3 405B', 'v6e:16x16', 512, 8192, {'fsdp': 256}, ('full',)),
+        'input on the host',
+        Measured(recipe('v6e', 'trillium/Llama3.1-405B-MaxText/README.md'), 54.803),
+        slices=2,
+    ),
+    Row(
+        *('tpu7x-64-70b', 'Llama 3 70B', 'tpu7x:4x4x4', 256, 8192, {'fsdp': 128}),
+        *(('attention', 'full'), 'input, attention, q, k, v', Measured(IRONWOOD, 12.20)),
+    ),
+    Row(
+        *('tpu7x-256-405b', 'Llama 3 405B', 'tpu7x:4x8x8', 1536, 8192, {'fsdp': 512}, ('full',)),
+        *('k, v; input and half of the MLP on the host', Measured(IRONWOOD, 98.34)),
+    ),
+    Row(
+        *('h100-8-7b', 'Llama 2 7B', 'h100:8', 16, 4096, {'fsdp': 8}, ('dots',)),
+        *('products and attention', Measured(TOOLBOX, 0.721)),
+    ),
+    Row(
+        *('h100-8-8b', 'Llama 3 8B', 'h100:8', 16, 8192, {'fsdp': 8}, ('attention',)),
+        *('half of the products, and attention', Measured(TORCHTITAN, 2 * 8192 / 6667)),
+    ),
+]
+
+
+class Kept(NamedTuple):
+    """A compiled program as a file keeps it, for `tpu.compiled_step.estimate`."""
+
+    text: str
+    memory: Mapping[str, int]
+
+    def as_text(self) -> str:
+        return self.text
+
+    def memory_analysis(self) -> SimpleNamespace:
+        return SimpleNamespace(**self.memory)
+
+
+class Planned(NamedTuple):
+    """What a plan says of a row: the policy, bytes a device, and the estimate of what fits."""
+
+    remat: str
+    needed: int
+    there: int
+    estimate: Estimate | None
+
+
+def planned(row: Row, base: Config, programs: Path | None) -> list[Planned]:
+    """Plans a row with its policies, to the first that fits."""
+    topology, found = open_topology(row.topology, row.slices), []
+    for remat in row.remat:
+        found.append(_planned(row, remat, base, topology, programs))
+        if found[-1].estimate is not None:
+            break
+    return found
+
+
+def _planned(
+    row: Row, remat: str, base: Config, topology: Topology, programs: Path | None
+) -> Planned:
+    config = replaced(base, row.changes(remat))
+    check(config)
+    made = blueprint_of(config, topology, lambda _: None)
+    file = programs and programs / f'{row.name}-{remat}.json'
+    kept = json.loads(file.read_text()) if file and file.exists() else None
+    if kept is None:
+        try:
+            step = compile_step(made, topology)
+        except DoesNotFit as error:
+            kept = {'needed': error.needed, 'there': error.there}
+        else:
+            kept = keep(step, topology)
+            if file:
+                with gzip.open(file.with_suffix('.hlo.gz'), 'wt') as out:
+                    out.write(step.executable.as_text())
+        if file:
+            file.write_text(json.dumps(kept))
+    elif 'memory' in kept:
+        with gzip.open(file.with_suffix('.hlo.gz'), 'rt') as text:
+            step = Step(made, Kept(text.read(), kept['memory']), 1, kept['seconds'])
+    fits = kept['needed'] <= kept['there']
+    found = estimate(step, topology) if fits else None
+    return Planned(remat, kept['needed'], kept['there'], found)
+
+
+def keep(step: Step, topology: Topology) -> dict[str, Any]:
+    """Returns what `Kept` and the table need of a compiled step, beside its text."""
+    report = step.executable.memory_analysis()
+    memory = {name: getattr(report, name) for name in dir(report) if name.endswith('_in_bytes')}
+    needed, there = peak_bytes(step.executable, topology), memory_of(topology)
+    return {'memory': memory, 'seconds': step.seconds, 'needed': needed, 'there': there}
+
+
+def seconds_at(tflops: float, tokens: float, parameters: int, attention: float) -> float:
+    """Returns the seconds of a step whose rate a source has in TFLOP/s of a chip.
+
+    MaxText counts 6 P + A operations a token, forward and backward: `tokens * (6 P + A) / rate`,
+    with all parameters P and A of causal attention (MaxText 76bd53b, MaxText/train.py).
+
+    Args:
+      tflops: 1e12 operations a second of one chip.
+      tokens: of one chip in a step.
+      parameters: those that the source counts.
+      attention: operations of attention, a token.
+    """
+    return tokens * (6 * parameters + attention) / (1e12 * tflops)
+
+
+def measured_seconds(row: Row, found: Estimate, base: Config) -> float:
+    if row.measured.seconds is not None:
+        return row.measured.seconds
+    attention = attention_flops(replaced(base, row.changes(row.remat[0])))
+    tokens = found.tokens / found.chips
+    return seconds_at(row.measured.tflops, tokens, found.parameters, attention)
+
+
+def record(row: Row, tried: list[Planned], base: Config) -> dict[str, Any]:
+    """Returns a row of tpu/measured_steps.json."""
+    *_, last = tried
+    found = last.estimate
+    times = dict.fromkeys(('bound', 'estimate', 'exposed', 'measured', 'mfu'))
+    times['measured'] = row.measured.seconds
+    if found is not None:
+        took = measured_seconds(row, found, base)
+        times = {
+            'bound': found.bound_seconds,
+            'estimate': found.step_seconds,
+            'exposed': found.step_seconds_exposed,
+            'measured': took,
+            'mfu': found.mfu * found.step_seconds / took,
+        }
+    memory = {one.remat: [one.needed, one.there] for one in tried}
+    return {'name': row.name, 'chip': row.chip, 'source': row.measured.source.url} | {
+        'memory': memory,
+        **times,
+    }
+
+
+COLUMNS = (
+    'chips',
+    'model',
+    'rows',
+    'mesh',
+    'measured with',
+    'planned with, GiB of',
+    'bound, s',
+    'estimate, s',
+    'exposed, s',
+    'measured, s',
+    'mfu',
+    'to bound',
+    'to estimate',
+    'source',
+)
+
+
+def cells(row: Row, found: Mapping[str, Any]) -> list[str]:
+    """Returns a row of the table, from its record."""
+    chips = f'{row.slices} x {row.topology}' if row.slices > 1 else row.topology
+    mesh = ' '.join(f'{axis}={n}' for axis, n in row.mesh.items())
+    sizes = found['memory'].items()
+    memory = '; '.join(f'{name} {gib(needed)} of {gib(there)}' for name, (needed, there) in sizes)
+    source = row.measured.source
+    head = [chips, row.model, f'{row.rows:,} of {row.seq_len:,}', mesh, row.theirs, memory]
+    tail = [f'[{source.name}]({source.url})']
+    took = found['measured']
+    if found['estimate'] is None:
+        said = '-' if took is None else f'{took:.2f}'
+        return [*head, 'does not fit', '-', '-', said, '-', '-', '-', *tail]
+    times = [f'{found[name]:.2f}' for name in ('bound', 'estimate', 'exposed', 'measured')]
+    ratios = [f'{took / found[name]:.2f}' for name in ('bound', 'estimate')]
+    return [*head, *times, f'{found["mfu"]:.1%}', *ratios, *tail]
+
+
+def lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    by_name = {row.name: row for row in ROWS}
+    yield f'| {" | ".join(COLUMNS)} |'
+    yield f'|{"---|" * len(COLUMNS)}'
+    for found in records:
+        yield f'| {" | ".join(cells(by_name[found["name"]], found))} |'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--rows', default='', help='a part of the names of rows')
+    parser.add_argument('--programs', type=Path, help='folder of compiled programs')
+    parser.add_argument('--write', action='store_true', help=f'write {FILE.name}')
+    given = parser.parse_args()
+    base = resolve(llama_8b.get_config())
+    records = []
+    for row in ROWS:
+        if given.rows in row.name:
+            records.append(record(row, planned(row, base, given.programs), base))
+    print('\n'.join(lines(records)))
+    if given.write:
+        FILE.write_text(json.dumps({'steps': records}, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

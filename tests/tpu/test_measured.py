@@ -1,0 +1,57 @@
+"""Steps that others measured: a rate in seconds, and the steps that a prediction goes by."""
+
+import json
+
+import pytest
+
+from tests.bench.public_steps import ROWS, seconds_at
+from tpu.measured import FILE, ratio_of
+
+V6E = (1.3, 1.1, 2.0)
+
+
+def of_llama(d_model, d_ff, n_layers, n_heads):
+    """Weights that multiply a token, and attention's operations, of Llama 3.1 at T = 8,192."""
+    layer = 2 * d_model * (n_heads + 8) * 128 + 3 * d_model * d_ff
+    return n_layers * layer + 128_256 * d_model, 6 * n_layers * 8192 * n_heads * 128
+
+
+@pytest.mark.parametrize(
+    'sizes, tflops, rows, seconds',
+    [
+        ((8192, 28_672, 80, 64), 1207.05, 4, 12.20),
+        ((16_384, 53_248, 126, 128), 1261.40, 6, 98.34),
+    ],
+)
+def test_a_rate_in_flops_is_the_seconds_that_were_published_with_it(sizes, tflops, rows, seconds):
+    """Two rows of tpu-recipes c8cfe2f, training/ironwood/README.md: it counts causal attention, and
+    no input table.
+    """
+    assert seconds_at(tflops, rows * 8192, *of_llama(*sizes)) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_the_ratio_is_the_median_of_the_chip_s_own_steps():
+    found = ratio_of('v6e', {'v6e': V6E, 'v5e': (3.0,)})
+    assert found == (1.3, 'v6e', 3, 1.1, 2.0)
+    assert found.words == '1.30 times the estimate, as 3 measured steps on v6e took, 1.10 to 2.00'
+
+
+def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
+    """By operations for each byte of memory: v5p has 166, v4 229, v5e 241 and v6e 560; a GPU that
+    has 295 lends none to them.
+    """
+    measured = {'v6e': V6E, 'v4': (1.5,), 'h100': (1.9,)}
+    assert ratio_of('v5e', measured).chip == 'v4'
+    assert ratio_of('v6e', {'v5p': (1.5,), 'v5e': (1.7,), 'h100': (1.9,)}).chip == 'v5e'
+    assert ratio_of('b200', measured).chip == 'h100'
+    assert ratio_of('a100', {'v4': (1.5,)}) is None
+
+
+def test_the_steps_that_plans_go_by_are_those_of_the_table():
+    """As published: figures of rows that were changed since, or are gone, would stay in use."""
+    rows = {row.name: row for row in ROWS}
+    for found in json.loads(FILE.read_text())['steps']:
+        row = rows[found['name']]
+        assert (found['chip'], found['source']) == (row.chip, row.measured.source.url)
+        if row.measured.seconds is not None:
+            assert found['measured'] == row.measured.seconds
