@@ -24,6 +24,7 @@ FUSIONS = ('fusion', 'fusion-start')  # on GPUs the second runs beside others
 KERNELS = ('tpu_custom_call', 'mosaic_gpu', '__gpu$xla.gpu.triton')
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)')
+BATCH = re.compile(r'lhs_batch_dim(?:ension)?s"?[=:][{\[]([\d,"]*)')
 LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
 WINDOW = re.compile(r'window={([^}]*)}')
 ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
@@ -97,19 +98,26 @@ def _flops(
     """Counts 2 for each product and sum; None where an instruction's number is unknown."""
     if one.opcode == 'custom-call':
         return _kernel_flops(computation, one, pairs_seen)
-    return float(sum(flops for flops, _ in _products(module, computation, one)))
+    return sum(flops for flops, *_ in _products(module, computation, one))
 
 
 def _products(
     module: Module, computation: Computation, one: Instruction
-) -> Iterator[tuple[float, Array]]:
-    """Yields the flops and the result of each product, of a fusion all that are in it."""
+) -> Iterator[tuple[float, float, float]]:
+    """Yields of each product, of a fusion all that are in it, the flops, the products summed for
+    each result, and the columns of the narrower operand: all but its batch and what is contracted.
+    """
     parts = module.inside(one) if one.opcode in FUSIONS else [(computation, one)]
     for inner, part in parts:
         if part.opcode == 'dot':
-            yield _dot_flops(inner, part), part.arrays[0]
+            flops, batch = _dot_flops(inner, part), _dot_batch(inner, part)
         elif part.opcode == 'convolution':
-            yield _convolution_flops(inner, part), part.arrays[0]
+            flops, batch = _convolution_flops(inner, part), _convolution_batch(inner, part)
+        else:
+            continue
+        contracted = flops / 2 / part.arrays[0].size
+        narrower = min(math.prod(_shape(inner, part, operand)) for operand in (0, 1))
+        yield flops, contracted, narrower / contracted / batch
 
 
 def _at_peak(
@@ -121,8 +129,8 @@ def _at_peak(
         return flops / attention_share(kind, *found) if found else flops
     return float(
         sum(
-            own / share_filled(kind, own / 2 / result.size, result.minor)
-            for own, result in _products(module, computation, one)
+            own / share_filled(kind, contracted, columns)
+            for own, contracted, columns in _products(module, computation, one)
         )
     )
 
@@ -152,6 +160,25 @@ def _dot_flops(computation: Computation, one: Instruction) -> float:
     contracted = [int(n) for n in re.findall(r'\d+', found[1])] if found else [-1]
     shape = _shape(computation, one, 0)
     return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)
+
+
+def _dot_batch(computation: Computation, one: Instruction) -> int:
+    """Counts the matrices that a dot multiplies one after the other."""
+    found = BATCH.search(one.attributes)
+    shape = _shape(computation, one, 0)
+    return math.prod(shape[int(n)] for n in re.findall(r'\d+', found[1])) if found else 1
+
+
+def _convolution_batch(computation: Computation, one: Instruction) -> int:
+    """Counts them for a convolution: along axes that its operands and its result share."""
+    shapes = _shape(computation, one, 0), _shape(computation, one, 1), one.arrays[0].shape
+    labels = LABELS.search(one.attributes).groups()
+    lengths = [
+        dict(zip(own, shape, strict=True)) for own, shape in zip(labels, shapes, strict=True)
+    ]
+    axes = set(labels[2]) - set('bf')
+    shared = [{own[axis] for own in lengths} for axis in axes]
+    return math.prod(own.pop() for own in shared if len(own) == 1)
 
 
 def _convolution_flops(computation: Computation, one: Instruction) -> float:

@@ -93,7 +93,8 @@ def share_filled(kind: str, contracted: float, columns: int) -> float:
     Args:
       kind: `jax.Device.device_kind`.
       contracted: K, the products that are summed for each result, over all contracted dimensions.
-      columns: N, the length of the result's dimension along which neighbours in memory lie.
+      columns: N, of the operand that has fewer, over all of its dimensions that are in the result:
+        a matrix that makes heads of 128 has the columns of all heads.
     """
     side = _of(UNITS, kind)
     if side is None:

@@ -120,16 +120,16 @@ def test_a_product_is_charged_whole_tiles(chip):
 @pytest.mark.parametrize(
     'a, b, result, operation, padded',
     [
-        # Columns are the dimension that lies together in memory, whatever its place.
-        (f'bf16[{M},{K}]', f'bf16[{K},{N}]', f'bf16[{M},{N}]{{0,1:T(8,128)}}', DOT, 1024 * 256 * N),
-        # A head's columns are by themselves where heads lie one after the other.
+        # Columns are those of the operand that has fewer, whichever it is.
+        (f'bf16[{N},{K}]', f'bf16[{K},{M}]', f'bf16[{N},{M}]{{1,0}}', DOT, M * 256 * 512),
+        # Heads fill it together: libtpu gives such a product the cycles of a flat one.
         (
             'bf16[2,512,256,1]',
             'bf16[8,64,256,1]',
             'bf16[2,512,8,64]{3,1,2,0:T(8,128)(2,1)}',
             'convolution(%a, %b), window={size=1x8 pad=0_0x7_7 rhs_reversal=0x1}, '
             'dim_labels=0bf1_1oi0->0b1f',
-            2 * 512 * 8 * 256 * 256,
+            2 * 512 * 256 * 512,
         ),
         # Batched: one matrix after the other.
         (
@@ -149,7 +149,7 @@ def test_a_product_is_charged_whole_tiles(chip):
             256 * 512 * 256,
         ),
     ],
-    ids=['minor', 'heads', 'batch', 'gradient'],
+    ids=['narrower', 'heads', 'batch', 'gradient'],
 )
-def test_tiles_of_a_product_by_the_layout_of_its_result(a, b, result, operation, padded):
+def test_tiles_of_a_product_of_any_form(a, b, result, operation, padded):
     assert cost('v6e', a, b, result, operation).at_peak == pytest.approx(2 * padded)
