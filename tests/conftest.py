@@ -86,6 +86,15 @@ def whole(corpus, tmp_path_factory) -> Path:
     return workdir
 
 
+@pytest.fixture(scope='module')
+def programs_once():
+    """Runs of the module that train in this process make the program of a config once."""
+    from tests.programs_once import programs_once
+
+    with programs_once():
+        yield
+
+
 @pytest.fixture(scope='session')
 def s3_port():
     """Of a server of object storage."""

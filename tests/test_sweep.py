@@ -23,8 +23,8 @@ from eval.suites.perplexity import perplexity
 from eval.tables.results import TABLE
 from lm.launch.command import parse_flags
 from lm.record.workdir import open_workdir
-from lm.run.program import Program
 from lm.run.wave import Wave
+from lm.sweep import engines
 from lm.sweep.engines import parse_resources
 from tests.commands import PATIENCE_SEC, log_of, start_sweep
 from tests.sweep_helpers import (
@@ -43,6 +43,8 @@ from tests.sweep_helpers import (
     write_corpus,
 )
 from train import BAD_INPUT, DONE, SIGNALLED, train_sweep
+
+pytestmark = pytest.mark.usefixtures('programs_once')
 
 ROOT = Path(__file__).parent.parent
 CELLS = (  # two groups of two, so that programs of one size and kind do for all tests
@@ -120,7 +122,7 @@ class TestTheSameCommandAgain:
     def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
         workdir = copied(swept('loop'), tmp_path / 'again')
         before, results = contents(workdir), table(workdir)
-        monkeypatch.setattr(Program, '__init__', None)  # cannot be made
+        monkeypatch.setattr('lm.sweep.group.Program', None)  # cannot be made
         (workdir / TABLE).unlink()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         assert contents(workdir) == before and table(workdir) == results
@@ -300,13 +302,28 @@ def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
     )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('flag', ['--engine=ray', '--runs_at_once=2', '--resources=CPU=1'])
-def test_flags_of_a_sweep_are_refused_for_a_single_run(flag, tmp_path):
+FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
+
+
+@pytest.mark.parametrize(
+    'given', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
+)
+def test_flags_of_a_sweep_are_refused_for_a_single_run(given):
     """They would be lost in silence."""
-    command = [sys.executable, 'train.py', '--config=configs/default.py', flag]
+    with flagsaver.flagsaver():
+        parse_flags(['train.py'])
+        assert engines.asked(None)
+        for name, value in given.items():
+            flags.FLAGS[name].value = value
+        with pytest.raises(ValueError, match=FOR_SWEEPS):
+            engines.asked(None)
+
+
+@pytest.mark.full
+def test_the_command_refuses_flags_of_a_sweep_for_a_single_run(tmp_path):
+    command = [sys.executable, 'train.py', '--config=configs/default.py', '--runs_at_once=2']
     done = subprocess.run(
         [*command, f'--workdir={tmp_path}/x'], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == BAD_INPUT and not (tmp_path / 'x').exists()
-    assert done.stderr.startswith('error: --engine, --runs_at_once and --resources are for')
+    assert done.stderr.startswith(f'error: {FOR_SWEEPS}')

@@ -12,6 +12,8 @@ from tests.commands import finished, start_run, tiny
 from tests.sweep_helpers import before_step, poison_at, timeless
 from train import BAD_INPUT, DIVERGED, DONE, train
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 
 def test_workdir_holds_what_is_promised(whole):
     assert {'config.json', 'metrics.jsonl', 'summary.json', 'checkpoints', 'tensorboard'} <= {
@@ -174,13 +176,11 @@ def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_pa
 
 
 @pytest.mark.full
-def test_unknown_field_and_value_are_answered_with_the_nearest(corpus, tmp_path):
-    for flag, answer in (
-        ('--config.model.nrom=none', "Did you mean 'model.norm'"),
-        ('--config.model.norm=layernrom', "Did you mean 'layernorm'"),
-    ):
-        code, output = finished(start_run(tmp_path, corpus, flag))
-        assert code == BAD_INPUT and answer in output and 'Traceback' not in output
+def test_an_unknown_field_is_answered_with_the_nearest(corpus, tmp_path):
+    """What an unknown value is answered with stands on a page, whose commands run."""
+    code, output = finished(start_run(tmp_path, corpus, '--config.model.nrom=none'))
+    assert code == BAD_INPUT and "Did you mean 'model.norm'" in output
+    assert 'Traceback' not in output
 
 
 def test_the_resolved_config_and_the_learning_rates_are_printed_alone(corpus, tmp_path):

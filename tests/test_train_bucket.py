@@ -29,7 +29,7 @@ from tests.object_store import Line
 from tests.sweep_helpers import base, before_step, curves, table, terminate_at, timeless
 from train import DONE, SIGNALLED, train, train_sweep
 
-pytestmark = pytest.mark.xdist_group('buckets')
+pytestmark = [pytest.mark.xdist_group('buckets'), pytest.mark.usefixtures('programs_once')]
 
 
 def checkpoints_of(url: str) -> set[int]:

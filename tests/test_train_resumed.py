@@ -23,6 +23,8 @@ from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_f
 from tests.sweep_helpers import before_step, terminate_at, timeless
 from train import DONE, SIGNALLED, train
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 
 def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     before = timeless(whole)

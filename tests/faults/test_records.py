@@ -22,6 +22,8 @@ from tests.sweep_helpers import (
 )
 from train import DONE, train, train_sweep
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 SWEEP = ({'optim.lr': 0.01}, {'train.seed': 1}, {'data.seed': 1})
 
 

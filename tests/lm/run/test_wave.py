@@ -37,6 +37,8 @@ from tests.sweep_helpers import (
 )
 from train import BAD_INPUT, DONE, train, train_sweep
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 FIVE = [{'train.seed': seed} for seed in range(5)]
 BAD = 1  # the index of the run that something happens to
 ROLLBACK = {'train_on_divergence': 'rollback', 'train_checkpoint_every': 4}
@@ -105,7 +107,7 @@ class TestDivergence:
     def test_a_diverged_run_is_a_result_and_not_tried_again(self, corpus, tmp_path, monkeypatch):
         listed = [{'optim.lr': 1e30, **one} for one in FIVE]
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
-        monkeypatch.setattr(Program, '__init__', None)  # cannot be made
+        monkeypatch.setattr('lm.sweep.group.Program', None)  # cannot be made
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         assert statuses(tmp_path) == ['diverged'] * 5
 

@@ -1,0 +1,53 @@
+"""Programs of runs that train in the process of the tests: made once, whoever asks again.
+
+To trace, lower and load the program of a tiny run takes two CPU-seconds, and its steps none. That a
+process which makes them anew computes the same is what runs that were killed show.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lm.config.recipe import Recipe
+from lm.data import Dataset
+from lm.devices.run_axis import SINGLE
+from lm.run.program import Experiment, Program
+
+ASK = ('train', 'lm.sweep.group')  # modules that make programs
+
+
+@functools.lru_cache(maxsize=4)  # each has memory mapped
+def _made(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
+    """What there is of the programs of a recipe and text."""
+    return {}
+
+
+def experiment(
+    recipe: Recipe, dataset: Dataset, say: Callable[[str], None], runs: int = 1
+) -> Experiment:
+    made = _made(recipe, dataset.digest, runs)
+    if 'experiment' not in made:
+        made['experiment'] = Experiment(recipe, dataset, say, runs)
+        made['experiment'].programs = made
+    made['experiment'].dataset = dataset
+    return made['experiment']
+
+
+def program(made_for: Experiment, how: str = SINGLE) -> Program:
+    programs = made_for.programs
+    if how not in programs:
+        programs[how] = Program(made_for, how)
+    return programs[how]
+
+
+@contextlib.contextmanager
+def programs_once() -> Iterator[None]:
+    """Runs and sweeps that train in this process take the programs that there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ASK:
+            patch.setattr(f'{module}.Experiment', experiment)
+            patch.setattr(f'{module}.Program', program)
+        yield
