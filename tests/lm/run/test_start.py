@@ -161,8 +161,8 @@ def test_the_first_loss_is_that_of_the_checkpoint(source, tmp_path):
     config = resolve(with_source_model(raw.to_dict(), ())[0])
     experiment, batch, there = silent_experiment(config), packed_batch(), load(source)
     state = initial_state(config, experiment)
-    _, metrics = make_train_step(experiment.learner)(state, batch, hyper_from(config))
-    sums = make_eval_step(there.learner)(there.weights, batch, there.hyper)
+    _, metrics = jax.jit(make_train_step(experiment.learner))(state, batch, hyper_from(config))
+    sums = jax.jit(make_eval_step(there.learner))(there.weights, batch, there.hyper)
     np.testing.assert_allclose(metrics['ce'], sums['ce'] / sums['tokens'], rtol=1e-6)
 
 
