@@ -19,7 +19,7 @@ from lm.run.program import Experiment, Program
 ASK = ('train', 'lm.sweep.group')  # modules that make programs
 
 
-@functools.lru_cache(maxsize=4)  # each has memory mapped
+@functools.lru_cache(maxsize=8)  # each has memory mapped
 def _made(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
     """What there is of the programs of a recipe and text."""
     return {}
