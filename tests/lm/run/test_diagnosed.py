@@ -21,7 +21,8 @@ from tests.sweep_helpers import (
 )
 from train import DONE, train_sweep
 
-pytestmark = pytest.mark.full  # a sweep with all diagnostics: a minute
+# A sweep with all diagnostics: a minute.
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures('programs_once')]
 
 STEADY, BROKEN = {'optim.lr': 0.003}, {'optim.lr': 0.3}
 CHANGES = {'train_diagnose_every': 3, 'train_eval_every': 0, 'model_norm': 'none'}
@@ -29,7 +30,7 @@ CHANGES |= {'optim_schedule': 'constant'}
 
 
 @pytest.fixture(scope='module')
-def sweep(tmp_path_factory):
+def sweep(tmp_path_factory, programs_once):
     """Both runs side by side, stopped after step 5 and gone on with."""
     folder = tmp_path_factory.mktemp('sweep')
     config = base(write_corpus(folder), **CHANGES)
