@@ -112,10 +112,11 @@ def test_what_cannot_be_folded_is_refused(changes, to, said):
 
 
 def test_the_command_says_what_stays(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(convert, 'load', lambda path: source('sigma'))
-    monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: plain('sigma'))
+    monkeypatch.setattr(convert, 'load', lambda path: source('weight_norm'))
+    monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: plain('weight_norm'))
     monkeypatch.setattr(convert, 'write', lambda *_: None)
-    assert isinstance(source('sigma'), Checkpoint)
+    assert isinstance(source('weight_norm'), Checkpoint)
     convert.run(['fold'], {'checkpoint': 'x', 'out': str(tmp_path), 'to': 'none', 'untie': False})
     said = capsys.readouterr().out
-    assert 'model.norm=rmsnorm -> rmsnorm\nmodel.reparam=sigma -> none\nthe norms stay: ' in said
+    what = 'model.norm=batchnorm -> batchnorm\nmodel.reparam=weight_norm -> none\nthe norms stay: '
+    assert what in said
