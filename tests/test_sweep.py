@@ -122,7 +122,7 @@ class TestTheSameCommandAgain:
     def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
         workdir = copied(swept('loop'), tmp_path / 'again')
         before, results = contents(workdir), table(workdir)
-        monkeypatch.setattr('lm.sweep.group.Program', None)  # cannot be made
+        monkeypatch.setattr('lm.sweep.group.Program', lambda *_: pytest.fail('made a program'))
         (workdir / TABLE).unlink()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         assert contents(workdir) == before and table(workdir) == results

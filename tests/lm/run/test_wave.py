@@ -107,7 +107,7 @@ class TestDivergence:
     def test_a_diverged_run_is_a_result_and_not_tried_again(self, corpus, tmp_path, monkeypatch):
         listed = [{'optim.lr': 1e30, **one} for one in FIVE]
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
-        monkeypatch.setattr('lm.sweep.group.Program', None)  # cannot be made
+        monkeypatch.setattr('lm.sweep.group.Program', lambda *_: pytest.fail('made a program'))
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         assert statuses(tmp_path) == ['diverged'] * 5
 
