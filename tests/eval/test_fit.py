@@ -25,7 +25,7 @@ from eval.fit.points import Options, Points, from_table, from_workdir, resampled
 from eval.tables.text import number
 from tests.eval import sweep_fixture as fixture
 
-STARTS, BOOTS = 6, 40
+STARTS, BOOTS = 2, 40
 T = 400
 STEP = np.arange(1, T + 1)
 WARMUP = np.minimum(1, STEP / 20)
