@@ -35,10 +35,18 @@ MINUTES = re.compile(r'^\*Takes .* on two CPU cores\.\*$', re.MULTILINE)
 PICTURES = ROOT / 'docs' / '_static' / 'tutorials'
 PICTURE = re.compile(r'\]\(\.\./_static/tutorials/([^)]+)\)')
 HERE = '--here'  # in this copy
-SMALLER = {  # axes of sweeps, in a small way
+SMALLER = {  # axes of sweeps, in a small way: one program of a kind
     r"'train.seed': [^\n]*": "'train.seed': (0, 1),",
     r"'optim.lr': [^\n]*": "'optim.lr': (1e-3, 1e-2),",
+    r"\n *'power_mean:power=[28]\.0',": '',
+    r"\n *\{'model\.reparam': 'none', 'model\.qk_norm': 'rmsnorm'\},": '',
 }
+FILES = [  # that pytest is asked for in a small way: to collect all tests takes 10 s
+    'tests/modules/test_norms.py',
+    'tests/modules/test_options.py',
+    'tests/modules/test_params.py',
+    'tests/test_layering.py',
+]
 LEFT_OUT = {  # of a small way: why
     'tpu.plan': 'minutes; tests/tpu/test_plan.py has smaller models',
     'eval.coordinates': 'tests/eval/test_coordinates.py has smaller models',
@@ -114,7 +122,9 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
             for line in commands.splitlines():
                 if not (small and any(word in line for word in LEFT_OUT)):
                     status = int((block and block['status']) or 0)
-                    printed += command(arguments(line.strip(), small), folder, status)
+                    words = arguments(line.strip(), small)
+                    words += FILES if small and words[0] == 'pytest' else []
+                    printed += command(words, folder, status)
         elif language == 'diff' or re.match(r'# \w+/', code):
             for axis, fewer in SMALLER.items() if small else ():
                 code = re.sub(axis, fewer, code)
