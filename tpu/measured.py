@@ -1,4 +1,4 @@
-"""How much longer than their estimates steps took that others measured and published.
+"""Ratios of steps that others measured and published to their estimates.
 
 The steps, and what plans say of them, are in measured_steps.json, which `python -m
 tests.bench.public_steps --write` makes; tpu/PLANS.md has them as a table, with their sources.
