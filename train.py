@@ -37,7 +37,7 @@ from absl import app, flags
 
 from eval.console import listings
 from lm.config.recipe import Recipe
-from lm.config.resolve import digest, resolve
+from lm.config.resolve import digest, resolve, with_dtype
 from lm.launch import command, distributed, signals
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
 from lm.record.remote.mirror import mirrored
@@ -71,7 +71,7 @@ def main() -> int:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     given = CONFIG.value.to_dict()
     config, followed = start.with_source_model(given, command.fields_given(given))
-    base, sweep = cells.split_sweep(config)
+    base, sweep = cells.split_sweep(with_dtype(config, engines.dtype_of_workers()))
     recipe = resolve(base)
     if listings.print_config(recipe, base, sweep):
         return DONE

@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
     config.model.tie_embeddings = False
     config.model.readout_bias = False  # model.bias: True, or qkv, for matrices in the blocks
     config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
-    config.model.dtype = 'float32'  # of the matmuls; parameters and statistics stay float32
+    config.model.dtype = 'auto'  # of the matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs
     config.model.remat = 'none'
     config.model.scan_layers = False  # True compiles one layer for all: for deep models
 

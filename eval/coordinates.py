@@ -10,7 +10,7 @@ change since the start. A parametrisation that keeps its learning rate has slope
 is no number; logits may shrink as the noise in a mean does, and with depth so may sizes.
 """
 
-from lm.launch.before_jax import prepare_process
+from lm.launch.before_jax import prepare_process, usual_dtype
 
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
@@ -31,7 +31,7 @@ from rich.console import Console
 from eval.charts import FAILS, PASSES, Chart, save, write_page
 from eval.compare import t_interval
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import replaced, resolve, with_dtype
 from lm.inference.probes import by_name
 from lm.launch.command import define_config, parse_flags, run_main
 from lm.model.base_size import resized
@@ -287,7 +287,7 @@ def write(
 
 def main(_) -> None:
     given = flags.FLAGS
-    base, sweep = split_sweep(given.config)
+    base, sweep = split_sweep(with_dtype(given.config.to_dict(), usual_dtype()))
     recipe = resolve(base)
     if bool(given.widths) == bool(given.depths):
         raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')

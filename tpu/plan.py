@@ -5,16 +5,16 @@
 
 Compiles the very step that train.py runs, kernels and shardings included, for the topology: chips
 of v4, v5e, v5p, v6e or tpu7x by the shape of a slice, h100:8 and other GPUs of one host, or `here`.
-Prints what a device holds, what devices send each other, and the shortest time that a step can
-take. Where the step does not fit, changes that may help are compiled. --search compiles meshes,
-remat policies and microbatches, and ranks them. With config.sweep: how many runs fit a chip, and
-the chip-hours of all. No text is read, nothing is trained, and no chip is looked for. Exit status 0
-where the step fits, 1 for bad input, 3 where it does not fit.
+Prints what a device holds, what devices send each other, and how long a step takes, beside the
+shortest that it can. Where the step does not fit, changes that may help are compiled. --search
+compiles meshes, remat policies and microbatches, and ranks them. With config.sweep: how many runs
+fit a chip, and the chip-hours of all. No text is read, nothing is trained, and no chip is looked
+for. Exit status 0 where the step fits, 1 for bad input, 3 where it does not fit.
 """
 
 import sys
 
-from lm.launch.before_jax import prepare_process
+from lm.launch.before_jax import prepare_process, usual_dtype
 from tpu.environment import HERE, prepare_environment
 
 if __name__ == '__main__':
@@ -30,7 +30,7 @@ from absl import app, flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from lm.config.resolve import resolve
+from lm.config.resolve import resolve, with_dtype
 from lm.launch.command import define_config, parse_flags, run_main
 from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
@@ -60,7 +60,8 @@ def main(_) -> None:
     figure = FIGURE.value and Path(FIGURE.value)
     if figure and figure.suffix not in ENDINGS:
         raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
-    base, sweep = split_sweep(CONFIG.value)
+    dtype = usual_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
+    base, sweep = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
     topology = open_topology(TOPOLOGY.value, SLICES.value)

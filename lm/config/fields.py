@@ -57,7 +57,7 @@ class ModelConfig:
     reparam: Annotated[str, Choice(REPARAMS, 'reparam', several=True, auto=True)]
     tie_embeddings: bool
     logit_softcap: Annotated[float, Option(least=0, most=FINITE)]
-    dtype: Annotated[str, Option(choices=('bfloat16', 'float32'))]
+    dtype: Annotated[str, Option(choices=(AUTO, 'bfloat16', 'float32'))]  # auto: by where it trains
     remat: Annotated[str, Choice(REMAT_POLICIES)]
     scan_layers: bool
     n_kv_heads: Annotated[int | None, Option(least=1)] = None  # None: n_heads

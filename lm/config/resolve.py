@@ -26,15 +26,26 @@ from modules.options import options, typed
 def resolve(raw: Mapping[str, Any]) -> Recipe:
     """Resolves the ConfigDict, or the dict of a config.json, of one run.
 
-    'auto' becomes the name it stands for, except for kernels, which depend on the machine. An
-    option that is None becomes the default of the parts that read it, where these agree; options of
-    norms, which stand at several places, stay None.
+    'auto' becomes the name it stands for, except for kernels, which depend on the machine;
+    model.dtype is that of CPUs unless `with_dtype` has chosen. An option that is None becomes the
+    default of the parts that read it, where these agree; options of norms, which stand at several
+    places, stay None.
 
     Raises ValueError for an unknown field or name (with the nearest one), a field that is missing
     or of another type, an option that no chosen part reads, and a sweep, whose runs
     `lm.sweep.cells` resolves.
     """
     return settle(build(raw))
+
+
+def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
+    """Returns the config, as nested dicts, with `dtype` in place of model.dtype=auto: the type of
+    products where it trains (`lm.launch.before_jax.usual_dtype`).
+    """
+    model = raw.get('model')
+    if not isinstance(model, Mapping | ConfigDict) or model.get('dtype') != AUTO:
+        return raw
+    return {**raw, 'model': {**model, 'dtype': dtype}}
 
 
 def build(raw: Mapping[str, Any]) -> Config:
@@ -94,7 +105,7 @@ def unsettled(recipe: Recipe) -> dict[str, Any]:
     """Returns {path: value}, with None or 'auto' wherever these resolve to the value."""
     config, flat = recipe.config, flatten(recipe)
     nones = {path: None for path, field in FIELDS.items() if field.default is None}
-    autos = {path: AUTO for path, choice in CHOICES.items() if choice.auto}
+    autos = {path: AUTO for path, choice in CHOICES.items() if choice.auto} | {'model.dtype': AUTO}
     for opened, fill in ((nones, settle), (autos, without_auto)):
         filled = flatten(fill(changed(config, opened)))
         flat |= {path: opened[path] for path in opened if filled[path] == flat[path]}
@@ -119,6 +130,8 @@ def without_auto(config: Config) -> Config:
     ((_, placement, _),) = rows_at('model.placement', model.placement)
     ((_, norm, _),) = rows_at('model.norm', model.norm)
     needs, values = placement.needs, {}
+    if model.dtype == AUTO:
+        values['model.dtype'] = 'float32'
     if model.mlp == AUTO:
         values['model.mlp'] = needs.get('mlp', 'dense')
     if model.reparam == AUTO:

@@ -71,6 +71,18 @@ def idle_accelerator() -> str:
     return ''
 
 
+def usual_dtype() -> str:
+    """Returns the type of products where the config leaves it open: bfloat16 on a machine whose
+    TPU or GPU JAX will use, float32 on CPUs, which have no units for bfloat16.
+    """
+    platforms = os.environ.get('JAX_PLATFORMS')
+    needed = [name for _, _, packages, _ in ACCELERATORS for name in packages]
+    is_fast = has_accelerator() and any(map(importlib.util.find_spec, needed))
+    if platforms:
+        is_fast = not platforms.startswith('cpu')
+    return 'bfloat16' if is_fast else 'float32'
+
+
 def _leave(number, _) -> None:
     os.write(2, b'\nSIGINT: it had not begun; the same command begins\n')
     os._exit(128 + number)

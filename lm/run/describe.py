@@ -41,9 +41,9 @@ def describe(journal: Journal) -> None:
     n, kept = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     terminal.say(
         f'{n:,} parameters, optimizer state {kept / 1e6:,.2f} MB ({kept / n:.2f} bytes a '
-        f'parameter); mesh {mesh_words(experiment.mesh)}, kernels '
-        f'{learner.model.kernels}; mfu is of {experiment.peak / 1e12:.3f} TFLOP/s '
-        f'({experiment.peak_source})'
+        f'parameter); mesh {mesh_words(experiment.mesh)}, kernels {learner.model.kernels}, '
+        f'products in {journal.recipe.model.dtype}; mfu is of {experiment.peak / 1e12:.3f} '
+        f'TFLOP/s ({experiment.peak_source})'
     )
     if why := fused_attention(journal.recipe, experiment.platform)[1]:
         name = learner.model.kernels.name_of('attention')

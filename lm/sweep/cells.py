@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lm.data
-from lm.config.fields import FIELDS, RUN_PATHS, Config, DataConfig
+from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build,
@@ -165,6 +165,8 @@ def _check_field(path: Any) -> None:
 def _typed(parts: Iterable[Changes]) -> Changes:
     """Joins the changes of all axes, with the types of their fields."""
     asked = {path: value for part in parts for path, value in part.items()}
+    if asked.get('model.dtype') == AUTO:
+        raise ValueError('model.dtype=auto depends on the machine; a sweep names the types it has')
     asked = {path: v.item() if hasattr(v, 'item') else v for path, v in asked.items()}  # NumPy's
     return {
         path: _given(asked, typed, path, value, FIELDS[path].types) for path, value in asked.items()

@@ -20,7 +20,7 @@ from lm.config.fields import AUTO
 from lm.config.resolve import resolve
 from lm.devices.check_mesh import check_devices, check_single
 from lm.devices.mesh import make_mesh
-from lm.launch.before_jax import TUNABLES
+from lm.launch.before_jax import TUNABLES, usual_dtype
 from lm.launch.distributed import asked_to_stop, from_first, is_first, several
 from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.launch.signals import caught_signals, handlers_kept
@@ -61,6 +61,14 @@ def asked(sweep: Any) -> dict[str, Any]:
         raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
     how = {'engine': engine, 'runs_at_once': runs_at_once}
     return how | {'resources': parse_resources(resources)}
+
+
+def dtype_of_workers() -> str:
+    """Returns the type of products where runs train and the config leaves it open: by what a Ray
+    task asks for, and otherwise by this machine.
+    """
+    asked = parse_resources(flags.FLAGS.resources)
+    return 'bfloat16' if {'GPU', 'TPU'} & asked.keys() else usual_dtype()
 
 
 def parse_resources(texts: list[str] | None) -> dict[str, float]:

@@ -26,6 +26,7 @@ from lm.config.resolve import (
     to_dict,
     to_json,
     unsettled,
+    with_dtype,
 )
 from modules.norms import NORMS
 from modules.options import Option, options
@@ -39,6 +40,16 @@ def test_default_config_resolves_and_survives_json():
     assert resolve(json.loads(to_json(config))) == config
     assert resolve(to_dict(config)) == config
     hash(config)  # programs are kept by config
+
+
+def test_the_type_of_products_is_the_programs_where_the_config_leaves_it_open():
+    """Runs that CPUs began keep their names; on GPUs they are others."""
+    raw = default.get_config()
+    there, here = resolve(with_dtype(raw, 'bfloat16')), resolve(with_dtype(raw, 'float32'))
+    assert (there.model.dtype, here.model.dtype, raw.model.dtype) == ('bfloat16', 'float32', AUTO)
+    assert digest(here) == digest(resolve(raw)) != digest(there)
+    raw.model.dtype = 'float32'
+    assert with_dtype(raw, 'bfloat16') is raw and digest(resolve(raw)) == digest(here)
 
 
 def test_what_was_left_open_is_found_again():

@@ -80,6 +80,27 @@ def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installe
     assert re.match(f'(this machine has )?{said}', before_jax.idle_accelerator())
 
 
+@pytest.mark.parametrize(
+    ('files', 'installed', 'chosen', 'expected'),
+    [
+        ('/dev/nvidia[0-9]*', 'jax_cuda13_plugin', '', 'bfloat16'),
+        ('/dev/vfio/[0-9]*', 'libtpu', '', 'bfloat16'),
+        ('/dev/nvidia[0-9]*', 'jax_cuda13_plugin', 'cpu', 'float32'),
+        ('/dev/dxg', '', '', 'float32'),
+        ('', 'libtpu', '', 'float32'),
+        ('', '', 'tpu,cpu', 'bfloat16'),
+    ],
+)
+def test_products_are_of_the_type_that_suits_the_device(
+    monkeypatch, files, installed, chosen, expected
+):
+    monkeypatch.setattr(before_jax.glob, 'glob', lambda asked: [asked] if asked == files else [])
+    monkeypatch.setattr(before_jax.platform, 'system', lambda: 'Linux')
+    monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n == installed or None)
+    monkeypatch.setenv('JAX_PLATFORMS', chosen)
+    assert before_jax.usual_dtype() == expected
+
+
 @pytest.mark.full
 @pytest.mark.skipif(before_jax.has_accelerator(), reason='has a device that is looked for')
 @pytest.mark.parametrize('names', ['eval.load, jax', 'jax, eval.load'])

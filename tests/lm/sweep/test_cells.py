@@ -140,6 +140,7 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
         ([{}, {'train.steps': 20}], "the same run: {} and {'train.steps': 20}"),
         ([{}, {'norm.eps': 1e-6}], "the same run: {} and {'norm.eps': 1e-06}"),
         ({'model.mlp': ('auto', 'dense')}, 'the same run'),
+        ({'model.dtype': ('auto', 'bfloat16')}, 'depends on the machine; a sweep names the types'),
         (
             {'optim.decay_fraction': (0.1, 0.2)},
             "cell {'optim.decay_fraction': 0.1}: optim.decay_fraction=0.1 is read by no part of "
