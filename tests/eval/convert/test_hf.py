@@ -26,8 +26,10 @@ from eval.convert.import_hf import import_folder, largest_difference
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
+from lm.config.fields import MeshConfig
 from lm.config.resolve import replaced, resolve, to_dict
 from lm.data import tokenizers
+from lm.devices.mesh import make_mesh
 from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
@@ -333,6 +335,9 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     assert float(said.split()[-1]) < CLOSE
     imported_run = load(run)
     assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
+    spread = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
+    logits = np.asarray(spread.logits(np.repeat(TOKENS_BT, 8, 0)))
+    assert largest_difference(logits[3], theirs()['llama2']) < CLOSE
     before = perplexity(imported_run)
     tree = to_dict(imported_run.recipe)
     for section, name, value in (
