@@ -45,8 +45,6 @@ OPERATIONS = {
 }
 #: Operations whose rows have `platforms`.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
-#: The implementation that suits a platform.
-SUITED = {'cpu': 'xla_cpu', 'gpu': 'xla', 'tpu': 'xla_tpu'}
 
 XLA = dict.fromkeys(OPERATIONS, 'reference') | {
     'attention': 'blocked',
@@ -153,7 +151,7 @@ def kernels_for(
       ValueError: for a name that no table has, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
-        implementation = SUITED[platform]
+        implementation = {'cpu': 'xla_cpu', 'tpu': 'xla_tpu'}.get(platform, 'xla')
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
     for operation, name in named.items():
         if name != 'auto':
