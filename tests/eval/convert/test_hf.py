@@ -295,7 +295,9 @@ def with_tokenizer(folder):
     words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
     words.pre_tokenizer = library.pre_tokenizers.Whitespace()
     words.save(str(folder / 'tokenizer.json'))
-    named = json.dumps({'bos_token': '<s>', 'eos_token': {'content': '</s>'}})
+    named = json.dumps(
+        {'bos_token': '<s>', 'eos_token': {'__type': 'AddedToken', 'content': '</s>'}}
+    )
     (folder / 'tokenizer_config.json').write_text(named)
     return folder
 
@@ -359,6 +361,8 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     for path, array in imported('llama2').params.items():
         np.testing.assert_array_equal(array, again.params[path])
     assert again.tokenizer.encode('w0 w49') == [3, 52]
+    named = hf_config.read_json(tmp_path / 'out' / 'tokenizer_config.json')
+    assert (named['bos_token'], named['eos_token']) == ('<s>', '</s>')
 
 
 @pytest.mark.full
