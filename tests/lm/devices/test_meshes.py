@@ -26,7 +26,15 @@ MODELS = {
         'optim.name': 'muon',
     },
     'of batches': {'model.norm': 'powernorm', 'model.placement': 'mix'},
-    'experts': {'model.mlp': 'moe', 'mlp.n_experts': 4},
+    'experts': {
+        'model.mlp': 'moe',
+        'mlp.n_experts': 4,
+        'mlp.gates': 'renormalised',
+        'model.bias': True,
+        'model.head_dim': 6,
+        'model.placement': 'parallel_shared',
+        'attention.no_rope_every': 2,
+    },
     'experts by rows': {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.capacity_over': 'row'},
 }
 MESHES = [
