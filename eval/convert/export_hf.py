@@ -283,6 +283,13 @@ def tensors_of(exported: Exported, dtype: str) -> dict[str, safetensors.Tensor]:
     return found
 
 
+def names_of(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """Returns the tokenizer_config.json of a tokenizer; BOS and EOS may have no spelling."""
+    ids = {'bos_token': tokenizer.bos_id, 'eos_token': tokenizer.eos_id}
+    spelt = {name: tokenizer.library.id_to_token(i) for name, i in ids.items()}
+    return {'tokenizer_class': 'PreTrainedTokenizerFast'} | {n: t for n, t in spelt.items() if t}
+
+
 def write_folder(
     out: Path, checkpoint: Checkpoint, exported: Exported, dtype: str, most: int = MOST_BYTES
 ) -> list[str]:
@@ -310,6 +317,8 @@ def write_folder(
         for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
             if (beside / name).is_file():
                 shutil.copyfile(beside / name, out / name)
+        if not (out / TOKENIZER_FILES[1]).is_file():  # what a run has trained on keeps the first
+            write_json(out / TOKENIZER_FILES[1], names_of(tokenizer))
     else:
         notes.append('no tokenizer.json: transformers has none for this one; ids go in as they are')
     if not (out / OTHER_FILES[0]).is_file():

@@ -34,6 +34,7 @@ from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
 from tests import ROOT
+from tests.eval.convert.test_commands import checkpoint as ours
 from tests.eval.convert.test_commands import compiled_as_it_stands  # noqa: F401
 from tests.fixtures.hf.seeded import tokens, weight
 from train import DONE, train
@@ -294,7 +295,9 @@ def with_tokenizer(folder):
     words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
     words.pre_tokenizer = library.pre_tokenizers.Whitespace()
     words.save(str(folder / 'tokenizer.json'))
-    named = json.dumps({'bos_token': '<s>', 'eos_token': {'content': '</s>'}})
+    named = json.dumps(
+        {'bos_token': '<s>', 'eos_token': {'__type': 'AddedToken', 'content': '</s>'}}
+    )
     (folder / 'tokenizer_config.json').write_text(named)
     return folder
 
@@ -358,6 +361,8 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     for path, array in imported('llama2').params.items():
         np.testing.assert_array_equal(array, again.params[path])
     assert again.tokenizer.encode('w0 w49') == [3, 52]
+    named = hf_config.read_json(tmp_path / 'out' / 'tokenizer_config.json')
+    assert (named['bos_token'], named['eos_token']) == ('<s>', '</s>')
 
 
 @pytest.mark.full
@@ -375,6 +380,34 @@ def test_a_gpt2_folded_to_rmsnorm_is_exported(tmp_path):
     again = import_folder(tmp_path / 'out', base(), Path('run'))
     logits = checkpoint_of(again).logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()['gpt2']) < CLOSE
+
+
+OURS = {'model.norm': 'rmsnorm', 'model.activation': 'swiglu', 'model.n_kv_heads': 1}
+TIED = {'model.tie_embeddings': True}
+BASE = {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_kv_heads': 2}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    'changes, family',
+    [
+        (OURS | TIED | BASE | {'model.reparam': 'weight_norm'}, 'llama'),
+        (OURS | TIED | {'model.embedding_scale': True, 'norm.scale': False}, 'llama'),
+        (
+            OURS
+            | {'model.qk_norm': 'rmsnorm', 'model.reparam': 'sigma'}
+            | {'attention.logit_scale': 'mup'},
+            'qwen3',
+        ),
+        (OURS | {'model.mlp': 'moe', 'model.qk_norm': 'rmsnorm'}, 'qwen3_moe'),
+        ({'model.norm': 'layernorm', 'model.position': 'learned', 'norm.bias': False}, 'gpt2'),
+    ],
+)
+def test_what_theirs_have_no_word_for_goes_into_the_weights(changes, family):
+    """Reparametrisations, factors of muP, a factor of embeddings, gains and biases that lack."""
+    found = export_hf.export_checkpoint(ours(changes))
+    assert (found.model_type, found.difference < CLOSE) == (family, True)
+    assert found.recipe.model.reparam == 'none' and found.recipe.scaling.name == 'standard'
 
 
 def test_every_family_has_a_case():
