@@ -89,15 +89,19 @@ def rope(
 ) -> jax.Array:
     """Rotary embedding: of the first R features, pairs (x_i, x_{i+R/2}) turned by position * f_i.
 
-    f_i = rope_base^(-2i/R), then `scaled`, `yarn`, or `longrope`; the two latter also multiply what
-    is turned by m, so that logits have a factor m^2. x_BNTH is [B, N, T, H], R = rope_fraction * H
-    is even; positions_BT is int32 and may have a batch of 1. The angles are float32, float64 where
-    x is. `block` is the number of the layer, from 1; is_full: whether it has no window, None where
-    all layers are alike in that; capacity: tokens that its cache has room for, None without one.
+    f_i = rope_base^(-2i/R), then `scaled`, or as of YaRN (`yarn_kept`) or LongRoPE, which multiply
+    what is turned by m, so that logits have a factor m^2. x_BNTH is [B, N, T, H], and
+    R = rope_fraction * H is even; positions_BT is int32 and may have a batch of 1. The angles are
+    float32, float64 where x is. `block` is the number of the layer, from 1; is_full: whether it has
+    no window, None where all layers are alike in that; capacity: tokens that its cache has room
+    for, None without one.
 
     Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
     features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
     (arXiv:2503.19786); layers that are not turned as in SmolLM3, with 4 (arXiv:2501.18795).
+    LongRoPE (arXiv:2402.13753), as Phi-3 has it: f_i over the i-th of `rope_short_factor`, or of
+    `rope_long_factor` in rows, or for a cache, of more than rope_original_length tokens; with m =
+    sqrt(1 + ln s / ln rope_original_length), s = rope_factor.
     """
     features = rotated_features(x_BNTH.shape[-1], rope_fraction)
     first, second = jnp.split(at_least_float32(x_BNTH[..., :features]), 2, axis=-1)

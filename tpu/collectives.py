@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from tpu.chips import Topology
-from tpu.hlo import Array, Instruction, Module
+from tpu.hlo import Array, Computation, Instruction, Module, root_of
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 OPCODE = re.compile(rf'(?:ragged-)?({"|".join(KINDS)})(-start)?$')
@@ -45,42 +45,97 @@ class Collective(NamedTuple):
     group: tuple[int, ...] = ()
 
 
+class Exchange(NamedTuple):
+    """A collective in the order of its computation: links are busy from instruction `start` on, and
+    `done` waits for them. Both are one instruction where nothing else runs meanwhile.
+    """
+
+    sent: Collective
+    start: str
+    done: str
+
+
 def collectives(module: Module) -> list[Collective]:
     """Returns the collectives of a program for TPUs, GPUs or CPUs."""
-    found, by_channel = [], {}
-    for _, one, times in module.instructions():
-        fused = one.opcode == 'fusion'
-        if fused and (one.called or '').startswith(SCATTERS):
-            parts = module.computations[one.called].values()
-            (inner,) = (part for part in parts if OPCODE.match(part.opcode))
-            found.append(_collective('reduce-scatter', one.arrays, times, inner))
-            continue
-        if one.opcode == 'recv' and (sent := RECEIVED.search(one.attributes)):
-            kind = sent[1].lower().replace('_', '-')
-            kind = (kind if kind in KINDS else 'collective-permute') + BETWEEN
-            found.append(_collective(kind, one.arrays[:1], times, one))
-            continue
-        parts = [part for _, part in module.inside(one)] if fused else [one]
-        if offloaded := OFFLOADED.search(one.attributes):
-            parts = module.computations[offloaded[1]].values()
-        for part in parts:
-            if not (kind := OPCODE.match(part.opcode)):
-                continue
-            arrays = part.arrays
-            if kind[2] and kind[1] != 'all-reduce':  # (operands, results, contexts)
-                arrays = [array for array in arrays if array.shape]
-                arrays = arrays[len(arrays) // 2 :]
-            channel = CHANNEL.search(part.attributes)
-            key = kind[1], channel and channel[1], tuple(a[:2] for a in arrays)
-            read = _collective(kind[1], arrays, times, part)
-            if fused:
-                by_channel.setdefault(key, {}).setdefault(one.called, []).append(read)
+    return [one.sent for found in exchanges(module).values() for one in found]
+
+
+def exchanges(module: Module) -> dict[str, list[Exchange]]:
+    """Returns the collectives of each computation that is scheduled, in the order of their start.
+    One that a computation of its own makes, beside others, belongs to where that one is started.
+    """
+    begun = {one.called for _, one, _ in module.instructions() if one.opcode == 'async-start'}
+    return {
+        name: _exchanges(module, module.computations[name], times)
+        for name, times in module.rounds.items()
+        if name not in begun
+    }
+
+
+def _exchanges(module: Module, computation: Computation, times: int) -> list[Exchange]:
+    found, fused = [], {}
+    for one in computation.values():
+        for key, sent in _sent_by(module, one, times):
+            if key is None:
+                found.append(Exchange(sent, *_start_and_done(computation, one)))
             else:
-                found.append(read)
-    # A collective that is fused with other work, to run meanwhile, stands in several computations.
-    for of_computations in by_channel.values():
-        found += max(of_computations.values(), key=len)
+                fused.setdefault(key, {}).setdefault(one.name, []).append(sent)
+    # A collective that is fused with other work, to run meanwhile, stands in several fusions: in
+    # one that starts it, in those that it runs beside, and in one that waits for it.
+    for fusions in fused.values():
+        names = list(fusions)
+        sends = max(fusions.values(), key=len)
+        found += [Exchange(sent, names[0], names[-1]) for sent in sends]
     return found
+
+
+def _sent_by(
+    module: Module, one: Instruction, times: int
+) -> Iterator[tuple[tuple | None, Collective]]:
+    """Yields the collectives of an instruction, each with what tells it from others of its
+    computation where it may stand in several fusions; None where it stands in no other.
+    """
+    fused = one.opcode == 'fusion'
+    if fused and (one.called or '').startswith(SCATTERS):
+        parts = module.computations[one.called].values()
+        (inner,) = (part for part in parts if OPCODE.match(part.opcode))
+        yield None, _collective('reduce-scatter', one.arrays, times, inner)
+        return
+    if one.opcode == 'recv' and (sent := RECEIVED.search(one.attributes)):
+        kind = sent[1].lower().replace('_', '-')
+        kind = (kind if kind in KINDS else 'collective-permute') + BETWEEN
+        yield None, _collective(kind, one.arrays[:1], times, one)
+        return
+    parts = [part for _, part in module.inside(one)] if fused else [one]
+    if offloaded := OFFLOADED.search(one.attributes):
+        parts = module.computations[offloaded[1]].values()
+    elif one.opcode == 'async-start' and one.called in module.computations:
+        parts = module.computations[one.called].values()
+    for part in parts:
+        if not (kind := OPCODE.match(part.opcode)):
+            continue
+        arrays = part.arrays
+        if kind[2] and kind[1] != 'all-reduce':  # (operands, results, contexts)
+            arrays = [array for array in arrays if array.shape]
+            arrays = arrays[len(arrays) // 2 :]
+        channel = CHANNEL.search(part.attributes)
+        key = kind[1], channel and channel[1], tuple(a[:2] for a in arrays)
+        yield key if fused else None, _collective(kind[1], arrays, times, part)
+
+
+def _start_and_done(computation: Computation, one: Instruction) -> tuple[str, str]:
+    """Returns the instruction from which a collective runs and the one that waits for it, which is
+    the last of the computation where none does.
+    """
+    if one.opcode != 'recv' and not one.opcode.endswith('-start'):
+        return one.name, one.name
+    start, last = one.name if one.operands else None, one.name
+    for user in computation.values():
+        if last in user.operands and user.opcode.endswith(('-update', '-done')):
+            if user.opcode.endswith('-done'):
+                return start or last, user.name
+            start, last = start or user.name, user.name  # what is sent may come with the update
+    return start or last, root_of(computation).name
 
 
 def _collective(kind: str, arrays: Sequence[Array], times: int, one: Instruction) -> Collective:

@@ -1,10 +1,13 @@
-"""The training step of a config, compiled for a topology, and its memory, collectives and least
-time.
+"""The training step of a config, compiled for a topology, and its memory, collectives and time.
 
-The time is a roofline's. Every operation takes as long as its products take at the published peak,
-or its bytes at the published bandwidth of memory, whichever is longer, one operation after another;
-the links take as long as their bytes take in rings. In `step_seconds` links and operations work at
-the same time, in `step_seconds_exposed` one after the other. Neither counts what LEFT_OUT names.
+The time is a roofline's. Every operation takes as long as its products take at what they reach of
+the published peak (`tpu.rates`), or its bytes at the published bandwidth of memory, whichever is
+longer, one operation after another; the links take as long as their bytes take in rings.
+`step_seconds` are those of the operations and of what the device waits for collectives in the order
+of the compiled program (`tpu.schedule`). In `step_seconds_hidden` links and operations work at the
+same time, in `step_seconds_exposed` one after the other: the step is between them. `bound_seconds`
+has all products at the peak and all links hidden: no step is faster. None counts what LEFT_OUT
+names.
 """
 
 import collections
@@ -32,15 +35,16 @@ from lm.record.machine import device_memory_bytes
 from lm.run.describe import bytes_a_device
 from lm.run.program import Program
 from lm.run.tables import parameter_count
-from lm.training.flops import flops_per_token, peak_flops
+from lm.training.flops import flops_in_full, flops_per_token, peak_flops
 from modules.kernels.attention.splash import share_computed
 from tpu.chips import GIB, Topology
 from tpu.collectives import by_kind, collectives, seconds_of
-from tpu.cost import cost_of, launches
+from tpu.cost import cost_of, launches, operation_cost
 from tpu.hlo import Module
+from tpu.schedule import waiting_seconds
 
 LEFT_OUT = (
-    'vector operations that are no product, and tiles that shapes do not fill',
+    'vector operations that are no product',
     'the latency of operations and of collectives, which small ones consist of',
     'that conditionals may take a cheaper branch than their dearest, as optimizers at most steps',
     'links and hosts that others use, throttled clocks, stragglers',
@@ -143,18 +147,25 @@ def peak_bytes(executable: Any, topology: Topology) -> int:
 
 
 class Rates(NamedTuple):
-    """Rates of one device: flop/s of products, bytes a second of its memory, and their source."""
+    """Rates of one device: peak flop/s of products, bytes a second of its memory, their source, and
+    the kind of the device, by which products reach a share of the peak.
+    """
 
     flops: float
     bytes: float
     source: str
+    kind: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """An estimate of one step: bytes, and flops of products, are those of one device. mfu: the
-    largest share of the peak that 6 N and attention's operations (`lm.training.flops`) can reach;
-    mfu_exposed: where nothing hides the links. price: of a chip-hour.
+    """An estimate of one step: bytes, and flops of products, are those of one device. bound: the
+    least that it can be, with all products at the peak; the others have them at what they reach of
+    it. waiting_seconds: what a device waits for links in the order of the program. mfu: the share
+    of the peak that 6 N and attention's operations (`lm.training.flops`) reach; mfu_in_full: with
+    all pairs of tokens, also those that masks leave out; mfu_hidden, mfu_exposed: where operations
+    hide all of the links, and nothing hides them; mfu_bound: the most that it can be. price: of a
+    chip-hour.
     """
 
     topology: str
@@ -175,8 +186,11 @@ class Estimate:
     compute_seconds: float
     memory_seconds: float
     operation_seconds: float
+    bound_operation_seconds: float
     link_seconds: float
+    waiting_seconds: float
     model_flops: float
+    model_flops_in_full: float
     compile_seconds: float
     unknown: tuple[str, ...]
     launches: int | None = None  # of a GPU
@@ -184,6 +198,10 @@ class Estimate:
 
     @property
     def step_seconds(self) -> float:
+        return self.operation_seconds + self.waiting_seconds
+
+    @property
+    def step_seconds_hidden(self) -> float:
         return max(self.operation_seconds, self.link_seconds)
 
     @property
@@ -191,16 +209,32 @@ class Estimate:
         return self.operation_seconds + self.link_seconds
 
     @property
+    def bound_seconds(self) -> float:
+        return max(self.bound_operation_seconds, self.link_seconds)
+
+    @property
     def mfu(self) -> float:
         return self.model_flops / self.devices / self.rates.flops / self.step_seconds
+
+    @property
+    def mfu_in_full(self) -> float:
+        return self.mfu * self.model_flops_in_full / self.model_flops
+
+    @property
+    def mfu_hidden(self) -> float:
+        return self.mfu * self.step_seconds / self.step_seconds_hidden
 
     @property
     def mfu_exposed(self) -> float:
         return self.mfu * self.step_seconds / self.step_seconds_exposed
 
     @property
+    def mfu_bound(self) -> float:
+        return self.mfu * self.step_seconds / self.bound_seconds
+
+    @property
     def bound_by(self) -> str:
-        if self.link_seconds > self.operation_seconds:
+        if self.waiting_seconds > self.operation_seconds:
             return 'links'
         return 'products' if self.compute_seconds > self.memory_seconds else 'memory'
 
@@ -215,7 +249,8 @@ class Estimate:
 
     def record(self) -> dict[str, Any]:
         """Returns the fields, and what follows from them, for JSON."""
-        follow = ('step_seconds', 'step_seconds_exposed', 'mfu', 'mfu_exposed', 'bound_by')
+        follow = ('step_seconds', 'step_seconds_hidden', 'step_seconds_exposed', 'bound_seconds')
+        follow += ('mfu', 'mfu_in_full', 'mfu_hidden', 'mfu_exposed', 'mfu_bound', 'bound_by')
         follow += ('tokens_a_day', 'chip_hours')
         found = dataclasses.asdict(self) | {'rates': self.rates._asdict()}
         found |= {name: getattr(self, name) for name in follow}
@@ -232,20 +267,30 @@ class Estimate:
         for sent in self.collectives:
             yield (
                 f'{sent["kind"]}: {sent["number"]:,} a step, {sent["bytes"] / 1e9:,.3f} GB of '
-                f'results a device, {ms(sent["seconds"])} ms of its links'
+                f'results a device, {ms(sent["seconds"])} ms of its links, '
+                f'{ms(sent["waiting"])} ms of waiting'
             )
         yield (
-            f'products: {self.flops / 1e12:,.2f} TFLOP a device, {ms(self.compute_seconds)} ms; '
+            f'products: {self.flops / 1e12:,.2f} TFLOP a device, {ms(self.compute_seconds)} ms at '
+            f'what they reach of the peak, {ms(self.flops / self.rates.flops)} ms at all of it; '
             f'memory: {self.bytes / 1e9:,.2f} GB, {ms(self.memory_seconds)} ms; all operations in '
-            f'sequence {ms(self.operation_seconds)} ms; links {ms(self.link_seconds)} ms '
-            f'({self.rates.source})'
+            f'sequence {ms(self.operation_seconds)} ms; links {ms(self.link_seconds)} ms, of which '
+            f'{ms(self.waiting_seconds)} are waited for ({self.rates.source})'
         )
         if self.launches is not None:
             yield f'launches: {self.launches:,} kernels, copies and calls of libraries a step'
         yield (
-            f'a step takes at least {ms(self.step_seconds)} ms, bound by {self.bound_by}, and '
-            f'{ms(self.step_seconds_exposed)} ms where nothing hides the links: model FLOP '
-            f'utilisation at most {self.mfu:.1%} ({self.mfu_exposed:.1%})'
+            f'a step takes about {ms(self.step_seconds)} ms, bound by {self.bound_by}: model FLOP '
+            f'utilisation {self.mfu:.1%} ({self.mfu_in_full:.1%} with all pairs of tokens)'
+        )
+        yield (
+            f'if operations hid all of the links {ms(self.step_seconds_hidden)} ms '
+            f'({self.mfu_hidden:.1%}), and if nothing hid them {ms(self.step_seconds_exposed)} ms '
+            f'({self.mfu_exposed:.1%})'
+        )
+        yield (
+            f'the bound, with all products at the peak and all links hidden: '
+            f'{ms(self.bound_seconds)} ms, model FLOP utilisation at most {self.mfu_bound:.1%}'
         )
         yield (
             f'{self.tokens_a_day / 1e9:,.1f} billion tokens a day; {self.steps:,} steps take '
@@ -267,8 +312,9 @@ def gib(n_bytes: float) -> str:
 
 def summary(found: Estimate) -> str:
     return (
-        f'{gib(found.memory_needed)} of {gib(found.memory_there)} GiB; a step takes at least '
-        f'{ms(found.step_seconds)} ms, utilisation at most {found.mfu:.1%}'
+        f'{gib(found.memory_needed)} of {gib(found.memory_there)} GiB; a step takes about '
+        f'{ms(found.step_seconds)} ms, no less than {ms(found.bound_seconds)}: utilisation '
+        f'{found.mfu:.1%}, at most {found.mfu_bound:.1%}'
     )
 
 
@@ -282,9 +328,17 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
     module = Module(step.executable.as_text())
     rates, sent = rates_of(topology), collectives(module)
     pairs = pairs_computed(recipe, made.mesh.shape['context'])
-    cost = cost_of(module, rates.flops, rates.bytes, pairs)
+    given = rates.flops, rates.bytes, pairs, rates.kind
+    cost = cost_of(module, *given)
     devices = list(made.mesh.devices.flat)
-    seconds = [one.times * seconds_of(one, topology, devices) for one in sent]
+    link = functools.partial(seconds_of, topology=topology, devices=devices)
+    seconds = [one.times * link(one) for one in sent]
+
+    def operation(computation, one):
+        own = operation_cost(module, computation, one, *given)
+        return own.seconds
+
+    waits = waiting_seconds(module, operation, link)
     of_kind = collections.defaultdict(list)
     for one, sec in zip(sent, seconds, strict=True):
         of_kind[one.kind].append(sec)
@@ -302,17 +356,21 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
         memory_needed=peak_bytes(step.executable, topology),
         memory_there=memory_of(topology),
         collectives=[
-            {'kind': kind, 'number': number, 'bytes': n_bytes, 'seconds': sum(of_kind[kind])}
+            {'kind': kind, 'number': number, 'bytes': n_bytes}
+            | {'seconds': sum(of_kind[kind]), 'waiting': waits[kind]}
             for kind, number, n_bytes in by_kind(sent)
         ],
         flops=cost.flops,
         bytes=cost.bytes,
         rates=rates,
-        compute_seconds=cost.flops / rates.flops,
+        compute_seconds=cost.at_peak / rates.flops,
         memory_seconds=cost.bytes / rates.bytes,
         operation_seconds=cost.seconds,
+        bound_operation_seconds=cost.bound,
         link_seconds=sum(seconds),
+        waiting_seconds=sum(waits.values()),
         model_flops=flops_per_token(made.learner) * tokens,
+        model_flops_in_full=flops_in_full(made.learner) * tokens,
         compile_seconds=step.seconds,
         unknown=cost.unknown,
         launches=launches(module) if topology.devices[0].platform == 'gpu' else None,
@@ -357,14 +415,15 @@ def pairs_computed(recipe: Recipe, parts: int = 1) -> float:
 def rates_of(topology: Topology) -> Rates:
     """Returns the published rates of the chip, or measured rates of the devices at hand."""
     if chip := topology.chip:
-        return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published of {chip.kind}')
+        return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published of {chip.kind}', chip.kind)
     return _measured(len(topology.devices))
 
 
 @functools.cache
 def _measured(n: int) -> Rates:
     flops, source = peak_flops(n)
-    return Rates(flops / n, bandwidth(), f'{source}; memory: measured copy of {COPIED >> 20} MiB')
+    source += f'; memory: measured copy of {COPIED >> 20} MiB'
+    return Rates(flops / n, bandwidth(), source, jax.devices()[0].device_kind)
 
 
 COPIED = 1 << 28  # bytes

@@ -4,12 +4,14 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from modules.kernels.attention.splash import share_computed
 from tpu.hlo import Array, Computation, Instruction, Module, behind, root_of
+from tpu.rates import CAUSAL, LENGTH, attention_share, share_filled
 
 # Opcodes that compute nothing, and move nothing in a device's memory; so do all that end in -done.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'send')
@@ -36,32 +38,57 @@ CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?(\d+)')
 
 
 class Cost(NamedTuple):
-    """Cost of a step. flops: of products. bytes: read from and written to memory. seconds: of all
-    operations in sequence, each as long as its flops or its bytes take. unknown: kernels and loops
-    whose operations or rounds are unknown.
+    """Cost of a step or an instruction. flops: of products. bytes: read from and written to memory.
+    seconds: of all operations in sequence, each as long as its products or its bytes take. unknown:
+    kernels and loops whose operations or rounds are unknown. at_peak: the flops that a device at
+    its peak does in the time of the products. bound: the seconds if all products were at the peak.
     """
 
     flops: float
     bytes: float
     seconds: float
     unknown: tuple[str, ...]
+    at_peak: float
+    bound: float
 
 
-def cost_of(module: Module, rate: float, bandwidth: float, pairs_seen: float = 0.5) -> Cost:
+def cost_of(
+    module: Module, rate: float, bandwidth: float, pairs_seen: float = 0.5, kind: str = ''
+) -> Cost:
     """Returns the cost of one step on one device of `rate` flop/s and `bandwidth` bytes a second.
-    pairs_seen: the share of all pairs of tokens that splash attention's kernels compute.
+    pairs_seen: the share of all pairs of tokens that splash attention's kernels compute. kind: of
+    the device, whose products reach what `tpu.rates` says of it; '' has all of them at the peak.
     """
-    flops = n_bytes = seconds = 0.0
+    flops = n_bytes = seconds = at_peak = bound = 0.0
     unknown = set(module.unknown)
     for name, one, times in module.instructions():
-        own_flops = _flops(module, module.computations[name], one, pairs_seen)
-        if own_flops is None:
-            unknown.add(one.name)
-        own_bytes = _bytes(module, module.computations[name], one)
-        flops += times * (own_flops or 0.0)
-        n_bytes += times * own_bytes
-        seconds += times * max((own_flops or 0.0) / rate, own_bytes / bandwidth)
-    return Cost(flops, n_bytes, seconds, tuple(sorted(unknown)))
+        computation = module.computations[name]
+        own = operation_cost(module, computation, one, rate, bandwidth, pairs_seen, kind)
+        flops += times * own.flops
+        n_bytes += times * own.bytes
+        seconds += times * own.seconds
+        at_peak += times * own.at_peak
+        bound += times * own.bound
+        unknown.update(own.unknown)
+    return Cost(flops, n_bytes, seconds, tuple(sorted(unknown)), at_peak, bound)
+
+
+def operation_cost(
+    module: Module,
+    computation: Computation,
+    one: Instruction,
+    rate: float,
+    bandwidth: float,
+    pairs_seen: float = 0.5,
+    kind: str = '',
+) -> Cost:
+    """Returns the cost of one instruction, run once, with the arguments of `cost_of`."""
+    found = _flops(module, computation, one, pairs_seen)
+    flops, n_bytes = found or 0.0, _bytes(module, computation, one)
+    at_peak = _at_peak(module, computation, one, flops, kind)
+    seconds, bound = (max(n / rate, n_bytes / bandwidth) for n in (at_peak, flops))
+    unknown = () if found is not None else (one.name,)
+    return Cost(flops, n_bytes, seconds, unknown, at_peak, bound)
 
 
 def _flops(
@@ -70,14 +97,49 @@ def _flops(
     """Counts 2 for each product and sum; None where an instruction's number is unknown."""
     if one.opcode == 'custom-call':
         return _kernel_flops(computation, one, pairs_seen)
-    total = 0.0
+    return float(sum(flops for flops, _ in _products(module, computation, one)))
+
+
+def _products(
+    module: Module, computation: Computation, one: Instruction
+) -> Iterator[tuple[float, Array]]:
+    """Yields the flops and the result of each product, of a fusion all that are in it."""
     parts = module.inside(one) if one.opcode in FUSIONS else [(computation, one)]
     for inner, part in parts:
         if part.opcode == 'dot':
-            total += _dot_flops(inner, part)
+            yield _dot_flops(inner, part), part.arrays[0]
         elif part.opcode == 'convolution':
-            total += _convolution_flops(inner, part)
-    return total
+            yield _convolution_flops(inner, part), part.arrays[0]
+
+
+def _at_peak(
+    module: Module, computation: Computation, one: Instruction, flops: float, kind: str
+) -> float:
+    """Counts the flops that a device at its peak does in the time of an instruction's `flops`."""
+    if one.opcode == 'custom-call':
+        found = _attention(computation, one)
+        return flops / attention_share(kind, *found) if found else flops
+    return float(
+        sum(
+            own / share_filled(kind, own / 2 / result.size, result.minor)
+            for own, result in _products(module, computation, one)
+        )
+    )
+
+
+def _attention(computation: Computation, one: Instruction) -> tuple[int, str, float] | None:
+    """Returns the last three arguments of `attention_share` for a kernel of attention, else None.
+    Splash attention's operations are counted by blocks.
+    """
+    if kernel := SPLASH.match(one.name):
+        queries, _ = _queries_and_keys(computation, one)
+        phase = 'forward' if kernel[1] == 'fwd' else 'backward'
+        return queries[-1], phase, share_computed(LENGTH, None)
+    target = TARGET.search(one.attributes)
+    if target and target[1].startswith(CUDNN):
+        phase = 'backward' if 'Backward' in target[1] else 'forward'
+        return _shape(computation, one, 0)[-1], phase, CAUSAL
+    return None
 
 
 def _shape(computation: Computation, one: Instruction, operand: int) -> tuple[int, ...]:
@@ -125,9 +187,7 @@ def _kernel_flops(computation: Computation, one: Instruction, pairs_seen: float)
     if said := ESTIMATE.search(one.attributes):
         return float(json.loads(said[1])['flops'])
     if kernel := SPLASH.match(one.name):
-        # Queries and keys [.., N, T, H] are its first operands of floats.
-        arrays = [computation[name].arrays[0] for name in one.operands]
-        queries, keys = [one.shape for one in arrays if one.dtype in ('bf16', 'f32')][:2]
+        queries, keys = _queries_and_keys(computation, one)
         products = SPLASH_PRODUCTS[kernel[1]] + (kernel[1] == 'dkv' and len(one.arrays) > 2)
         return 2 * products * math.prod(queries) * keys[-2] * pairs_seen
     target = TARGET.search(one.attributes)
@@ -137,6 +197,12 @@ def _kernel_flops(computation: Computation, one: Instruction, pairs_seen: float)
     if 'gemm' in name or 'matmul' in name:
         return _dot_flops(computation, one)
     return None if name in KERNELS else 0.0
+
+
+def _queries_and_keys(computation: Computation, one: Instruction) -> list[tuple[int, ...]]:
+    """Returns the shapes [.., N, T, H] of splash attention's first operands of floats."""
+    arrays = [computation[name].arrays[0] for name in one.operands]
+    return [one.shape for one in arrays if one.dtype in ('bf16', 'f32')][:2]
 
 
 def _cudnn_flops(computation: Computation, one: Instruction, backward: bool) -> float | None:

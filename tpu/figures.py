@@ -38,9 +38,9 @@ def write(
 
 
 def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
-    """Bars of memory, with a line at what there is, and of the shortest step. A program that does
-    not fit is in colour, and named; one that was not compiled has no bar. Where none fits there is
-    no step.
+    """Bars of memory, with a line at what there is, and of the step, with a line from where all
+    links are hidden to where none are, and a tick at its bound. A program that does not fit is in
+    colour, and named; one that was not compiled has no bar. Where none fits there is no step.
     """
     rows = [
         {
@@ -48,8 +48,8 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
             'fits': trial.estimate is not None,
             'GiB': trial.needed / GIB,
             'there': trial.there / GIB,
-            'ms': 1e3 * trial.estimate.step_seconds if trial.estimate else 0.0,
         }
+        | _step_ms(trial)
         for name, trial in trials.items()
         if trial.needed
     ]
@@ -57,13 +57,30 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         y=alt.Y('program:N', sort=None, title=None, axis=alt.Axis(labelLimit=280)),
         color=alt.Color('fits:N', legend=None).scale(domain=[True, False], range=[PASSES, FAILS]),
     )
-    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q'])
+    bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q', 'bound:Q'])
     there = alt.Chart(base.data).mark_rule(strokeDash=[4, 3]).encode(x='max(there):Q')
     words = base.transform_filter(~alt.datum.fits).mark_text(
         text='does not fit', align='left', dx=4
     )
+    bounds = (
+        base.transform_filter(alt.datum.fits)
+        .mark_tick(thickness=2)
+        .encode(x='bound:Q', color=alt.value('black'))
+    )
     memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
-    step = bars.encode(x=alt.X('ms:Q', title='shortest step, ms')) + words.encode(x='ms:Q')
+    title = 'step, ms; line: links all hidden to none; tick: products at the peak'
+    between = base.transform_filter(alt.datum.fits).mark_rule()
+    step = bars.encode(x=alt.X('ms:Q', title=title)) + bounds + words.encode(x='ms:Q')
+    step += between.encode(x='hidden:Q', x2='exposed:Q', color=alt.value('black'))
     size = {'width': 230, 'height': alt.Step(22)}
     found = {'memory': memory.properties(**size)}
     return found | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})
+
+
+def _step_ms(trial: Trial) -> dict[str, float]:
+    if (found := trial.estimate) is None:
+        return {'ms': 0.0}
+    hidden, exposed = found.step_seconds_hidden, found.step_seconds_exposed
+    seconds = {'ms': found.step_seconds, 'bound': found.bound_seconds}
+    seconds |= {'hidden': hidden, 'exposed': exposed}
+    return {name: 1e3 * sec for name, sec in seconds.items()}

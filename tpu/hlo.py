@@ -40,6 +40,12 @@ class Array(NamedTuple):
         return FAST.search(self.layout) is not None
 
     @property
+    def minor(self) -> int:
+        """Length of the dimension along which neighbours in memory lie; the last by default."""
+        place = self.layout.partition(':')[0].partition(',')[0]
+        return self.shape[int(place or -1)] if self.shape else 1
+
+    @property
     def size(self) -> int:
         return math.prod(self.shape)
 

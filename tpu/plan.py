@@ -5,11 +5,11 @@
 
 Compiles the very step that train.py runs, kernels and shardings included, for the topology: chips
 of v4, v5e, v5p, v6e or tpu7x by the shape of a slice, h100:8 and other GPUs of one host, or `here`.
-Prints what a device holds, what devices send each other, and the shortest time that a step can
-take. Where the step does not fit, changes that may help are compiled. --search compiles meshes,
-remat policies and microbatches, and ranks them. With config.sweep: how many runs fit a chip, and
-the chip-hours of all. No text is read, nothing is trained, and no chip is looked for. Exit status 0
-where the step fits, 1 for bad input, 3 where it does not fit.
+Prints what a device holds, what devices send each other, and how long a step takes, beside the
+shortest that it can. Where the step does not fit, changes that may help are compiled. --search
+compiles meshes, remat policies and microbatches, and ranks them. With config.sweep: how many runs
+fit a chip, and the chip-hours of all. No text is read, nothing is trained, and no chip is looked
+for. Exit status 0 where the step fits, 1 for bad input, 3 where it does not fit.
 """
 
 import sys

@@ -23,7 +23,7 @@ from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_layout
 from lm.model.check import check
-from lm.training.flops import flops_per_token
+from lm.training.flops import attention_flops, flops_per_token
 from lm.training.state import Learner, build_learner
 from modules.numerics import REMAT_POLICIES
 from tpu.chips import Topology
@@ -41,9 +41,11 @@ from tpu.compiled_step import (
     summary,
     vocabulary_of,
 )
+from tpu.rates import attention_share
 
 TIMES = {'products': 'compute_seconds', 'operations': 'operation_seconds', 'links': 'link_seconds'}
-TIMES |= {'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
+TIMES |= {'waits': 'waiting_seconds', 'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
+TIMES |= {'bound': 'bound_seconds'}
 WORDS = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
 ENOUGH = 2  # helpful changes that fit
 AXES = ('fsdp', 'tensor', 'context')
@@ -51,6 +53,7 @@ MICROBATCHES = (1, 2, 4)
 # Forward passes' worth of operations in a step, about; a backward pass is two.
 PASSES = {'none': 3.0, 'dots': 3.1, 'mlp': 3.4, 'attention': 3.7, 'offload': 3.75}
 PASSES |= {'attended': 3.9, 'full': 4.0}
+FLOPS = {'forward': 1 / 3, 'backward': 2 / 3}  # of a step, before what it computes again
 FITS = 1.3  # estimates of memory are upper bounds; candidates above this share are not compiled
 
 
@@ -95,6 +98,7 @@ class Trial:
         for name, seconds in TIMES.items():
             row[f'{name}, ms'] = ms(getattr(found, seconds)) if found else '-'
         row['mfu'] = f'{found.mfu:.1%}' if found else '-'
+        row['mfu bound'] = f'{found.mfu_bound:.1%}' if found else '-'
         row['bound by'] = found.bound_by if found else self.refused or 'does not fit'
         return row
 
@@ -233,10 +237,18 @@ def candidates(recipe: Recipe, topology: Topology) -> Iterator[Candidate]:
 def _seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:
     rates, link = rates_of(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
     tokens = recipe.data.batch_size * recipe.data.seq_len
-    products = flops_per_token(learner) * tokens / mesh.size * PASSES[recipe.model.remat] / 3
+    each = _flops_at_peak(learner, rates.kind)
+    products = each * tokens / mesh.size * PASSES[recipe.model.remat] / 3
     moved = moved_bytes(recipe, learner, mesh)
     # Parameters are gathered for each microbatch; what tensor and context send is not hidden.
     waits = mesh.shape['tensor'] * mesh.shape['context'] > 1
     sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
     compute = products / rates.flops
     return compute + sent if waits else max(compute, sent) + 0.1 * sent
+
+
+def _flops_at_peak(learner: Learner, kind: str) -> float:
+    """Returns `flops_per_token`, of attention those that the peak does in the time of a kernel."""
+    attended, head_dim = attention_flops(learner.recipe), learner.recipe.head_dim
+    took = sum(part / attention_share(kind, head_dim, phase) for phase, part in FLOPS.items())
+    return flops_per_token(learner) + (took - 1) * attended

@@ -25,7 +25,7 @@ import numpy as np
 from absl import app, flags
 
 from eval.convert import export_hf, export_peft, import_hf
-from eval.convert.fold import TARGETS, fold_checkpoint, write
+from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
 from eval.load import define_checkpoint, load
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
 from lm.storage.buckets import local_path
@@ -51,7 +51,9 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
         )
     if missing := [f'--{flag}' for flag in command.needs if options[flag] is None]:
         raise ValueError(f'eval.convert {name} needs {", ".join(missing)} too')
-    command.run(*given, out=local_path(options['out'], '--out'), options=options)
+    out = local_path(options['out'], '--out')
+    check_empty(out)
+    command.run(*given, out=out, options=options)
 
 
 def fold(out: Path, options: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
-from eval.convert.fold import cast, logits_of, used_in_float64, without_reparam
+from eval.convert.fold import cast, check_empty, logits_of, used_in_float64, without_reparam
 from eval.convert.hf_families import FAMILIES, Family
 from eval.convert.import_hf import (
     MODEL_TYPE,
@@ -290,8 +290,7 @@ def write_folder(
 
     Returns notes of what could not come along. ValueError where `out` holds something.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f'--out={out} is not empty; give a new folder')
+    check_empty(out)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = checkpoint.tokenizer
     ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id}

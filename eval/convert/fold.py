@@ -381,6 +381,12 @@ def without_reparam() -> dict[str, Any]:
     return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(options_of_it)
 
 
+def check_empty(out: Path) -> None:
+    """Raises ValueError where a folder to write to holds something."""
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f'--out={out} is not empty; give a new folder')
+
+
 def write(
     out: Path, recipe: Recipe, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
 ) -> None:
@@ -389,8 +395,7 @@ def write(
 
     ValueError where `out` holds something.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f'--out={out} is not empty; give a new folder')
+    check_empty(out)
     weights = jax.tree.map(jnp.asarray, weights)
     described, hyper = learner_on_cpu(recipe, meta['vocab_size']).described, hyper_from(recipe)
     moments = optimizer(recipe, described, hyper).init(weights.params)

@@ -114,6 +114,8 @@ def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
     if found := hf_config.dropouts(raw):
         notes.append(f'trained with {", ".join(found)}: no dropout is set here')
+    if isinstance(tokenizer, tokenizers.TokenIds):
+        notes.append(f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}')
     return Imported(raw['model_type'], recipe, params, vocab_size, tokenizer, notes)
 
 

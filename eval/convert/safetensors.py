@@ -41,7 +41,7 @@ NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies. begin: the first of its bytes in the file."""
+    """The place of a tensor. begin: the first of its bytes in the file."""
 
     file: Path
     dtype: np.dtype

@@ -1,8 +1,8 @@
-"""The kernels of a recipe on a platform: those that it names, and the platform's own attention."""
+"""The kernels of a recipe on a platform: those that it names, and the platform's own."""
 
 from lm.config.recipe import Recipe
 from lm.model.check import scores_of
-from modules.kernels import ATTENTION_KERNELS, Kernels, kernels_for
+from modules.kernels import ATTENTION_KERNELS, CROSS_ENTROPY_KERNELS, Kernels, kernels_for
 from modules.kernels.attention import refuse_scores
 
 
@@ -16,6 +16,8 @@ def chosen_kernels(recipe: Recipe, platform: str) -> Kernels:
     elif is_open and scores is not None and scores.dropout:
         serve = (name for name, row in ATTENTION_KERNELS.items() if 'dropout' in row.serves)
         named['attention'] = next(serve)
+    if loss := kernel_of_loss(recipe, platform):
+        named['cross_entropy'] = loss
     implementation = recipe.config.kernels.implementation
     return kernels_for(platform, implementation, matmul_options=options, **named)
 
@@ -39,6 +41,20 @@ def fused_attention(recipe: Recipe, platform: str) -> tuple[str, str]:
 
 def _leaves_attention_open(recipe: Recipe) -> bool:
     return recipe.implementation is None and 'attention' not in recipe.kernels
+
+
+def kernel_of_loss(recipe: Recipe, platform: str) -> str:
+    """Returns the kernel of the loss that a platform has of its own where the config leaves the
+    choice open; '' where there is none, or where a derivative in forward mode or a readout that is
+    cut over `tensor`, of which a kernel would have rows whole, asks for plain operations.
+    """
+    is_open = recipe.implementation is None and 'cross_entropy' not in recipe.kernels
+    if not (is_open and recipe.loss.row.has_kernels) or recipe.mesh.tensor != 1:
+        return ''
+    for name, row in CROSS_ENTROPY_KERNELS.items():
+        if platform in row.usual_on and (row.is_forward_mode or not recipe.in_forward_mode):
+            return name
+    return ''
 
 
 def _refuse(recipe: Recipe, name: str) -> None:

@@ -15,6 +15,9 @@ import jax.numpy as jnp
 MIXES = ((0x7FEB352D, 0x846CA68B), (0x85EBCA6B, 0xC2B2AE35))
 
 
+MOST_SLICES = 256  # taken one after another; more would take their time on an accelerator
+
+
 class DamagedCheckpoint(ValueError):
     """The content of a checkpoint is not what was written."""
 
@@ -31,8 +34,9 @@ def of_arrays(tree: Any) -> list[str]:
     h_1 and h_2 are mixing bijections. One changed word always shows; other changes are missed with
     a probability of about 2^-64. Integer sums do not depend on their order, hence not on the mesh.
     """
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    sums = jax.device_get([_sums(leaf) for leaf in leaves])
+    leaves = (jnp.asarray(leaf) for leaf in jax.tree.leaves(tree))
+    # One after another: on a CPU the sums take memory for several times as many words.
+    sums = [jax.device_get((_layer_sums if _has_layers(x) else _sums)(x)) for x in leaves]
     return [''.join(f'{int(one):08x}' for one in pair) for pair in sums]
 
 
@@ -49,15 +53,36 @@ def check_arrays(stored: list[str], tree: Any, where: str) -> None:
 
 @jax.jit
 def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    words = _words(x)
+    return _sums_from(_words(x), jnp.uint32(0))
+
+
+def _sums_from(words: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns both sums of words, which are slice `first` of an array."""
     # Indices along each axis instead of a flat order, which would gather a sharded array.
-    index = jnp.zeros(words.shape, jnp.uint32)
+    index = jnp.broadcast_to(first, words.shape)
     for axis, size in enumerate(words.shape):
         along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
         index = index * jnp.uint32(size) + along
     keyed = words ^ _mixed(index, *MIXES[0])
     first, second = (jnp.sum(_mixed(keyed, *mix), dtype=jnp.uint32) for mix in MIXES)
     return first, second
+
+
+def _has_layers(x: jax.Array) -> bool:
+    """Whether an array is on one device, and can be taken a slice at a time."""
+    return x.ndim > 1 and x.size > 0 and x.shape[0] <= MOST_SLICES and len(x.devices()) == 1
+
+
+@jax.jit
+def _layer_sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Computes `_sums` a slice of the first axis at a time, in as much less memory."""
+
+    def add(i, sums):
+        words = _words(jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False))
+        found = _sums_from(words, i.astype(jnp.uint32))
+        return tuple(one + other for one, other in zip(sums, found, strict=True))
+
+    return jax.lax.fori_loop(0, x.shape[0], add, (jnp.uint32(0), jnp.uint32(0)))
 
 
 def _words(x: jax.Array) -> jax.Array:

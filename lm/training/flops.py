@@ -55,16 +55,24 @@ def flops_per_token(learner: Learner) -> float:
     return 6 * matmul_params(learner) + attention_flops(learner.recipe)
 
 
-def attention_flops(recipe: Recipe) -> float:
+def flops_in_full(learner: Learner) -> float:
+    """Returns `flops_per_token` by the other convention (arXiv:2204.02311, app. B): all pairs of
+    tokens count, also those that a causal mask or a window leaves out.
+    """
+    return 6 * matmul_params(learner) + attention_flops(learner.recipe, in_full=True)
+
+
+def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
     """Returns 12 N H for each pair of tokens, per token and all layers, for N heads of width H
     (arXiv:2204.02311, app. B).
 
     Each form of attention counts the pairs that it is for (`tokens_mixed`), whether or not a kernel
-    computes others too.
+    computes others too; in_full: all pairs of a row (`tokens_in_full`).
     """
     model, layer = recipe.model, recipe.attention
+    counted = layer.row.tokens_in_full if in_full else layer.row.tokens_mixed
     pairs = sum(
-        layer.row.tokens_mixed(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
+        counted(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
         for block in range(1, model.n_layers + 1)
     )
     return 12 * recipe.attention_width * pairs

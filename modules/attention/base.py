@@ -98,6 +98,11 @@ class MultiHead(nn.Module):
         """
         raise NotImplementedError
 
+    @classmethod
+    def tokens_in_full(cls, length: int, head_dim: int, block: int, **options) -> float:
+        """Returns `tokens_mixed` where no mask leaves pairs of tokens out."""
+        return cls.tokens_mixed(length, head_dim, block, **options)
+
     def heads(self, name, x_BTD, n_heads, init_gain=1.0):
         """Projects x to [B, T, heads, H]."""
         axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')

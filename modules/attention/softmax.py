@@ -84,6 +84,10 @@ class SoftmaxAttention(MultiHead):
             return length / 2
         return window - window**2 / (2 * length)
 
+    @classmethod
+    def tokens_in_full(cls, length, head_dim, block, **options):
+        return length
+
     def scores(self) -> Scores:
         """Describes the scores to the kernel."""
         return Scores(

@@ -51,9 +51,14 @@ COLUMNS = (
     'products, ms',
     'operations, ms',
     'links, ms',
+    'waits, ms',
     'step, ms',
+    'hidden, ms',
     'exposed, ms',
+    'bound, ms',
     'mfu',
+    'mfu in full',
+    'mfu bound',
     'billion tokens a day',
     'compiled, s',
 )
@@ -77,10 +82,14 @@ def row(model: str, topology: Topology, trial: Trial) -> list[str]:
         found.compute_seconds,
         found.operation_seconds,
         found.link_seconds,
+        found.waiting_seconds,
         found.step_seconds,
+        found.step_seconds_hidden,
         found.step_seconds_exposed,
+        found.bound_seconds,
     )
-    tail = [f'{found.mfu:.1%}', f'{found.tokens_a_day / 1e9:,.1f}', f'{found.compile_seconds:.0f}']
+    shares = [f'{share:.1%}' for share in (found.mfu, found.mfu_in_full, found.mfu_bound)]
+    tail = [*shares, f'{found.tokens_a_day / 1e9:,.1f}', f'{found.compile_seconds:.0f}']
     return [*head, found.mesh, memory, *(f'{1e3 * sec:,.0f}' for sec in times), *tail]
 
 

@@ -121,6 +121,24 @@ PODS = {
         'if False:',
         'tests/tpu/test_hlo.py',
     ),
+    'attention charged by blocks and by the mask': Bug(
+        'tpu/cost.py',
+        'phase, share_computed(LENGTH, None)',
+        'phase, CAUSAL',
+        'tests/tpu/test_rates.py',
+    ),
+    'a bound at what products reach': Bug(
+        'tpu/cost.py',
+        'for n in (at_peak, flops))',
+        'for n in (at_peak, at_peak))',
+        'tests/tpu/test_rates.py',
+    ),
+    'columns that fill a tile for nothing': Bug(
+        'tpu/rates.py',
+        'for n in (contracted, columns))',
+        'for n in (contracted,))',
+        'tests/tpu/test_rates.py',
+    ),
     'the first limit of a loop for all': Bug(
         'tpu/hlo.py',
         'rounds() or [here]',

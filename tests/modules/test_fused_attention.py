@@ -282,6 +282,23 @@ def test_auto_is_the_fused_kernel_of_the_platform_where_it_serves(name, home):
     assert fused_attention(tiny_config({'model.attention': 'linear'}), home) == ('', '')
 
 
+def test_auto_is_the_losss_kernel_on_gpus_where_it_serves():
+    config = tiny_config(BF16)
+    assert [
+        chosen_kernels(config, on).name_of('cross_entropy') for on in ('gpu', 'tpu', 'cpu')
+    ] == ['pallas', 'reference', 'reference']
+    for changes in (
+        {'kernels.cross_entropy': 'reference'},
+        {'kernels.implementation': 'xla'},
+        {'loss.name': 'focal'},
+        {'mesh.tensor': 2},
+        {'mesh.tensor': -1},
+        {'optim.ghost_radius': 0.1},
+    ):
+        found = chosen_kernels(tiny_config(BF16 | changes), 'gpu')
+        assert found.name_of('cross_entropy') == 'reference', changes
+
+
 def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
     """With the platform's own, and it is said; kernels that run stay."""
     said, config = [], tiny_config({'kernels.attention': 'splash', 'kernels.matmul': 'direct'})

@@ -9,7 +9,9 @@ from tpu.figures import panels, write
 from tpu.trials import TIMES, Trial
 
 GIB = 2**30
-FOUND = SimpleNamespace(**dict.fromkeys(TIMES.values(), 2.0), mfu=0.5, bound_by='links')
+STEPS = {'step_seconds_hidden': 1.0, 'step_seconds_exposed': 3.0, 'bound_seconds': 0.5}
+SHARES = {'mfu': 0.5, 'mfu_bound': 0.6}
+FOUND = SimpleNamespace(**dict.fromkeys(TIMES.values(), 2.0) | STEPS | SHARES, bound_by='links')
 TRIALS = {
     'fast': Trial({}, FOUND, needed=8 * GIB, there=16 * GIB),
     'large': Trial({}, needed=20 * GIB, there=16 * GIB),
@@ -25,6 +27,7 @@ def test_a_figure_has_what_was_compiled():
         rows = {row['program']: row for row in spec['data']['values']}
         assert bars['encoding']['x']['field'] == x and rows.keys() == {'fast', 'large'}
         assert (rows['fast']['GiB'], rows['fast']['ms'], rows['fast']['fits']) == (8, 2000, True)
+        assert [rows['fast'][name] for name in ('bound', 'hidden', 'exposed')] == [500, 1000, 3000]
         assert (rows['large']['GiB'], rows['large']['there'], rows['large']['fits']) == (
             20,
             16,
@@ -35,6 +38,13 @@ def test_a_figure_has_what_was_compiled():
             True: PASSES,
             False: FAILS,
         }
+
+
+def test_a_tick_is_at_the_bound_of_what_fits():
+    step = spec_of(panels(TRIALS)['step'])
+    (tick,) = [one for one in step['layer'] if one['mark']['type'] == 'tick']
+    assert tick['encoding']['x']['field'] == 'bound'
+    assert 'fits' in str(tick['transform'])
 
 
 def test_where_nothing_fits_there_is_no_step():

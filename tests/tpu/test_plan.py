@@ -71,12 +71,22 @@ def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
     assert parameters * 1.9 < 4 * found['parameters'] < 2 * parameters  # small ones are whole
     sent = {one['kind']: one for one in found['collectives']}
     assert sent['all-gather']['number'] >= 2 * 3 * 6  # six matrices, of three layers, twice
-    assert found['step_seconds'] == max(found['operation_seconds'], found['link_seconds'])
+    assert found['step_seconds'] == found['operation_seconds'] + found['waiting_seconds']
+    assert found['waiting_seconds'] == sum(one['waiting'] for one in found['collectives'])
+    hidden, exposed = found['step_seconds_hidden'], found['step_seconds_exposed']
+    assert hidden < found['step_seconds'] < exposed  # a v5e hides some of its gathers
     assert found['operation_seconds'] >= max(found['compute_seconds'], found['memory_seconds'])
-    assert 0 < found['mfu'] < 1
+    assert 0 < found['mfu_exposed'] < found['mfu'] < found['mfu_hidden'] <= found['mfu_bound'] < 1
+    bound = max(found['bound_operation_seconds'], found['link_seconds'])
+    assert found['bound_seconds'] == bound <= hidden
+    assert found['bound_operation_seconds'] < found['operation_seconds']  # heads of 64
+    assert found['compute_seconds'] > found['flops'] / found['rates']['flops']
+    least = found['model_flops'] / found['devices'] / found['rates']['flops']
+    assert found['mfu_bound'] == pytest.approx(least / bound)
     hours = found['steps'] * found['step_seconds'] * 4 / 3600
     assert found['cost'] == pytest.approx(1.2 * hours)
-    for words in ('GiB a device', 'all-gather: ', 'at most', 'chip-hours', 'left out: '):
+    said = ('GiB a device', 'all-gather: ', 'ms of waiting', 'at most', 'with all pairs of tokens')
+    for words in (*said, 'if nothing hid them', 'chip-hours', 'left out: '):
         assert words in printed
 
 
@@ -88,6 +98,10 @@ def test_products_of_a_plan_are_those_of_the_model(folder):
     exact = flops_per_token(learner) * 32 * 128 / 4
     assert exact < found['flops'] < 1.2 * exact
     assert found['model_flops'] == pytest.approx(4 * exact)
+    in_full = 4 * exact + 32 * 128 * 12 * 3 * 128 * 128 / 2  # the other half of the pairs
+    assert found['model_flops_in_full'] == pytest.approx(in_full)
+    share = found['model_flops_in_full'] / found['model_flops']
+    assert found['mfu_in_full'] == pytest.approx(share * found['mfu'])
 
 
 @pytest.mark.full
@@ -99,7 +113,7 @@ def test_compiling_for_tpus_is_quiet(folder):
 
 @pytest.mark.full
 def test_a_step_for_a_gpu_starts_few_kernels(tmp_path):
-    """124M parameters in documents, 8 rows of 8,192: 2,943; 660,406 with blocked attention, whose
+    """124M parameters in documents, 8 rows of 8,192: 2,559; 660,406 with blocked attention, whose
     tiles are some thirteen each. The kernel is what `auto` is there. A plan needs no cuDNN, and
     knows all of its calls.
     """

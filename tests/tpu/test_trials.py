@@ -2,17 +2,20 @@
 but in the last tests: memory is a function of the config here.
 """
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
 import pytest
 
 from lm.run.program import Program
+from lm.training.flops import attention_flops, flops_per_token
 from modules.numerics import REMAT_POLICIES
-from tests.helpers import tiny_config
+from tests.helpers import tiny_config, tiny_learner
 from tpu import compiled_step, trials
 from tpu.chips import CHIPS, Topology
-from tpu.compiled_step import DoesNotFit, _needed, pairs_computed
+from tpu.compiled_step import DoesNotFit, Estimate, Rates, _needed, pairs_computed
+from tpu.rates import attention_share
 from tpu.sweep_plan import GroupPlan, SweepPlan
 from tpu.trials import helpful_changes, try_changes
 
@@ -54,7 +57,7 @@ def compiler(monkeypatch):
 class Found:
     """What a trial reads of an estimate."""
 
-    mfu = 0.5
+    mfu = mfu_bound = 0.5
     memory_there = 16 * GIB
 
     def __init__(self, config, needs):
@@ -62,6 +65,7 @@ class Found:
         again = 4 if config.model.remat == 'full' else 3
         self.step_seconds = again + 0.1 * config.mesh.fsdp
         self.step_seconds_exposed = self.step_seconds + 1
+        self.bound_seconds = self.step_seconds - 1
 
 
 def test_ways_are_changes_that_the_devices_allow():
@@ -113,6 +117,17 @@ def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     assert seconds == sorted(seconds) and len(seconds) >= 2
     assert rows[0].estimate and not rows[-1].estimate  # the given one does not fit
     assert len({row.words for row in rows}) == len(rows)
+
+
+def test_candidates_have_attention_at_its_rate():
+    """On TPU7x a third of its operations at the forward pass's, two thirds at the backward's."""
+    learner = tiny_learner(tiny_config())
+    head_dim = learner.recipe.head_dim
+    ahead, back = (attention_share('TPU7x', head_dim, one) for one in ('forward', 'backward'))
+    whole, own = flops_per_token(learner), attention_flops(learner.recipe)
+    found = trials._flops_at_peak(learner, 'TPU7x')
+    assert found == pytest.approx(whole - own + own / 3 / ahead + 2 * own / 3 / back)
+    assert trials._flops_at_peak(learner, 'cpu') == pytest.approx(whole)
 
 
 def test_a_sweep_takes_the_devices_that_its_programs_leave():
@@ -171,6 +186,16 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
     gpu = Topology('h100:1', CHIPS['h100'], [], (1,))
     with pytest.raises(DoesNotFit, match=r'needs 83\.00 GiB'):
         compiled_step.compile_step(None, gpu)
+
+
+@pytest.mark.parametrize('links, bound', [(1.0, 2.0), (3.0, 3.0)])
+def test_a_bound_has_products_at_the_peak_and_all_links(links, bound):
+    """Catches one that is the step's own."""
+    given = dict.fromkeys((field.name for field in dataclasses.fields(Estimate)), 1.0)
+    given |= {'rates': Rates(10.0, 1.0, ''), 'model_flops': 12.0, 'link_seconds': links}
+    found = Estimate(**given | {'operation_seconds': 4.0, 'bound_operation_seconds': 2.0})
+    assert found.bound_seconds == bound < found.step_seconds
+    assert found.mfu_bound == pytest.approx(12 / 10 / bound)
 
 
 @pytest.mark.parametrize(

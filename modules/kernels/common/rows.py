@@ -18,13 +18,15 @@ class Kernel:
 
     compute: gets the `platform` by name, unless `platforms` is None, for all. is_forward_mode:
     whether it has a derivative in forward mode. is_plain: whether a loss computes the same by
-    itself, so that it needs no kernel.
+    itself, so that it needs no kernel. usual_on: platforms on which it serves where no kernel is
+    named, as a compiled step reads and writes less with it there.
     """
 
     compute: Callable[..., Any]
     platforms: tuple[str, ...] | None = None
     is_forward_mode: bool = True
     is_plain: bool = False
+    usual_on: tuple[str, ...] = ()
 
     def on(self, platform: str) -> Callable[..., Any]:
         """Returns the kernel for devices of one of its platforms."""

@@ -93,5 +93,5 @@ _statistics.defvjp(_saved, _backward)
 # (logits [M, V], labels [M], z_loss, label_smoothing) -> {'objective', 'ce', 'z_loss'}, [M] each
 CROSS_ENTROPY_KERNELS = {
     'reference': Kernel(base.cross_entropy, is_plain=True),
-    'pallas': Kernel(cross_entropy, PALLAS, is_forward_mode=False),
+    'pallas': Kernel(cross_entropy, PALLAS, is_forward_mode=False, usual_on=('gpu',)),
 }

@@ -26,11 +26,15 @@ from eval.convert.import_hf import import_folder, largest_difference
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
+from lm.config.fields import MeshConfig
 from lm.config.resolve import replaced, resolve, to_dict
+from lm.data import tokenizers
+from lm.devices.mesh import make_mesh
 from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
 from tests import ROOT
+from tests.eval.convert.test_commands import checkpoint as ours
 from tests.eval.convert.test_commands import compiled_as_it_stands  # noqa: F401
 from tests.fixtures.hf.seeded import tokens, weight
 from train import DONE, train
@@ -296,6 +300,24 @@ def with_tokenizer(folder):
     return folder
 
 
+def test_a_tokenizer_comes_along(tmp_path):
+    """BOS and EOS are ids of the model, whose table may have more rows than words, never fewer."""
+    with_tokenizer(tmp_path)
+    found = tokenizers.of_model(tmp_path, 64, 62, 63)
+    assert (found.vocab_size, found.bos_id, found.eos_id) == (64, 1, 2)
+    (tmp_path / 'tokenizer_config.json').unlink()
+    ids = [tokenizers.of_model(tmp_path, 64, *given) for given in ((7, 8), (None, 8), (None, None))]
+    assert [(one.bos_id, one.eos_id) for one in ids] == [(7, 8), (8, 8), (63, 63)]
+    with pytest.raises(ValueError, match='has the id 52, and the model 52 embeddings'):
+        tokenizers.of_model(tmp_path, 52, 1, 2)
+    ids = tokenizers.plan('ids:64,1,2').build([])
+    ids.save(tmp_path / 'saved')
+    assert tokenizers.load(tmp_path / 'saved') == ids
+    assert ids.encode('3 63') == [3, 63] and ids.decode([3, 63]) == '3 63'
+    with pytest.raises(ValueError, match="reads token ids below 64; got '64'"):
+        ids.encode('1 64')
+
+
 @pytest.mark.full
 def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     """The whole way of a user. Training begins with the weights that evaluation has."""
@@ -314,6 +336,9 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     assert float(said.split()[-1]) < CLOSE
     imported_run = load(run)
     assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
+    spread = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
+    logits = np.asarray(spread.logits(np.repeat(TOKENS_BT, 8, 0)))
+    assert largest_difference(logits[3], theirs()['llama2']) < CLOSE
     before = perplexity(imported_run)
     tree = to_dict(imported_run.recipe)
     for section, name, value in (
@@ -351,6 +376,34 @@ def test_a_gpt2_folded_to_rmsnorm_is_exported(tmp_path):
     again = import_folder(tmp_path / 'out', base(), Path('run'))
     logits = checkpoint_of(again).logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()['gpt2']) < CLOSE
+
+
+OURS = {'model.norm': 'rmsnorm', 'model.activation': 'swiglu', 'model.n_kv_heads': 1}
+TIED = {'model.tie_embeddings': True}
+BASE = {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_kv_heads': 2}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    'changes, family',
+    [
+        (OURS | TIED | BASE | {'model.reparam': 'weight_norm'}, 'llama'),
+        (OURS | TIED | {'model.embedding_scale': True, 'norm.scale': False}, 'llama'),
+        (
+            OURS
+            | {'model.qk_norm': 'rmsnorm', 'model.reparam': 'sigma'}
+            | {'attention.logit_scale': 'mup'},
+            'qwen3',
+        ),
+        (OURS | {'model.mlp': 'moe', 'model.qk_norm': 'rmsnorm'}, 'qwen3_moe'),
+        ({'model.norm': 'layernorm', 'model.position': 'learned', 'norm.bias': False}, 'gpt2'),
+    ],
+)
+def test_what_theirs_have_no_word_for_goes_into_the_weights(changes, family):
+    """Reparametrisations, factors of muP, a factor of embeddings, gains and biases that lack."""
+    found = export_hf.export_checkpoint(ours(changes))
+    assert (found.model_type, found.difference < CLOSE) == (family, True)
+    assert found.recipe.model.reparam == 'none' and found.recipe.scaling.name == 'standard'
 
 
 def test_every_family_has_a_case():

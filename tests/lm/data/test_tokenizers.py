@@ -131,7 +131,7 @@ def test_reference_vocab_size_needs_no_corpus(hf_folder):
 @pytest.mark.parametrize(
     'spec, says',
     [
-        ('bite', "one of bpe, byte, hf; got 'bite'. Did you mean 'byte'"),
+        ('bite', "one of bpe, byte, hf, ids; got 'bite'. Did you mean 'byte'"),
         ('gpt2', 'Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH'),
         ('lm/data', 'set data.tokenizer=hf:lm/data.'),
         ('byte:3', 'takes no argument'),
@@ -140,6 +140,8 @@ def test_reference_vocab_size_needs_no_corpus(hf_folder):
         ('bpe:-5', 'size of at least 258'),
         ('hf:nowhere/at/all', 'is not a file'),
         ('hf:', 'needs the path'),
+        ('ids:64', 'needs the size of the vocabulary'),
+        ('ids:64,1,64', 'ids must be below 64'),
     ],
 )
 def test_errors(spec, says):

@@ -11,6 +11,7 @@ import pytest
 from lm.training import flops
 from lm.training.flops import (
     attention_flops,
+    flops_in_full,
     flops_per_token,
     gemm_flops,
     matmul_params,
@@ -76,6 +77,7 @@ def test_flops_per_token_by_hand():
     used = dataclasses.replace(learner.described, used_specs=specs, used_shapes=shapes)
     learner = dataclasses.replace(learner, described=used)
     assert flops_per_token(learner) == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
+    assert flops_in_full(learner) == 6 * 2 * 16 * 5 + 12 * 2 * 8 * 16
 
 
 SIZES = {'model.d_model': 16, 'model.n_heads': 2, 'model.n_layers': 5, 'data.seq_len': 64}
@@ -101,12 +103,14 @@ def pairs(length, window):
     ids=str,
 )
 def test_attention_of_a_window_counts_the_pairs_within(changes, windows):
-    """12 N H a pair, pair by pair. Catches the width of the model in place of that of the heads,
-    full layers counted among those with a window, and rows that are shorter than it.
+    """12 N H a pair, pair by pair; in full all of them. Catches the width of the model in place of
+    that of the heads, full layers counted among those with a window, and rows that are shorter.
     """
     seen = sum(pairs(64, window) for window in windows)
     counted = attention_flops(tiny_config(SIZES | changes)) * 64
     np.testing.assert_allclose(counted, 12 * 16 * seen, rtol=1e-9)
+    in_full = attention_flops(tiny_config(SIZES | changes), in_full=True)
+    assert in_full == 12 * 16 * 64 * 5
 
 
 @pytest.mark.parametrize(('name', 'features'), [('linear', 8), ('nala', 16)])
@@ -117,6 +121,7 @@ def test_linear_attention_counts_its_state_and_no_pairs(name, features, length):
     """
     config = tiny_config(SIZES | {'model.attention': name, 'data.seq_len': length})
     assert attention_flops(config) == 3 * 5 * 2 * (2 * features * 8 + 2 * features * 8)
+    assert attention_flops(config, in_full=True) == attention_flops(config)
 
 
 def test_forward_flops_are_near_those_xla_counts():

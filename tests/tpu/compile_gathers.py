@@ -1,0 +1,52 @@
+"""Compiles the training step of a small model on TPUs of each kind, which need not be here, with
+its parameters cut over four devices, and prints what waits for its all-gathers: one line of JSON
+each. A process of its own, as libtpu is loaded once in a process.
+"""
+
+import functools
+import json
+
+from lm.devices.run_axis import SINGLE
+from lm.run.program import Program
+from tests.lm.devices.compile_meshes import blueprint
+from tpu.chips import open_topology
+from tpu.collectives import exchanges, seconds_of
+from tpu.compiled_step import rates_of
+from tpu.cost import operation_cost
+from tpu.hlo import Module
+from tpu.schedule import waiting_seconds
+
+SLICES = {'v4': '2x2x2', 'v5e': '2x4', 'v5p': '2x2x2', 'v6e': '2x4', 'tpu7x': '2x2x1'}
+MESH = {'data': 2, 'fsdp': 4}
+SMALL = {'kernels.attention': 'reference', 'data.seq_len': 128}
+
+
+def main() -> None:
+    for kind, shape in SLICES.items():
+        topology = open_topology(f'{kind}:{shape}')
+        made = blueprint(f'{kind}:{shape}', MESH, SMALL)
+        module = Module(Program(made, SINGLE).compiled(1).as_text())
+        devices, rates = list(made.mesh.devices.flat), rates_of(topology)
+        link = functools.partial(seconds_of, topology=topology, devices=devices)
+
+        def operation(computation, one, module=module, rates=rates):
+            return operation_cost(module, computation, one, rates.flops, rates.bytes).seconds
+
+        gathers = [
+            one
+            for found in exchanges(module).values()
+            for one in found
+            if one.sent.kind == 'all-gather'
+        ]
+        found = {
+            'kind': kind,
+            'alone': sum(one.sent.times for one in gathers if one.start == one.done),
+            'beside': sum(one.sent.times for one in gathers if one.start != one.done),
+            'links': sum(one.sent.times * link(one.sent) for one in gathers),
+            'waits': waiting_seconds(module, operation, link)['all-gather'],
+        }
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == '__main__':
+    main()
