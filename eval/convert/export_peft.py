@@ -26,7 +26,7 @@ TOLERANCE = 1e-5  # of a matrix and its factors' product, relative to its larges
 
 
 class Adapter(NamedTuple):
-    """What is written: adapter_config.json, and the tensors by name."""
+    """Files of an adapter: adapter_config.json, and the tensors by name."""
 
     config: dict[str, Any]
     tensors: dict[str, np.ndarray]
