@@ -13,6 +13,7 @@ import numpy as np
 
 from eval.convert import safetensors
 from eval.convert.export_hf import export_checkpoint
+from eval.convert.fold import check_empty
 from eval.convert.hf_families import FAMILIES, Place
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint
@@ -25,7 +26,7 @@ TOLERANCE = 1e-5  # of a matrix and its factors' product, relative to its larges
 
 
 class Adapter(NamedTuple):
-    """Content of a folder: adapter_config.json, and the tensors by name."""
+    """Files of an adapter: adapter_config.json, and the tensors by name."""
 
     config: dict[str, Any]
     tensors: dict[str, np.ndarray]
@@ -112,8 +113,7 @@ def factors(
 
 def write_folder(out: Path, adapter: Adapter) -> None:
     """Writes the two files of an adapter. ValueError where `out` holds something."""
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f'--out={out} is not empty; give a new folder')
+    check_empty(out)
     out.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: safetensors.Tensor(np.dtype(np.float32), x.shape, lambda x=x: x)

@@ -217,7 +217,7 @@ def test_a_path_without_checkpoint_is_refused_before_anything_is_made(tuned, tmp
 
 
 def test_a_model_of_elsewhere_is_answered_with_a_config():
-    with pytest.raises(ValueError, match=r'init_from=gpt2: weights of other .*/llama_124m\.py'):
+    with pytest.raises(ValueError, match=r'init_from=gpt2: nothing is downloaded: .*import-hf'):
         start.find_source('gpt2')
 
 
