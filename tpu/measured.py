@@ -50,17 +50,16 @@ def ratio_of(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -
     """Returns the ratio of a kind of chip, or of the nearest that steps were measured on; None
     where none was on its platform.
 
-    The nearest is a chip of the same platform whose operations for each byte of its memory's rate
-    are nearest, as a ratio.
+    The nearest is the chip of the same platform whose device has the nearest peak, as a ratio: of
+    an H200 the H100, of a TPU7x the v6e.
     """
     measured = measured_ratios() if measured is None else measured
     alike = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]
     if not alike:
         return None
-    own = math.log(CHIPS[chip].peak / CHIPS[chip].gb_per_second)
 
     def distance(name: str) -> tuple[bool, float]:
-        return name != chip, abs(math.log(CHIPS[name].peak / CHIPS[name].gb_per_second) - own)
+        return name != chip, abs(math.log(CHIPS[name].peak / CHIPS[chip].peak))
 
     nearest = min(alike, key=distance)
     found = measured[nearest]

@@ -4,7 +4,7 @@
 
 Each step is planned as `tpu.plan` does it: compiled for the chips that it ran on, some minutes
 each. --programs keeps the compiled programs in a folder, and prices those that are there without a
-compiler. --write makes tpu/measured_steps.json anew, which `predicted` of a plan goes by.
+compiler. --write puts the rows into tpu/measured_steps.json, which `predicted` of a plan goes by.
 
 A plan is of this project's program, not of the one that was measured: same shapes, rows and mesh,
 but its own kernels, optimizer in float32, and the nearest rematerialization that it has. Of those
@@ -54,12 +54,17 @@ def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int 
 # its tables of TPU v4, v5e and v5p came: two matrices in an MLP, heads of 256, and 32 of them at
 # a width of 10,240, where a head here is the width over their number: 40.
 MAXTEXT = {'data.tokenizer': 'bpe:32768', 'model.activation': 'relu'}
+MPT = {'data.tokenizer': 'bpe:50368', 'model.activation': 'gelu', 'model.norm': 'layernorm'}
+MPT |= {'model.position': 'learned', 'model.tie_embeddings': True}
 MODELS = {
     'Llama 3 8B': {},
     'Llama 3 70B': shape(8192, 28_672, 80, 64),
     'Llama 3 405B': shape(16_384, 53_248, 126, 128),
     'Llama 2 7B': shape(4096, 11_008, 32, 32, 32) | {'data.tokenizer': 'bpe:32000'},
     'Mistral 7B': {'data.tokenizer': 'bpe:32000'},
+    'MPT 125M': shape(768, 3072, 12, 12, 12) | MPT,
+    'MPT 1B': shape(2048, 8192, 24, 16, 16) | MPT,
+    'MPT 7B': shape(4096, 16_384, 32, 32, 32) | MPT,
     'MaxText 22B': shape(6144, 24_576, 48, 24, 24) | MAXTEXT,
     'MaxText 32B': shape(10_240, 32_768, 32, 40, 40) | MAXTEXT,
     'MaxText 64B': shape(10_240, 32_768, 64, 40, 40) | MAXTEXT,
@@ -93,6 +98,14 @@ TOOLBOX = Source(
 TORCHTITAN = Source(
     'torchtitan',
     'https://github.com/pytorch/torchtitan/blob/b5bcd76/benchmarks/llama3_h100_202412_torchtitan.md',
+)
+FOUNDRY = Source(
+    'llm-foundry',
+    'https://github.com/mosaicml/llm-foundry/blob/061f2c7/scripts/train/benchmarking/README.md',
+)
+A3 = Source(
+    'MaxText, A3',
+    'https://github.com/AI-Hypercomputer/maxtext/blob/e591f30/src/maxtext/configs/gpu/a3/llama_2_7b/README.md',
 )
 
 
@@ -133,6 +146,21 @@ class Row(NamedTuple):
         mesh = {f'mesh.{axis}': n for axis, n in ({'data': -1} | dict(self.mesh)).items()}
         own = {'data.mask_documents': False, 'model.remat': remat}
         return MODELS[self.model] | data | mesh | own | dict(self.more)
+
+
+def mpt(
+    chip: str, size: str, rows: int, seq_len: int, microbatches: int, remat: str, rate: int
+) -> Row:
+    """Makes a row of llm-foundry's table. rate: tokens a second of eight GPUs. All activations,
+    which it keeps where it says none, would here need 145 GiB of an H100 for 7 billion parameters,
+    and 119 of an A100 for one: `dots` is the nearest that fits.
+    """
+    return Row(
+        *(f'{chip}-8-mpt{size.lower()}-{seq_len // 1024}k', f'MPT {size}', f'{chip}:8', rows),
+        *(seq_len, {'fsdp': 8}, ('dots' if remat == 'none' else remat,)),
+        *(f'{remat}, {microbatches} microbatches', Measured(FOUNDRY, rows * seq_len / rate)),
+        more={'train.microbatches': microbatches},
+    )
 
 
 OFFLOADED = 'input, q, k, v, o on the host'
@@ -215,6 +243,17 @@ ROWS = [
         *('h100-8-8b', 'Llama 3 8B', 'h100:8', 16, 8192, {'fsdp': 8}, ('attention',)),
         *('half of the products, and attention', Measured(TORCHTITAN, 2 * 8192 / 6667)),
     ),
+    Row(
+        *('h100-8-7b-a3', 'Llama 2 7B', 'h100:8', 32, 4096, {'fsdp': 8}, ('dots',)),
+        *('products and attention', Measured(A3, tflops=492)),
+    ),
+    mpt('h100', '1B', 112, 2048, 1, 'none', 363_645),
+    mpt('h100', '7B', 48, 2048, 1, 'none', 85_144),
+    mpt('h100', '7B', 256, 4096, 2, 'full', 68_893),
+    mpt('a100', '125M', 512, 2048, 2, 'none', 1_133_901),
+    mpt('a100', '1B', 448, 2048, 4, 'none', 164_109),
+    mpt('a100', '7B', 96, 2048, 2, 'none', 37_130),
+    mpt('a100', '7B', 256, 4096, 2, 'full', 29_472),
 ]
 
 
@@ -377,18 +416,19 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument('--rows', default='', help='a part of the names of rows')
+    parser.add_argument('--rows', default='', help='names of rows or parts of them, with commas')
     parser.add_argument('--programs', type=Path, help='folder of compiled programs')
-    parser.add_argument('--write', action='store_true', help=f'write {FILE.name}')
+    parser.add_argument('--write', action='store_true', help=f'put the rows into {FILE.name}')
     given = parser.parse_args()
-    base = resolve(llama_8b.get_config())
-    records = []
+    base, records = resolve(llama_8b.get_config()), {}
     for row in ROWS:
-        if given.rows in row.name:
-            records.append(record(row, planned(row, base, given.programs), base))
-    print('\n'.join(lines(records)))
+        if any(part in row.name for part in given.rows.split(',')):
+            records[row.name] = record(row, planned(row, base, given.programs), base)
+    print('\n'.join(lines(list(records.values()))))
     if given.write:
-        FILE.write_text(json.dumps({'steps': records}, indent=1) + '\n')
+        kept = {found['name']: found for found in json.loads(FILE.read_text())['steps']} | records
+        steps = [kept[row.name] for row in ROWS if row.name in kept]
+        FILE.write_text(json.dumps({'steps': steps}, indent=1) + '\n')
 
 
 if __name__ == '__main__':

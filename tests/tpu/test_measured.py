@@ -37,13 +37,13 @@ def test_the_ratio_is_the_median_of_the_chip_s_own_steps():
 
 
 def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
-    """By operations for each byte of memory: v5p has 166, v4 229, v5e 241 and v6e 560; a GPU that
-    has 295 lends none to them.
+    """By the peak of a device: 459 TFLOP/s of v5p are nearer to 275 of v4 than to 918 of v6e, and a
+    TPU7x has 1,153; a GPU of 989 lends none to it.
     """
-    measured = {'v6e': V6E, 'v4': (1.5,), 'h100': (1.9,)}
-    assert ratio_of('v5e', measured).chip == 'v4'
-    assert ratio_of('v6e', {'v5p': (1.5,), 'v5e': (1.7,), 'h100': (1.9,)}).chip == 'v5e'
-    assert ratio_of('b200', measured).chip == 'h100'
+    measured = {'v6e': V6E, 'v4': (1.5,), 'a100': (1.3,), 'h100': (1.9,)}
+    assert ratio_of('v5p', measured).chip == 'v4'
+    assert ratio_of('tpu7x', measured).chip == 'v6e'
+    assert ratio_of('h200', measured).chip == 'h100'
     assert ratio_of('a100', {'v4': (1.5,)}) is None
 
 
