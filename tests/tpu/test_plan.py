@@ -83,7 +83,6 @@ def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
     assert found['compute_seconds'] > found['flops'] / found['rates']['flops']
     least = found['model_flops'] / found['devices'] / found['rates']['flops']
     assert found['mfu_bound'] == pytest.approx(least / bound)
-    assert 0 < found['mfu_exposed'] < found['mfu'] < found['mfu_hidden'] < 1
     assert found['ratio']['chip'] == 'v5e'
     predicted = found['ratio']['value'] * found['step_seconds']
     assert found['predicted_seconds'] == pytest.approx(predicted)
