@@ -224,7 +224,7 @@ ANSWERED = {
     },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
-NO_TEXT, NO_WEIGHTS = 'no text is downloaded here; hf download', 'weights of other programs'
+NO_TEXT, NO_WEIGHTS = 'no text is downloaded here; hf download', 'python -m eval.convert import-hf'
 GOES_ON = 'the same command with the same --workdir goes on where it stopped'
 # {program: {what is given: (words of the answer, flags whose names it holds; '' leaves it out)}}
 NOT_HERE = {
