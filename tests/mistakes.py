@@ -229,7 +229,7 @@ ANSWERED = {
     },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
-NO_TEXT, NO_WEIGHTS = 'fetched with the extra hub', 'nothing is downloaded: python -m eval.convert'
+NO_TEXT, NO_WEIGHTS = 'fetched with the extra hub', 'python -m eval.convert import-hf'
 GOES_ON = 'the same command with the same --workdir goes on where it stopped'
 # {program: {what is given: (words of the answer, flags whose names it holds; '' leaves it out)}}
 NOT_HERE = {

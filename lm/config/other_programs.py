@@ -259,7 +259,8 @@ ABSENT: Mapping[str, str] = {
             'vanilla useflashattention flashattentionblocksize'
         ),
         'nothing is downloaded: python -m eval.convert import-hf DIR --out=RUN reads a folder that '
-        'transformers has saved, and --config.train.init_from=RUN starts from it': (
+        'transformers has saved, and --config.train.init_from=RUN starts from it; '
+        "configs/llama_124m.py is a model of GPT-2's size, untrained": (
             'gpt2 gpt2medium gpt2large gpt2xl initializefromhf'
         ),
         'the same command with the same --workdir goes on where it stopped': (
