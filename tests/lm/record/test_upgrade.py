@@ -51,10 +51,13 @@ def test_all_that_is_not_mentioned_here_stays():
                 added[path]
             }
             del added[path]
-    # Heads shared the width, one optimizer had all, evaluation the weights it trained, rows were
-    # read causally, and the mesh had two axes.
+    # Heads shared the width, nothing was dropped, one optimizer had all, evaluation the weights it
+    # trained, rows were read causally, and the mesh had two axes.
     assert added == {
         'model.head_dim': OLD['model']['d_model'] // OLD['model']['n_heads'],
+        **dict.fromkeys(
+            ('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'), 0.0
+        ),
         **dict.fromkeys(('mesh.fsdp', 'mesh.expert', 'mesh.context', 'mesh.tensor'), 1),
         'mesh.axes': 'given',
         'optim.others': OLD['optim']['name'],
