@@ -25,6 +25,7 @@ def test_kernels_suit_the_platform():
     assert str(kernels_for('cpu')) == str(kernels_for('tpu', 'xla_cpu'))
     assert str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
     assert str(kernels_for('tpu')) == f'{chunked} matmul=einsum {rest}'
+    assert str(kernels_for('tpu')) == str(kernels_for('cpu', 'xla_tpu'))
     slow = f'attention=reference linear_attention=quadratic matmul=direct {rest}'
     assert str(kernels_for('cpu', 'reference')) == slow
     alone = kernels_for('cpu', 'auto', attention='reference')
