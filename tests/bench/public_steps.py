@@ -45,8 +45,8 @@ from tpu.measured import FILE
 
 
 def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int = 8) -> dict:
-    names = ('d_model', 'd_ff', 'n_layers', 'n_heads', 'n_kv_heads')
-    sizes = (d_model, d_ff, n_layers, n_heads, n_kv_heads)
+    names = ('d_model', 'd_ff', 'n_layers', 'n_heads', 'n_kv_heads', 'head_dim')
+    sizes = (d_model, d_ff, n_layers, n_heads, n_kv_heads, d_model // n_heads)
     return {f'model.{name}': size for name, size in zip(names, sizes, strict=True)}
 
 
