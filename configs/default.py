@@ -39,7 +39,8 @@ def get_config() -> ConfigDict:
     config.model.position = 'rope'
     config.model.reparam = 'auto'  # or one or several ('shared+sigma'), nearest to the model first
     config.model.tie_embeddings = False
-    config.model.readout_bias = False  # model.bias: True, or qkv, for matrices in the blocks
+    config.model.bias = False  # of the matrices in the blocks
+    config.model.readout_bias = False
     config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
     config.model.dtype = 'auto'  # of the matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs
     config.model.remat = 'none'

@@ -40,7 +40,7 @@ class Option:
     def check(self, path: str, value: Any) -> None:
         """Raises ValueError if `value`, of the config field `path`, is out of bounds or unknown."""
         if self.choices:
-            choose(dict.fromkeys(self.choices), str(value), path)
+            choose(dict.fromkeys(self.choices), value, path)
             return
         is_open = type(value) is int and self.most == math.inf
         most = LARGEST_INT if is_open else self.most
@@ -158,12 +158,8 @@ def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
-    """Returns the value, an int as a float if only float is allowed, and the text of a bool as that
-    where both are allowed; ValueError for other types.
-    """
+    """Returns the value, an int as a float if only float is allowed; ValueError for other types."""
     allowed = tuple(allowed)
-    if {bool, str} <= {*allowed} and value in ('True', 'False'):
-        value = value == 'True'
     if float in allowed and int not in allowed and type(value) is int:
         value = float(value) if abs(value) < 2**1000 else math.inf
     if type(value) not in allowed:

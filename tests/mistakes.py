@@ -177,7 +177,6 @@ ANSWERED = {
         '--model.hybrid_norm=true': '--config.model.placement=peri',
         '--model.rope.theta=500000': '--config.attention.rope_base=500000',
         '--model.use_bias=false': '--config.model.bias=false',
-        '--model.qkv_bias=true': '--config.model.bias=qkv',
         '--data.tokenizer=tokenizers/llama': '--config.data.tokenizer=hf:tokenizers/llama',
         '--data.train_urls=[mine/a.jsonl.gz]': '--config.data.source=text:mine/a.jsonl.gz',
         '--data.format.text_key=body': '--config.data.text_field=body',

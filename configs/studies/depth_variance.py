@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 
-PLACEMENTS = (  # all there are
+PLACEMENTS = (  # all whose blocks are two steps of depth
     'pre',
     'post',
     'peri',

@@ -45,7 +45,8 @@ MOST_BYTES = 5 << 30  # of a file, as transformers has it
 LENGTH = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 # A model has these or not; what it lacks of them is filled with what changes nothing.
-FILLED_IN = ('model.bias', 'model.readout_bias', 'model.embedding_scale', 'norm.scale', 'norm.bias')
+FILLED_IN = ('model.bias', 'model.qkv_bias', 'model.readout_bias', 'model.embedding_scale')
+FILLED_IN += ('norm.scale', 'norm.bias')
 # These do not change what evaluation computes, but for rounding.
 NO_MATTER = (
     'model.dropout',

@@ -222,7 +222,8 @@ def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
     changes = {
         'model.norm': norm,
         'model.final_norm': norm,
-        'model.bias': True if biased else source.model.bias,
+        'model.bias': source.model.bias or biased,
+        'model.qkv_bias': source.model.qkv_bias and not biased,
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
         # The weights are here now, and what was trained alone may be gone.
@@ -264,7 +265,7 @@ def folded_params(
                 new[path] = fold.recentre_writer(new[path])
             if drops:
                 new[path] = fold.compress_writer(new[path])
-            if spec.role == 'hidden' and recipe.model.bias is True:
+            if spec.role == 'hidden' and recipe.model.bias:
                 layers, width = len(new[path]), new[path].shape[-1]
                 new.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue

@@ -118,6 +118,7 @@ DECODER = {
     'model.activation': 'swiglu',
     'model.mlp': 'dense',
     'model.bias': False,
+    'model.qkv_bias': False,
     'model.embedding_scale': False,
     'model.logit_softcap': 0.0,
 }
@@ -261,7 +262,7 @@ MISTRAL = Family(
 QWEN2 = Family(
     'Qwen2ForCausalLM',
     (*sizes(), Rope(), Window(has_types=True, has_use=True), SILU, Fixed('use_mrope', False)),
-    DECODER | {'model.bias': 'qkv'},
+    DECODER | {'model.qkv_bias': True},
     (*LLAMA_ROWS, *QKV_BIASES),
 )
 QWEN3 = Family(

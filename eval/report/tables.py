@@ -12,13 +12,13 @@ import numpy as np
 from eval.compare import BETTER, MOST_SEEDS, ONE_SEED, WITHIN_NOISE, WORSE, Comparison, Interval
 from eval.report.series import Series
 from eval.report.subject import Subject
-from eval.tables.columns import columns, kinds_of_columns, typed
+from eval.tables.columns import columns
 from eval.tables.results import UNREADABLE, Record, results_of, rows_of
 from eval.tables.text import number
 from eval.tables.variants import LR, SEEDS, has_diverged
 from lm.config.resolve import flatten
 from lm.record.upgrade import stored_config
-from lm.record.workdir import CONFIG, SUMMARY, SWEEP
+from lm.record.workdir import CONFIG, SUMMARY
 from lm.run.warnings import Detector
 from lm.storage.files import read_json
 
@@ -242,17 +242,14 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
 
 def changes(comparisons: Sequence[Comparison], sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """variant -> 'field: base -> here' for each config field that differs, lr and seeds aside."""
-    base, kinds, found = flatten(sweep['base']), dict(kinds_of_columns()), {}
+    base, found = flatten(sweep['base']), {}
     for comparison in comparisons:
         lines = []
         for path, column in columns().items():
             values = dict.fromkeys(record[column] for record in comparison.variant.records)
-            if path in (LR, *SEEDS) or path not in base:
-                continue
-            there = typed(Path(SWEEP), path, base[path], kinds[column])
-            if set(values) != {there}:
+            if path not in (LR, *SEEDS) and path in base and set(values) != {base[path]}:
                 here = ', '.join(number(value) or UNSET for value in values)
-                lines.append(f'{path}: {number(there) or UNSET} → {here}')
+                lines.append(f'{path}: {number(base[path]) or UNSET} → {here}')
         found[comparison.variant.name] = lines
     return found
 

@@ -85,8 +85,7 @@ def schema() -> pa.Schema:
     """Returns the schema of `cells.parquet`: columns without any value have their type too."""
     kinds = dict(IDENTITY)
     for path, name in columns().items():
-        (kind, *others) = (kind for kind in FIELDS[path].types if kind is not types.NoneType)
-        kinds[name] = str if others else kind
+        kinds[name] = next(kind for kind in FIELDS[path].types if kind is not types.NoneType)
     kinds |= {column: kind for column, (_, kind) in RESULTS.items()}
     return pa.schema([(column, ARROW.get(kind, pa.string())) for column, kind in kinds.items()])
 

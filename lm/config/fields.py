@@ -70,13 +70,8 @@ class ModelConfig:
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own
     mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
-    bias: Annotated[
-        bool | str,
-        Option(
-            'of all matrices in the blocks, or of those of queries, keys and values alone',
-            choices=('False', 'True', 'qkv'),
-        ),
-    ] = False
+    bias: bool = False
+    qkv_bias: bool = False  # of queries, keys and values alone
     readout_bias: bool = False
     dropout: Annotated[float, dropped('of the results of attention and MLPs; 0: none')] = 0.0
     attention_dropout: Annotated[

@@ -47,7 +47,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         'mlp.experts_per_token': 'num_experts_per_tok',
         'mlp.n_experts': 'num_experts',
         'model.activation': 'activation_function hidden_act mlp_activations',
-        'model.bias': 'add_qkv_bias qkv_bias use_bias',
+        'model.bias': 'use_bias',
+        'model.qkv_bias': 'add_qkv_bias',
         'model.d_ff': 'base_mlp_dim intermediate_dim intermediate_size model.f',
         'model.d_model': 'base_emb_dim dim hidden_dim hidden_size model.d n_embd width',
         'model.attention_dropout': 'attention_probs_dropout_prob attn_dropout attn_pdrop',
@@ -135,14 +136,11 @@ ACTIVATIONS = {'gelu': 'gelu_exact', 'gelunew': 'gelu', 'gelupytorchtanh': 'gelu
 TRAINED = {'train.trainable': 'lora'}
 WITH_LORA = {'model.reparam': 'lora'} | TRAINED
 OF_LORA = {'': 'lora', 'true': 'lora', 'lora': 'lora', 'false': 'none'}
-QKV = {'': 'qkv', 'true': 'qkv', 'false': 'False'}
 BFLOAT16 = {'': 'bfloat16', 'true': 'bfloat16', 'false': 'float32'}
 # {name or field: {value there, in letters and digits: value here}}; '' is a flag without a value.
 VALUES: Mapping[str, Mapping[str, str]] = {
     'activation_function': ACTIVATIONS,
     'hidden_act': ACTIVATIONS,
-    'add_qkv_bias': QKV,
-    'qkv_bias': QKV,
     'bf16': BFLOAT16,
     'fp16': BFLOAT16,
     'adamc_weight_decay': {'': 'adamc', 'true': 'adamc', 'false': 'decoupled'},
@@ -501,8 +499,6 @@ class Translator:
         types, names = self._fields[path]
         tables = [VALUES[n] for n in (name, path) if word(text) in VALUES.get(n, {})]
         text = tables[0][word(text)] if tables else spelt(name, text)
-        if bool in types:
-            return text or 'True'
         if names and text and text not in names:
             usual = USUAL_NAMES.get(word(text))
             if usual in names:
@@ -510,6 +506,8 @@ class Translator:
             near = ''.join(closest(text, names))
             self.say(f'{path} has no {text}; {near} is nearest.' if near else '')
             return near
+        if bool in types:
+            return text or 'True'
         if int in types or float in types:
             try:
                 number = float(text)

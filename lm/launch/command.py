@@ -159,8 +159,7 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
         value = typed(path, value, field.types)
     except ValueError:
         return
-    kinds = set(field.types) - {types.NoneType}
-    kind = kinds.pop() if len(kinds) == 1 else object  # flags of which are Python literals, or text
+    (kind,) = set(field.types) - {types.NoneType}
     if name in section:
         del section[name]  # it has the type of the value that the file gives it
     section[name] = FieldReference(value, field_type=kind)

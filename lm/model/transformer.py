@@ -158,6 +158,7 @@ class Block(nn.Module):
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
             bias=model.bias,
+            qkv_bias=model.qkv_bias,
             init_gain=self.init_gain(),
             name='attention',
         )
@@ -170,7 +171,7 @@ class Block(nn.Module):
             dropout=activation.row.dropout(**activation.options),
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
-            bias=model.bias is True,
+            bias=model.bias,
             init_gain=self.init_gain(),
             name='mlp',
         )

@@ -31,9 +31,9 @@ class MultiHead(nn.Module):
     features of a head or over all heads together, before any rotation (arXiv:2302.05442), and of
     values with `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg), of the layer's own
     input, so about one half at the start (arXiv:2505.06708). `rotate` applies the positions
-    (`modules.positions`). `bias` adds one to each product, with 'qkv' to those of queries, keys and
-    values alone (Qwen2, arXiv:2407.10671). `init_gain` is for the value and output matrices.
-    Grouped heads: arXiv:2305.13245.
+    (`modules.positions`). `bias` adds one to each product, `qkv_bias` to those of queries, keys and
+    values (Qwen2, arXiv:2407.10671). `init_gain` is for the value and output matrices. Grouped
+    heads: arXiv:2305.13245.
     """
 
     n_heads: int
@@ -50,7 +50,8 @@ class MultiHead(nn.Module):
     gate: Annotated[
         str, Option('of results, by head or feature', choices=('none', 'headwise', 'elementwise'))
     ] = 'none'
-    bias: bool | str = False
+    bias: bool = False
+    qkv_bias: bool = False
     init_gain: float = 1.0
 
     # Whether it has logits of pairs, which `scores()` describes and kernels of attention compute;
@@ -133,7 +134,7 @@ class MultiHead(nn.Module):
         return (mixed_BTNH * gate_BTNH).astype(mixed_BTNH.dtype)
 
     def project(self, name, x, axes, features, init_gain=1.0, fan_in=('embed',)):
-        biased = self.bias is True or (self.bias == 'qkv' and name in QKV)
+        biased = self.bias or (self.qkv_bias and name in QKV)
         options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': biased}
         y = product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
         return checkpoint_name(y, OF_ATTENTION)

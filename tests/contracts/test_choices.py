@@ -99,7 +99,7 @@ ATTENTION_OPTIONS = (
     {
         'attention.gate': 'headwise',
         'attention.logit_scale': 'mup',
-        'model.bias': 'qkv',
+        'model.qkv_bias': True,
         'attention.sinks': 'off_by_one',
     },
     {

@@ -99,7 +99,7 @@ def test_products_of_a_plan_are_those_of_the_model(folder):
     config = resolve(tiny_raw(TINY))
     learner = build_learner(config, *vocabulary_of(config), 'cpu')
     exact = flops_per_token(learner) * 32 * 128 / 4
-    assert exact < found['flops'] < 1.2 * exact
+    assert exact < found['flops'] < 1.25 * exact  # RoPE of heads of 64 is a product with 64 x 64
     assert found['model_flops'] == pytest.approx(4 * exact)
     in_full = 4 * exact + 32 * 128 * 12 * 3 * 128 * 128 / 2  # the other half of the pairs
     assert found['model_flops_in_full'] == pytest.approx(in_full)

@@ -53,13 +53,13 @@ def splash(
     segments_BT: jax.Array | None = None,
     sinks_N: jax.Array | None = None,
     splash_block_q: Annotated[
-        int | None, Option('queries that are computed at a time; None: by the length', 1)
+        int | None, Option('queries that are computed at a time; None: by the length', LANES)
     ] = None,
     splash_block_kv: Annotated[
-        int | None, Option('keys that are read at a time; None: by the length', 1)
+        int | None, Option('keys that are read at a time; None: by the length', LANES)
     ] = None,
     splash_block_kv_compute: Annotated[
-        int | None, Option('keys of them that are multiplied at a time; None: by the block', 1)
+        int | None, Option('keys of them that are multiplied at a time; None: by the block', LANES)
     ] = None,
 ) -> jax.Array:
     """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, where a block divides T.

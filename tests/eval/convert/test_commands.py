@@ -74,7 +74,7 @@ CASES = {
         {'model.norm': 'layernorm:eps=0.1', 'model.qk_norm': 'rmsnorm', 'norm.eps': 0.2},
         'rmsnorm',
     ),
-    'rmsnorm': ({'model.norm': 'rmsnorm', 'model.bias': 'qkv'} | WEIGHT_NORM | TIED, 'rmsnorm'),
+    'rmsnorm': ({'model.norm': 'rmsnorm', 'model.qkv_bias': True} | WEIGHT_NORM | TIED, 'rmsnorm'),
     'compressed tied': (LAYERNORM | LEARNED | BIASES | WEIGHT_NORM | TIED, 'crmsnorm'),
     'compressed bare': (LAYERNORM | BARE | {'model.embedding_scale': True}, 'crmsnorm'),
     'batchnorm': (
@@ -82,7 +82,7 @@ CASES = {
         'none',
     ),
     'unified': (
-        {'model.norm': 'unified', 'model.qk_norm': 'unified', 'model.bias': 'qkv'} | WEIGHT_NORM,
+        {'model.norm': 'unified', 'model.qk_norm': 'unified', 'model.qkv_bias': True} | WEIGHT_NORM,
         'none',
     ),
     'layernorm removal': (

@@ -151,4 +151,5 @@ def test_eleven_lines_look_different():
 
 
 def test_study_has_every_placement():
-    assert sorted(depth_variance.PLACEMENTS) == sorted(PLACEMENTS)
+    parallel = {'parallel', 'parallel_shared'}  # a block of theirs is one step of depth, not two
+    assert {*depth_variance.PLACEMENTS} == PLACEMENTS.keys() - parallel

@@ -101,7 +101,7 @@ def test_a_sweep_that_is_no_literal_is_answered_with_a_flag_that_works(text):
         ('train.seed', '0,1', """--config.sweep="{'train.seed': (0, 1)}\""""),
         ('train.steps', '1e3', "must be a whole number; got '1e3'. Write 1000."),
         ('train.steps', '1.5', "must be a whole number; got '1.5'."),
-        ('model.scan_layers', 'maybe', "must be True or False; got 'maybe'."),
+        ('model.bias', 'maybe', "must be True or False; got 'maybe'."),
         ('norm.groups', 'None', 'Leave the flag out for None.'),
     ],
 )

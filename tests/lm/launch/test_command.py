@@ -15,14 +15,15 @@ from lm.launch.command import add_fields, fields_given, overridden, parse_flags
 from lm.launch.exit_status import BAD_INPUT
 from lm.record.workdir import write_config
 from tests import ROOT
-from tests.helpers import tiny_config, tiny_raw
+from tests.helpers import tiny_config
 
 DEFAULT = f'--config={ROOT}/configs/default.py'
 VALUES = {int: 7, float: 0.25, bool: True, str: 'word'}
 
 
 def kind_of(path: str) -> type:
-    return next(kind for kind in FIELDS[path].types if kind is not types.NoneType)
+    (kind,) = set(FIELDS[path].types) - {types.NoneType}
+    return kind
 
 
 @pytest.fixture
@@ -108,20 +109,6 @@ def test_a_flag_has_the_type_of_the_field_and_not_of_the_value_in_the_file(parse
 def test_a_switch_may_stand_alone(parsed):
     config = parsed(DEFAULT, '--config.norm.scale', '--noconfig.model.embedding_scale')
     assert config.norm.scale is True and config.model.embedding_scale is False
-
-
-@pytest.mark.parametrize(
-    ('flag', 'wanted'),
-    [('=qkv', 'qkv'), ('', True), ('=True', True), ('=false', False), ('=maybe', 'maybe')],
-)
-def test_a_switch_may_have_a_name_too(parsed, flag, wanted):
-    """A name that there is not is refused where the config is checked."""
-    assert parsed(DEFAULT, f'--config.model.bias{flag}').model.bias == wanted
-
-
-def test_a_file_may_name_what_is_a_switch_too(parsed, file):
-    assert parsed(file("config.model.bias = 'qkv'")).model.bias == 'qkv'
-    assert resolve(tiny_raw({'model.bias': 'True'})).model.bias is True
 
 
 def test_a_reference_of_the_file_is_kept(parsed, file):

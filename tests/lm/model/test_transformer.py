@@ -11,6 +11,7 @@ import pytest
 
 from lm.config.fields import CHOICES
 from lm.devices.mesh import make_mesh, param_sharding
+from lm.model.check import check
 from lm.model.transformer import DIAGNOSTICS
 from modules.numerics import REMAT_POLICIES
 from modules.params import LAYER, named_leaves
@@ -109,9 +110,11 @@ def test_forward_is_the_decoder_in_numpy():
 
 
 def test_biases_may_be_of_queries_keys_and_values_alone():
-    specs = named_leaves(tiny_learner(tiny_config({'model.bias': 'qkv'})).described.specs)
+    specs = named_leaves(tiny_learner(tiny_config({'model.qkv_bias': True})).described.specs)
     biases = {path.removeprefix('layers/') for path in specs if path.endswith('_bias')}
     assert biases == {f'attention/{name}_bias' for name in ('query', 'key', 'value')}
+    with pytest.raises(ValueError, match='values their biases too'):
+        check(tiny_config({'model.qkv_bias': True, 'model.bias': True}))
 
 
 @pytest.mark.default_rows('changes0')
