@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from lm import data
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
-from lm.config.resolve import AUTO, replaced
+from lm.config.resolve import AUTO, replaced, unread_options
 from lm.data.progress import said_meanwhile
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
@@ -304,5 +304,6 @@ def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
         unbound = ('implementation', *PLATFORM_BOUND)
-        return replaced(recipe, {f'kernels.{name}': AUTO for name in unbound})
+        changed = replaced(recipe, {f'kernels.{name}': AUTO for name in unbound})
+        return replaced(changed, dict.fromkeys(unread_options(changed)))  # of kernels left behind
     return recipe

@@ -16,6 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
+from lm.config.resolve import settle
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
 from lm.devices.shardings import batch_shapes, state_shapes
@@ -340,8 +341,10 @@ def test_auto_is_the_losss_kernel_on_gpus_where_it_serves():
 
 def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
     """With the platform's own, and it is said; kernels that run stay."""
-    said, config = [], tiny_config({'kernels.attention': 'splash', 'kernels.matmul': 'direct'})
+    chosen = {'kernels.attention': 'splash', 'kernels.splash_block_q': 128}
+    said, config = [], tiny_config(chosen | {'kernels.matmul': 'direct'})
     here = with_kernels_of('cpu', config, said.append)
+    assert settle(here.config) == here  # no option of theirs is left, which a fold would refuse
     assert {operation: part.name for operation, part in here.kernels.items()} == {
         'matmul': 'direct'
     }
