@@ -27,7 +27,8 @@ _NOT_READ = (
     'problem_type reorder_and_upcast_attn return_dict router_aux_loss_coef router_jitter_noise '
     'tokenizer_class torch_dtype transformers.js_config transformers_version unk_token_id '
     'unsloth_version use_cache cache_implementation task_specific_params vocab_size '
-    'initial_context_length original_max_position_embeddings output_attentions output_hidden_states'
+    'initial_context_length original_max_position_embeddings output_attentions '
+    'output_hidden_states sliding_window_size'
 )
 NOT_READ = frozenset(_NOT_READ.split())
 BEGINNINGS = ('_', 'summary_')
@@ -269,7 +270,8 @@ MAY_LACK = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
 class Rope:
     """rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
 
-    base, fraction: those of their class; base_name, fraction_name: of fields of version 4.
+    base, fraction: those of their class; base_name, fraction_name: of fields of version 4, which
+    may write them by their usual names too.
     """
 
     base: float = 10_000.0
@@ -278,8 +280,9 @@ class Rope:
     base_name: str = 'rope_theta'
 
     def read(self, fields: Fields) -> Flat:
-        base = fields.take(self.base_name, None) or self.base
-        fraction = fields.take(self.fraction_name, None)
+        base = fields.take(self.base_name, fields.take('rope_theta', None)) or self.base
+        usual = fields.take('partial_rotary_factor', None)
+        fraction = fields.take(self.fraction_name, usual)
         fraction = self.fraction if fraction is None else fraction
         given = fields.take('rope_parameters', None) or {'rope_theta': base}
         given = given | (fields.take('rope_scaling', None) or {})
@@ -430,6 +433,7 @@ class Window:
         if not fields.take('use_sliding_window', not self.has_use):
             window = None
         first = fields.take('max_window_layers', 0) if self.has_use else 0
+        first = first if self.has_types else 0  # who has no types of layers has one for all
         every = fields.take('sliding_window_pattern', self.every)
         named = fields.take('layer_types', None)
         kinds = [
@@ -437,6 +441,8 @@ class Window:
             for i in range(layers)
         ]
         kinds = named or kinds
+        if strange := sorted({*kinds} - {SLIDING, FULL}):
+            raise ValueError(f'{FILE} has layer_types {", ".join(strange)}, which our models lack')
         if window is None or set(kinds) == {FULL}:
             if SLIDING in (named or ()):
                 raise ValueError(f'{FILE} has layer_types with {SLIDING}, and no sliding_window')

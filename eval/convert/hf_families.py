@@ -422,7 +422,7 @@ MIXTRAL = Family(
     (
         *sizes(default=1e-5),
         HeadDim(),
-        Rope(),
+        Rope(1_000_000.0),
         Window(),
         SILU,
         Same('num_local_experts', 'mlp.n_experts', 8),

@@ -241,6 +241,7 @@ BAD_FIELDS = {
         {'num_hidden_layers': 3, 'layer_types': ['full_attention', *['sliding_attention'] * 2]},
         'layer_types in an order',
     ),
+    'chunks': ('mistral', {'layer_types': ['chunked_attention'] * 2}, 'chunked_attention, which'),
     'quantised': ('llama2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
 }
 
@@ -254,6 +255,23 @@ def test_a_field_that_we_lack_is_named(name):
     with pytest.raises(ValueError, match=said) as error:
         convert.import_hf.family_of(config).read(config)
     assert '\n' not in str(error.value)
+
+
+def test_fields_that_transformers_4_says_twice_are_read_once():
+    """And where nobody says whether windows begin at a layer, all layers of a family have one."""
+    wanted = {'attention.rope_base': 500.0, 'attention.rope_fraction': 0.5}
+    twice = {'rotary_emb_base': 500, 'rope_theta': 500, 'rotary_pct': 0.5}
+    twice |= {'partial_rotary_factor': 0.5, 'rope_parameters': None}
+    window = {'use_sliding_window': True, 'sliding_window': 8, 'max_window_layers': 2}
+    for case, fields, read in (
+        ('pythia', twice, wanted),
+        ('gemma2', {'sliding_window_size': 8}, {}),
+        ('mixtral', {'rope_parameters': None}, {'attention.rope_base': 1e6}),
+        ('qwen3_moe', window, {'attention.window': 8}),
+    ):
+        config = CASES[case]['config']
+        found, before = (FAMILIES[config['model_type']].read(c) for c in (config | fields, config))
+        assert found == before | read, case
 
 
 def test_tensors_that_do_not_fit_are_listed(tmp_path):
