@@ -78,6 +78,7 @@ def usual_dtype() -> str:
     platforms = os.environ.get('JAX_PLATFORMS')
     needed = [name for _, _, packages, _ in ACCELERATORS for name in packages]
     is_fast = has_accelerator() and any(map(importlib.util.find_spec, needed))
+    is_fast = is_fast and not idle_accelerator()  # libtpu is of no use to a GPU
     if platforms:
         is_fast = not platforms.startswith('cpu')
     return 'bfloat16' if is_fast else 'float32'

@@ -86,6 +86,7 @@ def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installe
         ('/dev/nvidia[0-9]*', 'jax_cuda13_plugin', '', 'bfloat16'),
         ('/dev/vfio/[0-9]*', 'libtpu', '', 'bfloat16'),
         ('/dev/nvidia[0-9]*', 'jax_cuda13_plugin', 'cpu', 'float32'),
+        ('/dev/nvidia[0-9]*', 'libtpu', '', 'float32'),
         ('/dev/dxg', '', '', 'float32'),
         ('', 'libtpu', '', 'float32'),
         ('', '', 'tpu,cpu', 'bfloat16'),
