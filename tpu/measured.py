@@ -51,7 +51,7 @@ def ratio_of(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -
     where none was on its platform.
 
     The nearest is the chip of the same platform whose device has the nearest peak, as a ratio: of
-    an H200 the H100, of a TPU7x the v6e.
+    an H200 the H100, of a v5p the v4.
     """
     measured = measured_ratios() if measured is None else measured
     alike = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]
