@@ -259,6 +259,15 @@ def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, mon
             },
             r'_compute must .* that divides kernels.splash_block_kv, 256; got 512. .* of 128, 256,',
         ),
+        (
+            {
+                'data.seq_len': 4096,
+                'kernels.attention': 'splash',
+                'attention.window': 512,
+                'kernels.splash_block_kv_compute': 1024,
+            },
+            r'_compute must .* that divides kernels.splash_block_kv, 512; got 1024',
+        ),
     ],
     ids=str,
 )

@@ -116,7 +116,10 @@ def check_blocks(recipe: Any, part: Any) -> None:
     piece, of_row = length, 'data.seq_len'
     if parts > 1:
         piece, of_row = length // (2 * parts), f'half of what mesh.context={parts} leaves of a row'
-    block = part.options['splash_block_kv'] or block_of(length, parts) or LANES
+    window, head_bytes = recipe.attention.options.get('window'), recipe.head_dim
+    head_bytes *= jnp.dtype(recipe.model.dtype).itemsize
+    usual = block_of(length, parts, window, head_bytes)  # the smallest, where layers differ
+    block = part.options['splash_block_kv'] or usual or LANES
     wholes = {
         'splash_block_q': (piece, of_row),
         'splash_block_kv': (piece, of_row),
