@@ -22,18 +22,18 @@ from eval.convert.fold import learner_on_cpu, write
 from eval.convert.hf_families import Family, Place, family_of
 from eval.convert.safetensors import Stored
 from lm.config.fields import FIELDS
-from lm.config.recipe import Recipe, recipe_of
+from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build,
     changed,
     flatten,
     settle,
-    unread_options,
     unsettled,
     without_auto,
 )
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
+from lm.model.base_size import unread
 from lm.model.check import check
 from lm.training.state import Weights
 from modules.params import named_leaves
@@ -122,7 +122,8 @@ def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
 def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: str) -> Recipe:
     """Returns the recipe of a model with these fields, whatever model `base` has.
 
-    Options that nothing reads are left out. Raises ValueError for a field that we do not have.
+    Options, and sizes of a base model, that nothing reads are left out. Raises ValueError for a
+    field that we do not have.
     """
     config = build({name: section for name, section in base.items() if name != 'sweep'})
     options = [p for p, field in FIELDS.items() if field.of_parts and p.startswith(OF_MODEL)]
@@ -134,7 +135,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
         raise ValueError(f'our models lack {", ".join(sorted(lacking))}')
     values = dict.fromkeys(options) | OWN | of_data | given | {'data.tokenizer': tokenizer}
     config = without_auto(changed(config, values))
-    return settle(changed(config, dict.fromkeys(unread_options(recipe_of(config)))))
+    return settle(changed(config, dict.fromkeys(unread(config))))
 
 
 def without_unused(family: Family, stored: Mapping[str, Stored]) -> dict[str, Stored]:

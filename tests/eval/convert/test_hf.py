@@ -274,6 +274,13 @@ def test_fields_that_transformers_4_says_twice_are_read_once():
         assert found == before | read, case
 
 
+def test_a_config_that_scales_against_a_base_model_serves_as_well():
+    fields, scaled = FAMILIES['llama'].read(CASES['llama2']['config']), base()
+    scaled['scaling'] |= {'name': 'mup', 'base_width': 32}
+    one, other = (import_hf.recipe_for(fields, raw, 'ids:64,1,2') for raw in (base(), scaled))
+    assert one == other
+
+
 def test_tensors_that_do_not_fit_are_listed(tmp_path):
     arrays = drawn('llama2')
     arrays['model.layers.2.mlp.up_proj.weight'] = arrays.pop('model.layers.1.mlp.up_proj.weight')
