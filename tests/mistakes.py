@@ -85,6 +85,7 @@ ANSWERED = {
         '--gradient_checkpointing': '--config.model.remat=full',
         '--optim=adamw_torch': '--config.optim.name=adamw',
         '--use_lora': '--config.model.reparam=lora --config.train.trainable=lora',
+        '--use_lora=false': '--config.model.reparam=none',
         '--lora_r=16 --lora_alpha=32': '--config.reparam.rank=16 --config.model.reparam=lora '
         '--config.train.trainable=lora --config.reparam.alpha=32',
         '--label_smoothing_factor=0.1': '--config.loss.label_smoothing=0.1',

@@ -480,9 +480,10 @@ class Translator:
         self._add(given, flag, text)
 
     def _add_field(self, given: str, path: str, name: str, text: str) -> None:
-        others = ALSO.get(name) or ALSO.get(word(text), {})
-        also = {f'config.{other}': value for other, value in others.items()}
         here = self._carried(path, name, text)
+        others = ALSO.get(name) or ALSO.get(word(text), {})
+        others = {} if here == 'none' else others  # what is turned off needs nothing
+        also = {f'config.{other}': value for other, value in others.items()}
         if given == f'--config.{path}':
             self.say(f'{given}={text} is no value here.')
             self._here[f'config.{path}'] = here
