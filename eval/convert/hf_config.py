@@ -338,7 +338,7 @@ class Unturned:
     def read(self, fields: Fields) -> Flat:
         layers = fields.raw.get('num_hidden_layers', 0)
         every = fields.take('no_rope_layer_interval', self.every)
-        turned = [int((i + 1) % every != 0) for i in range(layers)]
+        turned = [int(not every or (i + 1) % every != 0) for i in range(layers)]
         turned = fields.take('no_rope_layers', None) or turned
         every = turned.index(0) + 1 if 0 in turned else 0
         if every and turned != [int((i + 1) % every != 0) for i in range(layers)]:
@@ -434,7 +434,7 @@ class Window:
             window = None
         first = fields.take('max_window_layers', 0) if self.has_use else 0
         first = first if self.has_types else 0  # who has no types of layers has one for all
-        every = fields.take('sliding_window_pattern', self.every)
+        every = fields.take('sliding_window_pattern', None) or self.every
         named = fields.take('layer_types', None)
         kinds = [
             FULL if i < first or (every and (i + 1) % every == 0) else SLIDING

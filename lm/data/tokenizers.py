@@ -125,7 +125,7 @@ class TokenIds:
         return [np.array(self.encode(text), np.int32) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return ' '.join(str(int(i)) for i in ids)
+        return ' '.join(str(int(i)) for i in ids if i not in (self.bos_id, self.eos_id))
 
     def save(self, folder: str | Path) -> None:
         _write_own(folder, kind='ids', **dataclasses.asdict(self))

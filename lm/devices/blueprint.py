@@ -9,6 +9,7 @@ import jax
 
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
+from lm.config.resolve import replaced
 from lm.devices.auto_mesh import chosen
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
@@ -44,5 +45,8 @@ class Blueprint:
             axes, why = chosen(recipe, self.learner, list(devices), memory(), runs)
             for line in why:
                 say(line)
+            if axes.tensor != recipe.mesh.tensor:  # which kernels of the model and its loss go by
+                kept = replaced(recipe, {'mesh.tensor': axes.tensor})
+                self.learner = build_learner(kept, vocab_size, bos_id, self.platform)
         self.mesh = make_mesh(axes, list(devices), runs)
         self.state_shapes = abstract_state(self.learner, self.mesh)

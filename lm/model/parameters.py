@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
+from lm.config.resolve import replaced
 from lm.model.base_size import base_blocks, base_of, width_growth
 from lm.model.transformer import Transformer
 from modules.params import LORA, NORM, ParamSpec, named_leaves, path_name, split
@@ -135,7 +136,9 @@ def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any)
         )
     if recipe.config.scaling.base_width is None:
         return shapes
-    base = base_of(recipe)
+    # Its heads may have another width than longrope's factors are for, which add no parameter.
+    unscaled = {'attention.rope_scaling': 'none'}
+    base = replaced(base_of(recipe), unscaled)
     return _declared(base, Transformer(base, model.vocab_size, model.kernels))[0]
 
 

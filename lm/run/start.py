@@ -1,7 +1,7 @@
 """The state a run starts from: random weights, or those of a checkpoint (train.init_from)."""
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,9 @@ def with_source_model(
     return config | {'sweep': raw.get('sweep')}, differ
 
 
-def initial_state(recipe: Recipe, experiment: Experiment) -> State:
+def initial_state(
+    recipe: Recipe, experiment: Experiment, say: Callable[[str], None] = print
+) -> State:
     """Returns the state of step 0, laid out on the mesh.
 
     With train.init_from the model uses the weights that the checkpoint's model used in evaluation,
@@ -109,6 +111,8 @@ def initial_state(recipe: Recipe, experiment: Experiment) -> State:
     state = experiment.init(jax.random.key(recipe.train.seed), hyper_from(recipe))
     if source is None:
         return state
+    if (there := source.recipe.model.dtype) != recipe.model.dtype:
+        say(f'NOTE: products are in {recipe.model.dtype}; in {source.path} they were in {there}')
     variables = source.variables
     stored, reparam = stored_for(experiment.learner, source, variables.pop('params'))
     stats = carried_over(variables, state.stats)

@@ -83,7 +83,7 @@ class Wave:
         journal = Journal(run.recipe, run.folder, self.experiment, run.terminal)
         state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
         if state is None:
-            state = initial_state(run.recipe, self.experiment)
+            state = initial_state(run.recipe, self.experiment, run.terminal.say)
         if journal.finished and is_first() and status_of(run.folder) is None:
             journal.summarize(Status.DONE)  # it was killed before it wrote its summary
         self.states = self.program.put(self.states, state, len(self.slots))
