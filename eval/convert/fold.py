@@ -404,7 +404,7 @@ def write(
     state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
     tokenizer.save(out / 'tokenizer')
     write_config(out, recipe)
-    checkpoints = Checkpoints(out, keep_last=1, keep_best=0)
+    checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=1)
     checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
     checkpoints.wait()
     checkpoints.close()

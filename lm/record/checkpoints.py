@@ -47,15 +47,23 @@ class Checkpoints:
 
     Several processes save and restore together, from the listing of process 0; if the disk is its
     own, it writes and reads for all. At most MOST_WRITERS of a process write at a time; a further
-    one waits for the first of them.
+    one waits for the first of them. gb_at_once: of arrays that are being written, beside which the
+    writer needs as much memory again; None: all of them.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
 
-    def __init__(self, workdir: Path, keep_last: int, keep_best: int, say: Callable = print):
+    def __init__(
+        self,
+        workdir: Path,
+        keep_last: int,
+        keep_best: int,
+        say: Callable = print,
+        gb_at_once: int | None = None,
+    ):
         checkpoint.check_path(workdir)
         self.workdir, self.say = Path(workdir), say
-        self._keep_last, self._keep_best = keep_last, keep_best
+        self._keep_last, self._keep_best, self._gb_at_once = keep_last, keep_best, gb_at_once
         self._manager: ocp.CheckpointManager | None = None
         self._failure: OSError | None = None  # of a write that ended after its run had moved on
         self._losses: dict[int, float] = {}
@@ -112,9 +120,21 @@ class Checkpoints:
                     post_finalization_callback=self._sync, barrier_sync_fn=barrier
                 ),
             )
-            self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
+            self._manager = ocp.CheckpointManager(
+                self.folder.absolute(), options=options, handler_registry=self._handlers()
+            )
             self._writers.append(self)
         return self._manager
+
+    def _handlers(self) -> ocp.handlers.CheckpointHandlerRegistry | None:
+        if self._gb_at_once is None:
+            return None
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        for item in ('weights', 'training'):
+            handler = ocp.StandardCheckpointHandler(save_concurrent_gb=self._gb_at_once)
+            for args in (ocp.args.StandardSave, ocp.args.StandardRestore):
+                registry.add(item, args, handler)
+        return registry
 
     def _stored_losses(self) -> dict[int, float]:
         found: dict[int, float] = {}

@@ -55,6 +55,7 @@ def test_all_that_is_not_mentioned_here_stays():
     # trained, rows were read causally, and the mesh had two axes.
     assert added == {
         'model.head_dim': OLD['model']['d_model'] // OLD['model']['n_heads'],
+        'model.qkv_bias': False,
         **dict.fromkeys(
             ('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'), 0.0
         ),
