@@ -189,7 +189,7 @@ def test_yarn_is_the_released_rule(base, head_dim, factor, length, truncate):
     [(8, None, False), (9, None, True), (1, 8, False), (1, 9, True)],
 )
 def test_longrope_divides_by_the_list_of_its_length(length, capacity, is_long):
-    """That of rows, or of what a cache has room for, so that a cache holds keys of one list."""
+    """Rows decide, or what a cache has room for, so that a cache holds keys of one list."""
     given = {'rope_short_factor': '1,1.5', 'rope_long_factor': '2,30.0', 'rope_factor': 4.0}
     given |= {'rope_original_length': 8, 'rope_base': 100.0, 'rope_scaling': 'longrope'}
     found, m = turns_of(4, length=length, capacity=capacity, **given)

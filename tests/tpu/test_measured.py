@@ -37,7 +37,7 @@ def test_the_ratio_is_the_median_of_the_chip_s_own_steps():
 
 
 def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
-    """By the peak of a device: 459 TFLOP/s of v5p are nearer to 275 of v4 than to 918 of v6e, and a
+    """Peaks of devices decide: 459 TFLOP/s of v5p are nearer to 275 of v4 than to 918 of v6e, and a
     TPU7x has 1,153; a GPU of 989 lends none to it.
     """
     measured = {'v6e': V6E, 'v4': (1.5,), 'a100': (1.3,), 'h100': (1.9,)}
@@ -48,7 +48,7 @@ def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
 
 
 def test_the_steps_that_plans_go_by_are_those_of_the_table():
-    """As published: figures of rows that were changed since, or are gone, would stay in use."""
+    """Catches figures of rows that were changed since, or are gone, and stay in use."""
     rows = {row.name: row for row in ROWS}
     for found in json.loads(FILE.read_text())['steps']:
         row = rows[found['name']]

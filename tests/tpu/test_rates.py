@@ -107,7 +107,7 @@ PADDED = {'v5p': (256, 384), 'v4': (256, 384), 'v6e': (256, 512), 'tpu7x': (256,
 
 @pytest.mark.parametrize('chip', ['v5p', 'v4', 'v6e', 'tpu7x', 'h100'])
 def test_a_product_is_charged_whole_tiles(chip):
-    """Of what is contracted and of columns; rows stream through."""
+    """What is contracted and columns are rounded up; rows stream through."""
     found = cost(chip, f'bf16[{M},{K}]', f'bf16[{K},{N}]', f'bf16[{M},{N}]{{1,0}}', DOT)
     k, n = PADDED.get(chip, (K, N))
     peak = CHIPS[chip].peak

@@ -123,13 +123,13 @@ def test_what_is_left_of_a_collective_is_waited_for(main, left):
 
 
 def test_the_network_is_other_links_than_those_of_a_slice():
-    """Of 4 seconds of work beside both, which would take 8 one after the other."""
+    """Work of 4 seconds stands beside both, which would take 8 one after the other."""
     found = waits('start recv work work received-1 done-0')
     assert found == {'all-gather': 1}
 
 
 def test_a_loop_waits_in_each_of_its_rounds_and_hides_what_runs_beside_it():
-    """Of 7. Beside a loop of 7 x 2 seconds 5 are hidden. Where its own gathers, 7 x 5, are all that
+    """Beside a loop of 7 x 2 seconds 5 are hidden. Where its own gathers, 7 x 5, are all that
     it does, the links are free for another only when it is over; with work, 7 x 2 seconds before.
     """
     assert waits('loop', 'start work done-0') == {'all-gather': 7 * 3}

@@ -199,7 +199,7 @@ def test_files_of_the_hub_are_read_too(tmp_path):
 
 
 def test_weights_of_four_bits_are_read(tmp_path):
-    """As transformers dequantises them (make.py), and as the same weights in float32."""
+    """Weights are those that transformers dequantises (make.py), and the same in float32."""
     blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']
     found = mxfp4.dequantised(blocks, scales)
     np.testing.assert_array_equal(np.swapaxes(found, 1, 2), theirs()['mxfp4'])
@@ -392,7 +392,7 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
 
 @pytest.mark.full
 def test_a_gpt2_folded_to_rmsnorm_is_exported(tmp_path):
-    """Its stream has no mean, so that LayerNorm does what RMSNorm does; the bias of its logits is
+    """The stream has no mean, so that LayerNorm does what RMSNorm does; the bias of its logits is
     one of the last norm.
     """
     found = imported('gpt2')
