@@ -140,7 +140,7 @@ def test_a_loop_waits_in_each_of_its_rounds_and_hides_what_runs_beside_it():
 
 @functools.cache
 def gathers():
-    """By kind of TPU; five small programs are compiled, once."""
+    """Compiles five small programs, once; what they wait for, by kind of TPU."""
     pytest.importorskip(COMPILERS['tpu'])
     found = printed_by('tests.tpu.compile_gathers', seconds=900)
     return {one.pop('kind'): one for one in found}
@@ -160,5 +160,5 @@ def test_what_the_compiler_hides_of_the_gathers_of_a_small_model(kind):
     if kind in ('v4', 'v5p'):
         assert found['beside'] == 0 and found['waits'] == pytest.approx(found['links'])
     else:
-        assert found['alone'] <= (18 if kind == 'v5e' else 0)
-        assert found['waits'] < 0.9 * found['links']
+        assert found['alone'] <= (10 if kind == 'v5e' else 0)
+        assert found['waits'] < 0.8 * found['links']
