@@ -28,7 +28,7 @@ OUT = flags.DEFINE_string('out', None, 'JSON file to write the results to.')
 def main(_) -> None:
     if not CHECKPOINT.value or not SUITE.value:
         suites = '; '.join(
-            f'{name}: {first_sentence(suite.__doc__)}' for name, suite in SUITES.items()
+            f'{name}: {first_sentence(suite.function.__doc__)}' for name, suite in SUITES.items()
         )
         raise ValueError(
             f'--checkpoint=WORKDIR and --suite=NAME[,NAME] are needed. Suites: {suites}.'
@@ -36,7 +36,7 @@ def main(_) -> None:
     out = local_path(OUT.value, '--out') if OUT.value else None
     suites = {name: choose(SUITES, name, '--suite') for name in SUITE.value}
     checkpoint = load(CHECKPOINT.value)
-    results = {name: suite(checkpoint) for name, suite in suites.items()}
+    results = {name: dict(suite.function(checkpoint).numbers) for name, suite in suites.items()}
     record = {'checkpoint': CHECKPOINT.value, 'step': checkpoint.step, **results}
     print(json.dumps(record, indent=2))
     if out:

@@ -107,7 +107,7 @@ class TestACell:
         first, *_, last = cell_folders(swept(how)).values()
         for folder in (first, last):
             recorded = json.loads((folder / 'summary.json').read_text())
-            found = perplexity(load(folder))['validation_ce']
+            found = perplexity(load(folder)).numbers['validation_ce']
             assert found == pytest.approx(recorded['validation_ce'], rel=1e-6)
 
     @pytest.mark.default_rows('loop')

@@ -1,10 +1,11 @@
-"""Suites: each row maps a loaded checkpoint to a dict of numbers.
+"""Suites: each row maps a loaded checkpoint to a `Result`.
 
 Called by `python -m eval` and tests, as `from eval import perplexity`. Calls eval.load, lm.run's
-evaluation and lm.data.
+evaluation, lm.inference and lm.data.
 """
 
+from eval.suites.base import Suite
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
 
-SUITES = {'ngram': ngram, 'perplexity': perplexity}
+SUITES = {'ngram': Suite(ngram), 'perplexity': Suite(perplexity)}

@@ -73,7 +73,7 @@ def best_fit(documents: np.ndarray, seq_len: int) -> Placed:
     rows_P[first] = np.arange(len(first))
     whole = np.flatnonzero(~continues & (lengths <= seq_len))
     room = seq_len + 1 - lengths[first]
-    rows_P[whole] = _best_fit_decreasing(lengths[whole], seq_len + 1, seeded=room)
+    rows_P[whole] = best_fit_decreasing(lengths[whole], seq_len + 1, seeded=room)
     order = np.lexsort((np.arange(len(starts)), ~continues, rows_P))
     edges = np.concatenate([[0], np.cumsum(np.bincount(rows_P))])
     return Placed(starts[order], lengths[order], edges)
@@ -90,7 +90,7 @@ def _cut(documents: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, n
     return documents[owner] + offsets, np.minimum(remaining, seq_len + 1), offsets > 0
 
 
-def _best_fit_decreasing(lengths: np.ndarray, capacity: int, seeded: np.ndarray) -> np.ndarray:
+def best_fit_decreasing(lengths: np.ndarray, capacity: int, seeded: np.ndarray) -> np.ndarray:
     """Returns the row of each span: longest first, into the fullest row that still has room.
 
     Rows 0, 1, ... exist already with `seeded` tokens of room; new ones have `capacity`. Spans of

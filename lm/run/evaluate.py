@@ -1,21 +1,18 @@
 """The validation split: up to train.eval_batches batches of each source, and their losses."""
 
-import collections
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from lm import data
 from lm.config.mixture import MixedRows, by_source, mean_by_share
 from lm.data import Rows
 from lm.devices.mesh import put_batch, share_of_process
+from lm.inference.scoring import fetched
 from lm.run.program import Experiment
 from lm.training.state import Hyper, Weights
-
-MOST_IN_FLIGHT = 8  # batches of a validation
 
 Sums = dict[str, list[dict[str, Any]]]  # of each batch of each source; a single source is ''
 
@@ -52,18 +49,6 @@ def sums_by_source(step: Callable, batches: Callable, rows: Rows | MixedRows) ->
     """Returns step(batch) of batches(rows) of each source."""
     named = by_source(rows).items()
     return {name: list(fetched(map(step, batches(own)))) for name, own in named}
-
-
-def fetched(results: Iterable[Any]) -> Iterator[Any]:
-    """Yields results from the devices, each fetched when MOST_IN_FLIGHT later ones are dispatched:
-    devices do not wait, and hold the inputs of no more.
-    """
-    waiting = collections.deque()
-    for result in results:
-        waiting.append(result)
-        if len(waiting) > MOST_IN_FLIGHT:
-            yield jax.device_get(waiting.popleft())
-    yield from jax.device_get(list(waiting))
 
 
 def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:

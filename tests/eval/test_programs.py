@@ -44,7 +44,7 @@ def workdir(corpus, tmp_path_factory):
 
 def test_perplexity_of_the_checkpoint_is_that_of_the_run(workdir):
     written = read_rows(workdir / 'metrics.jsonl')[-1]
-    measured = perplexity(load(workdir))
+    measured = perplexity(load(workdir)).numbers
     for name in ('validation_ce', 'bits_per_byte', 'perplexity'):
         np.testing.assert_allclose(measured[name], written[name], rtol=1e-6)
 
@@ -54,14 +54,14 @@ def test_an_older_checkpoint_is_named_by_its_path(workdir):
     assert (older.step, load(workdir).step) == (100, 200)
     written = [row for row in read_rows(workdir / 'metrics.jsonl') if 'bits_per_byte' in row]
     np.testing.assert_allclose(
-        perplexity(older)['bits_per_byte'], written[0]['bits_per_byte'], rtol=1e-6
+        perplexity(older).numbers['bits_per_byte'], written[0]['bits_per_byte'], rtol=1e-6
     )
 
 
 def test_ngram_suite_on_the_same_split(workdir):
     checkpoint = load(workdir)
-    measured = ngram(checkpoint)
-    assert measured['bytes'] == perplexity(checkpoint)['bytes']
+    measured = ngram(checkpoint).numbers
+    assert measured['bytes'] == perplexity(checkpoint).numbers['bytes']
     assert 0 < measured['ngram5_bits_per_byte'] < 2  # eight words, each of one following letter
 
 

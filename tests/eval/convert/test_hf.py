@@ -366,7 +366,7 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     spread = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
     logits = np.asarray(spread.logits(np.repeat(TOKENS_BT, 8, 0)))
     assert largest_difference(logits[3], theirs()['llama2']) < CLOSE
-    before = perplexity(imported_run)
+    before = perplexity(imported_run).numbers
     tree = to_dict(imported_run.recipe)
     for section, name, value in (
         ('train', 'init_from', str(run)),

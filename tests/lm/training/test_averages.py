@@ -96,7 +96,9 @@ def test_what_a_run_records_is_what_is_read_back(runs, swept):
     """Catches an evaluation of the weights that are trained, in the run or of its checkpoint."""
     for workdir in (*runs.values(), *swept):
         recorded = losses(workdir, 'validation_ce')[-1]
-        np.testing.assert_allclose(perplexity(load(workdir))['validation_ce'], recorded, rtol=1e-6)
+        np.testing.assert_allclose(
+            perplexity(load(workdir)).numbers['validation_ce'], recorded, rtol=1e-6
+        )
         assert read_json(workdir / 'summary.json')['best_validation_ce'] <= recorded
 
 

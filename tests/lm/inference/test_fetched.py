@@ -2,7 +2,7 @@
 
 import jax
 
-from lm.run.evaluate import MOST_IN_FLIGHT, fetched
+from lm.inference.scoring import MOST_IN_FLIGHT, fetched
 
 
 def test_results_are_fetched_while_few_others_are_dispatched(monkeypatch):
