@@ -301,7 +301,7 @@ def test_bugs_are_seen_by_tests_that_their_files_touch(project):
     ('file', 'most'),
     [
         ('tpu/hlo.py', 0.1),
-        ('eval/compare.py', 0.3),
+        ('eval/tables/comparison.py', 0.3),
         ('lm/run/wave.py', 0.3),
         ('lm/sweep/group.py', 0.3),
         ('modules/norms/batchnorm.py', 0.3),

@@ -13,7 +13,7 @@ import altair as alt
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from eval.compare import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
+from eval.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
 from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.charts import Chart, environment, in_page, made, save
-from eval.compare import CONFIDENCE, Comparison, compare_rates, compare_variants
+from eval.tables.comparison import CONFIDENCE, Comparison, compare_rates, compare_variants
 from eval.report import tables
 from eval.report.figures import charts_of_losses, looks
 from eval.report.layers import RATE as RATE_OF_STEPS

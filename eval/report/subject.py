@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.compare import PER_BYTE_FIELDS, metric_of
+from eval.tables.comparison import PER_BYTE_FIELDS, metric_of
 from eval.tables.results import Record, gather, holds_runs, read_sweep
 from eval.tables.text import number
 from eval.tables.variants import LR, SEEDS, Variant, split

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from eval.compare import BETTER, MOST_SEEDS, ONE_SEED, WITHIN_NOISE, WORSE, Comparison, Interval
+from eval.tables.comparison import (
+    BETTER,
+    MOST_SEEDS,
+    ONE_SEED,
+    WITHIN_NOISE,
+    WORSE,
+    Comparison,
+    Interval,
+)
 from eval.report.series import Series
 from eval.report.subject import Subject
 from eval.tables.columns import columns

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.compare import (
+from eval.tables.comparison import (
     MOST_SEEDS,
     Interval,
     holm,

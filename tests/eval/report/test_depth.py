@@ -8,13 +8,13 @@ import pytest
 
 from configs.studies import depth_variance
 from eval.charts import INK, spec_of
-from eval.compare import compare, compare_variants
 from eval.report import figures
 from eval.report.layers import MEAN, Profile, by_depth, exponent, profiles, ratio, table
 from eval.report.page import report
 from eval.report.series import Series, read_series
 from eval.runs import gather
 from eval.tables.columns import schema
+from eval.tables.comparison import compare, compare_variants
 from eval.tables.results import read_sweep
 from eval.tables.variants import Variant
 from modules.placements import PLACEMENTS

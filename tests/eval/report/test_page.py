@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from eval.charts import spec_of
-from eval.compare import Interval, compare
 from eval.report import figures, series
 from eval.report.layers import MEAN, layer_maps
 from eval.report.page import report
 from eval.report.tables import plus_minus
 from eval.runs import gather
+from eval.tables.comparison import Interval, compare
 from eval.tables.results import read_sweep
 from tests import ROOT
 from tests.commands import PATIENCE_SEC

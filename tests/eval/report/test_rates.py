@@ -2,10 +2,10 @@
 
 import pytest
 
-from eval.compare import compare
 from eval.report.page import report
 from eval.report.tables import rates_table
 from eval.runs import gather
+from eval.tables.comparison import compare
 from eval.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 

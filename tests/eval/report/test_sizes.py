@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from eval.charts import spec_of
-from eval.compare import compare
 from eval.report.figures import by_size, rates_by_size
 from eval.runs import gather
+from eval.tables.comparison import compare
 from eval.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 

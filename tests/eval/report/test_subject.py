@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from eval import compare
 from eval.charts import spec_of
-from eval.compare import MOST_SEEDS, Interval
 from eval.report import figures, tables
 from eval.report.page import report
 from eval.report.series import read_series
 from eval.report.subject import read_subject
 from eval.report.tables import compared, p_text, seeds_text
+from eval.tables import comparison
+from eval.tables.comparison import MOST_SEEDS, Interval
 from tests.eval import sweep_fixture as fixture
 
 SEEDS = {'train.seed': (0, 1, 2)}
@@ -45,7 +45,7 @@ def sweeps(tmp_path_factory):
 
 def compared_of(*folders):
     subject = read_subject(folders)
-    return subject, compare.compare_variants(subject.variants, subject.metric)
+    return subject, comparison.compare_variants(subject.variants, subject.metric)
 
 
 def test_variants_have_the_name_of_their_sweep_where_it_takes_one(sweeps):
@@ -106,7 +106,7 @@ def test_a_sweep_given_twice(sweeps):
 def rows(tmp_path, axes, fates=None):
     fixture.write_sweep(tmp_path / 'sweep', axes, fates or {})
     subject, found = compared_of(tmp_path / 'sweep')
-    rates = compare.compare_rates(subject.records, subject.sweep)
+    rates = comparison.compare_rates(subject.records, subject.sweep)
     name, shown = ('learning rate', rates) if rates else ('variant', found)
     return tables.variant_rows(shown, ['#000'] * len(shown), name), subject, found, rates
 

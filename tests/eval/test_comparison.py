@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval import compare, runs
-from eval.compare import best_lr, sensitivity
-from eval.tables import results
+from eval import runs
+from eval.tables import comparison, results
 from eval.tables.columns import schema
+from eval.tables.comparison import best_lr, sensitivity
 from eval.tables.variants import with_baseline
 from tests.eval import sweep_fixture as fixture
 
@@ -39,7 +39,7 @@ def sweep(tmp_path_factory):
 
 
 def test_compare_a_sweep(sweep):
-    rms, layer = compare.compare(*sweep)
+    rms, layer = comparison.compare(*sweep)
     assert [c.variant.name for c in (rms, layer)] == ['rmsnorm', 'layernorm']
     assert rms.variant.is_baseline and not layer.variant.is_baseline
     assert rms.best_lr == layer.best_lr == 0.003
@@ -55,7 +55,7 @@ def test_compare_a_sweep(sweep):
 
 
 def test_compare_counts_divergence_and_leaves_out_what_has_not_ended(sweep):
-    layer = compare.compare(*sweep)[1]
+    layer = comparison.compare(*sweep)[1]
     far = 0.2 * math.log10(0.03 / 0.003) ** 2
     assert layer.losses[0.03] == {  # of seeds 0, diverged; 1, done; 2 waits
         (0, 0): fixture.INITIAL_CE,
@@ -77,7 +77,9 @@ def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
     notes = {}
     for name, fates in (('waits', waits), ('partly', partly), ('ends', ends)):
         fixture.write_sweep(tmp_path / name, axes, fates)
-        [found] = compare.compare(runs.gather(tmp_path / name), results.read_sweep(tmp_path / name))
+        [found] = comparison.compare(
+            runs.gather(tmp_path / name), results.read_sweep(tmp_path / name)
+        )
         notes[name] = found.notes
         assert math.isnan(found.sensitivity) == (name != 'ends')
     assert notes == {
@@ -94,11 +96,11 @@ def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
 
 
 def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
-    monkeypatch.setattr(compare, 'initial_loss', lambda records: 8.0)
+    monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     records = [ended(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
     records += [ended(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
     records += [ended(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
-    base, same, other = compare.compare(records, SWEEP)
+    base, same, other = comparison.compare(records, SWEEP)
     said = [any('do not compare' in note for note in c.notes) for c in (base, same, other)]
     assert said == [False, False, True] and not math.isnan(other.sensitivity)
 
@@ -108,16 +110,16 @@ def test_the_loss_at_initialisation_is_found_behind_a_damaged_line(tmp_path):
     records = runs.gather(tmp_path / 'run')
     path = tmp_path / 'run' / 'metrics.jsonl'
     path.write_bytes(b'{"step": 1, "ce": \xff\n{"step": 1, "ce": NaN}\n' + path.read_bytes())
-    assert compare.initial_loss(records) == fixture.INITIAL_CE
+    assert comparison.initial_loss(records) == fixture.INITIAL_CE
     path.unlink()
-    assert math.isnan(compare.initial_loss(records))
+    assert math.isnan(comparison.initial_loss(records))
 
 
 def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
     records = [ended(3.0, seed) for seed in (0, 1)]
     records.append(ended(None, 2, status='diverged'))
     records.append(ended(4.0, 0, lr=0.1))
-    [found] = compare.compare(records, SWEEP)
+    [found] = comparison.compare(records, SWEEP)
     assert found.loss.n == 2 and found.notes == [
         '1 of 3 diverged at its best learning rate; left out, as there is no record of the loss at '
         'initialisation',
@@ -135,9 +137,9 @@ def test_verdicts_are_corrected_for_their_number():
         norm: [ended(3.0 + x + shift, seed, norm=norm) for seed, x in enumerate(spread)]
         for norm in ('none', 'layernorm', 'dyt')
     }
-    _, one = compare.compare(base + worse['none'], SWEEP)
+    _, one = comparison.compare(base + worse['none'], SWEEP)
     assert one.verdict == 'worse' and one.p == pytest.approx(0.03) and one.seeds_needed is None
-    found = compare.compare([*base, *itertools.chain(*worse.values())], SWEEP)
+    found = comparison.compare([*base, *itertools.chain(*worse.values())], SWEEP)
     assert [c.verdict for c in found] == ['', *['within noise'] * 3] and math.isnan(found[0].p)
     assert [c.p for c in found[1:]] == pytest.approx([0.09] * 3)
     assert [c.difference.half for c in found[1:]] == pytest.approx([one.difference.half] * 3)
@@ -153,15 +155,15 @@ def test_learning_rates_are_compared_where_they_alone_were_swept():
         for lr in (0.003, 0.001, 0.01)
         for seed in (0, 1)
     ]
-    low, best, high = compare.compare_rates(records, RATES)
+    low, best, high = comparison.compare_rates(records, RATES)
     assert [c.variant.name for c in (low, best, high)] == ['lr 0.001', 'lr 0.003', 'lr 0.01']
     assert low.variant.is_baseline and low.verdict == ''  # that of the base
     assert high.difference.mean == pytest.approx(0.0900045) and high.verdict == 'worse'
     base = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
-    found = compare.compare_rates(records[:2] + records[4:], RATES | {'base': base})
+    found = comparison.compare_rates(records[:2] + records[4:], RATES | {'base': base})
     assert [c.variant.is_baseline for c in found] == [True, False]  # the best of two
-    assert compare.compare_rates(records[:2], RATES) == []
-    assert compare.compare_rates(records, SWEEP) == []
+    assert comparison.compare_rates(records[:2], RATES) == []
+    assert comparison.compare_rates(records, SWEEP) == []
 
 
 def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **more):
@@ -173,11 +175,11 @@ SWEEP = {'base': fixture.base_config(), 'axes': {'model.norm': [], 'train.seed':
 
 
 def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
-    monkeypatch.setattr(compare, 'initial_loss', lambda records: 8.0)
+    monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     base = [ended(3.0 + 0.01 * seed, seed) for seed in range(3)]
     bad = [ended(2.0, seed, norm='none') for seed in range(2)]
     bad.append(ended(None, 2, norm='none', status='diverged'))
-    found = compare.compare(base + bad, SWEEP)[1]
+    found = comparison.compare(base + bad, SWEEP)[1]
     assert found.loss.mean == pytest.approx((2.0 + 2.0 + 8.0) / 3)
     assert found.verdict == 'within noise'  # and not better by two lucky seeds
     assert found.notes[0].startswith('1 of 3 diverged at its best learning rate')
@@ -185,24 +187,24 @@ def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
 
 def test_what_a_failed_or_stopped_run_lacks_is_not_divergence():
     for status in ('failed', 'stopped', 'unfinished', 'waiting'):
-        assert not compare.has_diverged(ended(None, 0, status=status))
-    assert compare.has_diverged(ended(None, 0, status='failed', diverged_step=7))
-    assert compare.has_diverged(ended(None, 0, validated_step=100))  # done, and NaN
+        assert not comparison.has_diverged(ended(None, 0, status=status))
+    assert comparison.has_diverged(ended(None, 0, status='failed', diverged_step=7))
+    assert comparison.has_diverged(ended(None, 0, validated_step=100))  # done, and NaN
     pair = [ended(3.0, 0), ended(2.0, 0, norm='none', status='stopped')]
-    found = compare.compare(pair, SWEEP)[1]
+    found = comparison.compare(pair, SWEEP)[1]
     assert found.best_lr is None and found.notes == ['no run has ended'] and found.verdict == ''
 
 
 def test_one_seed_and_no_common_seed():
     records = [ended(3.0, 0), ended(2.0, 0, norm='none'), ended(2.0, 5, norm='layernorm')]
-    _, one, none = compare.compare(records, SWEEP)
+    _, one, none = comparison.compare(records, SWEEP)
     assert one.verdict == 'one seed' and one.difference.mean == -1.0
     assert none.verdict == '' and 'no seed has ended' in none.notes[-1]
 
 
 def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
     records = [ended(3.0, 0, norm='none', cell='a'), ended(3.0, 0, norm='layernorm', cell='b')]
-    found = compare.split(records, SWEEP)
+    found = comparison.split(records, SWEEP)
     assert [v.is_baseline for v in found] == [True, False]
     for asked in ('layernorm', 'norm layernorm', 'b'):
         assert [v.is_baseline for v in with_baseline(found, asked)] == [False, True]
@@ -218,11 +220,11 @@ def test_a_text_that_two_fields_may_have_keeps_its_field():
     sweep = SWEEP | {'axes': {f'model.{name}': [] for name in axes}}
     listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
     records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
-    found = compare.split(records, sweep)
+    found = comparison.split(records, sweep)
     assert [v.name for v in found] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
     assert [v.name for v in with_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
     records = [ended(3.0, 0) | {'qk_norm': norm} for norm in ('layernorm', 'rmsnorm')]
-    found = compare.split(records, SWEEP | {'axes': {'model.qk_norm': []}})
+    found = comparison.split(records, SWEEP | {'axes': {'model.qk_norm': []}})
     assert [v.name for v in found] == ['qk_norm layernorm', 'qk_norm rmsnorm']
 
 
@@ -233,11 +235,11 @@ def test_a_variant_is_named_without_what_its_size_brings_along():
     sizes = [(64, 1, None), (128, 2, 64)]
     grid = [(*size, norm) for size in sizes for norm in ('rmsnorm', 'layernorm')]
     records = [ended(3.0, 0) | dict(zip(columns, values, strict=True)) for values in grid]
-    found = compare.split(records, SWEEP | {'axes': axes})
+    found = comparison.split(records, SWEEP | {'axes': axes})
     wanted = [f'd_model {size}, {norm}' for size in (64, 128) for norm in ('rmsnorm', 'layernorm')]
     assert [v.name for v in found] == wanted
     two = [ended(3.0, 0) | {'d_model': 64, 'n_heads': heads} for heads in (1, 2)]
-    found = compare.split(two, SWEEP | {'axes': {'model.d_model': [], 'model.n_heads': []}})
+    found = comparison.split(two, SWEEP | {'axes': {'model.d_model': [], 'model.n_heads': []}})
     assert [v.name for v in found] == ['d_model 64, n_heads 1', 'd_model 64, n_heads 2']
 
 
@@ -247,24 +249,24 @@ def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
     sweep = SWEEP | {'axes': {'model.norm': [], 'model.placement': [], 'attention.gate': []}}
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
     records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
-    found = compare.split(records, sweep)
+    found = comparison.split(records, sweep)
     assert [v.name for v in found] == ['baseline', 'norm none', 'post']
     assert found[0].all_values == 'norm rmsnorm, placement pre, attention_gate none'
     grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
     records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in grid]
-    names = [v.name for v in compare.split(records, sweep)]
+    names = [v.name for v in comparison.split(records, sweep)]
     assert names[-1] == 'norm none, post, attention_gate none'
 
 
 def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):
     """The byte tokenizer has less loss per token, and more per byte."""
-    monkeypatch.setattr(compare, 'initial_loss', lambda records: 8.0)
+    monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     sweep = SWEEP | {'axes': {'data.tokenizer': ['bpe:4096', 'byte'], 'train.seed': [0, 1]}}
     records = []
     for seed in (0, 1):
         jitter = 0.001 * seed
         records.append(ended(3.0, seed, tokenizer='bpe:4096', bits_per_byte=1.5))
         records.append(ended(1.2, seed, tokenizer='byte', bits_per_byte=1.8 + jitter))
-    found = compare.compare(records, sweep)[1]
+    found = comparison.compare(records, sweep)[1]
     assert found.verdict == 'worse' and found.difference.mean == pytest.approx(0.3005)
     assert found.initial == pytest.approx(8.0 * np.mean([1.8, 1.801]) / 1.2)
