@@ -8,7 +8,7 @@ from absl import flags
 
 from lm import data
 from lm.config.mixture import source_of
-from lm.inference.load import Checkpoint, find, load
+from lm.inference.load import Checkpoint, find, load, to_stderr
 
 __all__ = ['Checkpoint', 'define_checkpoint', 'find', 'load', 'open_data']
 
@@ -38,7 +38,7 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
       ValueError: where the data is no longer what the config names.
     """
     fields = checkpoint.recipe.data
-    dataset = data.open_dataset(fields)
+    dataset = data.open_dataset(fields, say=to_stderr)
     trained_on = checkpoint.meta['data']  # None: nobody knows
     if trained_on is not None and dataset.digest != trained_on:
         raise ValueError(

@@ -4,8 +4,21 @@ Called by `python -m eval` and tests, as `from eval import perplexity`. Calls ev
 evaluation, lm.inference and lm.data.
 """
 
+import math
+
 from eval.suites.base import Suite
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
 
-SUITES = {'ngram': Suite(ngram), 'perplexity': Suite(perplexity)}
+SUITES = {
+    'ngram': Suite(ngram),
+    'perplexity': Suite(
+        perplexity,
+        argument='stride',
+        score='nats',
+        weight='bytes',
+        unit='bits per byte',
+        scale=1 / math.log(2),
+        counted='documents',
+    ),
+}

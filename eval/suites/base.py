@@ -48,3 +48,8 @@ class Suite:
     score: str = ''
     weight: str = ''
     lower_is_better: bool = True
+    #: That ratio times `scale` is in this unit; '': `score` per `weight`.
+    unit: str = ''
+    scale: float = 1.0
+    #: Entries of `items` in words, in the plural.
+    counted: str = 'items'

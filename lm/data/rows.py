@@ -187,10 +187,23 @@ class Rows:
             used += length
         return {'tokens': tokens, 'segments': segments}
 
-    def documents(self) -> Iterator[np.ndarray]:
-        """Yields the tokens of each document, without BOS and EOS."""
+    @property
+    def n_documents(self) -> int:
+        return len(self._documents) - 1
+
+    def documents(self, with_marks: bool = False) -> Iterator[np.ndarray]:
+        """Yields the tokens of each document; without BOS and EOS, which are marks."""
+        beside = 0 if with_marks else 1
         for start, stop in itertools.pairwise(self._documents.tolist()):
-            yield self._read(start + 1, stop - 1)
+            yield self._read(start + beside, stop - beside)
+
+    def documents_of(self, row: int) -> np.ndarray:
+        """Returns the number of each token's document [T+1], as `documents` counts; -1: padding."""
+        spans = [np.arange(start, start + n) for start, n in self._layout.spans(row)]
+        places = np.concatenate(spans)
+        numbers = np.full(self.seq_len + 1, -1)
+        numbers[: len(places)] = np.searchsorted(self._documents, places, side='right') - 1
+        return numbers
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) of the stream."""

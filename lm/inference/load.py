@@ -270,6 +270,24 @@ def load(
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
 
 
+def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
+    """Loads another checkpoint of a run with the functions of one that is loaded: what is compiled
+    for that one serves this one too. Its config may differ from step to step, as by
+    --continue_changed; then it is loaded anew.
+
+    Raises ValueError where it cannot be read.
+    """
+    folder = checkpoint.path.parent
+    meta = read_meta(folder, step)
+    if any(meta[name] != checkpoint.meta[name] for name in ('config', 'vocab_size')):
+        return _load(folder, step, to_stderr, checkpoint.mesh)
+    shapes = abstract_state(checkpoint.learner, checkpoint.mesh)
+    stored, average = read_weights(folder, step, shapes)
+    weights = checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
+    path = folder / str(step)
+    return dataclasses.replace(checkpoint, path=path, step=step, meta=meta, weights=weights)
+
+
 def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:
     meta = read_meta(folder, step)
     platform = jax.devices()[0].platform

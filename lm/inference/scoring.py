@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from lm.data.rows import best_fit_decreasing
 from lm.devices.mesh import batch_parts, batch_sharding, put_batch, replicated, traced_on
@@ -18,6 +19,7 @@ from lm.training.state import Learner, Weights
 from lm.training.step import chunk_of
 
 MOST_IN_FLIGHT = 8  # batches that wait on the devices
+PROGRAMS_KEPT = 8  # of learners, meshes and statistics
 SHORTEST = 32  # tokens of a row that is read; shorter ones are packed
 
 # (logits [B, C, V] float32, the token that follows each [B, C]) -> arrays [B, C, ...] by name.
@@ -51,11 +53,7 @@ class Scorer:
         share = data.batch_size // checkpoint.recipe.train.microbatches
         self.longest = data.seq_len + 1  # tokens of a row, the first of which is not scored
         self._tokens = share * data.seq_len
-        self._step = jax.jit(
-            traced_on(mesh, functools.partial(score_batch, learner, statistic)),
-            in_shardings=(state_shardings(learner, mesh).weights, batch_sharding(mesh)),
-            out_shardings=replicated(mesh),
-        )
+        self._step = jit_score_batch(learner, mesh, statistic, mask_documents=True)
 
     def __call__(
         self, rows: Sequence[Sequence[int]], weights: Weights | None = None
@@ -101,18 +99,38 @@ class Scorer:
         return found
 
 
+@functools.lru_cache(PROGRAMS_KEPT)
+def jit_score_batch(
+    learner: Learner, mesh: Mesh, statistic: Statistic, mask_documents: bool
+) -> Callable[[Weights, Any], dict[str, jax.Array]]:
+    """Returns the jitted `score_batch`: batch cut by rows, scores replicated. The checkpoints that
+    share a learner (`lm.inference.load.at_step`) share its programs.
+    """
+    score = functools.partial(score_batch, learner, statistic, mask_documents=mask_documents)
+    return jax.jit(
+        traced_on(mesh, score),
+        in_shardings=(state_shardings(learner, mesh).weights, batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )
+
+
 def score_batch(
-    learner: Learner, statistic: Statistic, weights: Weights, batch: Mapping[str, jax.Array]
+    learner: Learner,
+    statistic: Statistic,
+    weights: Weights,
+    batch: Mapping[str, jax.Array],
+    mask_documents: bool = True,
 ) -> dict[str, jax.Array]:
     """Returns the statistic of each token but the first, [B, T, ...]; logits are made in chunks.
 
-    `batch` is {'tokens', 'segments'} [B, T + 1], as `lm.data` makes it; documents never see each
-    other, whatever data.mask_documents is.
+    `batch` is {'tokens', 'segments'} [B, T + 1], as `lm.data` makes it. mask_documents: whether
+    documents of a row do not see each other, whatever data.mask_documents is.
     """
     tokens_BT, next_BT = batch['tokens'][:, :-1], batch['tokens'][:, 1:]
     read_BT = batch['segments'][:, :-1]
+    segments_BT = read_BT if mask_documents else None
     x_BTD, readout = learner.model.apply(
-        learner.variables(weights), tokens_BT, read_BT, read_BT > 0, method='activations'
+        learner.variables(weights), tokens_BT, segments_BT, read_BT > 0, method='activations'
     )
     rows, length = tokens_BT.shape
     chunk = chunk_of(learner, tokens_BT.shape, readout.weight_DV.shape[-1]) or rows * length
