@@ -8,9 +8,9 @@ from absl import flags
 
 from lm import data
 from lm.config.mixture import source_of
-from lm.inference.load import Checkpoint, find, load, to_stderr
+from lm.inference.load import Checkpoint, at_step, find, load, to_stderr
 
-__all__ = ['Checkpoint', 'define_checkpoint', 'find', 'load', 'open_data']
+__all__ = ['Checkpoint', 'at_step', 'define_checkpoint', 'find', 'load', 'open_data']
 
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 

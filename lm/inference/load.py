@@ -275,7 +275,15 @@ def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
     for that one serves this one too. Its config may differ from step to step, as by
     --continue_changed; then it is loaded anew.
 
-    Raises ValueError where it cannot be read.
+    Args:
+      checkpoint: of the same run.
+      step: of which there is a checkpoint beside it.
+
+    Returns:
+      The `Checkpoint` of that step.
+
+    Raises:
+      ValueError: where it cannot be read, or its weights do not fit its config.
     """
     folder = checkpoint.path.parent
     meta = read_meta(folder, step)

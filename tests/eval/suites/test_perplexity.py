@@ -1,6 +1,7 @@
 """Perplexity by document. Reference: the training loop's evaluation, and windows one by one."""
 
 import functools
+import itertools
 import math
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from lm.training.state import build_learner, hyper_from, init_state
 from tests.commands import tiny
 
 LENGTH = 16
-WORDS = 'norm layer head token scale depth width step loss embed'.split()
+WORDS = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'step', 'loss', 'embed']
 
 
 @pytest.fixture(scope='module')
@@ -142,10 +143,10 @@ def test_property_windows_score_each_token_once(n, stride, counts):
     """Windows of 8, of a document of n tokens."""
     windows = list(windows_of(np.arange(n), 8, stride))
     scored = [tokens[1 + before :].tolist() for tokens, before in windows]
-    assert sum(scored, []) == [*range(1, n)]
+    assert [*itertools.chain(*scored)] == [*range(1, n)]
     assert list(map(len, scored)) == counts
 
 
 def test_what_cannot_be_read_is_refused(text):
-    with pytest.raises(ValueError, match='stride=17 is more than data.seq_len=16'):
+    with pytest.raises(ValueError, match='stride=17 is more than'):
         perplexity(a_checkpoint(text, 'long'), stride=17)

@@ -1,0 +1,189 @@
+"""The page of an evaluation: each suite's numbers, its tables and charts, and traces over steps."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from eval.charts import Chart, environment, in_page, made
+from eval.console.listings import first_sentence
+from eval.evaluation.asked import Asked
+from eval.evaluation.targets import Evaluation
+from eval.evaluation.traces import Trace, rows_of, traces_of
+from eval.suites.base import Table
+from eval.tables.text import number
+from lm.storage.files import write_text
+
+HERE = Path(__file__).parent
+MOST_ROWS = 100  # of a table on the page
+RUN = 'run'
+WIDTH, HEIGHT, PANEL = 420, 260, 260
+PER_ROW = 3
+
+
+def write_evaluation_page(
+    path: Path, found: Sequence[Evaluation], asked: Sequence[Asked]
+) -> dict[str, Chart]:
+    """Writes the page to `path`, and returns its charts by the ids of their elements."""
+    charts: dict[str, Chart] = {}
+    traces, sections = traces_of(found), []
+    for i, one in enumerate(asked):
+        own = [trace for trace in traces if trace.suite == one.label and not trace.is_constant]
+        if any(len(trace.steps) > 1 for trace in own):
+            charts[f'traces_{i}'] = traces_chart(own)
+        parts = []
+        for j, (title, table) in enumerate(tables_of(found, one.label).items()):
+            name = f'table_{i}_{j}'
+            if table.x and table.y:
+                charts[name] = chart_of(table)
+            parts.append(part_of(title, table, name if name in charts else ''))
+        sections.append(
+            {
+                'name': one.label,
+                'about': first_sentence(one.suite.function.__doc__),
+                'options': ', '.join(f'{name} {value}' for name, value in one.options.items()),
+                'rows': lines(numbers_rows(found, traces, one.label)),
+                'traces': f'traces_{i}' if f'traces_{i}' in charts else '',
+                'parts': parts,
+            }
+        )
+    content = {
+        'title': ', '.join(dict.fromkeys(one.run for one in found)),
+        'made': made(),
+        'command': shlex.join(['python', *sys.orig_argv[1:]]),
+        'sections': sections,
+        'steps': sorted({one.step for one in found}),
+    }
+    page = environment(HERE).get_template('evaluation.html.j2')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page.render(scripts=in_page(charts), **content))
+    return charts
+
+
+def numbers_rows(
+    found: Sequence[Evaluation], traces: Sequence[Trace], label: str
+) -> list[dict[str, Any]]:
+    """Returns the rows of a suite's numbers: of one checkpoint, or as `rows_of` has them."""
+    if len(found) == 1:
+        numbers = found[0].results[label].numbers
+        return [{'number': name, 'value': value} for name, value in numbers.items()]
+    rows = rows_of([trace for trace in traces if trace.suite == label])
+    return [{name: value for name, value in row.items() if name != 'suite'} for row in rows]
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Returns a head and the values of rows with equal keys, as text."""
+    return [list(rows[0]), *([number(value) for value in row.values()] for row in rows)]
+
+
+def tables_of(found: Sequence[Evaluation], label: str) -> dict[str, Table]:
+    """Returns the tables of a suite by title, of each run's last checkpoint; those of several runs
+    are one table, with a column of runs.
+    """
+    last = {one.run: one for one in sorted(found, key=lambda one: one.step)}
+    by_title: dict[str, dict[str, Table]] = {}
+    for run, one in last.items():
+        for title, table in one.results[label].tables.items():
+            by_title.setdefault(title, {})[run] = table
+    if len(last) == 1:
+        return {title: table for title, own in by_title.items() for table in own.values()}
+    return {title: _joined(own) for title, own in by_title.items()}
+
+
+def _joined(tables: Mapping[str, Table]) -> Table:
+    first = next(iter(tables.values()))
+    names = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
+    columns: dict[str, list[Any]] = {RUN: []} | {name: [] for name in names}
+    for run, table in tables.items():
+        n = len(next(iter(table.columns.values()), ()))
+        columns[RUN] += [run] * n
+        for name in names:
+            columns[name] += list(table.columns.get(name, [None] * n))
+    by = f'{first.by}, {RUN}' if first.by else RUN
+    if first.by:
+        pairs = zip(columns[first.by], columns[RUN], strict=True)
+        columns[by] = [f'{number(value)}, {run}' for value, run in pairs]
+    return Table(columns, first.x, first.y, by)
+
+
+def part_of(title: str, table: Table, chart: str) -> dict[str, Any]:
+    """Returns a table as the template takes it, with at most MOST_ROWS rows."""
+    rows = list(zip(*table.columns.values(), strict=True))
+    texts = [[number(value) for value in row] for row in rows[:MOST_ROWS]]
+    left = len(rows) - len(texts)
+    return {'title': title, 'chart': chart, 'rows': [list(table.columns), *texts], 'left': left}
+
+
+def chart_of(table: Table) -> Chart:
+    """Draws y over x: a line where x are numbers, else bars; a colour for each value of `by`."""
+    rows = [
+        dict(zip(('x', 'y', 'by'), values, strict=True))
+        for values in zip(
+            table.columns[table.x],
+            table.columns[table.y],
+            table.columns[table.by] if table.by else [''] * len(table.columns[table.x]),
+            strict=True,
+        )
+        if _is_number(values[1])
+    ]
+    chart = alt.Chart(alt.Data(values=rows)).properties(width=WIDTH)
+    y = alt.Y('y:Q', title=table.y)
+    colour = _colour([row['by'] for row in rows], table.by)
+    seen = [alt.Tooltip('by:N', title=table.by or ' ')] if table.by else []
+    if all(_is_number(row['x']) for row in rows):
+        x = alt.X('x:Q', title=table.x, scale=alt.Scale(zero=False, nice=False))
+        seen += [alt.Tooltip('x:Q', title=table.x), alt.Tooltip('y:Q', title=table.y)]
+        is_short = len({row['x'] for row in rows}) < 30
+        drawn = chart.mark_line(point=is_short).encode(
+            x=x, y=y.scale(zero=False), color=colour, tooltip=seen
+        )
+        return drawn.properties(height=HEIGHT, usermeta={'log': {'x': 'log x', 'y': 'log y'}})
+    names = list(dict.fromkeys(row['x'] for row in rows))
+    side = alt.Y('x:N', title=table.x, sort=names, axis=alt.Axis(labelLimit=300))
+    seen += [alt.Tooltip('x:N', title=table.x), alt.Tooltip('y:Q', title=table.y)]
+    bars = chart.mark_bar().encode(
+        x=alt.X('y:Q', title=table.y), y=side, color=colour, tooltip=seen
+    )
+    return bars.encode(yOffset='by:N') if table.by else bars
+
+
+def traces_chart(traces: Sequence[Trace]) -> Chart:
+    """Draws each number over the steps, a panel each; a line for each run, a colour for a group."""
+    several = len({trace.group for trace in traces}) > 1
+    panels = []
+    for name in dict.fromkeys(trace.number for trace in traces):
+        rows = [
+            {'step': step, 'value': value, 'run': run, 'line': trace.group if several else run}
+            for trace in traces
+            if trace.number == name
+            for run, own in trace.values.items()
+            for step, value in own.items()
+            if _is_number(value)
+        ]
+        y = alt.Y('value:Q', title=name, scale=alt.Scale(zero=False))
+        seen = [alt.Tooltip('run:N'), alt.Tooltip('step:Q'), alt.Tooltip('value:Q')]
+        panel = alt.Chart(alt.Data(values=rows)).mark_line(point=True)
+        panel = panel.encode(
+            x=alt.X('step:Q', scale=alt.Scale(nice=False)),
+            y=y,
+            color=_colour([row['line'] for row in rows], 'line', field='line'),
+            detail='run:N',
+            tooltip=seen,
+        )
+        panels.append(panel.properties(width=PANEL, height=180))
+    chart = alt.concat(*panels, columns=PER_ROW)
+    return chart.properties(usermeta={'log': {'x': 'log steps', 'y': 'log values'}})
+
+
+def _colour(values: Sequence[Any], title: str, field: str = 'by') -> alt.Color | Any:
+    names = list(dict.fromkeys(values))
+    legend = alt.Legend(title=None, orient='top', columns=2) if title and len(names) > 1 else None
+    return alt.Color(f'{field}:N', sort=names, legend=legend)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < float('inf')

@@ -1,0 +1,187 @@
+"""Checkpoints that a command names, and their results: read where they are kept, else computed."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.evaluation import kept
+from eval.evaluation.asked import Asked
+from eval.load import Checkpoint, at_step, find, load
+from eval.suites.base import Result
+from lm.config.resolve import flatten, to_dict
+from lm.record.checkpoint import FOLDER, read_meta, steps_in
+from lm.record.digests import DamagedCheckpoint
+from lm.record.remote.local_copy import checkpoints_at
+from lm.record.upgrade import stored_config
+from lm.record.workdir import SWEEP
+from lm.storage.buckets import is_url
+from lm.storage.files import Unreadable
+
+ALL = 'all'
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A checkpoint to evaluate: the first of `steps` that can be read.
+
+    run: the workdir as it is called. folder: WORKDIR/checkpoints. keeps: whether results are kept
+    in the workdir, which a local copy of a bucket does not.
+    """
+
+    run: str
+    folder: Path
+    steps: tuple[int, ...]
+    keeps: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Results of a checkpoint by the labels of their suites. config: its fields by path."""
+
+    run: str
+    step: int
+    config: Mapping[str, Any]
+    results: Mapping[str, Result]
+
+
+def targets_of(given: Sequence[str], step: str | None, say: Say) -> list[Target]:
+    """Returns the checkpoints that --checkpoint and --step name; of a sweep those of its cells.
+
+    Args:
+      given: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
+      step: a number; 'all'; or None for the newest.
+      say: is told of cells that have no such step.
+
+    Raises:
+      ValueError: where one holds no checkpoint, or not that step; it says which there are.
+    """
+    if step not in (None, ALL) and not step.isdecimal():
+        raise ValueError(f'--step is a number of updates, or {ALL}; got {step!r}')
+    found: list[Target] = []
+    for path in given:
+        found += _of_url(path, step) if is_url(path) else _of_path(Path(path), step, say)
+    counts = Counter((one.folder.resolve(), one.steps[0]) for one in found)
+    if twice := [folder.parent for (folder, _), n in counts.items() if n > 1]:
+        raise ValueError(f'{twice[0]} is given twice; give each --checkpoint once')
+    return found
+
+
+def _of_url(url: str, step: str | None) -> list[Target]:
+    if step == ALL:
+        places = sorted(checkpoints_at(url), key=lambda place: place[1])
+        if not places:
+            find(url)  # says that there is none
+        return [Target(url, folder, (at,), keeps=False) for folder, at in places]
+    folder, at = find(url if step is None else f'{url.rstrip("/")}/{FOLDER}/{step}')
+    return [Target(url, folder, (at,), keeps=False)]
+
+
+def _of_path(path: Path, step: str | None, say: Say) -> list[Target]:
+    own = steps_in(path / FOLDER)
+    cells = [] if own else [one for one in sorted(path.glob('*')) if steps_in(one / FOLDER)]
+    if cells and (path / SWEEP).exists():
+        lacking = [cell for cell in cells if not _has(cell, step)]
+        if len(lacking) == len(cells):
+            _check_step(cells[0], step)
+        for cell in lacking:
+            say(f'NOTE: {cell} has no checkpoint of step {step}, and is left out')
+        return [one for cell in cells if cell not in lacking for one in _of_path(cell, step, say)]
+    folder, newest = find(path)
+    if folder == path.parent:
+        if step is not None:
+            raise ValueError(f'{path} names a step itself; leave out --step={step}')
+        return [Target(str(folder.parent), folder, (newest,))]
+    steps = steps_in(folder)
+    if step is None:
+        return [Target(str(path), folder, (*reversed(steps),))]
+    _check_step(path, step)
+    return [Target(str(path), folder, (at,)) for at in (steps if step == ALL else [int(step)])]
+
+
+def _has(workdir: Path, step: str | None) -> bool:
+    return step in (None, ALL) or int(step) in steps_in(workdir / FOLDER)
+
+
+def _check_step(workdir: Path, step: str | None) -> None:
+    if not _has(workdir, step):
+        there = ', '.join(map(str, steps_in(workdir / FOLDER)))
+        raise ValueError(f'{workdir} has no checkpoint of --step={step}; there are {there}')
+
+
+def evaluate_all(
+    targets: Sequence[Target], asked: Sequence[Asked], again: bool, say: Say
+) -> Iterator[Evaluation]:
+    """Yields what each target's checkpoint gives, as `evaluate` does; one that cannot be read is
+    said and left out where there are others.
+
+    Raises ValueError where none can be read.
+    """
+    loaded: Checkpoint | None = None
+    damaged: list[DamagedCheckpoint] = []
+    for target in targets:
+        for step in target.steps:
+            try:
+                evaluator = Evaluator(target, step, again, say, loaded)
+                found = evaluator.evaluate(asked)
+            except DamagedCheckpoint as error:
+                damaged.append(error)
+                if len(target.steps) > 1:
+                    say(f'{error}; taking the one before')
+                elif len(targets) > 1:
+                    say(f'{error}; left out')
+                continue
+            loaded = evaluator.loaded
+            yield found
+            break
+    if damaged and len(damaged) == sum(len(target.steps) for target in targets):
+        one = 'none of the checkpoints can be read; the last: ' if len(damaged) > 1 else ''
+        raise ValueError(f'{one}{damaged[-1]}')
+
+
+class Evaluator:
+    """Evaluates one checkpoint, which is loaded where a result is not kept.
+
+    loaded: another checkpoint, whose programs serve this one if it is of the same run.
+    """
+
+    def __init__(
+        self, target: Target, step: int, again: bool, say: Say, loaded: Checkpoint | None = None
+    ):
+        self.target, self.step, self.again, self.say = target, step, again, say
+        self.loaded, self.meta = loaded, read_meta(target.folder, step)
+
+    def evaluate(self, asked: Sequence[Asked]) -> Evaluation:
+        """Returns the results of the suites that are asked for; each is kept when it is there."""
+        results = {one.label: self._result(one) for one in asked}
+        config = flatten(to_dict(stored_config(self.meta['config'])))
+        return Evaluation(self.target.run, self.step, config, results)
+
+    def _result(self, asked: Asked) -> Result:
+        path = kept.path_of(self.target.folder.parent, self.step, asked)
+        if self.target.keeps and not self.again:
+            try:
+                found = kept.read(path, asked, self.meta)
+            except Unreadable as error:
+                self.say(f'NOTE: {error}; computed anew')
+                found = None
+            if found is not None:
+                self.say(f'NOTE: {asked.label} at step {self.step} is read from {path}')
+                return found
+        result = asked.suite.function(self._checkpoint(), **asked.options)
+        if self.target.keeps:
+            try:
+                kept.write(path, asked, self.meta, result)
+            except OSError as error:
+                self.say(f'NOTE: the result is not kept beside the checkpoint ({error})')
+        return result
+
+    def _checkpoint(self) -> Checkpoint:
+        path, loaded = self.target.folder / str(self.step), self.loaded
+        if loaded is None or loaded.path.parent != path.parent:
+            self.loaded = load(path, self.say)
+        elif loaded.step != self.step:
+            self.loaded = at_step(loaded, self.step)
+        return self.loaded

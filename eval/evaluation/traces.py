@@ -1,0 +1,168 @@
+"""Numbers of suites over the checkpoints of a run and over seeds: how steady they are.
+
+As arXiv:2406.10229 has them: monotonicity, the spread over seeds, and the signal to noise of a
+number. Runs whose configs differ in seeds alone are a group.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eval.evaluation.targets import Evaluation
+from eval.tables.text import number
+from eval.tables.variants import SEEDS
+
+# What runs of a group may differ in besides: it changes no number, or by rounding alone.
+ASIDE = ('mesh.', 'kernels.', 'data.cache_dir', 'data.prefetch')
+MOST_STEPS = 6  # that the table on a terminal has a column of, each
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A number of a suite in each run of a group, by step.
+
+    monotonicity: Kendall's tau-b between the number and the step, the mean over runs; nan with
+    fewer than two steps, or where the number never changes. seed_std: the standard deviation over
+    seeds, the mean over the steps that two runs have; signal_to_noise: the mean over those runs and
+    steps, over seed_std; both nan where there are no two runs.
+    """
+
+    suite: str
+    number: str
+    group: str
+    values: Mapping[str, Mapping[int, float]]  # by run and step
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({step for own in self.values.values() for step in own})
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is a count or the like, equal at all steps of all runs."""
+        found = [value for own in self.values.values() for value in own.values()]
+        return len(found) > 1 and len(set(found)) == 1
+
+    @property
+    def monotonicity(self) -> float:
+        return float(np.mean([kendall_tau([*v], [*v.values()]) for v in self.values.values()]))
+
+    @property
+    def seed_std(self) -> float:
+        shared = self._over_seeds()
+        return float(np.mean([np.std(own, ddof=1) for own in shared])) if shared else math.nan
+
+    @property
+    def signal_to_noise(self) -> float:
+        shared = self._over_seeds()
+        if not shared:
+            return math.nan
+        with np.errstate(divide='ignore', invalid='ignore'):  # seeds may all be equal
+            return float(np.mean([np.mean(own) for own in shared]) / np.float64(self.seed_std))
+
+    def _over_seeds(self) -> list[list[float]]:
+        """Returns the values of the runs that have them, for each step that two runs have."""
+        found = [[own[step] for own in self.values.values() if step in own] for step in self.steps]
+        return [own for own in found if len(own) > 1]
+
+    def mean_at(self, step: int) -> float:
+        """Returns the mean over the runs that have this step."""
+        return float(np.mean([own[step] for own in self.values.values() if step in own]))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Returns all of it for JSON."""
+        return dataclasses.asdict(self) | {
+            'monotonicity': self.monotonicity,
+            'seed_std': self.seed_std,
+            'signal_to_noise': self.signal_to_noise,
+        }
+
+
+def kendall_tau(x: Sequence[float], y: Sequence[float]) -> float:
+    """Kendall's tau-b: (pairs in one order - pairs in the other) / sqrt(pairs untied in x * pairs
+    untied in y); nan where either never changes, or holds a nan (Biometrika 33, 1945).
+    """
+    one, other = (np.asarray(values, float) for values in (x, y))
+    if np.isnan(one).any() or np.isnan(other).any():
+        return math.nan
+    signs = [np.sign(v[:, None] - v[None]) for v in map(_ranks, (one, other))]
+    both = [np.count_nonzero(sign) for sign in signs]
+    if not all(both):
+        return math.nan
+    return float(np.sum(signs[0] * signs[1]) / math.sqrt(both[0] * both[1]))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Returns numbers in the same order, none of them infinite."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+def traces_of(evaluations: Sequence[Evaluation]) -> list[Trace]:
+    """Returns a trace for each number of each suite, and each group of runs."""
+    found = []
+    for name, members in groups_of(evaluations).items():
+        numbers = dict.fromkeys(
+            (label, key) for one in members for label, r in one.results.items() for key in r.numbers
+        )
+        for label, key in numbers:
+            values: dict[str, dict[int, float]] = {}
+            for one in sorted(members, key=lambda one: one.step):
+                own = one.results[label].numbers
+                if key in own:
+                    values.setdefault(one.run, {})[one.step] = float(own[key])
+            found.append(Trace(label, key, name, values))
+    return found
+
+
+def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
+    """Returns the evaluations of runs that differ in seeds alone, by what tells the group apart:
+    its run, or the fields that differ between groups; '' for a single group.
+    """
+    groups: dict[tuple, list[Evaluation]] = {}
+    for one in evaluations:
+        kept = {
+            path: value
+            for path, value in one.config.items()
+            if path not in SEEDS and not path.startswith(ASIDE)
+        }
+        groups.setdefault(tuple(sorted((path, repr(v)) for path, v in kept.items())), []).append(
+            one
+        )
+    keys = [dict(key) for key in groups]
+    paths = dict.fromkeys(path for key in keys for path in key)
+    apart = [path for path in paths if len({key.get(path) for key in keys}) > 1]
+    found = {}
+    for members in groups.values():
+        runs = list(dict.fromkeys(one.run for one in members))
+        values = [(path.split('.')[1], members[0].config.get(path)) for path in apart]
+        words = ', '.join(f'{name} {number(value)}' for name, value in values)
+        name = '' if len(groups) == 1 else runs[0] if len(runs) == 1 else words
+        found[name] = members
+    return found
+
+
+def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Returns the rows of a table: a number at each step, or at the first and last of many, and its
+    statistics, where there are any: not of one that is equal everywhere.
+    """
+    steps = sorted({step for one in traces for step in one.steps})
+    several, seeds = len({one.group for one in traces}) > 1, any(len(t.values) > 1 for t in traces)
+    rows = []
+    for one in traces:
+        row: dict[str, Any] = {'suite': one.suite, 'number': one.number}
+        row |= {'runs': one.group} if several else {}
+        if len(steps) <= MOST_STEPS:
+            row |= {
+                f'step {step}': one.mean_at(step) if step in one.steps else None for step in steps
+            }
+        else:
+            row |= {'first': one.mean_at(one.steps[0]), 'last': one.mean_at(one.steps[-1])}
+        measured = {'monotonicity': one.monotonicity} if len(steps) > 1 else {}
+        if seeds:
+            measured |= {'seed std': one.seed_std, 'signal to noise': one.signal_to_noise}
+        row |= dict.fromkeys(measured) if one.is_constant else measured
+        rows.append(row)
+    return rows
