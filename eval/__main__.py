@@ -14,10 +14,7 @@ if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
 import functools
-import json
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 from absl import app, flags
 
@@ -28,12 +25,9 @@ from eval.evaluation.asked import (
     listing,
     parse_suite_flags,
 )
-from eval.evaluation.kept import plain
-from eval.evaluation.targets import Evaluation, evaluate_all, targets_of
-from eval.tables.text import render
+from eval.evaluation.program import evaluate_checkpoints
 from lm.launch.command import run_main
 from lm.storage.buckets import local_path
-from lm.storage.files import write_json
 
 CHECKPOINT = flags.DEFINE_multi_string(
     'checkpoint', [], 'Workdir, sweep, WORKDIR/checkpoints/STEP, or a URL; may be given again.'
@@ -54,46 +48,16 @@ def main(_) -> None:
         )
     out = local_path(OUT.value, '--out') if OUT.value else None
     page = local_path(PAGE.value, '--page') if PAGE.value else None
-    asked = asked_for(SUITE.value, given_options())
-    say = functools.partial(print, file=sys.stderr)
-    targets = targets_of(CHECKPOINT.value, STEP.value, say)
-    if not all(target.keeps for target in targets) and not out:
-        say('NOTE: results are not kept in a bucket; --out=FILE.json keeps the numbers')
-    found = list(evaluate_all(targets, asked, AGAIN.value, say))
-    record = report_one(found[0]) if len(found) == 1 else report_many(found)
-    if out:
-        write_json(out, plain(record))
-    if page or (out and len(found) > 1):
-        from eval.evaluation.page import write_evaluation_page  # Altair takes its time
-
-        path = page or out.with_suffix('.html')
-        write_evaluation_page(path, found, asked)
-        say(f'page: {path}')
-
-
-def numbers_of(one: Evaluation) -> dict[str, Any]:
-    """Returns the record of a checkpoint: its numbers by suite."""
-    results = {label: dict(result.numbers) for label, result in one.results.items()}
-    return {'checkpoint': one.run, 'step': one.step} | results
-
-
-def report_one(one: Evaluation) -> dict[str, Any]:
-    """Prints the record of a checkpoint as JSON, and returns it."""
-    print(json.dumps(plain(numbers_of(one)), indent=2, allow_nan=False))
-    return numbers_of(one)
-
-
-def report_many(found: Sequence[Evaluation]) -> dict[str, Any]:
-    """Prints a table of numbers over steps and seeds, and returns all of it for JSON."""
-    from eval.evaluation.traces import rows_of, traces_of  # brings Arrow
-
-    traces = traces_of(found)
-    rows = rows_of(traces)
-    print(render(rows, list(rows[0]), 'table'))
-    return {
-        'evaluations': [numbers_of(one) for one in found],
-        'traces': [trace.record for trace in traces],
-    }
+    text = evaluate_checkpoints(
+        CHECKPOINT.value,
+        asked_for(SUITE.value, given_options()),
+        step=STEP.value,
+        again=AGAIN.value,
+        out=out,
+        page=page,
+        say=functools.partial(print, file=sys.stderr),
+    )
+    print(text)
 
 
 if __name__ == '__main__':

@@ -135,8 +135,23 @@ def imported_at_the_top(tree):
 
 def test_a_single_run_waits_for_no_library_of_tables_or_figures():
     """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
+    ours, others = imported_at_the_start_of('train')
+    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.sweep.engines'} <= ours
+    slow = {'altair', 'duckdb', 'jinja2', 'pandas', 'pyarrow', 'scipy', 'vl_convert'}
+    assert not others & slow
+
+
+def test_flags_of_suites_wait_for_no_package_that_a_suite_needs():
+    """`python -m eval --help` has the options of all suites."""
+    ours, others = imported_at_the_start_of('eval.__main__')
+    assert 'jax' in others and {'eval.suites.perplexity', 'eval.evaluation.asked'} <= ours
+    assert not others & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'scipy', 'torch'}
+
+
+def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:
+    """Returns (the project's modules, other packages) that importing a module imports."""
     known = {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES}
-    left, seen, others = {'train'}, set(), set()
+    left, seen, others = {module}, set(), set()
     while left:
         seen |= left
         found = {name for one in left for name in imported_at_the_top(TREES[known[one]])}
@@ -144,9 +159,7 @@ def test_a_single_run_waits_for_no_library_of_tables_or_figures():
         ours = {'.'.join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
         left = (ours & known.keys()) - seen
         others |= {part[0] for part in parts}
-    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.sweep.engines'} <= seen
-    slow = {'altair', 'duckdb', 'jinja2', 'pandas', 'pyarrow', 'scipy', 'vl_convert'}
-    assert not others & slow
+    return seen, others
 
 
 def test_nothing_touches_sys_path_or_shadows_eval():

@@ -1,7 +1,9 @@
 """The page of an evaluation: each suite's numbers, its tables and charts, and traces over steps."""
 
+import dataclasses
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -19,6 +21,7 @@ from eval.tables.text import number
 from lm.storage.files import write_text
 
 HERE = Path(__file__).parent
+MOST_NAMED = 4  # runs of a title
 MOST_ROWS = 100  # of a table on the page
 RUN = 'run'
 WIDTH, HEIGHT, PANEL = 420, 260, 260
@@ -29,6 +32,7 @@ def write_evaluation_page(
     path: Path, found: Sequence[Evaluation], asked: Sequence[Asked]
 ) -> dict[str, Chart]:
     """Writes the page to `path`, and returns its charts by the ids of their elements."""
+    found = with_short_names(found)
     charts: dict[str, Chart] = {}
     traces, sections = traces_of(found), []
     for i, one in enumerate(asked):
@@ -52,7 +56,7 @@ def write_evaluation_page(
             }
         )
     content = {
-        'title': ', '.join(dict.fromkeys(one.run for one in found)),
+        'title': title_of(found),
         'made': made(),
         'command': shlex.join(['python', *sys.orig_argv[1:]]),
         'sections': sections,
@@ -62,6 +66,19 @@ def write_evaluation_page(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page.render(scripts=in_page(charts), **content))
     return charts
+
+
+def with_short_names(found: Sequence[Evaluation]) -> list[Evaluation]:
+    """Returns the evaluations with the last part of each run's path, where that is its own."""
+    runs = dict.fromkeys(one.run for one in found)
+    counts = Counter(Path(run).name for run in runs)
+    short = {run: Path(run).name if counts[Path(run).name] == 1 else run for run in runs}
+    return [dataclasses.replace(one, run=short[one.run]) for one in found]
+
+
+def title_of(found: Sequence[Evaluation]) -> str:
+    runs = list(dict.fromkeys(one.run for one in found))
+    return ', '.join(runs) if len(runs) <= MOST_NAMED else f'{len(runs)} runs'
 
 
 def numbers_rows(

@@ -102,18 +102,23 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 def traces_of(evaluations: Sequence[Evaluation]) -> list[Trace]:
     """Returns a trace for each number of each suite, and each group of runs."""
+    groups = groups_of(evaluations)
+    numbers = dict.fromkeys(
+        (label, key)
+        for one in evaluations
+        for label, result in one.results.items()
+        for key in result.numbers
+    )
     found = []
-    for name, members in groups_of(evaluations).items():
-        numbers = dict.fromkeys(
-            (label, key) for one in members for label, r in one.results.items() for key in r.numbers
-        )
-        for label, key in numbers:
+    for label, key in numbers:
+        for name, members in groups.items():
             values: dict[str, dict[int, float]] = {}
             for one in sorted(members, key=lambda one: one.step):
                 own = one.results[label].numbers
                 if key in own:
                     values.setdefault(one.run, {})[one.step] = float(own[key])
-            found.append(Trace(label, key, name, values))
+            if values:
+                found.append(Trace(label, key, name, values))
     return found
 
 
@@ -133,11 +138,15 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
         )
     keys = [dict(key) for key in groups]
     paths = dict.fromkeys(path for key in keys for path in key)
-    apart = [path for path in paths if len({key.get(path) for key in keys}) > 1]
+    apart: dict[tuple, str] = {}  # of fields that differ alike, as one that follows another
+    for path in sorted(paths, key=len):
+        values = tuple(key.get(path) for key in keys)
+        if len(set(values)) > 1:
+            apart.setdefault(values, path)
     found = {}
     for members in groups.values():
         runs = list(dict.fromkeys(one.run for one in members))
-        values = [(path.split('.')[1], members[0].config.get(path)) for path in apart]
+        values = [(p.split('.')[1], members[0].config.get(p)) for p in apart.values()]
         words = ', '.join(f'{name} {number(value)}' for name, value in values)
         name = '' if len(groups) == 1 else runs[0] if len(runs) == 1 else words
         found[name] = members
