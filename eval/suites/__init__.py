@@ -7,10 +7,38 @@ evaluation, lm.inference and lm.data.
 import math
 
 from eval.suites.base import Suite
+from eval.suites.bytes import bytes_
+from eval.suites.calibration import calibration
+from eval.suites.harness import harness
+from eval.suites.in_context import in_context
+from eval.suites.influence import influence
+from eval.suites.layers import layers
+from eval.suites.minimal_pairs import minimal_pairs
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
+from eval.suites.sharpness import sharpness
 
 SUITES = {
+    'bytes': Suite(
+        bytes_, score='bits', weight='bytes', unit='bits per byte', counted='documents'
+    ),
+    'calibration': Suite(
+        calibration, score='nll', weight='tokens', unit='nats per token', counted='rows'
+    ),
+    'harness': Suite(
+        harness, argument='tasks', score='value', lower_is_better=False, unit='of the metric'
+    ),
+    'in_context': Suite(in_context, score='squared error', unit='squared error'),
+    'influence': Suite(influence),
+    'layers': Suite(layers),
+    'minimal_pairs': Suite(
+        minimal_pairs,
+        argument='path',
+        score='is_right',
+        lower_is_better=False,
+        unit='of the pairs right',
+        counted='pairs',
+    ),
     'ngram': Suite(ngram),
     'perplexity': Suite(
         perplexity,
@@ -21,4 +49,5 @@ SUITES = {
         scale=1 / math.log(2),
         counted='documents',
     ),
+    'sharpness': Suite(sharpness),
 }

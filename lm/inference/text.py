@@ -1,0 +1,76 @@
+"""Text of tokens that come one after another."""
+
+from collections.abc import Iterable, Sequence
+
+from lm.data.tokenizers import Tokenizer
+
+UNFINISHED = '\ufffd'  # what bytes that are no character, or not yet, are decoded as
+
+
+class TextStream:
+    """Turns tokens into text as they come.
+
+    It holds back characters whose bytes are not all there, and what may be the beginning of a stop
+    string. The text ends before the stop string that is complete first, and does not depend on how
+    the tokens are cut into calls.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), after: Iterable[int] = ()):
+        """Args:
+          tokenizer: the run's.
+          stops: strings that end the text.
+          after: tokens before those that come, whose text is not given.
+
+        Raises:
+          ValueError: where a stop string is empty.
+        """
+        if '' in stops:
+            raise ValueError('a stop string is empty: it would end every text. Leave it out.')
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self.stopped = False
+        # Tokens are decoded behind some of those before: a first token may have no space before it.
+        # `_since` and `_whole` count the tokens up to two places at which no character is cut.
+        self._ids = list(after)
+        self._since, self._whole = 0, len(self._ids)
+        self._given = len(self._decoded())  # characters of what is decoded since `_since`
+        self._held = ''
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """Returns the text that may be shown now."""
+        self._ids += ids
+        text = self._decoded()
+        whole = text.rstrip(UNFINISHED)
+        new, self._given = whole[self._given :], max(self._given, len(whole))
+        if whole == text and len(self._ids) > self._whole:
+            self._since, self._whole = self._whole, len(self._ids)
+            self._given = len(self._decoded())
+        return self._shown(new, self._beginning)
+
+    def finish(self) -> str:
+        """Returns the rest of the text, when no more tokens come."""
+        new = self._decoded()[self._given :]
+        self._given += len(new)
+        return self._shown(new, lambda text: 0)
+
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._ids[self._since :])
+
+    def _shown(self, new: str, held) -> str:
+        if self.stopped:
+            return ''
+        text = self._held + new
+        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return text[: min(found)[1]]
+        end = len(text) - held(text)
+        self._held = text[end:]
+        return text[:end]
+
+    def _beginning(self, text: str) -> int:
+        """Returns the length of the longest end of a text with which a stop string begins."""
+        longest = max(map(len, self._stops), default=0) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
