@@ -5,7 +5,16 @@ evaluation, lm.inference and lm.data.
 """
 
 from eval.suites.base import Suite
+from eval.suites.calibration import calibration
+from eval.suites.layers import layers
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
+from eval.suites.sharpness import sharpness
 
-SUITES = {'ngram': Suite(ngram), 'perplexity': Suite(perplexity)}
+SUITES = {
+    'calibration': Suite(calibration, score='nll', weight='tokens'),
+    'layers': Suite(layers),
+    'ngram': Suite(ngram),
+    'perplexity': Suite(perplexity),
+    'sharpness': Suite(sharpness),
+}
