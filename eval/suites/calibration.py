@@ -73,7 +73,7 @@ def calibration(
         'ece_classwise': (expected_error, side_by_side(of_frequent)),
     }
     numbers = {'tokens': len(unit), 'accuracy': events.o.mean(), 'confidence': events.p.mean()}
-    numbers |= {name: found[name].mean() for name in ('nll', 'brier')}
+    numbers |= {name: found[name].mean(dtype=np.float64) for name in ('nll', 'brier')}
     for name, (error, sums) in errors.items():
         numbers |= dict(
             zip(
@@ -86,8 +86,8 @@ def calibration(
         'correctness_balanced': balanced,
         'temperature': temperature,
         'held_out_tokens': held.sum(),
-        'held_out_nll': found['nll'][held].mean(),
-        'held_out_nll_scaled': found['scaled_nll'][held].mean(),
+        'held_out_nll': found['nll'][held].mean(dtype=np.float64),
+        'held_out_nll_scaled': found['scaled_nll'][held].mean(dtype=np.float64),
         'held_out_ece': expected_error(binned(*before, widths).whole),
         'held_out_ece_scaled': expected_error(binned(*after, widths).whole),
     }

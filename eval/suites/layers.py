@@ -20,6 +20,13 @@ from lm.training.step import Batch, activations, target_weights, token_sums
 from modules.options import Option
 
 
+TITLES = {
+    'removal': 'loss increase',
+    'angle': 'angular distance',
+    'influence': 'block influence',
+}
+
+
 def layers(
     checkpoint: Checkpoint,
     *,
@@ -38,45 +45,33 @@ def layers(
     parts = batch_parts(c.mesh)
     size = -(-c.recipe.microbatch // parts) * parts
     limit = -(-tokens // (size * c.recipe.data.seq_len))
-    split = open_data(c).validation
-    batches = list(data.evaluation_batches(split, batch_size=size, limit=limit))
+    batches = data.evaluation_batches(open_data(c).validation, batch_size=size, limit=limit)
     loss = jax.jit(traced_on(c.mesh, functools.partial(ce_of_blocks, c.learner)))
+    turned = jax.jit(traced_on(c.mesh, functools.partial(turns_of, c.learner)))
     kept = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
-    turns = jax.jit(traced_on(c.mesh, functools.partial(turns_of, c.learner)))
-    sums, turned, n_tokens = np.zeros(L + 1), 0.0, 0.0
+    ce, sums, n_tokens = np.zeros(L + 1), np.zeros((2, L + 1, L + 1)), 0.0
     for batch in batches:
         rows = put_batch(c.mesh, batch)
-        sums += list(fetched(loss(c.weights, rows, c.hyper, one) for one in kept))
-        angles, n = jax.device_get(turns(c.weights, rows, c.hyper))
-        turned, n_tokens = turned + angles.astype(np.float64), n_tokens + float(n)
-    ce, removal = sums[0] / n_tokens, (sums[1:] - sums[0]) / n_tokens
-    angle, influence = turned / n_tokens
-    of_block = {
-        'removal': removal,
+        ce += list(fetched(loss(c.weights, rows, c.hyper, one) for one in kept))
+        of_batch, n = jax.device_get(turned(c.weights, rows, c.hyper))
+        sums, n_tokens = sums + of_batch, n_tokens + float(n)
+    angle, influence = sums / n_tokens
+    of_blocks = {
+        'removal': (ce[1:] - ce[0]) / n_tokens,
         'angle': np.diagonal(angle, 1),
         'influence': np.diagonal(influence, 1),
     }
-    numbers = {'ce': float(ce), 'tokens': n_tokens}
-    for name, values in of_block.items():
+    numbers = {'ce': float(ce[0]) / n_tokens, 'tokens': n_tokens}
+    for name, values in of_blocks.items():
         summaries = {'max': values.max(), 'mean': values.mean(), 'last': values[-1]}
         numbers |= {f'{name}_{how}': float(value) for how, value in summaries.items()}
-    columns = {'layer': list(range(1, L + 1))} | {
-        name: values.tolist() for name, values in of_block.items()
+    columns = {'layer': list(range(1, L + 1))}
+    columns |= {TITLES[name]: values.tolist() for name, values in of_blocks.items()}
+    tables = {
+        'Loss without each block': Table(columns, x='layer', y=TITLES['removal']),
+        'Angular distance of the streams before blocks': distances(angle, gap or L),
     }
-    removed = {
-        'layer': columns.pop('layer'),
-        'loss increase': columns.pop('removal'),
-        'angular distance': columns['angle'],
-        'block influence': columns['influence'],
-    }
-    return Result(
-        numbers,
-        {},
-        {
-            'Loss without each block': Table(removed, x='layer', y='loss increase'),
-            'Angular distance of the streams before blocks': distances(angle, gap or L),
-        },
-    )
+    return Result(numbers, {}, tables)
 
 
 def ce_of_blocks(

@@ -1,7 +1,8 @@
 """Sharpness: how strongly the loss curves in the weights and the logits, and blocks stretch."""
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import jax
@@ -20,7 +21,7 @@ from lm.inference.scoring import score_batch
 from lm.model.parameters import optimizer_of
 from lm.model.transformer import ACTIVATIONS, EMBEDDING
 from lm.record.checkpoint import read_state
-from lm.training.state import Hyper, Learner, Weights, build_learner
+from lm.training.state import Hyper, Learner, State, Weights, build_learner
 from lm.training.step import Batch, activations, target_weights, token_sums
 from lm.training.update import numbered_rows, peaks_of
 from modules.curvature import (
@@ -47,7 +48,7 @@ def sharpness(
     eigenvalues: Annotated[int, Option('largest eigenvalues that are recorded', 1)] = 3,
     iterations: Annotated[
         int, Option('products with the Hessian; as many vectors like the weights are held', 2)
-    ] = 20,
+    ] = 15,
     rounds: Annotated[int, Option('of the power iteration through each block', 1)] = 10,
     box: Annotated[
         float, Option('how far logit_sharpness moves a logit, times its size and 1', 0, 1)
@@ -58,20 +59,29 @@ def sharpness(
     sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
     are trained (sharpness_2, ... the next, sharpness_least the least); preconditioned_sharpness is
     that of D^-1/2 H D^-1/2, D = sqrt(v_hat) + eps of AdamW as stored, and _times_lr is times the
-    learning rate of the step. logit_curvature is the largest eigenvalue in a token's logits,
+    last learning rate. logit_curvature is the largest eigenvalue in a token's logits,
     logit_sharpness what a small box of logits adds to its loss. lipschitz_ is a lower bound of each
     block's local Lipschitz constant. All is float32, with kernels that have the derivatives.
     """
-    c = checkpoint
-    split = open_data(c).validation
+    split = open_data(checkpoint).validation
     batch = next(data.evaluation_batches(split, batch_size=min(rows, len(split)), limit=1))
-    batch = {name: jnp.asarray(rows) for name, rows in batch.items()}
+    batch = jax.tree.map(jnp.asarray, batch)
+    in_weights, of_hessian = curvature(checkpoint, batch, eigenvalues, iterations)
+    in_logits = of_logits(checkpoint, batch, box)
+    stretched, of_blocks = lipschitz(checkpoint, batch, rounds)
+    return Result(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
+
+
+def curvature(
+    checkpoint: Checkpoint, batch: Batch, eigenvalues: int, iterations: int
+) -> tuple[dict[str, float], dict[str, Table]]:
+    """Returns numbers and a table of the Hessian, plain and preconditioned."""
+    c, numbers, lines = checkpoint, {}, []
     learner = plain(c, OF_GRADIENTS)
-    trained = [*map(bool, jax.tree.leaves(learner.described.trainable))]
-    numbers, lines = {}, []
+    spectrum = spectrum_of(learner, iterations)
 
     def measure(name, scales):
-        values, bounds = spectrum(learner, c.weights, batch, c.hyper, trained, scales, iterations)
+        values, bounds = spectrum(c.weights, batch, c.hyper, scales)
         kept = min(eigenvalues, len(values))
         names = [name, *(f'{name}_{i}' for i in range(2, kept + 1))]
         numbers.update(zip(names, values[:kept].tolist(), strict=True))
@@ -79,38 +89,39 @@ def sharpness(
         for i, one in enumerate(names):
             lines.append((one, float(values[i]), f'within {bounds[i]:.2g} of an eigenvalue'))
 
-    measure('sharpness', None)
-    scales, why_not = preconditioner(c, trained)
+    trained = [w for w, t in leaves_with(c.weights.params, learner.described.trainable) if t]
+    measure('sharpness', [jnp.ones_like(w, jnp.float32) for w in trained])
+    scales, why_not = preconditioner(c)
     if scales is None:
         lines.append(('preconditioned_sharpness', None, why_not))
     else:
         measure('preconditioned_sharpness', scales)
-        lr = learning_rate(c.recipe, c.hyper, c.step)
+        lr = learning_rate(c.recipe, c.hyper, c.step - 1)
         numbers['preconditioned_sharpness_times_lr'] = lr * numbers['preconditioned_sharpness']
-    numbers |= of_logits(c, batch, box)
-    stretched_LB = np.array(stretches(plain(c, OF_VALUES), c.weights, batch, c.hyper, rounds))
-    most_L = stretched_LB.max(1)
-    numbers |= {
+    what, value, how = map(list, zip(*lines, strict=True))
+    columns = {'what': what, 'value': value, 'how': how}
+    return numbers, {'Eigenvalues of the Hessian': Table(columns)}
+
+
+def lipschitz(
+    checkpoint: Checkpoint, batch: Batch, rounds: int
+) -> tuple[dict[str, float], dict[str, Table]]:
+    """Returns numbers and a table of how far each block stretches a small change of its input."""
+    c = checkpoint
+    found_LB = np.array(stretches(plain(c, OF_VALUES), c.weights, batch, c.hyper, rounds))
+    most_L = found_LB.max(1)
+    numbers = {
         'lipschitz_max': float(most_L.max()),
-        'lipschitz_mean': float(stretched_LB.mean()),
+        'lipschitz_mean': float(found_LB.mean()),
         'lipschitz_last': float(most_L[-1]),
     }
-    what, value, how = map(list, zip(*lines, strict=True))
-    blocks = {
+    largest = 'largest of the rows'
+    columns = {
         'layer': list(range(1, len(most_L) + 1)),
-        'largest of the rows': most_L.tolist(),
-        'mean of the rows': stretched_LB.mean(1).tolist(),
+        largest: most_L.tolist(),
+        'mean of the rows': found_LB.mean(1).tolist(),
     }
-    return Result(
-        numbers,
-        {},
-        {
-            'Eigenvalues of the Hessian': Table({'what': what, 'value': value, 'how': how}),
-            'Local Lipschitz constants, at least': Table(
-                blocks, x='layer', y='largest of the rows'
-            ),
-        },
-    )
+    return numbers, {'Local Lipschitz constants, at least': Table(columns, x='layer', y=largest)}
 
 
 def plain(checkpoint: Checkpoint, implementation: str) -> Learner:
@@ -129,78 +140,80 @@ def mean_loss(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) ->
     return sums['objective'] / jnp.maximum(sums['tokens'], 1.0)
 
 
-def spectrum(
-    learner: Learner,
-    weights: Weights,
-    batch: Batch,
-    hyper: Hyper,
-    trained: Sequence[bool],
-    scales: Sequence[jax.Array] | None,
-    iterations: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `ritz` of S H S, with H the Hessian of `mean_loss` in the stored weights.
+def spectrum_of(
+    learner: Learner, iterations: int, loss: Callable[..., jax.Array] = mean_loss
+) -> Callable[..., Any]:
+    """Returns spectrum(weights, batch, hyper, scales) -> `ritz` of S H S, one program for all.
+
+    H is the Hessian of the loss in the leaves of weights.params that are trained, and `scales` has
+    the diagonal S of each such leaf, shaped like it.
 
     Args:
       learner: with kernels whose gradient has a derivative in forward mode.
-      weights: where the Hessian is taken.
-      batch: the rows of the loss.
-      hyper: numbers of the loss.
-      trained: whether each leaf of weights.params counts.
-      scales: the diagonal S for each leaf that counts; None: ones.
-      iterations: of Lanczos.
+      iterations: of Lanczos; fewer where there are fewer weights.
+      loss: (learner, weights, batch, hyper) -> a scalar.
     """
+    described = learner.described
+    trained = jax.tree.leaves(described.trainable)
+    sizes = [math.prod(shape.shape) for shape in jax.tree.leaves(described.shapes)]
+    steps = min(iterations, sum(size for size, t in zip(sizes, trained, strict=True) if t))
 
+    @jax.jit
     def run(weights, batch, hyper, scales):
         leaves, structure = jax.tree.flatten(weights.params)
         counted = [w.astype(jnp.float32) for w, t in zip(leaves, trained, strict=True) if t]
 
-        def loss(counted):
+        def of_counted(counted):
             left = iter(counted)
             full = [next(left) if t else w for w, t in zip(leaves, trained, strict=True)]
             params = jax.tree.unflatten(structure, full)
-            return mean_loss(learner, weights.replace(params=params), batch, hyper)
+            return loss(learner, weights.replace(params=params), batch, hyper)
 
         def scale(v):
-            return v if scales is None else [s * x for s, x in zip(scales, v, strict=True)]
+            return [s * x for s, x in zip(scales, v, strict=True)]
 
         def product(v):
             name = 'gradient of this model'
-            return scale(along(jax.grad(loss), counted, scale(v), name, OF_GRADIENTS)[1])
+            return scale(along(jax.grad(of_counted), counted, scale(v), name, OF_GRADIENTS)[1])
 
         keys = jax.random.split(jax.random.key(0), len(counted))
-        pairs = zip(keys, counted, strict=True)
-        start = [jax.random.normal(key, w.shape, jnp.float32) for key, w in pairs]
+        start = [jax.random.normal(k, w.shape) for k, w in zip(keys, counted, strict=True)]
         return lanczos(product, start, steps)
 
-    sizes = zip(jax.tree.leaves(weights.params), trained, strict=True)
-    steps = min(iterations, sum(w.size for w, t in sizes if t))
-    return ritz(*jax.device_get(jax.jit(run)(weights, batch, hyper, scales)))
+    return lambda *arguments: ritz(*jax.device_get(run(*arguments)))
 
 
-def preconditioner(
-    checkpoint: Checkpoint, trained: Sequence[bool]
-) -> tuple[list[jax.Array] | None, str]:
-    """Returns (sqrt(f / D) of each trained leaf, ''), or (None, why there is none).
+def leaves_with(*trees: Any) -> Iterator[tuple[Any, ...]]:
+    """Iterates over the leaves of parallel trees side by side."""
+    return zip(*map(jax.tree.leaves, trees), strict=True)
 
-    D = sqrt(v_hat) + eps is what AdamW divides the first moment by, and f the factor of the
-    learning rate that the parametrisation gives the parameter. v is of clipped gradients.
-    """
+
+def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]:
+    """Returns (the `adam_scales` of a checkpoint, ''), or (None, why there are none)."""
     c = checkpoint
-    described = c.learner.described
-    specs, scalings = (jax.tree.leaves(t) for t in (described.specs, described.scalings))
     try:
         state, _ = read_state(c.path.parent, c.step, abstract_state(c.learner, c.mesh))
     except ValueError as error:
         return None, f'the state of the optimizer cannot be read: {error}'
-    moments = adam_moments(state.opt_state, c.weights.params)
-    rows, found = c.recipe.optimizers, []
-    for spec, scaling, t, moment in zip(specs, scalings, trained, moments, strict=True):
-        if not t:
+    return adam_scales(c.learner, c.hyper, state)
+
+
+def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.Array] | None, str]:
+    """Returns (sqrt(f / D) of each trained leaf, ''), or (None, why there are none).
+
+    D = sqrt(v_hat) + eps is what AdamW divides the first moment by, and f the factor that the
+    parametrisation gives the learning rate of the parameter. v is of clipped gradients.
+    """
+    described, found = learner.described, []
+    moments = adam_moments(state.opt_state, state.params)
+    trees = described.specs, described.scalings, described.trainable
+    for (spec, scaling, trained), moment in zip(leaves_with(*trees), moments, strict=True):
+        if not trained:
             continue
-        part = rows[optimizer_of(spec)]
+        part = learner.recipe.optimizers[optimizer_of(spec)]
         if moment is None:
             return None, f'{part} keeps no second moment as AdamW does'
-        numbers, (count, v) = part.numbers(c.hyper), moment
+        numbers, (count, v) = part.numbers(hyper), moment
         if not int(count):
             return None, 'the optimizer has made no update'
         root = jnp.sqrt(v / (1 - numbers['b2'] ** count)) + numbers['eps']
@@ -225,7 +238,7 @@ def adam_moments(opt_state: Any, params: Any) -> list[tuple[jax.Array, jax.Array
 
 
 def learning_rate(recipe: Recipe, hyper: Hyper, step: int) -> float:
-    """Returns the learning rate of hidden matrices at a step, without the parameter's factor."""
+    """Returns the learning rate of the update after `step`, without factors of parameters."""
     fraction = numbered_rows(recipe, hyper)['optim.schedule'](step, hyper['train.steps'])
     return float(peaks_of(hyper)['optim.name'] * fraction)
 
