@@ -36,8 +36,9 @@ from modules.stream import moments, sink
 
 ACTIVATIONS = 'activations'  # the collection of the stream at the places below, where it is asked
 SHIFTS = 'shifts'  # what is added there, where it is given: its gradient is the activation's
+KEPT = 'kept'  # whether each block is there, where it is given; one that is not leaves its input
 STATE = ('params', STATS, BACKWARD_STATS, CACHE)
-STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, ACTIVATIONS, SHIFTS)  # along `layer`
+STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, ACTIVATIONS, SHIFTS, KEPT)  # along `layer`
 EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
 OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 
@@ -92,7 +93,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, streams, block: jax.Array, sequence: Sequence):
-        depth = Depth(block, self.recipe.model.n_layers)
+        depth, entered = Depth(block, self.recipe.model.n_layers), streams
         attention, mlp = self.attention(sequence.valid_BT, block), self.mlp()
         of_attention, of_attended, of_mapped = self.drops(sequence)
 
@@ -109,11 +110,19 @@ class Block(nn.Module):
             self, AFTER_ATTENTION, self.group.attention(streams, attended, norms, depth)
         )
         norms = self.norms('mlp', sequence.valid_BT1, block - 1)
-        streams = observed(self, AFTER_MLP, self.group.mlp(streams, mapped, norms, depth))
+        streams = self.unless_removed(self.group.mlp(streams, mapped, norms, depth), entered)
+        streams = observed(self, AFTER_MLP, streams)
         x_BTD = self.recorded('residual', jax.tree.leaves(streams)[0], sequence)
         if is_recording(self):
             self.sow(DIAGNOSTICS, 'residual_sink', sink(x_BTD, sequence.valid_BT))
         return streams, None  # nn.scan carries the first and stacks the second
+
+    def unless_removed(self, streams, entered):
+        """Returns the streams behind this block; those that entered where KEPT says it is gone."""
+        if not self.has_variable(KEPT, KEPT):
+            return streams
+        is_kept = self.get_variable(KEPT, KEPT)
+        return jax.tree.map(lambda new, old: jnp.where(is_kept, new, old), streams, entered)
 
     def drops(self, sequence):
         """Returns what drops probabilities of attention (None: nothing), its result, the MLP's."""

@@ -1,0 +1,243 @@
+"""Calibration of the next token's probabilities on the validation split."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.load import Checkpoint
+from eval.suites.base import Result, Table
+from eval.suites.calibration_errors import (
+    Bins,
+    binned,
+    correctness_losses,
+    debiased_error,
+    equal_mass,
+    equal_width,
+    expected_error,
+    fitted_temperature,
+    h_error,
+    interval,
+)
+from eval.suites.reading import Row, validation_rows
+from lm.inference.scoring import Scorer
+from modules.options import Option
+
+# Inverse temperatures at which slopes of the loss are measured: factors of 2^(1/4) apart.
+BETAS = 2.0 ** (np.arange(-8, 9) / 4)
+
+
+def calibration(
+    checkpoint: Checkpoint,
+    *,
+    bins: Annotated[int, Option('bins of probabilities', 1, 10_000)] = 15,
+    candidates: Annotated[
+        int, Option('likeliest tokens of each place that h_error counts', 1)
+    ] = 10,
+    classes: Annotated[int, Option('most frequent tokens that ece_classwise is of', 1)] = 16,
+    tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 200_000,
+    resamples: Annotated[int, Option('resamples of the bootstrap', 1)] = 1000,
+) -> Result:
+    """How far the probability of the likeliest token is from how often it is right.
+
+    ece has bins of equal width, ece_adaptive and the debiased l2_debiased of equal mass; intervals
+    (_low, _high) are of 95%, by a bootstrap over documents. temperature is fitted on one half of
+    the documents, and the numbers held_out_ are of the other, before and after (_scaled). Tokens of
+    all sources of a mixture count alike.
+    """
+    rows = validation_rows(checkpoint, tokens)
+    unit = units_of(rows)
+    is_fitted = halves(unit)
+    frequent = frequent_tokens(rows, classes)
+    top = min(candidates, checkpoint.learner.model.vocab_size)
+    temperature = temperature_of(checkpoint, rows, is_fitted)
+    statistic = functools.partial(token_statistics, frequent, top, 1 / temperature)
+    found = scored(Scorer(checkpoint, statistic), rows)
+    events = Events(found['confidence'], found['correct'], unit)
+    held = ~is_fitted
+    before = events.where(held)
+    after = Events(found['scaled_confidence'], found['correct'], unit).where(held)
+    plain, balanced = correctness_losses(*events[:2])
+    widths, masses = equal_width(bins), equal_mass(events.p, bins)
+    of_frequent = [
+        binned(found['of_classes'][:, i], found['next'] == token, unit, widths)
+        for i, token in enumerate(frequent)
+    ]
+    errors = {
+        'ece': (expected_error, binned(*events, widths)),
+        'ece_adaptive': (expected_error, binned(*events, masses)),
+        'l2_debiased': (debiased_error, binned(*events, masses)),
+        'ece_classwise': (expected_error, side_by_side(of_frequent)),
+    }
+    numbers = {'tokens': len(unit), 'accuracy': events.o.mean(), 'confidence': events.p.mean()}
+    numbers |= {name: found[name].mean(dtype=np.float64) for name in ('nll', 'brier')}
+    for name, (error, sums) in errors.items():
+        numbers |= dict(
+            zip(
+                (name, f'{name}_low', f'{name}_high'), interval(error, sums, resamples), strict=True
+            )
+        )
+    numbers |= {
+        'h_error': h_error(found['top'].ravel(), found['is_next'].ravel()),
+        'correctness_loss': plain,
+        'correctness_balanced': balanced,
+        'temperature': temperature,
+        'held_out_tokens': held.sum(),
+        'held_out_nll': found['nll'][held].mean(dtype=np.float64),
+        'held_out_nll_scaled': found['scaled_nll'][held].mean(dtype=np.float64),
+        'held_out_ece': expected_error(binned(*before, widths).whole),
+        'held_out_ece_scaled': expected_error(binned(*after, widths).whole),
+    }
+    diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': after}
+    return Result(
+        {name: float(value) for name, value in numbers.items()},
+        items_of(rows, found),
+        {'Reliability': reliability(diagram, widths)},
+    )
+
+
+class Events(NamedTuple):
+    """Probabilities, whether each came true, and the unit of the bootstrap that each is of, [M]."""
+
+    p: np.ndarray
+    o: np.ndarray
+    unit: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> 'Events':
+        return Events(*(values[chosen] for values in self))
+
+
+def units_of(rows: Sequence[Row]) -> np.ndarray:
+    """Returns the number of the document of each target, or of its row where there is only one."""
+    document = np.concatenate([row.document[row.is_target] for row in rows])
+    if document.max() > 0:
+        return np.unique(document, return_inverse=True)[1]
+    return np.repeat(np.arange(len(rows)), [row.is_target.sum() for row in rows])
+
+
+def halves(unit: np.ndarray) -> np.ndarray:
+    """Returns whether each target is in the first of two halves, which share no unit.
+
+    Units go, in order, to the half with fewer targets so far.
+    """
+    filled, first = [0, 0], []
+    for size in np.bincount(unit).tolist():
+        half = int(filled[1] < filled[0])
+        filled[half] += size
+        first.append(half == 0)
+    return np.array(first)[unit]
+
+
+def frequent_tokens(rows: Sequence[Row], most: int) -> np.ndarray:
+    """Returns the tokens that are most often targets, at most so many."""
+    targets = np.concatenate([row.tokens[1:][row.is_target] for row in rows])
+    values, counts = np.unique(targets, return_counts=True)
+    return values[np.argsort(-counts, kind='stable')[:most]].astype(np.int32)
+
+
+def scored(scorer: Scorer, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Returns the scores of all targets, [M, ...] by name, in the order of the rows."""
+    found = scorer([row.tokens for row in rows])
+    return {
+        name: np.concatenate(
+            [own[name][row.is_target] for own, row in zip(found, rows, strict=True)]
+        )
+        for name in found[0]
+    }
+
+
+def temperature_of(checkpoint: Checkpoint, rows: Sequence[Row], is_fitted: np.ndarray) -> float:
+    """Returns the temperature of the least mean loss over the targets that `is_fitted` names."""
+    scorer = Scorer(checkpoint, functools.partial(slopes_at, BETAS))
+    found = scored(scorer, list(only(rows, is_fitted)))
+    slopes, curvatures = (found[name].mean(0, np.float64) for name in ('slope', 'curvature'))
+    return fitted_temperature(BETAS, slopes, curvatures)
+
+
+def only(rows: Sequence[Row], chosen: np.ndarray) -> Iterator[Row]:
+    """Yields the rows that have chosen targets, with no others; chosen [M] is over all targets."""
+    edges = np.cumsum([row.is_target.sum() for row in rows])[:-1]
+    for row, own in zip(rows, np.split(chosen, edges), strict=True):
+        if own.any():
+            is_target = row.is_target.copy()
+            is_target[is_target] = own
+            yield row._replace(is_target=is_target)
+
+
+def slopes_at(betas: np.ndarray, logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
+    """Returns {'slope', 'curvature'} [B, C, K] of each token's loss of logits beta z, in beta."""
+    own_BC1 = jnp.take_along_axis(logits_BCV, next_BC[..., None], -1)
+    centred_BCV = logits_BCV - own_BC1
+
+    def at(beta):
+        p_BCV = jax.nn.softmax(beta * logits_BCV)
+        mean_BC = jnp.sum(p_BCV * centred_BCV, -1)
+        return mean_BC, jnp.sum(p_BCV * (centred_BCV - mean_BC[..., None]) ** 2, -1)
+
+    slope_KBC, curvature_KBC = jax.lax.map(at, jnp.asarray(betas, jnp.float32))
+    return {
+        'slope': jnp.moveaxis(slope_KBC, 0, -1),
+        'curvature': jnp.moveaxis(curvature_KBC, 0, -1),
+    }
+
+
+def token_statistics(
+    classes: np.ndarray, top: int, beta: float, logits_BCV: jax.Array, next_BC: jax.Array
+) -> dict[str, jax.Array]:
+    """Returns what the suite keeps of the probabilities of each place, [B, C, ...].
+
+    nll, brier and confidence are also there by the name scaled_ for logits beta z. `top` are the
+    probabilities of the likeliest tokens, of_classes those of the tokens `classes`.
+    """
+    found = {}
+    for prefix, scale in (('', 1.0), ('scaled_', beta)):
+        z_BCV = scale * logits_BCV
+        own_BC = jnp.take_along_axis(z_BCV, next_BC[..., None], -1)[..., 0]
+        log_z_BC = jax.nn.logsumexp(z_BCV, -1)
+        squares_BC = jnp.exp(jax.nn.logsumexp(2 * z_BCV, -1) - 2 * log_z_BC)
+        found[f'{prefix}nll'] = log_z_BC - own_BC
+        found[f'{prefix}brier'] = squares_BC - 2 * jnp.exp(own_BC - log_z_BC) + 1
+        found[f'{prefix}confidence'] = jnp.exp(jnp.max(z_BCV, -1) - log_z_BC)
+    log_p_BCV = jax.nn.log_softmax(logits_BCV)
+    log_top_BCK, tokens_BCK = jax.lax.top_k(log_p_BCV, top)
+    is_next_BCK = tokens_BCK == next_BC[..., None]
+    return found | {
+        'correct': is_next_BCK[..., 0],
+        'next': next_BC,
+        'top': jnp.exp(log_top_BCK),
+        'is_next': is_next_BCK,
+        'of_classes': jnp.exp(log_p_BCV[..., classes]),
+    }
+
+
+def side_by_side(each: Sequence[Bins]) -> Bins:
+    """Returns the bins of several classes as those of one: its error is the mean of theirs."""
+    return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
+
+
+def items_of(rows: Sequence[Row], found: dict[str, np.ndarray]) -> dict[str, list]:
+    """Returns, of each row, its sums over targets."""
+    starts = np.cumsum([0, *(row.is_target.sum() for row in rows)])
+    sizes = np.diff(starts)
+    kept = np.flatnonzero(sizes)
+    items = {'item': [f'row {i}' for i in kept], 'tokens': sizes[kept].tolist()}
+    for name in ('nll', 'correct', 'confidence'):
+        sums = np.concatenate([[0.0], np.cumsum(found[name], dtype=np.float64)])
+        items[name] = np.diff(sums[starts])[kept].tolist()
+    return items
+
+
+def reliability(series: dict[str, Events], edges: np.ndarray) -> Table:
+    """Returns the mean confidence and accuracy of each bin that has tokens, of each series."""
+    columns = {'tokens of': [], 'confidence': [], 'accuracy': [], 'tokens': []}
+    for name, events in series.items():
+        bins = binned(*events, edges).whole
+        kept = bins.count > 0
+        columns['tokens of'] += [name] * int(kept.sum())
+        columns['confidence'] += (bins.p[kept] / bins.count[kept]).tolist()
+        columns['accuracy'] += (bins.o[kept] / bins.count[kept]).tolist()
+        columns['tokens'] += bins.count[kept].astype(int).tolist()
+    return Table(columns, x='confidence', y='accuracy', by='tokens of')

@@ -1,0 +1,129 @@
+"""Layers: what the loss is without each block, and how far the blocks turn the residual stream."""
+
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.load import Checkpoint, open_data
+from eval.suites.base import Result, Table
+from lm import data
+from lm.devices.mesh import batch_parts, put_batch, traced_on
+from lm.inference.blocks import with_blocks
+from lm.inference.probes import by_name
+from lm.inference.scoring import fetched
+from lm.model.transformer import ACTIVATIONS, AFTER_MLP, EMBEDDING
+from lm.training.state import Hyper, Learner, Weights
+from lm.training.step import Batch, activations, target_weights, token_sums
+from modules.options import Option
+
+
+TITLES = {
+    'removal': 'loss increase',
+    'angle': 'angular distance',
+    'influence': 'block influence',
+}
+
+
+def layers(
+    checkpoint: Checkpoint,
+    *,
+    tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 16_384,
+    gap: Annotated[int, Option('most blocks that angular distances span; 0: any number', 0)] = 0,
+) -> Result:
+    """What the loss is without each block, and how far the blocks turn the residual stream.
+
+    removal_ is the loss without one block less the loss, in nats a token; angle_ is (1 / pi) arccos
+    of the cosine between what enters a block and what leaves it, and influence_ is 1 - cosine, each
+    a mean over tokens; _max, _mean and _last are over blocks (arXiv:2403.17887, arXiv:2403.03853).
+    Of two streams the angles are of the one that the next block reads.
+    """
+    c = checkpoint
+    L = c.recipe.model.n_layers
+    parts = batch_parts(c.mesh)
+    size = -(-c.recipe.microbatch // parts) * parts
+    limit = -(-tokens // (size * c.recipe.data.seq_len))
+    batches = data.evaluation_batches(open_data(c).validation, batch_size=size, limit=limit)
+    loss = jax.jit(traced_on(c.mesh, functools.partial(ce_of_blocks, c.learner)))
+    turned = jax.jit(traced_on(c.mesh, functools.partial(turns_of, c.learner)))
+    kept = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
+    ce, sums, n_tokens = np.zeros(L + 1), np.zeros((2, L + 1, L + 1)), 0.0
+    for batch in batches:
+        rows = put_batch(c.mesh, batch)
+        ce += list(fetched(loss(c.weights, rows, c.hyper, one) for one in kept))
+        of_batch, n = jax.device_get(turned(c.weights, rows, c.hyper))
+        sums, n_tokens = sums + of_batch, n_tokens + float(n)
+    angle, influence = sums / n_tokens
+    of_blocks = {
+        'removal': (ce[1:] - ce[0]) / n_tokens,
+        'angle': np.diagonal(angle, 1),
+        'influence': np.diagonal(influence, 1),
+    }
+    numbers = {'ce': float(ce[0]) / n_tokens, 'tokens': n_tokens}
+    for name, values in of_blocks.items():
+        summaries = {'max': values.max(), 'mean': values.mean(), 'last': values[-1]}
+        numbers |= {f'{name}_{how}': float(value) for how, value in summaries.items()}
+    columns = {'layer': list(range(1, L + 1))}
+    columns |= {TITLES[name]: values.tolist() for name, values in of_blocks.items()}
+    tables = {
+        'Loss without each block': Table(columns, x='layer', y=TITLES['removal']),
+        'Angular distance of the streams before blocks': distances(angle, gap or L),
+    }
+    return Result(numbers, {}, tables)
+
+
+def ce_of_blocks(
+    learner: Learner, weights: Weights, batch: Batch, hyper: Hyper, kept_L: jax.Array
+) -> jax.Array:
+    """Returns the sum of the cross-entropy over targets, of the blocks at which kept_L is True."""
+    variables = with_blocks(learner, learner.variables(weights), kept_L)
+    return token_sums(learner, variables, batch, hyper)['ce']
+
+
+def turns_of(
+    learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (`turns` between the L + 1 streams before and behind blocks, over targets; how many
+    targets there are).
+    """
+    variables = learner.variables(weights)
+    _, filled = activations(learner, variables, batch, (ACTIVATIONS,), hyper)
+    found = by_name(learner.recipe, filled[ACTIVATIONS])
+    streams_LBTD = jnp.concatenate([found[EMBEDDING][None], found[AFTER_MLP]])
+    weights_BT = target_weights(batch, learner.bos_id)
+    return turns(streams_LBTD, weights_BT), jnp.sum(weights_BT)
+
+
+def turns(streams: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns sums over tokens of the angle over pi and of 1 - cosine, [2, L, L], between streams
+    [L, ..., D], each token counted with its weight [...].
+
+    The angle between unit vectors u and v is 2 arctan(|u - v| / |u + v|), which is exact where the
+    arccos of a cosine near 1 has lost all digits. A vector of zeros is at a right angle to all.
+    """
+    streams = streams.astype(jnp.float32)
+    lengths = jnp.linalg.norm(streams, axis=-1, keepdims=True)
+    units = streams / jnp.where(lengths > 0, lengths, 1.0)
+
+    def between(u, v):
+        apart, together = jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1)
+        angle = 2 / jnp.pi * jnp.arctan2(apart, together)
+        return jnp.sum(weights * angle), jnp.sum(weights * (1 - jnp.sum(u * v, -1)))
+
+    return jnp.stack(jax.lax.map(lambda u: jax.lax.map(lambda v: between(u, v), units), units))
+
+
+def distances(angle_LL: np.ndarray, gap: int) -> Table:
+    """Returns the distance between what enters block l and block l + n (behind the last: n blocks
+    on), for all l and n up to `gap`.
+    """
+    n_streams = len(angle_LL)
+    columns: dict[str, list[Any]] = {'layer': [], 'blocks apart': [], 'angular distance': []}
+    for n in range(1, min(gap, n_streams - 1) + 1):
+        for first in range(n_streams - n):
+            columns['layer'].append(first + 1)
+            columns['blocks apart'].append(n)
+            columns['angular distance'].append(float(angle_LL[first, first + n]))
+    return Table(columns, x='layer', y='angular distance', by='blocks apart')

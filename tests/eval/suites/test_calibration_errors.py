@@ -1,0 +1,179 @@
+"""Errors of probabilities. Reference: by hand, by slow loops; property: what is true is not off."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eval.suites.calibration import BETAS, side_by_side, slopes_at, token_statistics
+from eval.suites.calibration_errors import (
+    binned,
+    cluster_ends,
+    correctness_losses,
+    debiased_square,
+    equal_mass,
+    equal_width,
+    expected_error,
+    fitted_temperature,
+    h_error,
+    interval,
+)
+
+P = np.array([0.6] * 5 + [0.9] * 5)
+HAPPENED = np.array([1, 1, 1, 0, 0, 1, 1, 0, 0, 0], bool)  # 3 of 5 at 0.6, 2 of 5 at 0.9
+ONE = np.zeros(10, int)
+
+
+def drawn(scale=1.0, n=40_000, size=8, seed=0):
+    """(logits [1, n, V], next [1, n]): tokens drawn from softmax(logits), which are then scaled."""
+    rng = np.random.default_rng(seed)
+    logits = 1.5 * rng.standard_normal((n, size))
+    labels = np.argmax(logits + rng.gumbel(size=logits.shape), -1)
+    return jnp.asarray(scale * logits, jnp.float32)[None], jnp.asarray(labels)[None]
+
+
+def events_of(logits, labels):
+    found = token_statistics(np.arange(2), 3, 1.0, logits, labels)
+    return np.asarray(found['confidence'])[0], np.asarray(found['correct'])[0]
+
+
+def test_two_levels_by_hand():
+    """|0.6 - 3/5| over half of the events, and |0.9 - 2/5| over the other half."""
+    assert expected_error(binned(P, HAPPENED, ONE, equal_width(10)).whole) == pytest.approx(0.25)
+    assert expected_error(binned(P, HAPPENED, ONE, equal_width(1)).whole) == pytest.approx(0.25)
+    signed = HAPPENED.copy()
+    signed[:5] = [1, 1, 1, 1, 1]  # 0.4 too low at 0.6, 0.5 too high at 0.9: one bin hides it
+    assert expected_error(binned(P, signed, ONE, equal_width(10)).whole) == pytest.approx(0.45)
+    assert expected_error(binned(P, signed, ONE, equal_width(1)).whole) == pytest.approx(0.05)
+    squares = 0.5 * (0.0 - 0.6 * 0.4 / 4) + 0.5 * (0.5**2 - 0.4 * 0.6 / 4)
+    assert debiased_square(binned(P, HAPPENED, ONE, equal_width(10)).whole) == pytest.approx(
+        squares
+    )
+
+
+def test_classes_side_by_side_have_the_mean_of_their_errors():
+    each = [binned(P, o, ONE, equal_width(10)) for o in (HAPPENED, ~HAPPENED, HAPPENED)]
+    mean = np.mean([expected_error(one.whole) for one in each])
+    assert expected_error(side_by_side(each).whole) == pytest.approx(mean)
+
+
+def test_bins_of_equal_mass_hold_as_many_events_each():
+    p = np.random.default_rng(0).beta(5, 1, 3000)
+    counts = binned(p, p > 0.5, np.zeros(3000, int), equal_mass(p, 15)).whole.count
+    np.testing.assert_array_equal(counts, 200)
+
+
+def test_probabilities_that_are_true_are_off_by_no_more_than_chance():
+    p, o = events_of(*drawn())
+    for edges in (equal_width(15), equal_mass(p, 15)):
+        bins = binned(p, o, np.zeros(len(p), int), edges).whole
+        chance = (bins.count / len(p) * 3 * np.sqrt(0.25 / np.maximum(bins.count, 1))).sum()
+        assert expected_error(bins) < chance < 0.05
+    p, o = events_of(*drawn(scale=2.0))
+    assert expected_error(binned(p, o, np.zeros(len(p), int), equal_width(15)).whole) > 0.1
+
+
+def test_the_debiased_square_has_no_bias():
+    """True probabilities, 20 events: squares alone are p (1 - p) / n on average, above 0."""
+    o = np.random.default_rng(0).random((4000, 20)) < 0.7
+    groups = np.repeat(np.arange(4000), 20)
+    bins = binned(np.full(80_000, 0.7), o.ravel(), groups, np.zeros(0))
+    found = debiased_square(bins)
+    assert abs(found.mean()) < 4 * found.std() / np.sqrt(4000) < 0.001
+    assert (((bins.o - bins.p) / 20) ** 2).mean() == pytest.approx(0.7 * 0.3 / 20, rel=0.1)
+
+
+@pytest.mark.parametrize('temperature', [0.6, 1.0, 2.0])
+def test_the_temperature_of_logits_that_were_scaled_is_found(temperature):
+    logits, labels = drawn(scale=temperature)
+    found = slopes_at(BETAS, logits, labels)
+    means = (np.asarray(found[name])[0].mean(0, np.float64) for name in ('slope', 'curvature'))
+    fitted = fitted_temperature(BETAS, *means)
+    assert fitted == pytest.approx(temperature, rel=0.03)
+
+    def slope(temperature):
+        def loss(beta):
+            log_p = jax.nn.log_softmax(beta * logits)
+            return -jnp.mean(jnp.take_along_axis(log_p, labels[..., None], -1))
+
+        return jax.grad(loss)(1 / temperature)
+
+    assert abs(slope(fitted)) < 1e-4 < 0.01 < abs(slope(1.1 * fitted))
+
+
+def test_a_temperature_beyond_the_range_is_its_end():
+    always = np.ones(len(BETAS))
+    assert fitted_temperature(BETAS, always, always) == pytest.approx(4.0)
+    assert fitted_temperature(BETAS, -always, always) == pytest.approx(0.25)
+
+
+def test_the_error_of_h_calibration_is_that_of_a_slow_loop():
+    rng = np.random.default_rng(0)
+    p = np.concatenate([rng.random(60) * 0.1, 0.5 + 0.1 * rng.random(30)])
+    o = rng.random(90) < 0.2
+    order = np.argsort(p)
+    off = [p[i] - o[i] for i in order]
+    errors = [
+        abs(sum(off[j] for j in range(i - 3, i + 4) if 0 <= j < len(off)) / 7)
+        for i in range(len(off))
+    ]
+    wanted = (np.mean(errors[:60]) + np.mean(errors[60:])) / 2
+    assert h_error(p, o, window=7, clusters=2) == pytest.approx(wanted)
+
+
+def test_clusters_that_lie_apart_are_found():
+    rng = np.random.default_rng(0)
+    p = np.sort(
+        np.concatenate([c + 0.02 * rng.random(n) for c, n in ((0.1, 50), (0.5, 8), (0.8, 20))])
+    )
+    np.testing.assert_array_equal(cluster_ends(p, 3), [50, 58, 78])
+
+
+def test_the_loss_of_correctness_weighs_both_sides_alike():
+    """By the weights of the authors' code: 1 - accuracy of the correct, accuracy of the wrong."""
+    confidence = np.array([0.9, 0.8, 0.7, 0.4])
+    correct = np.array([True, True, False, True])
+    squares = np.array([0.01, 0.04, 0.49, 0.36])
+    weights = np.array([0.25, 0.25, 0.75, 0.25])
+    plain, balanced = correctness_losses(confidence, correct)
+    assert plain == pytest.approx(squares.mean())
+    assert balanced == pytest.approx((weights * squares).sum() / weights.sum())
+    assert np.isnan(correctness_losses(confidence, np.ones(4, bool))[1])
+
+
+def test_the_interval_is_of_groups_and_not_of_events():
+    """Ten copies of each event are one group, and as wide as the events alone."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.5, 1, 400)
+    o = rng.random(400) < p - 0.2
+    group = np.arange(400)
+    one = interval(expected_error, binned(p, o, group, equal_width(10)), 500)
+    ten = interval(
+        expected_error, binned(*(np.repeat(x, 10) for x in (p, o, group)), equal_width(10)), 500
+    )
+    np.testing.assert_allclose(one, ten, rtol=1e-9)
+    apart = interval(
+        expected_error,
+        binned(np.repeat(p, 10), np.repeat(o, 10), np.arange(4000), equal_width(10)),
+        500,
+    )
+    assert one[1] < 0.2 < one[2]
+    assert apart[2] - apart[1] < 0.5 * (one[2] - one[1])
+
+
+def test_statistics_of_tokens_are_those_of_the_distribution():
+    logits = 2 * np.random.default_rng(0).standard_normal((1, 6, 7))
+    labels = np.array([[0, 1, 2, 3, 4, 5]])
+    found = token_statistics(np.array([3, 5]), 2, 0.5, jnp.asarray(logits), jnp.asarray(labels))
+    for prefix, beta in (('', 1.0), ('scaled_', 0.5)):
+        p = np.exp(beta * logits[0]) / np.exp(beta * logits[0]).sum(-1, keepdims=True)
+        hot = np.eye(7)[labels[0]]
+        np.testing.assert_allclose(found[f'{prefix}nll'][0], -np.log((p * hot).sum(-1)), rtol=1e-4)
+        np.testing.assert_allclose(found[f'{prefix}brier'][0], ((p - hot) ** 2).sum(-1), rtol=1e-4)
+        np.testing.assert_allclose(found[f'{prefix}confidence'][0], p.max(-1), rtol=1e-5)
+    p = np.exp(logits[0]) / np.exp(logits[0]).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found['top'][0], -np.sort(-p, -1)[:, :2], rtol=1e-5)
+    second = np.argsort(-p, -1)[:, :2] == labels[0][:, None]
+    np.testing.assert_array_equal(found['is_next'][0], second)
+    np.testing.assert_array_equal(found['correct'][0], second[:, 0])
+    np.testing.assert_allclose(found['of_classes'][0], p[:, [3, 5]], rtol=1e-5)

@@ -1,0 +1,143 @@
+"""Suites of the validation split. Equivalence: their losses and perplexity's, as rows are read."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eval.load import open_data
+from eval.suites.calibration import calibration, halves
+from eval.suites.layers import layers, turns
+from eval.suites.perplexity import perplexity
+from eval.suites.reading import rows_of, validation_rows
+from eval.suites.sharpness import sharpness
+from lm.config.fields import MeshConfig
+from lm.data import tokenizers
+from lm.devices.mesh import make_mesh
+from lm.inference.load import Checkpoint
+from lm.training.state import build_learner, hyper_from, init_state
+from tests.helpers import checked_config
+
+READ = {  # across documents, within them
+    'rows': {'data.packing': 'concat'},
+    'documents': {'data.packing': 'best_fit', 'data.mask_documents': True},
+}
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    """Documents shorter and longer than a row."""
+    folder = tmp_path_factory.mktemp('text')
+    for i in range(30):
+        (folder / f'{i}.txt').write_text(f'{i}: ' + 'abcdefgh ' * (1 + i % 5))
+    return {
+        'data.source': f'text:{folder}/*.txt',
+        'data.cache_dir': str(folder / 'cache'),
+        'data.validation_fraction': 0.5,
+        'data.seq_len': 16,
+    }
+
+
+@pytest.fixture(scope='module', params=READ)
+def checkpoint(request, corpus):
+    config = checked_config(corpus | READ[request.param] | {'model.n_layers': 3})
+    tokenizer = tokenizers.ByteTokenizer()
+    learner = build_learner(config, tokenizer.vocab_size, tokenizer.bos_id, 'cpu')
+    mesh, hyper = make_mesh(MeshConfig(data=1), jax.devices()[:1]), hyper_from(config)
+    state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
+    weights = state.weights.replace(
+        params=state.params | {'readout': 3 * state.params['readout']}  # far from uniform
+    )
+    meta = {'data': None}
+    return Checkpoint(Path('x/1'), config, 1, meta, learner, mesh, hyper, weights, tokenizer)
+
+
+@pytest.mark.default_rows('documents')
+def test_the_suites_read_the_tokens_that_perplexity_reads(checkpoint):
+    wanted = perplexity(checkpoint).numbers
+    found = calibration(checkpoint, tokens=0, resamples=20)
+    assert found.numbers['tokens'] == wanted['tokens']
+    np.testing.assert_allclose(found.numbers['nll'], wanted['validation_ce'], rtol=1e-5)
+    assert sum(found.items['tokens']) == wanted['tokens']
+    np.testing.assert_allclose(
+        sum(found.items['nll']), wanted['tokens'] * wanted['validation_ce'], rtol=1e-5
+    )
+    assert found.numbers['held_out_nll_scaled'] < found.numbers['held_out_nll']
+    assert found.numbers['temperature'] > 1.2  # the readout was made three times too large
+    table = found.tables['Reliability'].columns
+    assert sum(table['tokens']) == wanted['tokens'] + found.numbers['held_out_tokens']
+    found = layers(checkpoint, tokens=0)
+    assert found.numbers['tokens'] == wanted['tokens']
+    np.testing.assert_allclose(found.numbers['ce'], wanted['validation_ce'], rtol=1e-5)
+    increase = found.tables['Loss without each block'].columns['loss increase']
+    assert len(increase) == 3 and np.abs(increase).min() > 1e-4
+    apart = found.tables['Angular distance of the streams before blocks'].columns
+    assert len(apart['layer']) == 3 + 2 + 1
+
+
+def test_fewer_tokens_are_whole_rows_from_the_first_on(checkpoint):
+    every = validation_rows(checkpoint, 0)
+    some = validation_rows(checkpoint, 40)
+    assert 40 <= sum(row.is_target.sum() for row in some) < 40 + 16
+    for row, same in zip(some, every, strict=False):
+        np.testing.assert_array_equal(row.tokens, same.tokens)
+
+
+def test_rows_know_their_documents(checkpoint):
+    """As many documents as the split has, each with its own text in order."""
+    split = open_data(checkpoint).validation
+    bos = checkpoint.learner.bos_id
+    rows = list(rows_of(split, checkpoint.recipe.data.mask_documents, bos))
+    found = {}
+    for row in rows:
+        for token, number in zip(
+            row.tokens[1:][row.is_target], row.document[row.is_target], strict=True
+        ):
+            found.setdefault(int(number), []).append(int(token))
+    texts = sorted(
+        [*document.tolist(), checkpoint.tokenizer.eos_id] for document in split.documents()
+    )
+    assert sorted(found.values()) == texts
+
+
+def test_halves_share_no_document_and_are_as_large():
+    unit = np.repeat([0, 1, 2, 3], [5, 1, 3, 2])
+    np.testing.assert_array_equal(halves(unit), unit == 0)  # 5, then 1 + 3 and 2 in the other
+    first = halves(np.repeat(np.arange(50), 7))
+    assert abs(first.sum() - 175) <= 7
+
+
+def test_angles_are_arccos_of_the_cosine():
+    streams = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+    streams[2, 0] = 0.0
+    weights = np.array([1.0, 1.0, 0.0, 1.0, 1.0])
+    angle, influence = turns(streams, weights)
+    lengths = np.maximum(np.linalg.norm(streams, axis=-1), 1e-9)
+    for i in range(3):
+        for j in range(3):
+            cos = (streams[i] * streams[j]).sum(-1) / (lengths[i] * lengths[j])
+            by_hand = weights * np.arccos(np.clip(cos, -1, 1)) / np.pi
+            if i != j:
+                np.testing.assert_allclose(angle[i, j], by_hand.sum(), rtol=1e-4)
+            np.testing.assert_allclose(influence[i, j], (weights * (1 - cos)).sum(), atol=1e-5)
+    np.testing.assert_array_equal(np.diagonal(angle)[:2], 0.0)
+
+
+def test_a_small_angle_keeps_its_digits():
+    """At 1e-4 the cosine is 1 in float32."""
+    pair = np.array([[[1.0, 0.0]], [[np.cos(1e-4), np.sin(1e-4)]]], np.float32)
+    angle, _ = turns(pair, np.ones(1))
+    np.testing.assert_allclose(angle[0, 1], 1e-4 / np.pi, rtol=1e-3)
+
+
+@pytest.mark.full
+def test_sharpness_says_what_it_could_not_measure(checkpoint):
+    """There is no folder here, and so no state of the optimizer."""
+    found = sharpness(checkpoint, rows=2, iterations=4, rounds=2)
+    assert found.numbers['sharpness'] > found.numbers['sharpness_2'] > 0
+    assert 0 < found.numbers['logit_curvature'] < 0.5 and found.numbers['logit_sharpness'] > 0
+    assert 0 < found.numbers['lipschitz_mean'] <= found.numbers['lipschitz_max']
+    lines = found.tables['Eigenvalues of the Hessian'].columns
+    assert 'preconditioned_sharpness' not in found.numbers
+    assert lines['value'][-1] is None and 'cannot be read' in lines['how'][-1]
