@@ -5,7 +5,12 @@ evaluation, lm.inference and lm.data.
 """
 
 from eval.suites.base import Suite
+from eval.suites.in_context import in_context
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
 
-SUITES = {'ngram': Suite(ngram), 'perplexity': Suite(perplexity)}
+SUITES = {
+    'in_context': Suite(in_context, score='squared error'),
+    'ngram': Suite(ngram),
+    'perplexity': Suite(perplexity),
+}
