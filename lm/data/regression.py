@@ -34,7 +34,7 @@ class Tasks(NamedTuple):
 
 
 def sample(rng: np.random.Generator) -> np.ndarray:
-    """Returns the bytes [LENGTH] of one task: w ~ N(0, I / DIM), x uniform in [-1, 1] and rounded to
+    """Returns the bytes [LENGTH] of a task: w ~ N(0, I / DIM), x uniform in [-1, 1] and rounded to
     a level, y = w x + N(0, NOISE^2), rounded too.
     """
     return codes(draw(rng, 1))[0]
