@@ -8,7 +8,6 @@ before it, and always begins a row, where it is only an input.
 import bisect
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,10 +186,18 @@ class Rows:
             used += length
         return {'tokens': tokens, 'segments': segments}
 
+    @property
+    def n_documents(self) -> int:
+        return len(self._documents) - 1
+
+    def document(self, i: int) -> np.ndarray:
+        """Returns the tokens of document i, without BOS and EOS."""
+        start, stop = self._documents[i : i + 2].tolist()
+        return self._read(start + 1, stop - 1)
+
     def documents(self) -> Iterator[np.ndarray]:
         """Yields the tokens of each document, without BOS and EOS."""
-        for start, stop in itertools.pairwise(self._documents.tolist()):
-            yield self._read(start + 1, stop - 1)
+        return map(self.document, range(self.n_documents))
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) of the stream."""

@@ -173,7 +173,7 @@ def test_a_run_that_is_traced_is_the_same_run():
 
 
 def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, capsys):
-    """A checkpoint lies in between, and losses stay the same. Gone on with, it traces nothing."""
+    """A checkpoint lies in between, and losses stay the same."""
     traced = tiny(corpus, train_profile='3:3')
     assert train(traced, tmp_path / 'run') == DONE
     folder = tmp_path / 'run' / 'profile'
@@ -183,7 +183,7 @@ def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, c
     assert sum(row['share'] for row in found['parts']) == pytest.approx(1)
     parts = {(row['part'], row['pass']) for row in found['parts']}
     assert {('mlp', 'forward'), ('mlp', 'backward'), ('update', 'update')} <= parts
-    (file,) = folder.rglob('*.xplane.pb')
+    assert len([*folder.rglob('*.xplane.pb')]) == 1
     assert len([*folder.rglob('*.trace.json.gz')]) == 1
     assert 'profile: steps 3 to 5' in capsys.readouterr().out
 
@@ -194,9 +194,15 @@ def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, c
     assert losses[0] == losses[1]
     page = report(tmp_path / 'run').with_suffix('.md').read_text()
     assert '## Where a step goes: run' in page and '| mlp | backward |' in page
-    longer = tiny(corpus, train_profile='3:3', train_steps=14)
+
+
+@pytest.mark.full  # it trains twice
+def test_a_run_that_goes_on_behind_its_traced_steps_traces_nothing(corpus, tmp_path, capsys):
+    assert train(tiny(corpus, train_steps=4), tmp_path / 'run') == DONE
+    longer = tiny(corpus, train_steps=6, train_profile='3:1')
     assert train(longer, tmp_path / 'run', continue_changed=True) == DONE
-    assert [*folder.rglob('*.xplane.pb')] == [file]
+    assert 'NOTE: train.profile: step 3 is past' in capsys.readouterr().out
+    assert not (tmp_path / 'run' / 'profile').exists()
 
 
 @pytest.mark.full  # two programs, three seconds each
