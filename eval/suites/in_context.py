@@ -10,11 +10,11 @@ from eval.load import Checkpoint
 from eval.suites.base import Result, Table
 from lm.config.mixture import source_of
 from lm.data import regression
-from lm.data.regression import Tasks
+from lm.data.regression import REGRESSIONS, Regression, Tasks
 from lm.inference.scoring import Scorer
 from modules.options import Option
 
-SOURCE, TOKENIZER = 'synthetic:linear_regression', 'byte'
+SOURCE, TOKENIZER = 'synthetic:', 'byte'
 # Seeds of random numbers that no document of the source is made of: these have one number each.
 FRESH, TUNING = (1, 2208), (1, 2212)
 TASKS_FOR_RATES = 4096
@@ -55,38 +55,40 @@ def in_context(
     arXiv:2212.07677). error_NAME, distance_NAME (the mean squared difference between the model and
     an algorithm) and correlation_NAME are of the largest k, `pairs`; the tables have each.
     """
-    check_data(checkpoint)
-    drawn = regression.draw(np.random.default_rng(FRESH), tasks)
+    learnt = regression_of(checkpoint)
     scorer = Scorer(checkpoint, expected_value)
-    known = min(regression.PAIRS, (scorer.longest - 1) // regression.PAIR)
+    known = min(learnt.pairs, (scorer.longest - 1) // learnt.pair)
     if known < 2:
         raise ValueError(
-            f'a pair takes {regression.PAIR} tokens, and the model reads '
+            f'a pair takes {learnt.pair} tokens, and the model reads '
             f'data.seq_len={scorer.longest - 1}: there is no room for pairs before the one that is '
             'asked.'
         )
+    drawn = learnt.draw(np.random.default_rng(FRESH), tasks)
     drawn = Tasks(*(part[:, :known] for part in drawn))
     bos = checkpoint.tokenizer.bos_id
     rows = [[bos, *text.tolist()] for text in regression.codes(drawn)]
-    at_y = np.arange(known) * regression.PAIR + regression.DIM  # of the token that is predicted
+    at_y = np.arange(known) * learnt.pair + learnt.dim  # of the token that is predicted
     found = scorer(rows)
-    rates_P = best_rates(regression.draw(np.random.default_rng(TUNING), TASKS_FOR_RATES))
+    rates_P = best_rates(learnt.draw(np.random.default_rng(TUNING), TASKS_FOR_RATES))
     predictions = {
         MODEL: np.array([scores['value'][at_y] for scores in found]),
-        **algorithms(context_of(drawn), rates_P[:known]),
+        **algorithms(context_of(drawn), rates_P[:known], learnt.w_variance),
     }
     return compared(predictions, drawn.clean_NP, np.array([s['is_number'][at_y] for s in found]))
 
 
-def check_data(checkpoint: Checkpoint) -> None:
-    """Raises ValueError for a checkpoint that has not been trained on regressions, as bytes."""
+def regression_of(checkpoint: Checkpoint) -> Regression:
+    """Returns the tasks that a checkpoint was trained on. Raises ValueError for any other data."""
     fields = checkpoint.recipe.data
-    if fields.mixture is not None or fields.source != SOURCE or fields.tokenizer != TOKENIZER:
-        raise ValueError(
-            f'--suite=in_context asks for regressions, which a model has to be trained on: '
-            f'data.source={SOURCE} with data.tokenizer={TOKENIZER}. {checkpoint.path} was trained '
-            f'on {source_of(fields)} with {fields.tokenizer}.'
-        )
+    name = fields.source.removeprefix(SOURCE)
+    if fields.mixture is None and fields.tokenizer == TOKENIZER and name in REGRESSIONS:
+        return REGRESSIONS[name]
+    raise ValueError(
+        '--suite=in_context asks for regressions, which a model has to be trained on: '
+        f'data.source={SOURCE}{"|".join(REGRESSIONS)} with data.tokenizer={TOKENIZER}. '
+        f'{checkpoint.path} was trained on {source_of(fields)} with {fields.tokenizer}.'
+    )
 
 
 def expected_value(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
@@ -128,13 +130,13 @@ def best_rates(tasks: Tasks) -> np.ndarray:
     return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
 
 
-def algorithms(context: Context, rates_P: np.ndarray) -> dict[str, np.ndarray]:
+def algorithms(context: Context, rates_P: np.ndarray, w_variance: float) -> dict[str, np.ndarray]:
     """Returns what each algorithm predicts from the pairs before, [N, P].
 
     ridge is (X'X + s^2 / v I)^-1 X'y with the variances s^2 of the noise and v of w: the posterior
     mean. least squares has the shortest w where several fit.
     """
-    penalty = regression.NOISE_VARIANCE / regression.W_VARIANCE * np.eye(regression.DIM)
+    penalty = regression.NOISE_VARIANCE / w_variance * np.eye(context.x_NPD.shape[-1])
     ridge_NPD = np.linalg.solve(context.xx_NPDD + penalty, context.xy_NPD[..., None])[..., 0]
     inverse_NPDD = np.linalg.pinv(context.xx_NPDD, hermitian=True)
     least_NPD = np.einsum('npde,npe->npd', inverse_NPDD, context.xy_NPD)

@@ -5,22 +5,19 @@ printable byte. After Garg et al. 2022 (arXiv:2208.01066), x is uniform as in vo
 (arXiv:2212.07677).
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
-DIM = 2  # numbers of an x
-PAIRS = 42  # with BOS and EOS, a document has 128 tokens
+LENGTH = 126  # bytes of a document: with BOS and EOS it has 128 tokens
 NOISE = 0.1  # deviation of what is added to w x
-LARGEST = 2.0  # of the numbers that a byte can stand for; |y| is larger in one of 1,000 pairs
+LARGEST = 2.0  # of the numbers that a byte can stand for; few |y| are larger
 LEVELS = 95  # the printable characters of ASCII
 FIRST = 32  # the byte of -LARGEST
 SPACING = 2 * LARGEST / (LEVELS - 1)
-PAIR = DIM + 1  # bytes of a pair
-LENGTH = PAIRS * PAIR
 # Of y given w and x, as it is written: noise, and rounding to a level.
 NOISE_VARIANCE = NOISE**2 + SPACING**2 / 12
-W_VARIANCE = 1 / DIM
 
 VALUES = (np.arange(LEVELS) - (LEVELS - 1) / 2) * SPACING  # of each level
 
@@ -33,20 +30,47 @@ class Tasks(NamedTuple):
     clean_NP: np.ndarray
 
 
-def sample(rng: np.random.Generator) -> np.ndarray:
-    """Returns the bytes [LENGTH] of a task: w ~ N(0, I / DIM), x uniform in [-1, 1] and rounded to
-    a level, y = w x + N(0, NOISE^2), rounded too.
-    """
-    return codes(draw(rng, 1))[0]
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """The tasks of one size. dim: the numbers of an x."""
+
+    dim: int
+
+    @property
+    def pair(self) -> int:
+        """Returns the bytes of a pair."""
+        return self.dim + 1
+
+    @property
+    def pairs(self) -> int:
+        """Returns the pairs of a document."""
+        return LENGTH // self.pair
+
+    @property
+    def w_variance(self) -> float:
+        return 1 / self.dim
+
+    def sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Returns the bytes [LENGTH] of a task: w ~ N(0, I / dim), x uniform in [-1, 1] and rounded
+        to a level, y = w x + N(0, NOISE^2), rounded too.
+        """
+        return codes(self.draw(rng, 1))[0]
+
+    def draw(self, rng: np.random.Generator, count: int) -> Tasks:
+        """Draws tasks as `sample` does, `count` of them at once."""
+        w_ND = rng.normal(0, self.w_variance**0.5, (count, self.dim))
+        x_NPD = rounded(rng.uniform(-1, 1, (count, self.pairs, self.dim)))
+        clean_NP = np.einsum('npd,nd->np', x_NPD, w_ND)
+        y_NP = rounded(clean_NP + rng.normal(0, NOISE, clean_NP.shape))
+        return Tasks(x_NPD, y_NP, clean_NP)
 
 
-def draw(rng: np.random.Generator, count: int) -> Tasks:
-    """Draws tasks as `sample` does, `count` of them at once."""
-    w_ND = rng.normal(0, W_VARIANCE**0.5, (count, DIM))
-    x_NPD = rounded(rng.uniform(-1, 1, (count, PAIRS, DIM)))
-    clean_NP = np.einsum('npd,nd->np', x_NPD, w_ND)
-    y_NP = rounded(clean_NP + rng.normal(0, NOISE, clean_NP.shape))
-    return Tasks(x_NPD, y_NP, clean_NP)
+# By the name in data.source=synthetic:NAME. Their documents are of one length.
+REGRESSIONS = {
+    'linear_regression': Regression(2),
+    'linear_regression_1d': Regression(1),
+    'linear_regression_5d': Regression(5),
+}
 
 
 def rounded(values: np.ndarray) -> np.ndarray:

@@ -233,8 +233,11 @@ SYNTHETIC = {
     'markov': Synthetic(_markov, _markov_bits),
     # The first half of a pair of blocks is uniform, the second is its copy and costs nothing.
     'copy': Synthetic(_copy, lambda: UNIFORM_BITS / 2),
-    # A regression each, short, so that there are many (`lm.data.regression`).
-    'linear_regression': Synthetic(regression.sample, documents=1 << 14),
+    # A regression each, short, so that there are many.
+    **{
+        name: Synthetic(tasks.sample, documents=1 << 14)
+        for name, tasks in regression.REGRESSIONS.items()
+    },
 }
 
 

@@ -12,13 +12,14 @@ import pytest
 from lm.data import regression
 
 suite = importlib.import_module('eval.suites.in_context')  # the package has the function so
-DRAWN = regression.draw(np.random.default_rng(7), 40)
+PLANE = regression.REGRESSIONS['linear_regression']
+DRAWN = PLANE.draw(np.random.default_rng(7), 40)
 
 
 @functools.cache
 def predicted():
     rates = suite.best_rates(DRAWN)
-    return suite.algorithms(suite.context_of(DRAWN), rates), rates
+    return suite.algorithms(suite.context_of(DRAWN), rates, 1 / 2), rates
 
 
 def test_algorithms_predict_what_the_plain_formulas_do():
@@ -50,8 +51,8 @@ def test_the_learning_rate_is_the_best_there_is():
 
 def test_ridge_has_the_least_error():
     """With many pairs the prior counts for little, and least squares comes as close as chance."""
-    drawn = regression.draw(np.random.default_rng(8), 4000)
-    found = suite.algorithms(suite.context_of(drawn), suite.best_rates(drawn))
+    drawn = PLANE.draw(np.random.default_rng(8), 4000)
+    found = suite.algorithms(suite.context_of(drawn), suite.best_rates(drawn), 1 / 2)
     error = {name: np.mean((values - drawn.clean_NP) ** 2, 0) for name, values in found.items()}
     ridge = error[suite.RIDGE]
     assert all((ridge[1:] < error[name][1:]).all() for name in (suite.ZERO, suite.GD1))
@@ -90,7 +91,11 @@ class Perfect:
 
 
 def checkpoint(**changes):
-    fields = {'source': suite.SOURCE, 'tokenizer': 'byte', 'mixture': None} | changes
+    fields = {
+        'source': 'synthetic:linear_regression',
+        'tokenizer': 'byte',
+        'mixture': None,
+    } | changes
     recipe = types.SimpleNamespace(data=types.SimpleNamespace(**fields))
     return types.SimpleNamespace(
         recipe=recipe, path='runs/a', tokenizer=types.SimpleNamespace(bos_id=256)
@@ -114,8 +119,14 @@ def test_a_model_that_is_least_squares_is_found_to_be(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'changes', [{'source': 'python'}, {'tokenizer': 'bpe:512'}, {'mixture': "{'a': 1}"}]
+    'changes',
+    [
+        {'source': 'python'},
+        {'source': 'synthetic:markov'},
+        {'tokenizer': 'bpe:512'},
+        {'mixture': "{'a': 1}"},
+    ],
 )
 def test_a_checkpoint_of_other_data_is_refused(changes):
-    with pytest.raises(ValueError, match=r'data\.source=synthetic:linear_regression with data'):
+    with pytest.raises(ValueError, match=r'linear_regression_5d with data\.tokenizer=byte'):
         suite.in_context(checkpoint(**changes))
