@@ -98,6 +98,7 @@ def get_config() -> ConfigDict:
     config.train.eval_batches = 0  # 0: the whole validation split
     config.train.eval_objectives = 'causal'  # or several: 'causal+infill'
     config.train.diagnose_every = 0  # what each layer does, from step 0 on; 0: not compiled in
+    config.train.profile = ''  # '100:3' traces steps 100 to 102, and says where a step goes
     config.train.init_from = ''  # a workdir or checkpoint whose weights to start from
     config.train.trainable = 'all'  # or norms, or lora
     config.train.checkpoint_every = 125

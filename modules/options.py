@@ -36,6 +36,7 @@ class Option:
     counted_in: str = ''
     off: float | None = None  # a value of a traced field that leaves it out of the program, as None
     traced: bool = False  # whether runs that differ in it share one program, which takes it as data
+    watches: bool = False  # whether it only looks at a run, and is no part of its identity
 
     def check(self, path: str, value: Any) -> None:
         """Raises ValueError if `value`, of the config field `path`, is out of bounds or unknown."""

@@ -258,7 +258,7 @@ NOT_HERE = {
         '--checkpoint.enable_checkpoint': (GOES_ON, '--workdir=runs/mine'),
         '--metrics.enable_tensorboard': (NOTHING_SENT, ''),
         '--job.config_file=llama3_8b.toml': ('a Python file', '--config=configs/default.py'),
-        '--profiling.enable_profiling': ('JAX has a profiler', '--config.train.diagnose_every=10'),
+        '--profiling.enable_profiling': ('traces steps', '--config.train.profile=2:3'),
     },
     'Hugging Face': {
         '--report_to wandb': (NOTHING_SENT, ''),
@@ -306,7 +306,7 @@ NOT_HERE = {
         '--trainer.load_checkpoint=true': (GOES_ON, '--workdir=runs/mine'),
         '--trainer.tracker.type=wandb': (NOTHING_SENT, ''),
         '--trainer.wandb.project=levanter': (NOTHING_SENT, ''),
-        '--trainer.profiler=true': ('JAX has a profiler', '--config.train.diagnose_every=10'),
+        '--trainer.profiler=true': ('traces steps', '--config.train.profile=2:3'),
         '--trainer.require_accelerator=false': ('JAX_PLATFORMS=cpu in the environment', ''),
         '--model.attn_backend=jax_flash': ('splash (TPU)', '--config.kernels.attention=auto'),
         '--initialize_from_hf=meta-llama/Llama-2-7b-hf': (NO_WEIGHTS, ''),

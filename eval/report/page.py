@@ -24,6 +24,7 @@ from eval.report.series import (
     room,
 )
 from eval.report.subject import Subject, read_subject
+from eval.report.traced import traced
 from eval.tables.columns import columns
 from eval.tables.results import Record
 from eval.tables.text import markdown, number, render
@@ -172,6 +173,7 @@ def _content(
         'warnings': tables.warning_rows(subject.records, named),
         'lasts': tables.last_of_diverged(subject.records, series, named),
         'most_lasts': tables.MOST_RUNS,
+        'traced': traced(subject.records, named),
         'left_out': [name for name in names if name not in fitting],
         'constants': {name: number(value) for name, value in still.items()},
         'by_rate': tables.rates_table(comparisons, subject.metric),

@@ -209,6 +209,9 @@ class TrainConfig:
     init_from: str = ''
     trainable: Annotated[str, Option(choices=('all', 'norms', 'lora'))] = 'all'
     eval_objectives: Annotated[str, Choice(OBJECTIVES, 'data', several=True)] = 'causal'
+    profile: Annotated[
+        str, Option('STEP:COUNT: the steps that are traced; empty: none', watches=True)
+    ] = ''
 
 
 Devices = Annotated[int, Option(least=-1)]
@@ -303,6 +306,12 @@ def left_out(path: str, value: Any) -> bool:
     """Whether a traced field is in no program at this value: it is None, or off."""
     option = FIELDS[path].option
     return value is None or (option is not None and value == option.off)
+
+
+def watches(path: str) -> bool:
+    """Whether a field only looks at a run: what the run is does not depend on it."""
+    option = FIELDS[path].option
+    return option is not None and option.watches
 
 
 # A compiled program takes these fields as data: runs that differ in them alone share it.

@@ -340,9 +340,10 @@ ABSENT: Mapping[str, str] = {
         'python -m eval.generate --checkpoint=WORKDIR --tokens=N samples from a run': (
             'maxnewtokens numsamples'
         ),
-        '--config.train.diagnose_every shows what each layer does, and JAX has a profiler': (
-            'enableprofiling profile profiler profilerstart loginternalmetrics'
+        '--config.train.profile=STEP:COUNT traces steps, and says where their time goes': (
+            'enableprofiling profiler profilerstart'
         ),
+        '--config.train.diagnose_every shows what each layer does': 'loginternalmetrics',
     }.items()
     for name in names.split()
 }

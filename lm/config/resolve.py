@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from lm.config.choice import AUTO, joined_by_plus
-from lm.config.fields import CHOICES, FIELDS, Config
+from lm.config.fields import CHOICES, FIELDS, Config, watches
 from lm.config.mixture import settled
 from lm.config.other_programs import absent
 from lm.config.recipe import Recipe, recipe_of, rows_at, sown_by
@@ -217,14 +217,17 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """Returns {path or part: value} of all that differs from a default: the name of a run.
 
     Fields are compared with their dataclass default, or with what that stands for; options with the
-    default of the part that reads them. An identity therefore stays when fields or options are
-    added, when a default is spelt out, and when an option moves from its section to behind a name.
+    default of the part that reads them; fields that only watch a run are left out. An identity
+    therefore stays when fields or options are added, when a default is spelt out, and when an
+    option moves from its section to behind a name.
     A published default must never change: a part with another default is a new row.
     """
     config = recipe.config
     defaults = flatten(without_auto(changed(config, LEFT_OPEN)))
     found = {}
     for path, value in flatten(config).items():
+        if watches(path):
+            continue
         default = defaults[path] if path in LEFT_OPEN else FIELDS[path].default
         if not FIELDS[path].of_parts and _names(path, value) != _names(path, default):
             found[path] = _names(path, value)
@@ -272,4 +275,4 @@ def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     if identity(old) == identity(new):
         return {}
     a, b = flatten(old), flatten(new)
-    return {path: (a[path], b[path]) for path in b if a[path] != b[path]}
+    return {path: (a[path], b[path]) for path in b if a[path] != b[path] and not watches(path)}

@@ -8,7 +8,6 @@ before it, and always begins a row, where it is only an input.
 import bisect
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,11 +190,15 @@ class Rows:
     def n_documents(self) -> int:
         return len(self._documents) - 1
 
-    def documents(self, with_marks: bool = False) -> Iterator[np.ndarray]:
-        """Yields the tokens of each document; without BOS and EOS, which are marks."""
+    def document(self, i: int, with_marks: bool = False) -> np.ndarray:
+        """Returns the tokens of document i; without BOS and EOS, which are marks."""
+        start, stop = self._documents[i : i + 2].tolist()
         beside = 0 if with_marks else 1
-        for start, stop in itertools.pairwise(self._documents.tolist()):
-            yield self._read(start + beside, stop - beside)
+        return self._read(start + beside, stop - beside)
+
+    def documents(self, with_marks: bool = False) -> Iterator[np.ndarray]:
+        """Yields `document` of each."""
+        return (self.document(i, with_marks) for i in range(self.n_documents))
 
     def documents_of(self, row: int) -> np.ndarray:
         """Returns the number of each token's document [T+1], as `documents` counts; -1: padding."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data import formats
+from lm.data import formats, regression
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
 from lm.data.hub import open_shards
 from lm.storage.files import first_line
@@ -184,8 +184,15 @@ def hub(argument: str, text_field: str) -> Source:
 
 
 class Synthetic(NamedTuple):
-    sample: Callable[[np.random.Generator], np.ndarray]  # letters [LENGTH] as indices into ALPHABET
-    bits_per_byte: Callable[[], float]  # entropy rate: no model does better on long documents
+    """A language: documents are drawn alike and apart.
+
+    sample: draws the bytes of a document, all ASCII, as many in each. bits_per_byte: gives the
+    entropy rate, which no model beats on long documents; None where it has no closed form.
+    """
+
+    sample: Callable[[np.random.Generator], np.ndarray]
+    bits_per_byte: Callable[[], float] | None = None
+    documents: int = DOCUMENTS
 
 
 @functools.cache
@@ -195,13 +202,17 @@ def _transitions() -> np.ndarray:
     return rng.dirichlet(np.full(len(ALPHABET), 0.3), size=len(ALPHABET))
 
 
+def _uniform(rng: np.random.Generator) -> np.ndarray:
+    return ALPHABET[rng.integers(len(ALPHABET), size=LENGTH)]
+
+
 def _markov(rng: np.random.Generator) -> np.ndarray:
     # The last bound is left out, for a cumulative sum may round to just under 1.
     bounds = _transitions().cumsum(1)[:, :-1].tolist()
     letters = [int(rng.integers(len(ALPHABET)))]
     for u in rng.random(LENGTH - 1).tolist():
         letters.append(bisect.bisect(bounds[letters[-1]], u))
-    return np.array(letters)
+    return ALPHABET[letters]
 
 
 def _markov_bits() -> float:
@@ -213,28 +224,30 @@ def _markov_bits() -> float:
 
 def _copy(rng: np.random.Generator) -> np.ndarray:
     blocks = rng.integers(len(ALPHABET), size=(LENGTH // (2 * COPY_BLOCK), COPY_BLOCK))
-    return np.concatenate([blocks, blocks], 1).reshape(-1)
+    return ALPHABET[np.concatenate([blocks, blocks], 1).reshape(-1)]
 
 
 UNIFORM_BITS = float(np.log2(len(ALPHABET)))
 SYNTHETIC = {
-    'uniform': Synthetic(
-        lambda rng: rng.integers(len(ALPHABET), size=LENGTH), lambda: UNIFORM_BITS
-    ),
+    'uniform': Synthetic(_uniform, lambda: UNIFORM_BITS),
     'markov': Synthetic(_markov, _markov_bits),
     # The first half of a pair of blocks is uniform, the second is its copy and costs nothing.
     'copy': Synthetic(_copy, lambda: UNIFORM_BITS / 2),
+    # A regression each, short, so that there are many.
+    **{
+        name: Synthetic(tasks.sample, documents=1 << 14)
+        for name, tasks in regression.REGRESSIONS.items()
+    },
 }
 
 
 def synthetic(argument: str, text_field: str) -> Source:
-    """Text with a known entropy rate; each document is a function of its name and number."""
+    """Text whose law is known; each document is a function of its name and number."""
     made = choose(SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
 
     def documents() -> Documents:
-        for i in range(DOCUMENTS):
-            letters = made.sample(np.random.default_rng(i))
-            yield f'synthetic:{argument}[{i}]', (ALPHABET[letters].tobytes(),)
+        for i in range(made.documents):
+            yield f'synthetic:{argument}[{i}]', (made.sample(np.random.default_rng(i)).tobytes(),)
 
     return Source((), f'synthetic {argument} {RECIPE}', documents)
 

@@ -310,6 +310,16 @@ def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None
     return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
 
 
+def weights_at(checkpoint: Checkpoint, step: int) -> Weights:
+    """Returns the weights of another step of a checkpoint's run, laid out and averaged as its own.
+
+    Raises DamagedCheckpoint where they cannot be read.
+    """
+    shapes = abstract_state(checkpoint.learner, checkpoint.mesh)
+    stored, average = read_weights(checkpoint.path.parent, step, shapes)
+    return checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
+
+
 def mesh_at_hand(learner: Learner) -> Mesh:
     """Returns a mesh of one device for weights of up to SHARE of its memory, and for larger ones
     `fsdp` over as many as divide model.d_model.

@@ -8,6 +8,7 @@ import dataclasses
 from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
+from lm.config.traced_steps import traced_steps
 from lm.model.base_size import base_head_dim, check_base
 from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, refuse_scores
@@ -26,6 +27,7 @@ def check(recipe: Recipe) -> None:
     for path, value in flatten(recipe).items():
         if FIELDS[path].option is not None and value is not None:
             FIELDS[path].option.check(path, value)
+    traced_steps(recipe)
     _check_sizes(recipe)
     for part in recipe.parts:
         if part.section:  # rows of other tables have no options, and no rules

@@ -19,6 +19,7 @@ from lm.launch.distributed import from_first, same_everywhere
 from lm.model.check import scores_of
 from lm.model.objectives import evaluated, n_marks, training_mixture
 from lm.record.machine import device_memory_bytes
+from lm.run.profile import Tracer
 from lm.training.diagnostics import make_diagnose
 from lm.training.flops import flops_per_token, peak_flops
 from lm.training.state import Hyper, hyper_from
@@ -88,6 +89,7 @@ class Program:
     def __init__(self, experiment: Blueprint, how: str = SINGLE):
         self.experiment, self.how = experiment, how
         self.compile_sec = 0.0
+        self.tracer = Tracer(experiment.recipe)
         self.shares_memory = experiment.platform == 'cpu'
         learner, mesh = experiment.learner, experiment.mesh
         self.layout = layout(how, mesh, state_shardings(learner, mesh))

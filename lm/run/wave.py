@@ -24,6 +24,7 @@ from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
+from lm.run.trace import ASIDE, DATA_WAIT, FETCH, STEP
 from lm.training.state import State
 
 
@@ -62,6 +63,7 @@ class Wave:
         self.states = program.empty(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
         self._stopping = Stopping([])
+        self._traced: Journal | None = None  # of the run whose folder has the trace
         fields = self.experiment.recipe.data
         process_index, process_count = share_of_process(self.experiment.mesh)
         self.feed = data.Feed(
@@ -114,8 +116,14 @@ class Wave:
         self._diagnose(self._which(lambda journal: journal.diagnoses() and journal.step == 0))
         for i in self.active:
             self.slots[i].journal.throughput.reset()
+        for journal in [self.slots[i].journal for i in self.active[:1]]:
+            for line in self.program.tracer.missed(journal.step, journal.workdir):
+                journal.terminal.say(line)
+        self._begin_trace()
         while self.active and not self._stopping.now:
             self.dispatch()
+            if self.program.tracer.has_all:
+                self._end_trace()
             is_due = bool(self._which(Journal.is_due))
             if is_due:
                 self.settle()
@@ -126,6 +134,9 @@ class Wave:
                 self._end(self._which(lambda journal: journal.finished), Status.DONE)
                 self.compact()
             tick()
+            self._begin_trace()
+        if self.program.tracer.is_tracing:
+            self._end_trace()
         if self._stopping.now:
             self.settle()
             for i in self.active:
@@ -140,19 +151,42 @@ class Wave:
     def dispatch(self) -> None:
         """Starts a step of all active runs, then fetches the one before: no device is idle."""
         active = self.active
-        batch = self._batch(active)
-        self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
-        for i in active:
-            self.slots[i].rolled_back = False
-            self.slots[i].journal.dispatched()
-        steps = [(i, self.slots[i].journal.step) for i in active]
-        before, self._pending = self._pending, (steps, (metrics, self._stopping.ask()))
-        self._finish(before)
+        step = self.slots[active[0]].journal.step + 1
+        with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
+            batch = self._batch(active)
+            self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
+            for i in active:
+                self.slots[i].rolled_back = False
+                self.slots[i].journal.dispatched()
+            self.program.tracer.dispatched()
+            steps = [(i, self.slots[i].journal.step) for i in active]
+            before, self._pending = self._pending, (steps, (metrics, self._stopping.ask()))
+            self._finish(before)
+
+    def _begin_trace(self) -> None:
+        """Begins the trace of train.profile where the next step is its first."""
+        if not self.active:
+            return
+        journal = self.slots[self.active[0]].journal
+        if self.program.tracer.begins(journal.step + 1):
+            self.settle()
+            with self._clocks_stopped():
+                self.program.tracer.begin(journal.workdir)
+            self._traced = journal
+
+    def _end_trace(self) -> None:
+        """Ends the trace once its last step is done, and says where the time of its steps went."""
+        self.settle()
+        with self._clocks_stopped():
+            program_text = self.program.compiled(self.size).as_text
+            for line in self.program.tracer.end(program_text, self.size):
+                self._traced.terminal.say(line)
 
     def _batch(self, active: list[int]) -> dict[str, jax.Array]:
         """The next batch of each active run, in its own order of the text; others repeat one."""
         start = time.perf_counter()
-        taken = self.feed.take([self.slots[i].journal.next_place() for i in active])
+        with jax.profiler.TraceAnnotation(DATA_WAIT):
+            taken = self.feed.take([self.slots[i].journal.next_place() for i in active])
         of_each = [taken[0]] * self.size
         for i, batch in zip(active, taken, strict=True):
             of_each[i] = batch
@@ -175,7 +209,8 @@ class Wave:
         if dispatched is None:
             return
         steps, metrics = dispatched
-        fetched, answer = jax.device_get(metrics)
+        with jax.profiler.TraceAnnotation(FETCH, step=steps[0][1]):
+            fetched, answer = jax.device_get(metrics)
         self._stopping.hear(answer)
         for i, step in steps:
             if self.slots[i].active:
@@ -292,6 +327,7 @@ class Wave:
 
     def close(self) -> None:
         """Ends the reading threads and closes the journals."""
+        self.program.tracer.abandon()
         self.feed.close()
         self._close_journals(self.slots)
 
@@ -305,6 +341,7 @@ class Wave:
         """Leaves the time of the block out of every run's tokens/s."""
         for i in self.active:
             self.slots[i].journal.throughput.pause()
-        yield
+        with jax.profiler.TraceAnnotation(ASIDE):
+            yield
         for i in self.active:
             self.slots[i].journal.throughput.go_on()

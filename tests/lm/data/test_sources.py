@@ -14,15 +14,16 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data import open_dataset, sources
+from lm.data import open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests.lm.data.conftest import quiet
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
 
-def read(source, field='text'):
-    return [b''.join(parts).decode() for _, parts in open_source(source, field).documents()]
+def read(source, field='text', most=None):
+    documents = itertools.islice(open_source(source, field).documents(), most)
+    return [b''.join(parts).decode() for _, parts in documents]
 
 
 def jsonl(field='text'):
@@ -100,10 +101,12 @@ def test_property_python_is_the_library_without_its_tests():
 
 @pytest.mark.parametrize('name', SYNTHETIC)
 def test_property_synthetic_is_deterministic_and_distinct(name):
-    documents = read(f'synthetic:{name}')
-    assert documents == read(f'synthetic:{name}')
-    assert len(set(documents)) == sources.DOCUMENTS
-    assert {len(document) for document in documents} == {sources.LENGTH}
+    is_regression = name in regression.REGRESSIONS  # there are many, of one kind
+    documents = read(f'synthetic:{name}', most=500 if is_regression else None)
+    assert documents[:400] == read(f'synthetic:{name}', most=400)
+    assert len(set(documents)) == (500 if is_regression else sources.DOCUMENTS)
+    length = regression.LENGTH if is_regression else sources.LENGTH
+    assert {len(document) for document in documents} == {length}
 
 
 def bigram_bits(documents):
@@ -122,6 +125,18 @@ def test_reference_entropy_rates():
     blocks = np.frombuffer(read('synthetic:copy')[0].encode(), np.uint8)
     blocks = blocks.reshape(-1, 2, sources.COPY_BLOCK)
     np.testing.assert_array_equal(blocks[:, 0], blocks[:, 1])
+
+
+def test_reference_documents_of_regressions_are_their_tasks():
+    """From the text alone: least squares over a document leaves the noise, and w ~ N(0, I / 2)."""
+    text = ''.join(read('synthetic:linear_regression', most=500)).encode('ascii')
+    values = (np.frombuffer(text, np.uint8) - 79.0) * (4 / 94)  # 79: the middle of ' ' to '~'
+    pairs = values.reshape(500, 42, 3)
+    assert np.abs(pairs[..., :2]).max() <= 1 + 2 / 94
+    fits = [np.linalg.lstsq(one[:, :2], one[:, 2]) for one in pairs]
+    w, left = np.array([fit[0] for fit in fits]), np.array([fit[1][0] for fit in fits])
+    assert np.mean(left) / (42 - 2) == pytest.approx(0.1**2 + (4 / 94) ** 2 / 12, rel=0.05)
+    np.testing.assert_allclose(np.cov(w.T), np.eye(2) / 2, atol=0.1)
 
 
 def bad(folder, name, data):
@@ -157,7 +172,10 @@ def bad(folder, name, data):
         ),
         (lambda d: bad(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
-        (lambda d: 'synthetic', 'one of copy, markov, uniform'),
+        (
+            lambda d: 'synthetic',
+            'one of copy, linear_regression, linear_regression_1d, linear_regression_5d, markov',
+        ),
         (lambda d: 'tfds', 'needs a name'),
         (lambda d: 'tfds:huggingface:c4', 'would download'),
         (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared under'),

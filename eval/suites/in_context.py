@@ -1,0 +1,194 @@
+"""Regression in context: what a model predicts from pairs alone, beside what algorithms would."""
+
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.load import Checkpoint
+from eval.suites.base import Result, Table
+from lm.config.mixture import source_of
+from lm.data import regression
+from lm.data.regression import REGRESSIONS, Regression, Tasks
+from lm.inference.scoring import Scorer
+from modules.options import Option
+
+SOURCE, TOKENIZER = 'synthetic:', 'byte'
+# Seeds of random numbers that no document of the source is made of: these have one number each.
+FRESH, TUNING = (1, 2208), (1, 2212)
+TASKS_FOR_RATES = 4096
+MODEL, ZERO, GD1, RIDGE, LEAST_SQUARES = (
+    'the model',
+    'zero',
+    'one step of gradient descent',
+    'ridge',
+    'least squares',
+)
+# What numbers are called.
+SHORT = {MODEL: 'model', ZERO: 'zero', GD1: 'gd1', RIDGE: 'ridge', LEAST_SQUARES: 'least_squares'}
+
+
+class Context(NamedTuple):
+    """N tasks of which P - 1 pairs and one further x are known, for each P: sums over the pairs.
+
+    xx_NPDD and xy_NPD: sums of x x and x y over the pairs before each; x_NPD: the x that is asked.
+    """
+
+    xx_NPDD: np.ndarray
+    xy_NPD: np.ndarray
+    x_NPD: np.ndarray
+
+
+def in_context(
+    checkpoint: Checkpoint,
+    *,
+    tasks: Annotated[int, Option('regressions that are drawn anew', 2)] = 512,
+) -> Result:
+    """Squared error of a linear regression from the pairs in the context, beside gradient descent.
+
+    A model trained on synthetic:linear_regression reads fresh tasks x1 y1 x2 y2 ... (Garg et al.
+    2022, arXiv:2208.01066). The mean of what it predicts for y, given k pairs, is compared with w x
+    without noise, and with what algorithms predict from the same pairs: nothing (zero), least
+    squares, ridge, which is the posterior mean and has the least error there can be, and one step
+    of gradient descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
+    arXiv:2212.07677). error_NAME, distance_NAME (the mean squared difference between the model and
+    an algorithm) and correlation_NAME are of the largest k, `pairs`; the tables have each.
+    """
+    learnt = regression_of(checkpoint)
+    scorer = Scorer(checkpoint, expected_value)
+    known = min(learnt.pairs, (scorer.longest - 1) // learnt.pair)
+    if known < 2:
+        raise ValueError(
+            f'a pair takes {learnt.pair} tokens, and the model reads '
+            f'data.seq_len={scorer.longest - 1}: there is no room for pairs before the one that is '
+            'asked.'
+        )
+    drawn = learnt.draw(np.random.default_rng(FRESH), tasks)
+    drawn = Tasks(*(part[:, :known] for part in drawn))
+    bos = checkpoint.tokenizer.bos_id
+    rows = [[bos, *text.tolist()] for text in regression.codes(drawn)]
+    at_y = np.arange(known) * learnt.pair + learnt.dim  # of the token that is predicted
+    found = scorer(rows)
+    rates_P = best_rates(learnt.draw(np.random.default_rng(TUNING), TASKS_FOR_RATES))
+    predictions = {
+        MODEL: np.array([scores['value'][at_y] for scores in found]),
+        **algorithms(context_of(drawn), rates_P[:known], learnt.w_variance),
+    }
+    return compared(predictions, drawn.clean_NP, np.array([s['is_number'][at_y] for s in found]))
+
+
+def regression_of(checkpoint: Checkpoint) -> Regression:
+    """Returns the tasks that a checkpoint was trained on. Raises ValueError for any other data."""
+    fields = checkpoint.recipe.data
+    name = fields.source.removeprefix(SOURCE)
+    if fields.mixture is None and fields.tokenizer == TOKENIZER and name in REGRESSIONS:
+        return REGRESSIONS[name]
+    raise ValueError(
+        '--suite=in_context asks for regressions, which a model has to be trained on: '
+        f'data.source={SOURCE}{"|".join(REGRESSIONS)} with data.tokenizer={TOKENIZER}. '
+        f'{checkpoint.path} was trained on {source_of(fields)} with {fields.tokenizer}.'
+    )
+
+
+def expected_value(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
+    """Returns `value`, the mean of the number that follows, given that it is one, and `is_number`,
+    the probability that it is.
+    """
+    del next_BC
+    first, stop = regression.FIRST, regression.FIRST + regression.LEVELS
+    log_p_BCV = jax.nn.log_softmax(logits_BCV)
+    log_p_BCW = log_p_BCV[..., first:stop]
+    value_BC = jax.nn.softmax(log_p_BCW) @ jnp.asarray(regression.VALUES, jnp.float32)
+    return {'value': value_BC, 'is_number': jnp.exp(jax.nn.logsumexp(log_p_BCW, -1))}
+
+
+def context_of(tasks: Tasks) -> Context:
+    """Returns what is known before each y."""
+    x_NPD, y_NP = tasks.x_NPD, tasks.y_NP
+
+    def before(terms):
+        return np.cumsum(terms, 1) - terms
+
+    xx_NPDD = before(np.einsum('npd,npe->npde', x_NPD, x_NPD))
+    return Context(xx_NPDD, before(x_NPD * y_NP[..., None]), x_NPD)
+
+
+def direction(context: Context) -> np.ndarray:
+    """Returns what a step of gradient descent from w = 0 predicts at a learning rate of 1, [N, P].
+
+    The loss is 1 / (2 k) sum_i (w x_i - y_i)^2, whose gradient there is -1/k sum_i y_i x_i; without
+    a pair there is none.
+    """
+    k_P = np.maximum(np.arange(context.x_NPD.shape[1]), 1)
+    return np.einsum('npd,npd->np', context.xy_NPD, context.x_NPD) / k_P
+
+
+def best_rates(tasks: Tasks) -> np.ndarray:
+    """Returns for each number of pairs [P] the learning rate of least squared error over tasks."""
+    step_NP = direction(context_of(tasks))
+    return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
+
+
+def algorithms(context: Context, rates_P: np.ndarray, w_variance: float) -> dict[str, np.ndarray]:
+    """Returns what each algorithm predicts from the pairs before, [N, P].
+
+    ridge is (X'X + s^2 / v I)^-1 X'y with the variances s^2 of the noise and v of w: the posterior
+    mean. least squares has the shortest w where several fit.
+    """
+    penalty = regression.NOISE_VARIANCE / w_variance * np.eye(context.x_NPD.shape[-1])
+    ridge_NPD = np.linalg.solve(context.xx_NPDD + penalty, context.xy_NPD[..., None])[..., 0]
+    inverse_NPDD = np.linalg.pinv(context.xx_NPDD, hermitian=True)
+    least_NPD = np.einsum('npde,npe->npd', inverse_NPDD, context.xy_NPD)
+    return {
+        ZERO: np.zeros(context.x_NPD.shape[:2]),
+        GD1: direction(context) * rates_P,
+        RIDGE: np.einsum('npd,npd->np', ridge_NPD, context.x_NPD),
+        LEAST_SQUARES: np.einsum('npd,npd->np', least_NPD, context.x_NPD),
+    }
+
+
+def compared(
+    predictions: dict[str, np.ndarray], clean_NP: np.ndarray, is_number_NP: np.ndarray
+) -> Result:
+    """Returns the errors of all, and how far the model is from each algorithm."""
+    model_NP = predictions[MODEL]
+    errors = {name: (values - clean_NP) ** 2 for name, values in predictions.items()}
+    others = {name: values for name, values in predictions.items() if name != MODEL}
+    apart = {name: np.mean((model_NP - values) ** 2, 0) for name, values in others.items()}
+    alike = {n: correlations(model_NP, values) for n, values in others.items() if n != ZERO}
+    last = clean_NP.shape[1] - 1
+    numbers = {'pairs': last, 'is_number': float(is_number_NP[:, last].mean())}
+    numbers |= {f'error_{SHORT[n]}': float(e[:, last].mean()) for n, e in errors.items()}
+    numbers |= {f'distance_{SHORT[n]}': float(d[last]) for n, d in apart.items()}
+    numbers |= {f'correlation_{SHORT[n]}': float(r[last]) for n, r in alike.items()}
+    tables = {
+        'Squared error by pairs in the context': by_pairs(
+            {name: e.mean(0) for name, e in errors.items()}, 'squared error'
+        ),
+        'Mean squared difference from the model': by_pairs(apart, 'squared difference'),
+        'Correlation with the model': by_pairs(alike, 'correlation', first=1),
+    }
+    n = len(clean_NP)
+    items = {
+        'item': [f'task {i}' for i in range(n)],
+        'squared error': errors[MODEL][:, last].tolist(),
+    }
+    return Result(numbers, items, tables)
+
+
+def correlations(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
+    """Returns Pearson's correlation over tasks by the number of pairs; 0 where one is constant."""
+    a_NP, b_NP = a_NP - a_NP.mean(0), b_NP - b_NP.mean(0)
+    scale_P = np.sqrt((a_NP**2).sum(0) * (b_NP**2).sum(0))
+    return (a_NP * b_NP).sum(0) / np.where(scale_P > 0, scale_P, 1.0)
+
+
+def by_pairs(values: dict[str, np.ndarray], what: str, first: int = 0) -> Table:
+    """Returns a table of values [P] by predictor, from `first` pairs on."""
+    columns: dict[str, list[Any]] = {'pairs': [], what: [], 'prediction': []}
+    for name, of_pairs in values.items():
+        for k, value in enumerate(of_pairs[first:].tolist(), first):
+            for column, one in zip(columns.values(), (k, value, name), strict=True):
+                column.append(one)
+    return Table(columns, x='pairs', y=what, by='prediction')

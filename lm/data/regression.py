@@ -1,0 +1,89 @@
+"""Text of linear regressions: documents from which a model may learn to regress in its context.
+
+A document is a task: y = w x + noise with a w of its own, as pairs x1 y1 x2 y2 ..., each number one
+printable byte. After Garg et al. 2022 (arXiv:2208.01066), x is uniform as in von Oswald et al. 2023
+(arXiv:2212.07677).
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+LENGTH = 126  # bytes of a document: with BOS and EOS it has 128 tokens
+NOISE = 0.1  # deviation of what is added to w x
+LARGEST = 2.0  # of the numbers that a byte can stand for; few |y| are larger
+LEVELS = 95  # the printable characters of ASCII
+FIRST = 32  # the byte of -LARGEST
+SPACING = 2 * LARGEST / (LEVELS - 1)
+# Of y given w and x, as it is written: noise, and rounding to a level.
+NOISE_VARIANCE = NOISE**2 + SPACING**2 / 12
+
+VALUES = (np.arange(LEVELS) - (LEVELS - 1) / 2) * SPACING  # of each level
+
+
+class Tasks(NamedTuple):
+    """N tasks of P pairs as they are written, in numbers of VALUES. clean_NP: w x."""
+
+    x_NPD: np.ndarray
+    y_NP: np.ndarray
+    clean_NP: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """The tasks of one size. dim: the numbers of an x."""
+
+    dim: int
+
+    @property
+    def pair(self) -> int:
+        """Returns the bytes of a pair."""
+        return self.dim + 1
+
+    @property
+    def pairs(self) -> int:
+        """Returns the pairs of a document."""
+        return LENGTH // self.pair
+
+    @property
+    def w_variance(self) -> float:
+        return 1 / self.dim
+
+    def sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Returns the bytes [LENGTH] of a task: w ~ N(0, I / dim), x uniform in [-1, 1] and rounded
+        to a level, y = w x + N(0, NOISE^2), rounded too.
+        """
+        return codes(self.draw(rng, 1))[0]
+
+    def draw(self, rng: np.random.Generator, count: int) -> Tasks:
+        """Draws tasks as `sample` does, `count` of them at once."""
+        w_ND = rng.normal(0, self.w_variance**0.5, (count, self.dim))
+        x_NPD = rounded(rng.uniform(-1, 1, (count, self.pairs, self.dim)))
+        clean_NP = np.einsum('npd,nd->np', x_NPD, w_ND)
+        y_NP = rounded(clean_NP + rng.normal(0, NOISE, clean_NP.shape))
+        return Tasks(x_NPD, y_NP, clean_NP)
+
+
+# By the name in data.source=synthetic:NAME. Their documents are of one length.
+REGRESSIONS = {
+    'linear_regression': Regression(2),
+    'linear_regression_1d': Regression(1),
+    'linear_regression_5d': Regression(5),
+}
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Returns the nearest numbers that a byte can stand for."""
+    return VALUES[_levels(values)]
+
+
+def codes(tasks: Tasks) -> np.ndarray:
+    """Returns the bytes [N, LENGTH] of tasks."""
+    pairs = np.concatenate([tasks.x_NPD, tasks.y_NP[..., None]], -1)
+    return (FIRST + _levels(pairs.reshape(len(pairs), -1))).astype(np.uint8)
+
+
+def _levels(values: np.ndarray) -> np.ndarray:
+    nearest = np.rint(values / SPACING + (LEVELS - 1) / 2).astype(np.int64)
+    return np.clip(nearest, 0, LEVELS - 1)

@@ -1,0 +1,119 @@
+"""Traces the steps that train.profile names, and sums up where their time goes.
+
+`WORKDIR/profile` gets what `jax.profiler` writes, for xprof and Perfetto, and summary.json. Runs of
+a sweep that share a program are traced together, once, in the folder of the first of them; of
+several processes the first one traces.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lm.config.recipe import Recipe
+from lm.config.traced_steps import traced_steps
+from lm.launch.distributed import is_first
+from lm.record.machine import device_name
+from lm.run import trace
+from lm.storage.files import first_line, write_json
+
+FOLDER = 'profile'
+SUMMARY = 'summary.json'
+FAILURES = OSError, RuntimeError, ValueError  # of the profiler, or of writing
+SAID = 5  # operations that a terminal shows
+
+
+class Tracer:
+    """The trace of one program: begun and ended between steps, while nothing is in flight.
+
+    A trace that cannot be made ends no run: what went wrong is among the lines for a terminal. All
+    processes go through the same calls, as they have to wait for their devices at the same steps.
+    """
+
+    def __init__(self, recipe: Recipe):
+        self._asked = traced_steps(recipe)
+        self._left = 0 if self._asked is None else self._asked.count
+        self._folder: Path | None = None  # while steps are traced
+        self._error: Exception | None = None
+
+    @property
+    def is_tracing(self) -> bool:
+        return self._folder is not None
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the last step that was asked for has been started."""
+        return self.is_tracing and self._left == 0
+
+    def begins(self, step: int) -> bool:
+        """Whether the trace begins with this step."""
+        return self._asked is not None and not self.is_tracing and step == self._asked.first
+
+    def missed(self, step: int, workdir: Path) -> list[str]:
+        """Returns a note where a run goes on after the first step, and that was never traced."""
+        if self._asked is None or step < self._asked.first or (workdir / FOLDER / SUMMARY).exists():
+            return []
+        return [f'NOTE: train.profile: step {self._asked.first} is past, so that none is traced']
+
+    def begin(self, workdir: Path) -> None:
+        """Begins the trace, in place of an earlier one."""
+        self._folder = workdir / FOLDER
+        if not is_first():
+            return
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # each call of Python would be an event
+        try:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            jax.profiler.start_trace(str(self._folder), profiler_options=options)
+        except FAILURES as error:
+            self._error = error
+
+    def dispatched(self) -> None:
+        """Counts a step that was started."""
+        self._left -= self.is_tracing
+
+    def end(self, program_text: Callable[[], str], runs: int) -> list[str]:
+        """Ends the trace, writes its summary, and returns lines for a terminal.
+
+        program_text: gives the HLO of the step, which knows the part of the model that an operation
+        is of. runs: how many share the program.
+        """
+        folder = self._folder
+        self.abandon()
+        if not is_first():
+            return []
+        try:
+            if self._error is not None:
+                raise self._error
+            (file, *_) = sorted(folder.rglob('*.xplane.pb'))
+            found = trace.summarize(trace.read(file), trace.sources(program_text()))
+            found |= {'runs': runs, 'device': device_name()}
+            write_json(folder / SUMMARY, found)
+        except FAILURES as error:
+            return [f'NOTE: train.profile: no summary in {folder} ({first_line(error)})']
+        return words(found, folder)
+
+    def abandon(self) -> None:
+        """Ends a trace without a summary, as where an error cuts it short."""
+        if self.is_tracing and is_first() and self._error is None:
+            try:
+                jax.profiler.stop_trace()
+            except FAILURES as error:
+                self._error = error
+        self._folder = self._asked = None
+
+
+def words(found: dict[str, Any], folder: Path) -> list[str]:
+    """Returns the main numbers of a summary, a line each."""
+    steps = found['steps']
+    lines = [
+        f'profile: steps {steps[0]["step"]} to {steps[-1]["step"]}, {found["step_ms"]:.2f} ms '
+        f'each; devices idle {found["idle_share"]:.1%}, waiting for data '
+        f'{found["data_wait_share"]:.1%}; trace in {folder}'
+    ]
+    for op in found['operations'][:SAID]:
+        where = ', '.join(filter(None, (op['part'], op['pass'])))
+        lines.append(f'  {op["share"]:6.1%}  {op["name"]}' + (f'  ({where})' if where else ''))
+    return lines

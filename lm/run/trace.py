@@ -1,0 +1,280 @@
+"""Where the time of traced steps goes: a trace of `jax.profiler` read and summed up, without xprof.
+
+Times of a trace are in nanoseconds. A step lasts from the moment that the metrics of the one before
+have come to this process until its own have.
+"""
+
+import bisect
+import collections
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+# Names of what a process does in `lm.run.wave`, as a trace has them.
+STEP, DATA_WAIT, FETCH, ASIDE = 'step', 'data_wait', 'fetch', 'aside'
+MOST_OPERATIONS = 30
+MOST_PARTS = 20
+# Their time is that of the operations which they hold, on whatever line these are.
+HOLDERS = re.compile(r'(while|call|conditional)(\.\d+)?$')
+INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{op_name="([^"]+)"', re.M)
+# Of a source name: what JAX adds to the names of modules.
+ADDED = {'while', 'body', 'cond', 'eval_jaxpr', 'closed_call', 'checkpoint', 'Transformer.read'}
+ADDED |= {'rematted_computation', 'Transformer.activations'}
+FORWARD, BACKWARD, UPDATE = 'forward', 'backward', 'update'
+
+
+class Span(NamedTuple):
+    """Something that took from `start` to `end`. step: of the run, where it belongs to one."""
+
+    name: str
+    start: float
+    end: float
+    step: int = 0
+
+
+class Op(NamedTuple):
+    """An operation that a device has done. line: those of one line follow or hold each other."""
+
+    name: str
+    line: str
+    start: float
+    end: float
+    module: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Operations by device, and what the process did meanwhile, by name."""
+
+    devices: Mapping[str, Sequence[Op]]
+    spans: Mapping[str, Sequence[Span]]
+
+
+class Sources(NamedTuple):
+    """A compiled program: its name, and where in the code each instruction comes from."""
+
+    module: str
+    of: Mapping[str, str]
+
+
+def sources(program_text: str) -> Sources:
+    """Reads the text of a compiled program."""
+    name = re.match(r'HloModule ([\w.\-]+)', program_text)
+    return Sources(name[1] if name else '', dict(INSTRUCTION.findall(program_text)))
+
+
+def read(file: Path) -> Trace:
+    """Reads an .xplane.pb."""
+    return trace_of(jax.profiler.ProfileData.from_file(str(file)))
+
+
+def trace_of(profile: jax.profiler.ProfileData) -> Trace:
+    """Takes the operations of devices and our own spans out of a profile.
+
+    A CPU's operations are on lines of its host's plane, one a thread, and say that they are some. A
+    TPU's plane has a line 'XLA Ops', a GPU's a line for each stream.
+    """
+    devices, spans = collections.defaultdict(list), collections.defaultdict(list)
+    for plane in profile.planes:
+        if plane.name.startswith('/device:') and 'CUSTOM' not in plane.name:
+            lines = list(plane.lines)
+            own = [line for line in lines if line.name == 'XLA Ops']
+            for line in own or [line for line in lines if line.name.startswith('Stream')]:
+                devices[plane.name] += (op for _, op in _ops(line, every=True))
+        elif plane.name.startswith('/host:'):
+            for line in plane.lines:
+                for device, op in _ops(line, every=False):
+                    devices[f'{plane.name}:{device}'].append(op)
+                for event in line.events:
+                    if event.name in (STEP, DATA_WAIT, FETCH, ASIDE):
+                        stats = dict(event.stats)
+                        step = int(stats.get('step_num', stats.get('step', 0)))
+                        spans[event.name].append(
+                            Span(event.name, event.start_ns, event.end_ns, step)
+                        )
+    return Trace(devices, spans)
+
+
+def _ops(line: Any, every: bool) -> Iterator[tuple[int, Op]]:
+    """Yields (ordinal of the device, operation). every: also events that name no instruction."""
+    for event in line.events:
+        stats = dict(event.stats)
+        if 'hlo_op' in stats or every:
+            name = str(stats.get('hlo_op', event.name)).partition(' = ')[0].lstrip('%')
+            module = str(stats.get('hlo_module', ''))
+            op = Op(name, line.name, event.start_ns, event.end_ns, module)
+            yield int(stats.get('device_ordinal', 0)), op
+
+
+def summarize(trace: Trace, known: Sources) -> dict[str, Any]:
+    """Returns where the time of the traced steps goes, to be written as JSON.
+
+    `steps`: of each its wall time, the time that a device is busy (the mean over devices) and that
+    the process waits for data, in ms. `operations` by self time, the time that no operation inside
+    of one takes, summed over devices and threads; the shares add up to 1. `parts` has the same by
+    part of the model and pass. What is not a step, such as an evaluation in between, is left out.
+
+    Raises ValueError where there is no whole step.
+    """
+    steps = _steps(trace)
+    if not steps or not trace.devices:
+        raise ValueError('the trace holds no whole step, or no operation of a device')
+    aside = merged((s.start, s.end) for s in trace.spans.get(ASIDE, ()))
+    inside = {
+        device: [
+            op
+            for op in ops
+            if steps[0].start <= op.start < steps[-1].end
+            and not covered(aside, op.start, op.start + 1)
+        ]
+        for device, ops in trace.devices.items()
+    }
+    busy = {device: merged((op.start, op.end) for op in ops) for device, ops in inside.items()}
+    waits = merged((s.start, s.end) for s in trace.spans.get(DATA_WAIT, ()))
+    rows = [
+        {
+            'step': step.step,
+            'wall_ms': (step.end - step.start - covered(aside, step.start, step.end)) / 1e6,
+            'busy_ms': _mean(covered(own, step.start, step.end) for own in busy.values()) / 1e6,
+            'data_wait_ms': covered(waits, step.start, step.end) / 1e6,
+        }
+        for step in steps
+    ]
+    totals = {name: sum(row[name] for row in rows) for name in rows[0]}
+    operations, parts = _tables(inside, known)
+    return {
+        'devices': len(inside),
+        'step_ms': totals['wall_ms'] / len(rows),
+        'idle_share': max(0.0, 1 - totals['busy_ms'] / totals['wall_ms']),
+        'data_wait_share': totals['data_wait_ms'] / totals['wall_ms'],
+        'steps': rows,
+        'operations': operations[:MOST_OPERATIONS],
+        'operations_left_out': max(0, len(operations) - MOST_OPERATIONS),
+        'parts': parts[:MOST_PARTS],
+    }
+
+
+def _steps(trace: Trace) -> list[Span]:
+    """Returns the traced steps one after another, from the first one's start."""
+    begun = {span.step: span.start for span in trace.spans.get(STEP, ())}
+    fetched = [(span.end, span.step) for span in trace.spans.get(FETCH, ()) if span.step in begun]
+    found, start = [], min(begun.values(), default=0.0)
+    for end, step in sorted(fetched):
+        found.append(Span(STEP, start, end, step))
+        start = end
+    return found
+
+
+def _tables(
+    inside: Mapping[str, Sequence[Op]], known: Sources
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the operations, and the parts of the model, by self time."""
+    by_name: dict[tuple[str, str], list[float]] = {}
+    for ops in inside.values():
+        for op, own in zip(ops, self_times(ops), strict=True):
+            row = by_name.setdefault((op.name, op.module), [0, 0.0, 0.0])
+            row[0] += 1
+            row[1] += op.end - op.start
+            row[2] += own
+    whole = sum(own for *_, own in by_name.values()) or 1.0
+    operations, by_part = [], collections.Counter()
+    for (name, module), (count, total, own) in by_name.items():
+        is_known = module in ('', known.module) and name in known.of
+        part, direction = part_of(known.of[name]) if is_known else ('', '')
+        by_part[part, direction] += own
+        operations.append(
+            {
+                'name': name,
+                'part': part,
+                'pass': direction,
+                'count': count,
+                'total_ms': total / 1e6,
+                'self_ms': own / 1e6,
+                'share': own / whole,
+            }
+        )
+    parts = [
+        {'part': part, 'pass': direction, 'self_ms': own / 1e6, 'share': own / whole}
+        for (part, direction), own in by_part.most_common()
+    ]
+    return sorted(operations, key=lambda op: -op['self_ms']), parts
+
+
+def self_times(ops: Sequence[Op]) -> list[float]:
+    """Returns the time of each operation of a device that none inside of it takes.
+
+    Operations of a line lie inside of one another or apart. Those in a loop may be on other lines
+    than the loop, as the threads of a CPU are.
+    """
+    found = [op.end - op.start for op in ops]
+    order = sorted(range(len(ops)), key=lambda i: (ops[i].line, ops[i].start, -ops[i].end))
+    open_: list[int] = []
+    for i in order:
+        while open_ and (ops[open_[-1]].line != ops[i].line or ops[open_[-1]].end <= ops[i].start):
+            open_.pop()
+        if open_:
+            found[open_[-1]] -= ops[i].end - ops[i].start
+        open_.append(i)
+    by_start = sorted(ops, key=lambda op: op.start)
+    starts = [op.start for op in by_start]
+    for i, op in enumerate(ops):
+        if HOLDERS.match(op.name):
+            within = by_start[bisect.bisect_left(starts, op.start) : bisect.bisect(starts, op.end)]
+            held = merged((o.start, o.end) for o in within if o is not op and o.end <= op.end)
+            found[i] = op.end - op.start - covered(held, op.start, op.end)
+    return [max(0.0, own) for own in found]
+
+
+def part_of(source: str) -> tuple[str, str]:
+    """Returns (part of the model, pass) of an instruction's source.
+
+    'jit(step)/transpose(jvp(Transformer.activations))/.../layers/mlp/dot_general' is of ('mlp',
+    'backward'). What belongs to no module is of the loss where it is differentiated, and else of
+    the update of the weights.
+    """
+    path = source.split(';')[0].split('/')
+    named = [
+        one for one in path[1:-1] if re.fullmatch(r'[A-Za-z_][\w.]*', one) and one not in ADDED
+    ]
+    direction = FORWARD if named or 'jvp(' in source else UPDATE
+    direction = BACKWARD if 'transpose(' in source else direction
+    if named and named[0].startswith('layers'):
+        return (named[1] if len(named) > 1 else 'residual stream'), direction
+    if named:
+        return named[0].rpartition('.')[2], direction
+    return ('update' if direction == UPDATE else 'readout and loss'), direction
+
+
+Intervals = Sequence[tuple[float, float]]
+
+
+def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the union of intervals as ones that lie apart, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def covered(intervals: Intervals, start: float, end: float) -> float:
+    """Returns how much of [start, end] lies in intervals, as `merged` gives them."""
+    first = max(0, bisect.bisect(intervals, (start, start)) - 1)
+    total = 0.0
+    for low, high in itertools.islice(intervals, first, None):
+        if low >= end:
+            break
+        total += max(0.0, min(high, end) - max(low, start))
+    return total
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

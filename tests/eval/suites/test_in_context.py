@@ -1,0 +1,132 @@
+"""Reference tests of regression in context: algorithms by the plain formula, a model by hand."""
+
+import functools
+import importlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.data import regression
+
+suite = importlib.import_module('eval.suites.in_context')  # the package has the function so
+PLANE = regression.REGRESSIONS['linear_regression']
+DRAWN = PLANE.draw(np.random.default_rng(7), 40)
+
+
+@functools.cache
+def predicted():
+    rates = suite.best_rates(DRAWN)
+    return suite.algorithms(suite.context_of(DRAWN), rates, 1 / 2), rates
+
+
+def test_algorithms_predict_what_the_plain_formulas_do():
+    found, rates = predicted()
+    for n, k in ((0, 0), (3, 1), (5, 2), (17, 41)):
+        x, y, asked = DRAWN.x_NPD[n, :k], DRAWN.y_NP[n, :k], DRAWN.x_NPD[n, k]
+        least = np.linalg.lstsq(x, y)[0] @ asked
+        assert found[suite.LEAST_SQUARES][n, k] == pytest.approx(least, abs=1e-9)
+        gradient = -sum(y_i * x_i for x_i, y_i in zip(x, y, strict=True)) / max(k, 1)
+        step = np.sum(-rates[k] * gradient * asked)
+        assert found[suite.GD1][n, k] == pytest.approx(step, abs=1e-12)
+        # The posterior of w: precisions add.
+        noise = 0.1**2 + (4 / 94) ** 2 / 12
+        precision = np.eye(2) / (1 / 2) + x.T @ x / noise
+        posterior = np.linalg.inv(precision) @ (x.T @ y / noise)
+        assert found[suite.RIDGE][n, k] == pytest.approx(posterior @ asked, abs=1e-9)
+        assert found[suite.ZERO][n, k] == 0
+
+
+def test_the_learning_rate_is_the_best_there_is():
+    found, rates = predicted()
+
+    def errors(factor):
+        return np.mean((factor * found[suite.GD1] - DRAWN.clean_NP) ** 2, 0)[1:]
+
+    assert (errors(1) < errors(0.99)).all() and (errors(1) < errors(1.01)).all()
+    assert rates[-1] == pytest.approx(3, rel=0.2)  # 1 / E[x^2]: the inverse of the curvature
+
+
+def test_ridge_has_the_least_error():
+    """With many pairs the prior counts for little, and least squares comes as close as chance."""
+    drawn = PLANE.draw(np.random.default_rng(8), 4000)
+    found = suite.algorithms(suite.context_of(drawn), suite.best_rates(drawn), 1 / 2)
+    error = {name: np.mean((values - drawn.clean_NP) ** 2, 0) for name, values in found.items()}
+    ridge = error[suite.RIDGE]
+    assert all((ridge[1:] < error[name][1:]).all() for name in (suite.ZERO, suite.GD1))
+    assert (ridge[1:10] < error[suite.LEAST_SQUARES][1:10]).all()
+    assert error[suite.ZERO].mean() == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_the_value_is_the_mean_over_numbers_alone():
+    """Half of the probability is on no number; the rest on the least and the largest, 1 to 3."""
+    logits = np.full((1, 1, 258), -1e9, np.float32)
+    logits[..., [0, ord(' '), ord('~')]] = np.log([0.5, 0.125, 0.375])
+    found = jax.device_get(suite.expected_value(jnp.asarray(logits), jnp.zeros((1, 1), int)))
+    assert found['is_number'][0, 0] == pytest.approx(0.5)
+    assert found['value'][0, 0] == pytest.approx(-2 * 0.25 + 2 * 0.75)
+
+
+class Perfect:
+    """A scorer of a model that predicts least squares from what it reads, token by token."""
+
+    longest = 100
+
+    def __init__(self, checkpoint, statistic):
+        assert statistic is suite.expected_value
+
+    def __call__(self, rows):
+        return [{'value': self.read(row[1:]), 'is_number': np.ones(len(row) - 1)} for row in rows]
+
+    def read(self, text):
+        """The token at place i is predicted from those before it: y from the x beside it."""
+        numbers = regression.VALUES[np.array(text) - 32]
+        found = np.full(len(text), np.nan)
+        for k in range(len(text) // 3):
+            pairs = numbers[: 3 * k].reshape(-1, 3)
+            found[3 * k + 2] = np.linalg.lstsq(pairs[:, :2], pairs[:, 2])[0] @ numbers[3 * k :][:2]
+        return found
+
+
+def checkpoint(**changes):
+    fields = {
+        'source': 'synthetic:linear_regression',
+        'tokenizer': 'byte',
+        'mixture': None,
+    } | changes
+    recipe = types.SimpleNamespace(data=types.SimpleNamespace(**fields))
+    return types.SimpleNamespace(
+        recipe=recipe, path='runs/a', tokenizer=types.SimpleNamespace(bos_id=256)
+    )
+
+
+def test_a_model_that_is_least_squares_is_found_to_be(monkeypatch):
+    """Catches a prediction read one token too early or late, and pairs cut at the wrong one."""
+    monkeypatch.setattr(suite, 'Scorer', Perfect)
+    result = suite.in_context(checkpoint(), tasks=20)
+    numbers = result.numbers
+    assert numbers['pairs'] == 32  # of 33 in 99 tokens, the last is asked
+    assert numbers['distance_least_squares'] == pytest.approx(0, abs=1e-12)
+    assert numbers['correlation_least_squares'] == pytest.approx(1)
+    assert numbers['error_model'] == pytest.approx(numbers['error_least_squares'])
+    assert 0 < numbers['error_model'] < numbers['error_gd1'] < numbers['error_zero']
+    assert np.mean(result.items['squared error']) == pytest.approx(numbers['error_model'])
+    table = result.tables['Squared error by pairs in the context']
+    assert len(table.columns['pairs']) == 33 * 5
+    assert {table.x, table.y, table.by} == set(table.columns)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'source': 'python'},
+        {'source': 'synthetic:markov'},
+        {'tokenizer': 'bpe:512'},
+        {'mixture': "{'a': 1}"},
+    ],
+)
+def test_a_checkpoint_of_other_data_is_refused(changes):
+    with pytest.raises(ValueError, match=r'linear_regression_5d with data\.tokenizer=byte'):
+        suite.in_context(checkpoint(**changes))
