@@ -11,6 +11,7 @@ if __name__ == '__main__':
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -43,11 +44,12 @@ PACKAGES = ('starlette', 'uvicorn')
 
 
 def key_of(given: str | None) -> str | None:
-    """Returns the key that clients must send. Raises ValueError where it is empty."""
+    """Returns the key that clients must send. Raises ValueError where no header can hold it."""
     key = os.environ.get(KEY_VARIABLE, '') if given == 'env' else given
-    if key == '':
+    if key is not None and not re.fullmatch('[!-~]+', key):
         what = f'the variable {KEY_VARIABLE}' if given == 'env' else '--key'
-        raise ValueError(f'{what} is empty; it is the key that clients must send')
+        words = 'is empty' if key == '' else 'has other characters'
+        raise ValueError(f'{what} must be letters, digits or signs of ASCII; it {words}')
     return key
 
 
@@ -88,7 +90,7 @@ def serve(checkpoint: Checkpoint, sock, key: str | None) -> int | None:
         flush=True,
     )
     server.run(sockets=[sock])
-    if failures:
+    if failures and server.ended_by is None:
         raise failures[0]
     return server.ended_by
 

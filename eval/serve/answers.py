@@ -85,7 +85,8 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         works = [one.work for one in self._reply.wanted]
         self.inbox = Inbox(BACKLOG * len(works), lambda: self._drop(scope))
-        self._call = Call(works, self.inbox.put)
+        in_loop = asyncio.get_running_loop().call_soon_threadsafe
+        self._call = Call(works, lambda item: in_loop(self.inbox.put, item))
         self._scheduler.submit(self._call)
         self._listed.add(self)
         watching = asyncio.create_task(self._watch(receive))

@@ -60,7 +60,7 @@ class Piece(NamedTuple):
 
 class Call:
     """The texts that one client wants together. `receive` gets their pieces, or the Refusal that
-    ends them all.
+    ends them all; the scheduler's thread calls it.
     """
 
     def __init__(self, works: Sequence[Work], receive: Callable[[Piece | Refusal], None]):
@@ -69,15 +69,6 @@ class Call:
         self.to_score = collections.deque(i for i in places if works[i].scored)
         self.to_start = collections.deque(i for i in places if not works[i].scored)
         self.is_started = False
-
-
-# Delivers pieces to their calls; that of the server does it in the thread of its event loop.
-Post = Callable[[list[tuple[Call, Piece | Refusal]]], None]
-
-
-def post_here(batch: list[tuple[Call, Piece | Refusal]]) -> None:
-    for call, piece in batch:
-        call.receive(piece)
 
 
 class Scheduler:
@@ -90,18 +81,16 @@ class Scheduler:
         engine: SlotEngine,
         score: Callable[[Sequence[Sequence[int]], int], list[list[Token]]],
         most_waiting: int,
-        post: Post = post_here,
         failed: Callable[[BaseException], None] = lambda error: None,
     ):
         """Args:
         engine: nobody else may use it.
         score: as `eval.serve.prompts.Prompts`.
         most_waiting: calls that may wait for their first turn.
-        post: is given the pieces.
         failed: is told of the error that ends the thread: the engine's, never a client's.
         """
         self._engine, self._score, self._most_waiting = engine, score, most_waiting
-        self._post, self._failed = post, failed
+        self._failed = failed
         self._changed = threading.Condition()
         self._calls: collections.deque[Call] = collections.deque()  # with texts that wait
         self._left: list[Call] = []  # cancelled since the last turn
@@ -164,7 +153,8 @@ class Scheduler:
         with self._changed:
             self._is_open = False
             calls = {*self._calls, *(call for call, _ in self._running.values())} - {*self._left}
-        self._post([(call, closed()) for call in calls])
+        for call in calls:
+            call.receive(closed())
 
     def _rest(self) -> bool:
         """Waits until there is something to do; returns whether the thread goes on."""
@@ -189,8 +179,8 @@ class Scheduler:
         for top, texts in by_top.items():
             rows = [call.works[place].request.tokens for call, place in texts]
             found = self._score(rows, top)
-            pairs = zip(texts, found, strict=True)
-            self._post([(call, self._scored(call, place, one)) for (call, place), one in pairs])
+            for (call, place), tokens in zip(texts, found, strict=True):
+                call.receive(self._scored(call, place, tokens))
 
     def _scored(self, call: Call, place: int, tokens: list[Token]) -> Piece:
         """Returns the piece of a scored prompt, with the next token if that is all of the text.
@@ -234,7 +224,6 @@ class Scheduler:
     def _step(self) -> None:
         if not self._running:
             return
-        batch = []
         for slot, update in self._engine.step().items():
             call, place = self._running[slot]
             piece = piece_of(call.works[place], place, *update)
@@ -242,8 +231,7 @@ class Scheduler:
                 del self._running[slot]
                 if not update.finish:  # the engine does not know yet
                     self._engine.release(slot)
-            batch.append((call, piece))
-        self._post(batch)
+            call.receive(piece)
 
 
 def piece_of(work: Work, place: int, tokens: Sequence[Token], finish: str) -> Piece:
