@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,7 +88,12 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Catches the signals that end the server while it serves."""
+        """Catches the signals that end the server while it serves; in the main thread alone, which
+        gets them.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         caught = (signal.SIGINT, signal.SIGTERM)
         before = {one: signal.signal(one, self.handle_exit) for one in caught}
         try:
