@@ -124,13 +124,19 @@ def service(
 
 @contextlib.contextmanager
 def on_loopback(engine: Letters, send_buffer: int | None = None, **settings) -> Iterator[int]:
+    """Serves an engine in a thread of this process; yields the port."""
+    with serving(service(engine, cut=abort, **settings), send_buffer) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def serving(own: Service, send_buffer: int | None = None) -> Iterator[int]:
     """Serves in a thread of this process; yields the port. send_buffer: bytes that the system takes
     for a client that does not read.
     """
     with socket.create_server(('127.0.0.1', 0)) as sock:
         if send_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        own = service(engine, cut=abort, **settings)
         server = server_of(own.app(), own.end)
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
