@@ -60,13 +60,12 @@ def main(_) -> None:
         key,
     )
     served, (host, port) = server.served, sock.getsockname()[:2]
-    print(
+    words = (
         f'serving {served.name!r} (step {served.step}, {served.fingerprint}) at '
         f'http://{f"[{host}]" if ":" in host else host}:{port}/v1 with {SLOTS.value} slots of '
-        f'{served.capacity:,} tokens',
-        flush=True,
+        f'{served.capacity:,} tokens'
     )
-    ended_by = server.run(sock)
+    ended_by = server.run(sock, lambda: print(words, flush=True))
     if ended_by is not None:
         print(f'{signal.Signals(ended_by).name}: the server has ended', file=sys.stderr)
         sys.exit(128 + ended_by)

@@ -67,13 +67,18 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """Ends the answers that are under way DRAIN_SEC after a signal, and then itself.
 
-    The second signal ends it at once.
+    The second signal ends it at once. began: called when it listens.
     """
 
     def __init__(self, config: uvicorn.Config, end: Callable[[], None]):
         super().__init__(config)
         self._end = end
+        self.began: Callable[[], None] = lambda: None
         self.ended_by: int | None = None  # the signal
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.began()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(DRAIN_SEC, self._end)

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from collections.abc import Callable
 
 from eval.serve.app import Limits, Service
 from eval.serve.chat import chat_of
@@ -100,8 +101,14 @@ class Server:
         self._failures.append(error)
         self._server.should_exit = True
 
-    def run(self, sock: socket.socket) -> int | None:
-        """Serves until a signal comes, and returns which. Raises what the engine fails with."""
+    def run(self, sock: socket.socket, began: Callable[[], None]) -> int | None:
+        """Serves until a signal comes, and returns which. Raises what the engine fails with.
+
+        Args:
+          sock: bound to an address.
+          began: called when clients may come.
+        """
+        self._server.began = began
         self._server.run(sockets=[sock])
         if self._failures and self._server.ended_by is None:
             raise self._failures[0]

@@ -173,7 +173,7 @@ def test_lm_eval_gets_the_scores_of_evaluation_over_http(own, checkpoint, whole)
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    pairs = [('norm ', 'layer'), ('a', 'b c d'), ('', 'token'), ('loss', ' é')]
+    pairs = [('norm', ' layer'), ('a', 'b c d'), ('', 'token'), ('loss', ' é')]
     instances = [Instance('loglikelihood', {}, pair, i) for i, pair in enumerate(pairs)]
     with serving(own) as port:
         url = f'http://127.0.0.1:{port}/v1/completions'
