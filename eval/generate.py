@@ -1,7 +1,8 @@
 """Samples text from a checkpoint.
 
-python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...] [--tokens=N]
-  [--temperature=T] [--top_k=K] [--seed=N]
+python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...] [--tokens=N] [--n=N]
+  [--temperature=T] [--top_k=K] [--top_p=P] [--min_p=P] [--stop=TEXT ...] [--seed=N]
+python -m eval.generate --checkpoint=DIR --interactive
 """
 
 from lm.launch.before_jax import prepare_process
@@ -9,42 +10,42 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
-import functools
+import collections
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterator, Sequence
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
 
 from eval.load import Checkpoint, define_checkpoint, load
-from lm.inference.decoding import Cache, extend, init_cache
+from lm.data.tokenizers import Tokenizer
+from lm.inference.engine import Engine, Request
+from lm.inference.sampling import Sampling
+from lm.inference.text import TextStream
 from lm.launch.command import parse_flags, run_main
-from lm.training.state import Learner
 
 CHECKPOINT = define_checkpoint()
 PROMPT = flags.DEFINE_multi_string(
     'prompt', [''], 'Text to go on from; empty: from the beginning. Several are gone on together.'
 )
 TOKENS = flags.DEFINE_integer('tokens', 128, 'How many to sample at most.', lower_bound=1)
+N = flags.DEFINE_integer('n', 1, 'How many times each prompt is gone on from.', lower_bound=1)
 TEMPERATURE = flags.DEFINE_float('temperature', 0.8, '0 takes the likeliest.', lower_bound=0)
 TOP_K = flags.DEFINE_integer('top_k', 0, 'Sample among the K likeliest; 0: all.', lower_bound=0)
-SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling.')
+TOP_P = flags.DEFINE_float(
+    'top_p', 1.0, 'Sample among the fewest likeliest with this probability together.'
+)
+MIN_P = flags.DEFINE_float(
+    'min_p', 0.0, 'Sample among those of at least this share of the largest probability.'
+)
+STOP = flags.DEFINE_multi_string('stop', [], 'Text that ends a continuation, which has none of it.')
+SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling; the i-th continuation has seed + i.')
+INTERACTIVE = flags.DEFINE_boolean(
+    'interactive', False, 'Whether prompts are lines that are read, until there are no more.'
+)
 
-AT_ONCE = 16  # tokens that a call of a program samples; ends of documents are looked for after it
-
-
-def sample(
-    logits_V: jax.Array, key: jax.Array, temperature: jax.Array | float, top_k: int
-) -> jax.Array:
-    """A token from softmax(logits / temperature) over the top_k largest (0: all); argmax at 0."""
-    if top_k:
-        least = jax.lax.top_k(logits_V, min(top_k, logits_V.shape[-1]))[0][-1]
-        logits_V = jnp.where(logits_V < least, -jnp.inf, logits_V)
-    drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
-    return jnp.where(temperature == 0, jnp.argmax(logits_V), drawn)
+SLOTS = 16  # continuations that are made together
 
 
 def generate(
@@ -54,100 +55,152 @@ def generate(
     temperature: float = 0.8,
     top_k: int = 0,
     seed: int = 0,
+    *,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    stop: Sequence[str] = (),
 ) -> list[str]:
     """Continues each prompt by up to `tokens` tokens, to the end of the document at most.
 
-    Rows of different length are read together, and each is what it would be alone. Tokens are read
-    once, into a cache of data.seq_len tokens at most; where a row fills it, the later half of what
-    it holds is read again from position 0, and what lies before is forgotten.
+    Rows of different length are read together, and each is what it would be alone. Where a row has
+    data.seq_len tokens, the later half of them is read again from position 0, and what lies before
+    is forgotten (`lm.inference.engine`).
+
+    Args:
+      checkpoint: as `load` gives it.
+      prompts: texts; '' begins a document.
+      tokens: the most that are made for each.
+      temperature: logits are divided by it; 0 takes the likeliest token.
+      top_k: only the k likeliest tokens are drawn; 0: all.
+      seed: the i-th text is drawn with seed + i.
+      top_p: only the fewest likeliest tokens with this probability together are drawn.
+      min_p: only tokens of at least this share of the largest probability are drawn.
+      stop: texts that end a continuation; they are not in it.
+
+    Returns:
+      The prompts with what follows them.
+
+    Raises:
+      ValueError: where a prompt is longer than data.seq_len, or a number is out of its bounds.
     """
-    tokenizer = checkpoint.tokenizer
-    rows = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-    starts, ended = [len(row) for row in rows], [False] * len(rows)
-    capacity = min(checkpoint.recipe.data.seq_len, max(starts) + tokens)
-    draw = functools.partial(sample, temperature=temperature, top_k=top_k)
-    fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed))
-    keys_B = jax.vmap(fold_in)(jnp.arange(len(rows)))
-    variables = jax.device_put(checkpoint.variables)
-    generator = Generator(checkpoint.learner, variables, capacity, draw, keys_B)
-    while not all(ended):
-        for i, new in enumerate(generator.more(rows)):
-            for token in new:
-                ended[i] |= token == tokenizer.eos_id or len(rows[i]) == starts[i] + tokens
-                if not ended[i]:
-                    rows[i].append(token)
-    return [tokenizer.decode(row[1:]) for row in rows]
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    requests = requests_of(checkpoint.tokenizer, prompts, tokens, sampling)
+    texts = [checkpoint.tokenizer.decode(request.tokens[1:]) for request in requests]
+    for i, piece in continued(engine_for(checkpoint, requests), checkpoint, requests, stop):
+        texts[i] += piece
+    return texts
 
 
-class Generator:
-    """Continues rows of tokens, some at a time, with a program that reads and one that samples.
-
-    draw(logits_V, key) -> token. keys_B: the random key of each row.
-    """
-
-    def __init__(
-        self,
-        learner: Learner,
-        variables: Any,
-        capacity: int,
-        draw: Callable[[jax.Array, jax.Array], jax.Array],
-        keys_B: jax.Array,
-    ):
-        self._learner, self._variables, self._keys_B = learner, variables, keys_B
-        self.capacity = capacity
-        self._cache: Cache | None = None
-        self._drawn = 0
-
-        def read(variables, cache, tokens_BT, counts_B):
-            return extend(learner, variables, cache, tokens_BT, counts_B)[1]
-
-        def go_on(variables, cache, tokens_B, keys_B, drawn, count):
-            """(the next `count` tokens, in [AT_ONCE, B]; the cache, without the last of them)."""
-
-            def one(i, carry):
-                cache, tokens_B, found_TB = carry
-                logits_B1V, cache = extend(learner, variables, cache, tokens_B[:, None])
-                keys = jax.vmap(lambda key: jax.random.fold_in(key, drawn + i))(keys_B)
-                tokens_B = jax.vmap(draw)(logits_B1V[:, 0], keys).astype(jnp.int32)
-                return cache, tokens_B, found_TB.at[i].set(tokens_B)
-
-            nothing = jnp.zeros((AT_ONCE, len(tokens_B)), jnp.int32)
-            cache, _, found_TB = jax.lax.fori_loop(0, count, one, (cache, tokens_B, nothing))
-            return found_TB, cache
-
-        self._read = jax.jit(read, donate_argnums=1)
-        self._go_on = jax.jit(go_on, donate_argnums=1)
-
-    def more(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The next tokens of each row. The rows are those of the previous call with the tokens that
-        it returned; a shorter row has ended, and its tokens here mean nothing.
-        """
-        if self._cache is None:
-            self._cache = self._filled(rows, self.capacity - 1)
-        if int(jnp.max(self._cache.lengths_B)) == self.capacity:
-            self._cache = self._filled(rows, self.capacity // 2 - 1)
-        count = min(AT_ONCE, self.capacity - int(jnp.max(self._cache.lengths_B)))
-        last_B = np.array([row[-1] for row in rows], np.int32)
-        tokens_TB, self._cache = self._go_on(
-            self._variables, self._cache, last_B, self._keys_B, self._drawn, count
+def requests_of(
+    tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, sampling: Sampling
+) -> list[Request]:
+    """Makes a request of each prompt; the i-th has the seed of `sampling` + i."""
+    return [
+        Request(
+            (tokenizer.bos_id, *tokenizer.encode(prompt)),
+            tokens,
+            dataclasses.replace(sampling, seed=sampling.seed + i),
         )
-        self._drawn += count
-        return np.asarray(tokens_TB)[:count].T.tolist()
+        for i, prompt in enumerate(prompts)
+    ]
 
-    def _filled(self, rows: Sequence[Sequence[int]], most: int) -> Cache:
-        """A cache of up to `most` tokens before the last one of each row."""
-        kept = [list(row[max(0, len(row) - 1 - most) : -1]) for row in rows]
-        counts = [len(row) for row in kept]
-        length = 2 ** math.ceil(math.log2(max(1, *counts)))  # few lengths: few programs
-        tokens_BT = np.array([row + [0] * (length - len(row)) for row in kept], np.int32)
-        cache = init_cache(self._learner, self._variables, len(rows), self.capacity)
-        return self._read(self._variables, cache, tokens_BT, np.array(counts, np.int32))
+
+def engine_for(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
+    """Makes an engine with as many slots and as much room as the requests need."""
+    longest = max((len(one.tokens) + one.max_tokens for one in requests), default=1)
+    capacity = 2 ** math.ceil(math.log2(longest))  # few capacities: few programs
+    slots = max(1, min(SLOTS, len(requests)))
+    return Engine(checkpoint, slots, min(checkpoint.recipe.data.seq_len, capacity))
+
+
+def continued(
+    engine: Engine, checkpoint: Checkpoint, requests: Sequence[Request], stop: Sequence[str]
+) -> Iterator[tuple[int, str]]:
+    """Yields (which request, text that follows) as the text comes.
+
+    Raises ValueError before the first one where a request cannot be served.
+    """
+    for request in requests:
+        engine.check(request)
+    streams = [TextStream(checkpoint.tokenizer, stop, request.tokens) for request in requests]
+    waiting, running = collections.deque(range(len(requests))), {}
+    while waiting or running:
+        while waiting and engine.free:
+            i = waiting.popleft()
+            running[engine.admit(requests[i])] = i
+        for slot, update in engine.step().items():
+            i = running[slot]
+            piece = streams[i].feed([token.id for token in update.tokens])
+            if streams[i].stopped and not update.finish:
+                engine.release(slot)
+            if streams[i].stopped or update.finish:
+                piece += streams[i].finish()
+                del running[slot]
+            yield i, piece
+
+
+def show(
+    engine: Engine, checkpoint: Checkpoint, request: Request, stop: Sequence[str], before: str = ''
+) -> None:
+    """Prints a text as it comes, behind what stands before it."""
+    engine.check(request)
+    print(before, end='', flush=True)
+    for _, piece in continued(engine, checkpoint, [request], stop):
+        print(piece, end='', flush=True)
+    print(flush=True)
+
+
+def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequence[str]) -> None:
+    """Reads prompts line by line, and prints what follows each; Ctrl-C and the last line end it.
+
+    A prompt is one document, and knows nothing of those before it.
+    """
+    engine = Engine(checkpoint, slots=1)
+    for prompt in lines():
+        (request,) = requests_of(checkpoint.tokenizer, [prompt], tokens, sampling)
+        try:
+            show(engine, checkpoint, request, stop)
+        except ValueError as error:
+            print(f'error: {error}', file=sys.stderr)
+
+
+def lines() -> Iterator[str]:
+    """Yields the lines that are typed, with history and editing on a terminal, or piped in."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip('\n') for line in sys.stdin)
+        return
+    import readline  # noqa: F401, which gives input() its keys
+
+    while True:
+        try:
+            yield input('> ')
+        except EOFError:
+            print()
+            return
 
 
 def main(_) -> None:
+    sampling = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value, MIN_P.value, SEED.value)
+    stop, tokens = STOP.value, TOKENS.value
+    if '' in stop:
+        raise ValueError('--stop= is empty, which would end every text; leave it out')
     checkpoint = load(CHECKPOINT.value)
-    options = (TOKENS.value, TEMPERATURE.value, TOP_K.value, SEED.value)
-    print('\n\n'.join(generate(checkpoint, PROMPT.value, *options)))
+    if INTERACTIVE.value:
+        try:
+            converse(checkpoint, tokens, sampling, stop)
+        except KeyboardInterrupt:
+            print()
+        return
+    prompts = [prompt for prompt in PROMPT.value for _ in range(N.value)]
+    requests = requests_of(checkpoint.tokenizer, prompts, tokens, sampling)
+    engine = engine_for(checkpoint, requests)
+    texts = [checkpoint.tokenizer.decode(request.tokens[1:]) for request in requests]
+    if len(requests) == 1:
+        show(engine, checkpoint, requests[0], stop, before=texts[0])
+        return
+    for i, piece in continued(engine, checkpoint, requests, stop):
+        texts[i] += piece
+    print('\n\n'.join(texts))
 
 
 if __name__ == '__main__':

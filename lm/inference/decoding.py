@@ -13,7 +13,8 @@ from modules.attention.base import CACHE
 class Cache(struct.PyTreeNode):
     """The layers' state of the tokens read so far, and the number of tokens read in each row.
 
-    capacity: the most tokens that a row may have.
+    capacity: the most tokens that a row may have. The arrays of `layers` may have room for fewer
+    (`resized`): what is read is then for as many.
     """
 
     layers: Any

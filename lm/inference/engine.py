@@ -6,23 +6,20 @@ it would be alone, whatever its slot and its neighbours, to rounding.
 
 import collections
 import dataclasses
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lm.inference.decoding import Cache, extend, init_cache
+from lm.inference.decoding import init_cache
 from lm.inference.load import Checkpoint
-from lm.inference.sampling import Rows, Sampling, draw
-from lm.training.state import Learner
+from lm.inference.sampling import Sampling, Samplings
+from lm.inference.slots import AT_ONCE, MOST_ALTERNATIVES, Made, resized, split
 
-AT_ONCE = 16  # tokens of a row that a step makes at most, without the host
 CHUNK = 256  # tokens of a prompt that are read at once
 BUDGET = 1024  # tokens of prompts that a step reads while others wait for theirs
-MOST_ALTERNATIVES = 20  # that may be asked for with each token
+SHORTEST = 16  # tokens of the shortest part of a prompt that is read, with padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +95,12 @@ class Engine:
         self.vocab_size = learner.model.vocab_size
         self._eos = checkpoint.tokenizer.eos_id
         self._variables = jax.device_put(checkpoint.variables)
-        self._cache = init_cache(learner, self._variables, slots, self.capacity)
+        self._programs = checkpoint.programs
+        self._rooms = self._programs.rooms(self._variables, slots, self.capacity)
+        self._room = next(iter(self._rooms))
+        self._layers = split(init_cache(learner, self._variables, slots, self._room).layers)
         self._rows: list[_Row | None] = [None] * slots
         self._filling: collections.deque[int] = collections.deque()  # slots, first come first
-        self._read, self._decode = programs(learner)
 
     @property
     def free(self) -> int:
@@ -154,20 +153,14 @@ class Engine:
         rows = {i: row for i, row in enumerate(self._rows) if row and i not in self._filling}
         if not rows:
             return {}
-        ids_TB, log_p_TB, top_ids, top_log_p = self._decoded(rows)
-        updates = {}
+        made, updates = self._decode(rows), {}
         for slot, row in rows.items():
-            made = ids_TB[:, slot].tolist()
-            made = made[: made.index(-1)] if -1 in made else made
-            row.cached += len(made)
-            row.tokens += made
-            finish = 'stop' if made[-1] == self._eos else '' if row.left else 'length'
-            log_p_T = log_p_TB[: len(made), slot].tolist()
-            tokens = [
-                Token(token, log_p, _pairs(top_ids, top_log_p, i, slot, row.request.top))
-                for i, (token, log_p) in enumerate(zip(made, log_p_T, strict=True))
-            ]
-            updates[slot] = Update(tokens[:-1] if finish == 'stop' else tokens, finish)
+            ids = [token for token in made.ids_TB[:, slot].tolist() if token >= 0]
+            row.cached += len(ids)
+            row.tokens += ids
+            finish = 'stop' if ids[-1] == self._eos else '' if row.left else 'length'
+            count = len(ids) - (finish == 'stop')
+            updates[slot] = Update(_tokens(made, slot, count, row.request.top), finish)
             if finish:
                 self.release(slot)
             elif row.cached == self.capacity:
@@ -185,136 +178,65 @@ class Engine:
             count = min(row.unread, CHUNK)
             if count:
                 begin = row.first + row.cached
-                padded = np.zeros((1, 2 ** math.ceil(math.log2(count))), np.int32)
-                padded[0, :count] = row.tokens[begin : begin + count]
-                self._cache = self._read(
-                    self._variables, self._cache, padded, slot, row.cached, count
-                )
+                part = row.tokens[begin : begin + count]
+                self._read(slot, row.cached, part)
                 row.cached += count
-                read += padded.size
+                read += count
             if not row.unread:
                 self._filling.popleft()
                 ready = True
 
-    def _decoded(self, rows: dict[int, _Row]) -> list[np.ndarray]:
-        """Returns what `_decode` made for the rows, on the host."""
-        n = len(self._rows)
-        last_B, place_B, left_B, cached_B = (np.zeros(n, np.int32) for _ in range(4))
-        samplings, most = [Sampling(temperature=0)] * n, 0
+    def _read(self, slot: int, start: int, part: list[int]) -> None:
+        """Reads tokens of a row behind the first `start`, padded to a power of two."""
+        length = max(SHORTEST, 2 ** math.ceil(math.log2(len(part))))
+        tokens_1T = np.zeros((1, length), np.int32)
+        tokens_1T[0, : len(part)] = part
+        self._make_room(start + len(part))
+        self._layers = self._programs.read(
+            self._variables, self._layers, self.capacity, tokens_1T, slot, start, len(part)
+        )
+
+    def _make_room(self, needed: int) -> None:
+        """Gives the cache room for rows of `needed` tokens, and for those it holds, but not much
+        more: what is read for each token is all of it.
+        """
+        needed = max(needed, *(row.cached for row in self._rows if row))
+        room = next(room for room in self._rooms if room >= needed)
+        if room != self._room:
+            self._room = room
+            self._layers = resized(self._layers, self._rooms[room])
+
+    def _decode(self, rows: dict[int, _Row]) -> Made:
+        """Returns what is made for the rows, on the host."""
+        n, most = len(self._rows), max(row.request.top for row in rows.values())
+        last_B, length_B, place_B, left_B = np.zeros((4, n), np.int32)
+        samplings = [Sampling(temperature=0)] * n
         for slot, row in enumerate(self._rows):
             if row:
-                cached_B[slot] = row.cached
+                length_B[slot] = row.cached
         for slot, row in rows.items():
             last_B[slot], place_B[slot] = row.tokens[-1], len(row.tokens)
             left_B[slot] = min(row.left, self.capacity - row.cached, AT_ONCE)
             samplings[slot] = row.request.sampling
-            most = max(most, row.request.top)
-        cache = self._cache.replace(lengths_B=jnp.asarray(cached_B))
-        made, self._cache = self._decode(
-            self._variables, cache, last_B, place_B, left_B, Rows.of(samplings), self._eos, most
+        self._make_room(int(np.max(length_B + left_B)))
+        made, self._layers = self._programs.decode(
+            self._variables,
+            self._layers,
+            self.capacity,
+            last_B,
+            length_B,
+            place_B,
+            left_B,
+            Samplings.of(samplings),
+            self._eos,
+            most,
         )
         return jax.device_get(made)
 
 
-def _pairs(ids_TBK, log_p_TBK, i: int, slot: int, count: int) -> tuple[tuple[int, float], ...]:
-    ids, log_p = ids_TBK[i, slot, :count].tolist(), log_p_TBK[i, slot, :count].tolist()
-    return tuple(zip(ids, log_p, strict=True))
-
-
-def programs(learner: Learner) -> tuple[Any, Any]:
-    """Returns (read, decode), compiled once for each shape."""
-    read_row = jax.jit(functools.partial(read, learner), donate_argnums=1)
-    return read_row, jax.jit(functools.partial(decode, learner), donate_argnums=1)
-
-
-def read(
-    learner: Learner,
-    variables: Any,
-    cache: Cache,
-    tokens_1T: jax.Array,
-    slot: jax.Array,
-    start: jax.Array,
-    count: jax.Array,
-) -> Cache:
-    """Reads `count` tokens of the row in `slot`, behind the `start` tokens it has."""
-    own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1, 1), cache.layers)
-    own = Cache(own, jnp.full(1, start), cache.capacity)
-    _, own = extend(learner, variables, own, tokens_1T, jnp.full(1, count))
-    layers = jax.tree.map(
-        lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, slot, 1),
-        cache.layers,
-        own.layers,
-    )
-    return cache.replace(layers=layers)
-
-
-def decode(
-    learner: Learner,
-    variables: Any,
-    cache: Cache,
-    last_B: jax.Array,
-    place_B: jax.Array,
-    left_B: jax.Array,
-    rows: Rows,
-    eos: jax.Array,
-    most: jax.Array,
-) -> tuple[tuple[jax.Array, ...], Cache]:
-    """Makes up to left_B tokens of each row, until EOS, behind its last token.
-
-    place_B: the place of the first one in its row. most: of the likeliest tokens that a row asks
-    for.
-
-    Returns:
-      ((tokens [AT_ONCE, B], -1 where there is none, their log-probabilities, the likeliest tokens
-      [AT_ONCE, B, K], and theirs), the cache without the last token).
-    """
-    batch, kept = len(last_B), min(MOST_ALTERNATIVES, learner.model.vocab_size)
-
-    def goes_on(carry):
-        i, _, _, _, left_B, _ = carry
-        return (i < AT_ONCE) & jnp.any(left_B > 0)
-
-    def one(carry):
-        i, cache, last_B, place_B, left_B, made = carry
-        active_B = left_B > 0
-        logits_B1V, cache = extend(
-            learner, variables, cache, last_B[:, None], active_B.astype(jnp.int32)
-        )
-        logits_BV = logits_B1V[:, 0]
-        token_B = draw(logits_BV, rows, place_B)
-        found = (jnp.where(active_B, token_B, -1), *described(logits_BV, token_B, most, kept))
-        made = tuple(x.at[i].set(new) for x, new in zip(made, found, strict=True))
-        left_B = jnp.where(active_B & (token_B != eos), left_B - 1, 0)
-        return i + 1, cache, jnp.where(active_B, token_B, last_B), place_B + 1, left_B, made
-
-    none_TB = jnp.full((AT_ONCE, batch), -1, jnp.int32)
-    zeros_TB = jnp.zeros((AT_ONCE, batch))
-    made = (
-        none_TB,
-        zeros_TB,
-        jnp.zeros((AT_ONCE, batch, kept), jnp.int32),
-        jnp.zeros((AT_ONCE, batch, kept)),
-    )
-    carry = (0, cache, last_B, place_B, left_B, made)
-    _, cache, *_, made = jax.lax.while_loop(goes_on, one, carry)
-    return made, cache
-
-
-def described(
-    logits_BV: jax.Array, token_B: jax.Array, most: jax.Array, kept: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns (log-probabilities of the tokens, the `kept` likeliest [B, K], and theirs); the last
-    two are zeros where `most` is 0.
-    """
-    total_B = jax.nn.logsumexp(logits_BV, -1)
-    log_p_B = jnp.take_along_axis(logits_BV, token_B[:, None], -1)[:, 0] - total_B
-
-    def likeliest(logits_BV):
-        values_BK, ids_BK = jax.lax.top_k(logits_BV, kept)
-        return ids_BK, values_BK - total_B[:, None]
-
-    def nothing(logits_BV):
-        shape = (len(logits_BV), kept)
-        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, logits_BV.dtype)
-
-    return log_p_B, *jax.lax.cond(most > 0, likeliest, nothing, logits_BV)
+def _tokens(made: Made, slot: int, count: int, top: int) -> list[Token]:
+    """Returns the first `count` tokens of a slot, with the `top` likeliest beside each."""
+    ids_T, log_p_T = (x[:count, slot].tolist() for x in (made.ids_TB, made.log_p_TB))
+    likeliest = (x[:count, slot, :top].tolist() for x in (made.top_ids_TBK, made.top_log_p_TBK))
+    pairs = [tuple(zip(*both, strict=True)) for both in zip(*likeliest, strict=True)]
+    return [Token(*one) for one in zip(ids_T, log_p_T, pairs, strict=True)]

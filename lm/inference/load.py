@@ -28,6 +28,7 @@ from lm.inference.probes import (
     next_token_loss,
     observe,
 )
+from lm.inference.slots import Programs
 from lm.model.kernels import chosen_kernels
 from lm.model.transformer import Transformer
 from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
@@ -174,6 +175,11 @@ class Checkpoint:
           (logits [B, T, V] of the token after each, the cache with these tokens).
         """
         return self._extend(self.variables, cache, tokens_BT, counts_B)
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """Returns the functions that all engines of this checkpoint run, compiled once."""
+        return Programs(self.learner)
 
     @functools.cached_property
     def _extend(self):

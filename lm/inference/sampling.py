@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+BLOCK = 64  # tokens whose probabilities are summed at once
+BELOW_1 = 1 - 2**-23  # the largest random number
 SEEDS = 2**64  # seeds that differ by a multiple of this give the same numbers
 
 
@@ -39,7 +41,7 @@ class Sampling:
                 raise ValueError(f'{name} must be {wanted}; got {getattr(self, name)}')
 
 
-class Rows(struct.PyTreeNode):
+class Samplings(struct.PyTreeNode):
     """The Sampling of each row of a batch, as arrays: no value makes a program of its own."""
 
     temperature_B: jax.Array
@@ -49,7 +51,7 @@ class Rows(struct.PyTreeNode):
     seed_B2: jax.Array  # uint32, the halves of the seed, the higher first
 
     @classmethod
-    def of(cls, samplings: list[Sampling]) -> 'Rows':
+    def of(cls, samplings: list[Sampling]) -> 'Samplings':
         """Stacks the numbers of one Sampling a row."""
         seeds = [divmod(one.seed % SEEDS, 2**32) for one in samplings]
         largest = np.iinfo(np.int32).max
@@ -62,20 +64,40 @@ class Rows(struct.PyTreeNode):
         )
 
 
-def draw(logits_BV: jax.Array, rows: Rows, position_B: jax.Array) -> jax.Array:
+def draw(logits_BV: jax.Array, rows: Samplings, position_B: jax.Array) -> jax.Array:
     """Draws a token of each row, [B] int32.
 
-    The random numbers of a row depend on its seed and position alone.
+    The random number of a row depends on its seed and position alone.
     """
     kept_BV = filtered(logits_BV, rows)
     keys_B = jax.random.wrap_key_data(rows.seed_B2, impl='threefry2x32')
     keys_B = jax.vmap(jax.random.fold_in)(keys_B, position_B)
-    drawn_B = jax.vmap(jax.random.categorical)(keys_B, kept_BV)
+    drawn_B = by_number(kept_BV, jax.vmap(jax.random.uniform)(keys_B))
     likeliest_B = jnp.argmax(logits_BV, -1)
     return jnp.where(rows.temperature_B == 0, likeliest_B, drawn_B).astype(jnp.int32)
 
 
-def filtered(logits_BV: jax.Array, rows: Rows) -> jax.Array:
+def by_number(logits_BV: jax.Array, number_B: jax.Array) -> jax.Array:
+    """Returns the token at which the sum of probabilities exceeds a number of [0, 1), [B].
+
+    One random number a row is a tenth of the time on a CPU that one for each logit takes. The sums
+    are of blocks first, and then within one of them.
+    """
+    weights_BV = jnp.exp(logits_BV - jnp.max(logits_BV, -1, keepdims=True))
+    blocks = math.ceil(weights_BV.shape[-1] / BLOCK)
+    padding = blocks * BLOCK - weights_BV.shape[-1]
+    weights_BKC = jnp.pad(weights_BV, ((0, 0), (0, padding))).reshape(-1, blocks, BLOCK)
+    sum_BK = jnp.cumsum(jnp.sum(weights_BKC, -1), -1)
+    wanted_B = number_B * sum_BK[:, -1]
+    block_B1 = jnp.sum(sum_BK <= wanted_B[:, None], -1, keepdims=True)
+    before_B = jnp.take_along_axis(jnp.pad(sum_BK, ((0, 0), (1, 0))), block_B1, -1)[:, 0]
+    sum_BC = jnp.cumsum(jnp.take_along_axis(weights_BKC, block_B1[..., None], 1)[:, 0], -1)
+    # Both sums are rounded: the last token of the block that may be drawn is below its own.
+    within_B = jnp.minimum(wanted_B - before_B, sum_BC[:, -1] * BELOW_1)
+    return block_B1[:, 0] * BLOCK + jnp.sum(sum_BC <= within_B[:, None], -1)
+
+
+def filtered(logits_BV: jax.Array, rows: Samplings) -> jax.Array:
     """Divides by the temperature, and makes the logits of tokens that are not kept -inf."""
     scaled_BV = logits_BV / jnp.maximum(rows.temperature_B, 1e-6)[:, None]
     asks_k_B = (rows.top_k_B > 0) & (rows.top_k_B < logits_BV.shape[-1])

@@ -146,7 +146,8 @@ class MultiHead(nn.Module):
                 self.sow(DIAGNOSTICS, name, value_N)
 
     def remember(self, name: str, x_BKTH: jax.Array, sequence: Sequence) -> jax.Array:
-        """Caches x, and returns that of all tokens so far by position, [B, K, S, H]; S: capacity.
+        """Caches x, and returns that of all tokens so far by position, [B, K, S, H]; S: capacity,
+        or as many as the cache that is given has room for.
 
         Places beyond the tokens of a row hold what no query may read: zeros, or earlier values.
         """
@@ -155,7 +156,7 @@ class MultiHead(nn.Module):
         kept = self.variable(CACHE, name, jnp.zeros, shape, x_BKTH.dtype)
         places_BT = sequence.positions_BT
         if sequence.valid_BT is not None:  # what is written beyond the last place is dropped
-            places_BT = jnp.where(sequence.valid_BT > 0, places_BT, sequence.capacity)
+            places_BT = jnp.where(sequence.valid_BT > 0, places_BT, kept.value.shape[2])
 
         def write(kept_KSH, x_KTH, places_T):
             return kept_KSH.at[:, places_T].set(x_KTH, mode='drop')

@@ -4,13 +4,11 @@ import json
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eval import ngram, perplexity
-from eval.generate import generate, sample
+from eval.generate import generate
 from eval.load import load
 from lm.record.metrics import read_rows
 from tests.commands import PATIENCE_SEC, ROOT, tiny
@@ -87,16 +85,6 @@ def test_generate_is_repeatable_by_seed(workdir):
     checkpoint = load(workdir)
     texts = [generate(checkpoint, ['1'], 20, temperature=2.0, seed=s)[0] for s in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_sample_top_k_and_temperature():
-    logits = jnp.log(jnp.array([0.1, 0.5, 0.4]))
-    keys = jax.random.split(jax.random.key(0), 2000)
-    draw = jax.vmap(lambda key, t: sample(logits, key, t, 2), in_axes=(0, None))
-    drawn = np.asarray(draw(keys, 1.0))
-    assert set(drawn) == {1, 2}
-    np.testing.assert_allclose(np.mean(drawn == 1), 5 / 9, atol=0.04)
-    assert set(np.asarray(draw(keys[:50], 0.0))) == {1}
 
 
 @pytest.mark.parametrize('place', ['', 'checkpoints/7', 'tokenizer'])
