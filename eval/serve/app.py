@@ -38,6 +38,7 @@ from lm.inference.engine import Request as Row
 from lm.inference.text import TextStream
 
 READERS = 2  # threads that turn text into tokens
+LONGEST_TOKEN = 256  # characters; a text with more for each token that fits is not even read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +190,7 @@ class Service:
         """Returns the texts that a request wants, prompt by prompt. Raises Refusal."""
         if isinstance(asked, Chat):
             echo, stops = False, (*asked.stops, *self._chat.stops)
+            self._check_characters(sum(len(one['content']) for one in asked.messages))
             prompts = [(None, self._chat.tokens(asked.messages))]
         else:
             echo, stops = asked.echo, asked.stops
@@ -204,6 +206,7 @@ class Service:
     def _read(self, prompt: str | tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], list[int]]:
         """Returns ((text, ids), tokens) of a prompt; the tokens begin with BOS in any case."""
         if isinstance(prompt, str):
+            self._check_characters(len(prompt))
             ids, text = self._encoded(prompt), prompt
         else:
             self._check_ids(prompt)
@@ -241,15 +244,15 @@ class Service:
         if echo and asked.top is not None and self._limits.longest_scored < most:
             most, what = self._limits.longest_scored, 'log-probabilities are given of prompts'
         if len(tokens) > most:
-            raise Refusal(
-                400,
-                'context_length_exceeded',
-                f'{what} of at most {most:,} tokens, the one that begins them included; got '
-                f'{len(tokens):,}. Leave out its beginning.',
-            )
+            raise too_long(f'{len(tokens):,}', most, what)
         if asked.max_tokens is not None and asked.max_tokens > self._served.capacity:
             words = f'at most {self._served.capacity:,}, the tokens that a text may have here'
             raise invalid('max_tokens', asked.max_tokens, words)
+
+    def _check_characters(self, count: int) -> None:
+        if count > LONGEST_TOKEN * self._served.capacity:
+            what = 'the model takes prompts'
+            raise too_long(f'{count:,} characters', self._served.capacity, what)
 
     def _check_ids(self, ids: list[int] | tuple[int, ...]) -> None:
         size = self._tokenizer.vocab_size
@@ -277,6 +280,15 @@ class Service:
         """Returns the JSON object that a client sends who may. Raises Refusal."""
         self._authorise(request)
         return parse_body(await read_body(request, self._limits))
+
+
+def too_long(got: str, most: int, what: str) -> Refusal:
+    """Returns the refusal of a prompt that does not fit."""
+    message = (
+        f'{what} of at most {most:,} tokens, the one that begins them included; got {got}. Leave '
+        'out its beginning.'
+    )
+    return Refusal(400, 'context_length_exceeded', message)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

@@ -189,6 +189,7 @@ BAD = [
     (400, 'unsupported_parameter', {'json': {'prompt': 'a', 'logit_bias': {'1': 2}}}),
     (400, 'context_length_exceeded', {'json': {'prompt': 'a' * 64}}),
     (400, 'context_length_exceeded', {'json': {'prompt': ['a', 'a' * 99]}}),
+    (400, 'context_length_exceeded', {'json': {'prompt': [97] * 64}}),
     (400, 'invalid_value', {'json': {'prompt': 'a', 'max_tokens': 65}}),
     (400, 'invalid_value', {'json': {'prompt': [97, 258]}}),
     (400, 'invalid_value', {'json': {'prompt': [-1]}}),
@@ -208,6 +209,18 @@ def test_a_mistake_is_an_error_in_one_line(status, code, sent):
     error = response.json()['error']
     assert (response.status_code, error['code']) == (status, code)
     assert error['type'] == 'invalid_request_error' and '\n' not in error['message']
+
+
+def test_a_text_that_is_far_too_long_is_not_turned_into_tokens(client, monkeypatch):
+    monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
+    long = 'a' * 100_000
+    for path, body in (
+        ('/v1/completions', {'prompt': long}),
+        ('/v1/chat/completions', {'messages': [{'role': 'user', 'content': long}]}),
+    ):
+        response = ask(client, path, **body)
+        assert response.json()['error']['code'] == 'context_length_exceeded'
+        assert '100,000 characters' in response.json()['error']['message']
 
 
 def test_what_is_not_there_is_said_in_the_same_form(client):
