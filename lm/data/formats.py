@@ -68,7 +68,17 @@ def _txt(path: Path, text_field: str) -> Documents:
 
 
 def _jsonl(path: Path, text_field: str) -> Documents:
-    with _open(path) as opened:
+    for where, record in json_lines(path):
+        check_field(text_field, record, where)
+        yield where, (as_bytes(record[text_field], text_field, where),)
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (FILE:LINE, the object) of each line of a .jsonl file, which may be compressed.
+
+    Raises ValueError, naming file and line, for one that holds no object.
+    """
+    with _readable(path), _open(path) as opened:
         file = io.BufferedReader(opened)
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b''), 1):
             where = f'{path}:{number}'
@@ -90,8 +100,7 @@ def _jsonl(path: Path, text_field: str) -> Documents:
                 raise ValueError(f'{where} is nested too deeply to be read.') from error
             if not isinstance(record, dict):
                 raise ValueError(f'{where} must be an object; got {type(record).__name__}.')
-            check_field(text_field, record, where)
-            yield where, (as_bytes(record[text_field], text_field, where),)
+            yield where, record
 
 
 def _parquet(path: Path, text_field: str) -> Documents:

@@ -1,0 +1,143 @@
+"""Bits per byte of the bytes themselves, whatever the tokenizer makes of them."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import jax
+import numpy as np
+
+from eval.load import Checkpoint, open_data
+from eval.suites.base import Result
+from lm.config.mixture import by_source
+from lm.inference.bytes import Covers, Tree, log_prefixes, log_weights
+from lm.inference.scoring import power_of_two
+from modules.options import Option
+
+AT_ONCE = 16  # documents that are read side by side
+LONGEST = 8  # tokens of the encoding that are read at once where no other context branches off
+
+
+def bytes_(
+    checkpoint: Checkpoint,
+    *,
+    documents: Annotated[int, Option('validation documents, of each source of a mixture', 1)] = 16,
+    length: Annotated[int, Option('bytes of each, from its beginning', 1)] = 256,
+) -> Result:
+    """bits_per_byte by exact probabilities of bytes, and by tokens on the same text.
+
+    The probability of a text sums over all its covers, not over the tokenizer's encoding alone
+    (`lm.inference.bytes`), so that models with different tokenizers compare byte by byte. By bytes
+    there are never more bits than by tokens. Ends of documents are not counted. One token is read
+    for about each byte, and the tokenizer asked about each token that could follow. Source: Phan et
+    al. 2025 (arXiv:2410.09303).
+    """
+    covers = Covers(checkpoint.tokenizer)
+    most = checkpoint.recipe.data.seq_len
+    names, trees = [], []
+    for source, rows in by_source(open_data(checkpoint).validation).items():
+        texts = (checkpoint.tokenizer.decode(tokens.tolist()) for tokens in rows.documents())
+        begun = (text for text in (_beginning(text, length) for text in texts) if text)
+        for i, text in enumerate(itertools.islice(begun, documents)):
+            names.append(f'{source}/{i}' if source else f'{i}')
+            trees.append(_fitting(covers, text, most))
+    bits, token_bits = [], []
+    for tree, log_ps in zip(trees, read(checkpoint, trees), strict=True):
+        bits.append(-log_prefixes(tree, log_ps)[-1] / math.log(2))
+        token_bits.append(-log_weights(tree, log_ps)[tree.trunk[-1]] / math.log(2))
+    n_bytes = [len(tree.text) for tree in trees]
+    return Result(
+        {
+            'bits_per_byte': sum(bits) / sum(n_bytes),
+            'bits_per_byte_by_tokens': sum(token_bits) / sum(n_bytes),
+            'bytes': sum(n_bytes),
+            'documents': len(trees),
+            'contexts': sum(len(tree.parents) for tree in trees),
+        },
+        items={'item': names, 'bits': bits, 'bits_by_tokens': token_bits, 'bytes': n_bytes},
+    )
+
+
+def _beginning(text: str, length: int) -> bytes:
+    return text.encode()[:length].decode('utf-8', 'ignore').encode()
+
+
+def _fitting(covers: Covers, text: bytes, most: int) -> Tree:
+    """Returns the tree of a text, or of as much of it as has contexts of at most `most` tokens."""
+    tree = covers.tree(text)
+    while tree.depth() >= most and len(text) > 1:  # and the token that begins a document
+        text = _beginning(text.decode(), len(text) * 3 // 4)
+        tree = covers.tree(text)
+    return tree
+
+
+class Part(NamedTuple):
+    """Tokens that are read in one go, behind those that the cache holds, and their nodes."""
+
+    tokens: list[int]
+    nodes: list[int]
+    is_kept: bool  # whether the cache is to hold them
+
+
+def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndarray]]:
+    """Yields of each tree what `log_prefixes` takes: log p of what may follow each node.
+
+    The tokenizer's own encoding is read into a cache, each token once; other contexts are read
+    behind the part of it that they share, and forgotten.
+    """
+    depth = 1 + max((tree.depth() for tree in trees), default=0)
+    capacity = min(power_of_two(depth), checkpoint.recipe.data.seq_len)
+    size = min(AT_ONCE, power_of_two(max(1, len(trees))))
+
+    @jax.jit
+    def log_softmax(logits_BTV):
+        return jax.nn.log_softmax(logits_BTV.astype('float32'))
+
+    for start in range(0, len(trees), size):
+        group = trees[start : start + size]
+        parts = [parts_of(tree, checkpoint.tokenizer.bos_id) for tree in group]
+        found = [[np.zeros(0)] * len(tree.parents) for tree in group]
+        cache = checkpoint.init_cache(size, capacity)
+        while any(parts):
+            for is_kept in (False, True):
+                now = {r: own.pop(0) for r, own in enumerate(parts) if own and own[0][2] == is_kept}
+                if not now:
+                    continue
+                width = power_of_two(max(len(part.tokens) for part in now.values()))
+                tokens_BT, counts_B = np.zeros((size, width), np.int32), np.zeros(size, np.int32)
+                for r, part in now.items():
+                    counts_B[r] = len(part.tokens)
+                    tokens_BT[r, : counts_B[r]] = part.tokens
+                logits_BTV, after = checkpoint.extend(cache, tokens_BT, counts_B)
+                cache = after if is_kept else cache
+                log_p_BTV = jax.device_get(log_softmax(logits_BTV))
+                for r, part in now.items():
+                    for column, node in enumerate(part.nodes):
+                        found[r][node] = log_p_BTV[r, column, group[r].following[node]].astype(
+                            np.float64
+                        )
+        yield from found
+
+
+def parts_of(tree: Tree, bos_id: int) -> list[Part]:
+    """Returns in what parts the nodes of a tree are read, each node at least once."""
+    on_trunk = dict(zip(tree.trunk, range(len(tree.trunk)), strict=True))
+    has_child = set(tree.parents) | {tree.trunk[-1]}
+    branches: dict[int, list[Part]] = {}
+    for node in range(len(tree.parents)):
+        if node in on_trunk or node in has_child:
+            continue
+        path = [node]
+        while (parent := tree.parents[path[0]]) not in on_trunk:
+            path.insert(0, parent)
+        part = Part([tree.tokens[n] for n in path], path, is_kept=False)
+        branches.setdefault(parent, []).append(part)
+    parts = [Part([bos_id], [0], is_kept=True)]
+    for node in tree.trunk[1:]:
+        parts += branches.get(tree.parents[node], [])
+        if not parts[-1].is_kept or len(parts[-1].tokens) == LONGEST:
+            parts.append(Part([], [], is_kept=True))
+        parts[-1].tokens.append(tree.tokens[node])
+        parts[-1].nodes.append(node)
+    return parts + branches.get(tree.trunk[-1], [])

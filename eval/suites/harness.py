@@ -1,0 +1,204 @@
+"""Tasks of lm-evaluation-harness on a checkpoint."""
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from eval.load import Checkpoint
+from eval.suites.base import Result, Table
+from lm.config.resolve import flatten
+from lm.record.digests import of_arrays, of_record
+from lm.storage.files import first_line
+from modules.choices import nearest
+from modules.options import Option
+
+RESAMPLES = 1000  # for standard errors that have no closed form, as those of word_perplexity
+OFFLINE = (
+    'What was downloaded before is read again without a network under HF_DATASETS_OFFLINE=1 and '
+    'HF_HUB_OFFLINE=1, from HF_DATASETS_CACHE and HF_HUB_CACHE (by default in HF_HOME). A task '
+    'with "dataset_path: json" reads files of this machine.'
+)
+
+
+def harness(
+    checkpoint: Checkpoint,
+    *,
+    tasks: Annotated[
+        str, Option('of the harness, or of include_path; several as A+B, * stands for any')
+    ] = '',
+    include_path: Annotated[str, Option("folder with YAML files of tasks of one's own")] = '',
+    limit: Annotated[int, Option('documents of each task; 0: all', 0)] = 0,
+    num_fewshot: Annotated[
+        int, Option('examples before each question; -1: as the task has it', -1)
+    ] = -1,
+    cache: Annotated[str, Option('folder that keeps the answers, by checkpoint; empty: none')] = '',
+) -> Result:
+    """every metric of tasks of lm-evaluation-harness, as TASK/METRIC with TASK/METRIC_stderr.
+
+    Requests are documents: BOS, the context, and what is scored or generated, cut on the left to
+    data.seq_len. Needs the extra `harness`. Source: github.com/EleutherAI/lm-evaluation-harness.
+    """
+    evaluator = _library('lm_eval.evaluator')
+    from eval.suites.harness_lm import CheckpointLM
+
+    names, manager = _tasks(tasks, include_path)
+    with _quiet():
+        loaded = _loaded(manager, names)
+        found = evaluator.simple_evaluate(
+            CheckpointLM(checkpoint),
+            tasks=loaded,
+            task_manager=manager,
+            limit=limit or None,
+            num_fewshot=None if num_fewshot < 0 else num_fewshot,
+            use_cache=_cache_of(checkpoint, cache) if cache else None,
+            bootstrap_iters=RESAMPLES,
+        )
+    return _result(found)
+
+
+def _library(name: str) -> Any:
+    """Returns a module of lm_eval. Raises ValueError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f'--suite=harness needs lm-eval ({error}): pip install "evenkeel[harness]", or uv sync '
+            '--extra harness'
+        ) from error
+
+
+def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
+    """Returns the names of the tasks, with those that patterns match, and the TaskManager.
+
+    The harness's own 14,000 names take 20 s to list: only where they are needed.
+
+    Raises ValueError for a name that is none, and a folder that is not there.
+    """
+    asked = [name for name in re.split(r'[+,\s]+', tasks) if name]
+    if not asked:
+        raise ValueError(
+            'the harness needs names of tasks: --suite=harness:TASK, or TASK+TASK, such as '
+            'harness:hellaswag+arc_easy; --harness.include_path=FOLDER has tasks of your own.'
+        )
+    if include_path and not Path(include_path).is_dir():
+        raise ValueError(f'--harness.include_path={include_path} is no folder.')
+    make = _library('lm_eval.tasks').TaskManager
+    own = _listed(make, include_path, False) if include_path else None
+    # A group or tag of one's own may name tasks of the harness.
+    if own is not None and set(asked) <= set(own.all_subtasks):
+        return asked, own
+    manager = _listed(make, include_path, True)
+    names: dict[str, None] = {}
+    for name in asked:
+        matches = manager.match_tasks([name]) if '*' in name else [name]
+        unknown = [one for one in matches if one not in manager.task_index]
+        if unknown or not matches:
+            raise ValueError(
+                f'the harness has no task {name!r} among its {len(manager.all_tasks):,} tasks, '
+                f'groups and tags.{nearest(name, manager.all_tasks)}'
+            )
+        names |= dict.fromkeys(matches)
+    return list(names), manager
+
+
+def _listed(make: Any, include_path: str, include_defaults: bool) -> Any:
+    try:
+        return make(include_path=include_path or None, include_defaults=include_defaults)
+    except Exception as error:  # of its parser of YAML
+        raise ValueError(
+            f'--harness.include_path={include_path} has a file that is no task: '
+            f'{first_line(error, 300)}'
+        ) from error
+
+
+def _loaded(manager: Any, names: list[str]) -> list[Any]:
+    """Returns the tasks and groups with their data. Raises ValueError for one that has none."""
+    found = []
+    for name in names:
+        try:
+            loaded = manager.load([name])
+        except Exception as error:  # of several libraries, each with kinds of its own
+            raise ValueError(
+                f'the harness cannot read the task {name!r}: {type(error).__name__}: '
+                f'{first_line(error, 300)}. {OFFLINE}'
+            ) from error
+        groups = loaded['groups']
+        found += [groups[name]] if name in groups else loaded['tasks'].values()
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what the harness prints off stdout, and its resampling in this process: JAX has threads
+    that a forked one lacks.
+    """
+    before = os.environ.get('DISABLE_MULTIPROC')
+    os.environ['DISABLE_MULTIPROC'] = '1'
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if before is None:
+            del os.environ['DISABLE_MULTIPROC']
+        else:
+            os.environ['DISABLE_MULTIPROC'] = before
+
+
+def _cache_of(checkpoint: Checkpoint, folder: str) -> str:
+    """Returns the beginning of a path that no other model has: the harness's keys lack it."""
+    config = repr(sorted(flatten(checkpoint.recipe).items()))
+    digest = of_record({'arrays': of_arrays(checkpoint.weights), 'config': config})
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return str(Path(folder) / f'{checkpoint.step}-{digest[:16]}')
+
+
+def _result(found: Mapping[str, Any]) -> Result:
+    numbers, rows = {}, []
+    for task, metrics in found['results'].items():
+        for key, value in metrics.items():
+            metric, _, kind = key.partition(',')
+            if not kind or not isinstance(value, int | float):
+                continue  # its name, or an error that is not estimated
+            metric = metric if kind == 'none' else f'{metric},{kind}'
+            numbers[f'{task}/{metric}'] = float(value)
+            if '_stderr' not in metric:
+                error = metrics.get(key.replace(',', '_stderr,', 1))
+                error = error if isinstance(error, int | float) else None
+                rows.append((task, metric, float(value), error, metrics.get('sample_len')))
+    names = ('task', 'metric', 'value', 'standard error', 'documents')
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
+    return Result(numbers, _items(found), {'Tasks': Table(columns)})
+
+
+def _items(found: Mapping[str, Any]) -> dict[str, list]:
+    """Returns a row for each document: `value` is its first metric that is better if higher, or the
+    log-probability that a perplexity is made of, and `metrics` are all of them.
+    """
+    items = {'item': [], 'task': [], 'metric': [], 'value': [], 'metrics': []}
+    for task, documents in found.get('samples', {}).items():
+        is_better = found['higher_is_better'].get(task, {})
+        for document in documents:
+            metrics = {name: document[name] for name in document['metrics']}
+            first = {
+                name: value[0] if isinstance(value, tuple) else value
+                for name, value in metrics.items()
+                if isinstance(value, tuple) or is_better.get(name)
+            }
+            name, value = next(iter(first.items()), ('', None))
+            if not isinstance(value, int | float | np.number):
+                continue  # what means something only for all documents together
+            kind = '' if document['filter'] == 'none' else f',{document["filter"]}'
+            items['item'].append(f'{task}/{document["doc_id"]}{kind}')
+            items['task'].append(task)
+            items['metric'].append(f'{name}{kind}')
+            items['value'].append(float(value))
+            items['metrics'].append(json.loads(json.dumps(metrics, default=str)))
+    return items

@@ -1,0 +1,61 @@
+"""The bytes suite on trees of a model. Reference: each context read whole, without a cache."""
+
+import jax
+import numpy as np
+import pytest
+
+from eval.suites.bytes import parts_of, read
+from lm.data.tokenizers import ByteTokenizer, plan
+from lm.inference.bytes import Covers, log_prefixes, log_weights
+from tests.eval.suites.checkpoints import a_checkpoint
+
+TEXTS = ('the cat sat on the ca', 'a cat\n\nsat in  the café')
+CHANGES = {'data.seq_len': 64, 'model.n_layers': 1}
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+    return plan('bpe:280').build(['the cat sat on the mat'] * 3)
+
+
+def test_the_cache_gives_what_each_context_has_alone(tokenizer):
+    checkpoint, covers = a_checkpoint(CHANGES, tokenizer), Covers(tokenizer)
+    trees = [covers.tree(text.encode()) for text in TEXTS]
+    gained = []
+    for tree, found in zip(trees, read(checkpoint, trees), strict=True):
+        rows = [[tokenizer.bos_id]]
+        for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+            rows.append([*rows[parent], token])
+        tokens_BT = np.array([row + [0] * (64 - len(row)) for row in rows], np.int32)
+        padded = np.zeros((64, 64), np.int32)
+        padded[: len(rows)] = tokens_BT
+        log_p_BTV = np.asarray(jax.nn.log_softmax(checkpoint.logits(padded)))
+        wanted = [log_p_BTV[i, len(row) - 1][tree.following[i]] for i, row in enumerate(rows)]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        gained.append(log_prefixes(tree, found)[-1] - log_weights(tree, found)[tree.trunk[-1]])
+    assert gained[0] > 0.001  # ' cat' has the last bytes of the first text too
+    assert gained[1] >= -1e-9
+
+
+def test_a_model_of_bytes_has_its_own_probabilities():
+    checkpoint, text = a_checkpoint(CHANGES), 'the café'
+    tree = Covers(ByteTokenizer()).tree(text.encode())
+    log_p = log_prefixes(tree, next(read(checkpoint, [tree])))
+    log_p_TV = jax.nn.log_softmax(checkpoint.logits(checkpoint.encode(text))[0])
+    own = [log_p_TV[i, byte] for i, byte in enumerate(text.encode())]
+    np.testing.assert_allclose(log_p, [0, *np.cumsum(own)], rtol=1e-5, atol=1e-5)
+
+
+def test_each_node_is_read_behind_its_own_tokens(tokenizer):
+    tree = Covers(tokenizer).tree(TEXTS[0].encode())
+    kept, seen = [], {}
+    for part in parts_of(tree, bos_id=-1):
+        assert part.tokens == [tree.tokens[node] for node in part.nodes]
+        for i, node in enumerate(part.nodes):
+            seen[node] = (*kept, *part.nodes[: i + 1])
+        kept += part.nodes if part.is_kept else []
+    assert kept == list(tree.trunk)
+    assert sorted(seen) == list(range(len(tree.parents)))
+    for node, path in seen.items():
+        assert path == ((*seen[tree.parents[node]], node) if node else (0,))

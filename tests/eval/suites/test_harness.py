@@ -1,0 +1,221 @@
+"""Tasks of lm-evaluation-harness on files. Reference: sums of log-probabilities by hand."""
+
+import ast
+import json
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from eval.suites.harness import _tasks, harness
+from lm.data.tokenizers import plan
+from tests import ROOT
+from tests.eval.suites.checkpoints import a_checkpoint
+
+CHANGES = {'data.seq_len': 32, 'model.n_layers': 1, 'data.batch_size': 8}
+TASKS = {
+    'pick': """
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+""",
+    'text': """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]
+""",
+    'write': """
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[0]}}"
+generation_kwargs: {until: ["e"], max_gen_toks: 6, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+}
+WORDS = ['the', 'cat', 'sat', 'on', 'a', 'mat', 'and', 'the', 'dog', 'ran', 'to', 'it']
+
+
+def documents(n=8):
+    rng = random.Random(0)
+    for i in range(n):
+        question = ' '.join(rng.choices(WORDS, k=3 + 14 * (i % 4)))  # some longer than a row
+        choices = [' '.join(rng.choices(WORDS, k=k)) for k in (1, 2, 3)]
+        yield {'question': question, 'choices': choices, 'answer': i % 3}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A folder of three tasks, all on one file; what the library caches goes elsewhere."""
+    root = tmp_path_factory.mktemp('harness')
+    (root / 'tasks').mkdir()
+    (root / 'docs.jsonl').write_text('\n'.join(map(json.dumps, documents())))
+    for name, own in TASKS.items():
+        (root / 'tasks' / f'{name}.yaml').write_text(
+            f'task: {name}\ndataset_path: json\n'
+            f'dataset_kwargs: {{data_files: {{validation: {root}/docs.jsonl}}}}\n'
+            f'validation_split: validation\n{own}'
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        import datasets
+
+        patch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(root / 'cache'))
+        patch.setattr(datasets.config, 'HF_DATASETS_OFFLINE', True)
+        yield root
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+    return plan('bpe:300').build([' '.join(WORDS)] * 4)
+
+
+def sum_of(checkpoint, row, count):
+    """log p of the last tokens of a row, and whether each is the likeliest."""
+    padded = np.zeros((1, 33), np.int32)
+    padded[0, : len(row)] = row
+    log_p_TV = np.asarray(jax.nn.log_softmax(checkpoint.logits(padded)[0]))
+    places = range(len(row) - 1 - count, len(row) - 1)
+    log_p = sum(log_p_TV[i, row[i + 1]] for i in places)
+    return log_p, all(log_p_TV[i].argmax() == row[i + 1] for i in places)
+
+
+def by_hand(checkpoint, context, asked):
+    """log p of tokens behind a context of which as much as fits is read, and if it is greedy's."""
+    return sum_of(checkpoint, [checkpoint.tokenizer.bos_id, *context, *asked][-33:], len(asked))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('n_devices', [1, 8])
+def test_the_harness_has_the_numbers_that_are_made_by_hand(folder, tokenizer, n_devices):
+    checkpoint = a_checkpoint(CHANGES, tokenizer, n_devices)
+    by = a_checkpoint(CHANGES, tokenizer)
+    result = harness(checkpoint, tasks='pick+text+write', include_path=f'{folder}/tasks')
+    right, right_by_length, bits, n_bytes, exact = [], [], 0.0, 0, []
+    for document in documents():
+        question = document['question']
+        context, found = tokenizer.encode(question), []
+        for choice in document['choices']:
+            whole = tokenizer.encode(f'{question} {choice}')
+            found.append(by_hand(by, context, whole[len(context) :])[0])
+        lengths = [len(choice) for choice in document['choices']]
+        right.append(np.argmax(found) == document['answer'])
+        right_by_length.append(np.argmax(np.divide(found, lengths)) == document['answer'])
+        for start in range(0, len(context), 32):  # the last of them has as much before as fits
+            asked = context[start : start + 32]
+            stop = start + len(asked)
+            before = context[max(0, stop - 33) : start]
+            row = before if start else [tokenizer.bos_id]
+            bits -= sum_of(by, [*row, *asked], len(asked))[0]
+        n_bytes += len(question)
+        row = [tokenizer.bos_id, *context][-(32 - 6) :]
+        made = []
+        while len(made) < 6:
+            padded = np.zeros((1, 33), np.int32)
+            padded[0, : len(row) + len(made)] = [*row, *made]
+            likeliest = int(by.logits(padded)[0, len(row) + len(made) - 1].argmax())
+            if likeliest == tokenizer.eos_id:
+                break
+            made.append(likeliest)
+        exact.append(tokenizer.decode(made).split('e')[0] == document['choices'][0])
+    numbers = result.numbers
+    assert numbers['pick/acc'] == pytest.approx(np.mean(right))
+    assert numbers['pick/acc_norm'] == pytest.approx(np.mean(right_by_length))
+    assert numbers['text/bits_per_byte'] == pytest.approx(bits / n_bytes / np.log(2), rel=1e-5)
+    assert numbers['write/exact_match'] == pytest.approx(np.mean(exact))
+    assert numbers['pick/acc_stderr'] == pytest.approx(np.std(right, ddof=1) / 8**0.5)
+    values = dict(zip(result.items['item'], result.items['value'], strict=True))
+    assert [values[f'pick/{i}'] for i in range(8)] == right
+    assert [values[f'write/{i}'] for i in range(8)] == exact
+    assert len(values) == 24
+    table = result.tables['Tasks'].columns
+    assert table['task'] == ['pick'] * 2 + ['text'] * 3 + ['write']
+    json.dumps([result.numbers, result.items, table])
+
+
+def request(*args):
+    return SimpleNamespace(args=args)
+
+
+@pytest.fixture(scope='module')
+def model(tokenizer):
+    from eval.suites.harness_lm import CheckpointLM
+
+    return CheckpointLM(a_checkpoint(CHANGES, tokenizer))
+
+
+def test_answers_come_in_the_order_of_the_requests(model, tokenizer):
+    asked = [('the cat', ' sat'), ('', 'a mat'), ('on ' * 40, ' the'), ('the cat', ' sat on a')]
+    checkpoint = a_checkpoint(CHANGES, tokenizer)
+    found = model.loglikelihood([request(*one) for one in asked], disable_tqdm=True)
+    for (context, text), (log_p, is_greedy) in zip(asked, found, strict=True):
+        before = tokenizer.encode(context.rstrip()) if context else []
+        tokens = tokenizer.encode(context + text)[len(before) :]
+        wanted = by_hand(checkpoint, before, tokens)
+        assert log_p == pytest.approx(wanted[0], rel=1e-5)
+        assert is_greedy == wanted[1]
+
+
+def test_greedy_texts_are_recognised_and_stops_end_them(model):
+    context = request('the cat', {'until': [], 'max_gen_toks': 5})
+    text = model.generate_until([context])[0]
+    assert len(text) > 2
+    stopped = request('the cat', {'until': [text[2], ''], 'max_gen_toks': 5})
+    assert model.generate_until([stopped, context]) == [text.split(text[2])[0], text]
+
+
+def test_what_a_checkpoint_cannot_do_is_refused(model):
+    with pytest.raises(ValueError, match=r'continuation has \d+ tokens, and this model scores 32'):
+        model.loglikelihood([request('a', ' cat' * 40)], disable_tqdm=True)
+    with pytest.raises(ValueError, match=r"'temprature'; .* Did you mean 'temperature'"):
+        model.generate_until([request('a', {'temprature': 1})])
+    with pytest.raises(ValueError, match='a checkpoint has none'):
+        model.apply_chat_template([])
+
+
+@pytest.mark.full
+def test_answers_are_kept_by_checkpoint(folder, tokenizer, tmp_path, monkeypatch):
+    from eval.suites import harness_lm
+
+    options = {'tasks': 'pick', 'include_path': f'{folder}/tasks', 'cache': str(tmp_path / 'kept')}
+    one = a_checkpoint(CHANGES, tokenizer)
+    first = harness(one, **options).numbers
+    changed = jax.tree.map(lambda x: x * 1.5, one.weights)
+    other = harness(a_checkpoint(CHANGES, tokenizer, weights=changed), **options).numbers
+    assert len(list((tmp_path / 'kept').glob('*.db'))) == 2
+    monkeypatch.delattr(harness_lm.CheckpointLM, '_scored')  # nothing is scored again
+    assert harness(one, **options).numbers == first
+    assert other == harness(a_checkpoint(CHANGES, tokenizer, weights=changed), **options).numbers
+
+
+@pytest.mark.full
+def test_names_and_data_that_are_not_there_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"no task 'hellaswagg' .*Did you mean 'hellaswag'"):
+        _tasks('hellaswagg', '')
+    with pytest.raises(ValueError, match='is no folder'):
+        _tasks('pick', str(tmp_path / 'no'))
+    (tmp_path / 'gone.yaml').write_text(
+        'task: gone\ndataset_path: somebody/nothing\noutput_type: multiple_choice\n'
+        'validation_split: validation\ndoc_to_text: a\ndoc_to_choice: [a]\ndoc_to_target: 0\n'
+    )
+    with pytest.raises(
+        ValueError, match=r"the task 'gone': .*HF_DATASETS_OFFLINE=1 .*HF_HUB_CACHE"
+    ):
+        harness(None, tasks='gone', include_path=str(tmp_path))
+
+
+def test_names_are_needed():
+    with pytest.raises(ValueError, match='needs names of tasks: --suite=harness:TASK'):
+        _tasks('', '')
+
+
+@pytest.mark.full
+def test_nothing_of_the_harness_is_imported_with_the_suites():
+    program = 'import eval.suites, sys; print(sorted({m.partition(".")[0] for m in sys.modules}))'
+    done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
+    assert not {'lm_eval', 'datasets', 'sklearn'} & set(ast.literal_eval(done.stdout))

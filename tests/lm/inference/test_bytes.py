@@ -1,0 +1,148 @@
+"""Probabilities of bytes from tokens. Reference: a Markov chain, and its tokens by enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tokenizers as library
+
+from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, TokenIds, plan
+from lm.inference.bytes import Covers, futures, log_prefixes, log_weights, next_bytes, spelling
+
+LETTERS, LENGTH = 'abc', 7
+
+
+def two_merges() -> SubwordTokenizer:
+    vocab = {'a': 0, 'b': 1, 'c': 2, 'ab': 3, 'abc': 4}
+    bpe = library.Tokenizer(library.models.BPE(vocab, [('a', 'b'), ('ab', 'c')]))
+    bpe.decoder = library.decoders.ByteLevel()
+    return SubwordTokenizer(bpe, 7, 5, 6, cuttable=False)
+
+
+def trained(*texts: str, size: int = 300) -> SubwordTokenizer:
+    return plan(f'bpe:{size}').build(texts)
+
+
+class Chain:
+    """Texts of LENGTH letters, each letter drawn given the `order` before it; its token model."""
+
+    def __init__(self, order: int, tokenizer):
+        rng = np.random.default_rng(order)
+        contexts = [
+            ''.join(c) for n in range(order + 1) for c in itertools.product(LETTERS, repeat=n)
+        ]
+        self.order = order
+        self.table = {
+            c: dict(zip(LETTERS, rng.dirichlet([0.5] * 3), strict=True)) for c in contexts
+        }
+        self.begun, self.tokenizer = {}, tokenizer
+        for letters in itertools.product(LETTERS, repeat=LENGTH):
+            text = ''.join(letters)
+            p = np.prod([self.next(text[:i])[text[i]] for i in range(LENGTH)])
+            tokens = [*tokenizer.encode(text), tokenizer.eos_id]
+            for n in range(len(tokens) + 1):
+                key = tuple(tokens[:n])
+                self.begun[key] = self.begun.get(key, 0) + p
+
+    def next(self, before: str) -> dict[str, float]:
+        return self.table[before[max(0, len(before) - self.order) :]]
+
+    def log_ps(self, tree):
+        """Of each node, log p(token | its tokens), by all texts that begin so."""
+        own, found = [()], []
+        for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+            own.append((*own[parent], token))
+        with np.errstate(divide='ignore'):
+            for tokens, ids in zip(own, tree.following, strict=True):
+                masses = [self.begun.get((*tokens, i), 0.0) for i in ids.tolist()]
+                found.append(np.log(np.array(masses)) - np.log(self.begun.get(tokens, np.nan)))
+        return found
+
+
+@pytest.mark.parametrize('order', [1, 2, 3])
+def test_next_bytes_are_those_of_the_chain_that_the_tokens_come_from(order):
+    tokenizer = two_merges()
+    chain, covers = Chain(order, tokenizer), Covers(two_merges())
+    for text in ('', 'a', 'b', 'ab', 'ba', 'aab', 'abab', 'cabab', 'abcab', 'abcaba'):
+        tree = covers.tree(text.encode(), ahead=True)
+        found = next_bytes(tree, chain.log_ps(tree), covers.spelling)
+        wanted = np.zeros(256)
+        wanted[list(LETTERS.encode())] = list(chain.next(text).values())
+        np.testing.assert_allclose(found, wanted, atol=1e-9, err_msg=text)
+
+
+def test_prefixes_of_a_text_have_the_chains_probabilities():
+    chain, covers = Chain(2, two_merges()), Covers(two_merges())
+    text = 'abcabab'
+    tree = covers.tree(text.encode())
+    steps = [np.log(chain.next(text[:n])[text[n]]) for n in range(len(text))]
+    log_p = log_prefixes(tree, chain.log_ps(tree))
+    np.testing.assert_allclose(log_p, [0, *np.cumsum(steps)], atol=1e-9)
+
+
+def test_tokens_by_themselves_are_not_the_chain():
+    """A cover that is left out shows: the encoding of 'a' alone has less than P(a)."""
+    chain, covers = Chain(1, two_merges()), Covers(two_merges())
+    tree = covers.tree(b'a')
+    log_ps = chain.log_ps(tree)
+    alone = log_weights(tree, log_ps)[tree.trunk[-1]]
+    assert np.exp(alone) < 0.99 * np.exp(log_prefixes(tree, log_ps)[-1])
+
+
+TEXTS = (
+    "the cat  sat\n\non the mat, the  cats are here; I're it's 12 cats\n\n\nend \t x",
+    'naïve café × élan — “quoted” 日本語 🎉 cafés naïveté',
+)
+
+
+@pytest.mark.parametrize('text', TEXTS)
+@pytest.mark.parametrize('size', [258, 300])
+def test_uniform_tokens_give_a_distribution_and_no_less_than_the_encoding(text, size):
+    """Under any model of tokens the bytes' P falls along a text, and is at least the tokens' P."""
+    tokenizer = trained(*TEXTS, size=size)
+    covers, rng = Covers(tokenizer), np.random.default_rng(0)
+    tree = covers.tree(text.encode())
+    assert b''.join(covers.spelling[tree.tokens[n]] for n in tree.trunk[1:]) == text.encode()
+    assert [tree.tokens[n] for n in tree.trunk[1:]] == tokenizer.encode(text)
+    log_ps = []
+    for ids in tree.following:
+        p_V = rng.dirichlet(np.ones(tokenizer.vocab_size))
+        log_ps.append(np.log(p_V[ids]))
+    log_p, weights = log_prefixes(tree, log_ps), log_weights(tree, log_ps)
+    assert np.all(np.diff(log_p) <= 1e-9)
+    for node in tree.trunk:
+        assert log_p[tree.ends[node]] >= weights[node] - 1e-9
+    if size == 258:  # every token is a byte
+        np.testing.assert_allclose(log_p, weights[list(tree.trunk)])
+
+
+def test_contexts_are_encodings_of_texts():
+    """'\\n\\n' is one token at the end of a text, and two before a word."""
+    tokenizer = trained('x\n\n' * 9, 'y\n\n' * 9, size=262)
+    assert len(tokenizer.encode('x\n\n')) == 2 < len(tokenizer.encode('x\n\ny')) - 1
+    tree = Covers(tokenizer).tree(b'x\n\n')
+    assert [end for end in tree.ends if end == 3] == [3, 3]
+    bytes_ = Covers(ByteTokenizer()).tree('xé'.encode())
+    assert list(bytes_.parents) == [-1, 0, 1, 2]
+
+
+def test_a_text_may_end_within_a_character():
+    tokenizer = trained(*TEXTS)
+    tree = Covers(tokenizer).tree('café'.encode()[:-1], ahead=True)
+    log_ps = [np.full(len(ids), -1.0) for ids in tree.following]
+    found = next_bytes(tree, log_ps, Covers(tokenizer).spelling)
+    assert found[0xA9] > 0
+    assert not found[:0x80].any()
+    assert futures(b'\xff') == futures(b'a\xa9') == []
+
+
+def test_tokenizers_that_do_not_spell_are_refused():
+    with pytest.raises(ValueError, match='Here texts are token ids'):
+        spelling(TokenIds(16, 0, 1))
+    words = library.Tokenizer(library.models.WordLevel({'a': 0}, unk_token='a'))
+    with pytest.raises(ValueError, match='This one decodes by nothing'):
+        spelling(SubwordTokenizer(words, 3, 1, 2, cuttable=False))
+    spaced = trained(*TEXTS)
+    spaced.library.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    with pytest.raises(ValueError, match="This one spells 'a' otherwise"):
+        spelling(spaced)
