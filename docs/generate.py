@@ -23,6 +23,7 @@ COMMANDS = {
     'train.py': 'train.py',
     'python -m eval': 'eval/__main__.py',
     'python -m eval.generate': 'eval/generate.py',
+    'python -m eval.serve': 'eval/serve/__main__.py',
     'python -m eval.runs': 'eval/runs.py',
     'python -m eval.report': 'eval/report/__main__.py',
     'python -m eval.fit': 'eval/fit/__main__.py',

@@ -41,6 +41,10 @@ LEFT_OUT = {  # line: why it is not run here
     },
     'uv sync --extra buckets': 'the environment of the tests has it',
     'uv sync --extra hub': 'the environment of the tests has it',
+    'uv sync --extra serve': 'the environment of the tests has it',
+    'uv run python -m eval.serve --checkpoint=runs/ln': (
+        'it does not end; tests/eval/serve/test_served.py has it'
+    ),
     **{
         'uv run train.py --config=configs/llama_124m.py '
         f'--config.data.source=hub:{name} --config.data.tokenizer=bpe:32768': 'a network'

@@ -1,0 +1,76 @@
+"""Serves a checkpoint over HTTP, as OpenAI's clients ask: completions, chats, log-probabilities.
+
+python -m eval.serve --checkpoint=WORKDIR [--port=8000] [--host=127.0.0.1] [--slots=16]
+  [--capacity=TOKENS] [--queue=64] [--timeout=600] [--key=KEY|env]
+"""
+
+from lm.launch.before_jax import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
+
+import importlib.util
+import signal
+import sys
+
+from absl import app, flags
+
+from eval.load import define_checkpoint, load
+from lm.launch.command import parse_flags, run_main
+
+CHECKPOINT = define_checkpoint()
+HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen at; 0.0.0.0: all of them.')
+PORT = flags.DEFINE_integer(
+    'port', 8000, 'Port to listen at; 0: any that is free.', lower_bound=0, upper_bound=65535
+)
+SLOTS = flags.DEFINE_integer('slots', 16, 'Texts that are continued together.', lower_bound=1)
+CAPACITY = flags.DEFINE_integer(
+    'capacity', None, 'Tokens of a prompt with its text; left out: data.seq_len.', lower_bound=2
+)
+QUEUE = flags.DEFINE_integer('queue', 64, 'Requests that may wait for a slot.', lower_bound=1)
+TIMEOUT = flags.DEFINE_float(
+    'timeout', 600, 'Seconds that a request may take, the wait for a slot included.', lower_bound=1
+)
+KEY = flags.DEFINE_string('key', None, 'Key that clients must send; env: that of EVENKEEL_KEY.')
+
+PACKAGES = ('starlette', 'uvicorn')
+
+
+def main(_) -> None:
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ValueError(f'{" and ".join(missing)} must be installed: uv sync --extra serve')
+    from eval.serve import connections
+    from eval.serve.server import Server, key_of
+
+    key = key_of(KEY.value)
+    sock = connections.bind(HOST.value, PORT.value)  # before a checkpoint is loaded for nothing
+    if key is None and not connections.is_loopback(HOST.value):
+        print(
+            f'WARNING: --host={HOST.value} without --key: whoever reaches this machine may ask',
+            file=sys.stderr,
+        )
+    connections.allow_connections()
+    server = Server(
+        CHECKPOINT.value,
+        load(CHECKPOINT.value),
+        SLOTS.value,
+        CAPACITY.value,
+        QUEUE.value,
+        TIMEOUT.value,
+        key,
+    )
+    served, (host, port) = server.served, sock.getsockname()[:2]
+    words = (
+        f'serving {served.name!r} (step {served.step}, {served.fingerprint}) at '
+        f'http://{f"[{host}]" if ":" in host else host}:{port}/v1 with {SLOTS.value} slots of '
+        f'{served.capacity:,} tokens'
+    )
+    ended_by = server.run(sock, lambda: print(words, flush=True))
+    if ended_by is not None:
+        print(f'{signal.Signals(ended_by).name}: the server has ended', file=sys.stderr)
+        sys.exit(128 + ended_by)
+
+
+if __name__ == '__main__':
+    flags.mark_flag_as_required('checkpoint')
+    app.run(run_main(main), flags_parser=parse_flags)

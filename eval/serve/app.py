@@ -1,0 +1,345 @@
+"""The routes: what comes in is checked, what goes out is JSON, and each mistake is an error."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Scope
+
+from eval.serve.answers import Answer
+from eval.serve.chat import PlainChat, TemplateChat
+from eval.serve.replies import ChatReply, CompletionReply, Reply, Served, Wanted, error
+from eval.serve.replies import special_names as specials
+from eval.serve.requests import (
+    Asked,
+    Chat,
+    Refusal,
+    invalid,
+    is_ids,
+    is_text,
+    parse_body,
+    parse_chat,
+    parse_completion,
+    shown,
+)
+from eval.serve.scheduler import Scheduler, Work, closed
+from lm.data.tokenizers import Tokenizer
+from lm.inference.engine import Request as Row
+from lm.inference.text import TextStream
+
+READERS = 2  # threads that turn text into tokens
+LONGEST_TOKEN = 256  # characters; a text with more for each token that fits is not even read
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one request may take. timeout_sec: from its arrival to the end of its answer. body_sec:
+    until its body is there. longest_scored: tokens of a prompt whose log-probabilities are given.
+    """
+
+    timeout_sec: float
+    longest_scored: int
+    body_sec: float = 30.0
+    body_bytes: int = 4 << 20
+
+
+class Service:
+    """A checkpoint behind the routes."""
+
+    def __init__(
+        self,
+        served: Served,
+        tokenizer: Tokenizer,
+        chat: PlainChat | TemplateChat,
+        scheduler: Scheduler,
+        check: Callable[[Row], None],
+        limits: Limits,
+        key: str | None,
+        abort: Callable[[Scope], None],
+    ):
+        """Args:
+        served: what is said of the model.
+        tokenizer: the run's.
+        chat: turns messages into tokens.
+        scheduler: does the work; started and closed with the routes.
+        check: raises ValueError for a row that the engine never takes.
+        limits: of each request.
+        key: that clients must send; None: any may ask.
+        abort: cuts the connection of a client.
+        """
+        self._served, self._tokenizer, self._chat = served, tokenizer, chat
+        self._scheduler, self._check, self._limits, self._abort = scheduler, check, limits, abort
+        self._key = None if key is None else digest(key)
+        self._answers: set[Answer] = set()
+        self._readers = concurrent.futures.ThreadPoolExecutor(READERS)
+
+    def app(self) -> Starlette:
+        """Returns the ASGI application."""
+        return Starlette(
+            routes=[
+                Route('/v1/completions', self.completions, methods=['POST']),
+                Route('/v1/chat/completions', self.chat, methods=['POST']),
+                Route('/v1/models', self.models, methods=['GET']),
+                Route('/v1/models/{name:path}', self.model, methods=['GET']),
+                Route('/health', self.health, methods=['GET']),
+                Route('/tokenizer_info', self.tokenizer_info, methods=['GET']),
+                Route('/tokenize', self.tokenize, methods=['POST']),
+                Route('/detokenize', self.detokenize, methods=['POST']),
+            ],
+            exception_handlers={
+                Refusal: refused,
+                HTTPException: http_error,
+                ClientDisconnect: left,
+            },
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> Iterator[None]:
+        del app
+        self._scheduler.start()
+        yield
+        self._scheduler.close()
+        self._readers.shutdown(wait=False)
+
+    def end(self) -> None:
+        """Refuses the answers that are under way."""
+        for answer in {*self._answers}:
+            answer.inbox.put(closed())
+
+    async def completions(self, request: Request) -> Answer:
+        return await self._answer(request, parse_completion, CompletionReply)
+
+    async def chat(self, request: Request) -> Answer:
+        return await self._answer(request, parse_chat, ChatReply)
+
+    async def models(self, request: Request) -> JSONResponse:
+        self._authorise(request)
+        return JSONResponse({'object': 'list', 'data': [self._served.listing()]})
+
+    async def model(self, request: Request) -> JSONResponse:
+        self._authorise(request)
+        self._check_model(request.path_params['name'])
+        return JSONResponse(self._served.listing())
+
+    async def health(self, request: Request) -> JSONResponse:
+        del request
+        state = self._scheduler.state()
+        return JSONResponse(state, 200 if state['status'] == 'ok' else 503)
+
+    async def tokenizer_info(self, request: Request) -> JSONResponse:
+        self._authorise(request)
+        bos, eos = specials(self._tokenizer)
+        kind = type(self._tokenizer).__name__
+        return JSONResponse({'tokenizer_class': kind, 'bos_token': bos, 'eos_token': eos})
+
+    async def tokenize(self, request: Request) -> JSONResponse:
+        """Answers {prompt, add_special_tokens} with {tokens}; a prompt that is a special token's
+        spelling is that token.
+        """
+        raw = await self._body(request)
+        text = raw.get('prompt')
+        if not is_text(text):
+            raise invalid('prompt', text, 'text')
+        names = dict(zip(specials(self._tokenizer), self._special_ids(), strict=True))
+        ids = [names[text]] if text in names else await self._in_reader(self._encoded, text)
+        with_bos = raw.get('add_special_tokens', True) and text not in names
+        ids = [self._tokenizer.bos_id, *ids] if with_bos else ids
+        longest = self._served.capacity
+        return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': longest})
+
+    async def detokenize(self, request: Request) -> JSONResponse:
+        ids = (await self._body(request)).get('tokens')
+        if not is_ids(ids):
+            raise invalid('tokens', ids, 'a list of token ids')
+        self._check_ids(ids)
+        return JSONResponse({'prompt': self._tokenizer.decode(ids)})
+
+    def _special_ids(self) -> tuple[int, int]:
+        return self._tokenizer.bos_id, self._tokenizer.eos_id
+
+    async def _answer(
+        self,
+        request: Request,
+        parse: Callable[[dict[str, Any]], Asked],
+        shape: type[Reply],
+    ) -> Answer:
+        asked = parse(await self._body(request))
+        self._check_model(asked.model)
+        wanted = await self._in_reader(self.prepared, asked)
+        reply = shape(self._served, self._tokenizer, asked, wanted)
+        timeout_sec = self._limits.timeout_sec
+        return Answer(self._scheduler, reply, timeout_sec, self._answers, self._abort)
+
+    async def _in_reader(self, function: Callable, argument: Any) -> Any:
+        """Calls a function that may take long with text, while others are answered."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, function, argument)
+
+    def prepared(self, asked: Asked) -> list[Wanted]:
+        """Returns the texts that a request wants, prompt by prompt. Raises Refusal."""
+        if isinstance(asked, Chat):
+            echo, stops = False, (*asked.stops, *self._chat.stops)
+            self._check_characters(sum(len(one['content']) for one in asked.messages))
+            prompts = [(None, self._chat.tokens(asked.messages))]
+        else:
+            echo, stops = asked.echo, asked.stops
+            prompts = [self._read(prompt) for prompt in asked.prompts]
+        found = []
+        for echoed, tokens in prompts:
+            self._check_length(asked, tokens, echo)
+            for _ in range(asked.n):
+                work = self._work(asked, tokens, stops, len(found), echo)
+                found.append(Wanted(work, echoed if echo else None))
+        return found
+
+    def _read(self, prompt: str | tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], list[int]]:
+        """Returns ((text, ids), tokens) of a prompt; the tokens begin with BOS in any case."""
+        if isinstance(prompt, str):
+            self._check_characters(len(prompt))
+            ids, text = self._encoded(prompt), prompt
+        else:
+            self._check_ids(prompt)
+            ids, text = [*prompt], self._tokenizer.decode(prompt)
+        bos = self._tokenizer.bos_id
+        begun = isinstance(prompt, tuple) and prompt[:1] == (bos,)
+        return (text, tuple(ids)), ids if begun else [bos, *ids]
+
+    def _work(
+        self, asked: Asked, tokens: list[int], stops: tuple[str, ...], place: int, echo: bool
+    ) -> Work:
+        most = asked.max_tokens
+        if most is None:
+            most = max(1, self._served.capacity - len(tokens))
+        sampling = dataclasses.replace(asked.sampling, seed=asked.sampling.seed + place)
+        row = Row(tuple(tokens), most, sampling, asked.top or 0)
+        try:
+            self._check(dataclasses.replace(row, max_tokens=max(1, most)))
+        except ValueError as wrong:
+            raise Refusal(400, 'invalid_value', str(wrong)) from None
+        ends = {self._tokenizer.eos_id}
+        if isinstance(asked, Chat):
+            ends |= self._chat.ends
+        stream = TextStream(self._tokenizer, stops, after=tokens)
+        return Work(row, stream, stops, frozenset(ends), echo and asked.top is not None)
+
+    def _encoded(self, text: str) -> list[int]:
+        try:
+            return self._tokenizer.encode(text)
+        except ValueError as wrong:
+            raise Refusal(400, 'invalid_value', f'prompt: {wrong}') from None
+
+    def _check_length(self, asked: Asked, tokens: list[int], echo: bool) -> None:
+        most, what = self._served.capacity, 'the model takes prompts'
+        if echo and asked.top is not None and self._limits.longest_scored < most:
+            most, what = self._limits.longest_scored, 'log-probabilities are given of prompts'
+        if len(tokens) > most:
+            raise too_long(f'{len(tokens):,}', most, what)
+        if asked.max_tokens is not None and asked.max_tokens > self._served.capacity:
+            words = f'at most {self._served.capacity:,}, the tokens that a text may have here'
+            raise invalid('max_tokens', asked.max_tokens, words)
+
+    def _check_characters(self, count: int) -> None:
+        if count > LONGEST_TOKEN * self._served.capacity:
+            what = 'the model takes prompts'
+            raise too_long(f'{count:,} characters', self._served.capacity, what)
+
+    def _check_ids(self, ids: list[int] | tuple[int, ...]) -> None:
+        size = self._tokenizer.vocab_size
+        wrong = next((one for one in ids if not 0 <= one < size), None)
+        if wrong is not None:
+            raise invalid('a token id', wrong, f'from 0 to {size - 1:,}')
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self._served.name):
+            raise Refusal(
+                404,
+                'model_not_found',
+                f'the model {shown(name)} is not served here; {self._served.name!r} is',
+            )
+
+    def _authorise(self, request: Request) -> None:
+        if self._key is None:
+            return
+        kind, _, given = request.headers.get('authorization', '').partition(' ')
+        if kind.lower() != 'bearer' or not hmac.compare_digest(digest(given), self._key):
+            message = 'the header "Authorization: Bearer KEY" is missing, or has another key'
+            raise Refusal(401, 'invalid_api_key', message)
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Returns the JSON object that a client sends who may. Raises Refusal."""
+        self._authorise(request)
+        return parse_body(await read_body(request, self._limits))
+
+
+def too_long(got: str, most: int, what: str) -> Refusal:
+    """Returns the refusal of a prompt that does not fit."""
+    message = (
+        f'{what} of at most {most:,} tokens, the one that begins them included; got {got}. Leave '
+        'out its beginning.'
+    )
+    return Refusal(400, 'context_length_exceeded', message)
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Returns a body. Raises Refusal where it is too large, or comes too slowly."""
+    too_large = Refusal(
+        413, 'body_too_large', f'a request has at most {limits.body_bytes:,} bytes; send less'
+    )
+    length = request.headers.get('content-length', '0')
+    if not length.isdecimal():
+        raise Refusal(400, 'invalid_value', f'content-length must be a number; got {shown(length)}')
+    if len(length) > len(str(limits.body_bytes)) or int(length) > limits.body_bytes:
+        raise too_large
+    found = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_sec):
+            async for part in request.stream():
+                found += part
+                if len(found) > limits.body_bytes:
+                    raise too_large
+    except TimeoutError:
+        message = f'the body did not come within {limits.body_sec:g} seconds'
+        raise Refusal(408, 'request_timeout', message) from None
+    return bytes(found)
+
+
+def digest(key: str) -> bytes:
+    """Returns a digest of a key: two are compared in a time that tells nothing of their length."""
+    return hashlib.sha256(key.encode(errors='replace')).digest()
+
+
+async def refused(request: Request, refusal: Refusal) -> JSONResponse:
+    del request
+    headers = {}
+    if refusal.retry_after is not None:
+        headers['retry-after'] = str(refusal.retry_after)
+    if refusal.status == 401:
+        headers['www-authenticate'] = 'Bearer'
+    if refusal.status == 408:
+        headers['connection'] = 'close'
+    return JSONResponse(error(refusal), refusal.status, headers)
+
+
+async def http_error(request: Request, wrong: HTTPException) -> JSONResponse:
+    code = {404: 'not_found', 405: 'method_not_allowed'}.get(wrong.status_code, 'http_error')
+    message = f'{request.method} {request.url.path}: {wrong.detail}'
+    response = await refused(request, Refusal(wrong.status_code, code, message))
+    response.headers.update(wrong.headers or {})
+    return response
+
+
+async def left(request: Request, gone: ClientDisconnect) -> Response:
+    """Answers a client that has left, which nobody reads."""
+    del request, gone
+    return Response(status_code=400)

@@ -1,0 +1,271 @@
+"""Answers in the shapes of OpenAI's interface: whole ones, chunks of a stream, errors."""
+
+import dataclasses
+import json
+import math
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eval.serve.requests import Asked, Refusal
+from eval.serve.scheduler import Piece, Work
+from lm.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
+from lm.inference.engine import Token
+from lm.inference.text import UNFINISHED
+
+LEAST_LOG_P = -9999.0  # in place of minus infinity, which JSON does not have
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The model as clients see it. digest: of its weights. created: Unix time of its checkpoint.
+    capacity: tokens of a prompt with its continuation.
+    """
+
+    name: str
+    step: int
+    digest: str
+    created: int
+    capacity: int
+
+    @property
+    def fingerprint(self) -> str:
+        return f'fp_{self.digest[:12]}'
+
+    def listing(self) -> dict[str, Any]:
+        """Returns the model as /v1/models lists it."""
+        return {
+            'id': self.name,
+            'object': 'model',
+            'created': self.created,
+            'owned_by': 'evenkeel',
+            'step': self.step,
+            'digest': self.digest,
+            'max_model_len': self.capacity,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A text that is wanted, and what its answer repeats of its prompt: text and token ids, as the
+    client gave them; None: nothing.
+    """
+
+    work: Work
+    echo: tuple[str, tuple[int, ...]] | None
+
+
+class Reply:
+    """Makes the answer to one request from the pieces of its texts."""
+
+    prefix, whole_object, chunk_object = '', '', ''
+
+    def __init__(
+        self, served: Served, tokenizer: Tokenizer, asked: Asked, wanted: Sequence[Wanted]
+    ):
+        self.asked, self.wanted = asked, wanted
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()
+        self._offsets = [0] * len(wanted)  # characters of the tokens so far
+        self._made = 0
+        self._head = {
+            'id': f'{self.prefix}-{secrets.token_hex(12)}',
+            'object': self.whole_object,
+            'created': int(time.time()),
+            'model': served.name,
+            'system_fingerprint': served.fingerprint,
+        }
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Returns the answer that is not streamed."""
+        choices = [
+            self.choice(joined([piece for piece in pieces if piece.place == place]))
+            for place in range(len(self.wanted))
+        ]
+        return self._head | {'choices': choices, 'usage': self.usage()}
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Yields the chunks of a stream that a piece makes."""
+        choice = self.delta(piece)
+        if piece.text or piece.finish or choice.get('logprobs') or choice.get('text'):
+            yield self._chunk([choice])
+
+    def last_chunks(self) -> Iterator[dict[str, Any]]:
+        """Yields the chunk behind the texts, if the client has asked for it."""
+        if self.asked.include_usage:
+            yield self._chunk([]) | {'usage': self.usage()}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        more = {'usage': None} if self.asked.include_usage else {}
+        return self._head | {'object': self.chunk_object, 'choices': choices} | more
+
+    def usage(self) -> dict[str, int]:
+        """Returns the tokens of the prompts, each counted once, and those made so far."""
+        prompts = self.wanted[:: self.asked.n]
+        read = sum(len(one.work.request.tokens) for one in prompts)
+        return {
+            'prompt_tokens': read,
+            'completion_tokens': self._made,
+            'total_tokens': read + self._made,
+        }
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """Returns a text of an answer that is not streamed."""
+        raise NotImplementedError
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """Returns what a chunk adds to a text."""
+        raise NotImplementedError
+
+    def spelling(self, token: int) -> str:
+        """Returns a token as a string: what it is decoded as, or the name of what is no text."""
+        if token in (self._tokenizer.bos_id, self._tokenizer.eos_id):
+            return special_names(self._tokenizer)[token == self._tokenizer.eos_id]
+        if isinstance(self._tokenizer, ByteTokenizer) and 128 <= token < BYTES:
+            return f'bytes:\\x{token:02x}'
+        return self._tokenizer.decode([token])
+
+    def ends(self, piece: Piece) -> str | None:
+        self._made += len(piece.tokens)
+        return piece.finish or None
+
+
+class CompletionReply(Reply):
+    """Answers of /v1/completions."""
+
+    prefix, whole_object, chunk_object = 'cmpl', 'text_completion', 'text_completion'
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        echo = self.wanted[piece.place].echo
+        is_first = piece.place not in self._begun
+        self._begun.add(piece.place)
+        text, entries = piece.text, [*piece.tokens]
+        if echo and is_first:
+            text = echo[0] + text
+            scored = piece.prompt or []
+            # A prompt that itself begins with BOS shows it, and nothing was there to predict it.
+            unscored = [Token(one, math.nan, ()) for one in echo[1][: len(echo[1]) - len(scored)]]
+            entries = [*unscored, *scored, *entries] if piece.prompt is not None else entries
+        return {
+            'index': piece.place,
+            'text': text,
+            'logprobs': None if self.asked.top is None else self._logprobs(piece.place, entries),
+            'finish_reason': self.ends(piece),
+        }
+
+    delta = choice
+
+    def _logprobs(self, place: int, entries: Sequence[Token]) -> dict[str, Any] | None:
+        if not entries:
+            return None
+        names = [self.spelling(token.id) for token in entries]
+        offsets = []
+        for name in names:
+            offsets.append(self._offsets[place])
+            self._offsets[place] += len(name)
+        return {
+            'tokens': names,
+            'token_logprobs': [None if math.isnan(t.log_p) else finite(t.log_p) for t in entries],
+            'top_logprobs': [None if math.isnan(t.log_p) else self._top(t) for t in entries],
+            'text_offset': offsets,
+        }
+
+    def _top(self, token: Token) -> dict[str, float]:
+        """Returns the likeliest tokens by their spelling, of equal ones the likelier; and the token
+        itself.
+        """
+        found: dict[str, float] = {}
+        for one, log_p in (*token.top, (token.id, token.log_p)):
+            found.setdefault(self.spelling(one), finite(log_p))
+        return found
+
+
+class ChatReply(Reply):
+    """Answers of /v1/chat/completions."""
+
+    prefix, whole_object = 'chatcmpl', 'chat.completion'
+    chunk_object = 'chat.completion.chunk'
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        message = {'role': 'assistant', 'content': piece.text, 'refusal': None}
+        return {
+            'index': piece.place,
+            'message': message,
+            'logprobs': self._logprobs(piece),
+            'finish_reason': self.ends(piece),
+        }
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        return {
+            'index': piece.place,
+            'delta': {'content': piece.text} if piece.text else {},
+            'logprobs': self._logprobs(piece),
+            'finish_reason': self.ends(piece),
+        }
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        if piece.place not in self._begun:
+            self._begun.add(piece.place)
+            delta = {'role': 'assistant', 'content': ''}
+            first = {'index': piece.place, 'delta': delta, 'logprobs': None, 'finish_reason': None}
+            yield self._chunk([first])
+        yield from super().chunks(piece)
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if self.asked.top is None or not piece.tokens:
+            return None
+        content = [
+            self._entry(token.id, token.log_p)
+            | {'top_logprobs': [self._entry(*one) for one in token.top]}
+            for token in piece.tokens
+        ]
+        return {'content': content, 'refusal': None}
+
+    def _entry(self, token: int, log_p: float) -> dict[str, Any]:
+        name = self.spelling(token)
+        known = None if UNFINISHED in name else [*name.encode()]
+        if isinstance(self._tokenizer, ByteTokenizer) and token < BYTES:
+            known = [token]
+        return {'token': name, 'logprob': finite(log_p), 'bytes': known}
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Returns the pieces of one text as one."""
+    prompts = [piece.prompt for piece in pieces if piece.prompt is not None]
+    return Piece(
+        pieces[0].place,
+        ''.join(piece.text for piece in pieces),
+        [token for piece in pieces for token in piece.tokens],
+        pieces[-1].finish,
+        prompts[0] if prompts else None,
+    )
+
+
+def special_names(tokenizer: Tokenizer) -> tuple[str, str]:
+    """Returns how BOS and EOS are spelled to clients; text is never read as one of them."""
+    if tokenizer.bos_id == tokenizer.eos_id:
+        return '<|endoftext|>', '<|endoftext|>'
+    return '<|bos|>', '<|endoftext|>'
+
+
+def finite(log_p: float) -> float:
+    return max(log_p, LEAST_LOG_P) if math.isfinite(log_p) else LEAST_LOG_P
+
+
+def error(refusal: Refusal) -> dict[str, Any]:
+    """Returns the body of an error."""
+    return {
+        'error': {
+            'message': refusal.message,
+            'type': refusal.kind,
+            'param': None,
+            'code': refusal.code,
+        }
+    }
+
+
+def event(record: dict[str, Any] | str) -> bytes:
+    """Returns a server-sent event of a record, or of a word."""
+    text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+    return f'data: {text}\n\n'.encode()

@@ -1,0 +1,156 @@
+"""A model that says the alphabet, in place of a checkpoint: what a client must get is known."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eval.serve.app import Limits, Service
+from eval.serve.chat import chat_of
+from eval.serve.connections import abort, server_of
+from eval.serve.replies import Served
+from eval.serve.scheduler import Scheduler
+from lm.data.tokenizers import ByteTokenizer
+from lm.inference.engine import Request, Token, Update
+
+BYTE = ByteTokenizer()
+SERVED = Served('letters', 3, 'ab' * 32, 17, 64)
+PATIENCE_SEC = 60
+
+
+def following(token: int) -> int:
+    """The next letter, 'a' behind what is none; EOS behind 'z'."""
+    if token == ord('z'):
+        return BYTE.eos_id
+    return token + 1 if ord('a') <= token < ord('z') else ord('a')
+
+
+class Letters:
+    """An engine whose texts go on with the next letter: 'x' with 'yz' and EOS.
+
+    at_once: tokens of each text in a step, which takes `step_sec`; endless: 'a' follows 'z'.
+    """
+
+    def __init__(self, slots: int = 2, at_once: int = 1, step_sec: float = 0.0, endless=False):
+        self.slots, self.at_once, self.step_sec, self.endless = slots, at_once, step_sec, endless
+        self.capacity = SERVED.capacity
+        self.rows: dict[int, list] = {}  # slot: [request, last token, tokens left]
+        self.admitted: list[Request] = []
+        self.fails_with: Exception | None = None
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self.rows)
+
+    def check(self, request: Request) -> None:
+        if len(request.tokens) > self.capacity:
+            raise ValueError('too long')
+
+    def admit(self, request: Request) -> int:
+        assert self.free and request.max_tokens > 0
+        slot = next(i for i in range(self.slots) if i not in self.rows)
+        self.rows[slot] = [request, request.tokens[-1], request.max_tokens]
+        self.admitted.append(request)
+        return slot
+
+    def release(self, slot: int) -> None:
+        del self.rows[slot]
+
+    def step(self) -> dict[int, Update]:
+        if self.fails_with:
+            raise self.fails_with
+        time.sleep(self.step_sec)
+        return {slot: self._update(slot) for slot in list(self.rows)}
+
+    def _update(self, slot: int) -> Update:
+        request, last, left = self.rows[slot]
+        tokens, finish = [], ''
+        while len(tokens) < self.at_once and not finish:
+            last = following(last)
+            if last == BYTE.eos_id and self.endless:
+                last = ord('a')
+            if last == BYTE.eos_id:
+                finish = 'stop'
+                break
+            top = ((last, -0.5), (last + 1, -1.5))[: request.top]
+            tokens.append(Token(last, -0.5, top))
+            left -= 1
+            finish = '' if left else 'length'
+        self.rows[slot] = [request, last, left]
+        if finish:
+            del self.rows[slot]
+        return Update(tokens, finish)
+
+
+def score(rows: Sequence[Sequence[int]], top: int) -> list[list[Token]]:
+    """Scores as `Prompts`: the next letter has -0.5, and any other token -2."""
+    found = []
+    for row in rows:
+        likeliest = [following(token) for token in row]
+        tokens = [*row[1:], likeliest[-1]]
+        found.append(
+            [
+                Token(
+                    token, -0.5 if token == best else -2.0, ((best, -0.5), (best + 1, -1.5))[:top]
+                )
+                for token, best in zip(tokens, likeliest, strict=True)
+            ]
+        )
+    return found
+
+
+def service(
+    engine: Letters,
+    key: str | None = None,
+    queue: int = 8,
+    cut=lambda scope: None,
+    folder: Path = Path('nowhere'),
+    **limits,
+) -> Service:
+    """The routes over an engine; what closes it is their lifespan."""
+    return Service(
+        SERVED,
+        BYTE,
+        chat_of(BYTE, folder),
+        Scheduler(engine, score, queue),
+        engine.check,
+        Limits(**{'timeout_sec': PATIENCE_SEC, 'longest_scored': SERVED.capacity} | limits),
+        key,
+        cut,
+    )
+
+
+@contextlib.contextmanager
+def on_loopback(engine: Letters, send_buffer: int | None = None, **settings) -> Iterator[int]:
+    """Serves an engine in a thread of this process; yields the port."""
+    with serving(service(engine, cut=abort, **settings), send_buffer) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def serving(own: Service, send_buffer: int | None = None) -> Iterator[int]:
+    """Serves in a thread of this process; yields the port. send_buffer: bytes that the system takes
+    for a client that does not read.
+    """
+    with socket.create_server(('127.0.0.1', 0)) as sock:
+        if send_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        server = server_of(own.app(), own.end)
+        thread = threading.Thread(target=server.run, args=([sock],))
+        thread.start()
+        try:
+            yield sock.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_SEC)
+            assert not thread.is_alive()
+
+
+def wait_until(holds, what: str) -> None:
+    """Waits until a condition holds; fails with words where it never does."""
+    deadline = time.monotonic() + PATIENCE_SEC
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)

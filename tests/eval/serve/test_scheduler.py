@@ -1,0 +1,145 @@
+"""Property: slots are shared in turns, given back at once, and a failing thread ends all calls."""
+
+import threading
+
+import pytest
+
+from eval.serve.requests import Refusal
+from eval.serve.scheduler import Call, Piece, Scheduler, Work
+from lm.inference.engine import Request
+from lm.inference.sampling import Sampling
+from lm.inference.text import TextStream
+from tests.eval.serve.fakes import BYTE, Letters, score, wait_until
+
+GREEDY = Sampling(temperature=0)
+
+
+def work(text='a', most=3, stops=(), scored=False, sampling=GREEDY, top=1, ends=()) -> Work:
+    tokens = (BYTE.bos_id, *text.encode())
+    stream = TextStream(BYTE, stops, after=tokens)
+    own_ends = frozenset({BYTE.eos_id, *ends})
+    return Work(Request(tokens, most, sampling, top), stream, stops, own_ends, scored)
+
+
+class Texts:
+    """A call, and what came of it."""
+
+    def __init__(self, *works: Work):
+        self.pieces: list[Piece | Refusal] = []
+        self.ended = threading.Event()
+        self.call = Call(works, self.receive)
+
+    def receive(self, piece: Piece | Refusal) -> None:
+        self.pieces.append(piece)
+        finished = sum(bool(isinstance(one, Refusal) or one.finish) for one in self.pieces)
+        if finished == len(self.call.works) or isinstance(piece, Refusal):
+            self.ended.set()
+
+    def text(self, place: int = 0) -> str:
+        return ''.join(one.text for one in self.pieces if one.place == place)
+
+
+def done(scheduler: Scheduler, *texts: Texts) -> None:
+    """Lets calls wait, then serves them all."""
+    for one in texts:
+        scheduler.submit(one.call)
+    scheduler.start()
+    for one in texts:
+        assert one.ended.wait(60)
+    scheduler.close()
+
+
+@pytest.mark.parametrize('at_once', [1, 4])
+def test_texts_end_as_asked(at_once):
+    """By length, by EOS, at a stop string, at an ending token."""
+    engine = Letters(slots=2, at_once=at_once)
+    texts = Texts(
+        work('a', 3), work('x', 9), work('a', 9, stops=('ef',)), work('a', 9, ends=[ord('d')])
+    )
+    done(Scheduler(engine, score, 8), texts)
+    assert [texts.text(i) for i in range(4)] == ['bcd', 'yz', 'bcd', 'bc']
+    finishes = {one.place: one.finish for one in texts.pieces if one.finish}
+    assert finishes == {0: 'length', 1: 'stop', 2: 'stop', 3: 'stop'}
+    assert engine.free == 2
+
+
+def test_a_call_of_many_texts_holds_up_no_other():
+    """Texts are taken one of each call in turn, whoever came first."""
+    engine = Letters(slots=1)
+    many, one = Texts(*(work('a', 2) for _ in range(6))), Texts(work('m', 2))
+    done(Scheduler(engine, score, 8), many, one)
+    firsts = [request.tokens[-1] for request in engine.admitted]
+    assert firsts.index(ord('m')) == 1 and len(firsts) == 7
+
+
+def test_a_call_that_is_given_up_frees_its_slot_before_the_next_step():
+    engine = Letters(slots=1, step_sec=0.01, endless=True)
+    scheduler = Scheduler(engine, score, 8)
+    scheduler.start()
+    endless, waits = Texts(work('a', 10**9), work('a', 10**9)), Texts(work('a', 1))
+    scheduler.submit(endless.call)
+    wait_until(lambda: endless.pieces, 'the first text begins')
+    scheduler.submit(waits.call)
+    scheduler.cancel(endless.call)
+    assert waits.ended.wait(60) and waits.text() == 'b'
+    wait_until(lambda: engine.free == 1, 'the slot is free')
+    scheduler.cancel(waits.call)  # which has ended: nothing happens
+    assert scheduler.state() == {'status': 'ok', 'free_slots': 1, 'waiting': 0}
+    scheduler.close()
+    assert not endless.ended.is_set()
+
+
+def test_calls_that_wait_are_bounded_and_those_that_began_are_not_counted():
+    engine = Letters(slots=1, step_sec=0.01, endless=True)
+    scheduler = Scheduler(engine, score, 1)
+    first, second, third = (Texts(work('a', 10**9)) for _ in range(3))
+    scheduler.submit(first.call)
+    with pytest.raises(Refusal) as caught:
+        scheduler.submit(second.call)
+    assert (caught.value.status, caught.value.code) == (429, 'queue_full')
+    assert caught.value.retry_after > 0
+    scheduler.start()
+    wait_until(lambda: first.pieces, 'the first text begins')
+    scheduler.submit(second.call)
+    with pytest.raises(Refusal):
+        scheduler.submit(third.call)
+    scheduler.close()
+    for texts in (first, second):  # both are told
+        assert texts.pieces[-1].code == 'shutting_down'
+    with pytest.raises(Refusal):
+        scheduler.submit(third.call)
+
+
+def test_a_prompt_is_scored_without_a_slot_where_the_likeliest_token_is_all():
+    engine = Letters(slots=1)
+    texts = Texts(
+        work('ab', 1, scored=True), work('ac', 0, scored=True), work('ab', 2, scored=True)
+    )
+    done(Scheduler(engine, score, 8), texts)
+    assert len(engine.admitted) == 1 and engine.admitted[0].max_tokens == 2
+    assert [texts.text(i) for i in range(3)] == ['c', '', 'cd']
+    scored = {one.place: one.prompt for one in texts.pieces if one.prompt is not None}
+    assert [token.log_p for token in scored[0]] == [-0.5, -0.5]
+    assert [token.log_p for token in scored[1]] == [-0.5, -2.0]
+    assert len(texts.pieces[0].tokens) == 1  # the one behind the prompt
+
+
+def test_the_one_token_behind_a_scored_prompt_is_given_if_it_is_eos():
+    """lm-eval leaves out the last one, whatever it is."""
+    texts = Texts(work('z', 1, scored=True))
+    done(Scheduler(Letters(), score, 8), texts)
+    (piece,) = texts.pieces
+    assert ([token.id for token in piece.tokens], piece.finish) == ([BYTE.eos_id], 'stop')
+    assert piece.text == ''
+
+
+def test_an_engine_that_fails_ends_all_calls():
+    engine, told = Letters(slots=1), []
+    engine.fails_with = RuntimeError('out of memory')
+    scheduler = Scheduler(engine, score, 8, failed=told.append)
+    running, waiting = Texts(work()), Texts(work())
+    done(scheduler, running, waiting)
+    assert told == [engine.fails_with]
+    for texts in (running, waiting):
+        assert [one.status for one in texts.pieces] == [503]
+    assert scheduler.state()['status'] == 'closed'
