@@ -80,15 +80,14 @@ def main() -> int:
     if words := idle_accelerator():
         raise ValueError(words)
     place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * (sweep is not None))
-    how, trackers = engines.asked(sweep), tracking.asked()
+    how = engines.asked(sweep) | {'trackers': tracking.asked()}
     again = CONTINUE_CHANGED.value, START_OVER.value
     words = where_from(command.overridden(given), followed, recipe.train.init_from)
     if sweep is not None:
-        how |= {'start_over': again[1], 'trackers': trackers}
-        return train_sweep(base, sweep, place, again[0], words, **how)
+        return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
     distributed.join(digest(recipe))
     with mirrored(place) as workdir:
-        return train(recipe, workdir, *again, words, trackers)
+        return train(recipe, workdir, *again, words, how['trackers'])
 
 
 def train(

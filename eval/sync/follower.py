@@ -31,7 +31,7 @@ WATCHED = (CONFIG, FILE, SUMMARY)
 
 @dataclasses.dataclass
 class Followed:
-    """What a follower knows of a run."""
+    """A run that is followed."""
 
     tail: Tail
     stats: tuple = ()  # of its files, when it was last served

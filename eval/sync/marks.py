@@ -21,7 +21,7 @@ NOTHING = -1  # the step of a run of which no row was sent
 
 @dataclasses.dataclass
 class Mark:
-    """What a tracker has of a run. run: its name there; began: where its time axis starts."""
+    """Says what a tracker has of a run. run: its name there; began: where its time axis starts."""
 
     tracker: str
     where: str
