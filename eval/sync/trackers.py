@@ -4,10 +4,12 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from eval.sync.marks import without_password
 from eval.sync.records import Run, Step
 from eval.sync.to_mlflow import Mlflow
 from eval.sync.to_wandb import Wandb
 from lm.launch.tracking import PACKAGES
+from lm.storage.files import first_line
 from modules.choices import choose
 
 
@@ -54,7 +56,12 @@ def tracker(name: str, uri: str | None = None, project: str | None = None) -> Tr
     kind = choose(TRACKERS, name, '--to')
     if lacking := [one for one in PACKAGES[name] if importlib.util.find_spec(one) is None]:
         raise ValueError(missing(name, lacking))
-    return kind(uri, project)
+    try:
+        return kind(uri, project)
+    except Exception as error:  # of any kind
+        place = '' if uri is None else f' at {without_password(uri)}'
+        said = first_line(error) or type(error).__name__
+        raise ValueError(f'{name}{place} cannot be used: {said}') from error
 
 
 def missing(name: str, packages: Sequence[str]) -> str:

@@ -47,6 +47,6 @@ TRAIN = (
     *('--config.model.d_model=16', '--config.model.n_layers=1', '--config.model.n_heads=2'),
     *('--config.model.d_ff=32', '--config.model.n_kv_heads=2', '--config.data.seq_len=32'),
     *('--config.data.source=synthetic:markov', '--config.data.tokenizer=byte'),
-    *('--config.data.batch_size=4', '--config.train.log_every=1', '--config.train.eval_every=25'),
+    *('--config.data.batch_size=8', '--config.train.log_every=1', '--config.train.eval_every=25'),
     *('--config.train.diagnose_every=20', '--config.train.checkpoint_every=20'),
 )

@@ -1,4 +1,4 @@
-"""Contract, with MLflow itself on sqlite: points read back are those of metrics.jsonl, each once."""
+"""Contract, with MLflow on sqlite: points read back are those of metrics.jsonl, each once."""
 
 import os
 import sqlite3
@@ -142,7 +142,7 @@ def test_the_cells_of_a_sweep_are_runs(database, tmp_path):
         assert run.data.tags['evenkeel.sweep'] == tmp_path.name
 
 
-@pytest.mark.parametrize('uri', ['http://127.0.0.1:9', 'sqlite:////none/mlflow.db'])
+@pytest.mark.parametrize('uri', ['http://127.0.0.1:9', 'sqlite:////dev/null/mlflow.db'])
 def test_a_place_that_does_not_answer_is_an_error_of_some_seconds(tmp_path, monkeypatch, uri):
     begin(tmp_path)
     train(tmp_path, 0, 3)

@@ -36,7 +36,7 @@ def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypa
     'code', ['time.sleep(600)', 'os.kill(os.getpid(), 9)', 'print("error: no"); sys.exit(1)']
 )
 def test_what_was_not_sent_is_said_with_its_command(tmp_path, monkeypatch, code):
-    """Of a network that is dead, of a crash, of an error."""
+    """Tries a network that is dead, a crash, and an error."""
     started, said = program(monkeypatch, code), []
     monkeypatch.setattr(tracking, 'LAST_SEC', 0.5)
     with tracking.tracked(tmp_path, ['wandb'], said.append):
