@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from eval.sync.records import Run, Step
 OFFLINE = 'offline'
 # Upload that does not end: what is missing is sent by the next session.
 FINISH_SEC = 120.0
+# W&B writes by a process of its own, which ends two seconds after one that was killed, and what it
+# had in memory is lost.
+SETTLE_SEC = 5.0
 # Of a log of LevelDB, which these files are: a header of 7 bytes, then blocks of records, each
 # behind its CRC, length and kind. A record that crosses blocks is first, middle ones, and last.
 HEADER, BLOCK, OF_RECORD = 7, 1 << 15, struct.Struct('<IHB')
@@ -35,6 +39,7 @@ class Wandb:
 
     def __init__(self, uri: str | None, project: str | None):
         os.environ.setdefault('WANDB_ERROR_REPORTING', 'false')
+        os.environ.pop('WANDB_SERVICE', None)  # a process of W&B's that ends when another one does
         import wandb
 
         self._wandb = wandb
@@ -105,9 +110,11 @@ class WandbSession:
 
 
 def _last_step(folder: Path, name: str) -> int:
-    """Returns the last step in the files of a run, NOTHING for none."""
-    there = (step for path in files_of(folder, name) for step, _ in points(path))
-    return max(there, default=NOTHING)
+    """Returns the last step in the files of a run, NOTHING for none; waits while one is written."""
+    paths = files_of(folder, name)
+    while any(time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
+        time.sleep(0.1)
+    return max((step for path in paths for step, _ in points(path)), default=NOTHING)
 
 
 def files_of(folder: Path, name: str) -> list[Path]:

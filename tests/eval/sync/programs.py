@@ -8,7 +8,7 @@ import time
 
 from tests import ROOT
 
-WAIT_SEC = 300.0
+WAIT_SEC = 500.0
 
 
 def start(*arguments, **env):

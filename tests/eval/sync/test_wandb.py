@@ -1,4 +1,4 @@
-"""Contract, with W&B offline: the files that it leaves have the points of metrics.jsonl, each once."""
+"""Contract, with W&B offline: its files have the points of metrics.jsonl, each of them once."""
 
 import time
 
