@@ -10,6 +10,7 @@ The same command again resumes what the workdir holds.
 --print_config              print all fields and their values; --print_schedule the learning rates
 --continue_changed          go on from a workdir whose run had another config or other data
 --start_over                begin at step 1 where all checkpoints of a run are lost
+--track=mlflow[,wandb]      send the rows to trackers, by a process beside training
 --engine=local|ray          where a sweep trains: --runs_at_once=N in a program, --resources=CPU=2
 --coordinator=HOST:PORT --num_processes=N --process_id=I    on several hosts, the same command on
     each; by SLURM, Open MPI or on a TPU pod without these. --host_timeout=SECONDS to wait for all,
@@ -38,7 +39,7 @@ from absl import app, flags
 from eval.console import listings
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest, resolve, with_dtype
-from lm.launch import command, distributed, signals
+from lm.launch import command, distributed, signals, tracking
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
 from lm.record.remote.mirror import mirrored
 from lm.record.workdir import open_workdir
@@ -61,6 +62,7 @@ START_OVER = flags.DEFINE_bool(
 listings.define_flags()  # to print, and not to train: --choices, --print_config, --print_schedule
 engines.define_flags()  # of sweeps: --engine, --runs_at_once, --resources
 distributed.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...
+tracking.define_flags()  # --track
 
 
 def main() -> int:
@@ -77,16 +79,15 @@ def main() -> int:
         return DONE
     if words := idle_accelerator():
         raise ValueError(words)
-    suffix = '' if sweep is None else '-sweep'
-    place = WORKDIR.value or command.default_workdir(recipe, suffix)
-    how = engines.asked(sweep)
+    place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * (sweep is not None))
+    how = engines.asked(sweep) | {'trackers': tracking.asked()}
     again = CONTINUE_CHANGED.value, START_OVER.value
     words = where_from(command.overridden(given), followed, recipe.train.init_from)
     if sweep is not None:
         return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
     distributed.join(digest(recipe))
     with mirrored(place) as workdir:
-        return train(recipe, workdir, *again, words)
+        return train(recipe, workdir, *again, words, how['trackers'])
 
 
 def train(
@@ -95,6 +96,7 @@ def train(
     continue_changed: bool = False,
     start_over: bool = False,
     words: Sequence[str] = (),
+    trackers: Sequence[str] = (),
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     runs.check(recipe)
@@ -113,13 +115,12 @@ def train(
             (slot,) = wave.slots
             describe(slot.journal)
             if slot.journal.finished:
-                step, steps = slot.journal.step, recipe.train.steps
-                terminal.say(f'{workdir} is at step {step} of {steps}: nothing left to do')
-                return DONE
+                return runs.nothing_left(slot)
             wave.compile()
             held = memory_words(experiment, program)
             terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
             with (
+                tracking.tracked(workdir, trackers, terminal.say),
                 terminal.live(recipe.train.steps, slot.journal.step),
                 signals.caught_signals() as caught,
             ):

@@ -12,6 +12,7 @@ from lm.storage.files import open_regular, parse_json, write_text
 
 FILE = 'metrics.jsonl'
 DAMAGED_LINES = 'metrics_damaged.jsonl'
+NOT_FINITE = 'not_finite'  # in a line of the file: what the nulls beside it were, by their tags
 TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ from run to run
 
 
@@ -52,12 +53,12 @@ class Recorder:
         self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
-        finite = without_nan(row)
+        finite, numbers = without_nan(row), by_tag(row)
+        lost = {tag: str(x) for tag, x in numbers.items() if not math.isfinite(x)}
         with self._path.open('a') as file:
-            file.write(json.dumps(finite) + '\n')
+            file.write(json.dumps(finite | ({NOT_FINITE: lost} if lost else {})) + '\n')
         self.rows += 1
-        named = {name: value for name, value in finite.items() if name != 'step'}
-        self._board.write(row['step'], dict(_tags(named, ('layer', 'head'))))
+        self._board.write(row['step'], {t: x for t, x in numbers.items() if t not in lost})
 
     def sync(self) -> None:
         """Flushes all rows to the disk, so that they outlast a power cut."""
@@ -90,8 +91,13 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the intact rows of a metrics.jsonl; [] if there is no file."""
-    return [row for _, row in _lines(path) if row]
+    """Returns the intact rows of a metrics.jsonl, None for numbers that are not finite; [] if there
+    is no file.
+    """
+    rows = [row for _, row in _lines(path) if row]
+    for row in rows:
+        row.pop(NOT_FINITE, None)
+    return rows
 
 
 def without_nan(value: Any) -> Any:
@@ -101,6 +107,15 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def by_tag(row: dict[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a row, or of a line of the file, by tags such as 'loss' and
+    'entropy/layer_0/head_1', without the step. Of a line, those too that are not finite.
+    """
+    named = {name: value for name, value in row.items() if name not in ('step', NOT_FINITE)}
+    lost = {tag: float(text) for tag, text in row.get(NOT_FINITE, {}).items()}
+    return dict(_tags(named, ('layer', 'head'))) | lost
 
 
 def _tags(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, float]]:

@@ -15,6 +15,7 @@ from lm.config.resolve import differences, to_dict
 from lm.launch.distributed import from_first, gathered, has_own_disks, is_first
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import DamagedCheckpoint
+from lm.record.names import CONFIG, FINAL, LOCK, SUMMARY, SWEEP
 from lm.record.upgrade import stored_config
 from lm.storage.files import InUse as InUse
 from lm.storage.files import (
@@ -27,14 +28,9 @@ from lm.storage.files import (
     write_text,
 )
 
-CONFIG = 'config.json'
-SWEEP = 'sweep.json'
-SUMMARY = 'summary.json'
-LOCK = '.lock'
 SEEN_SEC = 60.0  # until another host sees a new file: NFS caches its absence for so long
 PATIENCE_SEC = 20.0  # with a process that was killed and has not ended yet, such as Ray's workers
 MESH = 'mesh.'  # the devices that a run goes on with change its sums by rounding alone
-FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
 
 
 @contextlib.contextmanager

@@ -71,6 +71,15 @@ def where(workdir: Path) -> str:
     return f'{workdir} on {device_name()}, jax {jax.__version__}'
 
 
+def nothing_left(slot: Slot) -> int:
+    """Says that a single run has ended before, and returns its exit status."""
+    journal, steps = slot.journal, slot.recipe.train.steps
+    journal.terminal.say(
+        f'{journal.workdir} is at step {journal.step} of {steps}: nothing left to do'
+    )
+    return DONE
+
+
 def exit_status(slot: Slot, caught: list[int]) -> int:
     """Says how a single run ended, and returns its exit status. caught: the signals that came."""
     journal, say = slot.journal, slot.journal.terminal.say

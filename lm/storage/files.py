@@ -184,6 +184,20 @@ def locked(
         yield held is True
 
 
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of the file; also False where there are no locks. Who
+    wants the lock at this very moment may have to try twice.
+    """
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _try_lock(file: IO, path: Path, say: Callable[[str], None]) -> bool | None:
     """Whether this process holds the lock now; None on a file system without locks."""
     try:

@@ -25,6 +25,7 @@ from lm.launch.distributed import asked_to_stop, from_first, is_first, several
 from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.launch.signals import caught_signals, handlers_kept
 from lm.launch.terminal import Terminal
+from lm.launch.tracking import tracked
 from lm.record.machine import device_name
 from lm.record.remote.mirror import sweep_folder, sweep_records
 from lm.record.workdir import LOCK, SWEEP, check_shared
@@ -101,6 +102,7 @@ def train_sweep(
     view: Callable[[Path], View],
     continue_changed: bool,
     engine: str,
+    trackers: Sequence[str] = (),
     **how: Any,
 ) -> int:
     """Trains the cells that have not ended yet; returns the exit status.
@@ -108,7 +110,7 @@ def train_sweep(
     base: the config that all cells start from, as nested dicts; sweep: config.sweep.
     workdir: a folder, or the URL of one in a bucket. view: shows and writes what a folder holds.
     continue_changed: go on where the folder holds a sweep from another base. engine: a name of
-    ENGINES. how: fields of `lm.sweep.group.Work`.
+    ENGINES. trackers: they get the rows of all cells. how: fields of `lm.sweep.group.Work`.
     """
     train_groups = choose(ENGINES, engine, '--engine')
     grouped = groups(cells(base, sweep))
@@ -143,7 +145,11 @@ def train_sweep(
     terminal.say(f'{url or workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
     if hosts > 1:
         say(f'{sum(map(len, mine))} of the {n} cells train on this host')
-    with caught_signals() as caught, shown.live(grouped, terminal.console) as tick:
+    with (
+        tracked(workdir, trackers if host == 0 else (), terminal.say),
+        caught_signals() as caught,
+        shown.live(grouped, terminal.console) as tick,
+    ):
         work = Work(mine, workdir, caught, say, tick, url=url, **how)
         train_groups(work)
     return from_first(_end(work, shown, terminal.say) if is_first() else None)

@@ -14,7 +14,7 @@ from tensorboardX.record_writer import masked_crc32c
 from lm.launch.before_jax import TUNABLES
 from lm.record import metrics
 from lm.record.checkpoint import check_tree
-from lm.record.metrics import Recorder, Throughput, read_rows
+from lm.record.metrics import Recorder, Throughput, by_tag, read_rows
 from lm.storage.files import write_text
 
 
@@ -144,7 +144,36 @@ def test_not_finite_values_are_null_in_json(tmp_path):
         'step': 1,
         'loss': None,
         'grad_norm': None,
+        'not_finite': {'loss': 'nan', 'grad_norm': 'inf'},
     }
+
+
+def test_what_was_not_finite_is_known_by_its_tag(tmp_path):
+    """Reference: the numbers that were recorded; other readers see nulls alone, as they did."""
+    inf, nan = float('inf'), float('nan')
+    recorder, path = Recorder(tmp_path, 0, None, print), tmp_path / 'metrics.jsonl'
+    recorder.write(
+        {'step': 1, 'loss': 0.5, 'entropy': [[-inf, 1.0], [2.0, nan]], 'rms': [inf, 3.0]}
+    )
+    recorder.write({'step': 2, 'loss': 0.25})
+    first, second = (json.loads(text) for text in path.read_text().splitlines())
+    assert repr(by_tag(first)) == repr(
+        {
+            'loss': 0.5,
+            'entropy/layer_0/head_1': 1.0,
+            'entropy/layer_1/head_0': 2.0,
+            'rms/layer_1': 3.0,
+            'entropy/layer_0/head_0': -inf,
+            'entropy/layer_1/head_1': nan,
+            'rms/layer_0': inf,
+        }
+    )
+    assert second == {'step': 2, 'loss': 0.25}, 'a finite row is as it was'
+    row = {'step': 1, 'loss': 0.5, 'entropy': [[None, 1.0], [2.0, None]], 'rms': [None, 3.0]}
+    assert read_rows(path) == [row, second]
+    before = path.read_bytes()
+    Recorder(tmp_path, 2, 2, print)
+    assert path.read_bytes() == before, 'a run that goes on keeps it'
 
 
 def test_throughput_leaves_pauses_out(monkeypatch):

@@ -1,0 +1,103 @@
+"""Sends the rows of a run, or of every cell of a sweep, to a tracker: W&B or MLflow.
+
+    python -m eval.sync --workdir=DIR --to=mlflow|wandb [--uri=URI] [--project=NAME] [--follow]
+
+Config, rows of metrics.jsonl, and summary, as they lie on disk, while the run trains or any time
+after. What was sent is noted in the workdir: the same command sends what is new, and nothing twice.
+
+--uri=URI       of MLflow a server or database, as sqlite:///mlflow.db, by default what
+                $MLFLOW_TRACKING_URI says; of W&B a server of one's own, or 'offline'
+--project=NAME  the project of W&B, or ENTITY/NAME, or the experiment of MLflow; default evenkeel
+--follow        go on while the run trains, and end with it
+
+`train.py --track=mlflow` does this beside training.
+"""
+
+import contextlib
+import os
+import select
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from eval.sync import follower
+from eval.sync.records import runs_in
+from eval.sync.trackers import tracker
+from lm.launch.exit_status import BAD_INPUT, DONE
+from lm.record.metrics import FILE
+
+BELOW_TRAINING = 10  # niceness
+
+
+def say(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # training was killed; its last rows are sent
+        print(text, flush=True)
+
+
+def until_eof(seconds: float) -> bool:
+    """Waits so many seconds, or until the process that trains has ended and its pipe with it."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def main() -> int:
+    """Sends, or follows, as the flags say; the exit status."""
+    given = flags.FLAGS
+    if not given.workdir or not given.to:
+        raise ValueError('--workdir=DIR and --to=mlflow or wandb are needed')
+    if '://' in given.workdir:
+        raise ValueError(
+            f'{given.workdir}: rows are sent from a disk, as what was sent is noted beside them. '
+            'train.py --track sends those of a run in a bucket.'
+        )
+    workdir = Path(given.workdir)
+    if not given.until_eof:
+        check(workdir, given.follow)
+    place = tracker(given.to, given.uri, given.project)
+    with follower.only_follower(workdir, given.to, place.where):
+        sender = follower.Follower(workdir, given.to, place, say)
+        if given.until_eof:
+            os.nice(BELOW_TRAINING)
+            is_sent = follower.follow(sender, until_eof)
+        elif given.follow:
+            is_sent = follower.follow(sender, follower.Watch(workdir))
+        else:
+            is_sent = follower.send_all(sender)
+    left = f'; {len(sender.errors)} runs have rows left' if sender.errors else ''
+    say(f'{place.where} has {sender.sent} more steps of {sender.runs} runs{left}')
+    return DONE if is_sent else BAD_INPUT
+
+
+def check(workdir: Path, is_to_come: bool) -> None:
+    """Raises ValueError where there is nothing to send. is_to_come: rows may be there later."""
+    folders = runs_in(workdir)
+    if not folders:
+        raise ValueError(f'{workdir} holds no run and no sweep; give a --workdir of train.py')
+    if not is_to_come and not any((folder / FILE).exists() for folder in folders):
+        raise ValueError(f'{workdir} has no rows yet: there is no {FILE}. --follow waits for them')
+
+
+def run(argv: list[str]) -> None:
+    try:
+        if len(argv) > 1:
+            raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')
+        status = main()
+    except (ValueError, OSError) as error:
+        # Training passes on what comes here; libraries write to the other stream.
+        stream = sys.stdout if flags.FLAGS.until_eof else sys.stderr
+        print(f'error: {error}', file=stream, flush=True)
+        status = BAD_INPUT
+    except KeyboardInterrupt:
+        print('\nSIGINT: the same command sends the rest', file=sys.stderr)
+        status = 130
+    sys.exit(status)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('workdir', None, 'Folder of a run or sweep.')
+    flags.DEFINE_string('to', None, 'The tracker: mlflow or wandb.')
+    flags.DEFINE_string('uri', None, 'Server, or database, of the tracker.')
+    flags.DEFINE_string('project', None, 'Project of W&B, experiment of MLflow.')
+    flags.DEFINE_bool('follow', False, 'Go on while the run trains.')
+    flags.DEFINE_bool('until_eof', False, 'Follow until standard input ends: for train.py.')
+    app.run(run)

@@ -1,0 +1,252 @@
+"""Follows the runs of a workdir, a run or a sweep, and sends what is new to one tracker.
+
+Runs are served in turns, each with so many rows at a time, so that none waits for long. A run costs
+its place in the files, its mark, and a session where the tracker has so many at once. An error of
+one run leaves the others; it is tried again in later rounds.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from eval.sync.marks import Mark, digest_of, file_name, read_mark
+from eval.sync.records import COMPLETE, Run, Step, Tail, read_run, read_summary, runs_in
+from eval.sync.trackers import Session, Tracker
+from lm.record.metrics import FILE
+from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
+from lm.storage.files import first_line, is_locked, locked
+
+PACE_SEC = 5.0  # between rounds
+TRIES = 4  # rounds without an answer, at the end
+SLOWEST_SEC = 120.0  # between rounds while the tracker does not answer
+FAILURES = 3  # runs in a row that fail: the tracker does not answer, and the round ends
+PATIENCE_SEC = 60.0  # with a follower that is about to end, as its training was killed
+MOST_WORDS = 300  # of an error
+QUIET_SEC = 60.0  # without a process that trains, after which a run has ended
+WATCHED = (CONFIG, FILE, SUMMARY)
+
+
+@dataclasses.dataclass
+class Followed:
+    """A run that is followed."""
+
+    tail: Tail
+    stats: tuple = ()  # of its files, when it was last served
+    run: Run | None = None
+    mark: Mark | None = None
+    closed: float = -float('inf')  # when its session had to make room
+
+
+class Follower:
+    """Sends what runs have left on disk since it was last sent. sent: how many steps so far."""
+
+    def __init__(self, workdir: Path, name: str, tracker: Tracker, say: Callable[[str], None]):
+        self._workdir, self._name, self._tracker, self._say = workdir, name, tracker, say
+        self._followed: dict[Path, Followed] = {}
+        self._sessions: collections.OrderedDict[Path, Session] = collections.OrderedDict()
+        self._first: Path | None = None  # who is served first in the next round
+        self._said: set[str] = set()
+        self.errors: dict[Path, str] = {}
+        self.sent = 0
+
+    @property
+    def runs(self) -> int:
+        return len(self._followed)
+
+    def round(self, is_last: bool = False) -> bool:
+        """Serves each run once; returns whether some run has more that can be sent now.
+
+        is_last: nothing is put off to a later round.
+        """
+        folders = runs_in(self._workdir)
+        start = folders.index(self._first) if self._first in folders else 0
+        has_more, failures = False, 0
+        for folder in folders[start:] + folders[:start]:
+            followed = self._followed.setdefault(folder, Followed(Tail(folder)))
+            try:
+                has_more |= self._serve(folder, followed, is_last)
+                failures = 0 if self.errors.pop(folder, None) is None else failures
+            except Exception as error:  # of any kind: trackers have errors of their own
+                self._failed(folder, error)
+                failures += 1
+            if failures == FAILURES:
+                self._first = folder
+                return False
+        self._first = None
+        return has_more
+
+    def _serve(self, folder: Path, followed: Followed, is_last: bool) -> bool:
+        stats = tuple(_changed(folder / name) for name in WATCHED)
+        if stats == followed.stats or not (is_last or self._has_room(folder, followed)):
+            return False
+        if followed.mark is None or stats[:1] != followed.stats[:1]:
+            self._recognise(folder, followed)
+        mark, summary = followed.mark, read_summary(folder)
+        steps, has_more = followed.tail.read()
+        if not has_more and summary.get('status') in COMPLETE:
+            steps += followed.tail.rest()
+        digest = digest_of(summary)
+        is_ended = bool(summary) and not has_more and digest != mark.summary
+        if is_ended or any(step.step > mark.step for step in steps):
+            session = self._sessions.get(folder) or self._open(folder, followed)
+            if followed.tail.is_new:  # the tracker lacks what the mark counts
+                return True
+            self._send(folder, followed, session, steps)
+            if is_ended:
+                session.end(summary['status'], summary)
+                mark.summary = digest
+                self._write_mark(folder, 'send')
+                self._close(folder)
+        followed.stats = followed.stats if has_more else stats
+        return has_more
+
+    def _has_room(self, folder: Path, followed: Followed) -> bool:
+        """Whether the run may have a session now, though others may have to make room for it."""
+        if folder in self._sessions or len(self._sessions) < self._tracker.most_open:
+            return True
+        return time.monotonic() - followed.closed >= self._tracker.reopen_sec
+
+    def _recognise(self, folder: Path, followed: Followed) -> None:
+        """Reads which run the folder holds; one of another config than before is a new one."""
+        run, mark = read_run(folder), read_mark(self._path(folder))
+        if mark is None or mark.config != run.digest:
+            self._close(folder)
+            mark = Mark.new(self._name, self._tracker.where, run)
+            mark.write(self._path(folder))
+        elif followed.mark is not None:
+            return  # the mesh may have changed
+        followed.run, followed.mark, followed.tail = run, mark, Tail(folder)
+
+    def _path(self, folder: Path) -> Path:
+        return folder / file_name(self._name, self._tracker.where)
+
+    def _write_mark(self, folder: Path, after: str) -> None:
+        if after == self._tracker.certain_after:
+            self._followed[folder].mark.write(self._path(folder))
+
+    def _open(self, folder: Path, followed: Followed) -> Session:
+        """Opens the run. Its mark then has what the tracker says that it has."""
+        while len(self._sessions) >= self._tracker.most_open:
+            oldest = next(iter(self._sessions))
+            self._close(oldest)
+            self._followed[oldest].closed = time.monotonic()
+        mark = followed.mark
+        session = self._tracker.open(followed.run, mark.run, mark.began)
+        self._sessions[folder] = session
+        there = session.last_step()
+        if there is not None and there < mark.step:
+            followed.tail, mark.summary = Tail(folder), ''
+        mark.step = mark.step if there is None else there
+        return session
+
+    def _send(
+        self, folder: Path, followed: Followed, session: Session, steps: Sequence[Step]
+    ) -> None:
+        """Sends steps that the tracker lacks: those behind the last one that it has."""
+        self._sessions.move_to_end(folder)
+        new: list[Step] = []
+        for step in steps:
+            if step.step > (new[-1].step if new else followed.mark.step):
+                new.append(step)
+        if new:
+            session.send(new)
+            followed.mark.step = new[-1].step
+            self._write_mark(folder, 'send')
+            self.sent += len(new)
+
+    def _close(self, folder: Path) -> None:
+        if session := self._sessions.pop(folder, None):
+            try:
+                session.close()
+                self._write_mark(folder, 'close')
+            except Exception as error:  # of any kind
+                self._failed(folder, error)
+
+    def _failed(self, folder: Path, error: Exception) -> None:
+        """Says it once, and forgets what is not on disk: the run is read again from its mark."""
+        if session := self._sessions.pop(folder, None):
+            with contextlib.suppress(Exception):
+                session.close()
+        self._followed[folder] = Followed(Tail(folder))
+        self.errors[folder] = text = first_line(error, MOST_WORDS) or type(error).__name__
+        if text not in self._said:
+            self._say(f'{self._name}: {folder.name}: {text}')
+        self._said.add(text)
+
+    def close(self) -> None:
+        """Closes all sessions: rows are then where the tracker keeps them, or `errors` says it."""
+        for folder in [*self._sessions]:
+            self._close(folder)
+
+
+def _changed(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_size, found.st_mtime_ns
+    return None
+
+
+def follow(follower: Follower, has_ended: Callable[[float], bool]) -> bool:
+    """Serves all runs until training has ended, and all that is left then; whether all was sent.
+
+    has_ended: waits so many seconds, or until training has ended; returns whether it has.
+    """
+    pace = PACE_SEC
+    while True:
+        has_more = follower.round()
+        pace = min(2 * pace, SLOWEST_SEC) if follower.errors else PACE_SEC
+        if has_ended(0.0 if has_more else pace):
+            return send_all(follower)
+
+
+def send_all(follower: Follower, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Sends all that is on disk; returns whether the tracker has it. Tries TRIES times."""
+    for wait in range(TRIES):
+        while follower.round(is_last=True):
+            pass
+        follower.close()
+        if not follower.errors:
+            return True
+        if wait < TRIES - 1:
+            sleep(2.0**wait)
+    return False
+
+
+@contextlib.contextmanager
+def only_follower(workdir: Path, name: str, where: str) -> Iterator[None]:
+    """Holds the lock for rows of this folder to this place; a cell has that of its sweep. Raises
+    InUse where another process holds it.
+    """
+    parent = workdir.absolute().parent
+    folder = parent if (parent / SWEEP).exists() else workdir
+    with locked(
+        folder / file_name(name, where, 'lock'),
+        in_use=f'another process sends {folder} to {where}; wait for it',
+        wait_until=time.monotonic() + PATIENCE_SEC,
+    ):
+        yield
+
+
+def is_training(workdir: Path) -> bool:
+    """Whether a process holds a run of the folder."""
+    folders = {workdir, *runs_in(workdir)}
+    return any(is_locked(folder / LOCK) for folder in folders)
+
+
+class Watch:
+    """Waits for the end of training that another process does: `has_ended` for `follow`.
+
+    It has ended when no process holds a run for QUIET_SEC; between two groups of a sweep none does.
+    """
+
+    def __init__(self, workdir: Path):
+        self._workdir, self._seen = workdir, time.monotonic()
+
+    def __call__(self, seconds: float) -> bool:
+        if is_training(self._workdir):
+            self._seen = time.monotonic()
+        time.sleep(seconds)
+        return time.monotonic() - self._seen > QUIET_SEC

@@ -1,0 +1,68 @@
+"""Marks: what a tracker has of a run, as a file in the run's folder.
+
+Before the tracker hears of a run, the mark gets the name that the run has there, so that a process
+that comes after one that was killed finds the same run again. When the tracker has kept rows it
+gets their last step. What was kept and not yet noted, as a process was killed in between, the
+tracker itself knows (`eval.sync.trackers.Session`).
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+from pathlib import Path
+
+from eval.sync.records import Run
+from lm.storage.files import Unreadable, read_json, sealed, write_json
+
+NOTHING = -1  # the step of a run of which no row was sent
+
+
+@dataclasses.dataclass
+class Mark:
+    """Says what a tracker has of a run. run: its name there; began: where its time axis starts."""
+
+    tracker: str
+    where: str
+    run: str
+    config: str  # the digest of its config
+    began: float
+    step: int = NOTHING
+    summary: str = ''  # the digest of what was sent of summary.json
+
+    @classmethod
+    def new(cls, tracker: str, where: str, run: Run) -> 'Mark':
+        """Returns the mark of a run that the tracker does not have; two runs of one config, in two
+        folders, are two.
+        """
+        name = f'{run.digest}-{secrets.token_hex(4)}'
+        return cls(tracker, where, name, run.digest, run.began)
+
+    def write(self, path: Path) -> None:
+        write_json(path, sealed(dataclasses.asdict(self)))
+
+
+def read_mark(path: Path) -> Mark | None:
+    """Returns what is noted, None if nothing is. Raises Unreadable for a damaged file."""
+    try:
+        return Mark(**read_json(path))
+    except FileNotFoundError:
+        return None
+    except (Unreadable, TypeError) as error:
+        raise Unreadable(f'{error}. Delete {path}: all rows then go to a new run there') from error
+
+
+def file_name(tracker: str, where: str, ending: str = 'json') -> str:
+    """sync-mlflow-1a2b3c4d.json: a file for each place that rows are sent to."""
+    digest = hashlib.sha256(where.encode()).hexdigest()[:8]
+    return f'sync-{tracker}-{digest}.{ending}'
+
+
+def digest_of(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def without_password(uri: str) -> str:
+    """Returns a URI as it may be printed, and stored beside a run that others read."""
+    return re.sub(r'//[^/@]*@', '//', uri)

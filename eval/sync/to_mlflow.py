@@ -1,0 +1,140 @@
+"""MLflow: a server, or a database such as sqlite:///mlflow.db.
+
+A run carries its name in a tag, by which it is found again. Points have times that follow from the
+rows, and a database keeps one of two equal points. No server is trusted with that: of a run that
+was found, each metric goes on behind the last step that the server has of it.
+
+Databases hold no infinity: what MLflow gives back for one is LARGEST. NaN stays NaN.
+"""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eval.sync.marks import NOTHING, without_password
+from eval.sync.records import Run, Step, is_mesh
+
+TAG = 'evenkeel.run'
+LARGEST = 1.7976931348623157e308
+MOST_POINTS, MOST_PARAMS = 1000, 100  # in a request
+MOST_PARAM, MOST_TAG, MOST_NAME = 6000, 8000, 250  # characters
+ENDED = {'done': 'FINISHED', 'diverged': 'FAILED', 'failed': 'FAILED', 'stopped': 'KILLED'}
+# MLflow would try for four minutes, report its use, and wait for each answer for two minutes.
+DEFAULTS = {
+    'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '2',
+    'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
+    'MLFLOW_DISABLE_TELEMETRY': 'true',
+}
+
+
+class Mlflow:
+    """An experiment; `project` is its name, by default $MLFLOW_EXPERIMENT_NAME or evenkeel."""
+
+    most_open, reopen_sec = 100_000, 0.0  # a session holds no connection
+    certain_after = 'send'
+
+    def __init__(self, uri: str | None, project: str | None):
+        for name, value in DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        import mlflow
+
+        for name in ('mlflow', 'alembic'):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        uri = uri or mlflow.get_tracking_uri()
+        self.client = mlflow.MlflowClient(uri)
+        self._project = project or os.environ.get('MLFLOW_EXPERIMENT_NAME') or 'evenkeel'
+        self._experiment: str | None = None
+        self.where = f'{without_password(uri)} ({self._project})'
+
+    def open(self, run: Run, name: str, began: float) -> 'MlflowSession':
+        if self._experiment is None:
+            found = self.client.get_experiment_by_name(self._project)
+            ours = found.experiment_id if found else self.client.create_experiment(self._project)
+            self._experiment = ours
+        query = f"tags.`{TAG}` = '{name}'"
+        there = self.client.search_runs([self._experiment], query, max_results=1)
+        tags = {TAG: name, 'evenkeel.workdir': str(run.folder.absolute())}
+        if run.sweep:
+            tags['evenkeel.sweep'] = run.sweep
+        how = {'tags': tags, 'run_name': run.name, 'start_time': round(began * 1000)}
+        one = there[0] if there else self.client.create_run(self._experiment, **how)
+        session = MlflowSession(self.client, one, began, is_new=not there)
+        session.describe(run.config)
+        return session
+
+
+class MlflowSession:
+    """A run of MLflow."""
+
+    def __init__(self, client: Any, run: Any, began: float, is_new: bool):
+        self._client, self._id, self._began = client, run.info.run_id, began
+        self._is_new, self._params = is_new, run.data.params
+        self._is_running = run.info.status == 'RUNNING'
+        # The last step of each metric, as the server has them; what this session sends is behind.
+        self._before = {one.key: one.step for one in run.data.to_proto().metrics}
+
+    def describe(self, config: Mapping[str, Any]) -> None:
+        """Sends the config as params. A param cannot change, so that the mesh is tags."""
+        from mlflow.entities import Param, RunTag
+
+        texts = {path: str(x)[:MOST_PARAM] for path, x in config.items() if x is not None}
+        changed = {p for p, text in texts.items() if self._params.get(p, text) != text}
+        new = [
+            Param(path, text)
+            for path, text in texts.items()
+            if not is_mesh(path) and path not in self._params
+        ]
+        as_tags = [RunTag(path, text) for path, text in texts.items() if is_mesh(path)]
+        as_tags += [RunTag(f'changed.{path}', texts[path]) for path in sorted(changed)]
+        self._log(params=new, size=MOST_PARAMS)
+        self._log(tags=as_tags, size=MOST_PARAMS)
+
+    def last_step(self) -> int | None:
+        return NOTHING if self._is_new else None
+
+    def send(self, steps: Sequence[Step]) -> None:
+        from mlflow.entities import Metric
+
+        if not self._is_running:
+            self._client.update_run(self._id, status='RUNNING')
+            self._is_running = True
+        points = [
+            Metric(name, value, round((self._began + step.seconds) * 1000), step.step)
+            for step in steps
+            for name, value in ((metric_name(tag), x) for tag, x in step.values.items())
+            if step.step > self._before.get(name, NOTHING)
+        ]
+        self._log(metrics=points, size=MOST_POINTS)
+
+    def _log(self, size: int, **what: list[Any]) -> None:
+        ((kind, found),) = what.items()
+        for start in range(0, len(found), size):
+            self._client.log_batch(self._id, **{kind: found[start : start + size]})
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
+        self._log(
+            tags=[RunTag(name, str(x)[:MOST_TAG]) for name, x in summary.items()], size=MOST_PARAMS
+        )
+        self._client.set_terminated(self._id, ENDED.get(status, 'KILLED'))
+        self._is_running = False
+
+    def close(self) -> None: ...
+
+    def points(self, name: str) -> dict[int, list[float]]:
+        """Returns all values that the server has of a metric by step, infinities as they were."""
+        found: dict[int, list[float]] = {}
+        for one in self._client.get_metric_history(self._id, name):
+            is_infinite = abs(one.value) >= LARGEST
+            value = math.copysign(math.inf, one.value) if is_infinite else one.value
+            found.setdefault(one.step, []).append(value)
+        return found
+
+
+def metric_name(tag: str) -> str:
+    """Returns a tag with characters that MLflow takes, such as 'entropy/layer_0/head_1'."""
+    return re.sub(r'[^\w./ -]', '_', tag)[:MOST_NAME]

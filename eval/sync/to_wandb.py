@@ -1,0 +1,152 @@
+"""W&B: its cloud, a server of one's own, or files that `wandb sync` sends later.
+
+A run has the name of its mark as its id, and `resume='allow'`. The server says which step is next;
+offline, the files of earlier processes do. Both know more than the mark where a process was killed.
+The step of a point is that of training.
+"""
+
+import contextlib
+import json
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.sync.marks import NOTHING, without_password
+from eval.sync.records import Run, Step
+
+OFFLINE = 'offline'
+# Upload that does not end: what is missing is sent by the next session.
+FINISH_SEC = 120.0
+# W&B writes by a process of its own, which ends two seconds after one that was killed, and what it
+# had in memory is lost.
+SETTLE_SEC = 5.0
+# Of a log of LevelDB, which these files are: a header of 7 bytes, then blocks of records, each
+# behind its CRC, length and kind. A record that crosses blocks is first, middle ones, and last.
+HEADER, BLOCK, OF_RECORD = 7, 1 << 15, struct.Struct('<IHB')
+WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+class Wandb:
+    """A project; `project` is its name, or ENTITY/NAME, by default $WANDB_PROJECT or evenkeel. uri:
+    of the server, or 'offline'.
+    """
+
+    most_open, reopen_sec = 8, 300.0  # to open one takes seconds, and offline makes a folder
+    certain_after = 'close'  # a process of its own writes and sends meanwhile
+
+    def __init__(self, uri: str | None, project: str | None):
+        os.environ.setdefault('WANDB_ERROR_REPORTING', 'false')
+        os.environ.pop('WANDB_SERVICE', None)  # a process of W&B's that ends when another one does
+        import wandb
+
+        self._wandb = wandb
+        given = uri or (OFFLINE if os.environ.get('WANDB_MODE') == OFFLINE else None)
+        self._mode = OFFLINE if given == OFFLINE else None
+        how = {} if self._mode or not uri else {'base_url': uri}
+        self._settings = wandb.Settings(
+            **how,
+            console='off',
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            init_timeout=30.0,
+            finish_timeout=FINISH_SEC,
+            finish_timeout_raises=True,
+        )
+        entity, _, name = (project or '').rpartition('/')
+        self._entity = entity or None
+        self._project = name or os.environ.get('WANDB_PROJECT') or 'evenkeel'
+        server = given or os.environ.get('WANDB_BASE_URL') or 'https://api.wandb.ai'
+        self.where = f'{without_password(server)} ({project or self._project})'
+
+    def open(self, run: Run, name: str, began: float) -> 'WandbSession':
+        before = _last_step(run.folder, name) if self._mode == OFFLINE else None
+        opened = self._wandb.init(
+            entity=self._entity,
+            project=self._project,
+            id=name,
+            name=run.name,
+            group=run.sweep,
+            dir=str(run.folder.absolute()),
+            mode=self._mode,
+            resume='allow',
+            reinit='create_new',
+            settings=self._settings,
+        )
+        opened.config.update(
+            {path: x for path, x in run.config.items() if x is not None}, allow_val_change=True
+        )
+        return WandbSession(opened, began, before)
+
+
+class WandbSession:
+    """A run of W&B, open until `close`."""
+
+    def __init__(self, run: Any, began: float, before: int | None):
+        self._run, self._began, self._status = run, began, 'stopped'
+        self._before = run.step - 1 if before is None else before
+
+    def last_step(self) -> int:
+        return self._before
+
+    def send(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            at = {'_timestamp': self._began + step.seconds}
+            self._run.log(step.values | at, step=step.step, commit=True)
+        if steps:
+            _ = self._run.step  # its process answers once it has taken what was logged before
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        self._run.summary.update(dict(summary))
+        self._status = status
+
+    def close(self) -> None:
+        self._run.finish(exit_code=int(self._status in ('diverged', 'failed')))
+
+
+def _last_step(folder: Path, name: str) -> int:
+    """Returns the last step in the files of a run, NOTHING for none; waits while one is written."""
+    paths = files_of(folder, name)
+    while any(time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
+        time.sleep(0.1)
+    return max((step for path in paths for step, _ in points(path)), default=NOTHING)
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """Returns the files that sessions offline have left of a run, oldest first."""
+    return sorted((folder / 'wandb').glob(f'offline-run-*-{name}/run-{name}.wandb'))
+
+
+def points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields (step, numbers by tag) from a file of W&B, as far as it was written."""
+    from google.protobuf.message import DecodeError
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for data in _records(path.read_bytes()):
+        with contextlib.suppress(DecodeError):  # the last one may be cut
+            record = Record.FromString(data)
+            if record.WhichOneof('record_type') == 'history':
+                items = {one.key or '/'.join(one.nested_key): one for one in record.history.item}
+                values = {key: json.loads(one.value_json) for key, one in items.items()}
+                yield record.history.step.num, {k: x for k, x in values.items() if k[0] != '_'}
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    at, parts = HEADER, b''
+    while at + OF_RECORD.size <= len(data):
+        left = BLOCK - at % BLOCK
+        if left < OF_RECORD.size:
+            at += left
+            continue
+        _, length, kind = OF_RECORD.unpack_from(data, at)
+        start, at = at + OF_RECORD.size, at + OF_RECORD.size + length
+        if kind not in (WHOLE, FIRST, MIDDLE, LAST):
+            return
+        parts = data[start:at] if kind in (WHOLE, FIRST) else parts + data[start:at]
+        if kind in (WHOLE, LAST):
+            yield parts

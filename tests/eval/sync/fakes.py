@@ -1,0 +1,158 @@
+"""Workdirs made by hand, and a tracker that is a dict."""
+
+import json
+import math
+from collections import Counter
+
+from eval.sync.marks import NOTHING
+from eval.sync.records import flat
+from lm.record.metrics import NOT_FINITE
+from lm.storage.files import json_text, sealed
+
+CONFIG = {'model': {'d_model': 8}, 'optim': {'lr': 0.001, 'beta2': None}, 'mesh': {'data': 1}}
+INF, NAN = math.inf, math.nan
+
+
+def rows_from(first, last, every=10):
+    """Rows as training makes them: of each step, of layers at some, of validation at others."""
+    for step in range(first, last + 1):
+        odd = {3: INF, 5: -INF, 7: NAN}.get(step, 0.1 * step)
+        yield {'step': step, 'loss': 1 / (step + 3), 'grad_norm': odd, 'step_sec': 0.5}
+        if step % every == 2:
+            yield {'step': step, 'entropy': [[NAN, 0.25 * step], [1.0, INF]], 'rms': [1.0, 2.0]}
+        if step % every == 0:
+            yield {'step': step, 'validation_ce': 2.0 + step}
+
+
+def line(row):
+    """A line of metrics.jsonl, by other means than the recorder's."""
+    odd = {}
+
+    def spell(value, tag):
+        if isinstance(value, list):
+            axis = 'head' if 'layer' in tag else 'layer'
+            return [spell(one, f'{tag}/{axis}_{i}') for i, one in enumerate(value)]
+        if isinstance(value, float) and not math.isfinite(value):
+            odd[tag] = str(value)
+            return None
+        return value
+
+    row = {name: spell(value, name) for name, value in row.items()}
+    return json.dumps(row | ({NOT_FINITE: odd} if odd else {})) + '\n'
+
+
+def begin(folder, lr=0.001, mesh=1):
+    folder.mkdir(parents=True, exist_ok=True)
+    config = CONFIG | {'optim': {'lr': lr, 'beta2': None}, 'mesh': {'data': mesh}}
+    (folder / 'config.json').write_text(json_text(sealed(config)))
+    (folder / 'summary.json').unlink(missing_ok=True)
+
+
+def train(folder, first, last):
+    with (folder / 'metrics.jsonl').open('a') as file:
+        file.writelines(map(line, rows_from(first, last)))
+
+
+def go_back(folder, step):
+    """Drops the rows beyond a step, as a run that goes on from a checkpoint does."""
+    path = folder / 'metrics.jsonl'
+    kept = [text for text in path.read_text().splitlines(True) if json.loads(text)['step'] <= step]
+    other = path.with_suffix('.new')
+    other.write_text(''.join(kept))
+    other.replace(path)
+    (folder / 'summary.json').unlink(missing_ok=True)
+
+
+def end(folder, status='done', **numbers):
+    record = {'status': status, 'parameters': 12, 'warnings': [], **numbers}
+    (folder / 'summary.json').write_text(json_text(sealed(record)))
+
+
+def on_disk(folder):
+    """{(step, tag): value as text} of metrics.jsonl, for NaN equals nothing."""
+    found = {}
+    for text in (folder / 'metrics.jsonl').read_text().splitlines():
+        row = json.loads(text)
+        odd, step = row.pop(NOT_FINITE, {}), row.pop('step')
+        lists = {name: value for name, value in row.items() if isinstance(value, list)}
+        numbers = {name: value for name, value in row.items() if name not in lists}
+        for name, layers in lists.items():
+            for i, layer in enumerate(layers):
+                heads = {f'{name}/layer_{i}': layer}
+                if isinstance(layer, list):
+                    heads = {f'{name}/layer_{i}/head_{j}': one for j, one in enumerate(layer)}
+                numbers |= heads
+        numbers |= {tag: float(spelled) for tag, spelled in odd.items()}
+        found |= {(step, tag): repr(float(x)) for tag, x in numbers.items() if x is not None}
+    return found
+
+
+class Killed(BaseException):
+    """Ends the follower where it is."""
+
+
+class Server:
+    """Runs by name. knows: whether it says its last step (as W&B), or completes (as MLflow)."""
+
+    certain_after = 'send'
+    where = 'a dict'
+
+    def __init__(self, knows=True, most_open=4, reopen_sec=0.0):
+        self.knows, self.most_open, self.reopen_sec = knows, most_open, reopen_sec
+        self.runs, self.open_now, self.most_seen, self.opened = {}, 0, 0, Counter()
+        self.ends, self.kill, self.down, self.bad = {}, None, False, ()
+
+    def open(self, run, name, began):
+        if self.down or run.name in self.bad:
+            raise ConnectionError('no route to the tracker')
+        self.open_now += 1
+        self.most_seen = max(self.most_seen, self.open_now)
+        self.opened[run.name] += 1
+        is_new = name not in self.runs
+        return Session(self, name, run, self.runs.setdefault(name, []), is_new)
+
+    def points(self, name):
+        """{(step, tag): value}. Raises AssertionError where one is there twice."""
+        found = {}
+        for step, tag, value in self.runs[name]:
+            assert (step, tag) not in found, (step, tag)
+            found[step, tag] = repr(float(value))
+        return found
+
+
+class Session:
+    """A run that is open at a Server."""
+
+    def __init__(self, server, name, run, points, is_new):
+        self.server, self.name, self.config = server, name, flat(run.config)
+        self.points, self.is_new = points, is_new
+        self.before = {tag: step for step, tag, _ in points}
+
+    def last_step(self):
+        last = max((step for step, _, _ in self.points), default=NOTHING)
+        return last if self.server.knows or self.is_new else None
+
+    def send(self, steps):
+        if self.server.down:
+            raise ConnectionError('no route to the tracker')
+        if self.server.kill == 'before':
+            raise Killed
+        for i, step in enumerate(steps):
+            if self.server.kill == 'midway' and i == len(steps) // 2:
+                raise Killed
+            for n, (tag, value) in enumerate(step.values.items()):
+                # One that says its last step takes each step whole.
+                if self.server.kill == 'within' and i and n == 1 and not self.server.knows:
+                    raise Killed
+                if self.server.knows or step.step > self.before.get(tag, NOTHING):
+                    self.points.append((step.step, tag, value))
+        if self.server.kill == 'behind':
+            raise Killed
+
+    def end(self, status, summary):
+        if self.server.kill == 'at the end':
+            raise Killed
+        self.server.ends.setdefault(self.name, []).append((status, summary))
+
+    def close(self):
+        self.server.open_now -= 1

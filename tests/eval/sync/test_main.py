@@ -1,0 +1,74 @@
+"""Contract: `python -m eval.sync` says in one line what is wrong, before it imports a tracker."""
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from eval.sync import trackers
+from eval.sync.marks import file_name, without_password
+from lm.launch.tracking import PACKAGES
+from tests import ROOT
+from tests.eval.sync.fakes import begin, train
+
+
+def sync(*flags):
+    """(exit status, what it said)."""
+    command = [sys.executable, '-X', 'importtime', '-m', 'eval.sync', *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    lines = [text for text in done.stderr.splitlines() if not text.startswith('import time')]
+    imported = {text.rpartition('|')[2].strip() for text in done.stderr.splitlines()}
+    assert not imported & {'jax', 'numpy', 'mlflow', 'wandb', 'pyarrow'}
+    return done.returncode, lines, done.stdout
+
+
+@pytest.mark.parametrize(
+    ('flags', 'said'),
+    [
+        (['--to=mlflw'], "--to must be one of mlflow, wandb; got 'mlflw'. Did you mean 'mlflow'?"),
+        ([], '--workdir=DIR and --to=mlflow or wandb are needed'),
+        (['mlflow'], "flags begin with --, as in --to=mlflow; got ['mlflow']"),
+        (['--to=mlflow', '--workdir=gs://a/b'], 'gs://a/b: rows are sent from a disk'),
+        (['--to=mlflow', '--workdir=/none'], '/none holds no run and no sweep'),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, flags, said):
+    begin(tmp_path)
+    train(tmp_path, 1, 2)
+    status, lines, printed = sync(f'--workdir={tmp_path}', *flags)
+    assert status == 1 and len(lines) == 1 and not printed
+    assert lines[0].startswith(f'error: {said}')
+
+
+def test_a_run_without_rows_is_said(tmp_path):
+    begin(tmp_path)
+    status, lines, _ = sync(f'--workdir={tmp_path}', '--to=wandb')
+    assert status == 1 and 'has no rows yet' in lines[0] and '--follow waits' in lines[0]
+
+
+def test_a_package_that_lacks_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name == 'mlflow' or None)
+    with pytest.raises(ValueError, match=r'mlflow needs sqlalchemy and alembic: .*--extra mlflow'):
+        trackers.tracker('mlflow')
+
+
+def test_each_tracker_has_its_packages_and_its_extra():
+    extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project'][
+        'optional-dependencies'
+    ]
+    assert trackers.TRACKERS.keys() == PACKAGES.keys() and PACKAGES.keys() <= extras.keys()
+
+
+@pytest.mark.parametrize(
+    ('uri', 'shown'),
+    [
+        ('postgresql://me:secret@host/db', 'postgresql://host/db'),
+        ('https://token@host:80/x@y', 'https://host:80/x@y'),
+        ('sqlite:///mlflow.db', 'sqlite:///mlflow.db'),
+    ],
+)
+def test_a_password_is_not_stored(uri, shown):
+    assert without_password(uri) == shown
+    assert file_name('mlflow', shown) == file_name('mlflow', shown) != file_name('mlflow', 'other')
