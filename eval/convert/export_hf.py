@@ -17,7 +17,14 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
-from eval.convert.fold import cast, check_empty, logits_of, used_in_float64, without_reparam
+from eval.convert.fold import (
+    cast,
+    check_empty,
+    learner_on_cpu,
+    logits_of,
+    used_in_float64,
+    without_reparam,
+)
 from eval.convert.hf_families import FAMILIES, Family
 from eval.convert.import_hf import (
     MODEL_TYPE,
@@ -86,7 +93,7 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
     source, params = plain_model(checkpoint)
     vocab_size = checkpoint.meta['vocab_size']
     name, config, recipe = family_for(source, params, checkpoint.meta.get(MODEL_TYPE))
-    shapes = shapes_of(recipe, vocab_size)
+    shapes = shapes_of(learner_on_cpu(recipe, vocab_size))
     refill(params, shapes, recipe, DTYPES[dtype])
     found = unflatten_dict(params, sep='/')
     length = min(LENGTH, source.data.seq_len)

@@ -121,7 +121,7 @@ def exported(name, dtype='float32'):
     checkpoint = checkpoint_of(imported(name))
     recipe, params = export_hf.plain_model(checkpoint)
     family, config, there = export_hf.family_for(recipe, params, checkpoint.meta['model_type'])
-    shapes = import_hf.shapes_of(there, checkpoint.meta['vocab_size'])
+    shapes = import_hf.shapes_of(learner_on_cpu(there, checkpoint.meta['vocab_size']))
     export_hf.refill(params, shapes, there, export_hf.DTYPES[dtype])
     return checkpoint, export_hf.Exported(family, config, there, params, 0.0)
 
