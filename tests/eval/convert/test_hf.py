@@ -98,6 +98,44 @@ def test_logits_are_theirs(name):
     assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
 
 
+CUT = {'fsdp': 2, 'expert': 2, 'tensor': 2}  # heads, experts and the width of the model
+
+
+def spread(name, **mesh):
+    """The import laid over the eight devices of the tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        cut = make_mesh(MeshConfig(data=1, **mesh))
+        return import_folder(saved(Path(folder), name), base(), Path('run'), cut)
+
+
+@pytest.mark.parametrize('mesh', [{'fsdp': 8}, CUT])
+@pytest.mark.parametrize('name', ['gemma3', 'phi3', 'pythia'])
+def test_each_device_has_its_part_of_an_import(name, mesh):
+    """Bitwise: in arrays that share a tensor, side by side or one feature each, with gains that are
+    1 more and queries that are multiplied. Catches a range that is off, and one taken twice.
+    """
+    found, whole = spread(name, **mesh), imported(name)
+    assert found.params.keys() == whole.params.keys()
+    for path, array in found.params.items():
+        np.testing.assert_array_equal(array, whole.params[path])
+    if mesh == {'fsdp': 8}:  # nothing is read twice; CUT has copies of what it does not cut
+        assert found.n_bytes == found.n_bytes_of_files == whole.n_bytes
+    up = found.params['layers/mlp/up']
+    assert up.addressable_shards[0].data.size == up.size / (8 if 'tensor' not in mesh else 4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', CASES)
+def test_logits_on_eight_devices_are_theirs(name):
+    """Catches a sharding rule that a family's axes miss, and a kernel that is wrong when cut."""
+    found = spread(name, **CUT)
+    for path, array in found.params.items():
+        np.testing.assert_array_equal(array, imported(name).params[path])
+    logits = np.asarray(checkpoint_of(found).logits(np.repeat(TOKENS_BT, 8, 0)))
+    assert len(found.params['layers/mlp/up'].sharding.device_set) == 8
+    assert max(largest_difference(row, theirs()[name]) for row in logits) < CLOSE
+
+
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_logits_are_theirs_unscanned_and_with_a_cache(name):
@@ -217,12 +255,18 @@ def test_weights_of_four_bits_are_read(tmp_path):
         wide[name] = np.swapaxes(mxfp4.dequantised(blocks, scales), 1, 2)
         packed |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
     quantised = {'quantization_config': {'quant_method': 'mxfp4'}}
-    one, other = (
-        import_folder(saved(tmp_path / name, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'))
-        for name, arrays, more in (('whole', wide, {}), ('packed', packed, quantised))
+    cut = make_mesh(MeshConfig(data=1, fsdp=4, expert=2))  # experts, and parts of a group of 32
+    one, other, parts = (
+        import_folder(saved(tmp_path / n, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'), m)
+        for n, arrays, more, m in (
+            ('whole', wide, {}, None),
+            ('packed', packed, quantised, None),
+            ('packed', packed, quantised, cut),
+        )
     )
     for path, array in one.params.items():
         np.testing.assert_array_equal(array, other.params[path])
+        np.testing.assert_array_equal(array, parts.params[path])
 
 
 BAD_FIELDS = {
