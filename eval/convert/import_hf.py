@@ -18,7 +18,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from eval.convert import hf_config, mxfp4, safetensors
+from eval.convert import hf_config, hf_multimodal, mxfp4, safetensors
 from eval.convert.fold import learner_on_cpu, write
 from eval.convert.hf_families import Family, Place, family_of
 from eval.convert.hf_weights import Reader, Shapes, laid_over
@@ -104,8 +104,10 @@ def import_folder(
       ValueError: for files that cannot be read, a field that our models lack, and for tensors that
         are left over, missing or of other shapes, all listed.
     """
-    raw = config_of(folder)
-    family, stored = family_of(raw), safetensors.read_folder(folder)
+    whole = config_of(folder)
+    raw = hf_multimodal.text_config(whole)
+    family = family_of(raw)
+    stored, notes = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
     stored, packed = mxfp4.unpacked(without_unused(family, stored))
     fields = family.read(raw)
     vocab_size, dtype = table_of(family, stored)
@@ -114,13 +116,17 @@ def import_folder(
     check(recipe)
     learner = learner_on_cpu(recipe, vocab_size)
     shapes = shapes_of(learner)
-    places = places_of(family, recipe, shapes, stored)
+    constants = constants_of(recipe, dtype)
+    if part := fields.get(hf_config.ZERO_BIASES):
+        own = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
+        constants |= dict.fromkeys(own, 0.0)
+        notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
+    places = places_of(family, recipe, without(shapes, constants), stored)
     factors = {}
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
         factors = dict.fromkeys(of_queries(shapes), math.sqrt(recipe.head_dim / scalar))
-    reader = Reader(shapes, places, stored, packed, factors, constants_of(recipe, dtype))
+    reader = Reader(shapes, places, stored, packed, factors, constants)
     params = laid_over(reader, named_leaves(learner.described.specs), mesh or one_device())
-    notes = []
     if raw.get('vocab_size') not in (None, vocab_size):
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
     if found := hf_config.dropouts(raw):
@@ -210,7 +216,7 @@ def shapes_of(learner: Learner) -> Shapes:
 def places_of(
     family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, Stored]
 ) -> list[Place]:
-    """Returns the places of all tensors, in the order of the files.
+    """Returns the places of the tensors that fill arrays of these shapes, as the files have them.
 
     Raises ValueError, with lists, for tensors that are left over, missing, or of another shape.
     """
@@ -226,7 +232,7 @@ def places_of(
         if stored[name].shape != (wanted := place.row.layout.file_shape(place.shapes(shapes)))
     ]
     covered = {path for place in expected.values() for path in place.row.paths}
-    unfilled = sorted(shapes.keys() - covered - {'embedding_scale'})
+    unfilled = sorted(shapes.keys() - covered)
     said = {
         'missing': missing,
         'left over': left,
@@ -259,6 +265,10 @@ def listed(names: Any) -> str:
     names = list(names)
     more = f' and {len(names) - MOST_LISTED} more' if len(names) > MOST_LISTED else ''
     return ', '.join(names[:MOST_LISTED]) + more
+
+
+def without(shapes: Shapes, paths: Container[str]) -> Shapes:
+    return {path: shape for path, shape in shapes.items() if path not in paths}
 
 
 def constants_of(recipe: Recipe, dtype: np.dtype) -> dict[str, float]:
