@@ -408,7 +408,7 @@ def write(
     weights = jax.tree.map(jnp.asarray, weights)
     learner, hyper = learner_on_cpu(recipe, meta['vocab_size']), hyper_from(recipe)
     moments = optimizer(recipe, learner.described, hyper).init(weights.params)
-    average = average_of(recipe, hyper).init(weights.params)
+    average = average_of(recipe, learner.described, hyper).init(weights.params)
     state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
     state = on_all_processes(state)
     checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=gb_at_once(state))
