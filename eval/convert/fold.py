@@ -429,9 +429,7 @@ def on_all_processes(state: State) -> State:
     return jax.tree.map(laid, state)
 
 
-def gb_at_once(state: State) -> int:
-    """Returns how much is written at a time: 1 GB, or the largest part of an array on a device,
-    which Orbax writes whole.
-    """
+def gb_at_once(state: State) -> float:
+    """Returns just more than the largest part of an array on a device, which Orbax writes whole."""
     sizes = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards]
-    return 1 + max(sizes) // 10**9
+    return (max(sizes) + 1000) / 1e9
