@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -35,6 +36,7 @@ from lm.sweep.cells import cells
 from modules.params import named_leaves
 from tests import strangers
 from tests.commands import ROOT
+from tests.eval.convert.test_hf import imported, saved
 from tests.object_store import BUCKET, CREDENTIALS, QUICK, server
 from tests.sweep_helpers import (
     assert_close,
@@ -63,10 +65,13 @@ RUN = {
 MOST_SEC = 400  # of a job of seconds, on a machine that does much else
 
 
+TRAIN = (str(ROOT / 'train.py'),)
+
+
 class Job:
     """The same command on N hosts; what each says goes to a file."""
 
-    def __init__(self, folder: Path, arguments: list[str], each=lambda number: {}):
+    def __init__(self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN):
         with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
             ports = one.getsockname()[1], two.getsockname()[1]
         self.ports = ports
@@ -75,7 +80,7 @@ class Job:
         self.logs = [folder / f'host{i}.log' for i in range(N)]
         self.hosts = []
         for i in range(N):
-            process = [sys.executable, str(ROOT / 'train.py'), *arguments, *which]
+            process = [sys.executable, *program, *arguments, *which]
             with self.logs[i].open('w') as log:
                 self.hosts.append(
                     subprocess.Popen(
@@ -91,6 +96,11 @@ class Job:
     def end(self) -> list[int]:
         """The statuses of all, once they have ended."""
         return [host.wait(MOST_SEC) for host in self.hosts]
+
+    def kill(self) -> None:
+        for host in self.hosts:
+            host.kill()  # and with it its child
+            host.wait()
 
     def said(self, i: int) -> str:
         return self.logs[i].read_text()
@@ -128,9 +138,7 @@ def jobs(folder):
 
     yield start
     for job in begun:
-        for host in job.hosts:
-            host.kill()  # and with it its child
-            host.wait()
+        job.kill()
 
 
 @pytest.fixture(scope='module')
@@ -318,6 +326,30 @@ def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
     for i in range(N):
         assert 'the digest of the prepared data must be the same on all hosts' in job.said(i)
     assert not (tmp_path / 'run' / 'config.json').exists()
+
+
+def test_two_hosts_read_half_of_an_import_each(tmp_path):
+    """Bitwise the import of one process. Catches a host that reads the whole model, and a part that
+    the wrong host has.
+    """
+    folder = saved(tmp_path / 'theirs', 'llama2', most=9000)
+    job = Job(
+        tmp_path,
+        ['import-hf', str(folder), f'--out={tmp_path / "run"}'],
+        each=lambda i: {'env': {'PYTHONPATH': str(ROOT)}},
+        program=('-m', 'eval.convert'),
+    )
+    try:
+        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    finally:
+        job.kill()
+    params, wanted = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
+    assert params.keys() == wanted.params.keys()
+    for path, array in wanted.params.items():
+        np.testing.assert_array_equal(array, params[path])
+    for i in range(N):
+        read, there = re.search(rf'host {i} has read (\S+) MB of (\S+) MB', job.said(i)).groups()
+        assert 0.5 <= float(read) / float(there) < 0.6
 
 
 SWEEP = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)}  # two cells a host

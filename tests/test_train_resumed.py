@@ -16,6 +16,7 @@ import pytest
 
 from lm.config.fields import Config
 from lm.inference.load import load
+from lm.record.checkpoint import read_meta, steps_in
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import CheckpointsLost
 from tests import sweep_helpers
@@ -97,6 +98,26 @@ def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
     assert train(tiny(corpus), tmp_path) == DONE
     assert 'resuming after step 6' in capsys.readouterr().out
     assert timeless(tmp_path) == timeless(whole)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'model_dropout': 0.2, 'model_embedding_dropout': 0.1},
+        {'model_reparam': 'lora', 'train_trainable': 'lora', 'optim_average': 'ema'},
+    ],
+)
+def test_what_a_run_carries_beside_its_weights_is_gone_on_with(changes, corpus, tmp_path):
+    """Keys of dropout, and an average of what is trained alone. Catches masks that begin anew."""
+    config = tiny(corpus, **changes)
+    assert train(config, tmp_path / 'whole') == DONE
+    stop_after(6, config, tmp_path / 'cut')
+    assert train(config, tmp_path / 'cut') == DONE
+    assert timeless(tmp_path / 'cut') == timeless(tmp_path / 'whole')
+    folders = (tmp_path / name / 'checkpoints' for name in ('cut', 'whole'))
+    cut, whole = (read_meta(folder, steps_in(folder)[-1])['digests'] for folder in folders)
+    assert cut == whole
 
 
 @pytest.mark.full

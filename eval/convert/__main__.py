@@ -7,27 +7,40 @@ python -m eval.convert export-peft --checkpoint=RUN --out=DIR [--base=NAME]
 
 fold: the same function with simpler norms, or none, and without reparametrisation
 (`eval.convert.fold`).
-import-hf: a model that transformers has saved, as a run (`eval.convert.import_hf`).
+import-hf: a model that transformers has saved, as a run (`eval.convert.import_hf`). On several
+hosts, the same command on each with --coordinator=HOST:PORT --num_processes=N --process_id=I, or by
+a launcher, as train.py: each reads and keeps its part of the weights.
 export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
 export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
 """
 
+import sys
+
 from lm.launch.before_jax import prepare_process
+from lm.launch.supervisor import supervise_if_several
 
 if __name__ == '__main__':
+    if 'import-hf' in sys.argv:  # the others run on one host
+        supervise_if_several()
     prepare_process()  # before JAX is imported
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from absl import app, flags
 
 from eval.convert import export_hf, export_peft, import_hf
 from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
 from eval.load import define_checkpoint, load
+from lm.config.resolve import digest, resolve
+from lm.launch import distributed
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
+from lm.launch.distributed import is_first, same_everywhere, several
+from lm.launch.exit_status import DONE
+from lm.launch.this_host import child_host
 from lm.storage.buckets import local_path
 
 
@@ -75,19 +88,39 @@ def fold(out: Path, options: Mapping[str, Any]) -> None:
 def import_folder(folder: str, out: Path, options: Mapping[str, Any]) -> None:
     """Imports a folder, prints its config, and compares logits where a reference is given."""
     base, source = options['config'].to_dict(), Path(folder).expanduser()
-    imported = import_hf.import_folder(source, base, out)
-    flags_of_it, notes = import_hf.described(imported.recipe, base), imported.notes
+    join_hosts(source, base, options['reference'])
+    imported = import_hf.import_folder(source, base, out, import_hf.all_devices())
     import_hf.write_run(source, out, imported)
-    print(*flags_of_it, sep='\n')
-    for note in notes:
-        print(f'NOTE: {note}')
-    print(f'{out}: to train on, --config.train.init_from={out}')
+    if is_first():
+        print(*import_hf.described(imported.recipe, base), sep='\n')
+        for note in imported.notes:
+            print(f'NOTE: {note}')
+    read, there = imported.n_bytes / 1e6, imported.n_bytes_of_files / 1e6
+    if several():
+        print(f'host {jax.process_index()} has read {read:,.3f} MB of {there:,.3f} MB of weights')
+    if is_first():
+        print(f'{out}: to train on, --config.train.init_from={out}')
     if options['reference']:
         with np.load(options['reference']) as reference:
             tokens_BT, wanted = reference['tokens'], reference['logits']
         found = np.asarray(load(out).logits(tokens_BT.astype(np.int32)))
         difference = import_hf.largest_difference(found, wanted)
         print(f'largest difference of logits, relative to the largest logit: {difference:.1e}')
+
+
+def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> None:
+    """Joins the other processes of the job, if there are any. Raises ValueError where they do not
+    see the same files, and where logits are to be compared, which one process does.
+    """
+    if child_host() is None:
+        return
+    if reference:
+        raise ValueError(
+            '--reference compares the logits of the whole model on one host; leave it out here'
+        )
+    of_run = {name: section for name, section in base.items() if name != 'sweep'}
+    distributed.join(digest(resolve(of_run)))
+    same_everywhere(f'what {folder} holds', import_hf.digest_of(folder))
 
 
 def export(out: Path, options: Mapping[str, Any]) -> None:
@@ -121,6 +154,7 @@ COMMANDS = {
 
 def main(argv: list[str]) -> None:
     run(argv[1:], flags.FLAGS.flag_values_dict())
+    distributed.leave(DONE)
 
 
 if __name__ == '__main__':  # only here: other programs have flags of these names
@@ -134,4 +168,5 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
     flags.DEFINE_string('reference', None, f'File of numpy (.npz) with {text}')
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')
+    distributed.define_flags()  # of several hosts, for import-hf
     app.run(run_main(main), flags_parser=parse_flags)

@@ -17,7 +17,14 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
-from eval.convert.fold import cast, check_empty, logits_of, used_in_float64, without_reparam
+from eval.convert.fold import (
+    cast,
+    check_empty,
+    learner_on_cpu,
+    logits_of,
+    used_in_float64,
+    without_reparam,
+)
 from eval.convert.hf_families import FAMILIES, Family
 from eval.convert.import_hf import (
     MODEL_TYPE,
@@ -30,12 +37,14 @@ from eval.convert.import_hf import (
     scale_queries,
     shapes_of,
 )
-from eval.load import Checkpoint
+from eval.load import Checkpoint, find
 from lm.config.recipe import Recipe
 from lm.config.resolve import changed, flatten, settle, to_dict
 from lm.data.tokenizers import SubwordTokenizer
 from lm.model.base_size import base_head_dim
 from lm.model.transformer import tied_factor
+from lm.record.checkpoint import read_meta
+from lm.record.upgrade import stored_config
 from lm.storage.files import write_json
 from modules.params import named_leaves
 
@@ -83,23 +92,43 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
     Raises ValueError for a model that no family has, with what the nearest lacks, and where logits
     would change.
     """
-    source, params = plain_model(checkpoint)
-    vocab_size = checkpoint.meta['vocab_size']
-    name, config, recipe = family_for(source, params, checkpoint.meta.get(MODEL_TYPE))
-    shapes = shapes_of(recipe, vocab_size)
-    refill(params, shapes, recipe, DTYPES[dtype])
-    found = unflatten_dict(params, sep='/')
-    length = min(LENGTH, source.data.seq_len)
+    exported, vocab_size = refilled(checkpoint, dtype), checkpoint.meta['vocab_size']
+    name, found = exported.model_type, unflatten_dict(exported.params, sep='/')
+    length = min(LENGTH, checkpoint.recipe.data.seq_len)
     before = jax.device_get(checkpoint.variables)
     wanted = logits_of(checkpoint.recipe, vocab_size, before, 'float32', length)
-    logits = logits_of(recipe, vocab_size, {'params': found}, 'float32', length)
+    logits = logits_of(exported.recipe, vocab_size, {'params': found}, 'float32', length)
     difference = largest_difference(logits, wanted)
     if not difference <= TOLERANCE:
         raise ValueError(
             f'as a {name} the model is another one: its logits differ by {difference:.1e} of the '
             f'largest, and {TOLERANCE:.0e} is allowed. Nothing was written.'
         )
-    return Exported(name, config, recipe, params, difference)
+    return dataclasses.replace(exported, difference=difference)
+
+
+def refilled(checkpoint: Checkpoint, dtype: str) -> Exported:
+    """Returns the model of a checkpoint as one of the FAMILIES, its logits not yet compared."""
+    source, params = plain_model(checkpoint)
+    name, config, recipe = family_for(source, params, imported_as(checkpoint))
+    shapes = shapes_of(learner_on_cpu(recipe, checkpoint.meta['vocab_size']))
+    refill(params, shapes, recipe, DTYPES[dtype])
+    return Exported(name, config, recipe, params, math.inf)
+
+
+def imported_as(checkpoint: Checkpoint) -> str | None:
+    """Returns the family that a model was imported from, by its own record or by that of the run
+    that train.init_from names, and so on; None where there is no such record.
+    """
+    meta, source, seen = checkpoint.meta, checkpoint.recipe.train.init_from, set()
+    while MODEL_TYPE not in meta and source and source not in seen:
+        seen.add(source)
+        try:
+            meta = read_meta(*find(source))
+        except (ValueError, OSError):  # it is not there any more
+            return None
+        source = stored_config(meta['config']).train.init_from
+    return meta.get(MODEL_TYPE)
 
 
 def plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
@@ -157,7 +186,8 @@ def family_for(
     first: the family that is asked before the others. Raises ValueError, with what the nearest
     family has instead, where there is none.
     """
-    own, best = definition(recipe), None
+    own, biased, best = definition(recipe), biases(params), None
+    unbiased = {} if biased else {'model.bias': False, 'model.qkv_bias': False}
     variants = [own]
     if recipe.norm.name == 'rmsnorm' and is_centred(params):
         # Of a stream without a mean both norms are the same.
@@ -165,10 +195,10 @@ def family_for(
         variants.append(own | as_norm)
     for wanted in variants:
         for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != first):
-            config, found = as_family(family, recipe, wanted)
+            config, found = as_family(family, recipe, wanted | unbiased)
             there = definition(found)
             lacks = [path for path in wanted if wanted[path] != there[path]]
-            lacks += [path for path in biases(params) if not has(family, path)]
+            lacks += [path for path in biased if not has(family, found, path)]
             if not lacks:
                 return name, {'model_type': name} | config, found
             if best is None or len(lacks) < len(best[1]):
@@ -194,8 +224,11 @@ def biases(params: Params) -> list[str]:
     return [p for p in params if p.endswith('_bias') and '/' in p and np.any(params[p])]
 
 
-def has(family: Family, path: str) -> bool:
-    return any(path in row.paths for row in family.rows)
+def has(family: Family, recipe: Recipe, path: str) -> bool:
+    """Whether a model of the family with this recipe has a bias."""
+    of_input = recipe.model.qkv_bias and path.endswith(('query_bias', 'key_bias', 'value_bias'))
+    has_it = recipe.model.bias or of_input
+    return has_it and any(path in row.paths for row in family.rows)
 
 
 def is_centred(params: Params) -> bool:

@@ -5,6 +5,7 @@ those of `train.init_from`, if the factors alone were trained.
 """
 
 import dataclasses
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,17 +54,16 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
     used = named_leaves(checkpoint.learner.described.used_specs)
     family, layers = FAMILIES[merged.model_type], merged.recipe.model.n_layers
     shapes = {path: x.shape for path, x in merged.params.items()}
-    tensors, modules, turned = {}, set(), False
+    tensors, modules, ranks, turned = {}, set(), {}, False
     for place in family.expected(shapes, layers):
         paths = place.row.paths
         if not any(f'{path}/a' in stored for path in paths):
             continue
-        path, spec = paths[0], used[paths[0]]
-        _refuse(place, spec)
-        a, b = (stored[f'{path}/{name}'][place.index] for name in 'ab')
-        in_a, in_b, turned = factors(place.row.layout, spec, a, b)
+        _refuse(place, [used[path] for path in paths], stored)
+        pairs = [tuple(stored[f'{path}/{name}'][place.index] for name in 'ab') for path in paths]
+        in_a, in_b, turned = factors(place.row.layout, used[paths[0]], pairs)
         new, old = (
-            place.row.layout.join([np.float64(of.params[path][place.index])])
+            place.row.layout.join([np.float64(of.params[path][place.index]) for path in paths])
             for of in (merged, without)
         )
         product = scale * np.float64(in_b) @ np.float64(in_a)
@@ -75,7 +75,10 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
                 'export-hf.'
             )
         module = place.name.removesuffix('.weight')
-        modules.add('.'.join(module.split('.')[-2:]))
+        short = '.'.join(module.split('.')[-2:])
+        modules.add(short)
+        if len(paths) > 1:
+            ranks[short] = options['rank'] * len(paths)
         tensors[f'{BEFORE}{module}.lora_A.weight'] = in_a
         tensors[f'{BEFORE}{module}.lora_B.weight'] = in_b
     config = {
@@ -84,6 +87,11 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         'base_model_name_or_path': base,
         'r': options['rank'],
         'lora_alpha': options['alpha'],
+        'rank_pattern': ranks,
+        # So that what the product is multiplied by stays the same.
+        'alpha_pattern': {
+            name: scale * rank ** (0.5 if options['rslora'] else 1) for name, rank in ranks.items()
+        },
         'use_rslora': options['rslora'],
         'use_dora': False,
         'lora_dropout': 0.0,
@@ -96,17 +104,32 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
 
 
 def factors(
-    layout: Layout, spec: ParamSpec, a: np.ndarray, b: np.ndarray
+    layout: Layout, spec: ParamSpec, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns (A [r, I], B [O, r], whether the file's tensor is [I, O]) of one matrix.
+    """Returns (A [R, I], B [O, R], whether the file's tensor is [I, O]) of one tensor of a file.
 
-    a has its rows and r, b has r and its columns; B A is the product, laid out as [O, I].
+    pairs: (a, b) of each matrix that the tensor holds, which read the same inputs; spec: of one of
+    them. a has its rows and r, b has r and its columns. R is r for each matrix: a column of B has
+    the outputs of one matrix, and 0 for the others. B A is the product, laid out as [O, I].
     """
-    n_rows, rank = len(matrix_axes(spec)[1]), b.shape[0]
-    n_columns = b.ndim - 1
-    as_rows = a.reshape(*a.shape[:n_rows], rank, *(1,) * (n_columns - 1))
-    as_columns = b.reshape(rank, *(1,) * (n_rows - 1), *b.shape[1:])
-    in_a, in_b = layout.join([as_rows]), layout.join([as_columns])
+    n_rows, rank = len(matrix_axes(spec)[1]), pairs[0][1].shape[0]
+    n_columns = pairs[0][1].ndim - 1
+    total = rank * len(pairs)
+
+    def as_rows(a):
+        """Puts the factors' number in the place of outputs, in the order of the file."""
+        return a.reshape(*a.shape[:n_rows], rank, *(1,) * (n_columns - 1))
+
+    def as_columns(part, b):
+        """Puts the factors' number in the place of inputs."""
+        columns = np.zeros((total, *b.shape[1:]), b.dtype)
+        columns[of_part == part] = b
+        return columns.reshape(total, *(1,) * (n_rows - 1), *b.shape[1:])
+
+    numbers = [np.full((*(1,) * n_rows, rank), part) for part in range(len(pairs))]
+    of_part = layout.join([as_rows(one) for one in numbers]).reshape(total)
+    in_a = layout.join([as_rows(a) for a, _ in pairs])
+    in_b = layout.join([as_columns(part, b) for part, (_, b) in enumerate(pairs)])
     turned = layout.groups[0] == layout.ours[:n_rows]
     return (in_a.T, in_b.T, True) if turned else (in_a, in_b, False)
 
@@ -134,15 +157,15 @@ def _without_factors(checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, weights=weights.replace(params=params))
 
 
-def _refuse(place: Place, spec: ParamSpec) -> None:
+def _refuse(place: Place, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
     """Raises ValueError for a tensor whose factors PEFT has no place for, or in another form."""
     why = ''
-    if len(place.row.paths) > 1:
-        why = f'holds {", ".join(place.row.paths)} together'
-    elif '{E}' in place.row.name:
+    if '.experts.' in place.row.name:
         why = 'is an expert, which transformers keeps in one module with the others'
-    elif spec.role != 'hidden':
-        why = f'has the role {spec.role}: leave it out of reparam.roles'
+    elif other := [spec.role for spec in specs if spec.role != 'hidden']:
+        why = f'has the role {other[0]}: leave it out of reparam.roles'
+    elif lacking := [path for path in place.row.paths if f'{path}/a' not in stored]:
+        why = f'also holds {", ".join(lacking)}, without factors'
     if why:
         raise ValueError(
             f'the factors of {place.name} are none of PEFT: it {why}. eval.convert export-hf '

@@ -15,16 +15,18 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.load import Checkpoint
-from lm.config.fields import FIELDS, KernelsConfig
+from lm.config.fields import FIELDS, KernelsConfig, MeshConfig
 from lm.config.recipe import Recipe, recipe_of
 from lm.config.resolve import changed, replaced, settle, to_dict
 from lm.data.tokenizers import Tokenizer
+from lm.devices.mesh import make_mesh, replicated
+from lm.launch.distributed import is_first, raised_by_all, several
 from lm.model.check import check
 from lm.model.transformer import build_model, groups_of_blocks
 from lm.record.checkpoint import check_tree, state_record
 from lm.record.checkpoints import Checkpoints
 from lm.record.machine import versions
-from lm.record.workdir import write_config
+from lm.record.workdir import CONFIG, check_shared, write_config
 from lm.training.state import Learner, State, Weights, build_learner, hyper_from, init_state
 from lm.training.update import average_of, optimizer
 from modules.choices import choose
@@ -392,19 +394,42 @@ def write(
     out: Path, recipe: Recipe, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
 ) -> None:
     """Writes a workdir with one checkpoint, whose optimizer state and average of the weights are
-    new. `meta` is that of another checkpoint, or its like (`lm.run.journal`).
+    new; all processes that hold parts of the weights must call it. `meta` is that of another
+    checkpoint, or its like (`lm.run.journal`).
 
-    ValueError where `out` holds something.
+    ValueError where `out` holds something, or hosts do not see the same folder.
     """
-    check_empty(out)
+    with raised_by_all(ValueError, OSError):
+        if is_first():
+            check_empty(out)
+            tokenizer.save(out / 'tokenizer')
+            write_config(out, recipe)
+    check_shared(out / CONFIG, '--out')
     weights = jax.tree.map(jnp.asarray, weights)
-    described, hyper = learner_on_cpu(recipe, meta['vocab_size']).described, hyper_from(recipe)
-    moments = optimizer(recipe, described, hyper).init(weights.params)
-    average = average_of(recipe, hyper).init(weights.params)
+    learner, hyper = learner_on_cpu(recipe, meta['vocab_size']), hyper_from(recipe)
+    moments = optimizer(recipe, learner.described, hyper).init(weights.params)
+    average = average_of(recipe, learner.described, hyper).init(weights.params)
     state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
-    tokenizer.save(out / 'tokenizer')
-    write_config(out, recipe)
-    checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=1)
+    state = on_all_processes(state)
+    checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=gb_at_once(state))
     checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
     checkpoints.wait()
     checkpoints.close()
+
+
+def on_all_processes(state: State) -> State:
+    """Lays arrays that each process has by itself over the devices of all, as they are saved."""
+    if not several():
+        return state
+    everywhere = replicated(make_mesh(MeshConfig(data=-1)))
+
+    def laid(x):
+        return jax.device_put(np.asarray(x), everywhere) if x.is_fully_addressable else x
+
+    return jax.tree.map(laid, state)
+
+
+def gb_at_once(state: State) -> float:
+    """Returns just more than the largest part of an array on a device, which Orbax writes whole."""
+    sizes = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards]
+    return (max(sizes) + 1000) / 1e9

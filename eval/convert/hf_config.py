@@ -17,6 +17,7 @@ Flat = dict[str, Any]  # {'model.d_model': 256, ...}
 FILE = 'config.json'
 QUERY_SCALAR = '@query_scalar'  # the q of q k / sqrt(q), where that is not the width of a head
 MAX_POSITIONS = '@max_positions'
+ZERO_BIASES = '@zero_biases'  # the part of a block whose biases are not in the files, and 0 here
 SLIDING, FULL = 'sliding_attention', 'full_attention'
 
 # Nothing of what a model computes in evaluation depends on these.
@@ -221,6 +222,25 @@ class QueryScalar:
 
     def write(self, flat: Flat) -> Flat:
         return {'query_pre_attn_scalar': flat['model.head_dim']}
+
+
+@dataclasses.dataclass(frozen=True)
+class Biases:
+    """attention_bias and mlp_bias. Ours are of both or of none: where theirs are of one, those of
+    the other are 0.
+    """
+
+    def read(self, fields: Fields) -> Flat:
+        there = {
+            'attention': fields.take('attention_bias', False),
+            'mlp': fields.take('mlp_bias', False),
+        }
+        lacking = [part for part, has in there.items() if not has]
+        found = {'model.bias': len(lacking) < len(there)}
+        return found | ({ZERO_BIASES: lacking[0]} if len(lacking) == 1 else {})
+
+    def write(self, flat: Flat) -> Flat:
+        return {'attention_bias': flat['model.bias'], 'mlp_bias': flat['model.bias']}
 
 
 @dataclasses.dataclass(frozen=True)

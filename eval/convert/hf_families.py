@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from eval.convert.hf_config import (
+    Biases,
     Fields,
     Fixed,
     Flat,
@@ -178,6 +179,12 @@ GATED = (
     row(BLOCK + 'mlp.up_proj.weight', MLP + 'up', 'F D -> D F'),
     row(BLOCK + 'mlp.down_proj.weight', MLP + 'down', 'D F -> F D'),
 )
+OUT_BIASES = (row(BLOCK + 'self_attn.o_proj.bias', ATTENTION + 'out_bias', 'D -> D'),)
+GATED_BIASES = (
+    row(BLOCK + 'mlp.gate_proj.bias', MLP + 'gate_bias', 'F -> F'),
+    row(BLOCK + 'mlp.up_proj.bias', MLP + 'up_bias', 'F -> F'),
+    row(BLOCK + 'mlp.down_proj.bias', MLP + 'down_bias', 'D -> D'),
+)
 PRE = (
     *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in'),
     *norm(BLOCK + 'post_attention_layernorm', 'layers/mlp_norm_in'),
@@ -249,12 +256,11 @@ LLAMA = Family(
         HeadDim(),
         Rope(),
         SILU,
-        NO_BIAS,
-        Fixed('mlp_bias', False),
+        Biases(),
         Fixed('rope_interleaved', False),
     ),
     DECODER,
-    LLAMA_ROWS,
+    (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES),
 )
 MISTRAL = Family(
     'MistralForCausalLM', (*sizes(), HeadDim(), Rope(), Window(4096), SILU), DECODER, LLAMA_ROWS
@@ -492,7 +498,7 @@ GPT_OSS = Family(
         *QKV,
         *QKV_BIASES,
         *OUT,
-        row(BLOCK + 'self_attn.o_proj.bias', ATTENTION + 'out_bias', 'D -> D'),
+        *OUT_BIASES,
         row(BLOCK + 'self_attn.sinks', ATTENTION + 'sinks', 'N -> N'),
         *PRE,
         row(BLOCK + 'mlp.router.weight', MLP + 'router', 'E D -> D E'),

@@ -1,27 +1,29 @@
 """Imports a folder that transformers saved (save_pretrained, or a snapshot of the Hub) as a run.
 
-Headers are checked before any weight is read. Weights are read a file at a time, through a map of
-the file, into the arrays of the model, which are float32: beside the model no more is in memory
-than one file.
+Headers are checked before any weight is read. Weights become float32, and a process has those of
+its own devices alone (`eval.convert.hf_weights`), with one tensor of the files beside them.
 """
 
 import dataclasses
+import hashlib
+import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh
 
-from eval.convert import hf_config, mxfp4, safetensors
+from eval.convert import hf_config, hf_multimodal, mxfp4, safetensors
 from eval.convert.fold import learner_on_cpu, write
 from eval.convert.hf_families import Family, Place, family_of
+from eval.convert.hf_weights import Reader, Shapes, laid_over
 from eval.convert.safetensors import Stored
-from lm.config.fields import FIELDS
+from lm.config.fields import FIELDS, MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build,
@@ -33,16 +35,17 @@ from lm.config.resolve import (
 )
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
+from lm.devices.mesh import make_mesh
+from lm.launch.distributed import from_first, is_first
 from lm.model.base_size import unread
 from lm.model.check import check
-from lm.training.state import Weights
+from lm.training.state import Learner, Weights
 from modules.params import named_leaves
 
-Shapes = dict[str, tuple[int, ...]]  # {'layers/mlp/up': (L, D, F), ...}
 MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
 LONGEST = 2048  # tokens of a row of data, where the model can read longer ones
 MOST_LISTED = 12  # names in an error
-ALIGNMENT = 64  # bytes
+ROWS_AT_ONCE = 1024  # of a table that is compared with another one
 # Files of a tokenizer that go with the weights; ours is made of the first.
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
 OTHER_FILES = ('generation_config.json', 'chat_template.jinja')
@@ -68,7 +71,10 @@ OF_MODEL = ('model.', 'norm.', 'attention.', 'mlp.', 'reparam.')
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """A model of others as ours. params: {path: float32 array}. notes: what differs, in words."""
+    """A model of others as ours. params: {path: float32 array on a mesh}. notes: what differs.
+
+    n_bytes: what this process has read of the files' n_bytes_of_files.
+    """
 
     model_type: str
     recipe: Recipe
@@ -76,15 +82,20 @@ class Imported:
     vocab_size: int
     tokenizer: Tokenizer
     notes: list[str]
+    n_bytes: int
+    n_bytes_of_files: int
 
 
-def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
+def import_folder(
+    folder: Path, base: Mapping[str, Any], out: Path, mesh: Mesh | None = None
+) -> Imported:
     """Reads a folder of theirs.
 
     Args:
       folder: has config.json, and safetensors files.
       base: a config, as nested dicts, for all but the model; its data and its steps stand.
       out: where it will be written, which data.tokenizer names.
+      mesh: the devices that hold the weights, of all processes; default the first of this one.
 
     Returns:
       The `Imported`.
@@ -93,30 +104,69 @@ def import_folder(folder: Path, base: Mapping[str, Any], out: Path) -> Imported:
       ValueError: for files that cannot be read, a field that our models lack, and for tensors that
         are left over, missing or of other shapes, all listed.
     """
-    if not folder.is_dir():
-        raise ValueError(f'{folder} is no folder; nothing is downloaded')
-    raw = hf_config.read_json(folder / hf_config.FILE)
-    family, stored = family_of(raw), safetensors.read_folder(folder)
+    whole = config_of(folder)
+    raw = hf_multimodal.text_config(whole)
+    family = family_of(raw)
+    stored, notes = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
     stored, packed = mxfp4.unpacked(without_unused(family, stored))
     fields = family.read(raw)
     vocab_size, dtype = table_of(family, stored)
     tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
     recipe = recipe_for(fields, base, spec)
     check(recipe)
-    shapes = shapes_of(recipe, vocab_size)
-    places = places_of(family, recipe, shapes, stored)
-    params = filled(shapes, places, stored, packed)
-    set_constants(params, recipe, dtype)
+    learner = learner_on_cpu(recipe, vocab_size)
+    shapes = shapes_of(learner)
+    constants = constants_of(recipe, dtype)
+    if part := fields.get(hf_config.ZERO_BIASES):
+        own = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
+        constants |= dict.fromkeys(own, 0.0)
+        notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
+    places = places_of(family, recipe, without(shapes, constants), stored)
+    factors = {}
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
-        scale_queries(params, math.sqrt(recipe.head_dim / scalar))
-    notes = []
+        factors = dict.fromkeys(of_queries(shapes), math.sqrt(recipe.head_dim / scalar))
+    reader = Reader(shapes, places, stored, packed, factors, constants)
+    params = laid_over(reader, named_leaves(learner.described.specs), mesh or one_device())
     if raw.get('vocab_size') not in (None, vocab_size):
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
     if found := hf_config.dropouts(raw):
         notes.append(f'trained with {", ".join(found)}: no dropout is set here')
     if isinstance(tokenizer, tokenizers.TokenIds):
         notes.append(f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}')
-    return Imported(raw['model_type'], recipe, params, vocab_size, tokenizer, notes)
+    return Imported(
+        model_type=raw['model_type'],
+        recipe=recipe,
+        params=params,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        notes=notes,
+        n_bytes=reader.n_bytes,
+        n_bytes_of_files=reader.n_bytes_of_files,
+    )
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Returns the config.json of a folder. ValueError where there is no such folder, or file."""
+    if not folder.is_dir():
+        raise ValueError(f'{folder} is no folder; nothing is downloaded')
+    return hf_config.read_json(folder / hf_config.FILE)
+
+
+def digest_of(folder: Path) -> str:
+    """Returns a digest of config.json and of the headers, which all hosts must see alike."""
+    stored = safetensors.read_folder(folder)
+    of_files = {n: (x.file.name, str(x.dtype), x.shape, x.begin) for n, x in stored.items()}
+    text = json.dumps([config_of(folder), of_files], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def one_device() -> Mesh:
+    return make_mesh(MeshConfig(data=1), jax.local_devices()[:1])
+
+
+def all_devices() -> Mesh:
+    """Returns a mesh that cuts parameters over the devices of all processes, `fsdp` alone."""
+    return make_mesh(MeshConfig(data=1, fsdp=-1))
 
 
 def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: str) -> Recipe:
@@ -157,15 +207,16 @@ def table_of(family: Family, stored: Mapping[str, Stored]) -> tuple[int, np.dtyp
     return stored[name].shape[0], stored[name].dtype
 
 
-def shapes_of(recipe: Recipe, vocab_size: int) -> Shapes:
-    shapes = learner_on_cpu(recipe, vocab_size).described.used_shapes
+def shapes_of(learner: Learner) -> Shapes:
+    """Returns the shapes of the weights that a model uses, by path."""
+    shapes = learner.described.used_shapes
     return {path: tuple(leaf.shape) for path, leaf in named_leaves(shapes).items()}
 
 
 def places_of(
     family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, Stored]
 ) -> list[Place]:
-    """Returns the places of all tensors, in the order of the files.
+    """Returns the places of the tensors that fill arrays of these shapes, as the files have them.
 
     Raises ValueError, with lists, for tensors that are left over, missing, or of another shape.
     """
@@ -181,7 +232,7 @@ def places_of(
         if stored[name].shape != (wanted := place.row.layout.file_shape(place.shapes(shapes)))
     ]
     covered = {path for place in expected.values() for path in place.row.paths}
-    unfilled = sorted(shapes.keys() - covered - {'embedding_scale'})
+    unfilled = sorted(shapes.keys() - covered)
     said = {
         'missing': missing,
         'left over': left,
@@ -199,9 +250,10 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, Stored]) ->
     rows = {row.paths: row.name for row in family.rows}
     if name != rows.get(('readout',)):
         return False
-    pair = {n: stored[n] for n in (name, rows['embedding',])}
-    one, other = (array for _, array in safetensors.opened(pair))
-    if np.array_equal(one, other):
+    one, other = (safetensors.mapped(stored[n]) for n in (name, rows['embedding',]))
+    starts = range(0, len(one), ROWS_AT_ONCE) if one.shape == other.shape else ()
+    parts = (slice(start, start + ROWS_AT_ONCE) for start in starts)
+    if starts and from_first(is_first() and all(np.array_equal(one[p], other[p]) for p in parts)):
         return True
     raise ValueError(
         f'config.json ties {name} to the embedding (tie_word_embeddings), and the file holds '
@@ -215,67 +267,33 @@ def listed(names: Any) -> str:
     return ', '.join(names[:MOST_LISTED]) + more
 
 
-def filled(
-    shapes: Shapes,
-    places: list[Place],
-    stored: Mapping[str, Stored],
-    packed: Mapping[str, Stored],
-) -> dict[str, np.ndarray]:
-    """Returns the float32 parameters, each filled from the files as they lie there.
+def without(shapes: Shapes, paths: Container[str]) -> Shapes:
+    return {path: shape for path, shape in shapes.items() if path not in paths}
 
-    packed: tensors of four bits, which are read an expert at a time.
+
+def constants_of(recipe: Recipe, dtype: np.dtype) -> dict[str, float]:
+    """Returns the factor of embeddings: sqrt(D), which transformers rounds to weights' dtype."""
+    if not recipe.model.embedding_scale:
+        return {}
+    root = np.float64(math.sqrt(recipe.model.d_model))
+    return {'embedding_scale': np.float32(root.astype(dtype))}
+
+
+def of_queries(paths: Container[str]) -> list[str]:
+    """Returns the parameters that the logits of attention are multiplied by: the gain of the norm
+    of queries, or their matrix and its bias.
     """
-    params = {path: aligned(shape) for path, shape in shapes.items()}
-    by_name = {place.name: place for place in places}
-
-    def fill(place: Place, tensor: np.ndarray, rest: Any = ()) -> None:
-        for part, path in enumerate(place.row.paths):
-            target = params[path][place.index][rest]
-            ours = [params[one][place.index][rest].shape for one in place.row.paths]
-            target[...] = place.row.layout.take(tensor, ours, part)
-            if place.row.plus:
-                target += np.float32(place.row.plus)
-
-    whole = {name: stored[name] for name in by_name if name + mxfp4.BLOCKS not in packed}
-    for name, tensor in safetensors.opened(whole):
-        if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype != ml_dtypes.bfloat16:
-            raise ValueError(f'{name} is {tensor.dtype}: quantised weights are not read')
-        fill(by_name[name], tensor)
-    for name in by_name.keys() - whole.keys():
-        pair = {name + end: packed[name + end] for end in (mxfp4.BLOCKS, mxfp4.SCALES)}
-        blocks, scales = (tensor for _, tensor in sorted(safetensors.opened(pair)))
-        for expert in range(len(scales)):
-            one = slice(expert, expert + 1)
-            numbers = mxfp4.dequantised(blocks[one], scales[one])
-            fill(by_name[name], np.swapaxes(numbers, 1, 2), one)
-    return params
-
-
-def aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an empty float32 array where JAX takes arrays as they are, on a CPU: no copy is made.
-
-    It must not be changed after it was handed over.
-    """
-    size = 4 * math.prod(shape)
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT
-    return buffer[start : start + size].view(np.float32).reshape(shape)
-
-
-def set_constants(params: dict[str, np.ndarray], recipe: Recipe, dtype: np.dtype) -> None:
-    """Sets the factor of embeddings: sqrt(D), which transformers rounds to the dtype of weights."""
-    if recipe.model.embedding_scale:
-        root = np.float64(math.sqrt(recipe.model.d_model))
-        params['embedding_scale'] = np.float32(root.astype(dtype))
+    gain = 'layers/attention/query_norm/scale'
+    matrix = 'layers/attention/query'
+    return [
+        path for path in ((gain,) if gain in paths else (matrix, f'{matrix}_bias')) if path in paths
+    ]
 
 
 def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
-    """Multiplies the logits of attention: by the gain of the norm of queries, or their matrix."""
-    gain = 'layers/attention/query_norm/scale'
-    matrix = 'layers/attention/query'
-    for path in (gain,) if gain in params else (matrix, f'{matrix}_bias'):
-        if path in params:
-            params[path] = (params[path] * factor).astype(np.float32)
+    """Multiplies the logits of attention, by a factor of what `of_queries` names."""
+    for path in of_queries(params):
+        params[path] = (params[path] * factor).astype(np.float32)
 
 
 def tokenizer_of(
@@ -304,12 +322,9 @@ def tokenizer_of(
 def write_run(folder: Path, out: Path, imported: Imported) -> None:
     """Writes the workdir, with the files of the tokenizer. ValueError where `out` holds something.
 
-    The arrays of `imported` are given up one by one.
+    All processes that hold its arrays must call it.
     """
-    params = imported.params
-    for path in list(params):
-        params[path] = jax.device_put(params.pop(path))
-    params = unflatten_dict(params, sep='/')
+    params = unflatten_dict(imported.params, sep='/')
     meta = {
         'counters': {},
         'data': None,  # what it was trained on is not known
@@ -318,7 +333,7 @@ def write_run(folder: Path, out: Path, imported: Imported) -> None:
         MODEL_TYPE: imported.model_type,
     }
     write(out, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta)
-    for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
+    for name in (*TOKENIZER_FILES[1:], *OTHER_FILES) if is_first() else ():
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / 'tokenizer' / name)
 

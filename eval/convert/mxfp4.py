@@ -15,6 +15,7 @@ BLOCKS, SCALES = '_blocks', '_scales'
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of one sign bit, then these three
 TABLE = np.concatenate([NUMBERS, -NUMBERS])
 BIAS = 127
+GROUP = 32  # numbers that a scale is of
 
 
 def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -46,6 +47,6 @@ def unpacked(stored: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str,
                     f'{name} is {list(blocks.shape)}, and its scales are {list(shape)}'
                 )
             n_experts, outputs, groups = shape
-            whole = (n_experts, 32 * groups, outputs)
+            whole = (n_experts, GROUP * groups, outputs)
             found[stem] = Stored(blocks.file, np.dtype(np.float32), whole, blocks.begin)
     return found, packed

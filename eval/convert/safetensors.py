@@ -159,17 +159,18 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     return found
 
 
+def mapped(tensor: Stored) -> np.ndarray:
+    """Returns a view of the file, whose pages are given back with the last array that shows it."""
+    if tensor.n_bytes == 0:
+        return np.empty(tensor.shape, tensor.dtype)
+    whole = np.memmap(tensor.file, np.uint8, 'r', tensor.begin, (tensor.n_bytes,))
+    return np.asarray(whole).view(tensor.dtype).reshape(tensor.shape)
+
+
 def opened(tensors: Mapping[str, Stored]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, array) of the tensors, a file at a time. An array is a view of the file, whose
-    pages are given back when the next file is opened.
-    """
-    for file in dict.fromkeys(stored.file for stored in tensors.values()):
-        mapped = np.memmap(file, np.uint8, 'r')
-        for name, (where, dtype, shape, begin) in tensors.items():
-            if where == file:
-                size = math.prod(shape) * dtype.itemsize
-                yield name, np.asarray(mapped[begin : begin + size]).view(dtype).reshape(shape)
-        del mapped
+    """Yields (name, array) of the tensors; an array is a view of the file."""
+    for name, tensor in tensors.items():
+        yield name, mapped(tensor)
 
 
 class Tensor(NamedTuple):

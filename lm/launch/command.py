@@ -48,7 +48,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             sys.exit(128 + signal.SIGINT)
         except (ValueError, OSError) as error:
             print(f'error: {error}', file=sys.stderr)
-            sys.exit(BAD_INPUT)
+            leave(BAD_INPUT)
 
     return wrapped
 

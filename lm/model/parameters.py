@@ -156,10 +156,15 @@ def _scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[
     def scale(path, spec, shape, base, growth):
         chosen = recipe.optimizers[optimizer_of(spec)]
         if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
+            what = f'{path_name(path)}, of which one side alone grows'
+            instead = 'Choose another optimizer, or a model without such matrices.'
+            if spec.part == LORA:
+                what = f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}): '
+                what += 'one of their sides is reparam.rank, which does not grow'
+                instead = f'Choose another {optimizer_of(spec)}, or scaling.name=standard.'
             raise ValueError(
-                f'{part} has no rule for {path_name(path)}, of which one side alone grows, with '
-                f'{chosen}, whose updates have singular values of one size. Choose another '
-                'optimizer, or a model without such matrices.'
+                f'{part} has no rule for {what}, with {chosen}, whose updates have singular values '
+                f'of one size. {instead}'
             )
         return scaling_of(
             part.row,

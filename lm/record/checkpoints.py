@@ -48,7 +48,7 @@ class Checkpoints:
     Several processes save and restore together, from the listing of process 0; if the disk is its
     own, it writes and reads for all. At most MOST_WRITERS of a process write at a time; a further
     one waits for the first of them. gb_at_once: of arrays that are being written, beside which the
-    writer needs as much memory again; None: all of them.
+    writer needs as much memory again; more than any of them has on a device. None: all of them.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
@@ -59,7 +59,7 @@ class Checkpoints:
         keep_last: int,
         keep_best: int,
         say: Callable = print,
-        gb_at_once: int | None = None,
+        gb_at_once: float | None = None,
     ):
         checkpoint.check_path(workdir)
         self.workdir, self.say = Path(workdir), say

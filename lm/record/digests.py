@@ -36,7 +36,7 @@ def of_arrays(tree: Any) -> list[str]:
     """
     leaves = (jnp.asarray(leaf) for leaf in jax.tree.leaves(tree))
     # One after another: on a CPU the sums take memory for several times as many words.
-    sums = [jax.device_get((_layer_sums if _has_layers(x) else _sums)(x)) for x in leaves]
+    sums = [jax.device_get((_sums_by_rows if _has_rows(x) else _sums)(x)) for x in leaves]
     return [''.join(f'{int(one):08x}' for one in pair) for pair in sums]
 
 
@@ -57,32 +57,41 @@ def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _sums_from(words: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns both sums of words, which are slice `first` of an array."""
+    """Returns both sums of words, which are the rows of an array from number `first` on."""
     # Indices along each axis instead of a flat order, which would gather a sharded array.
     index = jnp.broadcast_to(first, words.shape)
     for axis, size in enumerate(words.shape):
         along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        index = index * jnp.uint32(size) + along
+        index = (index * jnp.uint32(size) if axis else index) + along
     keyed = words ^ _mixed(index, *MIXES[0])
     first, second = (jnp.sum(_mixed(keyed, *mix), dtype=jnp.uint32) for mix in MIXES)
     return first, second
 
 
-def _has_layers(x: jax.Array) -> bool:
-    """Whether an array is on one device, and can be taken a slice at a time."""
-    return x.ndim > 1 and x.size > 0 and x.shape[0] <= MOST_SLICES and len(x.devices()) == 1
+def _has_rows(x: jax.Array) -> bool:
+    """Whether an array is on one device, and can be taken some rows at a time."""
+    return x.ndim > 1 and x.size > 0 and len(x.devices()) == 1
 
 
 @jax.jit
-def _layer_sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes `_sums` a slice of the first axis at a time, in as much less memory."""
+def _sums_by_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Computes `_sums` for some rows of the first axis at a time, in as much less memory."""
+    n_rows = -(-x.shape[0] // MOST_SLICES)
+    n_slices, n_left = divmod(x.shape[0], n_rows)
 
-    def add(i, sums):
-        words = _words(jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False))
-        found = _sums_from(words, i.astype(jnp.uint32))
+    def added(sums, rows, first):
+        found = _sums_from(_words(rows), first)
         return tuple(one + other for one, other in zip(sums, found, strict=True))
 
-    return jax.lax.fori_loop(0, x.shape[0], add, (jnp.uint32(0), jnp.uint32(0)))
+    def add(i, sums):
+        first = i * n_rows
+        rows = jax.lax.dynamic_slice_in_dim(x, first, n_rows)
+        return added(sums, rows, first.astype(jnp.uint32))
+
+    sums = jax.lax.fori_loop(0, n_slices, add, (jnp.uint32(0), jnp.uint32(0)))
+    if n_left:
+        sums = added(sums, x[-n_left:], jnp.uint32(x.shape[0] - n_left))
+    return sums
 
 
 def _words(x: jax.Array) -> jax.Array:

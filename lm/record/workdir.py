@@ -107,8 +107,10 @@ def _config_before(path: Path, say: Callable[[str], None]) -> Recipe | None:
     return None
 
 
-def check_shared(file: Path) -> None:
-    """Raises ValueError, on all processes, if one does not see the file of process 0."""
+def check_shared(file: Path, flag: str = '--workdir') -> None:
+    """Raises ValueError, on all processes, if one does not see the file of process 0. flag: what
+    named its folder.
+    """
     if has_own_disks():
         return
     # By its time, as another host may have a folder of the same name.
@@ -118,13 +120,13 @@ def check_shared(file: Path) -> None:
         time.sleep(1.0)
     blind = [f'host {i}' for i, sees in enumerate(gathered(seen)) if not sees]
     if blind:
-        raise ValueError(not_shared(file.parent, blind))
+        raise ValueError(not_shared(file.parent, blind, flag))
 
 
-def not_shared(path: Path, blind: Sequence[str]) -> str:
+def not_shared(path: Path, blind: Sequence[str], flag: str = '--workdir') -> str:
     return (
         f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
-        'what host 0 writes there. Give a --workdir on a disk that all hosts share.'
+        f'what host 0 writes there. Give a {flag} on a disk that all hosts share.'
     )
 
 

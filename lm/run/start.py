@@ -119,7 +119,8 @@ def initial_state(
     params, reparam, stats = jax.tree.map(
         _laid_out, (stored, reparam, stats), (state.params, state.reparam, state.stats)
     )
-    average = average_of(recipe, hyper_from(recipe)).init(params)
+    described = experiment.learner.described
+    average = average_of(recipe, described, hyper_from(recipe)).init(params)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
 
 

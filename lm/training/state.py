@@ -76,7 +76,7 @@ class Learner:
         """
         if not average:
             return weights
-        params = average_of(self.recipe, hyper).averaged(weights.params, average)
+        params = average_of(self.recipe, self.described, hyper).averaged(weights.params, average)
         return weights.replace(params=self.described.after_update(params, weights.reparam)[0])
 
 
@@ -140,5 +140,5 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
     params = described.reparam.draw(params, key)
     opt_state = unboxed(optimizer(recipe, described, hyper).init(params))
-    average = average_of(recipe, hyper).init(params)
+    average = average_of(recipe, described, hyper).init(params)
     return State(jnp.int32(0), params, reparam, stats, opt_state, average)

@@ -15,6 +15,7 @@ import optax
 from lm.model.parameters import optimizer_of
 from lm.training.state import Hyper, Learner, State, Weights
 from lm.training.update import (
+    average_of,
     decay_shares,
     ghost_radius,
     numbered_rows,
@@ -244,7 +245,8 @@ def optimizer_step(
     grads = shrunk(described.specs, grads, hyper)
     rows, peaks = numbered_rows(recipe, hyper), peaks_of(hyper)
     fraction = rows['optim.schedule'](state.step, hyper['train.steps'])
-    transform, average = optimizer(recipe, described, hyper), rows['optim.average']()
+    transform = optimizer(recipe, described, hyper)
+    average = average_of(recipe, described, hyper)
     decay = rows['optim.decay_rule']
     in_gradient = recipe.decay.row.in_gradient
     if in_gradient:

@@ -12,7 +12,7 @@ import optax
 from lm.config.recipe import Recipe
 from lm.model.parameters import Description, optimizer_of
 from modules.losses import chunks_of, cut
-from modules.optim import Average, by_role
+from modules.optim import Average, by_role, of_trained
 from modules.optim.base import along
 from modules.params import ParamSpec, root_mean_square
 from modules.scaling import Decay
@@ -60,9 +60,10 @@ def optimizer(
     return optax.with_extra_args_support(optax.chain(*stages, chosen))
 
 
-def average_of(recipe: Recipe, hyper: Numbers) -> Average:
-    """Returns the average of stored weights (optim.average) with its numbers."""
-    return numbered_rows(recipe, hyper)['optim.average']()
+def average_of(recipe: Recipe, described: Description, hyper: Numbers) -> Average:
+    """Returns the average of stored weights that are trained (optim.average) with its numbers."""
+    average, trained = numbered_rows(recipe, hyper)['optim.average'](), described.trainable
+    return average if all(jax.tree.leaves(trained)) else of_trained(average, trained)
 
 
 def shrunk(specs: Any, grads: Any, hyper: Numbers) -> Any:

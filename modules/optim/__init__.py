@@ -23,7 +23,7 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
 
-from modules.optim.averages import AVERAGES, Average
+from modules.optim.averages import AVERAGES, Average, of_trained
 from modules.optim.base import Direction, by_role, state_specs, unboxed, with_share
 from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
 from modules.optim.classic import adamw, scale, sgd
@@ -40,6 +40,7 @@ __all__ = [
     'Average',
     'Direction',
     'by_role',
+    'of_trained',
     'state_specs',
     'unboxed',
     'with_share',

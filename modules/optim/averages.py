@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from modules.facts import demands_nothing, marks
 from modules.optim.base import below_1
@@ -68,6 +69,35 @@ def ema(
         return {'updates': updates, 'average': average}
 
     return Average(init, lambda params, kept: kept['average'], follow=follow)
+
+
+def of_trained(average: Average, trained: Any) -> Average:
+    """Returns an average that keeps nothing of weights that training leaves as they are.
+
+    Args:
+      average: of all parameters that it is given.
+      trained: a bool for each parameter.
+
+    Returns:
+      One of all parameters; evaluation uses the others as they are.
+    """
+
+    def only(tree):
+        return jax.tree.map(lambda t, x: x if t else optax.MaskedNode(), trained, tree)
+
+    def with_others(found, tree):
+        return jax.tree.map(lambda t, new, x: new if t else x, trained, found, tree)
+
+    def steer(updates, params, kept, fraction):
+        moves, kept = average.steer(only(updates), only(params), kept, fraction)
+        return with_others(moves, updates), kept
+
+    return Average(
+        init=lambda params: average.init(only(params)),
+        averaged=lambda params, kept: with_others(average.averaged(only(params), kept), params),
+        steer=steer,
+        follow=lambda params, kept: average.follow(only(params), kept),
+    )
 
 
 def not_published_with(recipe: Any, part: Any) -> Iterator[str]:

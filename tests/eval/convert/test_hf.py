@@ -19,7 +19,7 @@ from flax.traverse_util import unflatten_dict
 
 from configs import default
 from eval.convert import __main__ as convert
-from eval.convert import export_hf, hf_config, import_hf, mxfp4, safetensors
+from eval.convert import export_hf, hf_config, hf_multimodal, import_hf, mxfp4, safetensors
 from eval.convert.fold import fold_checkpoint, learner_on_cpu
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
@@ -98,6 +98,44 @@ def test_logits_are_theirs(name):
     assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
 
 
+CUT = {'fsdp': 2, 'expert': 2, 'tensor': 2}  # heads, experts and the width of the model
+
+
+def spread(name, **mesh):
+    """The import laid over the eight devices of the tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        cut = make_mesh(MeshConfig(data=1, **mesh))
+        return import_folder(saved(Path(folder), name), base(), Path('run'), cut)
+
+
+@pytest.mark.parametrize('mesh', [{'fsdp': 8}, CUT])
+@pytest.mark.parametrize('name', ['gemma3', 'phi3', 'pythia'])
+def test_each_device_has_its_part_of_an_import(name, mesh):
+    """Bitwise: in arrays that share a tensor, side by side or one feature each, with gains that are
+    1 more and queries that are multiplied. Catches a range that is off, and one taken twice.
+    """
+    found, whole = spread(name, **mesh), imported(name)
+    assert found.params.keys() == whole.params.keys()
+    for path, array in found.params.items():
+        np.testing.assert_array_equal(array, whole.params[path])
+    if mesh == {'fsdp': 8}:  # nothing is read twice; CUT has copies of what it does not cut
+        assert found.n_bytes == found.n_bytes_of_files == whole.n_bytes
+    up = found.params['layers/mlp/up']
+    assert up.addressable_shards[0].data.size == up.size / (8 if 'tensor' not in mesh else 4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', CASES)
+def test_logits_on_eight_devices_are_theirs(name):
+    """Catches a sharding rule that a family's axes miss, and a kernel that is wrong when cut."""
+    found = spread(name, **CUT)
+    for path, array in found.params.items():
+        np.testing.assert_array_equal(array, imported(name).params[path])
+    logits = np.asarray(checkpoint_of(found).logits(np.repeat(TOKENS_BT, 8, 0)))
+    assert len(found.params['layers/mlp/up'].sharding.device_set) == 8
+    assert max(largest_difference(row, theirs()[name]) for row in logits) < CLOSE
+
+
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_logits_are_theirs_unscanned_and_with_a_cache(name):
@@ -116,14 +154,10 @@ def test_logits_are_theirs_unscanned_and_with_a_cache(name):
     assert largest_difference(np.stack(parts), theirs()[name]) < CLOSE
 
 
-def exported(name, dtype='float32'):
+def exported(name):
     """The export of an import, without the comparison of logits."""
     checkpoint = checkpoint_of(imported(name))
-    recipe, params = export_hf.plain_model(checkpoint)
-    family, config, there = export_hf.family_for(recipe, params, checkpoint.meta['model_type'])
-    shapes = import_hf.shapes_of(there, checkpoint.meta['vocab_size'])
-    export_hf.refill(params, shapes, there, export_hf.DTYPES[dtype])
-    return checkpoint, export_hf.Exported(family, config, there, params, 0.0)
+    return checkpoint, export_hf.refilled(checkpoint, 'float32')
 
 
 @pytest.mark.default_rows(*DEFAULT_ROWS)
@@ -217,12 +251,95 @@ def test_weights_of_four_bits_are_read(tmp_path):
         wide[name] = np.swapaxes(mxfp4.dequantised(blocks, scales), 1, 2)
         packed |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
     quantised = {'quantization_config': {'quant_method': 'mxfp4'}}
-    one, other = (
-        import_folder(saved(tmp_path / name, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'))
-        for name, arrays, more in (('whole', wide, {}), ('packed', packed, quantised))
+    cut = make_mesh(MeshConfig(data=1, fsdp=4, expert=2))  # experts, and parts of a group of 32
+    one, other, parts = (
+        import_folder(saved(tmp_path / n, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'), m)
+        for n, arrays, more, m in (
+            ('whole', wide, {}, None),
+            ('packed', packed, quantised, None),
+            ('packed', packed, quantised, cut),
+        )
     )
     for path, array in one.params.items():
         np.testing.assert_array_equal(array, other.params[path])
+        np.testing.assert_array_equal(array, parts.params[path])
+
+
+@pytest.mark.parametrize('attention, mlp', [(True, True), (True, False), (False, True)])
+def test_a_llama_with_biases_is_read(tmp_path, attention, mlp):
+    """Those of one part alone are all of ours, the others 0, and come back as zeros."""
+    config, arrays = {'attention_bias': attention, 'mlp_bias': mlp}, drawn('llama2')
+    sizes = {'q': 16, 'k': 8, 'v': 8, 'o': 16} if attention else {}
+    names = {f'self_attn.{name}_proj.bias': size for name, size in sizes.items()}
+    if mlp:
+        names |= {'mlp.gate_proj.bias': 24, 'mlp.up_proj.bias': 24, 'mlp.down_proj.bias': 16}
+    for layer in range(2):
+        full = {f'model.layers.{layer}.{name}': size for name, size in names.items()}
+        arrays |= {name: weight(name, [size]) for name, size in full.items()}
+    found = import_folder(saved(tmp_path, 'llama2', arrays, **config), base(), Path('run'))
+    assert found.recipe.model.bias and not found.recipe.model.qkv_bias
+    for path in (p for p in found.params if p.endswith('_bias')):
+        assert np.any(found.params[path]) == (attention if '/attention/' in path else mlp), path
+    said = [note for note in found.notes if 'biases of' in note]
+    assert len(said) == (attention != mlp)
+    out = export_hf.refilled(checkpoint_of(found), 'float32')
+    written = {n: t.make() for n, t in export_hf.tensors_of(out, 'float32').items()}
+    assert out.config['attention_bias'] and out.config['mlp_bias']
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(written.pop(name), array)
+    assert not any(map(np.any, written.values()))
+
+
+@pytest.mark.full
+def test_a_llama_whose_attention_has_biases_is_the_qwen_it_equals(tmp_path):
+    """Reference: the logits of Qwen 2, which has no bias of outputs, and of the MLP neither."""
+    config = CASES['llama2']['config'] | {'attention_bias': True, 'rms_norm_eps': 1e-6}
+    outputs = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
+    folder = saved(tmp_path, 'llama2', drawn('qwen2') | outputs, **config)
+    found = import_folder(folder, base(), Path('run'))
+    logits = np.asarray(checkpoint_of(found).logits(TOKENS_BT))[0]
+    assert largest_difference(logits, theirs()['qwen2']) < CLOSE
+
+
+@pytest.mark.parametrize('version', [4, 5])
+def test_the_text_model_inside_of_gemma_3_is_read(tmp_path, version):
+    """Bitwise the same text model alone. What it leaves out is said, and what it needs is asked."""
+    start, head = {4: ('language_model.model.', ''), 5: ('model.language_model.', 'model.')}[
+        version
+    ]
+    arrays = {start + n.removeprefix('model.'): x for n, x in drawn('gemma3').items()}
+    arrays |= {f'{head}vision_tower.a.weight': np.ones(2, 'f')}
+    arrays |= {f'{head}multi_modal_projector.b': np.ones(2, 'f')}
+    own = {k: v for k, v in CASES['gemma3']['config'].items() if 'token_id' not in k}
+    whole = {
+        'model_type': 'gemma3',
+        'text_config': own | {'num_attention_heads': 4},
+        'vision_config': {'hidden_size': 8},
+        'eos_token_id': [2, 5],
+        'bos_token_id': 1,
+    }
+    folder = saved(tmp_path, 'gemma3', arrays)
+    (folder / 'config.json').write_text(json.dumps(whole))
+    found, wanted = import_folder(folder, base(), Path('run')), imported('gemma3')
+    assert (found.model_type, found.recipe) == ('gemma3_text', wanted.recipe)
+    for path, array in wanted.params.items():
+        np.testing.assert_array_equal(array, found.params[path])
+    assert 'vision_tower (1 tensors), multi_modal_projector (1 tensors)' in found.notes[0]
+    (folder / 'config.json').write_text(json.dumps(whole | {'text_config': None}))
+    with pytest.raises(ValueError, match="has model_type='gemma3' and no text_config"):
+        import_folder(folder, base(), Path('run'))
+
+
+def test_what_a_text_config_leaves_out_is_that_of_its_class():
+    """The config.json of Gemma 3 of 4B, in which heads and the longest row are left out."""
+    own = {'model_type': 'gemma3_text', 'hidden_size': 2560, 'num_hidden_layers': 34}
+    own |= {'intermediate_size': 10240, 'sliding_window': 1024}
+    own |= {'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}
+    found = hf_multimodal.text_config({'model_type': 'gemma3', 'text_config': own})
+    fields = FAMILIES['gemma3_text'].read(found)
+    assert (fields['model.n_heads'], fields['model.n_kv_heads']) == (8, 4)
+    assert (fields['model.d_model'], fields['model.head_dim']) == (2560, 256)
+    assert fields['attention.full_every'] == 6 and fields['attention.rope_factor'] == 8
 
 
 BAD_FIELDS = {

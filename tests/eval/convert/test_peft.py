@@ -1,16 +1,19 @@
 """Reference: an adapter's factors are those of a file's matrices. Contract: what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from eval.convert import safetensors
-from eval.convert.export_hf import export_checkpoint, tensors_of
+from eval.convert.export_hf import export_checkpoint, imported_as, tensors_of
 from eval.convert.export_peft import BEFORE, CONFIG, WEIGHTS, export_adapter, factors, write_folder
+from eval.convert.import_hf import write_run
 from eval.convert.layouts import Layout
 from modules.params import ParamSpec
 from tests.eval.convert.test_commands import checkpoint
+from tests.eval.convert.test_hf import imported
 
 LLAMA = {
     'model.norm': 'rmsnorm',
@@ -37,9 +40,48 @@ def test_factors_multiply_to_the_matrix_of_the_file(axes, spec, shape, turned):
     a = rng.normal(size=(*shape[:n_rows], 3))
     b = rng.normal(size=(3, *shape[n_rows:]))
     wanted = layout.join([np.tensordot(a, b, 1)])
-    in_a, in_b, found = factors(layout, spec, a, b)
+    in_a, in_b, found = factors(layout, spec, [(a, b)])
     assert found == turned and in_a.shape[0] == in_b.shape[1] == 3
     np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
+
+
+@pytest.mark.parametrize(
+    ('axes', 'heads', 'turned'),
+    [
+        ('(N|K|K H) D -> D N|K|K H', (2, 1, 1), False),
+        ('(N 3 H) D -> D N H', (2, 2, 2), False),
+        ('D (3 N H) -> D N H', (2, 2, 2), True),
+    ],
+)
+def test_matrices_that_share_a_tensor_share_its_factors(axes, heads, turned):
+    """Side by side, or interleaved. Catches factors of one matrix that reach another's outputs."""
+    rng, layout = np.random.default_rng(0), Layout(axes)
+    pairs = [(rng.normal(size=(6, 3)), rng.normal(size=(3, n, 4))) for n in heads]
+    wanted = layout.join([np.tensordot(a, b, 1) for a, b in pairs])
+    in_a, in_b, found = factors(layout, QUERY, pairs)
+    assert found == turned and in_a.shape == (9, 6)
+    np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
+
+
+@pytest.mark.full
+def test_an_adapter_has_the_names_of_the_model_that_was_imported(tmp_path):
+    """Phi-3, which as a LLaMA would have a tensor for each matrix. Its record is in the run that
+    train.init_from names, and not in that of the adapter.
+    """
+    write_run(tmp_path, tmp_path / 'run', imported('phi3'))
+    own = {'model.n_layers': 1, 'train.init_from': str(tmp_path / 'run')}
+    source = checkpoint(LLAMA | own | {'reparam.rslora': True})
+    adapter = export_adapter(source, 'someone/phi')
+    name = f'{BEFORE}model.layers.0.self_attn.qkv_proj'
+    assert adapter.config['target_modules'] == [
+        *('mlp.down_proj', 'mlp.gate_up_proj', 'self_attn.o_proj', 'self_attn.qkv_proj')
+    ]
+    a, b = (adapter.tensors[f'{name}.lora_{x}.weight'] for x in 'AB')
+    assert a.shape == (9, 16) and b.shape == (32, 9)
+    rank, alpha = (adapter.config[f'{x}_pattern']['self_attn.qkv_proj'] for x in ('rank', 'alpha'))
+    assert rank == 9 and alpha / 3 == pytest.approx(2 / 3**0.5)
+    shutil.rmtree(tmp_path / 'run')
+    assert imported_as(source) is None
 
 
 @pytest.mark.full

@@ -251,6 +251,16 @@ def test_factors_that_there_are_not_cannot_be_trained_alone():
         tiny_learner(tiny_config({'model.reparam': 'sigma', 'train.trainable': 'lora'}))
 
 
+def test_factors_whose_rank_stays_are_refused_by_name():
+    """Muon's steps have singular values of one size, and one side of a factor grows with width."""
+    changes = {'model.reparam': 'lora', 'scaling.name': 'mup', 'scaling.base_width': 8}
+    said = (
+        r'factors of model\.reparam=lora .*reparam\.rank.* optim\.name, or scaling\.name=standard'
+    )
+    with pytest.raises(ValueError, match=said):
+        tiny_learner(checked_config(changes | {'optim.name': 'muon'}))
+
+
 def test_tied_embeddings_leave_no_readout_to_map():
     config = tiny_config({'model.reparam': 'sigma', 'reparam.roles': 'readout'})
     tied = replaced(config, {'model.tie_embeddings': True})
@@ -329,7 +339,8 @@ def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     """
     source, used = source_of({'model.reparam': 'none'})
     changes = {'model.reparam': 'weight_norm+lora', 'train.trainable': 'lora', 'reparam.rank': 2}
-    config = checked_config(SMALL | changes | {'optim.weight_decay': 0.5, 'optim.lr': 0.03})
+    numbers = {'optim.weight_decay': 0.5, 'optim.lr': 0.03, 'optim.average': 'ema'}
+    config = checked_config(SMALL | changes | numbers)
     learner, batch, hyper = tiny_learner(config), packed_batch(), hyper_from(config)
     stored, reparam, found = started(changes, source, used)
     assert_trees_close(found, used, rtol=1e-6, atol=0)
@@ -339,6 +350,7 @@ def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     state = state.replace(params=stored, reparam=reparam)
     after, metrics = train_step(config)(state, batch, hyper)
     np.testing.assert_allclose(metrics['ce'], sums['ce'] / sums['tokens'], rtol=1e-6)
+    first = named_leaves(after.params)
     after, _ = train_step(config)(after, packed_batch(1), hyper)  # a moves once b is not 0
     trained = {path for path, yes in named_leaves(learner.described.trainable).items() if yes}
     assert {path.rpartition('/')[2] for path in trained} == {'a', 'b', 'gain'}
@@ -346,5 +358,12 @@ def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     assert trained == {path for path in old if not np.array_equal(old[path], new[path])}
     moments = [path.partition('/mu/')[2] for path in named_leaves(after.opt_state)]
     assert {path for path in moments if path} == trained
+    assert named_leaves(after.average['average']).keys() == trained
+    seen = named_leaves(learner.evaluated(after.weights, after.average, hyper).params)
+    decay = config.average.options['average_decay']
+    for path in old:
+        mean = first[path] + (new[path] - first[path]) / (1 + decay)
+        wanted = mean if path in trained else old[path]
+        np.testing.assert_allclose(seen[path], wanted, rtol=1e-5 if path in trained else 0)
     sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(learner.described.shapes)]
     assert trained_count(learner) == sum(old[path].size for path in trained) < sum(sizes)
