@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {
     'train.py': 'train.py',
     'python -m eval': 'eval/__main__.py',
+    'python -m eval.compare': 'eval/compare.py',
     'python -m eval.generate': 'eval/generate.py',
     'python -m eval.runs': 'eval/runs.py',
     'python -m eval.report': 'eval/report/__main__.py',
