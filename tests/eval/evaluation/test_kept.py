@@ -17,6 +17,8 @@ from eval.suites import SUITES
 from eval.suites.base import Result, Suite, Table
 from lm.record import digests
 from lm.record.checkpoint import steps_in
+from lm.record.remote.mirror import mirrored
+from lm.storage.buckets import open_bucket
 from lm.storage.files import read_json, sealed
 from modules.options import Option
 
@@ -200,3 +202,18 @@ def test_a_sweep_is_its_cells_and_seeds_have_a_spread(workdir, tmp_path, calls, 
     page = out.with_suffix('.html').read_text()
     assert 'id="traces_0"' in page and '<h2>seeded</h2>' in page
     assert said[-1] == f'page: {out.with_suffix(".html")}'
+
+
+@pytest.mark.full
+def test_checkpoints_of_a_bucket_are_evaluated_and_nothing_is_kept(whole, bucket_url, calls):
+    with mirrored(bucket_url) as workdir:
+        shutil.copytree(whole, workdir, dirs_exist_ok=True)
+    before, said = [*open_bucket(bucket_url).list()], []
+    asked, steps = asked_for('fake', {}), steps_in(whole / 'checkpoints')
+    evaluate_checkpoints([bucket_url], asked, step='all', say=said.append)
+    text = evaluate_checkpoints([bucket_url], asked, step=str(steps[0]), say=said.append)
+    assert json.loads(text)['step'] == steps[0] and calls == [*steps, steps[0]]
+    assert sum('--out=FILE.json keeps the numbers' in line for line in said) == 2
+    assert [*open_bucket(bucket_url).list()] == before
+    with pytest.raises(ValueError, match='holds no checkpoint'):
+        targets_of([bucket_url], '5', print)
