@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {
     'train.py': 'train.py',
     'python -m eval': 'eval/__main__.py',
+    'python -m eval.compare': 'eval/compare.py',
     'python -m eval.generate': 'eval/generate.py',
     'python -m eval.serve': 'eval/serve/__main__.py',
     'python -m eval.runs': 'eval/runs.py',

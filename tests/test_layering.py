@@ -145,7 +145,7 @@ def test_flags_of_suites_wait_for_no_package_that_a_suite_needs():
     """`python -m eval --help` has the options of all suites."""
     ours, others = imported_at_the_start_of('eval.__main__')
     assert 'jax' in others and {'eval.suites.perplexity', 'eval.evaluation.asked'} <= ours
-    assert not others & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'scipy', 'torch'}
+    assert not others & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
 
 
 def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:

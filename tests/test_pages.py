@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -9,17 +10,21 @@ import pytest
 import yaml
 
 from docs import cards, generate
+from eval.evaluation.asked import asked_for
+from eval.evaluation.targets import evaluate_all, targets_of
 from eval.report.page import report
 from lm.launch import exit_status
 from lm.record.metrics import read_rows
 from lm.record.remote.mirror import mirrored
 from lm.storage.buckets import open_bucket
+from lm.storage.files import read_json
 from tests import ROOT
 from tests.commands import tiny
 from tests.sweep_helpers import base
 from train import DONE, train, train_sweep
 
 PLACES = {'STEP': r'\d+', 'CELL': '[0-9a-f]{8}', 'DIGEST': '[0-9a-f]{32}'}
+PLACES |= {'NAME': '[a-z_]+', 'OPTIONS': '[0-9a-f]{8}'}
 
 
 class TestStatuses:
@@ -105,6 +110,14 @@ class TestFiles:
 
     def test_of_a_run(self, whole):
         assert unlisted(files_in(whole), 'A run') == (set(), set())
+
+    def test_of_a_run_that_was_evaluated(self, whole, tmp_path):
+        workdir = shutil.copytree(whole, tmp_path / 'run')
+        targets = targets_of([str(workdir)], 'all', print)
+        assert list(evaluate_all(targets, asked_for('perplexity:4', {}), False, print))
+        assert unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
+        (path, *_) = workdir.glob('evaluations/*/*')
+        assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)
 
     def test_columns_of_a_run_and_fields_of_its_summary(self, whole):
         columns = quoted(section('metrics.jsonl'), 2)

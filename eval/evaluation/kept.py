@@ -80,7 +80,7 @@ def read(path: Path, asked: Asked, meta: Mapping[str, Any]) -> Result | None:
     """
     try:
         record = read_json(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         mine = (asked.name, plain(dict(asked.options)), of_record(meta))

@@ -23,7 +23,8 @@ from lm.storage.files import write_text
 HERE = Path(__file__).parent
 MOST_NAMED = 4  # runs of a title
 MOST_ROWS = 100  # of a table on the page
-RUN = 'run'
+FEW_ROWS = 12
+RUN, JOINED = 'run', 'of which run'  # columns of several runs' tables
 WIDTH, HEIGHT, PANEL = 420, 260, 260
 PER_ROW = 3
 
@@ -120,19 +121,26 @@ def _joined(tables: Mapping[str, Table]) -> Table:
         columns[RUN] += [run] * n
         for name in names:
             columns[name] += list(table.columns.get(name, [None] * n))
-    by = f'{first.by}, {RUN}' if first.by else RUN
     if first.by:
         pairs = zip(columns[first.by], columns[RUN], strict=True)
-        columns[by] = [f'{number(value)}, {run}' for value, run in pairs]
-    return Table(columns, first.x, first.y, by)
+        columns[JOINED] = [f'{number(value)}, {run}' for value, run in pairs]
+    return Table(columns, first.x, first.y, JOINED if first.by else RUN)
 
 
 def part_of(title: str, table: Table, chart: str) -> dict[str, Any]:
-    """Returns a table as the template takes it, with at most MOST_ROWS rows."""
-    rows = list(zip(*table.columns.values(), strict=True))
-    texts = [[number(value) for value in row] for row in rows[:MOST_ROWS]]
-    left = len(rows) - len(texts)
-    return {'title': title, 'chart': chart, 'rows': [list(table.columns), *texts], 'left': left}
+    """Returns a table as the template takes it, with at most MOST_ROWS rows; more than FEW_ROWS are
+    folded.
+    """
+    columns = {name: own for name, own in table.columns.items() if name != JOINED}
+    rows = [[number(value) for value in row] for row in zip(*columns.values(), strict=True)]
+    shown = rows[:MOST_ROWS]
+    return {
+        'title': title,
+        'chart': chart,
+        'rows': [list(columns), *shown],
+        'left': len(rows) - len(shown),
+        'folded': len(rows) > FEW_ROWS,
+    }
 
 
 def chart_of(table: Table) -> Chart:

@@ -43,7 +43,7 @@ class Trace:
     def is_constant(self) -> bool:
         """Whether it is a count or the like, equal at all steps of all runs."""
         found = [value for own in self.values.values() for value in own.values()]
-        return len(found) > 1 and len(set(found)) == 1
+        return len(found) > 1 and len(set(map(repr, found))) == 1  # nan is not nan
 
     @property
     def monotonicity(self) -> float:
@@ -172,6 +172,8 @@ def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
         measured = {'monotonicity': one.monotonicity} if len(steps) > 1 else {}
         if seeds:
             measured |= {'seed std': one.seed_std, 'signal to noise': one.signal_to_noise}
+        if len(one.values) < 2:
+            measured |= dict.fromkeys(measured.keys() - {'monotonicity'})
         row |= dict.fromkeys(measured) if one.is_constant else measured
         rows.append(row)
     return rows

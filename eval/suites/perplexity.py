@@ -24,7 +24,7 @@ from modules.options import Option
 AT_ONCE = 1 << 22  # tokens of windows that are packed together
 
 Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
-Documents = Annotated[int, Option('that are read, the first of each source; 0: all', 0)]
+Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
 
 
 @dataclasses.dataclass

@@ -11,6 +11,7 @@ from eval import ngram, perplexity
 from eval.generate import generate
 from eval.load import load
 from lm.record.metrics import read_rows
+from lm.storage.files import read_json
 from tests.commands import PATIENCE_SEC, ROOT, tiny
 from tests.sweep_helpers import TINY
 from train import DONE, train
@@ -114,10 +115,17 @@ def program(*arguments: str) -> subprocess.CompletedProcess:
 
 def test_eval_program_writes_json(workdir, tmp_path):
     out = tmp_path / 'out.json'
-    done = program('eval', f'--checkpoint={workdir}', '--suite=perplexity', f'--out={out}')
+    page, suite = tmp_path / 'page.html', '--suite=perplexity'
+    options = ('--perplexity.stride=8', '--perplexity.documents=1', '--step=100')
+    words = (f'--checkpoint={workdir}', suite, *options, f'--out={out}', f'--page={page}')
+    done = program('eval', *words)
     assert done.returncode == 0, done.stderr
-    assert json.loads(out.read_text()) == json.loads(done.stdout)
-    assert json.loads(done.stdout)['step'] == 200
+    record = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == record and record['step'] == 100
+    assert 0 < record['perplexity']['tokens'] < perplexity(load(workdir)).numbers['tokens']
+    assert 'Bits per byte by domain' in page.read_text()
+    (path,) = (workdir / 'evaluations' / '100').iterdir()
+    assert read_json(path)['options'] == {'stride': 8, 'documents': 1}
 
 
 @pytest.mark.full

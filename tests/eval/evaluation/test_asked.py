@@ -110,7 +110,7 @@ def test_each_option_is_a_flag_with_its_words(monkeypatch):
     text = own.get_help()
     assert 'examples before a question' in text and '0 to 32' in text
     assert '(NAME:VALUE)' in text
-    with pytest.raises(flags.Error, match='--tasks.shots must be between 0 and 32'):
+    with pytest.raises(flags.Error, match='shots must be between 0 and 32'):
         own(['eval', '--tasks.shots=33'])
 
 

@@ -67,6 +67,29 @@ def test_property_segments_number_documents(packing):
         np.testing.assert_array_equal(row['tokens'][1:n_used] == BOS, begins)
 
 
+@pytest.mark.parametrize('packing', PACKINGS)
+def test_property_each_token_is_of_the_document_that_has_it(packing):
+    rows = rows_of(packing, random_lengths(3, 60), 32)
+    documents = list(rows.documents(with_marks=True))
+    assert len(documents) == rows.n_documents
+    for bare, whole in zip(rows.documents(), documents, strict=True):
+        np.testing.assert_array_equal(bare, whole[1:-1])
+    for i, row in enumerate(rows):
+        owners = rows.documents_of(i)
+        np.testing.assert_array_equal(owners == -1, row['segments'] == 0)
+        for owner in {*owners.tolist()} - {-1}:
+            own = row['tokens'][owners == owner]
+            assert own[own != BOS].tolist() in windows(documents[owner], (own != BOS).sum())
+            assert (own[0] == BOS) <= (documents[owner][1] in own or len(own) == 1)
+            assert BOS not in own[1:]
+
+
+def windows(tokens, n):
+    """The n tokens behind each place of a document, without BOS."""
+    kept = tokens[1:].tolist()
+    return [kept[i : i + n] for i in range(len(kept) - n + 1)]
+
+
 def test_reference_concat_windows():
     tokens, _ = stream([5, 4, 2])
     rows = rows_of('concat', [5, 4, 2], 4)

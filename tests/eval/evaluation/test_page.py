@@ -1,0 +1,80 @@
+"""The page of an evaluation: what its tables and charts hold."""
+
+import math
+
+import pytest
+
+from eval.charts import spec_of
+from eval.evaluation.asked import asked_for
+from eval.evaluation.page import FEW_ROWS, MOST_ROWS, write_evaluation_page
+from eval.evaluation.targets import Evaluation
+from eval.suites.base import Result, Table
+
+
+def evaluation(run: str, step: int) -> Evaluation:
+    many = list(range(2 * MOST_ROWS))
+    tables = {
+        'By position': Table({'x': many, 'y': [step + i for i in many]}, 'x', 'y'),
+        'By task': Table(
+            {'task': ['<b>', 'c'], 'right': [0.5, math.nan], 'n': [1, 2]}, 'task', 'right'
+        ),
+        'Words': Table({'word': ['a & b'], 'n': [3]}),
+        'Both': Table({'x': [1, 2], 'y': [3.0, 4.0], 'of': ['p', 'q']}, 'x', 'y', 'of'),
+    }
+    numbers = {'loss': 5 / step, 'lost': float('nan'), 'tokens': 9}
+    config = {'model.norm': 'rmsnorm', 'train.seed': len(run)}
+    return Evaluation(run, step, config, {'perplexity': Result(numbers, {}, tables)})
+
+
+def data_of(chart) -> list[dict]:
+    return spec_of(chart)['data']['values']
+
+
+def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
+    path = tmp_path / 'deep' / 'page.html'
+    charts = write_evaluation_page(path, [evaluation('runs/a', 10)], asked_for('perplexity', {}))
+    assert [*charts] == ['table_0_0', 'table_0_1', 'table_0_3']
+    assert [row['y'] for row in data_of(charts['table_0_0'])][:2] == [10, 11]
+    assert [row['x'] for row in data_of(charts['table_0_1'])] == ['<b>']  # nan has no bar
+    assert {row['by'] for row in data_of(charts['table_0_3'])} == {'p', 'q'}
+    kinds = [spec_of(charts[name])['mark']['type'] for name in charts]
+    assert kinds == ['line', 'bar', 'line']
+    page = path.read_text()
+    assert '<td>&lt;b&gt;</td>' in page and '<td>a &amp; b</td>' in page and '<h1>a</h1>' in page
+    assert all(f'id="{name}"' in page for name in charts) and 'id="traces' not in page
+    assert '<td>loss</td><td>0.5</td>' in page
+    assert page.count('<details>') == 1 and FEW_ROWS - 11 < 2
+    assert f'{MOST_ROWS} more are in the file' in page
+
+
+def test_several_have_traces_and_their_tables_are_one(tmp_path):
+    found = [evaluation(run, step) for run in ('runs/a', 'runs/bb') for step in (10, 20)]
+    path = tmp_path / 'page.html'
+    charts = write_evaluation_page(path, found, asked_for('perplexity', {}))
+    assert len(spec_of(charts['traces_0'])['concat']) == 1  # neither of constants nor of nan
+    rows = data_of(charts['traces_0'])
+    assert {(row['run'], row['step'], row['value']) for row in rows} == {
+        (run, step, 5 / step) for run in ('a', 'bb') for step in (10, 20)
+    }
+    last = data_of(charts['table_0_0'])
+    assert len(last) == 4 * MOST_ROWS and {row['by'] for row in last} == {'a', 'bb'}
+    assert last[0]['y'] == 20  # of the last step
+    both = {row['by'] for row in data_of(charts['table_0_3'])}
+    assert both == {'p, a', 'q, a', 'p, bb', 'q, bb'}
+    page = path.read_text()
+    assert '<th scope="col">seed std</th>' in page
+    assert '<th scope="col">of which' not in page
+
+
+def test_a_page_of_many_runs_counts_them(tmp_path):
+    found = [evaluation(f'runs/{"x" * n}', 10) for n in range(1, 7)]
+    write_evaluation_page(tmp_path / 'page.html', found, asked_for('perplexity', {}))
+    assert '<h1>6 runs</h1>' in (tmp_path / 'page.html').read_text()
+
+
+@pytest.mark.parametrize('name', ['perplexity', 'ngram'])
+def test_a_suite_is_introduced_by_its_first_sentence(name, tmp_path):
+    one = Evaluation('a', 1, {}, {name: Result({'n': 1.0})})
+    write_evaluation_page(tmp_path / 'page.html', [one], asked_for(name, {}))
+    page = (tmp_path / 'page.html').read_text()
+    assert f'<h2>{name}</h2>' in page and ('Options: stride 0' in page) == (name == 'perplexity')

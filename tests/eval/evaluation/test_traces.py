@@ -1,0 +1,61 @@
+"""Numbers over steps and seeds. Reference: SciPy's tau, and numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval.evaluation.targets import Evaluation
+from eval.evaluation.traces import Trace, groups_of, kendall_tau, rows_of, traces_of
+from eval.suites.base import Result
+
+
+def test_reference_tau_is_that_of_scipy():
+    rng = np.random.default_rng(1)
+    for n, most in ((2, 100), (7, 3), (30, 8), (30, 1000)):
+        x, y = np.arange(n), rng.integers(most, size=n)
+        assert kendall_tau(x, y) == pytest.approx(stats.kendalltau(x, y).statistic)
+    assert kendall_tau([1, 2, 3], [5, 4, math.inf]) == pytest.approx(1 / 3)
+    for y in ([5, 5, 5], [1, math.nan, 2]):
+        assert math.isnan(kendall_tau([1, 2, 3], y))
+    assert math.isnan(kendall_tau([1], [2]))
+
+
+def test_spread_over_seeds_by_hand():
+    """Standard deviations sqrt(2) and sqrt(8) at the two steps that both have, means 3 and 6."""
+    trace = Trace('s', 'n', '', {'a': {1: 2.0, 2: 4.0, 3: 9.0}, 'b': {1: 4.0, 2: 8.0}})
+    spread = (math.sqrt(2) + math.sqrt(8)) / 2
+    assert trace.seed_std == pytest.approx(spread)
+    assert trace.signal_to_noise == pytest.approx(4.5 / spread)
+    assert (trace.monotonicity, trace.steps, trace.mean_at(1)) == (1, [1, 2, 3], 3)
+    alone = Trace('s', 'n', '', {'a': {1: 2.0, 2: 1.0}})
+    assert alone.monotonicity == -1
+    assert math.isnan(alone.seed_std) and math.isnan(alone.signal_to_noise)
+    equal = Trace('s', 'n', '', {'a': {1: 2.0}, 'b': {1: 2.0}})
+    assert equal.seed_std == 0 and equal.signal_to_noise == math.inf
+
+
+def evaluation(run, step, norm, seed, loss):
+    config = {'model.norm': norm, 'train.seed': seed, 'mesh.data': seed, 'model.final_norm': norm}
+    return Evaluation(run, step, config, {'s': Result({'loss': loss, 'n': 4})})
+
+
+def test_runs_that_differ_in_seeds_alone_are_a_group():
+    """A field that follows another is not named beside it."""
+    found = [
+        evaluation('a', 10, 'rmsnorm', 0, 3.0),
+        evaluation('b', 10, 'rmsnorm', 1, 5.0),
+        evaluation('c', 10, 'layernorm', 0, 4.0),
+        evaluation('d', 10, 'layernorm', 1, 4.0),
+        evaluation('d', 20, 'layernorm', 1, 3.0),
+    ]
+    names = {name: [one.run for one in own] for name, own in groups_of(found).items()}
+    assert names == {'norm rmsnorm': ['a', 'b'], 'norm layernorm': ['c', 'd', 'd']}
+    assert [*groups_of(found[:2])] == [''] and [*groups_of(found[1:3])] == ['b', 'c']
+    rms, layer, *counts = rows_of(traces_of(found))
+    assert (rms['step 10'], rms['step 20'], layer['step 20']) == (4, None, 3)
+    assert rms['seed std'] == pytest.approx(math.sqrt(2)) and layer['seed std'] == 0
+    assert [row['monotonicity'] for row in counts] == [None, None]
+    many = [evaluation('a', step, 'rmsnorm', 0, step / 2) for step in range(9)]
+    assert rows_of(traces_of(many))[0]['last'] == 4
