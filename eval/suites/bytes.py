@@ -64,12 +64,15 @@ def _beginning(text: str, length: int) -> bytes:
 
 
 def _fitting(covers: Covers, text: bytes, most: int) -> Tree:
-    """Returns the tree of a text, or of as much of it as has contexts of at most `most` tokens."""
-    tree = covers.tree(text)
-    while tree.depth() >= most and len(text) > 1:  # and the token that begins a document
-        text = _beginning(text.decode(), len(text) * 3 // 4)
+    """Returns the tree of a text, or of as much of it as has contexts of fewer than `most` tokens:
+    BOS comes before them.
+    """
+    while True:
         tree = covers.tree(text)
-    return tree
+        too_deep = np.array(tree.ends)[tree.depths() >= most]
+        if not len(too_deep):
+            return tree
+        text = _beginning(text.decode(), int(too_deep.min()) - 1)
 
 
 class Part(NamedTuple):
@@ -86,7 +89,7 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
     The tokenizer's own encoding is read into a cache, each token once; other contexts are read
     behind the part of it that they share, and forgotten.
     """
-    depth = 1 + max((tree.depth() for tree in trees), default=0)
+    depth = 1 + max((int(tree.depths().max()) for tree in trees), default=0)
     capacity = min(power_of_two(depth), checkpoint.recipe.data.seq_len)
     size = min(AT_ONCE, power_of_two(max(1, len(trees))))
 
