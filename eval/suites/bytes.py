@@ -16,6 +16,7 @@ from lm.inference.scoring import power_of_two
 from modules.options import Option
 
 AT_ONCE = 16  # documents that are read side by side
+SHORTEST = 2  # columns of a part that is read: few widths, few programs
 LONGEST = 8  # tokens of the encoding that are read at once where no other context branches off
 
 
@@ -107,7 +108,8 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
                 now = {r: own.pop(0) for r, own in enumerate(parts) if own and own[0][2] == is_kept}
                 if not now:
                     continue
-                width = power_of_two(max(len(part.tokens) for part in now.values()))
+                longest = max(len(part.tokens) for part in now.values())
+                width = SHORTEST if longest <= SHORTEST else power_of_two(max(longest, LONGEST))
                 tokens_BT, counts_B = np.zeros((size, width), np.int32), np.zeros(size, np.int32)
                 for r, part in now.items():
                     counts_B[r] = len(part.tokens)
