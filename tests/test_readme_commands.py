@@ -45,6 +45,15 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m eval.serve --checkpoint=runs/ln': (
         'it does not end; tests/eval/serve/test_served.py has it'
     ),
+    'uv sync --extra harness': 'the environment of the tests has it',
+    **{
+        f'uv run python -m eval --checkpoint=runs/ln --suite={suite}': f'{test} has it'
+        for suite, test in {
+            'minimal_pairs:blimp --minimal_pairs.limit=100': 'eval/suites/test_minimal_pairs.py',
+            'bytes --bytes.documents=16 --bytes.length=256': 'eval/suites/test_bytes.py',
+            'harness:hellaswag+arc_easy --harness.limit=100': 'eval/suites/test_harness.py',
+        }.items()
+    },
     **{
         'uv run train.py --config=configs/llama_124m.py '
         f'--config.data.source=hub:{name} --config.data.tokenizer=bpe:32768': 'a network'
@@ -143,7 +152,7 @@ def test_the_lines_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() <= {*lines}
-    assert len(blocks('python')) == 4
+    assert len(blocks('python')) == 5
 
 
 @pytest.mark.full  # six minutes of programs
@@ -167,7 +176,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', CHECKED), strict=True):
+    for code, checked in zip(codes, ('', '', CHECKED), strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]

@@ -16,6 +16,7 @@ from lm.inference.scoring import power_of_two
 from modules.options import Option
 
 AT_ONCE = 16  # documents that are read side by side
+SHORTEST = 2  # columns of a part that is read: few widths, few programs
 LONGEST = 8  # tokens of the encoding that are read at once where no other context branches off
 
 
@@ -64,12 +65,15 @@ def _beginning(text: str, length: int) -> bytes:
 
 
 def _fitting(covers: Covers, text: bytes, most: int) -> Tree:
-    """Returns the tree of a text, or of as much of it as has contexts of at most `most` tokens."""
-    tree = covers.tree(text)
-    while tree.depth() >= most and len(text) > 1:  # and the token that begins a document
-        text = _beginning(text.decode(), len(text) * 3 // 4)
+    """Returns the tree of a text, or of as much of it as has contexts of fewer than `most` tokens:
+    BOS comes before them.
+    """
+    while True:
         tree = covers.tree(text)
-    return tree
+        too_deep = np.array(tree.ends)[tree.depths() >= most]
+        if not len(too_deep):
+            return tree
+        text = _beginning(text.decode(), int(too_deep.min()) - 1)
 
 
 class Part(NamedTuple):
@@ -86,7 +90,7 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
     The tokenizer's own encoding is read into a cache, each token once; other contexts are read
     behind the part of it that they share, and forgotten.
     """
-    depth = 1 + max((tree.depth() for tree in trees), default=0)
+    depth = 1 + max((int(tree.depths().max()) for tree in trees), default=0)
     capacity = min(power_of_two(depth), checkpoint.recipe.data.seq_len)
     size = min(AT_ONCE, power_of_two(max(1, len(trees))))
 
@@ -104,7 +108,8 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
                 now = {r: own.pop(0) for r, own in enumerate(parts) if own and own[0][2] == is_kept}
                 if not now:
                     continue
-                width = power_of_two(max(len(part.tokens) for part in now.values()))
+                longest = max(len(part.tokens) for part in now.values())
+                width = SHORTEST if longest <= SHORTEST else power_of_two(max(longest, LONGEST))
                 tokens_BT, counts_B = np.zeros((size, width), np.int32), np.zeros(size, np.int32)
                 for r, part in now.items():
                     counts_B[r] = len(part.tokens)

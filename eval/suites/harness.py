@@ -91,11 +91,11 @@ def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
     if include_path and not Path(include_path).is_dir():
         raise ValueError(f'--harness.include_path={include_path} is no folder.')
     make = _library('lm_eval.tasks').TaskManager
-    own = _listed(make, include_path, False) if include_path else None
+    own = make(include_path=include_path, include_defaults=False) if include_path else None
     # A group or tag of one's own may name tasks of the harness.
     if own is not None and set(asked) <= set(own.all_subtasks):
         return asked, own
-    manager = _listed(make, include_path, True)
+    manager = make(include_path=include_path or None)
     names: dict[str, None] = {}
     for name in asked:
         matches = manager.match_tasks([name]) if '*' in name else [name]
@@ -107,16 +107,6 @@ def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
             )
         names |= dict.fromkeys(matches)
     return list(names), manager
-
-
-def _listed(make: Any, include_path: str, include_defaults: bool) -> Any:
-    try:
-        return make(include_path=include_path or None, include_defaults=include_defaults)
-    except Exception as error:  # of its parser of YAML
-        raise ValueError(
-            f'--harness.include_path={include_path} has a file that is no task: '
-            f'{first_line(error, 300)}'
-        ) from error
 
 
 def _loaded(manager: Any, names: list[str]) -> list[Any]:

@@ -50,12 +50,12 @@ class Tree:
     matched: Sequence[np.ndarray]
     trunk: Sequence[int]  # nodes of the tokenizer's own encoding of the text, from node 0 on
 
-    def depth(self) -> int:
-        """Returns the most tokens that a node has."""
+    def depths(self) -> np.ndarray:
+        """Returns how many tokens each node has."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
-        return max(depths)
+        return np.array(depths)
 
 
 class Covers:

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from eval.suites.bytes import parts_of, read
+from eval.load import load
+from eval.suites.bytes import bytes_, parts_of, read
 from lm.data.tokenizers import ByteTokenizer, plan
 from lm.inference.bytes import Covers, log_prefixes, log_weights
 from tests.eval.suites.checkpoints import a_checkpoint
@@ -39,7 +40,7 @@ def test_the_cache_gives_what_each_context_has_alone(tokenizer):
 
 
 def test_a_model_of_bytes_has_its_own_probabilities():
-    checkpoint, text = a_checkpoint(CHANGES), 'the café'
+    checkpoint, text = a_checkpoint(CHANGES), 'a café'
     tree = Covers(ByteTokenizer()).tree(text.encode())
     log_p = log_prefixes(tree, next(read(checkpoint, [tree])))
     log_p_TV = jax.nn.log_softmax(checkpoint.logits(checkpoint.encode(text))[0])
@@ -59,3 +60,14 @@ def test_each_node_is_read_behind_its_own_tokens(tokenizer):
     assert sorted(seen) == list(range(len(tree.parents)))
     for node, path in seen.items():
         assert path == ((*seen[tree.parents[node]], node) if node else (0,))
+
+
+@pytest.mark.full
+def test_documents_of_a_run_are_cut_to_what_is_asked_and_to_a_row(whole):
+    checkpoint = load(whole)
+    numbers = bytes_(checkpoint, documents=2, length=10).numbers
+    assert (numbers['documents'], numbers['bytes']) == (2, 20)
+    assert numbers['bits_per_byte'] == pytest.approx(numbers['bits_per_byte_by_tokens'])
+    result = bytes_(checkpoint, documents=1, length=10_000)
+    assert result.items['bytes'] == [checkpoint.recipe.data.seq_len - 1]
+    assert result.items['bits'][0] / result.items['bytes'][0] == result.numbers['bits_per_byte']

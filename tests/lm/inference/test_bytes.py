@@ -126,6 +126,24 @@ def test_contexts_are_encodings_of_texts():
     assert list(bytes_.parents) == [-1, 0, 1, 2]
 
 
+def test_what_the_tokenizer_never_gives_does_not_follow():
+    """'a' then 'b' is always one token, so that no cover has them apart."""
+    tree = Covers(two_merges()).tree(b'abb')
+    own = dict(zip(tree.tokens, tree.following, strict=True))
+    assert own[0].tolist() == []  # behind 'a' alone
+    assert own[-1].tolist() == [0, 3, 4]
+    assert own[3].tolist() == [1]
+
+
+def test_the_own_encoding_is_among_the_covers_whatever_may_follow(monkeypatch):
+    monkeypatch.setattr('lm.inference.bytes.FOLLOWING', (b'',))
+    tokenizer = trained('x\n\n' * 9, 'y\n\n' * 9, size=262)
+    tree = Covers(tokenizer).tree(b'x\n\ny')
+    assert [tree.tokens[n] for n in tree.trunk[1:]] == tokenizer.encode('x\n\ny')
+    for node in tree.trunk[1:]:
+        assert tree.tokens[node] in tree.following[tree.parents[node]]
+
+
 def test_a_text_may_end_within_a_character():
     tokenizer = trained(*TEXTS)
     tree = Covers(tokenizer).tree('café'.encode()[:-1], ahead=True)
