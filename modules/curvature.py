@@ -151,7 +151,7 @@ def logit_sharpness(logits: jax.Array, labels: jax.Array, eps: float) -> jax.Arr
     a corner of the box: no search is needed. Source: arXiv:2405.18710, which has it of
     the last token's logits, and arXiv:1609.04836 for the measure.
     """
-    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+    is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
     reach = eps * (jnp.abs(logits) + 1)
     before, after = (
         jax.nn.logsumexp(z, -1) - jnp.sum(jnp.where(is_label, z, 0.0), -1)

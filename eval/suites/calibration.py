@@ -41,7 +41,7 @@ def calibration(
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 200_000,
     resamples: Annotated[int, Option('resamples of the bootstrap', 1)] = 1000,
 ) -> Result:
-    """How far the probability of the likeliest token is from how often it is right.
+    """Measures how far the probability of the likeliest token is from how often it is right.
 
     ece has bins of equal width, ece_adaptive and the debiased l2_debiased of equal mass; intervals
     (_low, _high) are of 95%, by a bootstrap over documents. temperature is fitted on one half of
@@ -57,43 +57,30 @@ def calibration(
     statistic = functools.partial(token_statistics, frequent, top, 1 / temperature)
     found = scored(Scorer(checkpoint, statistic), rows)
     events = Events(found['confidence'], found['correct'], unit)
-    held = ~is_fitted
-    before = events.where(held)
-    after = Events(found['scaled_confidence'], found['correct'], unit).where(held)
-    plain, balanced = correctness_losses(*events[:2])
-    widths, masses = equal_width(bins), equal_mass(events.p, bins)
-    of_frequent = [
-        binned(found['of_classes'][:, i], found['next'] == token, unit, widths)
-        for i, token in enumerate(frequent)
-    ]
-    errors = {
-        'ece': (expected_error, binned(*events, widths)),
-        'ece_adaptive': (expected_error, binned(*events, masses)),
-        'l2_debiased': (debiased_error, binned(*events, masses)),
-        'ece_classwise': (expected_error, side_by_side(of_frequent)),
-    }
-    numbers = {'tokens': len(unit), 'accuracy': events.o.mean(), 'confidence': events.p.mean()}
-    numbers |= {name: found[name].mean(dtype=np.float64) for name in ('nll', 'brier')}
-    for name, (error, sums) in errors.items():
-        numbers |= dict(
-            zip(
-                (name, f'{name}_low', f'{name}_high'), interval(error, sums, resamples), strict=True
-            )
-        )
-    numbers |= {
+    scaled = Events(found['scaled_confidence'], found['correct'], unit).where(~is_fitted)
+    widths = equal_width(bins)
+    plain, balanced = correctness_losses(events.p, events.o)
+    numbers = {
+        'tokens': len(unit),
+        'units': unit.max() + 1,
+        'accuracy': events.o.mean(),
+        'confidence': events.p.mean(dtype=np.float64),
+        'nll': found['nll'].mean(dtype=np.float64),
+        'brier': found['brier'].mean(dtype=np.float64),
+        **with_intervals(events, of_classes(found, frequent, unit, widths), bins, resamples),
         'h_error': h_error(found['top'].ravel(), found['is_next'].ravel()),
         'correctness_loss': plain,
         'correctness_balanced': balanced,
         'temperature': temperature,
-        'held_out_tokens': held.sum(),
-        'held_out_nll': found['nll'][held].mean(dtype=np.float64),
-        'held_out_nll_scaled': found['scaled_nll'][held].mean(dtype=np.float64),
-        'held_out_ece': expected_error(binned(*before, widths).whole),
-        'held_out_ece_scaled': expected_error(binned(*after, widths).whole),
+        'held_out_tokens': (~is_fitted).sum(),
+        'held_out_nll': found['nll'][~is_fitted].mean(dtype=np.float64),
+        'held_out_nll_scaled': found['scaled_nll'][~is_fitted].mean(dtype=np.float64),
+        'held_out_ece': expected_error(binned(*events.where(~is_fitted), widths).whole),
+        'held_out_ece_scaled': expected_error(binned(*scaled, widths).whole),
     }
-    diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': after}
+    diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': scaled}
     return Result(
-        {name: float(value) for name, value in numbers.items()},
+        {name: float(value) for name, value in numbers.items() if np.isfinite(value)},
         items_of(rows, found),
         {'Reliability': reliability(diagram, widths)},
     )
@@ -110,12 +97,49 @@ class Events(NamedTuple):
         return Events(*(values[chosen] for values in self))
 
 
+def with_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> dict[str, float]:
+    """Returns each binned error with the ends of its interval, by name."""
+    widths = binned(*events, equal_width(bins))
+    masses = binned(*events, equal_mass(events.p, bins))
+    errors = {
+        'ece': (expected_error, widths),
+        'ece_adaptive': (expected_error, masses),
+        'l2_debiased': (debiased_error, masses),
+        'ece_classwise': (expected_error, classes),
+    }
+    found = {}
+    for name, (error, sums) in errors.items():
+        value, low, high = interval(error, sums, resamples)
+        found |= {name: value, f'{name}_low': low, f'{name}_high': high}
+    return found
+
+
+def of_classes(
+    found: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
+) -> Bins:
+    """Returns the bins of each class, that of a token being the event that it comes next."""
+    each = [
+        binned(found['of_classes'][:, i], found['next'] == token, unit, edges)
+        for i, token in enumerate(classes)
+    ]
+    return side_by_side(each)
+
+
 def units_of(rows: Sequence[Row]) -> np.ndarray:
-    """Returns the number of the document of each target, or of its row where there is only one."""
+    """Returns the number of the document of each target, or of its row where there is only one.
+
+    Raises ValueError where there is one of either: nothing can be fitted on the one half.
+    """
     document = np.concatenate([row.document[row.is_target] for row in rows])
-    if document.max() > 0:
-        return np.unique(document, return_inverse=True)[1]
-    return np.repeat(np.arange(len(rows)), [row.is_target.sum() for row in rows])
+    own_row = np.repeat(np.arange(len(rows)), [row.is_target.sum() for row in rows])
+    for number in (document, own_row):
+        values, unit = np.unique(number, return_inverse=True)
+        if len(values) > 1:
+            return unit
+    raise ValueError(
+        'calibration needs two documents or rows of validation text, and got one; raise '
+        'data.validation_fraction of the run, or --calibration.tokens.'
+    )
 
 
 def halves(unit: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ def layers(
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 16_384,
     gap: Annotated[int, Option('most blocks that angular distances span; 0: any number', 0)] = 0,
 ) -> Result:
-    """What the loss is without each block, and how far the blocks turn the residual stream.
+    """Measures what each block adds, and how far it turns the residual stream.
 
     removal_ is the loss without one block less the loss, in nats a token; angle_ is (1 / pi) arccos
     of the cosine between what enters a block and what leaves it, and influence_ is 1 - cosine, each

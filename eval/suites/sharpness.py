@@ -54,7 +54,7 @@ def sharpness(
         float, Option('how far logit_sharpness moves a logit, times its size and 1', 0, 1)
     ] = 5e-4,
 ) -> Result:
-    """How strongly the loss of some validation rows curves, and how far blocks stretch.
+    """Measures how strongly the loss of some validation rows curves, and how far blocks stretch.
 
     sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
     are trained (sharpness_2, ... the next, sharpness_least the least); preconditioned_sharpness is

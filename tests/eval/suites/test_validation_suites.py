@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from eval.load import open_data
-from eval.suites.calibration import calibration, halves
+from eval.suites.calibration import calibration, halves, units_of
 from eval.suites.layers import layers, turns
 from eval.suites.perplexity import perplexity
-from eval.suites.reading import rows_of, validation_rows
+from eval.suites.reading import Row, rows_of, validation_rows
 from eval.suites.sharpness import sharpness
 from lm.config.fields import MeshConfig
 from lm.data import tokenizers
@@ -106,6 +106,17 @@ def test_halves_share_no_document_and_are_as_large():
     np.testing.assert_array_equal(halves(unit), unit == 0)  # 5, then 1 + 3 and 2 in the other
     first = halves(np.repeat(np.arange(50), 7))
     assert abs(first.sum() - 175) <= 7
+
+
+def test_units_are_documents_or_else_rows():
+    def row(*document):
+        document = np.array(document)
+        return Row(np.zeros(len(document) + 1, int), np.ones(len(document), bool), document)
+
+    np.testing.assert_array_equal(units_of([row(3, 3), row(3, 5)]), [0, 0, 0, 1])
+    np.testing.assert_array_equal(units_of([row(0, 0), row(0)]), [0, 0, 1])
+    with pytest.raises(ValueError, match='needs two documents or rows of validation text'):
+        units_of([row(0, 0)])
 
 
 def test_angles_are_arccos_of_the_cosine():
