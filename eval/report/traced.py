@@ -1,4 +1,4 @@
-"""Where a step goes: the summaries of traced steps (train.profile), as tables of a page."""
+"""A table of where a step goes: the summaries of traced steps (train.profile), for a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -25,6 +25,7 @@ MODEL, ZERO, GD1, RIDGE, LEAST_SQUARES = (
     'ridge',
     'least squares',
 )
+POSTERIOR = 'the posterior'
 # What numbers are called.
 SHORT = {MODEL: 'model', ZERO: 'zero', GD1: 'gd1', RIDGE: 'ridge', LEAST_SQUARES: 'least_squares'}
 
@@ -53,7 +54,8 @@ def in_context(
     squares, ridge, which is the posterior mean and has the least error there can be, and one step
     of gradient descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
     arXiv:2212.07677). error_NAME, distance_NAME (the mean squared difference between the model and
-    an algorithm) and correlation_NAME are of the largest k, `pairs`; the tables have each.
+    an algorithm) and correlation_NAME are of the largest k, `pairs`, and so are nats_model and
+    nats_posterior, of y itself; the tables have each k.
     """
     learnt = regression_of(checkpoint)
     scorer = Scorer(checkpoint, expected_value)
@@ -75,7 +77,16 @@ def in_context(
         MODEL: np.array([scores['value'][at_y] for scores in found]),
         **algorithms(context_of(drawn), rates_P[:known], learnt.w_variance),
     }
-    return compared(predictions, drawn.clean_NP, np.array([s['is_number'][at_y] for s in found]))
+    result = compared(predictions, drawn.clean_NP)
+    nats = {
+        MODEL: -np.mean([scores['log_p'][at_y] for scores in found], 0),
+        POSTERIOR: posterior_nats(drawn, learnt.w_variance).mean(0),
+    }
+    is_number = float(np.mean([scores['is_number'][at_y[-1]] for scores in found]))
+    numbers = {'is_number': is_number, 'nats_model': float(nats[MODEL][-1])}
+    numbers |= {'nats_posterior': float(nats[POSTERIOR][-1])}
+    table = {'Nats of y by pairs in the context': by_pairs(nats, 'nats')}
+    return Result(dict(result.numbers) | numbers, result.items, dict(result.tables) | table)
 
 
 def regression_of(checkpoint: Checkpoint) -> Regression:
@@ -92,15 +103,16 @@ def regression_of(checkpoint: Checkpoint) -> Regression:
 
 
 def expected_value(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
-    """Returns `value`, the mean of the number that follows, given that it is one, and `is_number`,
-    the probability that it is.
+    """Returns `value`, the mean of the number that follows, given that it is one, `is_number`, the
+    probability that it is, and `log_p` of what does follow.
     """
-    del next_BC
     first, stop = regression.FIRST, regression.FIRST + regression.LEVELS
     log_p_BCV = jax.nn.log_softmax(logits_BCV)
     log_p_BCW = log_p_BCV[..., first:stop]
     value_BC = jax.nn.softmax(log_p_BCW) @ jnp.asarray(regression.VALUES, jnp.float32)
-    return {'value': value_BC, 'is_number': jnp.exp(jax.nn.logsumexp(log_p_BCW, -1))}
+    log_p_BC = jnp.take_along_axis(log_p_BCV, next_BC[..., None], -1)[..., 0]
+    is_number_BC = jnp.exp(jax.nn.logsumexp(log_p_BCW, -1))
+    return {'value': value_BC, 'is_number': is_number_BC, 'log_p': log_p_BC}
 
 
 def context_of(tasks: Tasks) -> Context:
@@ -148,9 +160,20 @@ def algorithms(context: Context, rates_P: np.ndarray, w_variance: float) -> dict
     }
 
 
-def compared(
-    predictions: dict[str, np.ndarray], clean_NP: np.ndarray, is_number_NP: np.ndarray
-) -> Result:
+def posterior_nats(tasks: Tasks, w_variance: float) -> np.ndarray:
+    """Returns -log p(y) [N, P] given the pairs before and its x, for who knows how tasks are drawn:
+    a normal distribution around what ridge predicts, as a probability of its level.
+    """
+    context, noise = context_of(tasks), regression.NOISE_VARIANCE
+    precision = context.xx_NPDD / noise + np.eye(context.x_NPD.shape[-1]) / w_variance
+    covariance = np.linalg.inv(precision)
+    mean_NP = np.einsum('npd,npde,npe->np', context.x_NPD, covariance, context.xy_NPD) / noise
+    variance_NP = noise + np.einsum('npd,npde,npe->np', context.x_NPD, covariance, context.x_NPD)
+    squared_NP = (tasks.y_NP - mean_NP) ** 2 / variance_NP
+    return (squared_NP + np.log(2 * np.pi * variance_NP)) / 2 - np.log(regression.SPACING)
+
+
+def compared(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> Result:
     """Returns the errors of all, and how far the model is from each algorithm."""
     model_NP = predictions[MODEL]
     errors = {name: (values - clean_NP) ** 2 for name, values in predictions.items()}
@@ -158,7 +181,7 @@ def compared(
     apart = {name: np.mean((model_NP - values) ** 2, 0) for name, values in others.items()}
     alike = {n: correlations(model_NP, values) for n, values in others.items() if n != ZERO}
     last = clean_NP.shape[1] - 1
-    numbers = {'pairs': last, 'is_number': float(is_number_NP[:, last].mean())}
+    numbers = {'pairs': last}
     numbers |= {f'error_{SHORT[n]}': float(e[:, last].mean()) for n, e in errors.items()}
     numbers |= {f'distance_{SHORT[n]}': float(d[last]) for n, d in apart.items()}
     numbers |= {f'correlation_{SHORT[n]}': float(r[last]) for n, r in alike.items()}

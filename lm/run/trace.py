@@ -1,4 +1,4 @@
-"""Where the time of traced steps goes: a trace of `jax.profiler` read and summed up, without xprof.
+"""Reads a trace of `jax.profiler`, without xprof, and sums up where the time of its steps goes.
 
 Times of a trace are in nanoseconds. A step lasts from the moment that the metrics of the one before
 have come to this process until its own have.

@@ -67,6 +67,23 @@ def test_the_value_is_the_mean_over_numbers_alone():
     found = jax.device_get(suite.expected_value(jnp.asarray(logits), jnp.zeros((1, 1), int)))
     assert found['is_number'][0, 0] == pytest.approx(0.5)
     assert found['value'][0, 0] == pytest.approx(-2 * 0.25 + 2 * 0.75)
+    assert found['log_p'][0, 0] == pytest.approx(np.log(0.5))
+
+
+def test_the_posterior_is_that_of_a_grid():
+    """One dimension, where w can be summed over; without pairs the prior alone says what y is."""
+    line = regression.REGRESSIONS['linear_regression_1d'].draw(np.random.default_rng(3), 5)
+    found = suite.posterior_nats(line, 1.0)
+    w_G = np.linspace(-6, 6, 40_001)
+    variance = 0.1**2 + (4 / 94) ** 2 / 12
+    for n, k in ((0, 0), (1, 1), (2, 6)):
+        x_P, y_P = line.x_NPD[n, :, 0], line.y_NP[n]
+        squares_GP = (y_P - w_G[:, None] * x_P) ** 2 / variance
+        logs_G = -(w_G**2) / 2 - squares_GP[:, :k].sum(1) / 2
+        posterior_G = np.exp(logs_G - logs_G.max())
+        density_G = np.exp(-squares_GP[:, k] / 2) / np.sqrt(2 * np.pi * variance)
+        likelihood = np.sum(posterior_G * density_G) / posterior_G.sum() * (4 / 94)
+        assert found[n, k] == pytest.approx(-np.log(likelihood), abs=1e-4)
 
 
 class Perfect:
@@ -78,7 +95,9 @@ class Perfect:
         assert statistic is suite.expected_value
 
     def __call__(self, rows):
-        return [{'value': self.read(row[1:]), 'is_number': np.ones(len(row) - 1)} for row in rows]
+        one = [np.ones(len(row) - 1) for row in rows]
+        read = [self.read(row[1:]) for row in rows]
+        return [{'value': x, 'is_number': y, 'log_p': y} for x, y in zip(read, one, strict=True)]
 
     def read(self, text):
         """The token at place i is predicted from those before it: y from the x beside it."""
