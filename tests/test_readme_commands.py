@@ -60,6 +60,9 @@ LEFT_OUT = {  # line: why it is not run here
         )
     },
     'uv run python -m tests.faults': 'half an hour',
+    'uv run python -m eval.generate --checkpoint=runs/ln --interactive': (
+        'it reads a terminal; tests/eval/test_programs.py types'
+    ),
     'uv run python -m tests.bench.step': 'minutes',
     **{
         'uv run train.py --config=configs/default.py --workdir=/shared/runs/mine '
@@ -139,7 +142,7 @@ def test_the_lines_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() <= {*lines}
-    assert len(blocks('python')) == 4
+    assert len(blocks('python')) == 5
 
 
 @pytest.mark.full  # six minutes of programs
@@ -163,7 +166,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', CHECKED), strict=True):
+    for code, checked in zip(codes, ('', '', CHECKED), strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]

@@ -77,20 +77,16 @@ def ids(update: Update) -> list[int]:
     return [token.id for token in update.tokens]
 
 
-def least_room(monkeypatch, name: str, slots: int, room: int) -> None:
-    """Sets the bytes of a cache that is made whole to those of one with this room."""
-    checkpoint = checkpoint_of(name)
-    shapes = checkpoint.programs.shapes(checkpoint.variables, slots, room)
-    size = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(shapes))
-    monkeypatch.setattr(slots_module, 'SMALL_BYTES', size)
-
-
 @pytest.mark.default_rows('window', 'linear')
 @pytest.mark.parametrize('name', ROWS)
 def test_rows_are_those_of_the_model_that_reads_them_whole(name, monkeypatch):
     """Five over two slots, whose cache grows. Catches a slot that keeps what its last row left."""
-    least_room(monkeypatch, name, 2, 4)
-    updates = run(Engine(checkpoint_of(name), slots=2), REQUESTS)
+    monkeypatch.setattr(slots_module, 'SMALL_BYTES', 0)
+    monkeypatch.setattr(slots_module, 'LEAST_ROOM', CAPACITY // 2)
+    engine, checkpoint = Engine(checkpoint_of(name), slots=2), checkpoint_of(name)
+    rooms = checkpoint.programs.rooms(checkpoint.variables, 2, CAPACITY)
+    assert [*rooms] == ([8] if name in ('linear', 'nala') else [4, 8])
+    updates = run(engine, REQUESTS)
     for request, update in zip(REQUESTS, updates, strict=True):
         made = ids(update)
         assert len(made) == request.max_tokens if update.finish == 'length' else EOS not in made
