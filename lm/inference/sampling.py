@@ -15,7 +15,7 @@ SEEDS = 2**64  # seeds that differ by a multiple of this give the same numbers
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; the filters apply in this order, each to what the one before left.
+    """Numbers that say how tokens are drawn; filters apply in this order, each to what is left.
 
     temperature: logits are divided by it; 0 takes the likeliest token. top_k: only the k likeliest
     are drawn, 0: all. top_p: only the fewest likeliest whose probabilities sum to p (nucleus

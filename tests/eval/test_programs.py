@@ -101,9 +101,9 @@ def test_samples_stops_and_typed_prompts(workdir, monkeypatch, capsys):
     (stopped,) = generate(checkpoint, ['3: abcd'], 14, temperature=0, stop=['zz', 'h ab'])
     assert stopped == '3: abcdefg'
     monkeypatch.setattr('sys.stdin', io.StringIO('3: abc\n' + 'long ' * 9 + '\n2\n'))
-    converse(checkpoint, 6, Sampling(2.0, **options, seed=1), [])
+    converse(checkpoint, 12, Sampling(2.0, **options, seed=1), [])
     found, error = capsys.readouterr()
-    wanted = [generate(checkpoint, [p], 6, 2.0, seed=1, **options)[0] for p in ('3: abc', '2')]
+    wanted = [generate(checkpoint, [p], 12, 2.0, seed=1, **options)[0] for p in ('3: abc', '2')]
     assert found == ''.join(
         text[len(p) :] + '\n' for text, p in zip(wanted, ('3: abc', '2'), strict=True)
     )

@@ -119,6 +119,16 @@ def test_rows_are_what_they_are_alone(engine, alone):
             assert (ids(update), update.finish) == (ids(alone[i]), alone[i].finish)
 
 
+def test_random_numbers_are_of_the_place_in_the_row(engine, alone):
+    """A row that is begun with its own first tokens goes on as it did."""
+    made, request = ids(alone[1]), REQUESTS[1]
+    assert len(made) > 3
+    for count in (1, 3):
+        begun = (*request.tokens, *made[:count])
+        (update,) = run(engine, [Request(begun, len(made) - count, request.sampling)])
+        assert ids(update) == made[count:]
+
+
 def test_prompts_are_read_in_parts_while_others_go_on(engine, alone, monkeypatch):
     """Two tokens at a time; the row that waits gets nothing, and then what it is to get."""
     monkeypatch.setattr(engine_module, 'CHUNK', 2)
