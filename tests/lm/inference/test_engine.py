@@ -80,7 +80,11 @@ def ids(update: Update) -> list[int]:
 @pytest.mark.default_rows('window', 'linear')
 @pytest.mark.parametrize('name', ROWS)
 def test_rows_are_those_of_the_model_that_reads_them_whole(name, monkeypatch):
-    """Five over two slots, whose cache grows. Catches a slot that keeps what its last row left."""
+    """Five over two slots, whose cache grows, and prompts read in parts while others go on. Catches
+    a slot that keeps what its last row left, and a row that others change while it waits.
+    """
+    monkeypatch.setattr(engine_module, 'CHUNK', 2)
+    monkeypatch.setattr(engine_module, 'BUDGET', 2)
     monkeypatch.setattr(slots_module, 'SMALL_BYTES', 0)
     monkeypatch.setattr(slots_module, 'LEAST_ROOM', CAPACITY // 2)
     engine, checkpoint = Engine(checkpoint_of(name), slots=2), checkpoint_of(name)
