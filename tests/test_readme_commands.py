@@ -73,6 +73,9 @@ LEFT_OUT = {  # line: why it is not run here
         )
     },
     'uv run python -m tests.faults': 'half an hour',
+    'uv run python -m eval.generate --checkpoint=runs/ln --interactive': (
+        'it reads a terminal; tests/eval/test_programs.py types'
+    ),
     'uv run python -m tests.bench.step': 'minutes',
     **{
         'uv run train.py --config=configs/default.py --workdir=/shared/runs/mine '

@@ -88,10 +88,12 @@ class Engine:
           capacity: tokens of a row; None: data.seq_len.
 
         Raises:
-          ValueError: where the positions of the model end before `capacity`.
+          ValueError: where the model has fewer positions, or a number is below 1.
         """
         learner, longest = checkpoint.learner, checkpoint.recipe.data.seq_len
         self.capacity = longest if capacity is None else capacity
+        if min(slots, self.capacity) < 1:
+            raise ValueError(f'slots and capacity are at least 1; got {slots} and {self.capacity}')
         self.vocab_size = learner.model.vocab_size
         self._eos = checkpoint.tokenizer.eos_id
         self._variables = jax.device_put(checkpoint.variables)
@@ -170,10 +172,10 @@ class Engine:
         return updates
 
     def _fill(self) -> None:
-        """Reads tokens of rows that wait, BUDGET at most if others are ready to go on."""
+        """Reads tokens of rows that wait, in turn, BUDGET at most if others are ready to go on."""
         read, ready = 0, self.free + len(self._filling) < len(self._rows)
         while self._filling and not (ready and read >= BUDGET):
-            slot = self._filling[0]
+            slot = self._filling.popleft()
             row = self._rows[slot]
             count = min(row.unread, CHUNK)
             if count:
@@ -182,8 +184,9 @@ class Engine:
                 self._read(slot, row.cached, part)
                 row.cached += count
                 read += count
-            if not row.unread:
-                self._filling.popleft()
+            if row.unread:
+                self._filling.append(slot)
+            else:
                 ready = True
 
     def _read(self, slot: int, start: int, part: list[int]) -> None:

@@ -19,6 +19,8 @@ from lm.training.state import Learner
 AT_ONCE = 16  # tokens of a row that a call makes at most
 MOST_ALTERNATIVES = 20  # likeliest tokens that may be asked for with each one
 SMALL_BYTES = 1 << 25  # a cache of no more has room for all it may hold from the beginning
+LEAST_ROOM = 128  # tokens of a row that any cache has room for
+ROOMS = 5  # the most that an engine has: each is a program of its own
 
 
 class Made(NamedTuple):
@@ -48,11 +50,11 @@ class Programs:
 
     def rooms(self, variables: Any, slots: int, capacity: int) -> dict[int, Any]:
         """Returns the shapes of a cache's layers by the room that it may have, least first: halves
-        of the capacity, until it has no more than SMALL_BYTES.
+        of the capacity, of LEAST_ROOM at least, until it has no more than SMALL_BYTES.
         """
         found = {capacity: self.shapes(variables, slots, capacity)}
         room = capacity
-        while _bytes(found[room]) > SMALL_BYTES and room > 1:
+        while _bytes(found[room]) > SMALL_BYTES and len(found) < ROOMS and room // 2 >= LEAST_ROOM:
             half = self.shapes(variables, slots, room // 2)
             if _bytes(half) == _bytes(found[room]):  # a state of fixed size
                 break

@@ -1,95 +1,148 @@
-"""Tokens a second of generation: with the cache, and reading the whole window for each token.
+"""Tokens a second of generation, by how many rows are gone on together, beside PyTorch's.
 
-    uv run python -m tests.bench.generate [--rounds=3]
+    uv run python -m tests.bench.generate [--rounds=3] [--length=256] [--torch=PYTHON]
 
-The default model with random weights, one prompt of 8 tokens, up to rows of 256 and 1,024 tokens,
-greedy; every program compiled before. Both give the same tokens.
+The default model with random weights; prompts of 8 tokens, gone on to rows of `length` tokens,
+greedy, every program compiled before. Each case in processes of its own, in turn, with equal malloc
+settings; `--torch` names an interpreter that has PyTorch (tests/bench/torch_generate.py). `window`
+reads the whole row for each token instead of a cache. `filters` samples with top_k and top_p.
 """
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 from lm.launch.before_jax import has_accelerator
+from tests.bench.step import KEEPING
 
 PROMPT = 8
+SLOTS = (1, 4, 16, 64)
+VOCAB = 4096
 
 
-def learner_and_variables(length: int):
+def checkpoint_of(length: int):
+    """The default model with random weights, whose rows nothing ends."""
     import jax
 
     from configs import default
     from lm.config.resolve import resolve
+    from lm.data.tokenizers import TokenIds
+    from lm.inference.load import Checkpoint
     from lm.training.state import build_learner, hyper_from, init_state
 
-    config = default.get_config()
-    config.data.seq_len = length
-    config = resolve(config)
-    learner = build_learner(config, 4096, 0, jax.devices()[0].platform)
-    state = jax.jit(lambda key: init_state(learner, hyper_from(config), key))(jax.random.key(0))
-    return learner, learner.variables(state.weights)
+    raw = default.get_config()
+    raw.data.seq_len = length
+    recipe = resolve(raw)
+    learner, hyper = build_learner(recipe, VOCAB, 0, jax.devices()[0].platform), hyper_from(recipe)
+    state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
+    tokenizer = TokenIds(VOCAB + 1, 0, VOCAB)
+    return Checkpoint(
+        Path(), recipe, 0, {}, learner, None, hyper, weights=state.weights, tokenizer=tokenizer
+    )
 
 
-def with_cache(learner, variables, length: int):
-    """run(row) -> the row gone on to `length` tokens; a full cache is filled anew."""
-    import jax
-    import jax.numpy as jnp
+def with_engine(slots: int, length: int, **sampling):
+    """run() -> nothing: all slots are gone on to rows of `length` tokens."""
+    from lm.inference.engine import Engine, Request
+    from lm.inference.sampling import Sampling
 
-    from eval.generate import Generator
+    engine = Engine(checkpoint_of(length), slots)
 
-    keys = jax.random.split(jax.random.key(0), 1)
-    generator = Generator(learner, variables, length, lambda logits, key: jnp.argmax(logits), keys)
-
-    def run(row: list[int]) -> list[int]:
-        while len(row) < length:
-            row = row + generator.more([row])[0]
-        return row[:length]
+    def run() -> None:
+        for i in range(slots):
+            tokens = tuple(range(i + 1, i + 1 + PROMPT))
+            engine.admit(Request(tokens, length - PROMPT, Sampling(**sampling, seed=i)))
+        while engine.free < slots:
+            engine.step()
 
     return run
 
 
-def without_cache(learner, variables, length: int):
-    """The same, the whole window read for each token."""
+def by_window(length: int):
+    """The same of one row, all of it read for each token."""
     import jax
     import jax.numpy as jnp
+
+    checkpoint = checkpoint_of(length)
+    variables, model = checkpoint.variables, checkpoint.model
 
     @jax.jit
     def next_token(variables, window_1T, last):
-        return jnp.argmax(learner.model.apply(variables, window_1T)[0, last])
+        return jnp.argmax(model.apply(variables, window_1T)[0, last])
 
-    def run(row: list[int]) -> list[int]:
+    def run() -> None:
+        row = list(range(1, 1 + PROMPT))
         while len(row) < length:
             window = jnp.array([row + [0] * (length - len(row))], jnp.int32)
-            row = [*row, int(next_token(variables, window, len(row) - 1))]
-        return row
+            row.append(int(next_token(variables, window, len(row) - 1)))
 
     return run
+
+
+def measure(case: str, slots: int, length: int, rounds: int) -> None:
+    """Prints the seconds of each round in this process; the first one, which compiles, too."""
+    if case == 'window':
+        run = by_window(length)
+    elif case == 'filters':
+        run = with_engine(slots, length, temperature=0.8, top_k=50, top_p=0.95)
+    else:
+        run = with_engine(slots, length, temperature=0.0)
+    seconds = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    print(json.dumps({'seconds': seconds}))
+
+
+def commands(slots: int, length: int, rounds: int, torch: str | None) -> dict[str, list[str]]:
+    """What measures each case in a process of its own."""
+    cases = ('evenkeel', 'filters', *(['window'] if slots == 1 else []))
+    flags = [f'--slots={slots}', f'--length={length}', f'--rounds={rounds}']
+    module = [sys.executable, '-m', 'tests.bench.generate']
+    found = {case: [*module, f'--measure={case}', *flags] for case in cases}
+    if torch:
+        from configs import default
+
+        model = default.get_config().model
+        shape = (model.d_model, model.n_heads, model.n_layers, model.d_ff, length, VOCAB)
+        script = str(Path(__file__).with_name('torch_generate.py'))
+        found['torch'] = [torch, script, *map(str, (*shape, slots, PROMPT, rounds + 1))]
+    return found
+
+
+def seconds_of(command: list[str]) -> float:
+    """The median of the rounds behind the first one."""
+    child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | KEEPING
+    done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
+    return statistics.median(json.loads(done.stdout.splitlines()[-1])['seconds'][1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--rounds', type=int, default=3)
-    rounds = parser.parse_args().rounds
-    print('| row | way | tokens/s | times without |\n|---|---|---|---|')
-    for length in (256, 1024):
-        learner, variables = learner_and_variables(length)
-        prompt = list(range(1, 1 + PROMPT))
-        runs = {'with the cache': with_cache, 'without': without_cache}
-        runs = {name: make(learner, variables, length) for name, make in runs.items()}
-        rows = {name: run(prompt) for name, run in runs.items()}
-        equal = sum(a == b for a, b in zip(*rows.values(), strict=True))
-        rates = {name: [] for name in runs}
-        for _ in range(rounds):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run(prompt)
-                rates[name].append((length - PROMPT) / (time.perf_counter() - start))
-        slow = statistics.median(rates['without'])
-        for name, found in rates.items():
-            rate = statistics.median(found)
-            print(f'| {length} | {name} | {rate:,.0f} | {rate / slow:.1f} |', flush=True)
-        print(f'{equal} of {length} tokens are the same')
+    parser.add_argument('--length', type=int, default=256)
+    parser.add_argument('--torch', help='an interpreter that has PyTorch')
+    parser.add_argument('--slots', type=int, nargs='*', default=SLOTS)
+    parser.add_argument('--measure', help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.measure:
+        measure(flags.measure, *flags.slots, flags.length, flags.rounds)
+        return
+    print('| rows together | case | tokens/s | ms a token of all rows |\n|---|---|---|---|')
+    for slots in flags.slots:
+        each = {case: [] for case in commands(slots, flags.length, 1, flags.torch)}
+        for _ in range(flags.rounds):
+            for case, command in commands(slots, flags.length, 1, flags.torch).items():
+                each[case].append(seconds_of(command))
+        for case, seconds in each.items():
+            of_row = statistics.median(seconds) / (flags.length - PROMPT)
+            print(f'| {slots} | {case} | {slots / of_row:,.0f} | {1e3 * of_row:.2f} |', flush=True)
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """What reads checkpoints: loading, perplexity, generation, and the programs' answers."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from eval import ngram, perplexity
-from eval.generate import generate
+from eval.generate import converse, generate
 from eval.load import load
+from lm.inference.sampling import Sampling
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
 from tests.commands import PATIENCE_SEC, ROOT, tiny
@@ -88,6 +90,30 @@ def test_generate_is_repeatable_by_seed(workdir):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_samples_stops_and_typed_prompts(workdir, monkeypatch, capsys):
+    """More prompts than slots; the i-th is drawn with seed + i; a line gives what its text gives;
+    a stop string ends a text, also where tokens cut it.
+    """
+    checkpoint = load(workdir)
+    many = generate(checkpoint, ['1: abcdefgh ', '2'] * 9, 12, 2.0, seed=5)
+    options = {'top_k': 250, 'top_p': 0.99, 'min_p': 1e-3}
+    (one,) = generate(checkpoint, ['2'], 12, 2.0, seed=12)
+    assert many[7] == one and len({*many[1::2]}) > 1
+    (stopped,) = generate(checkpoint, ['3: abcd'], 14, temperature=0, stop=['zz', 'h ab'])
+    assert stopped == '3: abcdefg'
+    monkeypatch.setattr('sys.stdin', io.StringIO('3: abc\n' + 'long ' * 9 + '\n2\n'))
+    converse(checkpoint, 12, Sampling(2.0, **options, seed=1), [])
+    found, error = capsys.readouterr()
+    wanted = [generate(checkpoint, [p], 12, 2.0, seed=1, **options)[0] for p in ('3: abc', '2')]
+    assert found == ''.join(
+        text[len(p) :] + '\n' for text, p in zip(wanted, ('3: abc', '2'), strict=True)
+    )
+    assert error == (
+        'error: a prompt has 1 to 16 tokens, with the one that begins it; got 46. Leave out its '
+        'beginning.\n'
+    )
+
+
 @pytest.mark.parametrize('place', ['', 'checkpoints/7', 'tokenizer'])
 def test_no_checkpoint_says_what_to_give(place, workdir, tmp_path):
     root = workdir if place else tmp_path
@@ -136,8 +162,25 @@ def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
 
 
 def test_generate_program_prints_the_text(workdir):
+    """Streamed, which is what the function gives."""
     done = program('eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6')
-    assert done.returncode == 0 and done.stdout.startswith('3: abc'), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == generate(load(workdir), ['3: abc'], 6)[0] + '\n'
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ('flag', 'said'),
+    [
+        ('--top_p=0', 'error: top_p must be above 0 and at most 1'),
+        ('--stop=', 'error: --stop= is empty'),
+        ('--prompt=' + 'long ' * 9, 'error: a prompt has 1 to 16 tokens'),
+    ],
+)
+def test_generate_program_answers_bad_input_in_a_line(flag, said, workdir):
+    done = program('eval.generate', f'--checkpoint={workdir}', flag)
+    assert done.returncode == 1 and done.stderr.startswith(said) and not done.stdout
+    assert done.stderr.count('\n') == 1
 
 
 def test_tiny_settings_are_of_the_default_config():

@@ -1,0 +1,205 @@
+"""Equivalence: a row of the engine is what the model gives that reads it whole, whatever its slot,
+its neighbours and the room of the cache.
+"""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from lm.data.tokenizers import TokenIds
+from lm.inference import engine as engine_module
+from lm.inference import slots as slots_module
+from lm.inference.engine import Engine, Request, Update
+from lm.inference.load import Checkpoint
+from lm.inference.sampling import Sampling
+from lm.training.state import hyper_from
+from tests.helpers import BOS, VOCAB, checked_config, initial_state, tiny_learner
+
+EOS, CAPACITY = 1, 8
+ROWS = {
+    'default': {'model.n_kv_heads': 1, 'attention.sinks': 'learned'},
+    'learned': {'model.position': 'learned', 'model.attention': 'l2'},
+    'window': {'attention.window': 3, 'attention.full_every': 2, 'model.scan_layers': False},
+    'mix': {'model.placement': 'mix', 'model.mix_fraction': 0.5, 'model.norm': 'batchnorm'},
+    'moe': {'model.placement': 'resi_dual', 'model.mlp': 'moe', 'attention.affine_scaled': True},
+    'alibi': {'model.position': 'alibi', 'model.placement': 'parallel'},
+    'linear': {'model.attention': 'linear', 'model.n_kv_heads': 1},
+    'nala': {'model.attention': 'nala', 'model.position': 'none', 'model.reparam': 'sigma'},
+}
+REQUESTS = [
+    Request((BOS, 5, 9), 5, Sampling(0.0), top=3),
+    Request((BOS,), 7, Sampling(seed=1)),
+    Request((BOS, 3, 4, 5, 6, 7), 2, Sampling(top_p=0.8, seed=2), top=1),
+    Request((BOS, 8), 4, Sampling(2.0, top_k=5, seed=3)),
+    Request((BOS, 8, 2, 2), 4, Sampling(min_p=0.1, seed=4)),
+]
+
+
+@functools.cache
+def checkpoint_of(name: str) -> Checkpoint:
+    """A tiny model as it starts, in place of a stored one."""
+    recipe = checked_config(ROWS[name])
+    learner, weights = tiny_learner(recipe), initial_state(recipe).weights
+    rest = {'mesh': None, 'hyper': hyper_from(recipe), 'tokenizer': TokenIds(VOCAB, BOS, EOS)}
+    return Checkpoint(Path(), recipe, 0, {}, learner, weights=weights, **rest)
+
+
+@functools.cache
+def whole_program(name: str):
+    return jax.jit(checkpoint_of(name).learner.model.apply)
+
+
+def log_p_of(name: str, row: list[int]) -> np.ndarray:
+    """Log-probabilities [T, V] of the token after each of a row of up to CAPACITY, read whole."""
+    tokens_BT = np.array([row + [0] * (CAPACITY - len(row))], np.int32)
+    logits_BTV = whole_program(name)(checkpoint_of(name).variables, tokens_BT)
+    return np.asarray(jax.nn.log_softmax(logits_BTV[0]))
+
+
+def run(engine: Engine, requests: list[Request]) -> list[Update]:
+    """All tokens of each request, with its end; slots are filled as they get free."""
+    found = [Update([], '') for _ in requests]
+    waiting, running = list(range(len(requests))), {}
+    while waiting or running:
+        while waiting and engine.free:
+            slot = engine.admit(requests[waiting[0]])
+            running[slot] = waiting.pop(0)
+        for slot, update in engine.step().items():
+            i = running.pop(slot) if update.finish else running[slot]
+            found[i] = Update(found[i].tokens + update.tokens, update.finish)
+    return found
+
+
+def ids(update: Update) -> list[int]:
+    return [token.id for token in update.tokens]
+
+
+@pytest.mark.default_rows('window', 'linear')
+@pytest.mark.parametrize('name', ROWS)
+def test_rows_are_those_of_the_model_that_reads_them_whole(name, monkeypatch):
+    """Five over two slots, whose cache grows, and prompts read in parts while others go on. Catches
+    a slot that keeps what its last row left, and a row that others change while it waits.
+    """
+    monkeypatch.setattr(engine_module, 'CHUNK', 2)
+    monkeypatch.setattr(engine_module, 'BUDGET', 2)
+    monkeypatch.setattr(slots_module, 'SMALL_BYTES', 0)
+    monkeypatch.setattr(slots_module, 'LEAST_ROOM', CAPACITY // 2)
+    engine, checkpoint = Engine(checkpoint_of(name), slots=2), checkpoint_of(name)
+    rooms = checkpoint.programs.rooms(checkpoint.variables, 2, CAPACITY)
+    assert [*rooms] == ([8] if name in ('linear', 'nala') else [4, 8])
+    updates = run(engine, REQUESTS)
+    for request, update in zip(REQUESTS, updates, strict=True):
+        made = ids(update)
+        assert len(made) == request.max_tokens if update.finish == 'length' else EOS not in made
+        log_p_TV = log_p_of(name, [*request.tokens, *made])[len(request.tokens) - 1 :]
+        for token, log_p_V in zip(update.tokens, log_p_TV, strict=False):
+            np.testing.assert_allclose(token.log_p, log_p_V[token.id], rtol=1e-4, atol=1e-5)
+            best = np.argsort(-log_p_V)[: request.top]
+            assert tuple(i for i, _ in token.top) == tuple(best)
+            np.testing.assert_allclose([p for _, p in token.top], log_p_V[best], rtol=1e-4)
+            assert request.sampling.temperature or token.id == log_p_V.argmax()
+
+
+@pytest.fixture(scope='module')
+def engine():
+    """Three slots, that the tests here share: one program each of reading and going on."""
+    return Engine(checkpoint_of('default'), slots=3)
+
+
+@pytest.fixture(scope='module')
+def alone(engine):
+    return [run(engine, [request])[0] for request in REQUESTS]
+
+
+def test_rows_are_what_they_are_alone(engine, alone):
+    """In another slot, between other neighbours, in another order."""
+    assert any(update.finish == 'length' for update in alone)
+    for order in ([3, 1, 4, 0, 2], [2, 2, 1, 0]):
+        together = run(engine, [REQUESTS[i] for i in order])
+        for i, update in zip(order, together, strict=True):
+            assert (ids(update), update.finish) == (ids(alone[i]), alone[i].finish)
+
+
+def test_random_numbers_are_of_the_place_in_the_row(engine, alone):
+    """A row that is begun with its own first tokens goes on as it did."""
+    made, request = ids(alone[1]), REQUESTS[1]
+    assert len(made) > 3
+    for count in (1, 3):
+        begun = (*request.tokens, *made[:count])
+        (update,) = run(engine, [Request(begun, len(made) - count, request.sampling)])
+        assert ids(update) == made[count:]
+
+
+def test_prompts_are_read_in_parts_while_others_go_on(engine, alone, monkeypatch):
+    """Two tokens at a time; the row that waits gets nothing, and then what it is to get."""
+    monkeypatch.setattr(engine_module, 'CHUNK', 2)
+    monkeypatch.setattr(engine_module, 'BUDGET', 2)
+    goes_on = engine.admit(Request((BOS, 8), 60, Sampling(seed=9)))
+    assert not engine.step()[goes_on].finish, 'the seed is of a row that goes on'
+    waits = engine.admit(REQUESTS[2])  # five tokens before its last one
+    steps = [engine.step() for _ in range(3)]
+    assert [*steps[0]] == [goes_on]
+    assert ids(next(step[waits] for step in steps if waits in step)) == ids(alone[2])
+    engine.release(goes_on)
+    assert engine.free == 3
+
+
+def test_a_full_row_forgets_its_first_half(engine):
+    """As the model continues the later half alone, and goes on so."""
+    request = Request((BOS, 5, 9), 20, Sampling(0.0))
+    made, window = [], list(request.tokens)
+    while len(made) < 20:
+        made.append(int(log_p_of('default', window)[len(window) - 1].argmax()))
+        window.append(made[-1])
+        if len(window) > CAPACITY:
+            window = window[-CAPACITY // 2 :]
+    assert EOS not in made
+    assert ids(run(engine, [request])[0]) == made
+
+
+def test_eos_ends_a_row_and_is_no_token_of_it(engine, alone, monkeypatch):
+    made, request = next(
+        (made, request)
+        for made, request in zip(map(ids, alone), REQUESTS, strict=True)
+        if len({*made}) > 1
+    )
+    stop = next(token for token in made if token != made[0])
+    monkeypatch.setattr(engine, '_eos', stop)
+    (update,) = run(engine, [request])
+    assert (ids(update), update.finish) == (made[: made.index(stop)], 'stop')
+    assert engine.free == 3
+
+
+@pytest.mark.parametrize(
+    ('request_', 'said'),
+    [
+        (Request((BOS,) * 9, 1), 'a prompt has 1 to 8 tokens, with the one that begins it; got 9'),
+        (Request((), 1), 'a prompt has 1 to 8 tokens, .* got 0'),
+        (Request((BOS, VOCAB), 1), f'token ids are from 0 to {VOCAB - 1}; got {VOCAB}'),
+        (Request((BOS, -1), 1), 'token ids are from 0 .* got -1'),
+        (Request((BOS,), 0), 'max_tokens must be at least 1; got 0'),
+        (Request((BOS,), 1, top=21), 'top is from 0 to 20; got 21'),
+    ],
+)
+def test_requests_that_never_fit_are_refused(engine, request_, said):
+    with pytest.raises(ValueError, match=said):
+        engine.admit(request_)
+    assert engine.free == 3
+
+
+def test_no_slot_is_given_twice(engine):
+    taken = [engine.admit(REQUESTS[0]) for _ in range(3)]
+    assert sorted(taken) == [0, 1, 2]
+    with pytest.raises(ValueError, match='all 3 slots are in use'):
+        engine.admit(REQUESTS[0])
+    for slot in taken:
+        engine.release(slot)
+    assert engine.free == 3 and engine.step() == {}
+
+
+def test_capacity_is_of_the_models_positions():
+    with pytest.raises(ValueError, match='positions; got a cache for 9 tokens'):
+        Engine(checkpoint_of('learned'), capacity=9)
