@@ -121,6 +121,17 @@ def test_nonsense_is_answered_as_a_mistake(i, one_server):
     assert not records
 
 
+def test_garbage_behind_an_early_answer_cuts_the_connection(one_server):
+    """The body of a request that was answered before it came: there is nothing to answer it with."""
+    port, _, records = one_server
+    with talking(port) as sock:
+        sock.sendall(b'POST /nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n')
+        assert sock.recv(1000).startswith(b'HTTP/1.1 404')
+        sock.sendall(b'zz\r\n')
+        assert b'HTTP' not in read_all(sock)
+    assert not records, [record.getMessage() for record in records]
+
+
 @pytest.fixture(scope='module')
 def one_server():
     """(port, engine, what it has logged) of a server for all nonsense."""
