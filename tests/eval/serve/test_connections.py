@@ -122,7 +122,7 @@ def test_nonsense_is_answered_as_a_mistake(i, one_server):
 
 
 def test_garbage_behind_an_early_answer_cuts_the_connection(one_server):
-    """The body of a request that was answered before it came: there is nothing to answer it with."""
+    """In the body of a request that was answered before it came: no answer is left for it."""
     port, _, records = one_server
     with talking(port) as sock:
         sock.sendall(b'POST /nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n')
