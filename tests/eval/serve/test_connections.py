@@ -64,7 +64,7 @@ def test_a_client_that_closes_its_connection_frees_its_slots(endless, stream):
 
 
 def test_a_client_that_reads_nothing_is_cut_off(endless):
-    """Its pieces fill the buffers of both machines, then of the server, which gives it up."""
+    """Pieces fill the buffers of both machines, then of the server, which gives it up."""
     endless.at_once, endless.step_sec = 50, 0
     with on_loopback(endless, send_buffer=4096) as port, talking(port) as sock:
         sock.sendall(streamed(logprobs=5))

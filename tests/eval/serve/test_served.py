@@ -59,7 +59,7 @@ def test_a_served_text_is_that_of_generate(client, checkpoint):
 
 
 def test_scores_of_prompts_are_those_of_evaluation(client, checkpoint):
-    """As lm-eval asks for them: the sum, and whether all tokens are the likeliest."""
+    """Asked for like lm-eval does: each number, and whether the token is the likeliest."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, 256, length).tolist() for length in (15, 9, 2)]
     bos = checkpoint.tokenizer.bos_id
@@ -169,7 +169,7 @@ def test_the_program_says_in_a_line_why_it_does_not_start(whole, tmp_path):
 
 @pytest.mark.full
 def test_lm_eval_gets_over_http_what_the_harness_gets_in_the_process(own, checkpoint, whole):
-    """By its own client, with the tokenizer of the server: sums, greediness, texts."""
+    """Sums, greediness and texts by its own client, with the tokenizer of the server."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
