@@ -43,7 +43,7 @@ LONGEST_TOKEN = 256  # characters; a text with more for each token that fits is 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one request may take. timeout_sec: from its arrival to the end of its answer. body_sec:
+    """Bounds of one request. timeout_sec: from its arrival to the end of its answer. body_sec:
     until its body is there. longest_scored: tokens of a prompt whose log-probabilities are given.
     """
 

@@ -1,4 +1,4 @@
-"""What clients ask: JSON in the form of OpenAI's interface, checked, as dataclasses.
+"""Requests of clients: JSON in the form of OpenAI's interface, checked, as dataclasses.
 
 A field that would change the answer and is not served is refused by name, and one that is not known
 too; those that change nothing, or stand at the value that changes nothing, are taken.
@@ -42,8 +42,10 @@ class Refusal(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What both kinds of request ask for. top: likeliest tokens reported with each; None: no
-    log-probabilities. max_tokens: None for as many as fit.
+    """The fields that both kinds of request have.
+
+    top: likeliest tokens that are reported with each; None: no log-probabilities. max_tokens: None
+    for as many as fit.
     """
 
     model: str | None

@@ -15,7 +15,7 @@ RETRY_SEC = 2  # after which a client is told to come again
 
 
 class SlotEngine(Protocol):
-    """What is needed of `lm.inference.engine.Engine`."""
+    """The part of `lm.inference.engine.Engine` that a scheduler uses."""
 
     free: int
 
@@ -47,8 +47,10 @@ class Work:
 
 
 class Piece(NamedTuple):
-    """What has come of a text. finish: '' while more is to come, else 'stop' or 'length'. prompt:
-    the tokens of the prompt behind the first, where they were to be scored.
+    """The newest part of a text.
+
+    finish: '' while more is to come, else 'stop' or 'length'. prompt: the tokens of the prompt
+    behind the first, where they were to be scored.
     """
 
     place: int

@@ -1,4 +1,4 @@
-"""What well-behaved clients of the server wait, alone and beside clients that behave badly.
+"""Waiting times of well-behaved clients of the server, alone and beside others that are not.
 
     uv run python -m tests.bench.serve_load [--minutes=10] [--clients=200] [--checkpoint=WORKDIR]
 

@@ -64,7 +64,7 @@ def test_a_client_that_closes_its_connection_frees_its_slots(endless, stream):
 
 
 def test_a_client_that_reads_nothing_is_cut_off(endless):
-    """Its pieces fill the buffers of both machines, then of the server, which gives it up."""
+    """Pieces fill the buffers of both machines, then of the server, which gives it up."""
     endless.at_once, endless.step_sec = 50, 0
     with on_loopback(endless, send_buffer=4096) as port, talking(port) as sock:
         sock.sendall(streamed(logprobs=5))
@@ -119,6 +119,17 @@ def test_nonsense_is_answered_as_a_mistake(i, one_server):
     connection.close()
     wait_until(lambda: engine.free == engine.slots, 'all slots are free')
     assert not records
+
+
+def test_garbage_behind_an_early_answer_cuts_the_connection(one_server):
+    """In the body of a request that was answered before it came: no answer is left for it."""
+    port, _, records = one_server
+    with talking(port) as sock:
+        sock.sendall(b'POST /nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n')
+        assert sock.recv(1000).startswith(b'HTTP/1.1 404')
+        sock.sendall(b'zz\r\n')
+        assert b'HTTP' not in read_all(sock)
+    assert not records, [record.getMessage() for record in records]
 
 
 @pytest.fixture(scope='module')

@@ -51,7 +51,7 @@ def done(scheduler: Scheduler, *texts: Texts) -> None:
 
 @pytest.mark.parametrize('at_once', [1, 4])
 def test_texts_end_as_asked(at_once):
-    """By length, by EOS, at a stop string, at an ending token."""
+    """Four ways: length, EOS, a stop string, an ending token."""
     engine = Letters(slots=2, at_once=at_once)
     texts = Texts(
         work('a', 3), work('x', 9), work('a', 9, stops=('ef',)), work('a', 9, ends=[ord('d')])

@@ -59,7 +59,7 @@ def test_a_served_text_is_that_of_generate(client, checkpoint):
 
 
 def test_scores_of_prompts_are_those_of_evaluation(client, checkpoint):
-    """As lm-eval asks for them: the sum, and whether all tokens are the likeliest."""
+    """Asked for like lm-eval does: each number, and whether the token is the likeliest."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, 256, length).tolist() for length in (15, 9, 2)]
     bos = checkpoint.tokenizer.bos_id
@@ -168,25 +168,24 @@ def test_the_program_says_in_a_line_why_it_does_not_start(whole, tmp_path):
 
 
 @pytest.mark.full
-def test_lm_eval_gets_the_scores_of_evaluation_over_http(own, checkpoint, whole):
-    """Its own client, with the tokenizer of the server: sums, greediness, and texts."""
+def test_lm_eval_gets_over_http_what_the_harness_gets_in_the_process(own, checkpoint, whole):
+    """Sums, greediness and texts by its own client, with the tokenizer of the server."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    pairs = [('norm', ' layer'), ('a', 'b c d'), ('', 'token'), ('loss', ' é')]
-    instances = [Instance('loglikelihood', {}, pair, i) for i, pair in enumerate(pairs)]
+    from eval.suites.harness_lm import CheckpointLM
+
+    pairs = [('norm', ' layer'), ('a ', 'b c d'), ('', 'token'), ('loss', ' é')]
+    scored = [Instance('loglikelihood', {}, pair, i) for i, pair in enumerate(pairs)]
+    until = [('norm ', {'until': ['a', 'e'], 'max_gen_toks': 8}), ('x', {'max_gen_toks': 5})]
+    texts = [Instance('generate_until', {}, one, i) for i, one in enumerate(until)]
     with serving(own) as port:
         url = f'http://127.0.0.1:{port}/v1/completions'
         client = LocalCompletionsAPI(url, model=whole.name, batch_size=3, max_length=16)
-        found = client.loglikelihood(instances)
-        until = ('norm ', {'until': ['a', 'e'], 'max_gen_toks': 8})
-        (text,) = client.generate_until([Instance('generate_until', {}, until, 0)])
-    encode, bos = checkpoint.tokenizer.encode, checkpoint.tokenizer.bos_id
-    for (context, continuation), (log_p, is_greedy) in zip(pairs, found, strict=True):
-        rest = encode(continuation)
-        (scores,) = Scorer(checkpoint)([[bos, *encode(context), *rest]])
-        np.testing.assert_allclose(log_p, scores['log_p'][-len(rest) :].sum(), rtol=1e-5)
-        assert is_greedy == scores['is_likeliest'][-len(rest) :].all()
-    (whole_text,) = generate(checkpoint, ['norm '], 8, temperature=0)
-    cut = min(whole_text.find(one, 5) % 10**9 for one in 'ae')
-    assert 'norm ' + text == whole_text[:cut]
+        found = client.loglikelihood(scored)
+        made = [client.generate_until([one])[0] for one in texts]
+    harness = CheckpointLM(checkpoint)
+    wanted = harness.loglikelihood(scored)
+    np.testing.assert_allclose([one for one, _ in found], [one for one, _ in wanted], rtol=1e-5)
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in wanted]
+    assert made == harness.generate_until(texts)
