@@ -183,7 +183,7 @@ def test_processes_that_are_killed_while_they_send(database, tmp_path):
     tracker = place(database, 'killed')
     left, whole = metrics_in(database) - at, len(on_disk(tmp_path))
     assert 2500 <= left < whole
-    assert 'has 0 more' not in finish(start('-m', 'eval.sync', *flags))
+    assert 'mlflow: 0 steps' not in finish(start('-m', 'eval.sync', *flags))
     has_all(tmp_path, tracker)
 
 
