@@ -63,8 +63,8 @@ def main() -> int:
             is_sent = follower.follow(sender, follower.Watch(workdir))
         else:
             is_sent = follower.send_all(sender)
-    left = f'; {len(sender.errors)} runs have rows left' if sender.errors else ''
-    say(f'{place.where} has {sender.sent} more steps of {sender.runs} runs{left}')
+    left = f', with rows left {len(sender.errors)}' if sender.errors else ''
+    say(f'{given.to}: {sender.sent} steps sent to {place.where}; runs {sender.runs}{left}')
     return DONE if is_sent else BAD_INPUT
 
 

@@ -47,7 +47,7 @@ class Follower:
         self._workdir, self._name, self._tracker, self._say = workdir, name, tracker, say
         self._followed: dict[Path, Followed] = {}
         self._sessions: collections.OrderedDict[Path, Session] = collections.OrderedDict()
-        self._first: Path | None = None  # who is served first in the next round
+        self._last: Path | None = None  # the next round begins behind it
         self._said: set[str] = set()
         self.errors: dict[Path, str] = {}
         self.sent = 0
@@ -62,7 +62,7 @@ class Follower:
         is_last: nothing is put off to a later round.
         """
         folders = runs_in(self._workdir)
-        start = folders.index(self._first) if self._first in folders else 0
+        start = folders.index(self._last) + 1 if self._last in folders else 0
         has_more, failures = False, 0
         for folder in folders[start:] + folders[:start]:
             followed = self._followed.setdefault(folder, Followed(Tail(folder)))
@@ -73,9 +73,9 @@ class Follower:
                 self._failed(folder, error)
                 failures += 1
             if failures == FAILURES:
-                self._first = folder
+                self._last = folder
                 return False
-        self._first = None
+        self._last = None
         return has_more
 
     def _serve(self, folder: Path, followed: Followed, is_last: bool) -> bool:

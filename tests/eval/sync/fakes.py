@@ -99,10 +99,11 @@ class Server:
 
     def __init__(self, knows=True, most_open=4, reopen_sec=0.0):
         self.knows, self.most_open, self.reopen_sec = knows, most_open, reopen_sec
-        self.runs, self.open_now, self.most_seen, self.opened = {}, 0, 0, Counter()
+        self.runs, self.open_now, self.most_seen, self.opened, self.asked = {}, 0, 0, Counter(), 0
         self.ends, self.kill, self.down, self.bad = {}, None, False, ()
 
     def open(self, run, name, began):
+        self.asked += 1
         if self.down or run.name in self.bad:
             raise ConnectionError('no route to the tracker')
         self.open_now += 1

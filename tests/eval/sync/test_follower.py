@@ -155,14 +155,18 @@ def test_a_killed_follower_leaves_nothing_twice_and_nothing_out(tmp_path, at, kn
     assert len(server.runs) == 1 and server.ends[name_of(tmp_path)]
 
 
-def test_what_a_tracker_has_lost_is_sent_again(tmp_path):
-    """Catches rows that were lost with the tracker's own process, before it had written them."""
+@pytest.mark.parametrize('at_once', [300, 1 << 20])
+def test_what_a_tracker_has_lost_is_sent_again(tmp_path, monkeypatch, at_once):
+    """Catches rows that were lost with the tracker's own process, before it had written them; also
+    where they were read before it was asked.
+    """
     server = Server()
     begin(tmp_path)
     train(tmp_path, 1, 12)
     following(tmp_path, server).round()
     (points,) = server.runs.values()
     points[:] = [point for point in points if point[0] <= 7]
+    monkeypatch.setattr('eval.sync.records.MOST_BYTES', at_once)
     train(tmp_path, 13, 20)
     end(tmp_path)
     send(tmp_path, server)
@@ -262,6 +266,18 @@ def test_an_error_of_one_run_leaves_the_others(tmp_path):
         has_all(tmp_path / name, server)
 
 
+def test_runs_that_fail_do_not_keep_the_next_ones_from_their_turn(tmp_path):
+    """Catches rounds that all end at the same three runs."""
+    server = Server()
+    for name in 'abcdef':
+        begin(tmp_path / name, lr=ord(name))
+        train(tmp_path / name, 1, 5)
+    end(tmp_path / 'f')
+    server.bad = tuple('abcde')
+    assert not send_all(following(tmp_path, server), [].append)
+    has_all(tmp_path / 'f', server)
+
+
 def test_a_tracker_that_is_down_is_asked_rarely_and_goes_on(tmp_path):
     """A round ends after three runs; the waits grow; all is sent when it answers again."""
     server, said, waits = Server(), [], []
@@ -271,6 +287,7 @@ def test_a_tracker_that_is_down_is_asked_rarely_and_goes_on(tmp_path):
     server.down = True
 
     def has_ended(seconds):
+        assert server.asked == 3 * len(waits) + 3 or not server.down
         waits.append(seconds)
         if len(waits) == 7:
             server.down = False

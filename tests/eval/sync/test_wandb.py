@@ -123,7 +123,7 @@ def test_a_sweep_that_trains_is_followed(tmp_path):
     command = (*TRAIN, f'--workdir={tmp_path}', '--config.train.steps=40', '--track=wandb')
     sweep = '--config.sweep={"optim.lr": (1e-3, 3e-3)}'
     said = finish(start(*command, sweep, WANDB_MODE='offline'))
-    assert 'offline (evenkeel) has' in said or 'eval.sync' in said
+    assert 'steps sent to offline (evenkeel); runs 2' in said or 'eval.sync' in said
     finish(start('-m', 'eval.sync', f'--workdir={tmp_path}', '--to=wandb', WANDB_MODE='offline'))
     cells = [path.parent for path in tmp_path.glob('*/config.json')]
     assert len(cells) == 2

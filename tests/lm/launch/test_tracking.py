@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -21,6 +22,12 @@ def program(monkeypatch, code):
     monkeypatch.setattr(tracking, '_start', start)
     monkeypatch.setattr(tracking.importlib.util, 'find_spec', lambda name: name)
     return started
+
+
+def test_an_unknown_tracker_is_refused_with_the_nearest(monkeypatch):
+    monkeypatch.setattr(tracking.flags, 'FLAGS', types.SimpleNamespace(track=['mlflow', 'wandbb']))
+    with pytest.raises(ValueError, match=r"--track must be one of .*'wandbb'.* mean 'wandb'\?"):
+        tracking.asked()
 
 
 def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypatch):
