@@ -62,6 +62,7 @@ RUN = {
     'train_diagnose_every': 30,
     'data_validation_fraction': 0.2,
 }
+CUT = {'mesh_data': 1, 'mesh_fsdp': 8}  # each host holds a part of every parameter
 MOST_SEC = 400  # of a job of seconds, on a machine that does much else
 
 
@@ -352,6 +353,25 @@ def test_two_hosts_read_half_of_an_import_each(tmp_path):
         assert 0.5 <= float(read) / float(there) < 0.6
 
 
+@pytest.mark.parametrize('there', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}])
+def test_two_hosts_start_from_their_parts_of_a_checkpoint(there, start, corpus, tmp_path):
+    """Bitwise the base of one process; factors of LoRA are drawn, and an average begun. Catches an
+    array that each host has by itself, and parts of another host.
+    """
+    source, steps = tmp_path / 'source', {'train_steps': 2, 'train_eval_every': 2}
+    assert train(resolve(base(corpus, **RUN | CUT | steps | there)), source) == DONE
+    own = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
+    own |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 1}
+    job = start(tmp_path / 'run', corpus, **CUT | own)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    one, other = (load(tmp_path / name) for name in ('source', 'run'))
+    wanted, found = (named_leaves(run.variables['params']) for run in (one, other))
+    bases = named_leaves(other.weights.params)
+    for path, array in wanted.items():
+        np.testing.assert_array_equal(bases.get(f'{path}/base', found[path]), array)
+    assert np.any(bases['layers/mlp/up/a']) and np.any(bases['layers/mlp/up/b'])
+
+
 SWEEP = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)}  # two cells a host
 FLAG = f'--config.sweep={SWEEP}'
 
@@ -434,9 +454,6 @@ def bucket_env():
     secret = {'EVENKEEL_JOB_SECRET': 'of hosts that share no disk'}
     with server() as port:
         yield CREDENTIALS | QUICK | secret | {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{port}'}
-
-
-CUT = {'mesh_data': 1, 'mesh_fsdp': 8}  # each host holds a part of every parameter
 
 
 def test_hosts_without_a_common_disk_train_in_a_bucket(

@@ -82,6 +82,8 @@ LEFT_OUT = {  # line: why it is not run here
         f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'hosts_on_loopback has it'
         for i in range(2)
     },
+    'uv run python -m eval.convert import-hf llama --out=/shared/llama '
+    '--coordinator=node0:1234 --num_processes=2 --process_id=0': 'hosts_on_loopback has it',
     'uv run train.py --config=configs/default.py --config.mesh.tensor=2 --config.mesh.context=2': (
         'four devices or more; tests/lm/devices/test_meshes.py has them'
     ),

@@ -168,8 +168,14 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
 
 
 def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
-    """Returns weights and their average as `read_state` does, but for this process alone."""
-    items, meta = _read_items(folder, step, shapes, with_training=False)
+    """Returns weights and their average as `read_state` does.
+
+    Where the arrays lie on devices of several processes, all must call it; otherwise it is for this
+    process alone.
+    """
+    is_own = all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(shapes))
+    with contextlib.nullcontext() if is_own else raised_by_all(TreeMismatch, DamagedCheckpoint):
+        items, meta = _read_items(folder, step, shapes, with_training=False)
     _check_digests(folder / str(step), items, meta)
     found = _complete(items['weights'], shapes)
     average = found.pop('average')

@@ -16,8 +16,8 @@ from lm.config.other_programs import ABSENT, word
 from lm.config.recipe import Recipe
 from lm.config.resolve import build, changed, flatten, to_dict, unsettled
 from lm.data.tokenizers import Tokenizer
-from lm.inference.load import Checkpoint, find, load
-from lm.launch.distributed import from_first, is_first
+from lm.inference.load import Checkpoint, find, load, to_stderr
+from lm.launch.distributed import from_first, is_first, several
 from lm.model.base_size import unread
 from lm.model.check import check
 from lm.record.checkpoint import (
@@ -26,8 +26,10 @@ from lm.record.checkpoint import (
     TreeMismatch,
     check_tree,
     fields_that_differ,
+    steps_in,
     tree_record,
 )
+from lm.record.digests import DamagedCheckpoint
 from lm.record.remote.local_copy import of_workdir
 from lm.record.workdir import read_config
 from lm.run.program import Experiment
@@ -113,7 +115,7 @@ def initial_state(
         return state
     if (there := source.recipe.model.dtype) != recipe.model.dtype:
         say(f'NOTE: products are in {recipe.model.dtype}; in {source.path} they were in {there}')
-    variables = source.variables
+    variables = dict(_compiled(source.learner.variables)(source.weights))
     stored, reparam = stored_for(experiment.learner, source, variables.pop('params'))
     stats = carried_over(variables, state.stats)
     params, reparam, stats = jax.tree.map(
@@ -121,7 +123,15 @@ def initial_state(
     )
     described = experiment.learner.described
     average = average_of(recipe, described, hyper_from(recipe)).init(params)
+    average = jax.tree.map(_laid_out, average, state.average)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
+
+
+def _compiled(function: Callable) -> Callable:
+    """Returns the function as one program where several processes hold the arrays: what they make
+    one operation at a time would be arrays of each process by itself, which do not mix with others.
+    """
+    return jax.jit(function) if several() else function
 
 
 def carried_over(there: Any, fresh: Any) -> Any:
@@ -143,9 +153,11 @@ def carried_over(there: Any, fresh: Any) -> Any:
 
 
 def _laid_out(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Puts `new`, which each process has whole, on the devices of `old`."""
+    """Puts `new`, which each process has whole or a part of, on the devices of `old`."""
     if old.is_fully_addressable:
         return jax.device_put(new, old.sharding)
+    if not new.is_fully_addressable:
+        return jax.jit(lambda x: x, out_shardings=old.sharding)(new)
     host = np.asarray(new)
     return jax.make_array_from_callback(host.shape, old.sharding, lambda index: host[index])
 
@@ -158,15 +170,14 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
     reparam, there = learner.described.reparam, source.weights
     stored, state = there.params, there.reparam
     if not _same_reparam(learner, source):
-        stored, state = reparam.init(used)
-        stored = reparam.draw(stored, jax.random.key(learner.recipe.train.seed))
-    found, _ = reparam.apply(stored, state, False)
-    pairs = zip(named_leaves(found).items(), jax.tree.leaves(used), strict=True)
-    errors = {
-        path: float(jnp.max(jnp.abs(now - before)) / jnp.max(jnp.abs(before)))
-        for (path, now), before in pairs
-        if not np.array_equal(now, before)
-    }
+
+        def made(used, key):
+            stored, state = reparam.init(used)
+            return reparam.draw(stored, key), state
+
+        stored, state = _compiled(made)(used, jax.random.key(learner.recipe.train.seed))
+    found, _ = _compiled(lambda *both: reparam.apply(*both, False))(stored, state)
+    errors = _errors(found, used)
     worst = max(errors, key=errors.get, default=None)
     if worst is not None and not errors[worst] <= HELD:
         options = vars(learner.recipe.config.reparam).items()
@@ -180,6 +191,28 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
             'reparam.gamma_start=sigma.'
         )
     return stored, state
+
+
+def _errors(found: Any, wanted: Any) -> dict[str, float]:
+    """Returns {path: largest difference, of the largest element} of the arrays that differ."""
+
+    def error(now, before):
+        return jnp.max(jnp.abs(now - before)) / jnp.max(jnp.abs(before))
+
+    if several():
+        compared = jax.jit(
+            lambda *trees: jax.tree.map(
+                lambda now, before: jnp.where(jnp.all(now == before), 0, error(now, before)), *trees
+            )
+        )
+        found = named_leaves(jax.device_get(compared(found, wanted)))
+        return {path: float(apart) for path, apart in found.items() if apart != 0}
+    pairs = zip(named_leaves(found).items(), jax.tree.leaves(wanted), strict=True)
+    return {
+        path: float(error(now, before))
+        for (path, now), before in pairs
+        if not np.array_equal(now, before)
+    }
 
 
 def _same_reparam(learner: Learner, source: Checkpoint) -> bool:
@@ -199,10 +232,7 @@ def _same_reparam(learner: Learner, source: Checkpoint) -> bool:
 
 def _fitting_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     """Returns the checkpoint of train.init_from. Raises ValueError for other weights or tokens."""
-    # Process 0 chooses it, as the run that it is from may still train, and save.
-    source = load(recipe.train.init_from) if is_first() else None
-    path = from_first(pinned(recipe.train.init_from, source) if source else None)
-    source = source or load(path)
+    source = _source_of_all(recipe, experiment) if several() else load(recipe.train.init_from)
     if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
         raise ValueError(
             f'train.init_from={recipe.train.init_from} was trained with another tokenizer: '
@@ -219,9 +249,27 @@ def _fitting_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     return source
 
 
-def pinned(path: str, source: Checkpoint) -> str:
-    """The path of the very checkpoint that was found at `path`, for another host to read."""
-    return below(of_workdir(path)[0], FOLDER, source.step) if is_url(path) else str(source.path)
+def _source_of_all(recipe: Recipe, experiment: Experiment) -> Checkpoint:
+    """Returns the checkpoint of train.init_from, of which each process reads what its devices hold.
+
+    Process 0 says which are there, as the run that it is from may still train, and save.
+    """
+    path = recipe.train.init_from
+    for one in from_first(candidates(path) if is_first() else None):
+        try:
+            return load(one, mesh=experiment.mesh)
+        except DamagedCheckpoint as error:
+            to_stderr(f'{error}; taking the one before')
+    raise ValueError(f'none of the checkpoints of train.init_from={path} can be read')
+
+
+def candidates(path: str) -> list[str]:
+    """Returns the checkpoints that `path` stands for, the newest first; of a bucket that alone."""
+    folder, newest = find(path)
+    if is_url(path):
+        return [below(of_workdir(path)[0], FOLDER, newest)]
+    steps = [newest] if folder == Path(path).parent else reversed(steps_in(folder))
+    return [str(folder / str(step)) for step in steps]
 
 
 def _used_record(learner: Learner, state: State | Weights) -> dict[str, str]:
