@@ -19,9 +19,7 @@ from eval.suites.perplexity import perplexity
 from eval.suites.sharpness import sharpness
 
 SUITES = {
-    'bytes': Suite(
-        bytes_, score='bits', weight='bytes', unit='bits per byte', counted='documents'
-    ),
+    'bytes': Suite(bytes_, score='bits', weight='bytes', unit='bits per byte', counted='documents'),
     'calibration': Suite(
         calibration, score='nll', weight='tokens', unit='nats per token', counted='rows'
     ),
