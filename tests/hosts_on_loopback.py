@@ -369,8 +369,8 @@ def test_two_hosts_start_from_their_parts_of_a_checkpoint(there, start, corpus, 
     wanted, found = (named_leaves(run.variables['params']) for run in (one, other))
     bases = named_leaves(other.weights.params)
     for path, array in wanted.items():
-        base = bases.get(f'{path}/base', found[path])
-        np.testing.assert_allclose(base, array, rtol=0, atol=1e-6 if there else 0)
+        kept = bases.get(f'{path}/base', found[path])
+        np.testing.assert_allclose(kept, array, rtol=0, atol=1e-6 if there else 0)
     assert np.any(bases['layers/mlp/up/a']) and np.any(bases['layers/mlp/up/b'])
 
 
