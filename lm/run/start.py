@@ -1,5 +1,6 @@
 """The state a run starts from: random weights, or those of a checkpoint (train.init_from)."""
 
+import functools
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -118,12 +119,10 @@ def initial_state(
     variables = dict(_compiled(source.learner.variables)(source.weights))
     stored, reparam = stored_for(experiment.learner, source, variables.pop('params'))
     stats = carried_over(variables, state.stats)
-    params, reparam, stats = jax.tree.map(
-        _laid_out, (stored, reparam, stats), (state.params, state.reparam, state.stats)
-    )
-    described = experiment.learner.described
-    average = average_of(recipe, described, hyper_from(recipe)).init(params)
-    average = jax.tree.map(_laid_out, average, state.average)
+    there = state.params, state.reparam, state.stats
+    params, reparam, stats = _laid_out((stored, reparam, stats), there)
+    average = average_of(recipe, experiment.learner.described, hyper_from(recipe))
+    average = _laid_out(_compiled(average.init)(params), state.average)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
 
 
@@ -152,14 +151,24 @@ def carried_over(there: Any, fresh: Any) -> Any:
     return unflatten_dict(wanted | others(found), sep='/')
 
 
-def _laid_out(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Puts `new`, which each process has whole or a part of, on the devices of `old`."""
-    if old.is_fully_addressable:
-        return jax.device_put(new, old.sharding)
-    if not new.is_fully_addressable:
-        return jax.jit(lambda x: x, out_shardings=old.sharding)(new)
-    host = np.asarray(new)
-    return jax.make_array_from_callback(host.shape, old.sharding, lambda index: host[index])
+def _laid_out(new: Any, old: Any) -> Any:
+    """Puts arrays, which each process has whole or in part, on the devices of those in `old`."""
+    leaves, tree = jax.tree.flatten(new)
+    wanted = [leaf.sharding for leaf in jax.tree.leaves(old)]
+    if not several():
+        return tree.unflatten(jax.device_put(leaves, wanted))
+    for i, leaf in enumerate(leaves):
+        if leaf.is_fully_addressable:
+            host = np.asarray(leaf)
+            at_index = functools.partial(np.ndarray.__getitem__, host)
+            leaves[i] = jax.make_array_from_callback(host.shape, wanted[i], at_index)
+    # In one program: each has its links between the hosts to make.
+    moved = [i for i, x in enumerate(leaves) if not x.sharding.is_equivalent_to(wanted[i], x.ndim)]
+    to = [wanted[i] for i in moved]
+    found = jax.jit(lambda x: x, out_shardings=to)([leaves[i] for i in moved]) if moved else []
+    for i, leaf in zip(moved, found, strict=True):
+        leaves[i] = leaf
+    return tree.unflatten(leaves)
 
 
 def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:
