@@ -209,7 +209,8 @@ class Wave:
         if dispatched is None:
             return
         steps, metrics = dispatched
-        with jax.profiler.TraceAnnotation(FETCH, step=steps[0][1]):
+        step = steps[0][1] if steps else 0  # none are left of a run that was rolled back
+        with jax.profiler.TraceAnnotation(FETCH, step=step):
             fetched, answer = jax.device_get(metrics)
         self._stopping.hear(answer)
         for i, step in steps:
