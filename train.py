@@ -87,7 +87,7 @@ def main() -> int:
         return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
     distributed.join(digest(recipe))
     with mirrored(place) as workdir:
-        return train(recipe, workdir, *again, words, how['trackers'])
+        return train(recipe, workdir, *again, words, trackers=how['trackers'])
 
 
 def train(

@@ -157,7 +157,7 @@ def test_the_lines_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() <= {*lines}
-    assert len(blocks('python')) == 5
+    assert len(blocks('python')) == 6
 
 
 @pytest.mark.full  # six minutes of programs

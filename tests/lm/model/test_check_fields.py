@@ -68,7 +68,7 @@ def test_every_choice_is_looked_up():
     ours = {path for path in strings if not path.startswith('data.')} | {'data.objective'}
     ours |= {'data.loss_on'}
     lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
-    assert ours - {'train.init_from', 'reparam.roles'} - lists == NAMES.keys()
+    assert ours - {'train.init_from', 'train.profile', 'reparam.roles'} - lists == NAMES.keys()
 
 
 def test_a_name_of_another_field_is_answered_with_that_field():

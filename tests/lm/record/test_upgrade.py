@@ -52,7 +52,7 @@ def test_all_that_is_not_mentioned_here_stays():
             }
             del added[path]
     # Heads shared the width, nothing was dropped, one optimizer had all, evaluation the weights it
-    # trained, rows were read causally, and the mesh had two axes.
+    # trained, rows were read causally, no step was traced, and the mesh had two axes.
     assert added == {
         'model.head_dim': OLD['model']['d_model'] // OLD['model']['n_heads'],
         'model.qkv_bias': False,
@@ -67,6 +67,7 @@ def test_all_that_is_not_mentioned_here_stays():
         'scaling.zero_init': 'none',
         'data.objective': 'causal',
         'train.eval_objectives': 'causal',
+        'train.profile': '',
     }
 
 
