@@ -149,6 +149,7 @@ def model(tokenizer):
     return CheckpointLM(a_checkpoint(CHANGES, tokenizer))
 
 
+@pytest.mark.full
 def test_answers_come_in_the_order_of_the_requests(model, tokenizer):
     asked = [('the cat', ' sat'), ('', 'a mat'), ('on ' * 40, ' the'), ('the cat', ' sat on a')]
     checkpoint = a_checkpoint(CHANGES, tokenizer)
@@ -161,6 +162,7 @@ def test_answers_come_in_the_order_of_the_requests(model, tokenizer):
         assert is_greedy == wanted[1]
 
 
+@pytest.mark.full
 def test_greedy_texts_are_recognised_and_stops_end_them(model):
     context = request('the cat', {'until': [], 'max_gen_toks': 5})
     text = model.generate_until([context])[0]
@@ -169,6 +171,7 @@ def test_greedy_texts_are_recognised_and_stops_end_them(model):
     assert model.generate_until([stopped, context]) == [text.split(text[2])[0], text]
 
 
+@pytest.mark.full
 def test_what_a_checkpoint_cannot_do_is_refused(model):
     with pytest.raises(ValueError, match=r'continuation has \d+ tokens, and this model scores 32'):
         model.loglikelihood([request('a', ' cat' * 40)], disable_tqdm=True)
