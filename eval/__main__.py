@@ -42,10 +42,13 @@ PAGE = flags.DEFINE_string(
 
 
 def main(_) -> None:
-    if not CHECKPOINT.value or not SUITE.value:
+    if not CHECKPOINT.value and not SUITE.value:
         raise ValueError(
             '--checkpoint=WORKDIR and --suite=NAME[,NAME] are needed. Suites:\n' + listing()
         )
+    for flag, value in (('checkpoint', CHECKPOINT.value), ('suite', SUITE.value)):
+        if not value:
+            raise ValueError(f'--{flag} is needed; without arguments the suites are listed')
     out = local_path(OUT.value, '--out') if OUT.value else None
     page = local_path(PAGE.value, '--page') if PAGE.value else None
     text = evaluate_checkpoints(

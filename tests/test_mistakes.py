@@ -87,7 +87,7 @@ def test_a_field_without_config_before_it_is_answered_with_itself(answer):
 @pytest.mark.parametrize(
     ('program', 'said'),
     [
-        ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] are needed. Suites: ngram: '),
+        ('eval --checkpoint=runs/x', '--suite is needed; without arguments the suites are listed'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
     ],

@@ -46,6 +46,20 @@ LEFT_OUT = {  # line: why it is not run here
         'it does not end; tests/eval/serve/test_served.py has it'
     ),
     'uv sync --extra harness': 'the environment of the tests has it',
+    'uv sync --extra mlflow': 'the environment of the tests has it',
+    'uv run train.py --config=configs/default.py --workdir=runs/mine --track=mlflow': (
+        'tests/eval/sync/test_mlflow.py has it'
+    ),
+    'uv run python -m eval.sync --workdir=runs/mine --to=mlflow --uri=sqlite:///mlflow.db': (
+        'tests/eval/sync/test_mlflow.py has it'
+    ),
+    'uv run train.py --config=configs/default.py '
+    '--config.data.source=synthetic:linear_regression_1d --config.data.tokenizer=byte '
+    '--config.data.seq_len=128 --config.data.packing=best_fit --config.data.mask_documents=True '
+    '--config.data.epochs=100 --workdir=runs/icl': ('tests/eval/suites/test_in_context.py has it'),
+    'uv run python -m eval --checkpoint=runs/icl --suite=in_context': (
+        'tests/eval/suites/test_in_context.py has it'
+    ),
     **{
         f'uv run python -m eval --checkpoint=runs/ln --suite={suite}': f'{test} has it'
         for suite, test in {
@@ -181,7 +195,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', '', CHECKED), strict=True):
+    for code, checked in zip(codes, ('', '', CHECKED, ''), strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]
