@@ -267,7 +267,7 @@ def test_weights_of_four_bits_are_read(tmp_path):
 
 @pytest.mark.parametrize('attention, mlp', [(True, True), (True, False), (False, True)])
 def test_a_llama_with_biases_is_read(tmp_path, attention, mlp):
-    """Those of one part alone are all of ours, the others 0, and come back as zeros."""
+    """Biases of one part alone are in all of ours, the others 0, and come back as zeros."""
     config, arrays = {'attention_bias': attention, 'mlp_bias': mlp}, drawn('llama2')
     sizes = {'q': 16, 'k': 8, 'v': 8, 'o': 16} if attention else {}
     names = {f'self_attn.{name}_proj.bias': size for name, size in sizes.items()}

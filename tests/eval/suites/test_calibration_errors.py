@@ -130,7 +130,7 @@ def test_clusters_that_lie_apart_are_found():
 
 
 def test_the_loss_of_correctness_weighs_both_sides_alike():
-    """By the weights of the authors' code: 1 - accuracy of the correct, accuracy of the wrong."""
+    """Weights of the authors' code: 1 - accuracy of the correct, accuracy of the wrong."""
     confidence = np.array([0.9, 0.8, 0.7, 0.4])
     correct = np.array([True, True, False, True])
     squares = np.array([0.01, 0.04, 0.49, 0.36])

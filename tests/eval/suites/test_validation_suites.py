@@ -85,7 +85,7 @@ def test_fewer_tokens_are_whole_rows_from_the_first_on(checkpoint):
 
 
 def test_rows_know_their_documents(checkpoint):
-    """As many documents as the split has, each with its own text in order."""
+    """There are as many documents as the split has, each with its own text in order."""
     split = open_data(checkpoint).validation
     bos = checkpoint.learner.bos_id
     rows = list(rows_of(split, checkpoint.recipe.data.mask_documents, bos))

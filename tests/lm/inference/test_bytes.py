@@ -48,7 +48,7 @@ class Chain:
         return self.table[before[max(0, len(before) - self.order) :]]
 
     def log_ps(self, tree):
-        """Of each node, log p(token | its tokens), by all texts that begin so."""
+        """Returns log p(token | its tokens) of each node, by all texts that begin so."""
         own, found = [()], []
         for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
             own.append((*own[parent], token))

@@ -148,7 +148,7 @@ def test_prompts_are_read_in_parts_while_others_go_on(engine, alone, monkeypatch
 
 
 def test_a_full_row_forgets_its_first_half(engine):
-    """As the model continues the later half alone, and goes on so."""
+    """The model continues the later half alone, and goes on so."""
     request = Request((BOS, 5, 9), 20, Sampling(0.0))
     made, window = [], list(request.tokens)
     while len(made) < 20:

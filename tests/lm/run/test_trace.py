@@ -64,7 +64,7 @@ def test_a_made_trace_is_summed_up():
 
 
 def test_time_of_an_operation_is_without_those_inside():
-    """Of the loop 2 of 8 ms are its own; dot.1 holds the copy; evaluation does not count."""
+    """The loop has 2 of 8 ms of its own; dot.1 holds the copy; evaluation does not count."""
     rows = {row['name']: row for row in trace.summarize(made(), known())['operations']}
     assert {name: row['self_ms'] for name, row in rows.items()} == pytest.approx(
         {'dot.1': 5 + 4 + 10, 'other.1': 10, 'while.1': 2, 'copy.1': 1}
