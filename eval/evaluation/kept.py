@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from eval.evaluation.asked import Asked
@@ -30,7 +31,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, '__array__'):
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
         return plain(np.asarray(value).tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return {NOT_FINITE: str(value)}

@@ -73,7 +73,7 @@ class MlflowSession:
         self._client, self._id, self._began = client, run.info.run_id, began
         self._is_new, self._params = is_new, run.data.params
         self._is_running = run.info.status == 'RUNNING'
-        # The last step of each metric, as the server has them; what this session sends is behind.
+        # The last step of each metric, as the server has them; what is sent from here on is behind.
         self._before = {one.key: one.step for one in run.data.to_proto().metrics}
 
     def describe(self, config: Mapping[str, Any]) -> None:
