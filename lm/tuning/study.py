@@ -94,7 +94,7 @@ class Study:
         return [DIVERGED not in pick.states for pick in self.picks]
 
     def _open(self, known: Sequence[Confirmed | None], n: int) -> list[bool]:
-        """Whether a further look is for each arm: the undecided, and the baseline for their sake."""
+        """Whether a further look is for each arm: the undecided ones, with the baseline."""
         affordable = [runs + n <= self.budget for runs in self.runs]
         found = [
             bool(one and one.verdict and one.verdict.said == UNDECIDED) and can
