@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lm.tuning.curve import PER_OCTAVE
-from lm.tuning.search import EDGE, Point, Search
+from lm.tuning.search import EDGE, UNBOUNDED, Point, Search
 from lm.tuning.study import Study
 from lm.tuning.verdicts import BETTER, UNDECIDED, WORSE
 
@@ -81,7 +81,7 @@ def simulate(curve: Callable, sigma: float, rho: float, effects, loud, number: i
     search = Search(smallest_effect=EFFECT * sigma / 2)
     losses = [{} for _ in arms]
     while True:
-        study = Study([search] * len(arms), losses, [True] * len(arms), 5, 'holm')
+        study = Study(search, [(UNBOUNDED,)] * len(arms), losses, [True] * len(arms), 5, 'holm')
         if study.open is None:
             break
         for arm, own, points in zip(arms, losses, study.open[1], strict=True):
