@@ -300,12 +300,13 @@ class _Tuner:
                 return stage, arm.runs_at(new)
         if points := self._extension(arm):
             return EXTEND, points
-        if stage == 'refine' and asked < REFINEMENTS and not arm.is_dead:
-            if halves := arm.untried([arm.best - HALF, arm.best + HALF]):
-                return stage, refinement(arm, halves)
-        if stage == 'repeat' and asked < REPEATS and not arm.is_dead:
-            if allowance(arm.means, own) > self.search.smallest_effect / 2:
-                return stage, arm.filled([], WAVE)
+        if arm.is_dead:
+            return stage, []
+        if stage == 'refine' and asked < REFINEMENTS:
+            return stage, refinement(arm)
+        enough = self.search.smallest_effect / 2
+        if stage == 'repeat' and asked < REPEATS and allowance(arm.means, own) > enough:
+            return stage, arm.filled([], WAVE)
         return stage, []
 
     def _extension(self, arm: Arm) -> list[Point]:
@@ -335,11 +336,17 @@ def edge(means: Means) -> int:
     return -1 if means.best == 0 else 1 if means.best == len(means.k) - 1 else 0
 
 
-def refinement(arm: Arm, halves: Sequence[int]) -> list[Point]:
-    """Returns half octaves, and repeats of the best value and of those an octave off."""
+def refinement(arm: Arm) -> list[Point]:
+    """Returns half octaves around the best value, and repeats of it and of those an octave off; []
+    where there are half octaves already. On a line that has no runs yet: all of them.
+    """
+    if not len(arm.means.k):
+        here = arm.centre[arm.along]
+        return arm.runs_at(arm.within([here + i for i in (-OCTAVE, -HALF, 0, HALF, OCTAVE)]))
+    halves = arm.untried([arm.best - HALF, arm.best + HALF])
     finite = {int(k) for k in arm.means.finite.k}
     repeated = [i for i in (arm.best, arm.best - OCTAVE, arm.best + OCTAVE) if i in finite]
-    return arm.runs_at([*halves, *repeated])
+    return arm.runs_at([*halves, *repeated]) if halves else []
 
 
 @dataclasses.dataclass(frozen=True)
