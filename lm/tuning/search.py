@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.tuning import surface
 from lm.tuning.curve import (
     HALF,
     OCTAVE,
@@ -137,14 +138,23 @@ class Arm:
         self._read_line()
 
     def minimum(self, s: float) -> K:
-        """Returns the place of the minimum along the line; of one without runs its centre; the best
-        place of all where the whole line diverged.
+        """Returns the place of the minimum: of the surface where several fields have one, else of
+        the line; of a line without runs its centre; the best place of all where all of it diverged.
         """
         if not len(self.means.k):
-            return self.centre
-        if not len(self.means.finite.k):
-            return self.best_place
-        return self.place(vertex(self.means, s))
+            found = self.centre
+        elif not len(self.means.finite.k):
+            found = self.best_place
+        else:
+            found = self.place(vertex(self.means, s))
+        sound = {k: x for k, x in self.losses.items() if _is_sound(x)}
+        if len(self.bounds) == 1 or not sound:
+            return found
+        steps = STEPS[: len(self.bounds)]
+        moved = surface.minimum(sound, found, steps) or found
+        return tuple(
+            int(min(max(k, low), high)) for k, (low, high) in zip(moved, self.bounds, strict=True)
+        )
 
     @property
     def lines(self) -> dict[int, Means]:
@@ -393,7 +403,7 @@ def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
     lines = {along: one for along, one in arm.lines.items() if len(one.finite.k)}
     first = lines.get(0)
     low, high = as_good(first, own) if first else UNBOUNDED
-    diverged = [k_ for k_, x in arm.losses.items() if not _is_sound(x)]
+    diverged = [place for place, x in arm.losses.items() if not _is_sound(x)]
     known = {
         NOT_REFINED: not is_refined,
         EDGE: any(map(edge, lines.values())),
@@ -407,6 +417,10 @@ def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
     allowed = [allowance(one, own) for one in lines.values()]
     is_whole = len(lines) == len(arm.bounds)
     return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
+
+
+def _distance(one: K, other: K) -> int:
+    return max(abs(i - j) for i, j in zip(one, other, strict=True))
 
 
 def _is_flat(means: Means, low: float, high: float, own: Spread) -> bool:
