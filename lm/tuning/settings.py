@@ -181,14 +181,18 @@ class Grid:
                 continue
             option = FIELDS[path].option
             least, most = (option.least or 0, option.most) if option else (0, None)
-            low = -math.inf if least <= 0 else math.ceil(_octaves(least, centre) * PER_OCTAVE)
-            most = min(FINITE if most is None else most, FINITE)
-            found.append((low, math.floor(_octaves(most, centre) * PER_OCTAVE)))
+            low = -math.inf if least <= 0 else _within(least, centre, 1)
+            high = math.inf if most is None or most >= FINITE else _within(most, centre, -1)
+            found.append((low, high))
         return tuple(found)
 
 
-def _octaves(value: float, centre: float) -> float:
-    return math.log2(value) - math.log2(centre)
+def _within(bound: float, centre: float, inward: int) -> int:
+    """The index nearest to a bound whose value does not exceed it."""
+    k = round((math.log2(bound) - math.log2(centre)) * PER_OCTAVE)
+    while (centre * 2.0 ** (k / PER_OCTAVE) - bound) * inward < 0:
+        k += inward
+    return k
 
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
