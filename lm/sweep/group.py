@@ -73,9 +73,9 @@ def train_group(group: list[Cell], work: Work) -> None:
             work.say(f'NOTE: {note}')
 
     @functools.cache
-    def compiled() -> tuple[Program, int]:
+    def made() -> tuple[Program, int]:
         with nothing_to_lose(work.caught):
-            return _compiled(waiting, work)
+            return compiled(waiting, work)
 
     for part in _even_parts(waiting, from_first(most_files())):
         if asked_to_stop(work.caught):
@@ -84,7 +84,7 @@ def train_group(group: list[Cell], work: Work) -> None:
             opened = _chosen_by_first(functools.partial(_opened, held, part, work), part)
             try:
                 if opened:
-                    _train(*compiled(), opened, work)
+                    _train(*made(), opened, work)
             except Exception as error:  # of any kind: the other groups can still be trained
                 if several():  # the others wait for this process
                     raise
@@ -135,8 +135,8 @@ def _opened(held: contextlib.ExitStack, cells: list[Cell], work: Work) -> list[C
     return [cell for cell, is_open in zip(cells, opened, strict=True) if is_open]
 
 
-def _compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
-    """(the program of the cells, how many of them a wave has room for)."""
+def compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
+    """Returns (the program of the cells, how many of them a wave has room for)."""
     key = program_of(cells[0])
     if key not in work.programs:
         work.programs[key] = _program(cells, work)
