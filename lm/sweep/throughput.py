@@ -22,7 +22,7 @@ from lm.launch.distributed import from_first, is_first
 from lm.launch.signals import nothing_to_lose
 from lm.record.machine import device_name
 from lm.run.program import Program
-from lm.storage.files import read_json, sealed, write_json
+from lm.storage.files import Unreadable, read_json, sealed, write_json
 from lm.sweep.cells import Cell, program_of
 from lm.sweep.group import Work, compiled
 from lm.training.state import hyper_from
@@ -57,8 +57,7 @@ def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str
       groups: runs that are about to train together, by program.
       work: where they train.
     """
-    path = work.workdir / FILE
-    known = from_first(_record(path) if is_first() else None)
+    path, known = work.workdir / FILE, _known(work)
     programs = dict(known['programs'])
     lacking = [group for group in groups if key_of(group[0]) not in programs]
     for group in lacking:
@@ -76,8 +75,25 @@ def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str
     return {key: found['sec'] for key, found in programs.items()}
 
 
-def _record(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {'device': device_name(), 'programs': {}}
+def known_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str, float]:
+    """Returns what has been measured of the groups' programs, as `measure_throughput` does."""
+    found = {key: one['sec'] for key, one in _known(work)['programs'].items()}
+    return {key: found[key] for key in {key_of(group[0]) for group in groups} & found.keys()}
+
+
+def _known(work: Work) -> dict[str, Any]:
+    """What process 0 finds in throughput.json. A damaged one is measured anew."""
+    nothing = {'device': device_name(), 'programs': {}}
+    if not is_first():
+        return from_first(None)
+    try:
+        found = read_json(work.workdir / FILE)
+    except FileNotFoundError:
+        found = nothing
+    except Unreadable as error:
+        work.say(f'NOTE: {error}. The steps are timed anew.')
+        found = nothing
+    return from_first(found)
 
 
 def seconds_per_step(program: Program, recipes: Sequence[Recipe], slots: int) -> float:
