@@ -224,13 +224,15 @@ def _waves(
     """
     asked = ledger.asked
     if asked.is_tuned:
-        is_measured = is_here and ledger.hosts == 1 and wave.cells
-        find = measure_throughput if is_measured else known_throughput
-        asked.sec = find(wave.groups, work)
+        if is_here and ledger.hosts == 1 and wave.cells:
+            asked.sec = measure_throughput(wave.groups, work)
+        else:
+            asked.sec = known_throughput(work)
         _say(ledger, asked.costs)
     while wave.cells:
         began = time.monotonic()
-        _say(ledger, asked.announced, ledger.folder)
+        if asked.is_tuned:
+            _say(ledger, asked.announced, ledger.folder)
         with view.live(wave.groups, ledger.terminal.console) as work.tick:
             has_ended = _train_wave(ledger, work, wave, train)
         if not asked.is_tuned or not has_ended:

@@ -49,8 +49,9 @@ class Work:
     resources: dict[str, float] | None = None  # of one group on a cluster, such as {'GPU': 1}
     url: str | None = None  # of the sweep, if it is in a bucket
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
-    # Compiled so far, where further runs of them may follow.
+    # Those so far, where further runs of them may follow, and for how many runs they are compiled.
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
+    sizes: dict[tuple, set[int]] = dataclasses.field(default_factory=dict)
 
     def folder(self, cell: Cell) -> Path:
         return self.workdir / cell.name
@@ -143,7 +144,13 @@ def compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
     program = work.programs[key]
     if several():
         return program, 1
-    return program, slots_for(program, len(cells), work.runs_at_once, work.say)
+    sizes = work.sizes.setdefault(key, set())
+    enough = [n for n in sizes if n >= len(cells)]
+    if enough and program.layout.skips_inactive:  # a slot without a run costs nothing there
+        return program, min(enough)
+    slots = slots_for(program, len(cells), work.runs_at_once, work.say)
+    sizes.add(slots)
+    return program, slots
 
 
 def _program(cells: list[Cell], work: Work) -> Program:

@@ -95,7 +95,7 @@ def _begun_cells(
 
 
 def _left_out(cell: Record) -> Record:
-    """A cell that is asked for no more: of no group, and of no arm, whose numbers may be others'."""
+    """A cell that is asked for no more: of no group, and of no arm, as others have its number."""
     return {name: value for name, value in cell.items() if name != 'tuned'} | {'group': None}
 
 

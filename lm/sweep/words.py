@@ -21,7 +21,10 @@ def counted(n: int, thing: str) -> str:
 
 
 def duration(sec: float) -> str:
-    return f'{sec / 3600:.1f} h' if sec >= 3600 else f'{sec / 60:.1f} min'
+    """'3.2 h', '12 min' or '5 s'."""
+    if sec < 60:
+        return f'{sec:.0f} s'
+    return f'{sec / 60:.0f} min' if sec < 3600 else f'{sec / 3600:.1f} h'
 
 
 def usual_runs(tune: Tune) -> int:
@@ -85,10 +88,10 @@ def runs_ended(study: Study, arm: int) -> int:
 
 def states(ablation: Ablation, study: Study) -> list[str]:
     """Returns a line for each arm: its best values so far, or its verdict."""
-    picked = [()] * len(study.losses) if study.tuned.open else [one.states for one in study.picks]
     found = []
     for i, (arm, searched) in enumerate(zip(ablation.arms, study.tuned.arms, strict=True)):
-        said = [best_so_far(arm.grid, searched), *picked[i]]
+        known = [AT_EDGE[edge(searched.means)]] if study.tuned.open else study.picks[i].states
+        said = [best_so_far(arm.grid, searched), *known]
         if confirmed := study.confirmed[i]:
             said.append(fresh(confirmed))
         found.append(f'  {arm.name}: ' + ', '.join(filter(None, said)))
@@ -96,15 +99,16 @@ def states(ablation: Ablation, study: Study) -> list[str]:
 
 
 def best_so_far(grid: Grid, arm: Searched) -> str:
-    """'2.8119 at optim.lr=0.004, 2 seeds, still at the highest edge'."""
+    """'2.8119 at optim.lr=0.004, 2 seeds, 1 value diverged'."""
     means = arm.means
     diverged = len(means.k) - len(means.finite.k)
     if diverged == len(means.k):
-        return f'diverged at {counted(diverged, "value")} of {diverged}' if diverged else 'no run yet'
+        return (
+            f'diverged at {counted(diverged, "value")} of {diverged}' if diverged else 'no run yet'
+        )
     values = grid.values(arm.place(arm.best))
     at = ' '.join(f'{path}={value:.3g}' for path, value in values.items())
     said = [f'{means.mean[means.best]:.4f} at {at}', counted(int(means.n[means.best]), 'seed')]
-    said.append(AT_EDGE[edge(means)])
     said.append(f'{counted(diverged, "value")} diverged' if diverged else '')
     return ', '.join(filter(None, said))
 
