@@ -69,15 +69,18 @@ def announced(ablation: Ablation, study: Study, step_sec: Sequence[float | None]
     stage, points = study.open
     number = len(study.tuned.waves) + len(study.looks)
     done = [runs_ended(study, arm) for arm in range(len(points))]
-    new = [sum(p not in at for p in own) for own, at in zip(points, study.losses, strict=True)]
-    who = f'{counted(max(new), "run")} of each of {counted(sum(map(bool, new)), "arm")}'
-    if len({*filter(None, new)}) > 1:  # the same command again
-        who = counted(sum(new), 'run') + ' that have not ended'
-    left = [max(0, most_runs(ablation.tune) - n) for n in done]
-    line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(left)} more at most'
+    left = [[p for p in own if p not in at] for own, at in zip(points, study.losses, strict=True)]
+    new = sum(map(len, left))
+    if left == points:
+        width = max(map(len, points))
+        who = f'{counted(width, "run")} of each of {counted(sum(map(bool, points)), "arm")}'
+    else:  # the same command again
+        who = f'{counted(new, "run")} that {"has" if new == 1 else "have"} not ended'
+    more = [max(0, most_runs(ablation.tune) - n) for n in done]
+    line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(more)} more at most'
     if None in step_sec:
         return [line]
-    arms = zip(left, step_sec, ablation.arms, strict=True)
+    arms = zip(more, step_sec, ablation.arms, strict=True)
     return [f'{line}, {duration(sum(n * sec * arm.recipe.train.steps for n, sec, arm in arms))}']
 
 
