@@ -93,8 +93,11 @@ def states(ablation: Ablation, study: Study) -> list[str]:
     """Returns a line for each arm: its best values so far, or its verdict."""
     found = []
     for i, (arm, searched) in enumerate(zip(ablation.arms, study.tuned.arms, strict=True)):
-        known = [AT_EDGE[edge(searched.means)]] if study.tuned.open else study.picks[i].states
-        said = [best_so_far(arm.grid, searched), *known]
+        said = [best_so_far(arm.grid, searched)]
+        if not study.tuned.open:
+            said += study.picks[i].states
+        elif not searched.is_dead:
+            said.append(AT_EDGE[edge(searched.means)])
         if confirmed := study.confirmed[i]:
             said.append(fresh(confirmed))
         found.append(f'  {arm.name}: ' + ', '.join(filter(None, said)))
@@ -105,10 +108,10 @@ def best_so_far(grid: Grid, arm: Searched) -> str:
     """'2.8119 at optim.lr=0.004, 2 seeds, 1 value diverged'."""
     means = arm.means
     diverged = len(means.k) - len(means.finite.k)
+    if not len(means.k):
+        return 'no run yet'
     if diverged == len(means.k):
-        return (
-            f'diverged at {counted(diverged, "value")} of {diverged}' if diverged else 'no run yet'
-        )
+        return f'diverged at all {counted(diverged, "value")} so far'
     values = grid.values(arm.place(arm.best))
     at = ' '.join(f'{path}={value:.3g}' for path, value in values.items())
     said = [f'{means.mean[means.best]:.4f} at {at}', counted(int(means.n[means.best]), 'seed')]

@@ -177,7 +177,6 @@ def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp
     trainer = Trainer(act=diverge)
     assert tuned(tmp_path / 'x', trainer, {'optim.b1': (0.9, 0.8, 0.7)}) == DONE
     said = capsys.readouterr().out
-    print([x for x in said.splitlines() if 'b1=0.7' in x])
     assert '  optim.b1=0.7: diverged at all' in said and 'diverged everywhere' in said
     stages = {one['tuned']['stage'] for one in ledger(tmp_path / 'x')['cells']}
     assert 'look 1' in stages and len(trainer.trained) > 20
