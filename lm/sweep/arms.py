@@ -172,6 +172,15 @@ class Ablation:
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
         return dataclasses.replace(self._cells[arm, point], tuned=tuned)
 
+    def rename(self, named: Cell) -> bool:
+        """Gives a run the name of its folder where an earlier command began it under another;
+        returns whether that was news.
+        """
+        at = named.tuned['arm'], Point(tuple(named.tuned['k']), named.tuned['seed'])
+        is_new = self._cells[at].name != named.name
+        self._cells[at] = dataclasses.replace(self._cells[at], name=named.name)
+        return is_new
+
     def study(self, workdir: Path) -> Study:
         """Returns what the runs in the folder of the sweep say."""
         losses = [_Losses(self, i, workdir) for i in range(len(self.arms))]
@@ -202,9 +211,9 @@ def study_of(
     tune: Tune, grids: Sequence[Grid], losses: Sequence[Mapping], judged: Sequence[bool]
 ) -> Study:
     """Returns the study of arms with these grids and losses."""
-    searches = [tune.search(one.bounds) for one in grids]
+    bounds = [one.bounds for one in grids]
     budget = math.inf if tune.budget is None else tune.budget
-    return Study(searches, losses, judged, tune.seeds, tune.test, budget)
+    return Study(tune.search, bounds, losses, judged, tune.seeds, tune.test, budget)
 
 
 class _Losses(Mapping):
