@@ -199,20 +199,25 @@ class Ledger:
         self.refresh()
         # In a bucket the lease of the sweep lets one host in after the other.
         host = self.host if self.url is None else 0
-        wave = host_0_first(self.folder, host, self.hosts, self._written)
+        wave = (
+            host_0_first(self.folder, host, self.hosts, self.next)
+            if self.hosts > 1
+            else self.next()
+        )
         check_shared(self.folder / SWEEP)
         return wave
 
     def next(self) -> Wave:
         """Writes down and returns the wave that the ended ones ask for; the same on all hosts."""
-        return first_then_others(self._written)
-
-    def _written(self) -> Wave:
         wave = self.asked.wave(self.folder)
+        every = first_then_others(functools.partial(self._write, wave))
+        return self.next() if self.asked.rename(every) else wave.renamed(every)
+
+    def _write(self, wave: Wave) -> Groups:
+        """Writes sweep.json; returns the groups with the names that cells have in the folder."""
         with sweep_records(self.url, self.say):
             how = self.continue_changed, self.say, self.asked.record
-            every = open_sweep(self.folder, self.base, wave.every, *how)
-        return self._written() if self.asked.rename(every) else wave.renamed(every)
+            return open_sweep(self.folder, self.base, wave.every, *how)
 
 
 def _waves(

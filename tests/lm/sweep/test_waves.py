@@ -101,6 +101,7 @@ def rows(workdir):
     return sorted((row | {'sweep': ''} for row in table(workdir)), key=lambda row: row['cell'])
 
 
+@pytest.mark.full
 def test_arms_have_equally_many_runs_and_none_is_trained_twice(tuned, tmp_path, capsys):
     workdir, trainer = tmp_path / 'x', Trainer()
     assert tuned(workdir, trainer) == DONE
@@ -167,6 +168,7 @@ def test_a_wave_in_which_a_cell_failed_is_tried_again(whole, tuned, tmp_path, ca
     assert ledger(workdir) == ledger(whole[0])
 
 
+@pytest.mark.full
 def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp_path, capsys):
     def diverge(cell, work):
         if cell.tuned['arm'] == 2:
@@ -182,6 +184,7 @@ def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp
     assert 'look 1' in stages and len(trainer.trained) > 20
 
 
+@pytest.mark.full
 def test_an_arm_that_is_added_has_all_its_waves_and_none_is_trained_twice(whole, tuned, capsys):
     """To take it away again leaves its runs on record, in no arm."""
     workdir, first = whole
@@ -203,6 +206,7 @@ def test_an_arm_that_is_added_has_all_its_waves_and_none_is_trained_twice(whole,
         assert 'tuned' not in one or one['tuned']['arm'] == (0.8, 0.9).index(b1)
 
 
+@pytest.mark.full
 def test_settings_of_tune_may_change_and_are_said(whole, tuned, capsys):
     """Runs that were trained are taken over."""
     workdir, first = whole
