@@ -13,6 +13,8 @@ import pyarrow as pa
 from lm.config.fields import FIELDS
 from modules.objectives import OBJECTIVES
 
+Record = dict[str, Any]  # of a run, by the columns
+
 IDENTITY = {
     'cell': str,  # the folder's name
     'workdir': str,
@@ -20,6 +22,8 @@ IDENTITY = {
     'group': int,  # cells of one group run in one program
     'status': str,  # waiting, unfinished, unreadable, or what summary.json says
     'reason': str,  # why it diverged or failed, or which file cannot be read
+    'arm': str,  # with config.tune: the arm that the run is of
+    'stage': str,  # and what asked for it: scan, extend, ...; 'look 1' and 2 are of fresh seeds
 }
 RESULTS = {  # column: (name in summary.json, type)
     'step': ('step', int),
