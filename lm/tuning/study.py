@@ -17,6 +17,7 @@ import numpy as np
 from lm.tuning.search import DIVERGED, EDGE, Losses, Pick, Point, Replay, Search, picks, replay
 from lm.tuning.verdicts import UNDECIDED, Verdict, judge, seeds_for
 
+TUNING_LIMITED, SEED_LIMITED = 'tuning-limited', 'seed-limited'
 FRESH = 1000  # number of the first seed that verdicts are of
 LOOKS = (1, 2)  # times the seeds of a look
 
@@ -117,7 +118,7 @@ class Study:
             for i, judged in enumerate(self.judged)
             if i and judged and is_whole[i] and is_whole[0]
         ]
-        r = [math.inf if EDGE in pick.states else pick.allowance for pick in self.picks]
+        r = self._allowances
         verdicts = {}
         if compared:
             own = [fresh[i] for i in compared]
@@ -155,18 +156,48 @@ class Study:
                 own.update({point: stage for point in asked if point not in own})
         return found
 
+    def states(self, arm: int) -> tuple[str, ...]:
+        """Returns what is known of an arm, in words: the states of its pick; `diverged k of n`
+        where fresh seeds did, which leaves no verdict on means; and of an undecided arm what stands
+        in the way of a verdict: TUNING_LIMITED where the allowance is larger than its difference,
+        SEED_LIMITED where more seeds would find one.
+        """
+        found = list(self.picks[arm].states)
+        one = self.confirmed[arm]
+        if one is None:
+            return tuple(found)
+        if one.diverged:
+            found.append(f'diverged {one.diverged} of {len(one.losses)}')
+        if one.verdict and one.verdict.said == UNDECIDED:
+            if self._allowed(arm, one.verdict) > abs(one.verdict.difference):
+                found.append(TUNING_LIMITED)
+            needed = self.seeds_needed(arm, self.searches[0].smallest_effect)
+            if needed is not None and needed > one.verdict.n:
+                found.append(SEED_LIMITED)
+        return tuple(found)
+
     def seeds_needed(self, arm: int, smallest_effect: float) -> int | None:
         """Returns the fresh seeds that would decide an undecided arm: by its difference as it is,
-        or by the smallest effect where that is larger. None for others.
+        or by the smallest effect where that is larger, less the allowance. None for others, and
+        where the allowance is larger than both, so that no number of seeds would do.
         """
         one = self.confirmed[arm]
         if one is None or one.verdict is None or one.verdict.said != UNDECIDED:
             return None
         effect = max(abs(one.verdict.difference), smallest_effect)
+        effect -= self._allowed(arm, one.verdict)
         undecided = sum(
             bool(c and c.verdict and c.verdict.said == UNDECIDED) for c in self.confirmed
         )
-        return seeds_for(effect, one.verdict.deviation, undecided)
+        return seeds_for(effect, one.verdict.deviation, undecided) if effect > 0 else None
+
+    def _allowed(self, arm: int, verdict: Verdict) -> float:
+        """The allowance that a verdict on the side of the difference has to exceed."""
+        return self._allowances[arm if verdict.difference > 0 else 0]
+
+    @property
+    def _allowances(self) -> list[float]:
+        return [math.inf if EDGE in pick.states else pick.allowance for pick in self.picks]
 
 
 def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
