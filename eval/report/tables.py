@@ -235,6 +235,9 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
     return {
         'cell': record['cell'],
         **sweep,
+        **(
+            {'arm': record['arm'] or '', 'stage': record['stage'] or ''} if subject.ablation else {}
+        ),
         **{columns()[path]: number(record[columns()[path]]) for path in subject.sweep['axes']},
         'status': record['status'],
         'step': _fixed(record['step'], ','),

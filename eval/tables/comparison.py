@@ -168,10 +168,13 @@ class Comparison:
     p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
     verdict: str = ''  # '' for the baseline
     seeds_needed: int | None = None  # to settle a difference that is within noise
+    chosen: Sequence[Record] = ()  # the runs at its chosen values, where lr is not all that is
 
     @property
     def shown(self) -> list[str]:
         """The workdirs at its best learning rate, or all while none has ended."""
+        if self.chosen:
+            return [record['workdir'] for record in self.chosen]
         at_best = self.variant.at(self.best_lr) if self.best_lr is not None else None
         return [record['workdir'] for record in at_best or self.variant.records]
 
@@ -212,7 +215,7 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
     The learning rate is chosen by the seeds that are then compared, which flatters variants with
     more learning rates, and which nothing here corrects.
     """
-    initials = [_initial(variant, variants, metric) for variant in variants]
+    initials = initial_of(variants, metric)
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
     of_baseline = next((own for v, own in zip(variants, losses, strict=True) if v.is_baseline), {})
     found = [
@@ -235,10 +238,14 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
     return found
 
 
-def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
-    """The loss at initialisation in the unit of the metric, which differs from nats per token by a
-    factor that runs know.
+def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
+    """Returns the loss of each variant at initialisation in the unit of the metric, which differs
+    from nats per token by a factor that runs know.
     """
+    return [_initial(variant, variants, metric) for variant in variants]
+
+
+def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
     initial = initial_loss(variant.records)
     if math.isnan(initial):
         initial = initial_loss(record for other in variants for record in other.records)
