@@ -86,7 +86,7 @@ def _verdict(row: Result) -> Cell:
     if row.verdict is None:
         return Cell(row.said)
     p = f'p {row.verdict.p:.2g}' if row.verdict.p >= 1e-4 else 'p < 0.0001'
-    return Cell(f'{MARKS[row.said]} {row.said}', (f'{p}, {row.verdict.n} seeds',))
+    return Cell(f'{MARKS[row.said]} {row.said}', (p, f'{row.verdict.n} seeds'))
 
 
 def _difference(row: Result) -> Cell:
@@ -343,7 +343,7 @@ def _panel(rows: dict[str, Rows], path: str, look: dict[str, Any], title: str) -
         return alt.Chart(alt.Data(values=rows[kind]))
 
     seen = [alt.Tooltip('line:N'), alt.Tooltip('value:Q'), *tooltip('loss'), alt.Tooltip('seeds:Q')]
-    ring = {'filled': True, 'size': 130, 'stroke': 'white', 'strokeWidth': 1.5}
+    ring = {'filled': True, 'size': 240, 'stroke': 'white', 'strokeWidth': 1.5}
     lost = [alt.Tooltip('line:N'), alt.Tooltip('value:Q'), alt.Tooltip('runs:N')]
     layers = [
         of('good').mark_line(strokeWidth=13, opacity=0.22, clip=True).encode(**plain),

@@ -26,7 +26,13 @@ from eval.report.subject import Subject, read_subject
 from eval.report.traced import traced
 from eval.tables import ablation
 from eval.tables.columns import columns
-from eval.tables.comparison import CONFIDENCE, Comparison, compare_rates, compare_variants
+from eval.tables.comparison import (
+    CONFIDENCE,
+    Comparison,
+    choice_words,
+    compare_rates,
+    compare_variants,
+)
 from eval.tables.results import Record
 from eval.tables.text import markdown, number, render
 from eval.tables.variants import is_list, with_baseline
@@ -191,6 +197,7 @@ def _content(
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',
         'what': what,
+        'choice': '' if tuned else choice_words(comparisons, by_rate),
         'findings': arms.findings(tuned)
         if tuned
         else tables.findings(subject, comparisons, by_rate),

@@ -213,7 +213,7 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
 
     Verdicts are corrected for their number: by p-values that `holm` adjusted. Intervals are not.
     The learning rate is chosen by the seeds that are then compared, which flatters variants with
-    more learning rates, and which nothing here corrects.
+    more learning rates, and which nothing here corrects: `choice_words` says so.
     """
     initials = initial_of(variants, metric)
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
@@ -243,6 +243,39 @@ def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
     from nats per token by a factor that runs know.
     """
     return [_initial(variant, variants, metric) for variant in variants]
+
+
+def choice_words(comparisons: Sequence[Comparison], by_rate: Sequence[Comparison] = ()) -> str:
+    """Returns what verdicts are of: at which learning rates, and whether the seeds that are compared
+    chose these. '' where there are none. by_rate: as `compare_rates` returns them.
+    """
+    if by_rate:
+        (everything,) = comparisons
+        baseline = next(c for c in by_rate if c.variant.is_baseline)
+        if everything.best_lr not in baseline.variant.rates:
+            return 'The verdicts are of these learning rates as they are: no seed chose one.'
+        return (
+            f'{baseline.variant.name} is the best by the seeds that the verdicts are of, which makes '
+            'it look better than it is, and the others worse. config.tune judges by fresh seeds.'
+        )
+    counts = sorted(len(c.variant.rates) for c in comparisons)
+    if not any(c.verdict for c in comparisons):
+        return ''
+    if counts[-1] < 2:
+        return (
+            'The verdicts are of one learning rate each: nothing was chosen, and that rate may suit '
+            'some better than others. config.tune gives each its best.'
+        )
+    words = (
+        'The verdicts are of learning rates that the same seeds chose, which makes each variant look '
+        'better than it is. config.tune judges by fresh seeds, at as many runs each.'
+    )
+    if counts[0] < counts[-1]:
+        words += (
+            f' Variants have {counts[0]} to {counts[-1]} rates: those with more look better by '
+            'chance alone.'
+        )
+    return words
 
 
 def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
