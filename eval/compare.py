@@ -105,7 +105,7 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
         return None
     ablation = read_ablation(sweep, gather(folder))
     if going := progress(ablation):
-        say(f'NOTE: not finished. {going}')
+        say(f'NOTE: not finished: {going}')
     return sentences(ablation)
 
 

@@ -1,9 +1,10 @@
 """The answer of a tuned sweep: the table of its arms, and loss over what was tuned."""
 
+import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -26,13 +27,16 @@ from eval.tables.ablation import (
 from eval.tables.comparison import CONFIDENCE
 from eval.tables.text import number
 from lm.tuning.curve import OCTAVE, Means, as_good, fits
-from lm.tuning.search import DIVERGED, EDGE, Line
+from lm.tuning.search import DIVERGED, EDGE, Line, edge
 from lm.tuning.verdicts import BETTER, UNDECIDED, WORSE
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)
 VALUE_DIGITS = 3
+FEW = 3  # verdicts that the answer has as sentences
+SHOWN = 3  # octaves around each best value that a panel shows
 PANEL = {1: (760, 340), 2: (460, 320), 3: (330, 300)}  # width, height, by how many there are
+ROOM = 1.1  # beyond the outermost value shown
 STEPS = 48  # of a fitted curve
 MARGIN = 2.5  # losses are shown up to so many times the rise over an octave
 Curve = tuple[np.ndarray, np.ndarray]  # places along a line, and losses there
@@ -128,10 +132,12 @@ def findings(ablation: Ablation) -> list[str]:
     """Returns the answer in a few lines."""
     every, lines = results(ablation), []
     if going := progress(ablation):
-        lines.append(f'Not finished. {_sentence(going)} What follows is what is known so far.')
+        lines.append(f'Not finished: {going}. What follows is known so far.')
     groups = {said: [row.arm.name for row in every if row.said == said] for said in ORDER}
     told = [f'{len(own)} {said} ({", ".join(own)})' for said, own in groups.items() if own]
-    if told:
+    if told and len(every) <= FEW + 1:
+        lines += [_sentence(one) for one in sentences(ablation, with_rest=False)]
+    elif told:
         lines.append(f'Against {every[0].arm.name}, each at its best values: {"; ".join(told)}.')
     known = [row for row in every if row.is_fresh and row.said != LENGTH and not row.diverged]
     if len(known) > 1:
@@ -144,8 +150,8 @@ def findings(ablation: Ablation) -> list[str]:
     edges = [row.arm.name for row in every if EDGE in row.states]
     if edges:
         lines.append(
-            f'At the edge of what was tried: {", ".join(edges)}. Their losses are bounds: the best '
-            'values lie further out.'
+            f'At the edge of what was tried: {", ".join(edges)}. The loss there is a bound, as the '
+            'best values lie further out.'
         )
     if every[0].said == BASELINE and DIVERGED in every[0].states:
         lines.append(f'The baseline, {every[0].arm.name}, diverged at every value tried.')
@@ -257,48 +263,96 @@ def tuned_losses(ablation: Ablation) -> Chart:
 def _rows(ablation: Ablation, along: int, path: str) -> dict[str, Rows]:
     """What a panel shows, by its marks; {} where nothing has ended."""
     found: dict[str, Rows] = {n: [] for n in ('mean', 'seed', 'fit', 'good', 'cross', 'best')}
-    lows, reaches = [], []
+    frames = []
     for i, arm in enumerate(ablation.arms):
         if arm.length != 1:
             continue
         line = _line(ablation, i, along)
-        told = {'line': arm.name}
 
         def at(k: float, line=line, arm=arm) -> float:
-            return arm.grid.values(line.place(k))[path]
+            return arm.grid.values(line.place(float(k)))[path]
 
-        for k, losses in line.by_index().items():
-            finite = [loss for loss in losses if math.isfinite(loss)]
-            row = told | {'value': at(k)}
-            found['seed'] += [row | {'loss': loss} for loss in finite]
-            if len(finite) == len(losses):
-                found['mean'].append(row | {'loss': float(np.mean(finite)), 'seeds': len(losses)})
-            else:
-                lost = f'{len(losses) - len(finite)} of {len(losses)} diverged'
-                found['cross'].append(row | {'runs': lost})
-        means = line.means
-        if not len(means.finite.k):
-            continue
-        fitted = curve(line, ablation.spread.s)
-        best = float(means.finite.mean.min())
-        lows.append(best)
-        reaches.append(_reach(means, best))
-        if fitted:
-            pairs = zip(*fitted, strict=True)
-            found['fit'] += [told | {'value': at(k), 'loss': float(loss)} for k, loss in pairs]
-        pick = ablation.pick(i)
-        if pick is not None:
-            k = np.array([pick.k[along]])
-            row = told | {'value': at(pick.k[along]), 'seeds': sum(means.n)}
-            found['best'].append(row | {'loss': float(height(means, fitted, k)[0])})
-            low, high = as_good(means, ablation.spread)
-            ends = max(low, float(means.k[0])), min(high, float(means.k[-1]))
-            ks = np.linspace(*ends, STEPS)
-            pairs = zip(ks, height(means, fitted, ks), strict=True)
-            found['good'] += [told | {'value': at(k), 'loss': float(loss)} for k, loss in pairs]
+        of_runs = _run_rows(line, arm.name, at)
+        if len(line.means.finite.k):
+            pick = ablation.pick(i)
+            of_runs |= _fit_rows(ablation, line, arm.name, at, pick and pick.k[along])
+            frames.append((_frame(line.means, at), edge(line.means) != 0))
+        for mark, rows in of_runs.items():
+            found[mark] += rows
     if not any(found.values()):
         return {}
-    _stack(found, min(lows, default=0.0), max(lows, default=1.0) + max(reaches, default=1.0))
+    # An arm at an edge, which may lie far off, should not make the others small.
+    inside = [frame for frame, is_edge in frames if not is_edge] or [f for f, _ in frames]
+    ends = [row['value'] for row in found['cross']]
+    frame = Frame(*map(min, zip(*inside, strict=True))) if inside else Frame(min(ends), 0, 0, 0)
+    top = max((f.top for f in inside), default=1.0)
+    last = max((f.last for f in inside), default=max(ends, default=1.0))
+    found['frame'] = [_stacked(found['cross'], Frame(frame.first, last, frame.low, top))._asdict()]
+    return found
+
+
+class Frame(NamedTuple):
+    """What a panel reaches: values from first to last, losses from low to top."""
+
+    first: float
+    last: float
+    low: float
+    top: float
+
+
+def _frame(means: Means, at: Callable[[float], float]) -> Frame:
+    """What an arm should be seen at: some octaves around its best, as far as it was tried, and
+    losses above its best by a multiple of what an octave costs.
+    """
+    known, best = means.finite, int(means.k[means.best])
+    first, last = max(best - SHOWN * OCTAVE, means.k[0]), min(best + SHOWN * OCTAVE, means.k[-1])
+    near, low = np.abs(known.k - best) <= OCTAVE, float(known.mean.min())
+    return Frame(at(first), at(last), low, low + MARGIN * float(known.mean[near].max() - low))
+
+
+def _stacked(crosses: Rows, frame: Frame) -> Frame:
+    """Sets crosses above all losses, one above the other; returns the frame with room for them."""
+    room = 0.06 * (frame.top - frame.low) or 1.0
+    heights = collections.Counter()
+    for row in crosses:
+        heights[row['value']] += 1
+        row['loss'] = frame.top + (heights[row['value']] - 0.4) * room
+    top = frame.top + max(heights.values(), default=0) * room
+    return frame._replace(low=frame.low - room, top=top)
+
+
+def _run_rows(line: Line, name: str, at: Callable[[float], float]) -> dict[str, Rows]:
+    """Means, seeds, and crosses of values at which any run diverged."""
+    found: dict[str, Rows] = {'mean': [], 'seed': [], 'cross': []}
+    for k, losses in line.by_index().items():
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        row = {'line': name, 'value': at(k)}
+        found['seed'] += [row | {'loss': loss} for loss in finite]
+        if len(finite) == len(losses):
+            found['mean'].append(row | {'loss': float(np.mean(finite)), 'seeds': len(losses)})
+        else:
+            lost = f'{len(losses) - len(finite)} of {len(losses)} diverged'
+            found['cross'].append(row | {'runs': lost})
+    return found
+
+
+def _fit_rows(
+    ablation: Ablation, line: Line, name: str, at: Callable[[float], float], k: int | None
+) -> dict[str, Rows]:
+    """The fit; and where values have been chosen, the chosen one and those that are as good."""
+    means, spread = line.means, ablation.spread
+    fitted = curve(line, spread.s)
+
+    def rows(ks: np.ndarray) -> Rows:
+        pairs = zip(ks, height(means, fitted, ks), strict=True)
+        return [{'line': name, 'value': at(one), 'loss': float(loss)} for one, loss in pairs]
+
+    found = {'fit': rows(fitted[0]) if fitted else []}
+    if k is not None:
+        low, high = as_good(means, spread)
+        ends = max(low, float(means.k[0])), min(high, float(means.k[-1]))
+        found['good'] = rows(np.linspace(*ends, STEPS))
+        found['best'] = [row | {'seeds': int(means.n.sum())} for row in rows(np.array([float(k)]))]
     return found
 
 
@@ -311,31 +365,16 @@ def _line(ablation: Ablation, arm: int, along: int) -> Line:
     return Line((0,) * fields, along, known)
 
 
-def _reach(means: Means, best: float) -> float:
-    """How far above the best loss a panel has to reach: what an octave off costs, times MARGIN."""
-    known = means.finite
-    near = np.abs(known.k - known.k[known.best]) <= OCTAVE
-    return MARGIN * float(known.mean[near].max() - best)
-
-
-def _stack(found: dict[str, Rows], low: float, top: float) -> None:
-    """Sets crosses above all losses, one above the other; and what the axis reaches."""
-    room = 0.06 * (top - low) or 1.0
-    heights: dict[float, int] = {}
-    for row in found['cross']:
-        heights[row['value']] = heights.get(row['value'], 0) + 1
-        row['loss'] = top + (heights[row['value']] - 0.4) * room
-    stacked = max(heights.values(), default=0)
-    found['ends'] = [{'low': low - room, 'high': top + stacked * room}]
-
-
 def _panel(rows: dict[str, Rows], path: str, look: dict[str, Any], title: str) -> Chart:
-    (ends,) = rows['ends']
+    (frame,) = rows['frame']
     values = sorted({row['value'] for kind in ('mean', 'cross') for row in rows[kind]})
-    scale = alt.Scale(type='log', nice=False, padding=12)
+    first, last = frame['first'], frame['last']
+    values = [value for value in values if first <= value <= last]
+    reach = [first / ROOM, last * ROOM]
+    scale = alt.Scale(type='log', nice=False, domain=reach)
     axis = alt.Axis(format='.2~g', grid=True, values=_octaves(values))
     x = alt.X('value:Q', title=path, scale=scale, axis=axis)
-    domain = alt.Scale(zero=False, nice=False, domain=[ends['low'], ends['high']])
+    domain = alt.Scale(zero=False, nice=False, domain=[frame['low'], frame['top']])
     y = alt.Y('loss:Q', title=title, scale=domain)
     plain = {'x': x, 'y': y, 'color': look['color']}
 
@@ -351,7 +390,7 @@ def _panel(rows: dict[str, Rows], path: str, look: dict[str, Any], title: str) -
         of('seed').mark_point(size=12, filled=True, opacity=0.4, clip=True).encode(**plain),
         of('mean').mark_point(size=34, filled=True, clip=True).encode(tooltip=seen, **plain),
         of('fit').mark_line(strokeWidth=2.4, clip=True).encode(**plain | look),
-        of('cross').mark_point(**CROSS).encode(tooltip=lost, **plain),
+        of('cross').mark_point(clip=True, **CROSS).encode(tooltip=lost, **plain),
         of('best').mark_point(shape='diamond', clip=True, **ring).encode(tooltip=seen, **plain),
     ]
     return alt.layer(*layers).add_params(zoom(f'zoom_{path.replace(".", "_")}'))

@@ -197,7 +197,7 @@ def _content(
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',
         'what': what,
-        'choice': '' if tuned else choice_words(comparisons, by_rate),
+        'choice': '' if tuned else choice_words(comparisons, by_rate, base),
         'findings': arms.findings(tuned)
         if tuned
         else tables.findings(subject, comparisons, by_rate),

@@ -135,7 +135,7 @@ def findings(
             baseline = next(c.variant for c in by_rate or comparisons if c.variant.is_baseline)
             each = ', '.join(f'{verdicts.count(v)} {v}' for v in MARKS if v in verdicts)
             lines.append(f'Against the baseline ({baseline.all_values}): {each}.')
-            lines.append(choice_words(comparisons, by_rate))
+            lines.append(choice_words(comparisons, by_rate, subject.sweep['base']))
     else:
         lines.append('Every run that has ended diverged.')
     if by_rate:  # the table has no line for what they make together

@@ -228,7 +228,7 @@ def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
         said = BASELINE
     elif arm.length != 1:
         said = LENGTH
-    elif is_dead or (one and one.diverged):
+    elif (is_dead and study.tuned.open is None) or (one and one.diverged):
         said = FAILED
     elif one and one.verdict:
         said = one.verdict.said
@@ -245,7 +245,7 @@ def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
         sensitivity=sensitivity,
         runs=ablation.runs(i),
         seconds=ablation.seconds(i),
-        states=states if study.tuned.open is None or is_dead else (),
+        states=states if study.tuned.open is None else (),
         remains=tuple(_remains(ablation, i)) if pick and study.tuned.open is None else (),
     )
 
@@ -270,7 +270,9 @@ def _remains(ablation: Ablation, i: int) -> Iterable[str]:
     if one is None or ablation.arms[i].length != 1:
         return
     if one.diverged:
-        yield f'what keeps its {one.diverged} of {len(one.losses)} fresh runs from diverging'
+        yield (
+            f'a smaller {field}, or a cure: {one.diverged} of {len(one.losses)} fresh runs diverged'
+        )
     if one.verdict is None:
         return
     difference = one.verdict.difference
@@ -324,9 +326,9 @@ def _sensitivities(ablation: Ablation) -> list[float]:
     return found
 
 
-def sentences(ablation: Ablation) -> list[str]:
+def sentences(ablation: Ablation, with_rest: bool = True) -> list[str]:
     """Returns what is said of each arm: 'muon is better than adamw: 0.110 [0.072, 0.148] nats per
-    token lower over 5 fresh seeds, p = 0.0012'.
+    token lower over 5 fresh seeds, p = 0.0012'; with_rest: and what could still change it.
     """
     baseline = ablation.arms[0].name
     found = []
@@ -345,7 +347,8 @@ def sentences(ablation: Ablation) -> list[str]:
                 text = f'{name} has no verdict, as runs of {baseline} diverged'
         else:
             text = _sentence(name, baseline, row.verdict, ablation.unit)
-        found.append(f'{text}; what could still change it: {remains}' if remains else text)
+        rest = f'; what could still change it: {remains}' if remains and with_rest else ''
+        found.append(text + rest)
     return found
 
 
@@ -359,13 +362,15 @@ def _sentence(name: str, baseline: str, one: Verdict, unit: str) -> str:
 
 
 def progress(ablation: Ablation) -> str:
-    """Returns what is being trained, '' where all has ended: 'look 1: 3 of 10 runs have ended'."""
+    """Returns what is being trained: 'stage look 1, of which 3 of 10 runs have ended'; '' where all
+    has ended.
+    """
     if ablation.study.open is None:
         return ''
     stage, points = ablation.study.open
     asked = [(arm, p) for arm, own in zip(ablation.arms, points, strict=True) for p in own]
     ended = sum(point in arm.losses for arm, point in asked)
-    return f'{stage}: {ended} of {len(asked)} runs have ended'
+    return f'stage {stage}, of which {ended} of {len(asked)} runs have ended'
 
 
 def _variant(ablation: Ablation, arm: Arm) -> Variant:

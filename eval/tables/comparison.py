@@ -245,30 +245,33 @@ def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
     return [_initial(variant, variants, metric) for variant in variants]
 
 
-def choice_words(comparisons: Sequence[Comparison], by_rate: Sequence[Comparison] = ()) -> str:
-    """Returns what verdicts are of: at which learning rates, and whether the seeds that are compared
-    chose these. '' where there are none. by_rate: as `compare_rates` returns them.
+def choice_words(
+    comparisons: Sequence[Comparison], by_rate: Sequence[Comparison], base: Mapping[str, Any]
+) -> str:
+    """Returns what verdicts are of: at which learning rates, and whether the seeds that are
+    compared chose these; '' without a verdict.
+
+    by_rate: as `compare_rates` returns them, [] otherwise. base: the config of the sweep.
     """
+    if not any(c.verdict for c in by_rate or comparisons):
+        return ''
     if by_rate:
-        (everything,) = comparisons
         baseline = next(c for c in by_rate if c.variant.is_baseline)
-        if everything.best_lr not in baseline.variant.rates:
+        if flatten(base).get(LR) in baseline.variant.rates:
             return 'The verdicts are of these learning rates as they are: no seed chose one.'
         return (
-            f'{baseline.variant.name} is the best by the seeds that the verdicts are of, which makes '
-            'it look better than it is, and the others worse. config.tune judges by fresh seeds.'
+            f'The seeds that are compared chose {baseline.variant.name} as the best, which makes '
+            'it look better than it is, and the others worse; config.tune judges by fresh seeds.'
         )
     counts = sorted(len(c.variant.rates) for c in comparisons)
-    if not any(c.verdict for c in comparisons):
-        return ''
     if counts[-1] < 2:
         return (
-            'The verdicts are of one learning rate each: nothing was chosen, and that rate may suit '
-            'some better than others. config.tune gives each its best.'
+            'The verdicts are of one learning rate each: nothing was chosen, and it may suit some '
+            'better than others; config.tune gives each its best.'
         )
     words = (
-        'The verdicts are of learning rates that the same seeds chose, which makes each variant look '
-        'better than it is. config.tune judges by fresh seeds, at as many runs each.'
+        'The verdicts are of learning rates that the same seeds chose, which makes each variant '
+        'look better than it is; config.tune judges by fresh seeds, after as many runs each.'
     )
     if counts[0] < counts[-1]:
         words += (
