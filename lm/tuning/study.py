@@ -14,7 +14,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lm.tuning.search import DIVERGED, EDGE, Losses, Pick, Point, Replay, Search, picks, replay
+from lm.tuning.search import (
+    DIVERGED,
+    EDGE,
+    Bounds,
+    Losses,
+    Pick,
+    Point,
+    Replay,
+    Search,
+    missing,
+    picks,
+    replay,
+)
 from lm.tuning.verdicts import UNDECIDED, Verdict, judge, seeds_for
 
 TUNING_LIMITED, SEED_LIMITED = 'tuning-limited', 'seed-limited'
@@ -39,11 +51,13 @@ class Confirmed:
 class Study:
     """Conclusions from the losses of all arms.
 
-    searches: of each arm (they differ in bounds). losses: of each arm by point; seeds from FRESH on
-    are those of verdicts. judged: which arms get a verdict; arm 0 is the baseline.
+    search: settings of all arms. bounds: of each arm. losses: of each arm by point; seeds from
+    FRESH on are those of verdicts. judged: which arms get a verdict; arm 0 is the baseline. seeds:
+    of a look. test: of verdicts. budget: runs of an arm at most.
     """
 
-    searches: Sequence[Search]
+    search: Search
+    bounds: Sequence[Bounds]
     losses: Sequence[Losses]
     judged: Sequence[bool]
     seeds: int
@@ -53,7 +67,7 @@ class Study:
     @functools.cached_property
     def tuned(self) -> Replay:
         """Returns the waves of tuning."""
-        return replay(self.losses, self.searches)
+        return replay(self.losses, self.search, self.bounds)
 
     @functools.cached_property
     def picks(self) -> list[Pick]:
@@ -171,7 +185,7 @@ class Study:
         if one.verdict and one.verdict.said == UNDECIDED:
             if self._allowed(arm, one.verdict) > abs(one.verdict.difference):
                 found.append(TUNING_LIMITED)
-            needed = self.seeds_needed(arm, self.searches[0].smallest_effect)
+            needed = self.seeds_needed(arm, self.search.smallest_effect)
             if needed is not None and needed > one.verdict.n:
                 found.append(SEED_LIMITED)
         return tuple(found)
@@ -198,9 +212,3 @@ class Study:
     @property
     def _allowances(self) -> list[float]:
         return [math.inf if EDGE in pick.states else pick.allowance for pick in self.picks]
-
-
-def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
-    """Returns the points without a loss, by arm; [] if there is none."""
-    found = [[p for p in own if p not in at] for own, at in zip(points, losses, strict=True)]
-    return found if any(found) else []
