@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from eval.tables.ablation import (
     LENGTH,
     WAITS,
     Ablation,
+    Line,
     Result,
     progress,
     results,
@@ -26,8 +28,8 @@ from eval.tables.ablation import (
 )
 from eval.tables.comparison import CONFIDENCE
 from eval.tables.text import number
-from lm.tuning.curve import OCTAVE, Means, as_good, fits
-from lm.tuning.search import DIVERGED, EDGE, Line, edge
+from lm.tuning.curve import OCTAVE, Means, as_good, fit, is_convex
+from lm.tuning.search import DIVERGED, EDGE, edge
 from lm.tuning.verdicts import BETTER, UNDECIDED, WORSE
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
@@ -208,19 +210,15 @@ def tried(ablation: Ablation) -> list[list[str]]:
     return rows
 
 
-def curve(line: Line, s: float) -> Curve | None:
-    """Returns the fitted curve of a line over an octave to both sides of its best value; None where
-    there is no fit.
+def curve(means: Means, s: float) -> Curve | None:
+    """Returns the fitted curve of means over an octave to both sides of the best; None where there
+    is no fit.
 
     The fit has no height of its own: it goes through the mean of the losses, by their seeds.
     """
-    means = line.means
-    if len(means.finite.k) < 3:
+    if len(means.finite.k) < 3 or not is_convex(means, s):
         return None
-    found = fits(means.k, means.mean[None], means.n, s)
-    if found.left_R[0] + found.right_R[0] == 0:
-        return None
-    known = means.finite
+    found, known = fit(means, s), means.finite
     near = np.abs(known.k - known.k[known.best]) <= OCTAVE
     k, mean, n = known.k[near], known.mean[near], known.n[near]
     least = np.average(mean - found.rise(k), weights=n)
@@ -250,7 +248,7 @@ def tuned_losses(ablation: Ablation) -> Chart:
     width, height_ = PANEL[len(fields)]
     panels = []
     for along, path in enumerate(fields):
-        rows = _rows(ablation, along, path)
+        rows = _rows(ablation, along)
         if rows:
             panel = _panel(rows, path, look, f'final {UNITS[ablation.metric]}')
             panels.append(panel.properties(width=width, height=height_))
@@ -260,22 +258,18 @@ def tuned_losses(ablation: Ablation) -> Chart:
     return with_log(found, y='log loss')
 
 
-def _rows(ablation: Ablation, along: int, path: str) -> dict[str, Rows]:
+def _rows(ablation: Ablation, along: int) -> dict[str, Rows]:
     """What a panel shows, by its marks; {} where nothing has ended."""
     found: dict[str, Rows] = {n: [] for n in ('mean', 'seed', 'fit', 'good', 'cross', 'best')}
     frames = []
     for i, arm in enumerate(ablation.arms):
         if arm.length != 1:
             continue
-        line = _line(ablation, i, along)
-
-        def at(k: float, line=line, arm=arm) -> float:
-            return arm.grid.values(line.place(float(k)))[path]
-
+        line, at = ablation.line(i, along), functools.partial(ablation.value, i, along)
         of_runs = _run_rows(line, arm.name, at)
         if len(line.means.finite.k):
             pick = ablation.pick(i)
-            of_runs |= _fit_rows(ablation, line, arm.name, at, pick and pick.k[along])
+            of_runs |= _fit_rows(ablation, line.means, arm.name, at, pick and pick.k[along])
             frames.append((_frame(line.means, at), edge(line.means) != 0))
         for mark, rows in of_runs.items():
             found[mark] += rows
@@ -283,11 +277,11 @@ def _rows(ablation: Ablation, along: int, path: str) -> dict[str, Rows]:
         return {}
     # An arm at an edge, which may lie far off, should not make the others small.
     inside = [frame for frame, is_edge in frames if not is_edge] or [f for f, _ in frames]
-    ends = [row['value'] for row in found['cross']]
-    frame = Frame(*map(min, zip(*inside, strict=True))) if inside else Frame(min(ends), 0, 0, 0)
-    top = max((f.top for f in inside), default=1.0)
-    last = max((f.last for f in inside), default=max(ends, default=1.0))
-    found['frame'] = [_stacked(found['cross'], Frame(frame.first, last, frame.low, top))._asdict()]
+    values = [row['value'] for row in found['cross']]
+    inside = inside or [Frame(min(values), max(values), 0.0, 1.0)]
+    first, last, low, top = zip(*inside, strict=True)
+    frame = Frame(min(first), max(last), min(low), max(top))
+    found['frame'] = [_stacked(found['cross'], frame)._asdict()]
     return found
 
 
@@ -324,24 +318,24 @@ def _stacked(crosses: Rows, frame: Frame) -> Frame:
 def _run_rows(line: Line, name: str, at: Callable[[float], float]) -> dict[str, Rows]:
     """Means, seeds, and crosses of values at which any run diverged."""
     found: dict[str, Rows] = {'mean': [], 'seed': [], 'cross': []}
-    for k, losses in line.by_index().items():
-        finite = [loss for loss in losses if math.isfinite(loss)]
+    for k, mean, n in zip(*line.means.key, strict=True):
+        finite = [loss for loss in line.losses.get(k, ()) if math.isfinite(loss)]
         row = {'line': name, 'value': at(k)}
         found['seed'] += [row | {'loss': loss} for loss in finite]
-        if len(finite) == len(losses):
-            found['mean'].append(row | {'loss': float(np.mean(finite)), 'seeds': len(losses)})
+        if math.isfinite(mean):
+            found['mean'].append(row | {'loss': mean, 'seeds': n})
         else:
-            lost = f'{len(losses) - len(finite)} of {len(losses)} diverged'
+            lost = f'{n - len(finite)} of {n} diverged' if k in line.losses else 'diverged'
             found['cross'].append(row | {'runs': lost})
     return found
 
 
 def _fit_rows(
-    ablation: Ablation, line: Line, name: str, at: Callable[[float], float], k: int | None
+    ablation: Ablation, means: Means, name: str, at: Callable[[float], float], k: int | None
 ) -> dict[str, Rows]:
     """The fit; and where values have been chosen, the chosen one and those that are as good."""
-    means, spread = line.means, ablation.spread
-    fitted = curve(line, spread.s)
+    spread = ablation.spread
+    fitted = curve(means, spread.s)
 
     def rows(ks: np.ndarray) -> Rows:
         pairs = zip(ks, height(means, fitted, ks), strict=True)
@@ -354,15 +348,6 @@ def _fit_rows(
         found['good'] = rows(np.linspace(*ends, STEPS))
         found['best'] = [row | {'seeds': int(means.n.sum())} for row in rows(np.array([float(k)]))]
     return found
-
-
-def _line(ablation: Ablation, arm: int, along: int) -> Line:
-    """The line along a field with all runs that have ended, those of an open wave too."""
-    known, fields = ablation.arms[arm].tuning, len(ablation.tune.fields)
-    for line in ablation.lines(arm):
-        if line.along == along:
-            return dataclasses.replace(line, known=known)
-    return Line((0,) * fields, along, known)
 
 
 def _panel(rows: dict[str, Rows], path: str, look: dict[str, Any], title: str) -> Chart:

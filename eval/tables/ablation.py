@@ -18,8 +18,8 @@ from eval.tables.results import Record
 from eval.tables.variants import LR, Variant, final_loss, has_diverged
 from lm.config.resolve import flatten
 from lm.sweep.arms import study_of
-from lm.tuning.curve import OCTAVE, Spread
-from lm.tuning.search import DIVERGED, EDGE, Line, Pick, Point
+from lm.tuning.curve import OCTAVE, Means, Spread, means_of
+from lm.tuning.search import DIVERGED, EDGE, Pick, Point
 from lm.tuning.settings import Grid, Tune
 from lm.tuning.study import FRESH, Study
 from lm.tuning.verdicts import BETTER, MOST_SEEDS, UNDECIDED, WORSE, Verdict
@@ -60,6 +60,16 @@ class Arm:
 
 
 @dataclasses.dataclass(frozen=True)
+class Line:
+    """What has ended along one tuned field, others at the arm's best values: means by index, and
+    the losses behind them by seed; of a field that was left for another the means alone.
+    """
+
+    means: Means
+    losses: Mapping[int, Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Ablation:
     """A tuned sweep. settings: what config.tune asked for, as sweep.json holds it."""
 
@@ -77,19 +87,32 @@ class Ablation:
     def spread(self) -> Spread:
         return self.study.tuned.spread
 
-    def lines(self, arm: int) -> list[Line]:
-        """Returns the lines that have been searched, by field, with the runs of whole waves."""
-        tuned = self.study.tuned
-        every = [*tuned.earlier[arm], tuned.lines[arm]]
-        return sorted((one for one in every if one.known), key=lambda line: line.along)
+    def line(self, arm: int, along: int = 0) -> Line:
+        """Returns what has ended along a field, in a wave that goes on too."""
+        search, losses = self.study.tuned.arms[arm], {}
+        if along != search.along:
+            return Line(search.lines.get(along, means_of({})), losses)
+        for k, seed in sorted(self.arms[arm].tuning):
+            if search.place(k[along]) == k:
+                losses.setdefault(k[along], []).append(self.arms[arm].losses[Point(k, seed)])
+        return Line(means_of(losses), losses)
+
+    def value(self, arm: int, along: int, index: float) -> float:
+        """Returns the value of a field at an index along its line."""
+        path, k = list(self.tune.fields)[along], list(self.study.tuned.arms[arm].centre)
+        k[along] = index
+        return self.arms[arm].grid.values(tuple(k))[path]
+
+    def is_dead(self, arm: int) -> bool:
+        """Whether every run of the arm so far has diverged."""
+        return DIVERGED in self.study.picks[arm].states
 
     def pick(self, arm: int) -> Pick | None:
         """Returns the values of an arm, provisional while tuning goes on; None before any wave has
         ended, and where all runs diverged.
         """
-        if not self.lines(arm) or DIVERGED in self.study.picks[arm].states:
-            return None
-        return self.study.picks[arm]
+        begun = self.study.tuned.arms[arm].losses and not self.is_dead(arm)
+        return self.study.picks[arm] if begun else None
 
     def values(self, arm: int) -> dict[str, float]:
         """Returns the values of an arm by field; {} without a pick."""
@@ -103,11 +126,7 @@ class Ablation:
         pick = self.pick(arm)
         if pick is None:
             return None
-        path, (line, *_) = next(iter(self.tune.fields)), self.lines(arm)
-        low, high = (
-            end if math.isinf(end) else self.arms[arm].grid.values(line.place(end))[path]
-            for end in pick.as_good
-        )
+        low, high = (end if math.isinf(end) else self.value(arm, 0, end) for end in pick.as_good)
         return max(low, 0.0), high
 
     def runs(self, arm: int) -> tuple[int, int]:
@@ -220,7 +239,6 @@ def results(ablation: Ablation) -> list[Result]:
 def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
     arm, study = ablation.arms[i], ablation.study
     one, pick = study.confirmed[i], ablation.pick(i)
-    is_dead = bool(ablation.lines(i)) and DIVERGED in study.picks[i].states
     fresh = [loss for loss in arm.fresh.values() if math.isfinite(loss)]
     diverged = len(arm.fresh) - len(fresh)
     said = WAITS
@@ -228,11 +246,10 @@ def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
         said = BASELINE
     elif arm.length != 1:
         said = LENGTH
-    elif (is_dead and study.tuned.open is None) or (one and one.diverged):
+    elif (ablation.is_dead(i) and study.tuned.open is None) or (one and one.diverged):
         said = FAILED
     elif one and one.verdict:
         said = one.verdict.said
-    states = study.states(i) if ablation.lines(i) else ()
     return Result(
         arm=arm,
         said=said,
@@ -245,7 +262,7 @@ def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
         sensitivity=sensitivity,
         runs=ablation.runs(i),
         seconds=ablation.seconds(i),
-        states=states if study.tuned.open is None else (),
+        states=study.states(i) if arm.losses else (),
         remains=tuple(_remains(ablation, i)) if pick and study.tuned.open is None else (),
     )
 
@@ -303,10 +320,8 @@ def _sensitivities(ablation: Ablation) -> list[float]:
     """
     grids = []
     for i in range(len(ablation.arms)):
-        line = next(iter(ablation.lines(i)), None)
-        means = line.means if line else None
-        on = [] if means is None else [j for j, k in enumerate(means.k) if k % OCTAVE == 0]
-        mean = np.array([] if means is None else means.mean[on])
+        means = ablation.line(i).means
+        mean = means.mean[means.k % OCTAVE == 0]
         best = int(np.argmin(mean)) if mean.size else 0
         is_inside = 0 < best < len(mean) - 1 and np.isfinite(mean[best])
         grids.append((mean, best) if is_inside else None)
