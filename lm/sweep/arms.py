@@ -16,6 +16,7 @@ from lm.config.resolve import build, flatten
 from lm.record.workdir import SUMMARY, is_final, status_of
 from lm.storage.files import read_json
 from lm.sweep.cells import Cell, Changes, cell, cells
+from lm.sweep.protocols import applied
 from lm.tuning.search import K, Point
 from lm.tuning.settings import SEEDS, Grid, Tune, grid, read
 from lm.tuning.study import Study
@@ -29,13 +30,15 @@ BASELINE_AT = 'baseline at {} of its steps'
 class Arm:
     """A cell of the sweep, without values of tuned fields.
 
-    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise.
+    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise. sets:
+    fields that a protocol sets (`lm.sweep.protocols`).
     """
 
     changes: Changes
     recipe: Recipe
     grid: Grid
     length: float = 1.0
+    sets: Changes = dataclasses.field(default_factory=dict)
 
     @property
     def is_judged(self) -> bool:
@@ -55,13 +58,16 @@ class Arm:
         return found | {'coupled': self.grid.coupled, 'length': self.length}
 
 
-def tuned_arms(base: Mapping[str, Any], sweep: Any, asked: Any) -> tuple[list[Arm], Tune]:
+def tuned_arms(
+    base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
+) -> tuple[list[Arm], Tune]:
     """Returns the arms, the baseline first, and what config.tune asks for.
 
     Args:
       base: the config that all start from, as nested dicts.
       sweep: config.sweep, whose cells are the arms; None: one arm.
       asked: config.tune.
+      sets: fields that a protocol sets, of each cell of the sweep; without one, none.
 
     Raises:
       ValueError: as `cells` and `lm.tuning.settings.read` do, for a sweep over seeds or over a
@@ -76,10 +82,15 @@ def tuned_arms(base: Mapping[str, Any], sweep: Any, asked: Any) -> tuple[list[Ar
             f'{seeds.pop()} is swept, and config.tune trains the seeds that its arms need; leave '
             'it out of config.sweep. tune.seeds is how many fresh ones a look of a verdict has'
         )
-    arms = [_arm(one, tune) for one in found]
+    sets = sets or [{}] * len(found)
+    found = applied(base, found, sets)
+    arms = [_arm(one, tune, own) for one, own in zip(found, sets, strict=True)]
     for share in tune.lengths:
-        (shorter,) = cells(base, {'list': (found[0].changes | _at_length(found[0].recipe, share),)})
-        arms.append(dataclasses.replace(_arm(shorter, tune), length=share))
+        at = _at_length(found[0].recipe, share)
+        own = {path: value for path, value in sets[0].items() if path not in at}
+        other = dataclasses.replace(found[0], changes=found[0].changes | at)
+        arm = _arm(*applied(base, [other], [own]), tune, own)
+        arms.append(dataclasses.replace(arm, length=share))
     return arms, tune
 
 
@@ -115,13 +126,13 @@ def _without(changes: Changes, tune: Tune) -> Changes:
     return {path: value for path, value in changes.items() if path not in tune.fields}
 
 
-def _arm(one: Cell, tune: Tune) -> Arm:
+def _arm(one: Cell, tune: Tune, sets: Changes) -> Arm:
     is_coupled = one.recipe.decay.row.times_lr
     try:
         values = grid(tune, flatten(one.recipe), is_coupled)
     except ValueError as error:
         raise ValueError(f'arm {one.changes}: {error}') from error
-    return Arm(_without(one.changes, tune), one.recipe, values)
+    return Arm(_without(one.changes, tune), one.recipe, values, sets=sets)
 
 
 def metric_of(arms: Sequence[Arm]) -> str:
@@ -139,8 +150,10 @@ class Ablation:
       first: a cell of each arm.
     """
 
-    def __init__(self, base: Mapping[str, Any], sweep: Any, asked: Any):
-        self.arms, self.tune = tuned_arms(base, sweep, asked)
+    def __init__(
+        self, base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
+    ):
+        self.arms, self.tune = tuned_arms(base, sweep, asked, sets)
         self.metric = metric_of(self.arms)
         self._start, self._checked = build(base), set()
         self._cells: dict[tuple[int, Point], Cell] = {}
@@ -154,9 +167,19 @@ class Ablation:
             own = self.arms[arm]
             seeds = {path: flatten(own.recipe)[path] + point.seed for path in SEEDS}
             values = own.grid.values(point.k) | seeds
-            self._cells[arm, point] = cell(self._start, own.changes | values, (), self._checked)
+            made = cell(self._start, own.changes | own.sets | values, (), self._checked)
+            self._cells[arm, point] = dataclasses.replace(made, changes=own.changes | values)
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
         return dataclasses.replace(self._cells[arm, point], tuned=tuned)
+
+    def rename(self, named: Cell) -> bool:
+        """Gives a run the name of its folder where an earlier command began it under another;
+        returns whether that was news.
+        """
+        at = named.tuned['arm'], Point(tuple(named.tuned['k']), named.tuned['seed'])
+        is_new = self._cells[at].name != named.name
+        self._cells[at] = dataclasses.replace(self._cells[at], name=named.name)
+        return is_new
 
     def study(self, workdir: Path) -> Study:
         """Returns what the runs in the folder of the sweep say."""

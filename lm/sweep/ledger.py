@@ -65,7 +65,7 @@ def open_sweep(
     ]
     names = {cell['cell'] for cell in listed}
     left = [cell for cell in before if cell['cell'] not in names]
-    listed += [cell | {'group': None} for cell in left if (path / cell['cell']).exists()]
+    listed += [_left_out(cell) for cell in left if (path / cell['cell']).exists()]
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
@@ -92,6 +92,11 @@ def _begun_cells(
     if changed and not continue_changed:
         raise ValueError(refusal(path, 'a sweep from another config', changed))
     return record['cells']
+
+
+def _left_out(cell: Record) -> Record:
+    """A cell that is asked for no more: of no group, and of no arm, as others have its number."""
+    return {name: value for name, value in cell.items() if name != 'tuned'} | {'group': None}
 
 
 def _record(name: str, group: int | None, changes: Record, differs: Record) -> Record:
