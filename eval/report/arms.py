@@ -59,6 +59,8 @@ def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[ArmRow]:
         'verdict': len(every) < 2,
         'difference': len(every) < 2,
         'sensitivity': all(math.isnan(row.sensitivity) for row in every),
+        'speed-up': all(row.speedup is None for row in every),
+        'steps': len({row.steps for row in every}) < 2,
     }
     found = []
     for row, color in zip(every, colors, strict=True):
@@ -79,6 +81,8 @@ def _cells(ablation: Ablation, row: Result) -> dict[str, Cell]:
         },
         f'as good {next(iter(ablation.tune.fields)).partition(".")[2]}': Cell(_range(row.as_good)),
         'sensitivity': Cell('' if math.isnan(row.sensitivity) else f'{row.sensitivity:.3f}'),
+        'speed-up': _speedup(row),
+        'steps': Cell('' if row.steps is None else f'{row.steps:,}'),
         'runs': Cell(str(sum(row.runs)), _shares(*row.runs)),
         'seconds': Cell(f'{sum(row.seconds):,.0f}', _shares(*(f'{s:,.0f}' for s in row.seconds))),
         'state': Cell(', '.join(row.states) or WAITS),
@@ -111,6 +115,14 @@ def _loss(row: Result, seeds: int) -> Cell:
     half = () if math.isnan(row.loss.half) else (f'± {row.loss.half:.4f}',)
     left = (f'{row.loss.n} of {seeds} fresh seeds',) if row.loss.n + row.diverged < seeds else ()
     return Cell(f'{row.loss.mean:.4f}', half + left)
+
+
+def _speedup(row: Result) -> Cell:
+    if row.speedup is None:
+        return Cell('')
+    low, high = row.speedup.low, row.speedup.high
+    ends = (f'from {low:.3g}' * (low > 0), f'to {high:.3g}' * math.isfinite(high))
+    return Cell(str(row.speedup), tuple(filter(None, (' '.join(filter(None, ends)),))))
 
 
 def _range(ends: tuple[float, float] | None) -> str:

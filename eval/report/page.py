@@ -192,7 +192,7 @@ def _content(
         'is_sweep': subject.is_sweep,
         'made': made(),
         'statuses': tables.statuses(subject.records),
-        'facts': tables.facts(subject.records),
+        'facts': tables.facts(subject.records, subject.sweep),
         'unit': tables.UNITS[subject.metric],
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',

@@ -21,6 +21,7 @@ from lm.sweep.arms import study_of
 from lm.tuning.curve import OCTAVE, Means, Spread, means_of
 from lm.tuning.search import DIVERGED, EDGE, Pick, Point
 from lm.tuning.settings import Grid, Tune
+from lm.tuning.speedup import Speedup, speedup
 from lm.tuning.study import FRESH, Study
 from lm.tuning.verdicts import BETTER, MOST_SEEDS, UNDECIDED, WORSE, Verdict
 
@@ -134,20 +135,35 @@ class Ablation:
         return len(self.arms[arm].tuning), len(self.arms[arm].fresh)
 
     def seconds(self, arm: int) -> tuple[float, float]:
-        """Returns the seconds spent in tuning and in fresh seeds: those of the longest run of each
-        wave, since its runs train side by side.
+        """Returns the seconds spent in tuning and in fresh seeds. Runs that train side by side
+        share their time.
         """
-        waves = [wave.points[arm] for wave in self.study.tuned.waves]
-        looks, before = [], 0
-        for points, _ in self.study.looks:
-            looks.append(points[arm][before:])
-            before = max(before, len(points[arm]))
-        return self._longest(arm, waves), self._longest(arm, looks)
-
-    def _longest(self, arm: int, waves: Iterable[Sequence[Point]]) -> float:
         records = self.arms[arm].records
-        each = [[records[p]['wall_sec'] or 0.0 for p in own if p in records] for own in waves]
-        return float(sum(max(own, default=0.0) for own in each))
+        tuning, fresh = (
+            sum((records[p]['wall_sec'] or 0.0) / (records[p]['side_by_side'] or 1) for p in own)
+            for own in (self.arms[arm].tuning, self.arms[arm].fresh)
+        )
+        return tuning, fresh
+
+    def tokens(self, arm: int) -> float:
+        """Returns the tokens that a run of the arm trains on; nan before one has ended."""
+        known = [r['tokens'] for r in self.arms[arm].records.values() if r['status'] == 'done']
+        return float(max(filter(None, known), default=math.nan))
+
+    def speedup(self, arm: int) -> Speedup | None:
+        """Returns the tokens the baseline needs for the loss of an arm, over the arm's; None where
+        there are no lengths of the baseline, or too few fresh seeds (`lm.tuning.speedup`).
+        """
+        lengths = [i for i, one in enumerate(self.arms) if one.length != 1]
+        if not lengths or self.arms[arm].length != 1 or arm == 0:
+            return None
+        every = [self.arms[i].fresh for i in (0, *lengths, arm)]
+        seeds = sorted(set.intersection(*({p.seed for p in own} for own in every)))
+        losses = [[own[Point(next(iter(own)).k, seed)] for seed in seeds] for own in every if own]
+        if len(losses) < len(every):
+            return None
+        tokens = [self.tokens(i) for i in (0, *lengths, arm)]
+        return speedup(dict(zip(tokens[:-1], losses, strict=False)), losses[-1], tokens[-1])
 
 
 def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablation | None:
@@ -211,8 +227,8 @@ class Result:
 
     said: BASELINE, BETTER, WORSE, UNDECIDED, FAILED (fresh runs diverged: `diverged` of n), LENGTH,
     or WAITS. loss: of fresh seeds that have ended; before any, of the seeds that chose the values.
-    is_fresh: which of both. sensitivity: nan where not known. remains: what could still change what
-    is said, in words.
+    is_fresh: which of both. sensitivity: nan where not known. runs, seconds: for tuning, and by
+    fresh seeds. remains: what could still change what is said, in words.
     """
 
     arm: Arm
@@ -224,6 +240,8 @@ class Result:
     values: Mapping[str, float]
     as_good: tuple[float, float] | None
     sensitivity: float
+    speedup: Speedup | None
+    steps: int | None
     runs: tuple[int, int]
     seconds: tuple[float, float]
     states: tuple[str, ...]
@@ -260,6 +278,8 @@ def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
         values=ablation.values(i),
         as_good=ablation.as_good(i),
         sensitivity=sensitivity,
+        speedup=ablation.speedup(i),
+        steps=next((record['steps'] for record in arm.records.values()), None),
         runs=ablation.runs(i),
         seconds=ablation.seconds(i),
         states=study.states(i) if arm.losses else (),

@@ -42,6 +42,7 @@ RESULTS = {  # column: (name in summary.json, type)
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),
     'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it
+    'side_by_side': ('side_by_side', int),  # how many did
     'compile_sec': ('compile_sec', float),
     'parameters': ('parameters', int),
     'optimizer_state_bytes': ('optimizer_state_bytes', int),

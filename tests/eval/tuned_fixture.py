@@ -23,7 +23,8 @@ from lm.tuning.study import Study
 from tests.eval import sweep_fixture as fixture
 
 LR, CURVATURE = 0.01, 0.02  # centre of all arms; nats an octave^2
-TOKENS_PER_SEC, FIRST_SEC, SEC = 1000.0, 10.0, 2.0  # a run of the first seed compiles
+TOKENS, TOKENS_PER_SEC, FIRST_SEC, SEC = 409_600, 1000.0, 10.0, 2.0  # seed 0 compiles
+BESIDE = 5  # runs share their time
 Loss = Callable[[float, int], float]  # (octaves from the centre, seed) -> final loss
 
 
@@ -117,6 +118,8 @@ def summary(loss: float, point: Point) -> dict[str, Any]:
         'ce': known,
         'tokens_per_sec_mean': TOKENS_PER_SEC,
         'wall_sec': wall,
+        'side_by_side': BESIDE,
+        'tokens': TOKENS,
     }
 
 
