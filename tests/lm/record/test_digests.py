@@ -1,4 +1,6 @@
-"""Property: any changed bit of an array shows in its digest; how it lies over a mesh does not."""
+"""Property: any changed bit of an array shows in its digest; how it lies over a mesh does not.
+Equivalence: small arrays have on the host the digest that a device computes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,16 @@ def array(dtype='float32', shape=(16, 24)):
     return np.asarray(jnp.asarray(values).astype(dtype))
 
 
+@pytest.fixture(params=['host', 'devices'])
+def where(request, monkeypatch):
+    """Small arrays are taken by the host, or by the devices as large ones are."""
+    if request.param == 'devices':
+        monkeypatch.setattr(digests, 'SMALL_BYTES', -1)
+    return request.param
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_every_bit_counts(dtype):
+def test_every_bit_counts(where, dtype):
     clean = array(dtype)
     (wanted,) = digests.of_arrays(clean)
     rng = np.random.default_rng(1)
@@ -28,7 +38,26 @@ def test_every_bit_counts(dtype):
         assert digests.of_arrays(flipped) != [wanted], byte
 
 
-def test_order_and_place_count():
+@pytest.mark.parametrize('shape', [(), (0,), (7,), (5, 3), (520, 3)])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_the_host_computes_what_devices_do(dtype, shape, monkeypatch):
+    """Catches another order of words, and words of another width."""
+    values = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)
+    on_host = digests.of_arrays(values)
+    monkeypatch.setattr(digests, '_sums_on_host', lambda x: pytest.fail('by the host'))
+    monkeypatch.setattr(digests, 'SMALL_BYTES', -1)
+    assert digests.of_arrays(values) == on_host
+
+
+def test_the_host_takes_words_of_eight_bytes_in_halves(monkeypatch):
+    with jax.enable_x64(True):
+        values = np.random.default_rng(0).normal(size=(4, 3))
+        on_host = digests.of_arrays(values)
+        monkeypatch.setattr(digests, 'SMALL_BYTES', -1)
+        assert digests.of_arrays(values) == on_host
+
+
+def test_order_and_place_count(where):
     x = array()
     assert digests.of_arrays(x) != digests.of_arrays(x[::-1])
     assert digests.of_arrays(x) != digests.of_arrays(x.T.copy())
@@ -37,7 +66,7 @@ def test_order_and_place_count():
     assert digests.of_arrays(x) != digests.of_arrays(swapped)
 
 
-def test_signed_zeros_and_nans_are_told_apart():
+def test_signed_zeros_and_nans_are_told_apart(where):
     zeros = [np.float32([0.0]), np.float32([-0.0])]
     nans = [np.uint32([0x7FC00000]).view(np.float32), np.uint32([0x7FC00001]).view(np.float32)]
     assert len(set(digests.of_arrays([*zeros, *nans]))) == 4
@@ -45,14 +74,14 @@ def test_signed_zeros_and_nans_are_told_apart():
 
 @pytest.mark.parametrize('shape', [(16, 24), (520, 8)])  # 256 rows and fewer one by one
 @pytest.mark.parametrize('cut', [('a', None), (None, 'a'), (None, None)])
-def test_the_mesh_does_not_matter(cut, shape):
+def test_the_mesh_does_not_matter(where, cut, shape):
     """Nor that an array on one device is taken some rows at a time, with a row that is left."""
     mesh, whole = Mesh(np.array(jax.devices()), ('a',)), array(shape=shape)
     laid_out = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*cut)))
     assert digests.of_arrays(laid_out) == digests.of_arrays(whole)
 
 
-def test_what_a_checkpoint_once_stored_is_still_its_digest():
+def test_what_a_checkpoint_once_stored_is_still_its_digest(where):
     """Stored in checkpoints: another formula would take all of them for damaged."""
     tree = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.int32(3)}
     assert digests.of_arrays(tree) == ['349bad64374dcba9', '53f1e9ddee71f942']
