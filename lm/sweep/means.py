@@ -1,4 +1,4 @@
-"""What protocols ask of the machine that trains: its text, its devices, and how fast it steps."""
+"""Means of this machine, for the protocols of a sweep: its text, its devices, how fast it steps."""
 
 import time
 

@@ -36,7 +36,7 @@ TOKENS_OFF, FLOPS_OFF, TIME_OFF = 0.001, 0.01, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """What a protocol asks for that no config has.
+    """Answers that a protocol needs and no config has.
 
     platform: of the devices, as 'cpu'. rows: gives the training rows of a config, prepared where
     they are not yet. seconds: gives the seconds of a step of each program, measured before

@@ -212,11 +212,11 @@ def test_what_a_run_lacks_is_refused():
     assert 'data.epochs=2; set it to 1' in refusal(
         {'optim.lr': (1, 2), 'protocol': 'one_epoch'}, again
     )
-    mixed = tiny_raw({'data.mixture': "{'a': 'python', 'b': 'synthetic:markov'}"})
+    mixed = tiny_raw({'data.mixture': "{'a': (0.5, 'python'), 'b': (0.5, 'synthetic:markov')}"})
     assert 'synthetic:markov' in refusal({'optim.lr': (1, 2), 'protocol': 'one_epoch'}, mixed)
     slow = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time'}
-    short = given((1.0, 0.1), tokens=8 * 8 * 5000)
-    assert 'train.steps=20000 needs 4 epochs' in refusal(slow, machine=short)
+    short = given((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
+    assert 'train.steps=20000 needs 4 epochs, and data.epochs=1' in refusal(slow, machine=short)
 
 
 def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
