@@ -80,10 +80,8 @@ def announced(ablation: Ablation, study: Study, step_sec: Sequence[float | None]
     else:  # the same command again
         who = f'{counted(new, "run")} that {"has" if new == 1 else "have"} not ended'
     most = most_runs(ablation.tune)
-    more = [
-        0 if arm.is_dead else max(0, most - n)
-        for arm, n in zip(study.tuned.arms, done, strict=True)
-    ]
+    arms = zip(study.tuned.arms, done, strict=True)
+    more = [0 if arm.is_dead else max(0, most - n) for arm, n in arms]
     line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(more)} more at most'
     if None in step_sec:
         return [line]
