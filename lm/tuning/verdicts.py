@@ -29,7 +29,8 @@ class Verdict:
 
     said: BETTER, WORSE or UNDECIDED. difference: mean of the pairs. low, high: interval of the
     difference at the best values of both, without allowances that are inf. p: adjusted for the
-    number of arms. n: pairs. deviation: of a pair. correlation: of the two losses over seeds, nan where one does not vary.
+    number of arms. n: pairs. deviation: of a pair. correlation: of the two losses over seeds, nan
+    where one does not vary.
     """
 
     said: str
