@@ -74,12 +74,6 @@ TUNING = {
         'return found if all(found) else []',
         SEARCH,
     ),
-    'runs of no wave in the means': Bug(
-        'lm/tuning/search.py',
-        'arm.add([(p, ended[p]) for p in own])',
-        'arm.add([(p, x) for p, x in ended.items() if p not in arm.losses.get(p.k, ())])',
-        SEARCH,
-    ),
     'an edge that is extended for ever': Bug(
         'lm/tuning/search.py',
         'arm.extensions += kind == EXTEND',
