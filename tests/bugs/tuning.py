@@ -74,10 +74,10 @@ TUNING = {
         'return found if all(found) else []',
         SEARCH,
     ),
-    'an edge that is extended for ever': Bug(
+    'an edge that is given up early': Bug(
         'lm/tuning/search.py',
         'arm.extensions += kind == EXTEND',
-        'arm.extensions += kind == EXTEND and arm.extensions < EXTENSIONS - 1',
+        'arm.extensions += 2 * (kind == EXTEND)',
         f'{SEARCH} -k "never_ends or dead_arm"',
     ),
     'noise that is followed': Bug(
