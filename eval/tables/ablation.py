@@ -19,7 +19,7 @@ from eval.tables.variants import LR, Variant, final_loss, has_diverged
 from lm.config.resolve import flatten
 from lm.sweep.arms import study_of
 from lm.tuning.curve import OCTAVE, Means, Spread, means_of
-from lm.tuning.search import DIVERGED, EDGE, Pick, Point
+from lm.tuning.search import DIVERGED, EDGE, Pick, Point, edge
 from lm.tuning.settings import Grid, Tune
 from lm.tuning.speedup import Speedup, speedup
 from lm.tuning.study import FRESH, Study
@@ -302,8 +302,9 @@ def _remains(ablation: Ablation, i: int) -> Iterable[str]:
     """What could change the verdict on an arm: its range, fresh seeds, finer values."""
     study, tune = ablation.study, ablation.tune
     one, field = study.confirmed[i], next(iter(tune.fields))
-    if EDGE in study.picks[i].states:
-        yield f'a wider range of {field}: its best value is the outermost that was tried'
+    at_edge = [path for j, path in enumerate(tune.fields) if edge(ablation.line(i, j).means)]
+    if at_edge and EDGE in study.picks[i].states:
+        yield f'a wider range of {", ".join(at_edge)}: its best is the outermost that was tried'
     if one is None or ablation.arms[i].length != 1:
         return
     if one.diverged:
