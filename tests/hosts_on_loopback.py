@@ -451,6 +451,68 @@ def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
     assert f'host 0 ({NAME}) ended with status 1' in job.said(1)
 
 
+ARMS = {'optim.b1': (0.9, 0.8)}
+TUNE = {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
+TUNED = (f'--config.sweep={ARMS}', f'--config.tune={TUNE}')
+BRIEF = {'mesh_data': 1, 'train_steps': 20, 'train_diagnose_every': 0}
+
+
+@pytest.fixture(scope='module')
+def tuned_of_one(corpus, tmp_path_factory):
+    """A tuned sweep on a device of this process."""
+    workdir = tmp_path_factory.mktemp('tuned') / 'sweep'
+    assert train_sweep(base(corpus, **RUN | BRIEF), ARMS, workdir, tune=TUNE) == DONE
+    return workdir
+
+
+def assert_same_study(workdir, wanted):
+    """The same runs, of the same arms and waves; losses to rounding."""
+    ledgers = [read_json(one / 'sweep.json') for one in (workdir, wanted)]
+    assert ledgers[0] == ledgers[1]
+    assert_same_curves(workdir, wanted, rtol=1e-4)
+    assert {*statuses(workdir)} == {'done'}
+
+
+def test_a_tuned_sweep_on_two_hosts_is_that_of_one(tuned_of_one, start, corpus, tmp_path):
+    """Each trains its share of every wave, and waits for the other's."""
+    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert_same_study(tmp_path / 'sweep', tuned_of_one)
+    for i in range(N):
+        assert job.said(i).count('of the 10 cells train on this host') == 2
+    assert 'wave 2, ' in job.said(0) and 'wave' not in job.said(1)
+
+
+def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path):
+    """The other one waits as long as it may be alive, then trains what it has left."""
+    workdir = tmp_path / 'sweep'
+    job = start(workdir, corpus, *TUNED, **BRIEF)
+    theirs = [one['cell'] for one in read_json(tuned_of_one / 'sweep.json')['cells']
+              if one['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
+    job.wait_for_step(workdir / theirs[0], 5)
+    os.kill(job.child_of(1), signal.SIGKILL)
+    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    assert 'of hosts that are lost train on this one' in job.said(0)
+    assert_same_study(workdir, tuned_of_one)
+
+
+def test_a_tuned_sweep_of_runs_that_need_both_hosts(tuned_of_one, start, corpus, tmp_path):
+    workdir = tmp_path / 'sweep'
+    job = start(workdir, corpus, *TUNED, **BRIEF | {'mesh_data': 8})
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert_same_study_of_any_mesh(workdir, tuned_of_one)
+
+
+def assert_same_study_of_any_mesh(workdir, wanted):
+    """Names follow from the mesh too; runs and their losses do not, but for rounding."""
+    assert_same_curves(workdir, wanted, rtol=1e-3)
+    of_each = [
+        [(one['tuned'], one['changes']) for one in read_json(path / 'sweep.json')['cells']]
+        for path in (workdir, wanted)
+    ]
+    assert of_each[0] == of_each[1]
+
+
 @pytest.fixture(scope='module')
 def bucket_env():
     secret = {'EVENKEEL_JOB_SECRET': 'of hosts that share no disk'}

@@ -10,6 +10,7 @@ from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
 from lm.sweep.cells import Cell, cells, groups
 from lm.sweep.group import longest
+from lm.sweep.protocols import Means, applied, protocol_of
 from tpu.chips import Topology
 from tpu.compiled_step import (
     DoesNotFit,
@@ -106,10 +107,19 @@ def plan_sweep(
     """Plans each run on one device, with as many side by side as fit: compiles the program of each
     group of `lm.sweep.group` until its runs fit. Raises ValueError for runs that ask for several
     devices, and where one does not fit.
+
+    Steps are those that the protocol of the sweep sets. One that asks for text or for measured
+    times is left to where it trains.
     """
     one = dataclasses.replace(topology, devices=topology.devices[:1])
-    found = []
-    for group in groups(cells(base, sweep)):
+    found, listed = [], cells(base, sweep)
+    if (protocol := protocol_of(base, sweep)) is not None:
+        if protocol.row.asks:
+            say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
+        else:
+            means = Means(one.devices[0].platform, rows=None, seconds=None)
+            listed = applied(base, listed, protocol.settled(listed, means).sets)
+    for group in groups(listed):
         plan = _group_plan(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
         found.append(plan)

@@ -18,7 +18,7 @@ import numpy as np
 from lm import data
 from lm.config.recipe import Recipe
 from lm.devices.mesh import share_of_process
-from lm.launch.distributed import from_first, is_first
+from lm.launch.distributed import from_first, is_first, several
 from lm.launch.signals import nothing_to_lose
 from lm.record.machine import device_name
 from lm.run.program import Program
@@ -66,6 +66,8 @@ def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str
                 program, slots = compiled(group, work)
                 sec = seconds_per_step(program, [cell.recipe for cell in group], slots)
         except Exception as error:  # of any kind: `train_group` meets it too, and records it
+            if several():  # the others wait for this process
+                raise
             work.say(f'NOTE: the steps of {key_of(group[0])} could not be timed ({error})')
             continue
         programs[key_of(group[0])] = {'sec': sec, 'runs': slots}

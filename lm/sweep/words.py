@@ -65,19 +65,27 @@ def costs(ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
 
 
 def announced(ablation: Ablation, study: Study, step_sec: Sequence[float | None]) -> list[str]:
-    """'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 10 to 80 more at most'."""
+    """'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 80 more at most, 12 min'."""
     stage, points = study.open
     number = len(study.tuned.waves) + len(study.looks)
     done = [runs_ended(study, arm) for arm in range(len(points))]
-    new = [sum(p not in at for p in own) for own, at in zip(points, study.losses, strict=True)]
-    who = f'{counted(max(new), "run")} of each of {counted(sum(map(bool, new)), "arm")}'
-    if len({*filter(None, new)}) > 1:  # the same command again
-        who = counted(sum(new), 'run') + ' that have not ended'
-    left = [max(0, most_runs(ablation.tune) - n) for n in done]
-    line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(left)} more at most'
+    asked = [
+        [p for p in own if by[p] == stage] for own, by in zip(points, study.stages, strict=True)
+    ]
+    left = [[p for p in own if p not in at] for own, at in zip(asked, study.losses, strict=True)]
+    new = sum(map(len, left))
+    if left == asked:
+        width = max(map(len, asked))
+        who = f'{counted(width, "run")} of each of {counted(sum(map(bool, asked)), "arm")}'
+    else:  # the same command again
+        who = f'{counted(new, "run")} that {"has" if new == 1 else "have"} not ended'
+    most = most_runs(ablation.tune)
+    arms = zip(study.tuned.arms, done, strict=True)
+    more = [0 if arm.is_dead else max(0, most - n) for arm, n in arms]
+    line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(more)} more at most'
     if None in step_sec:
         return [line]
-    arms = zip(left, step_sec, ablation.arms, strict=True)
+    arms = zip(more, step_sec, ablation.arms, strict=True)
     return [f'{line}, {duration(sum(n * sec * arm.recipe.train.steps for n, sec, arm in arms))}']
 
 
@@ -90,8 +98,11 @@ def states(ablation: Ablation, study: Study) -> list[str]:
     """Returns a line for each arm: its best values so far, or its verdict."""
     found = []
     for i, (arm, searched) in enumerate(zip(ablation.arms, study.tuned.arms, strict=True)):
-        known = [AT_EDGE[edge(searched.means)]] if study.tuned.open else study.picks[i].states
-        said = [best_so_far(arm.grid, searched), *known]
+        said = [best_so_far(arm.grid, searched)]
+        if not study.tuned.open:
+            said += study.picks[i].states
+        elif not searched.is_dead:
+            said.append(AT_EDGE[edge(searched.means)])
         if confirmed := study.confirmed[i]:
             said.append(fresh(confirmed))
         found.append(f'  {arm.name}: ' + ', '.join(filter(None, said)))
@@ -102,10 +113,10 @@ def best_so_far(grid: Grid, arm: Searched) -> str:
     """'2.8119 at optim.lr=0.004, 2 seeds, 1 value diverged'."""
     means = arm.means
     diverged = len(means.k) - len(means.finite.k)
+    if not len(means.k):
+        return 'no run yet'
     if diverged == len(means.k):
-        return (
-            f'diverged at {counted(diverged, "value")} of {diverged}' if diverged else 'no run yet'
-        )
+        return f'diverged at all {counted(diverged, "value")} so far'
     values = grid.values(arm.place(arm.best))
     at = ' '.join(f'{path}={value:.3g}' for path, value in values.items())
     said = [f'{means.mean[means.best]:.4f} at {at}', counted(int(means.n[means.best]), 'seed')]

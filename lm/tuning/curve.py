@@ -53,13 +53,17 @@ class Means:
 def means_of(losses: Mapping[int, Sequence[float]]) -> Means:
     """Returns the means of {k: losses of its seeds}."""
     ks = sorted(losses)
-    mean = [
-        math.fsum(own) / len(own) if _finite(own) else math.inf for k in ks for own in [losses[k]]
-    ]
-    return Means(np.array(ks, int), np.array(mean), np.array([len(losses[k]) for k in ks]))
+    n = np.array([len(losses[k]) for k in ks])
+    return Means(np.array(ks, int), np.array([mean_of(losses[k]) for k in ks]), n)
 
 
-def _finite(losses: Sequence[float]) -> bool:
+def mean_of(losses: Sequence[float]) -> float:
+    """Returns the mean over seeds; inf where one diverged."""
+    return math.fsum(losses) / len(losses) if is_sound(losses) else math.inf
+
+
+def is_sound(losses: Sequence[float]) -> bool:
+    """Returns whether no run diverged."""
     return all(map(math.isfinite, losses))
 
 
@@ -72,14 +76,14 @@ class Spread(NamedTuple):
 
 def spread(samples: Iterable[Sequence[float]]) -> Spread:
     """Pools the spread of samples, each of one value: s^2 = sum (x - mean)^2 / sum (n - 1)."""
-    kept = [x for x in samples if len(x) > 1 and _finite(x)]
+    kept = [x for x in samples if len(x) > 1 and is_sound(x)]
     freedom = sum(len(x) - 1 for x in kept)
     squares = math.fsum(_squares(x) for x in kept)
     return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread(0.0, 0)
 
 
 def _squares(losses: Sequence[float]) -> float:
-    mean = math.fsum(losses) / len(losses)
+    mean = mean_of(losses)
     return math.fsum((loss - mean) ** 2 for loss in losses)
 
 
@@ -246,22 +250,29 @@ def deviates(rows: int, columns: int) -> np.ndarray:
     return np.vectorize(statistics.NormalDist().inv_cdf)(u_RK)
 
 
+def worse(means: Means, spread: Spread) -> np.ndarray:
+    """Returns which values are significantly worse than the best: mean - best > t s sqrt(1 / n +
+    1 / n_best), t the quantile NOT_WORSE; all that are worse where the spread is not known.
+    """
+    best = means.best
+    error = spread.s * np.sqrt(1 / means.n + 1 / means.n[best])
+    t = student(NOT_WORSE, spread.freedom) if spread.freedom else 0.0
+    return means.mean - means.mean[best] > t * error
+
+
 def as_good(means: Means, spread: Spread) -> tuple[float, float]:
     """Returns (lowest, highest) k that is not significantly worse than the best.
 
-    A value is worse where mean - best > t s sqrt(1 / n + 1 / n_best), t the quantile NOT_WORSE. The
-    set reaches to the middle of the way to the first that are worse: -inf or inf where there is
+    The set reaches to the middle of the way to the first that are worse: -inf or inf where there is
     none (Hsu's multiple comparisons with the best, in one step).
     """
     if not spread.freedom:
         return -math.inf, math.inf
-    best = means.best
-    bound = student(NOT_WORSE, spread.freedom) * spread.s * np.sqrt(1 / means.n + 1 / means.n[best])
-    good = means.mean - means.mean[best] <= bound
-    low = high = best
-    while low and good[low - 1]:
+    low = high = means.best
+    is_worse = worse(means, spread)
+    while low and not is_worse[low - 1]:
         low -= 1
-    while high < len(good) - 1 and good[high + 1]:
+    while high < len(is_worse) - 1 and not is_worse[high + 1]:
         high += 1
     return _edge_of(means, low, -1), _edge_of(means, high, 1)
 

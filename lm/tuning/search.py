@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.tuning import surface
 from lm.tuning.curve import (
     HALF,
     OCTAVE,
@@ -30,17 +31,20 @@ from lm.tuning.curve import (
     allowance,
     as_good,
     is_convex,
+    is_sound,
+    mean_of,
     means_of,
     spread,
     vertex,
+    worse,
 )
 
 SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, around its centre
 STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
 WAVE = 5  # runs of an arm that are most useful at once
 EXTENSIONS = 4  # waves beyond the edges of one line
-REFINEMENTS = 3  # waves, where the best value moves meanwhile
-REPEATS = 2  # waves that an arm asks for
+REFINEMENTS = 3  # waves that do not extend, where the best value moves meanwhile
+REPEATS = 2  # waves that do not extend
 CYCLES = 2  # over several fields
 FLAT_OCTAVES = 3  # a wider set of values that are as good says that the field hardly matters
 
@@ -110,7 +114,7 @@ class Arm:
     @property
     def is_dead(self) -> bool:
         """Whether all runs diverged."""
-        return bool(self.losses) and not any(map(_is_sound, self.losses.values()))
+        return bool(self.losses) and not any(map(is_sound, self.losses.values()))
 
     @property
     def best(self) -> int:
@@ -137,14 +141,23 @@ class Arm:
         self._read_line()
 
     def minimum(self, s: float) -> K:
-        """Returns the place of the minimum along the line; of one without runs its centre; the best
-        place of all where the whole line diverged.
+        """Returns the place of the minimum: of the surface where several fields have one, else of
+        the line; of a line without runs its centre; the best place of all where all of it diverged.
         """
         if not len(self.means.k):
-            return self.centre
-        if not len(self.means.finite.k):
-            return self.best_place
-        return self.place(vertex(self.means, s))
+            found = self.centre
+        elif not len(self.means.finite.k):
+            found = self.best_place
+        else:
+            found = self.place(vertex(self.means, s))
+        sound = {k: x for k, x in self.losses.items() if is_sound(x)}
+        if len(self.bounds) == 1 or not sound:
+            return found
+        steps = STEPS[: len(self.bounds)]
+        moved = surface.minimum(sound, found, steps) or found
+        return tuple(
+            int(min(max(k, low), high)) for k, (low, high) in zip(moved, self.bounds, strict=True)
+        )
 
     @property
     def lines(self) -> dict[int, Means]:
@@ -162,7 +175,12 @@ class Arm:
 
     def runs_at(self, indices: Sequence[int]) -> list[Point]:
         """Returns a run at each index, with seeds that it has not had; an index may come twice."""
-        return self._next([self.place(i) for i in indices])
+        counts = collections.Counter({k: len(x) for k, x in self.losses.items()})
+        found = []
+        for k in map(self.place, indices):
+            found.append(Point(k, counts[k]))
+            counts[k] += 1
+        return found
 
     def filled(self, points: Sequence[Point], width: int) -> list[Point]:
         """Adds further seeds of the WAVE values nearest to the best, fewest seeds first."""
@@ -185,25 +203,14 @@ class Arm:
     @property
     def best_place(self) -> K:
         """The place of the lowest mean of all lines; the centre where every place diverged."""
-        sound = {k: math.fsum(x) / len(x) for k, x in sorted(self.losses.items()) if _is_sound(x)}
-        return min(sound, key=sound.__getitem__) if sound else self.centre
-
-    def _next(self, places: Sequence[K]) -> list[Point]:
-        counts = collections.Counter({k: len(self.losses.get(k, ())) for k in places})
-        found = []
-        for k in places:
-            found.append(Point(k, counts[k]))
-            counts[k] += 1
-        return found
+        if self.is_dead or not self.losses:
+            return self.centre
+        return min(sorted(self.losses), key=lambda k: mean_of(self.losses[k]))
 
     def _read_line(self) -> None:
         along = self.along
         on_line = {k[along]: x for k, x in self.losses.items() if self.place(k[along]) == k}
         self.means = means_of(on_line)
-
-
-def _is_sound(losses: Sequence[float]) -> bool:
-    return all(map(math.isfinite, losses))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +274,7 @@ class _Tuner:
             s = pooled(self.arms).s
             for arm in self.arms:
                 arm.turn(along, s)
-            asked = [0] * len(self.arms)  # waves of the stage itself, by each arm
+            asked = [0] * len(self.arms)  # waves in which an arm did not extend
             while True:
                 own = pooled(self.arms)
                 wants = [
@@ -281,7 +288,7 @@ class _Tuner:
                 self.runs += width
                 for arm, (kind, _) in zip(self.arms, wants, strict=True):
                     arm.extensions += kind == EXTEND
-                asked = [n + (kind == stage) for n, (kind, _) in zip(asked, wants, strict=True)]
+                asked = [n + (kind != EXTEND) for n, (kind, _) in zip(asked, wants, strict=True)]
                 kinds = {kind for kind, points in wants if points}
                 yield (
                     EXTEND if EXTEND in kinds else stage,
@@ -309,7 +316,7 @@ class _Tuner:
             offsets = self.search.scans[arm.along] if stage == 'scan' else (-step, 0, step)
             if new := arm.untried([here + i for i in offsets]):
                 return stage, arm.runs_at(new)
-        if points := self._extension(arm):
+        if points := self._extension(arm, own):
             return EXTEND, points
         if arm.is_dead:
             return stage, []
@@ -320,12 +327,14 @@ class _Tuner:
             return stage, arm.filled([], WAVE)
         return stage, []
 
-    def _extension(self, arm: Arm) -> list[Point]:
+    def _extension(self, arm: Arm, own: Spread) -> list[Point]:
         """Further steps beyond an edge, where that has the best value; [] where there is no such
         edge, or no more room or waves for it.
 
-        One field: three octaves, and repeats of the best value and of its neighbour. Several, whose
-        lines are many: one step, then two, and so on.
+        One field: three octaves, and repeats of the best value and of its neighbour; from the
+        second time on repeats alone, unless the best is significantly better than its neighbour:
+        noise grows with the learning rate, and of many loud runs some are low. Several fields,
+        whose lines are many: one step, then two, and so on.
         """
         side, means = edge(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:
@@ -336,11 +345,13 @@ class _Tuner:
         count = 3 if is_alone else 1 + arm.extensions
         steps = [outermost + side * i * STEPS[arm.along] for i in range(1, count + 1)]
         outward = arm.untried(sorted({min(max(i, lowest), highest) for i in steps}))
-        if not outward:
-            return []
-        near = means.finite
-        inner = [near.best, near.best - side] if len(near.k) and is_alone else []
-        return arm.runs_at([*outward, *(int(near.k[i]) for i in inner if 0 <= i < len(near.k))])
+        inner = [i for i in (means.best, means.best - side) if 0 <= i < len(means.k)]
+        inner = [i for i in inner if math.isfinite(means.mean[i])]
+        if not outward or not is_alone:
+            return arm.runs_at(outward)
+        is_found = len(inner) < 2 or worse(means, own)[inner[1]]
+        beyond = outward if is_found or not arm.extensions else []
+        return arm.runs_at([*beyond, *(int(means.k[i]) for i in inner)])
 
 
 def edge(means: Means) -> int:
@@ -393,7 +404,7 @@ def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
     lines = {along: one for along, one in arm.lines.items() if len(one.finite.k)}
     first = lines.get(0)
     low, high = as_good(first, own) if first else UNBOUNDED
-    diverged = [k_ for k_, x in arm.losses.items() if not _is_sound(x)]
+    diverged = [place for place, x in arm.losses.items() if not is_sound(x)]
     known = {
         NOT_REFINED: not is_refined,
         EDGE: any(map(edge, lines.values())),
@@ -407,6 +418,10 @@ def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
     allowed = [allowance(one, own) for one in lines.values()]
     is_whole = len(lines) == len(arm.bounds)
     return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
+
+
+def _distance(one: K, other: K) -> int:
+    return max(abs(i - j) for i, j in zip(one, other, strict=True))
 
 
 def _is_flat(means: Means, low: float, high: float, own: Spread) -> bool:

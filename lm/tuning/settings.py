@@ -14,7 +14,7 @@ from typing import Any
 from lm.config.fields import FIELDS, FINITE, RUN_PATHS
 from lm.config.suggestions import field_hint
 from lm.tuning.curve import OCTAVE, PER_OCTAVE
-from lm.tuning.search import SCAN, STEPS, WAVE, Search
+from lm.tuning.search import SCAN, STEPS, UNBOUNDED, WAVE, Search
 from lm.tuning.verdicts import HOLM, TESTS
 from modules.choices import choose, nearest
 
@@ -134,8 +134,10 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options with their types. Raises ValueError for values that they cannot have."""
     found = dict(given)
     for name, least in (('seeds', 3), ('budget', 1)):
-        value = given.get(name)
-        if value is not None and (type(value) is not int or value < least):
+        value = given.get(name, least)
+        if name == 'budget' and value is None:
+            continue
+        if type(value) is not int or value < least:
             raise ValueError(f'tune.{name} must be a whole number from {least} on; got {value!r}')
     if 'smallest_effect' in given:
         if not _is_positive(value := given['smallest_effect']):
@@ -174,16 +176,23 @@ class Grid:
         """Returns the lowest and highest index of each field that its bounds allow."""
         found = []
         for path, centre in self.centres.items():
+            if self.coupled and path == DECAY:  # its own value moves with the learning rate
+                found.append(UNBOUNDED)
+                continue
             option = FIELDS[path].option
             least, most = (option.least or 0, option.most) if option else (0, None)
-            most = FINITE if most is None else most
-            low = -math.inf if least <= 0 else math.ceil(_octaves(least, centre) * PER_OCTAVE)
-            found.append((low, math.floor(_octaves(most, centre) * PER_OCTAVE)))
+            low = -math.inf if least <= 0 else _within(least, centre, 1)
+            high = math.inf if most is None or most >= FINITE else _within(most, centre, -1)
+            found.append((low, high))
         return tuple(found)
 
 
-def _octaves(value: float, centre: float) -> float:
-    return math.log2(value) - math.log2(centre)
+def _within(bound: float, centre: float, inward: int) -> int:
+    """The index nearest to a bound whose value does not exceed it."""
+    k = round((math.log2(bound) - math.log2(centre)) * PER_OCTAVE)
+    while (centre * 2.0 ** (k / PER_OCTAVE) - bound) * inward < 0:
+        k += inward
+    return k
 
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'

@@ -4,7 +4,7 @@ A study has a baseline and four arms; effects, curves, noise and the places of t
 so that verdicts can be checked. Passes: intervals cover at least .92 of the true differences, any
 false verdict in at most .08 of the studies, regret of the chosen values at most .25 deviations over
 seeds, and at most 1% of the arms end at an edge where the noise is at most half of the curvature.
-Of one study in twenty the ledger is also grown as runs end in any order and are killed; the
+Of one study in fifty the ledger is also grown as runs end in any order and are killed; the
 waves must be the same.
 """
 
@@ -34,7 +34,7 @@ OFFSET = 3.0  # octaves: optima lie so far from the centre at most
 SEEDS = 5  # of a look
 LEAST_COVERAGE, MOST_FAMILY, MOST_REGRET, MOST_EDGES = 0.92, 0.08, 0.25, 0.01
 SIGMAS = (0.15, 0.5, 2.0)  # times CURVATURE
-REPLAYED = 20  # one study in so many is replayed
+REPLAYED = 50  # one study in so many is replayed
 OPTIMIZERS = Path('configs/studies/results/optimizers.md')
 
 Curve = Callable[[float], float]  # loss - its least over octaves - the place of the least

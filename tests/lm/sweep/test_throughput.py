@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures('programs_once')
 SWEEP = {'optim.lr': (0.003, 0.01)}
 
 
+@pytest.mark.full
 def test_steps_are_timed_once_by_the_program_that_trains(corpus, tmp_path, monkeypatch):
     """The file says the same whenever it is asked, and whatever a step takes by then."""
     grouped = groups(cells(base(corpus), SWEEP))
