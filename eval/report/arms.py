@@ -292,8 +292,11 @@ def _rows(ablation: Ablation, along: int) -> dict[str, Rows]:
     values = [row['value'] for row in found['cross']]
     inside = inside or [Frame(min(values), max(values), 0.0, 1.0)]
     first, last, low, top = zip(*inside, strict=True)
-    seen = [row['loss'] for row in found['mean'] if min(first) <= row['value'] <= max(last)]
-    frame = Frame(min(first), max(last), min([*low, *seen]), max(top))
+    seen = [*found['mean'], *found['good'], *found['best']]
+    losses = [row['loss'] for row in seen if min(first) <= row['value'] <= max(last)]
+    least, most = min([*low, *losses]), max(top)
+    # What is smaller than what matters is not made to look large.
+    frame = Frame(min(first), max(last), least, max(most, least + ablation.tune.smallest_effect))
     found['frame'] = [_stacked(found['cross'], frame)._asdict()]
     return found
 
@@ -319,7 +322,7 @@ def _frame(means: Means, at: Callable[[float], float]) -> Frame:
 
 def _stacked(crosses: Rows, frame: Frame) -> Frame:
     """Sets crosses above all losses, one above the other; returns the frame with room for them."""
-    room = max(0.06 * (frame.top - frame.low), 1e-4 * abs(frame.top))
+    room = 0.06 * (frame.top - frame.low)
     heights = collections.Counter()
     for row in crosses:
         heights[row['value']] += 1
