@@ -327,7 +327,7 @@ def _stacked(crosses: Rows, frame: Frame) -> Frame:
     for row in crosses:
         heights[row['value']] += 1
         row['loss'] = frame.top + (heights[row['value']] - 0.4) * room
-    top = frame.top + max(heights.values(), default=0) * room
+    top = frame.top + (max(heights.values(), default=0) + 0.5) * room
     return frame._replace(low=frame.low - room, top=top)
 
 
