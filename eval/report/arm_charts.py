@@ -113,7 +113,7 @@ class Frame(NamedTuple):
 
 
 def _frame(means: Means, at: Callable[[float], float]) -> Frame:
-    """Limits that an arm should be seen in: some octaves around its best, as far as it was tried, and
+    """Limits to see an arm in: some octaves around its best, as far as it was tried, and
     losses above its best by a multiple of what an octave costs.
     """
     known, best = means.finite, int(means.k[means.best])

@@ -62,7 +62,7 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Runs that have ended along one tuned field, others at the arm's best values: means by index, and
+    """Runs along one tuned field that have ended, others at the arm's best: means by index, and
     the losses behind them by seed; of a field that was left for another the means alone.
     """
 
