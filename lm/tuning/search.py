@@ -5,7 +5,8 @@ makes them again: where a loss of a wave is missing, that wave is what has to be
 else has ended and in whatever order. All arms get as many runs in each wave, and share its stage:
 
     scan     octaves around the centre, one seed
-    extend   while the best value is at an edge: further octaves, and repeats of the best two
+    extend   while the best value is at an edge: further octaves, and repeats of the best two; from
+             the second time on only where the best is significantly better than its neighbour
     line     of several fields: steps along one of them in turn, in two cycles
     refine   half octaves on both sides of the best, and repeats of it and of its neighbours
     repeat   while the allowance is more than half the smallest effect that matters
