@@ -129,10 +129,10 @@ def _field(path: str, value: Any) -> float | tuple[float, float] | None:
     given = list(value) if isinstance(value, list | tuple) else [value]
     numbers = sorted({float(one) for one in given if _is_positive(one)})
     if given != numbers or len(numbers) != (2 if isinstance(value, list | tuple) else 1):
-        hint = f' Did you mean ({numbers[0]}, {numbers[-1]})?' if len(numbers) > 1 else ''
+        hint = f'. Did you mean ({numbers[0]}, {numbers[-1]})?' if len(numbers) > 1 else ''
         raise ValueError(
             f'tune: {path} must be None, a centre above 0, or (low, high) with 0 < low < high; got '
-            f'{value!r}.{hint}'
+            f'{value!r}{hint}'
         )
     for number in numbers:
         if option := FIELDS[path].option:
@@ -150,7 +150,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(given)
     for name, what in (('seeds', 'fresh seeds of a look'), ('budget', 'runs of an arm')):
         value = given.get(name, LEAST_SEEDS)
-        if type(value) is not int or name == 'seeds' and value < LEAST_SEEDS:
+        if type(value) is not int or (name == 'seeds' and value < LEAST_SEEDS):
             bound = f' from {LEAST_SEEDS} on' if name == 'seeds' else ''
             is_whole = isinstance(value, float) and value.is_integer()
             hint = f'. Write {int(value)}' if is_whole else ''
