@@ -224,9 +224,9 @@ def study_of(
     tune: Tune, grids: Sequence[Grid], losses: Sequence[Mapping], judged: Sequence[bool]
 ) -> Study:
     """Returns the study of arms with these grids and losses."""
-    searches = [tune.search(one.bounds) for one in grids]
+    bounds = [one.bounds for one in grids]
     budget = math.inf if tune.budget is None else tune.budget
-    return Study(searches, losses, judged, tune.seeds, tune.test, budget)
+    return Study(tune.search, bounds, losses, judged, tune.seeds, tune.test, budget)
 
 
 def budget_words(study: Study) -> str | None:

@@ -8,7 +8,8 @@ fit.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ ASYMMETRY = 0.5  # of the curvatures to both sides: deviation of their differenc
 DRAWS = 100  # of means, for the allowance
 ALLOWED = 0.9  # quantile of the loss that a choice by other seeds would cost
 NOT_WORSE = 0.95  # level of the set of values that are as good as the best
-RIDGE = 1e-6  # keeps what no point tells apart from being divided by 0
+LEAST_SPREAD = 1e-3  # of the losses near the best: what three points leave open the prior decides
+RIDGE = 1e-9  # keeps what no point tells apart from being divided by 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,14 @@ class Means:
 def means_of(losses: Mapping[int, Sequence[float]]) -> Means:
     """Returns the means of {k: losses of its seeds}."""
     ks = sorted(losses)
-    mean = [float(np.mean(losses[k])) if np.all(np.isfinite(losses[k])) else math.inf for k in ks]
+    mean = [
+        math.fsum(own) / len(own) if _finite(own) else math.inf for k in ks for own in [losses[k]]
+    ]
     return Means(np.array(ks, int), np.array(mean), np.array([len(losses[k]) for k in ks]))
+
+
+def _finite(losses: Sequence[float]) -> bool:
+    return all(map(math.isfinite, losses))
 
 
 class Spread(NamedTuple):
@@ -57,11 +65,11 @@ class Spread(NamedTuple):
     freedom: int
 
 
-def spread(samples: Sequence[Sequence[float]]) -> Spread:
+def spread(samples: Iterable[Sequence[float]]) -> Spread:
     """Pools the spread of samples, each of one value: s^2 = sum (x - mean)^2 / sum (n - 1)."""
-    kept = [np.array(x, float) for x in samples if len(x) > 1 and np.all(np.isfinite(x))]
+    kept = [x for x in samples if len(x) > 1 and _finite(x)]
     freedom = sum(len(x) - 1 for x in kept)
-    squares = sum(float(np.sum((x - x.mean()) ** 2)) for x in kept)
+    squares = math.fsum((one - math.fsum(x) / len(x)) ** 2 for x in kept for one in x)
     return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread(0.0, 0)
 
 
@@ -103,17 +111,20 @@ def fits(k: np.ndarray, mean_RK: np.ndarray, n: np.ndarray, s: float) -> Fits:
     convex_R = (near_RK.sum(1) >= 3) & (curvature_R > 0)
     curvature_R = np.where(convex_R, curvature_R, 1.0)
     offset_C = np.arange(-OCTAVE, OCTAVE + 1)
-    squares_RC, parts_RC2 = _halves(w_RK, z_RK, y_RK, offset_C, s / (ASYMMETRY * curvature_R))
+    s_R = np.maximum(s, LEAST_SPREAD * y_RK.max(1))
+    squares_RC, left_RC, right_RC = _halves(
+        w_RK, z_RK, y_RK, offset_C, s_R / (ASYMMETRY * curvature_R)
+    )
     below_R, above_R = np.maximum(best_R - 1, 0), np.minimum(best_R + 1, len(k) - 1)
     low_R = np.where(finite[below_R], k[below_R], k[best_R])
     high_R = np.where(finite[above_R], k[above_R], k[best_R])
     k_RC = k[best_R][:, None] + offset_C
     allowed_RC = (k_RC >= low_R[:, None]) & (k_RC <= high_R[:, None])
-    allowed_RC &= np.all(parts_RC2 >= 0, -1)
+    allowed_RC &= (left_RC >= 0) & (right_RC >= 0)
     squares_RC = np.where(allowed_RC, squares_RC, np.inf)
     at_R = np.argmin(squares_RC, 1)
     found_R = convex_R & np.isfinite(squares_RC[rows, at_R])
-    left_R, right_R = np.where(found_R[:, None], parts_RC2[rows, at_R], 0.0).T
+    left_R, right_R = (np.where(found_R, x[rows, at_R], 0.0) for x in (left_RC, right_RC))
     return Fits(np.where(found_R, k_RC[rows, at_R], k[best_R]), left_R, right_R)
 
 
@@ -134,23 +145,35 @@ def _parabola(w_RK: np.ndarray, z_RK: np.ndarray, y_RK: np.ndarray) -> np.ndarra
 
 def _halves(
     w_RK: np.ndarray, z_RK: np.ndarray, y_RK: np.ndarray, offset_C: np.ndarray, tie_R: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(sum of squares, (left, right) curvature) of the curves with vertices at the offsets C.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sum of squares, left, right curvature) of the curves with vertices at the offsets C.
 
-    tie_R: weight of the difference of the curvatures among the residuals.
+    tie_R: weight of the difference of the curvatures among the residuals. The least loss is
+    eliminated from the normal equations, and the two that are left are solved by Cramer's rule.
     """
     u_RCK = z_RK[:, None] - offset_C[:, None] / PER_OCTAVE
-    parts = [np.ones_like(u_RCK), np.minimum(u_RCK, 0.0) ** 2, np.maximum(u_RCK, 0.0) ** 2]
-    x_RCK3 = np.stack(parts, -1)
-    tie = np.array([[0.0, 0, 0], [0, 1, -1], [0, -1, 1]])
-    prior = tie_R[:, None, None, None] ** 2 * tie + RIDGE * np.eye(3)
-    matrix = np.einsum('rk,rcki,rckj->rcij', w_RK, x_RCK3, x_RCK3, optimize=True) + prior
-    vector = np.einsum('rk,rcki,rk->rci', w_RK, x_RCK3, y_RK, optimize=True)
-    p_RC3 = np.linalg.solve(matrix, vector[..., None])[..., 0]
-    residual_RCK = np.einsum('rcki,rci->rck', x_RCK3, p_RC3) - y_RK[:, None]
-    squares = np.einsum('rk,rck->rc', w_RK, residual_RCK**2)
-    squares += (tie_R[:, None] * (p_RC3[..., 1] - p_RC3[..., 2])) ** 2
-    return squares, p_RC3[..., 1:]
+    w_RCK, y_RCK, tie_R1 = w_RK[:, None], y_RK[:, None], tie_R[:, None] ** 2
+    weight_RC1 = w_RCK.sum(-1, keepdims=True)
+
+    def centred(x_RCK):
+        return x_RCK - (w_RCK * x_RCK).sum(-1, keepdims=True) / weight_RC1
+
+    left_RCK = centred(np.where(u_RCK < 0, u_RCK, 0.0) ** 2)
+    right_RCK = centred(np.where(u_RCK > 0, u_RCK, 0.0) ** 2)
+    y_RCK = centred(y_RCK)
+
+    def product(one_RCK, other_RCK):
+        return (w_RCK * one_RCK * other_RCK).sum(-1)
+
+    a_RC = product(left_RCK, left_RCK) + tie_R1 + RIDGE
+    b_RC = product(right_RCK, right_RCK) + tie_R1 + RIDGE
+    c_RC = product(left_RCK, right_RCK) - tie_R1
+    p_RC, q_RC = product(left_RCK, y_RCK), product(right_RCK, y_RCK)
+    determinant_RC = a_RC * b_RC - c_RC**2
+    l_RC = (p_RC * b_RC - q_RC * c_RC) / determinant_RC
+    r_RC = (q_RC * a_RC - p_RC * c_RC) / determinant_RC
+    residual_RCK = l_RC[..., None] * left_RCK + r_RC[..., None] * right_RCK - y_RCK
+    return product(residual_RCK, residual_RCK) + tie_R1 * (l_RC - r_RC) ** 2, l_RC, r_RC
 
 
 def vertex(means: Means, s: float) -> int:
@@ -164,28 +187,44 @@ def is_convex(means: Means, s: float) -> bool:
     return bool(found.left_R[0] + found.right_R[0] > 0)
 
 
-def allowance(means: Means, s: float) -> float:
-    """Returns the loss that a choice by other seeds could cost, at the quantile ALLOWED.
+def allowance(means: Means, spread: Spread) -> float:
+    """Returns the loss that a choice by other seeds could cost, at the quantile ALLOWED; inf where
+    the spread is not known.
 
     Each mean is moved by its standard error s / sqrt(n), by the same normal deviates at all times;
     the cost is that of the place where the minimum is then, by the curve of the means as they are:
     the fitted one, and where it is not convex lines between the means.
     """
-    return _allowance(tuple(means.k), tuple(means.mean), tuple(means.n), s)
+    if not spread.freedom:
+        return math.inf
+    return _allowance(tuple(means.k), tuple(means.mean), tuple(means.n), spread.s)
 
 
 @functools.lru_cache(4096)  # waves are made again from the beginning, many times
 def _allowance(k: tuple, mean: tuple, n: tuple, s: float) -> float:
     means = Means(np.array(k), np.array(mean), np.array(n))
-    own = fits(means.k, means.mean[None], means.n, s)
-    deviates_RK = np.random.default_rng(0).standard_normal((DRAWS, len(means.k)))
-    moved = fits(means.k, means.mean + deviates_RK * s / np.sqrt(means.n), means.n, s).vertex_R
+    moves_RK = deviates(DRAWS, len(k)) * s / np.sqrt(means.n)
+    found = fits(means.k, np.concatenate([means.mean[None], means.mean + moves_RK]), means.n, s)
+    own, moved_R = Fits(*(x[:1] for x in found)), found.vertex_R[1:]
     if own.left_R[0] + own.right_R[0] > 0:
-        cost_R = Fits(*(np.broadcast_to(x, DRAWS) for x in own)).rise(moved)
+        cost_R = own.rise(moved_R)
     else:
         known = means.finite
-        cost_R = np.interp(moved, known.k, known.mean) - np.min(known.mean)
+        cost_R = np.interp(moved_R, known.k, known.mean) - np.min(known.mean)
     return float(np.quantile(cost_R, ALLOWED))
+
+
+@functools.lru_cache
+def deviates(rows: int, columns: int) -> np.ndarray:
+    """Returns standard normal deviates that are the same on every machine and with every library.
+
+    Row i has the normal quantiles of frac((i + 1) sqrt(prime)), one prime a column (Richtmyer).
+    """
+    primes = [
+        p for p in range(2, 12 * columns + 3) if all(p % q for q in range(2, math.isqrt(p) + 1))
+    ]
+    u_RK = np.arange(1, rows + 1)[:, None] * np.sqrt(primes[:columns]) % 1
+    return np.vectorize(statistics.NormalDist().inv_cdf)(u_RK)
 
 
 def as_good(means: Means, spread: Spread) -> tuple[float, float]:
@@ -195,24 +234,29 @@ def as_good(means: Means, spread: Spread) -> tuple[float, float]:
     set reaches to the middle of the way to the first that are worse: -inf or inf where there is
     none (Hsu's multiple comparisons with the best, in one step).
     """
-    from scipy import stats
-
     if not spread.freedom:
         return -math.inf, math.inf
-    known = means.finite
-    best = known.best
-    t = stats.t.ppf(NOT_WORSE, spread.freedom)
-    bound = t * spread.s * np.sqrt(1 / known.n + 1 / known.n[best])
-    good = known.mean - known.mean[best] <= bound
+    best = means.best
+    bound = student(NOT_WORSE, spread.freedom) * spread.s * np.sqrt(1 / means.n + 1 / means.n[best])
+    good = means.mean - means.mean[best] <= bound
     low = high = best
     while low and good[low - 1]:
         low -= 1
     while high < len(good) - 1 and good[high + 1]:
         high += 1
-    return _edge_of(means, int(known.k[low]), -1), _edge_of(means, int(known.k[high]), 1)
+    return _edge_of(means, low, -1), _edge_of(means, high, 1)
 
 
-def _edge_of(means: Means, k: int, side: int) -> float:
-    """The middle of the way from k to the next value that was tried, diverged ones too."""
-    at = int(np.searchsorted(means.k, k)) + side
-    return (k + int(means.k[at])) / 2 if 0 <= at < len(means.k) else side * math.inf
+@functools.lru_cache
+def student(level: float, freedom: int) -> float:
+    """Returns the quantile of Student's t."""
+    from scipy import stats
+
+    return float(stats.t.ppf(level, freedom))
+
+
+def _edge_of(means: Means, at: int, side: int) -> float:
+    """The middle of the way to the next value that was tried."""
+    if not 0 <= at + side < len(means.k):
+        return side * math.inf
+    return (int(means.k[at]) + int(means.k[at + side])) / 2

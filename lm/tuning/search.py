@@ -6,11 +6,12 @@ else has ended and in whatever order. All arms get as many runs in each wave, an
 
     scan     octaves around the centre, one seed
     extend   while the best value is at an edge: further octaves, and repeats of the best two
-    line     of several fields: octaves along one of them in turn, in two cycles
+    line     of several fields: steps along one of them in turn, in two cycles
     refine   half octaves on both sides of the best, and repeats of it and of its neighbours
     repeat   while the allowance is more than half the smallest effect that matters
 
-An arm that needs less than the others in a wave gets further seeds near its best value.
+An arm that needs less than the others in a wave gets further seeds near its best value. An arm that
+diverges wherever it is tried has no more runs; the others go on.
 """
 
 import collections
@@ -34,19 +35,22 @@ from lm.tuning.curve import (
     vertex,
 )
 
-SCAN = (-2, -1, 0, 1, 2)  # octaves
+SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, around its centre
+STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
 WAVE = 5  # runs of an arm that are most useful at once
-EXTENSIONS = 4  # waves in one stage
+EXTENSIONS = 4  # waves beyond the edges of one line
 REFINEMENTS = 3  # waves, where the best value moves meanwhile
 REPEATS = 2  # waves that an arm asks for
 CYCLES = 2  # over several fields
-STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
-FLAT = 3  # octaves: a wider set of values that are as good says that the field hardly matters
+FLAT_OCTAVES = 3  # a wider set of values that are as good says that the field hardly matters
 
-LOCATED, FLAT_STATE, EDGE, CLIFF = 'located', 'flat', 'edge', 'cliff'
-NOT_CONVEX, DIVERGED = 'not convex', 'diverged everywhere'
+LOCATED, FLAT, EDGE, CLIFF = 'located', 'flat', 'edge', 'cliff'
+EXTEND = 'extend'
+NOT_CONVEX, NOT_REFINED, DIVERGED = 'not convex', 'not refined', 'diverged everywhere'
 
 K = tuple[int, ...]  # the place of a value: an index for each tuned field
+Bounds = Sequence[tuple[float, float]]  # lowest and highest index of each field of an arm
+UNBOUNDED = (-math.inf, math.inf)
 
 
 class Point(NamedTuple):
@@ -56,23 +60,25 @@ class Point(NamedTuple):
     seed: int
 
 
-Losses = Mapping[Point, float]  # not finite: diverged
+Losses = Mapping[Point, float]  # of an arm; not finite: diverged
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Settings that the waves follow from, besides losses.
+    """Settings that the waves follow from, besides losses and bounds.
 
-    fields: how many are tuned. scans: the octaves of the first line along each of them.
-    bounds: lowest and highest index of each that may be tried. smallest_effect: of losses, that
-    matters. most_runs: of an arm; a wave that would exceed it is not begun.
+    scans: indices of the first line along each tuned field, around its centre. smallest_effect: of
+    losses, that matters. most_runs: of an arm; a wave that would exceed it is not begun.
     """
 
-    fields: int = 1
     scans: tuple[tuple[int, ...], ...] = (SCAN,)
-    bounds: tuple[tuple[float, float], ...] = ((-math.inf, math.inf),)
     smallest_effect: float = 0.01
     most_runs: float = math.inf
+
+    @property
+    def fields(self) -> int:
+        """Returns how many fields are tuned."""
+        return len(self.scans)
 
 
 class Wave(NamedTuple):
@@ -83,106 +89,178 @@ class Wave(NamedTuple):
     missing: list[list[Point]]
 
 
-@dataclasses.dataclass
-class Line:
-    """The values of an arm along one field, through `centre`."""
+class Arm:
+    """What has ended of an arm, and the line along one field that is searched now.
 
-    centre: K
-    along: int = 0
-    known: dict[Point, float] = dataclasses.field(default_factory=dict)  # of the arm, on all lines
+    Attributes:
+      bounds: of each field.
+      losses: of each place that was tried, by seed.
+      centre, along: the line has the places that differ from `centre` in the field `along` alone.
+      means: of the line.
+      extensions: waves beyond its edges so far.
+      earlier: the means along other fields, of the last line of each.
+    """
+
+    def __init__(self, bounds: Bounds):
+        self.bounds, self.losses = bounds, {}
+        self.centre, self.along, self.extensions = (0,) * len(bounds), 0, 0
+        self.earlier: dict[int, Means] = {}
+        self.means = means_of({})
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether all runs diverged."""
+        return bool(self.losses) and not any(map(_is_sound, self.losses.values()))
+
+    @property
+    def best(self) -> int:
+        """The index of the lowest mean of the line."""
+        return int(self.means.k[self.means.best])
 
     def place(self, index: int) -> K:
         """Returns the place of an index along the line."""
         return (*self.centre[: self.along], index, *self.centre[self.along + 1 :])
 
-    def by_index(self) -> dict[int, list[float]]:
-        """Returns the losses of each index of the line, by seed."""
-        found: dict[int, list[float]] = {}
-        for k, seed in sorted(self.known):
-            if self.place(k[self.along]) == k:
-                found.setdefault(k[self.along], []).append(self.known[Point(k, seed)])
-        return found
+    def add(self, losses: Sequence[tuple[Point, float]]) -> None:
+        """Adds runs that have ended, those of one place by ascending seeds."""
+        for point, loss in losses:
+            self.losses.setdefault(point.k, []).append(loss)
+        self._read_line()
+
+    def turn(self, along: int, s: float) -> None:
+        """Turns the line to another field, at the minimum along this one."""
+        if along == self.along:
+            return
+        self.earlier[self.along] = self.means
+        if np.any(np.isfinite(self.means.mean)):
+            self.centre = self.place(vertex(self.means, s))
+        else:
+            self.centre = self.best_place
+        self.along, self.extensions = along, EXTENSIONS if self.is_dead else 0
+        self.earlier.pop(along, None)
+        self._read_line()
+
+    def within(self, indices: Sequence[int]) -> list[int]:
+        """Returns the indices of the line that its bounds allow."""
+        lowest, highest = self.bounds[self.along]
+        return [i for i in indices if lowest <= i <= highest]
+
+    def untried(self, indices: Sequence[int]) -> list[int]:
+        """Returns the indices that may be tried, and have not been."""
+        return [i for i in self.within(indices) if i not in self.means.k]
+
+    def runs_at(self, indices: Sequence[int]) -> list[Point]:
+        """Returns a run at each index, with seeds that it has not had; an index may come twice."""
+        return self._next([self.place(i) for i in indices])
+
+    def filled(self, points: Sequence[Point], width: int) -> list[Point]:
+        """Adds further seeds of the WAVE values nearest to the best, fewest seeds first."""
+        points = list(points)
+        while len(points) < width:
+            asked = collections.Counter(p.k for p in points)
+            n = {k: len(self.losses.get(k, ())) + asked[k] for k in self._near}
+            points.append(min((Point(k, n[k]) for k in n), key=lambda point: point.seed))
+        return points
 
     @property
-    def means(self) -> Means:
-        return means_of(self.by_index())
+    def _near(self) -> list[K]:
+        """The places of the line nearest to its best one, as far as none diverged."""
+        known = self.means.finite
+        if not len(known.k):
+            return [self.best_place]
+        distance = np.abs(known.k - known.k[known.best])
+        return [self.place(int(k)) for k in known.k[np.argsort(distance, kind='stable')[:WAVE]]]
 
     @property
-    def is_dead(self) -> bool:
-        """Whether all runs of the line diverged."""
-        return bool(self.known) and not len(self.means.finite.k)
+    def best_place(self) -> K:
+        """The place of the lowest mean of all lines; the centre where every place diverged."""
+        sound = {k: math.fsum(x) / len(x) for k, x in sorted(self.losses.items()) if _is_sound(x)}
+        return min(sound, key=sound.__getitem__) if sound else self.centre
 
-    def next_seeds(self, indices: Sequence[int]) -> list[Point]:
-        """Returns a run of each index, with seeds that it has not had; an index may come twice."""
-        counts = collections.Counter({i: len(x) for i, x in self.by_index().items()})
+    def _next(self, places: Sequence[K]) -> list[Point]:
+        counts = collections.Counter({k: len(self.losses.get(k, ())) for k in places})
         found = []
-        for index in indices:
-            found.append(Point(self.place(index), counts[index]))
-            counts[index] += 1
+        for k in places:
+            found.append(Point(k, counts[k]))
+            counts[k] += 1
         return found
+
+    def _read_line(self) -> None:
+        along = self.along
+        on_line = {k[along]: x for k, x in self.losses.items() if self.place(k[along]) == k}
+        self.means = means_of(on_line)
+
+
+def _is_sound(losses: Sequence[float]) -> bool:
+    return all(map(math.isfinite, losses))
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Waves that have been made again: the last one is `open` if runs of it are missing."""
+    """Waves that have been made again: the last one is `open` if runs of it are missing.
+
+    is_refined: whether the search came as far as the half octaves around the best, and had them.
+    """
 
     waves: list[Wave]
-    lines: list[Line]  # the last of each arm
-    earlier: list[list[Line]]  # along other fields, the last of each
+    arms: list[Arm]
     open: Wave | None
+    is_refined: bool
 
     @property
     def spread(self) -> Spread:
         """Returns the spread over seeds, pooled over all arms and values."""
-        return spread([x for line in self.lines for x in samples(line.known)])
+        return pooled(self.arms)
 
 
-def samples(known: Losses) -> list[list[float]]:
-    """Returns the losses of each place, by seed."""
-    found: dict[K, list[float]] = {}
-    for k, seed in sorted(known):
-        found.setdefault(k, []).append(known[Point(k, seed)])
-    return list(found.values())
+def pooled(arms: Sequence[Arm]) -> Spread:
+    """Returns the spread over seeds, pooled over all values of all arms."""
+    return spread(x for arm in arms for x in arm.losses.values())
 
 
-def replay(arms: Sequence[Losses], searches: Sequence[Search]) -> Replay:
+def replay(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -> Replay:
     """Makes the waves again, up to the first that has not wholly ended.
 
     Args:
-      arms: the losses of each arm. What belongs to no wave is not read.
-      searches: what the waves of each arm follow from; they differ in their bounds alone.
+      losses: of each arm. What belongs to no wave is not read.
+      search: what the waves follow from.
+      bounds: of each arm.
     """
-    tuner = _Tuner([Line((0,) * searches[0].fields) for _ in arms], searches)
+    tuner = _Tuner([Arm(own) for own in bounds], search)
     waves: list[Wave] = []
     for stage, points in tuner.waves():
-        missing = [
-            [p for p in own if p not in losses] for own, losses in zip(points, arms, strict=True)
-        ]
-        waves.append(Wave(stage, points, missing))
-        if any(missing):
-            return Replay(waves, tuner.lines, tuner.earlier, waves[-1])
-        for line, own, losses in zip(tuner.lines, points, arms, strict=True):
-            line.known.update({p: losses[p] for p in own})
-    return Replay(waves, tuner.lines, tuner.earlier, None)
+        waves.append(Wave(stage, points, missing(points, losses)))
+        if waves[-1].missing:
+            return Replay(waves, tuner.arms, waves[-1], tuner.is_refined)
+        for arm, own, ended in zip(tuner.arms, points, losses, strict=True):
+            arm.add([(p, ended[p]) for p in own])
+    return Replay(waves, tuner.arms, None, tuner.is_refined)
+
+
+def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
+    """Returns the points without a loss, by arm; [] if there is none."""
+    found = [[p for p in own if p not in at] for own, at in zip(points, losses, strict=True)]
+    return found if any(found) else []
 
 
 class _Tuner:
-    """Proposes waves; whoever takes one adds its losses to `lines` before the next."""
+    """Proposes waves; the losses of one are added to `arms` before the next is asked for."""
 
-    def __init__(self, lines: list[Line], searches: Sequence[Search]):
-        self.lines, self.search = lines, searches[0]
-        self.bounds = [one.bounds for one in searches]
-        self.earlier: list[list[Line]] = [[] for _ in lines]
-        self.runs = 0  # of each arm
+    def __init__(self, arms: list[Arm], search: Search):
+        self.arms, self.search = arms, search
+        self.runs = 0  # of each arm that goes on
+        self.is_refined = False
 
     def waves(self) -> Iterator[tuple[str, list[list[Point]]]]:
         for stage, along in self._stages():
-            self._turn(along)
-            asked = [collections.Counter() for _ in self.lines]
+            s = pooled(self.arms).s
+            for arm in self.arms:
+                arm.turn(along, s)
+            asked = [0] * len(self.arms)  # waves of the stage itself, by each arm
             while True:
+                own = pooled(self.arms)
                 wants = [
-                    self._wanted(stage, *one)
-                    for one in zip(self.lines, self.bounds, asked, strict=True)
+                    self._wanted(stage, *one, own) for one in zip(self.arms, asked, strict=True)
                 ]
                 width = max(len(points) for _, points in wants)
                 if not width:
@@ -190,137 +268,94 @@ class _Tuner:
                 if self.runs + width > self.search.most_runs:
                     return
                 self.runs += width
-                for count, (kind, _) in zip(asked, wants, strict=True):
-                    count[kind] += 1
-                kinds = [kind for kind, points in wants if points]
+                for arm, (kind, _) in zip(self.arms, wants, strict=True):
+                    arm.extensions += kind == EXTEND
+                asked = [n + (kind == stage) for n, (kind, _) in zip(asked, wants, strict=True)]
+                kinds = {kind for kind, points in wants if points}
                 yield (
-                    'extend' if 'extend' in kinds else stage,
+                    EXTEND if EXTEND in kinds else stage,
                     [
-                        [] if line.is_dead and not own else filled(line, own, width)
-                        for line, (_, own) in zip(self.lines, wants, strict=True)
+                        points if arm.is_dead else arm.filled(points, width)
+                        for arm, (_, points) in zip(self.arms, wants, strict=True)
                     ],
                 )
+            self.is_refined |= stage == 'refine'
 
     def _stages(self) -> Iterator[tuple[str, int]]:
         """Stages, and the field that each is along."""
+        fields = range(self.search.fields)
+        yield from (('scan', along) for along in fields)
         if self.search.fields > 1:
-            for cycle in range(CYCLES):
-                for along in range(self.search.fields):
-                    yield ('line' if cycle else 'scan'), along
-        else:
-            yield 'scan', 0
+            yield from (('line', along) for _ in range(CYCLES - 1) for along in fields)
         yield 'refine', 0
         yield 'repeat', 0
 
-    def _turn(self, along: int) -> None:
-        """Turns lines to another field, at the minimum along the last one."""
-        s = spread([x for line in self.lines for x in samples(line.known)]).s
-        for i, line in enumerate(self.lines):
-            if line.along == along:
-                continue
-            self.earlier[i] = [one for one in self.earlier[i] if one.along != line.along]
-            self.earlier[i].append(Line(line.centre, line.along, dict(line.known)))
-            at = 0 if line.is_dead else vertex(line.means, s)
-            self.lines[i] = Line(line.place(at), along, line.known)
-
-    def _wanted(
-        self,
-        stage: str,
-        line: Line,
-        bounds: Sequence[tuple[float, float]],
-        asked: collections.Counter,
-    ) -> tuple[str, list[Point]]:
+    def _wanted(self, stage: str, arm: Arm, asked: int, own: Spread) -> tuple[str, list[Point]]:
         """The kind and the points of what an arm needs in this stage; none if it needs nothing."""
-        lowest, highest = bounds[line.along]
-        here, means = line.centre[line.along], line.means
-        if stage in ('scan', 'line'):
-            octaves = self.search.scans[line.along] if self._is_first(stage, line) else (-1, 0, 1)
-            step = OCTAVE if self._is_first(stage, line) else STEPS[line.along]
-            indices = [here + i * step for i in octaves]
-            new = [i for i in indices if i not in means.k and lowest <= i <= highest]
-            if new and not asked[stage]:
-                return stage, line.next_seeds(new)
-        side = edge(means)
-        if side and asked['extend'] < EXTENSIONS:
-            points = extension(line, side, lowest, highest)
-            if points:
-                return 'extend', points
-        if line.is_dead:
-            return '', []
-        best = int(means.k[means.best])
-        if stage == 'refine' and asked[stage] < REFINEMENTS:
-            halves = [i for i in (best - HALF, best + HALF) if i not in means.k]
-            halves = [i for i in halves if lowest <= i <= highest]
-            if halves:
-                return stage, refinement(line, halves)
-        if stage == 'repeat' and asked[stage] < REPEATS:
-            s = spread([x for one in self.lines for x in samples(one.known)]).s
-            if allowance(means, s) > self.search.smallest_effect / 2:
-                return stage, filled(line, [], WAVE)
-        return '', []
+        here = arm.centre[arm.along]
+        if stage in ('scan', 'line') and not asked and not arm.is_dead:
+            step = STEPS[arm.along]
+            offsets = self.search.scans[arm.along] if stage == 'scan' else (-step, 0, step)
+            if new := arm.untried([here + i for i in offsets]):
+                return stage, arm.runs_at(new)
+        if points := self._extension(arm):
+            return EXTEND, points
+        if arm.is_dead:
+            return stage, []
+        if stage == 'refine' and asked < REFINEMENTS:
+            return stage, refinement(arm)
+        enough = self.search.smallest_effect / 2
+        if stage == 'repeat' and asked < REPEATS and allowance(arm.means, own) > enough:
+            return stage, arm.filled([], WAVE)
+        return stage, []
 
-    def _is_first(self, stage: str, line: Line) -> bool:
-        return stage == 'scan' and (line.along == 0 or len(self.search.scans[line.along]) > 3)
+    def _extension(self, arm: Arm) -> list[Point]:
+        """Three octaves beyond an edge, where that has the best value, and repeats of it and of its
+        neighbour; [] where there is no such edge, or no more room or waves for it.
+        """
+        side, means = edge(arm.means), arm.means
+        if not side or arm.extensions == EXTENSIONS:
+            return []
+        lowest, highest = arm.bounds[arm.along]
+        outermost = int(means.k[0] if side < 0 else means.k[-1])
+        octaves = [outermost + side * i * OCTAVE for i in (1, 2, 3)]
+        outward = arm.untried(sorted({min(max(i, lowest), highest) for i in octaves}))
+        if not outward:
+            return []
+        near = means.finite
+        inner = [near.best, near.best - side] if len(near.k) else []
+        return arm.runs_at([*outward, *(int(near.k[i]) for i in inner if 0 <= i < len(near.k))])
 
 
 def edge(means: Means) -> int:
     """Returns -1 or 1 where the best value is the lowest or highest tried, -1 where all diverged;
     else 0.
     """
-    if not len(means.finite.k):
-        return -1
+    if not np.any(np.isfinite(means.mean)):
+        return -1 if len(means.k) else 0
     return -1 if means.best == 0 else 1 if means.best == len(means.k) - 1 else 0
 
 
-def extension(line: Line, side: int, lowest: float, highest: float) -> list[Point]:
-    """Returns three octaves beyond an edge, and repeats of the best value and its neighbour."""
-    means = line.means
-    outermost = int(means.k[0] if side < 0 else means.k[-1])
-    outward = [outermost + side * i * OCTAVE for i in (1, 2, 3)]
-    outward = [i for i in outward if lowest <= i <= highest]
-    if not outward or line.is_dead:
-        return line.next_seeds(outward)
-    near = means.finite
-    neighbour = near.best - side
-    inner = [int(near.k[i]) for i in (near.best, neighbour) if 0 <= i < len(near.k)]
-    return line.next_seeds([*outward, *inner])
-
-
-def refinement(line: Line, halves: Sequence[int]) -> list[Point]:
-    """Returns half octaves, and repeats of the best value and of those an octave off."""
-    means = line.means
-    best = int(means.k[means.best])
-    finite = {int(k) for k in means.finite.k}
-    repeated = [i for i in (best, best - OCTAVE, best + OCTAVE) if i in finite]
-    return line.next_seeds([*halves, *repeated])
-
-
-def filled(line: Line, points: Sequence[Point], width: int) -> list[Point]:
-    """Adds further seeds of the five values nearest to the best, fewest seeds first, to `width`."""
-    means, points = line.means, list(points)
-    known = means.finite
-    if not len(known.k):
-        return points
-    distance = np.abs(known.k - known.k[known.best])
-    near = [int(k) for k in known.k[np.argsort(distance, kind='stable')[:WAVE]]]
-    counts = {k: int(known.n[list(known.k).index(k)]) for k in near}
-    for point in points:
-        if line.place(point.k[line.along]) == point.k and point.k[line.along] in counts:
-            counts[point.k[line.along]] += 1
-    while len(points) < width:
-        index = min(near, key=lambda k: (counts[k], near.index(k)))
-        points.append(Point(line.place(index), counts[index]))
-        counts[index] += 1
-    return points
+def refinement(arm: Arm) -> list[Point]:
+    """Returns half octaves around the best value, and repeats of it and of those an octave off; []
+    where there are half octaves already. On a line that has no runs yet: all of them.
+    """
+    if not len(arm.means.k):
+        here = arm.centre[arm.along]
+        return arm.runs_at(arm.within([here + i for i in (-OCTAVE, -HALF, 0, HALF, OCTAVE)]))
+    halves = arm.untried([arm.best - HALF, arm.best + HALF])
+    finite = {int(k) for k in arm.means.finite.k}
+    repeated = [i for i in (arm.best, arm.best - OCTAVE, arm.best + OCTAVE) if i in finite]
+    return arm.runs_at([*halves, *repeated]) if halves else []
 
 
 @dataclasses.dataclass(frozen=True)
 class Pick:
     """The values of an arm, and what is known of them.
 
-    k: their place. allowance: loss that other seeds could choose better by, at a quantile.
-    as_good: lowest and highest index of the first field that are not significantly worse.
-    states: of LOCATED, FLAT_STATE, EDGE, CLIFF, NOT_CONVEX, DIVERGED.
+    k: their place. allowance: loss that other seeds could choose better by, at a quantile; inf
+    where nothing is known of it. as_good: lowest and highest index of the first field that are not
+    significantly worse. states: LOCATED, or what keeps it from being so.
     """
 
     k: K
@@ -330,27 +365,29 @@ class Pick:
 
 
 def picks(found: Replay) -> list[Pick]:
-    """Returns the pick of each arm, once its waves have ended."""
+    """Returns the pick of each arm, as far as the waves have come."""
     own = found.spread
-    return [_pick(*one, own) for one in zip(found.lines, found.earlier, strict=True)]
+    return [_pick(arm, own, found.is_refined) for arm in found.arms]
 
 
-def _pick(line: Line, earlier: Sequence[Line], own: Spread) -> Pick:
-    means = line.means
-    if line.is_dead or not len(means.k):
-        return Pick(line.centre, math.inf, (-math.inf, math.inf), (DIVERGED,))
+def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
+    means = arm.means
+    if arm.is_dead or not np.any(np.isfinite(means.mean)):
+        states = (DIVERGED,) if arm.is_dead else (NOT_REFINED,)
+        return Pick(arm.best_place, math.inf, UNBOUNDED, states)
     k = vertex(means, own.s)
     low, high = as_good(means, own)
-    beyond = means.k[~np.isfinite(means.mean)]
-    every = [means, *(one.means for one in earlier if not one.is_dead)]
-    states = []
-    if any(edge(one) for one in every):
-        states.append(EDGE)
-    if np.any(np.abs(beyond - k) <= OCTAVE):
-        states.append(CLIFF)
-    if high - low > FLAT * OCTAVE:
-        states.append(FLAT_STATE)
-    if not is_convex(means, own.s):
-        states.append(NOT_CONVEX)
-    allowed = sum(allowance(one, own.s) for one in every)
-    return Pick(line.place(k), allowed, (low, high), tuple(states) or (LOCATED,))
+    lines = [means, *(one for one in arm.earlier.values() if len(one.finite.k))]
+    known = {
+        NOT_REFINED: not is_refined,
+        EDGE: any(map(edge, lines)),
+        CLIFF: np.any(np.abs(means.k[~np.isfinite(means.mean)] - k) <= OCTAVE),
+        FLAT: own.freedom > 0
+        and min(high, means.k[-1]) - max(low, means.k[0]) > FLAT_OCTAVES * OCTAVE,
+        NOT_CONVEX: not is_convex(means, own.s),
+    }
+    states = tuple(state for state, holds in known.items() if holds)
+    allowed = sum(allowance(one, own) for one in lines)
+    if len(lines) < len(arm.bounds):
+        allowed = math.inf
+    return Pick(arm.place(k), allowed, (low, high), states or (LOCATED,))

@@ -59,20 +59,22 @@ class Tune:
 
     @property
     def scans(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the octaves of the first line along each field."""
-        found = []
-        for i, given in enumerate(self.fields.values()):
-            if isinstance(given, tuple):
-                half = max(1, math.ceil(math.log2(given[1] / given[0]) / 2))
-                found.append(tuple(range(-half, half + 1)))
-            else:
-                found.append(SCAN if i == 0 else (-1, 0, 1))
-        return tuple(found)
+        """Returns the indices of the first line along each field, around its centre."""
+        return tuple(_scan(i, given) for i, given in enumerate(self.fields.values()))
 
-    def search(self, bounds: tuple[tuple[float, float], ...]) -> Search:
-        """Returns what waves follow from. bounds: as in `Search`."""
+    @property
+    def search(self) -> Search:
+        """Returns what waves follow from."""
         most = math.inf if self.budget is None else self.budget - self.seeds
-        return Search(len(self.fields), self.scans, bounds, self.smallest_effect, most)
+        return Search(self.scans, self.smallest_effect, most)
+
+
+def _scan(number: int, given: float | tuple[float, float] | None) -> tuple[int, ...]:
+    """Octaves over a range; else SCAN for the first field, one step to both sides for others."""
+    if isinstance(given, tuple):
+        half = max(1, math.ceil(math.log2(given[1] / given[0]) / 2))
+        return tuple(i * OCTAVE for i in range(-half, half + 1))
+    return SCAN if number == 0 else (-STEPS[number], 0, STEPS[number])
 
 
 OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}

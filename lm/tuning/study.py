@@ -14,9 +14,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lm.tuning.search import DIVERGED, EDGE, Losses, Pick, Point, Replay, Search, picks, replay
+from lm.tuning.search import (
+    DIVERGED,
+    EDGE,
+    Bounds,
+    Losses,
+    Pick,
+    Point,
+    Replay,
+    Search,
+    missing,
+    picks,
+    replay,
+)
 from lm.tuning.verdicts import UNDECIDED, Verdict, judge, seeds_for
 
+TUNING_LIMITED, SEED_LIMITED = 'tuning-limited', 'seed-limited'
 FRESH = 1000  # number of the first seed that verdicts are of
 LOOKS = (1, 2)  # times the seeds of a look
 
@@ -38,11 +51,13 @@ class Confirmed:
 class Study:
     """Conclusions from the losses of all arms.
 
-    searches: of each arm (they differ in bounds). losses: of each arm by point; seeds from FRESH on
-    are those of verdicts. judged: which arms get a verdict; arm 0 is the baseline.
+    search: settings of all arms. bounds: of each arm. losses: of each arm by point; seeds from
+    FRESH on are those of verdicts. judged: which arms get a verdict; arm 0 is the baseline. seeds:
+    of a look. test: of verdicts. budget: runs of an arm at most.
     """
 
-    searches: Sequence[Search]
+    search: Search
+    bounds: Sequence[Bounds]
     losses: Sequence[Losses]
     judged: Sequence[bool]
     seeds: int
@@ -52,7 +67,7 @@ class Study:
     @functools.cached_property
     def tuned(self) -> Replay:
         """Returns the waves of tuning."""
-        return replay(self.losses, self.searches)
+        return replay(self.losses, self.search, self.bounds)
 
     @functools.cached_property
     def picks(self) -> list[Pick]:
@@ -117,7 +132,7 @@ class Study:
             for i, judged in enumerate(self.judged)
             if i and judged and is_whole[i] and is_whole[0]
         ]
-        r = [math.inf if EDGE in pick.states else pick.allowance for pick in self.picks]
+        r = self._allowances
         verdicts = {}
         if compared:
             own = [fresh[i] for i in compared]
@@ -155,21 +170,45 @@ class Study:
                 own.update({point: stage for point in asked if point not in own})
         return found
 
+    def states(self, arm: int) -> tuple[str, ...]:
+        """Returns what is known of an arm, in words: the states of its pick; `diverged k of n`
+        where fresh seeds did, which leaves no verdict on means; and of an undecided arm what stands
+        in the way of a verdict: TUNING_LIMITED where the allowance is larger than its difference,
+        SEED_LIMITED where more seeds would find one.
+        """
+        found = list(self.picks[arm].states)
+        one = self.confirmed[arm]
+        if one is None:
+            return tuple(found)
+        if one.diverged:
+            found.append(f'diverged {one.diverged} of {len(one.losses)}')
+        if one.verdict and one.verdict.said == UNDECIDED:
+            if self._allowed(arm, one.verdict) > abs(one.verdict.difference):
+                found.append(TUNING_LIMITED)
+            needed = self.seeds_needed(arm, self.search.smallest_effect)
+            if needed is not None and needed > one.verdict.n:
+                found.append(SEED_LIMITED)
+        return tuple(found)
+
     def seeds_needed(self, arm: int, smallest_effect: float) -> int | None:
         """Returns the fresh seeds that would decide an undecided arm: by its difference as it is,
-        or by the smallest effect where that is larger. None for others.
+        or by the smallest effect where that is larger, less the allowance. None for others, and
+        where the allowance is larger than both, so that no number of seeds would do.
         """
         one = self.confirmed[arm]
         if one is None or one.verdict is None or one.verdict.said != UNDECIDED:
             return None
         effect = max(abs(one.verdict.difference), smallest_effect)
+        effect -= self._allowed(arm, one.verdict)
         undecided = sum(
             bool(c and c.verdict and c.verdict.said == UNDECIDED) for c in self.confirmed
         )
-        return seeds_for(effect, one.verdict.deviation, undecided)
+        return seeds_for(effect, one.verdict.deviation, undecided) if effect > 0 else None
 
+    def _allowed(self, arm: int, verdict: Verdict) -> float:
+        """The allowance that a verdict on the side of the difference has to exceed."""
+        return self._allowances[arm if verdict.difference > 0 else 0]
 
-def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
-    """Returns the points without a loss, by arm; [] if there is none."""
-    found = [[p for p in own if p not in at] for own, at in zip(points, losses, strict=True)]
-    return found if any(found) else []
+    @property
+    def _allowances(self) -> list[float]:
+        return [math.inf if EDGE in pick.states else pick.allowance for pick in self.picks]

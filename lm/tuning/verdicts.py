@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lm.tuning.curve import student
+
 LEVEL = 0.027  # of each of two looks
 CONFIDENCE = 0.95  # of intervals
 POWER = 0.8  # of a test with as many seeds as `seeds_for` says
@@ -69,7 +71,7 @@ def judge(
     for own, d, se, r, (_, side), p in zip(
         arms, differences, errors, r_arms, sides, adjusted, strict=True
     ):
-        half = float(_quantile((1 + CONFIDENCE) / 2, freedom) * se)
+        half = student((1 + CONFIDENCE) / 2, freedom) * se
         mean = float(d.mean())
         said = side if p < LEVEL else UNDECIDED
         r_low = 0.0 if math.isinf(r) else r
@@ -101,12 +103,6 @@ def _t(gap: float, se: float) -> float:
     if se == 0:
         return math.copysign(math.inf, gap) if gap else 0.0
     return gap / se
-
-
-def _quantile(level: float, freedom: int) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf(level, freedom))
 
 
 def _holm(ts: Sequence[float], freedom: int) -> list[float]:
@@ -151,10 +147,10 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def seeds_for(effect: float, deviation: float, tests: int = 1) -> int:
+def seeds_for(effect: float, deviation: float, tests: int = 1, level: float = LEVEL) -> int:
     """Returns the pairs that find an effect with a chance of POWER, MOST_SEEDS + 1 for more.
 
-    The paired t test at LEVEL / tests, two-sided: the least n with
+    The paired t test at level / tests, two-sided: the least n with
     P(|T| > t | noncentrality effect sqrt(n) / deviation) >= POWER.
     """
     from scipy import stats
@@ -164,7 +160,7 @@ def seeds_for(effect: float, deviation: float, tests: int = 1) -> int:
     n = np.arange(2, MOST_SEEDS + 1)
     if deviation == 0:
         return 2
-    t = stats.t.isf(LEVEL / tests / 2, n - 1)
+    t = stats.t.isf(level / tests / 2, n - 1)
     shift = abs(effect) * np.sqrt(n) / deviation
     enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]  # nct fails far out
     return int(enough[0]) if enough.size else MOST_SEEDS + 1
