@@ -236,7 +236,7 @@ def budget_words(study: Study) -> str | None:
     tests, s = sum(study.judged[1:]), study.tuned.spread.s
     if study.tuned.open or not tests or not s:
         return None
-    effect, runs = study.searches[0].smallest_effect, max(study.runs)
+    effect, runs = study.search.smallest_effect, max(study.runs)
     looks = [n for n in (i * study.seeds for i in LOOKS) if runs + n <= study.budget]
     needed = seeds_for(effect, math.sqrt(2) * s, tests)
     if needed <= looks[-1]:
