@@ -22,7 +22,7 @@ from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
 from lm.training.diagnostics import make_diagnose
 from lm.training.flops import flops_per_token, peak_flops
-from lm.training.state import Hyper, hyper_from
+from lm.training.state import Hyper, build_learner, hyper_from
 from lm.training.step import make_eval_step, make_train_step
 from modules.kernels.attention import refuse_documents
 
@@ -37,6 +37,15 @@ def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
     same_everywhere('the digest of the prepared data', dataset.digest)
     data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
     return dataset
+
+
+def flops_of_step(recipe: Recipe, platform: str) -> float:
+    """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`; no text is read,
+    and nothing is compiled.
+    """
+    vocab_size = data.tokenizers.vocab_size(recipe.data.tokenizer) + n_marks(recipe)
+    learner = build_learner(recipe, vocab_size, 0, platform)  # no shape depends on bos_id
+    return flops_per_token(learner) * recipe.data.batch_size * recipe.data.seq_len
 
 
 class Experiment(Blueprint):

@@ -17,6 +17,7 @@ from lm.config.resolve import build, flatten
 from lm.record.workdir import SUMMARY, is_final, status_of
 from lm.storage.files import read_json
 from lm.sweep.cells import Cell, Changes, cell, cells
+from lm.sweep.protocols import applied
 from lm.tuning.search import K, Point
 from lm.tuning.settings import SEEDS, Grid, Tune, grid, read
 from lm.tuning.study import LOOKS, Study
@@ -31,13 +32,15 @@ BASELINE_AT = 'baseline at {} of its steps'
 class Arm:
     """A cell of the sweep, without values of tuned fields.
 
-    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise.
+    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise. sets:
+    fields that a protocol sets (`lm.sweep.protocols`).
     """
 
     changes: Changes
     recipe: Recipe
     grid: Grid
     length: float = 1.0
+    sets: Changes = dataclasses.field(default_factory=dict)
 
     @property
     def is_judged(self) -> bool:
@@ -57,13 +60,16 @@ class Arm:
         return found | {'coupled': self.grid.coupled, 'length': self.length}
 
 
-def tuned_arms(base: Mapping[str, Any], sweep: Any, asked: Any) -> tuple[list[Arm], Tune]:
+def tuned_arms(
+    base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
+) -> tuple[list[Arm], Tune]:
     """Returns the arms, the baseline first, and what config.tune asks for.
 
     Args:
       base: the config that all start from, as nested dicts.
       sweep: config.sweep, whose cells are the arms; None: one arm.
       asked: config.tune.
+      sets: fields that a protocol sets, of each cell of the sweep; without one, none.
 
     Raises:
       ValueError: as `cells` and `lm.tuning.settings.read` do, for a sweep over seeds or over a
@@ -78,10 +84,14 @@ def tuned_arms(base: Mapping[str, Any], sweep: Any, asked: Any) -> tuple[list[Ar
             f'{seeds.pop()} is swept, and config.tune trains the seeds that its arms need; leave '
             'it out of config.sweep. tune.seeds is how many fresh ones a look of a verdict has'
         )
-    arms = [_arm(one, tune) for one in found]
-    for share, changes in _at_lengths(found[0].recipe, tune.lengths).items():
-        (shorter,) = cells(base, {'list': (found[0].changes | changes,)})
-        arms.append(dataclasses.replace(_arm(shorter, tune), length=share))
+    sets = sets or [{}] * len(found)
+    found = applied(base, found, sets)
+    arms = [_arm(one, tune, own) for one, own in zip(found, sets, strict=True)]
+    for share, at in _at_lengths(found[0].recipe, tune.lengths).items():
+        own = {path: value for path, value in sets[0].items() if path not in at}
+        other = dataclasses.replace(found[0], changes=found[0].changes | at)
+        arm = _arm(*applied(base, [other], [own]), tune, own)
+        arms.append(dataclasses.replace(arm, length=share))
     return arms, tune
 
 
@@ -137,7 +147,7 @@ def _words(changes: Changes) -> str:
     return ', '.join(f'{path}={value}' for path, value in changes.items()) or 'the base'
 
 
-def _arm(one: Cell, tune: Tune) -> Arm:
+def _arm(one: Cell, tune: Tune, sets: Changes) -> Arm:
     name, changes = _words(one.changes), _without(one.changes, tune)
     for path in tune.fields:
         if FIELDS[path].of_parts and path not in one.recipe.readers:
@@ -150,7 +160,7 @@ def _arm(one: Cell, tune: Tune) -> Arm:
         values = grid(tune, flatten(one.recipe), one.recipe.decay.row.times_lr)
     except ValueError as error:
         raise ValueError(f'{error} (arm: {name})') from error
-    return Arm(changes, one.recipe, values)
+    return Arm(changes, one.recipe, values, sets=sets)
 
 
 def metric_of(arms: Sequence[Arm]) -> str:
@@ -168,8 +178,10 @@ class Ablation:
       first: a cell of each arm.
     """
 
-    def __init__(self, base: Mapping[str, Any], sweep: Any, asked: Any):
-        self.arms, self.tune = tuned_arms(base, sweep, asked)
+    def __init__(
+        self, base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
+    ):
+        self.arms, self.tune = tuned_arms(base, sweep, asked, sets)
         self.metric = metric_of(self.arms)
         self._start, self._checked = build(base), set()
         self._cells: dict[tuple[int, Point], Cell] = {}
@@ -183,7 +195,8 @@ class Ablation:
             own = self.arms[arm]
             seeds = {path: flatten(own.recipe)[path] + point.seed for path in SEEDS}
             values = own.grid.values(point.k) | seeds
-            self._cells[arm, point] = cell(self._start, own.changes | values, (), self._checked)
+            made = cell(self._start, own.changes | own.sets | values, (), self._checked)
+            self._cells[arm, point] = dataclasses.replace(made, changes=own.changes | values)
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
         return dataclasses.replace(self._cells[arm, point], tuned=tuned)
 

@@ -8,7 +8,8 @@
     }
 
 `zip` and `list` are axes too; a tuple of several zips is several axes. A sweep that is a tuple is
-one `list`. An option that only some cells read belongs to these: the others are without it.
+one `list`. An option that only some cells read belongs to these: the others are without it. A
+`protocol` is no axis: it sets what all cells have in common (`lm.sweep.protocols`).
 """
 
 import collections
@@ -34,6 +35,7 @@ from modules.choices import nearest
 from modules.options import typed
 
 Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
+PROTOCOL = 'protocol'  # the key of config.sweep that is no axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _axes(sweep: Any) -> list[list[Changes]]:
             axes += [_zipped(fields) for fields in zips]
         elif key == 'list':
             axes.append([_one(changes) for changes in _values(key, values)])
-        else:
+        elif key != PROTOCOL:
             _check_field(key)
             axes.append([{key: value} for value in _values(key, values)])
     if not axes:
@@ -160,7 +162,7 @@ def _values(key: str, values: Any) -> Iterable[Any]:
 
 def _check_field(path: Any) -> None:
     if path not in FIELDS:
-        hint = nearest(path, ('zip', 'list')) or field_hint(path, FIELDS)
+        hint = nearest(path, ('zip', 'list', PROTOCOL)) or field_hint(path, FIELDS)
         raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
 
 

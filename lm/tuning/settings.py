@@ -22,6 +22,7 @@ USUAL_WAVES = 4  # besides those it takes at least
 SEEDS = ('train.seed', 'data.seed')
 MOST_FIELDS = len(STEPS)
 LEAST_SEEDS = 3
+OF_SWEEP = ('protocol', 'zip', 'list')
 KINDS = {int: 'a whole number', bool: 'True or False', str: 'a text'}
 
 
@@ -95,6 +96,7 @@ def read(raw: Any) -> Tune:
             fields[name] = _field(name, value)
         else:
             hint = nearest(name, OPTIONS) or field_hint(name, FIELDS)
+            hint = ' It is a key of config.sweep.' if name in OF_SWEEP else hint
             raise ValueError(f'tune: {name!r} names no config field and no option of tune.{hint}')
     if not fields:
         example = tune_flag(TUNE_EXAMPLE | dict(raw))
