@@ -74,7 +74,7 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     words = f'{len(found)} cells start from this' if found else ''
     if tune is not None:
         ablation = Ablation(base, sweep, tune)
-        found, words = ablation.first, f'{ablation.words}, which start from this'
+        found, words = ablation.first, f'{ablation.words}, from this start'
     if of_config:
         print(to_json(recipe), end='')
     if of_schedule:

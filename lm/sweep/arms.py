@@ -221,9 +221,8 @@ class Ablation:
     @property
     def words(self) -> str:
         """Returns how many arms there are, and how many runs of each."""
-        least, most = self.tune.usual_runs
-        n = len(self.arms)
-        return f'{n} {"arms" if n > 1 else "arm"}, {least} to {most} runs of each'
+        least, usual, n = self.tune.least_budget, self.tune.usual_runs, len(self.arms)
+        return f'{n} {"arms" if n > 1 else "arm"} of {least} runs at least, {usual} as a rule'
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of the ablation."""

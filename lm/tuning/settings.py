@@ -18,7 +18,6 @@ from lm.tuning.search import SCAN, STEPS, WAVE, Search
 from lm.tuning.verdicts import HOLM, TESTS
 from modules.choices import choose, nearest
 
-USUAL_WAVES = 4  # besides those it takes at least
 SEEDS = ('train.seed', 'data.seed')
 MOST_FIELDS = len(STEPS)
 LEAST_SEEDS = 3
@@ -51,12 +50,10 @@ class Tune:
         return scan + WAVE + self.seeds
 
     @property
-    def usual_runs(self) -> tuple[int, int]:
-        """Returns the runs of an arm that it takes at least, and where the best value lies far from
-        the centre or seeds differ much: four waves and a look more.
-        """
-        most = self.least_budget + USUAL_WAVES * WAVE + self.seeds
-        return self.least_budget, most if self.budget is None else min(most, self.budget)
+    def usual_runs(self) -> int:
+        """Returns the runs of an arm with a wave more than the least, and with a second look."""
+        usual = self.least_budget + WAVE + self.seeds
+        return usual if self.budget is None else min(usual, self.budget)
 
     @property
     def scans(self) -> tuple[tuple[int, ...], ...]:

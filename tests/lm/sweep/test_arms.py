@@ -108,9 +108,9 @@ class TestArms:
         assert moved[1] == {'optim.lr': 2, 'optim.weight_decay': 1}
 
     def test_how_many_runs_is_said(self, two):
-        assert two.words == '2 arms, 15 to 40 runs of each'
+        assert two.words == '2 arms of 15 runs at least, 25 as a rule'
         limited = Ablation(tiny_raw(), None, LR | {'budget': 20})
-        assert limited.words == '1 arm, 15 to 20 runs of each'
+        assert limited.words == '1 arm of 15 runs at least, 20 as a rule'
 
 
 @pytest.mark.parametrize(
