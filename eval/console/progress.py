@@ -24,13 +24,16 @@ class SweepView:
 
     def __init__(self, workdir: Path, words: Sequence[str] = ()):
         self.workdir, self.words = workdir, words
+        self._said: set[str] = set()  # a tuned sweep has several waves, and says a thing once
 
     @contextmanager
     def live(self, groups: list[list[Cell]], console: Console) -> Iterator[Callable[[], None]]:
         """Shows a line for each group while the sweep goes; yields what to call now and then."""
         ignored = ignored_words([cell for group in groups for cell in group])
         for line in (*self.words, *(f'NOTE: {words}' for words in ignored)):
-            console.print(line, markup=False, soft_wrap=True)
+            if line not in self._said:
+                console.print(line, markup=False, soft_wrap=True)
+            self._said.add(line)
         progress = Progress(self.workdir, groups, console)
         with progress.screen:
             try:

@@ -65,6 +65,7 @@ class Journal:
         self.recipe, self.workdir, self.experiment = recipe, workdir, experiment
         self.terminal, self.began = terminal, time.perf_counter()
         self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
+        self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         if is_first():
@@ -324,6 +325,7 @@ class Journal:
             'data_wait_fraction': trained.total_waited / seconds,
             'compile_sec': self.compile_sec,
             'wall_sec': self.wall_sec(),
+            'side_by_side': self.side_by_side,
             'peak_memory_bytes': peak_memory_bytes(),
             'device': device_name(),
             'mfu_of': f'{experiment.peak:.4g} FLOP/s, {experiment.peak_source}',

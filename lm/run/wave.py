@@ -101,6 +101,7 @@ class Wave:
         self.hypers = self.program.hypers(recipes)
         for slot in self.slots:
             slot.journal.compile_sec = self.program.compile_sec
+            slot.journal.side_by_side = len(self.slots)
 
     @property
     def active(self) -> list[int]:

@@ -200,6 +200,15 @@ class Ablation:
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
         return dataclasses.replace(self._cells[arm, point], tuned=tuned)
 
+    def rename(self, named: Cell) -> bool:
+        """Gives a run the name of its folder where an earlier command began it under another;
+        returns whether that was news.
+        """
+        at = named.tuned['arm'], Point(tuple(named.tuned['k']), named.tuned['seed'])
+        is_new = self._cells[at].name != named.name
+        self._cells[at] = dataclasses.replace(self._cells[at], name=named.name)
+        return is_new
+
     def study(self, workdir: Path) -> Study:
         """Returns what the runs in the folder of the sweep say."""
         losses = [_Losses(self, i, workdir) for i in range(len(self.arms))]

@@ -5,11 +5,14 @@ process can take up any group again.
 """
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 import os
 import signal
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +20,7 @@ from absl import flags
 from rich.console import Console
 
 from lm.config.fields import AUTO
+from lm.config.recipe import Recipe
 from lm.config.resolve import resolve
 from lm.devices.check_mesh import check_devices, check_single
 from lm.devices.mesh import make_mesh
@@ -37,14 +41,18 @@ from lm.record.remote.mirror import sweep_folder, sweep_records
 from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import Cell, cells, groups
+from lm.sweep.cells import Cell, groups
 from lm.sweep.group import Work, train_group
-from lm.sweep.hosts import dealt, have_ended, host_0_first, join_sweep
+from lm.sweep.hosts import Others, dealt, host_0_first, join_sweep
 from lm.sweep.ledger import open_sweep
+from lm.sweep.throughput import known_throughput, measure_throughput
+from lm.sweep.waves import Groups, Plain, Tuned, Wave
+from lm.sweep.words import counted
 from modules.choices import choose
 
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
+
+Train = Callable[[Work], None]  # trains the groups of the work, and returns once they have ended
 
 RETRIES = 10  # of a group whose worker was lost; its runs go on from their checkpoints
 POLL_SEC = 1.0
@@ -116,75 +124,165 @@ def train_sweep(
     """Trains the cells that have not ended yet; returns the exit status.
 
     base: the config that all cells start from, as nested dicts; sweep: config.sweep; tune:
-    config.tune, with which there are further cells once those before have ended (`lm.sweep.arms`).
+    config.tune, with which there are further cells once those before have ended (`lm.sweep.waves`).
     workdir: a folder, or the URL of one in a bucket. view: shows and writes what a folder holds.
     continue_changed: go on where the folder holds a sweep from another base. engine: a name of
     ENGINES. trackers: they get the rows of all cells. how: fields of `lm.sweep.group.Work`.
     """
-    train_groups = choose(ENGINES, engine, '--engine')
-    ablation = None if tune is None else Ablation(base, sweep, tune)
-    grouped = groups(cells(base, sweep) if ablation is None else ablation.first)
-    host, hosts = join_sweep(grouped, engine)
+    enter = choose(ENGINES, engine, '--engine')
+    asked = Plain(base, sweep) if tune is None else Tuned(base, sweep, tune)
+    host, hosts = join_sweep(asked.first, engine)
     url = str(workdir) if is_url(str(workdir)) else None
+    _check_devices(asked.first, url)
+    ledger = Ledger(asked, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
+    wave, say = ledger.open(), ledger.say
+    say(
+        f'{workdir}: {asked.caption(wave)}, {counted(len(wave.every), "program")}, on '
+        f'{device_name()}'
+    )
+    with (
+        tracked(ledger.folder, trackers if host == 0 else (), say),
+        caught_signals() as caught,
+        enter() as train,
+    ):
+        work = Work([], ledger.folder, caught, ledger.say_own, url=url, **how)
+        shown = view(ledger.folder)
+        trained = _waves(ledger, work, wave, shown, train, is_here=engine == 'local')
+    work.groups = trained.every if asked.is_tuned else work.groups
+    return from_first(_end(work, shown, say) if is_first() else None)
+
+
+def _check_devices(grouped: Groups, url: str | None) -> None:
+    """Raises ValueError where runs cannot be laid over the devices at hand, or be written there."""
     if url is not None and several():
         raise ValueError(
             f'{url}: a sweep of runs that have the devices of several hosts together needs a '
             '--workdir on a disk that all of them see. Each run alone takes a bucket.'
         )
-    workdir = sweep_folder(workdir)
-    shown = view(workdir)
-    for group in grouped:  # whether its runs can be laid over the devices at hand
+    for group in grouped:
         recipe = group[0].recipe
         if several():
             check_single(recipe)
         elif recipe.mesh.axes != AUTO:
             check_devices(recipe, make_mesh(recipe.mesh, runs=len(group)))
-    # One speaks for the whole sweep, the other for this host.
-    terminal, own = Terminal(silent=not is_first() or host > 0), Terminal(silent=not is_first())
-    say = own.say if host == 0 else lambda text: own.say(f'host {host}: {text}')
 
-    def so_far() -> list[list[Cell]]:
-        """The groups of all cells, which follow from what the folder holds where they are tuned."""
-        if ablation is None:
-            return grouped
-        if url is not None:
-            with sweep_records(url, terminal.say):  # brings what other hosts have trained
+
+@dataclasses.dataclass
+class Ledger:
+    """The folder of a sweep, on one of the hosts that train it."""
+
+    asked: Plain | Tuned
+    base: Recipe
+    folder: Path
+    url: str | None
+    continue_changed: bool
+    host: int
+    hosts: int
+
+    def __post_init__(self):
+        # One speaks for the whole sweep, the other for this host.
+        self.terminal = Terminal(silent=not is_first() or self.host > 0)
+        self._own = Terminal(silent=not is_first())
+        self.say = self.terminal.say
+
+    def say_own(self, text: str) -> None:
+        self._own.say(f'host {self.host}: {text}' if self.host else text)
+
+    def refresh(self) -> None:
+        """Brings what others have trained, where that is in a bucket."""
+        if self.url is not None:
+            with sweep_records(self.url, self.say):
                 pass
-        return groups(ablation.cells(from_first(ablation.runs(workdir) if is_first() else None)))
 
-    def opened() -> list[list[Cell]]:
-        record = None if ablation is None else ablation.record()
-        with sweep_records(url, terminal.say):
-            how = continue_changed, terminal.say, record
-            return open_sweep(workdir, resolve(base), grouped, *how)
+    def open(self) -> Wave:
+        """Makes or takes over the folder, one host after the other; returns the wave to train."""
+        self.refresh()
+        # In a bucket the lease of the sweep lets one host in after the other.
+        host = self.host if self.url is None else 0
+        wave = (
+            host_0_first(self.folder, host, self.hosts, self.next)
+            if self.hosts > 1
+            else self.next()
+        )
+        check_shared(self.folder / SWEEP)
+        return wave
 
-    grouped = so_far()
-    # In a bucket the lease of the sweep lets one host in after the other.
-    grouped = host_0_first(workdir, host if url is None else 0, hosts, opened)
-    check_shared(workdir / SWEEP)
-    n = sum(map(len, grouped))
-    terminal.say(f'{url or workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
-    with (
-        tracked(workdir, trackers if host == 0 else (), terminal.say),
-        caught_signals() as caught,
-    ):
-        work = Work([], workdir, caught, say, url=url, **how)
-        while True:
-            work.groups = dealt(grouped, host, hosts)
-            if hosts > 1:
-                mine = sum(map(len, work.groups))
-                say(f'{mine} of the {sum(map(len, grouped))} cells train on this host')
-            with shown.live(grouped, terminal.console) as work.tick:
-                train_groups(work)
-            if ablation is None or not have_ended(grouped, work, hosts):
-                break
-            before, grouped = grouped, so_far()
-            if sum(map(len, grouped)) == sum(map(len, before)):
-                break
-            if host == 0 or url is not None:
-                first_then_others(opened)
-    work.groups = work.groups if ablation is None else grouped
-    return from_first(_end(work, shown, terminal.say) if is_first() else None)
+    def next(self) -> Wave:
+        """Writes down and returns the wave that the ended ones ask for; the same on all hosts."""
+        wave = self.asked.wave(self.folder)
+        every = first_then_others(functools.partial(self._write, wave))
+        return self.next() if self.asked.rename(every) else wave.renamed(every)
+
+    def _write(self, wave: Wave) -> Groups:
+        """Writes sweep.json; returns the groups with the names that cells have in the folder."""
+        with sweep_records(self.url, self.say):
+            how = self.continue_changed, self.say, self.asked.record
+            return open_sweep(self.folder, self.base, wave.every, *how)
+
+
+def _waves(
+    ledger: Ledger, work: Work, wave: Wave, view: View, train: Train, *, is_here: bool
+) -> Wave:
+    """Trains one wave after the other; returns the last, of no cells if all have ended.
+
+    is_here: whether this process trains, so that it can measure what a step takes.
+    """
+    asked = ledger.asked
+    if asked.is_tuned:
+        if is_here and ledger.hosts == 1 and wave.cells:
+            asked.sec = measure_throughput(wave.groups, work)
+        else:
+            asked.sec = known_throughput(work)
+        _say(ledger, asked.costs)
+    while wave.cells:
+        began = time.monotonic()
+        if asked.is_tuned:
+            _say(ledger, asked.announced, ledger.folder)
+        with view.live(wave.groups, ledger.terminal.console) as work.tick:
+            has_ended = _train_wave(ledger, work, wave, train)
+        if not asked.is_tuned or not has_ended:
+            return wave
+        asked.take_pace(wave, time.monotonic() - began)
+        _say(ledger, asked.states, ledger.folder)
+        wave = ledger.next()
+    _say(ledger, asked.spent, ledger.folder)
+    return wave
+
+
+def _say(ledger: Ledger, words: Callable[..., list[str]], *arguments: Any) -> None:
+    if is_first() and ledger.host == 0:
+        for line in words(*arguments):
+            ledger.say(line)
+
+
+def _train_wave(ledger: Ledger, work: Work, wave: Wave, train: Train) -> bool:
+    """Trains the cells of a wave, with the other hosts; returns whether all have ended for good.
+
+    Where the next wave follows from all of them, it waits for other hosts, and trains what a lost
+    one leaves.
+    """
+    work.groups = dealt(wave.groups, ledger.host, ledger.hosts)
+    if ledger.hosts > 1:
+        mine = sum(map(len, work.groups))
+        ledger.say_own(f'{mine} of the {len(wave.cells)} cells train on this host')
+    others = Others(wave.cells, work, ledger.refresh)
+    train(work)
+    if not ledger.asked.is_tuned:
+        return True
+    while ledger.hosts > 1 and (left := others.wait()):
+        ledger.say_own(f'{counted(len(left), "cell")} of hosts that are lost train on this one')
+        work.groups = groups(left)
+        train(work)
+    ledger.refresh()
+    if asked_to_stop(work.caught):
+        return False
+    left = [cell.name for cell in wave.cells if not work.is_final(cell)]
+    if left:
+        ledger.say_own(
+            f'{", ".join(left)} did not end, and what comes next follows from the whole wave: the '
+            'same command tries them again'
+        )
+    return from_first(not left)
 
 
 def _end(work: Work, view: View, say: Callable[[str], None]) -> int:
@@ -199,16 +297,23 @@ def _end(work: Work, view: View, say: Callable[[str], None]) -> int:
     return DONE if all(map(work.is_final, itertools.chain(*work.groups))) else BAD_INPUT
 
 
-def local(work: Work) -> None:
-    """Trains one group after the other, in this process."""
-    for group in work.groups:
-        if asked_to_stop(work.caught):
-            return
-        train_group(group, work)
+@contextlib.contextmanager
+def local() -> Iterator[Train]:
+    """Yields what trains one group after the other, in this process."""
+
+    def train(work: Work) -> None:
+        for group in work.groups:
+            if asked_to_stop(work.caught):
+                return
+            train_group(group, work)
+
+    yield train
 
 
-def on_ray(work: Work) -> None:
-    """Trains each group, or part of runs_at_once runs, as a Ray task with a process of its own.
+@contextlib.contextmanager
+def on_ray() -> Iterator[Train]:
+    """Yields what trains each group, or part of runs_at_once runs, as a Ray task with a process of
+    its own.
 
     Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. A
     task whose worker is lost is tried again, RETRIES times. The nodes need this checkout and the
@@ -231,16 +336,20 @@ def on_ray(work: Work) -> None:
             warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
             ray.init(include_dashboard=False, logging_level='ERROR')
     try:
-        resources = work.resources or default_resources(ray.cluster_resources())
-        _check_resources(ray.nodes(), resources)
-        parts = [part for group in work.groups for part in split(group, work)]
-        work.say(f'{len(parts)} tasks on Ray, each with {resources}')
-        task = ray.remote(**_task_options(resources))(train_group_remotely)
-        how = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
-        _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
+        yield functools.partial(_train_on_ray, ray)
     finally:
         if not connected:
             ray.shutdown()
+
+
+def _train_on_ray(ray: Any, work: Work) -> None:
+    resources = work.resources or default_resources(ray.cluster_resources())
+    _check_resources(ray.nodes(), resources)
+    parts = [part for group in work.groups for part in split(group, work)]
+    work.say(f'{counted(len(parts), "task")} on Ray, each with {resources}')
+    task = ray.remote(**_task_options(resources))(train_group_remotely)
+    how = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
+    _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
 
 
 def split(group: list[Cell], work: Work) -> list[list[Cell]]:

@@ -49,8 +49,9 @@ class Work:
     resources: dict[str, float] | None = None  # of one group on a cluster, such as {'GPU': 1}
     url: str | None = None  # of the sweep, if it is in a bucket
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
-    # Compiled so far, where further runs of them may follow.
+    # Those so far, where further runs of them may follow, and for how many runs they are compiled.
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
+    sizes: dict[tuple, set[int]] = dataclasses.field(default_factory=dict)
 
     def folder(self, cell: Cell) -> Path:
         return self.workdir / cell.name
@@ -73,9 +74,9 @@ def train_group(group: list[Cell], work: Work) -> None:
             work.say(f'NOTE: {note}')
 
     @functools.cache
-    def compiled() -> tuple[Program, int]:
+    def made() -> tuple[Program, int]:
         with nothing_to_lose(work.caught):
-            return _compiled(waiting, work)
+            return compiled(waiting, work)
 
     for part in _even_parts(waiting, from_first(most_files())):
         if asked_to_stop(work.caught):
@@ -84,7 +85,7 @@ def train_group(group: list[Cell], work: Work) -> None:
             opened = _chosen_by_first(functools.partial(_opened, held, part, work), part)
             try:
                 if opened:
-                    _train(*compiled(), opened, work)
+                    _train(*made(), opened, work)
             except Exception as error:  # of any kind: the other groups can still be trained
                 if several():  # the others wait for this process
                     raise
@@ -135,15 +136,21 @@ def _opened(held: contextlib.ExitStack, cells: list[Cell], work: Work) -> list[C
     return [cell for cell, is_open in zip(cells, opened, strict=True) if is_open]
 
 
-def _compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
-    """(the program of the cells, how many of them a wave has room for)."""
+def compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
+    """Returns (the program of the cells, how many of them a wave has room for)."""
     key = program_of(cells[0])
     if key not in work.programs:
         work.programs[key] = _program(cells, work)
     program = work.programs[key]
     if several():
         return program, 1
-    return program, slots_for(program, len(cells), work.runs_at_once, work.say)
+    sizes = work.sizes.setdefault(key, set())
+    enough = [n for n in sizes if n >= len(cells)]
+    if enough and program.layout.skips_inactive:  # a slot without a run costs nothing there
+        return program, min(enough)
+    slots = slots_for(program, len(cells), work.runs_at_once, work.say)
+    sizes.add(slots)
+    return program, slots
 
 
 def _program(cells: list[Cell], work: Work) -> Program:

@@ -24,8 +24,10 @@ from lm.data.tokenizers import vocab_size
 from lm.devices.mesh import least_devices
 from lm.launch.distributed import MEET_SEC, asked_to_stop, first_then_others, join
 from lm.launch.this_host import JOB, TELL, Host, child_host, has_tpu
-from lm.record.workdir import not_shared, status_of
-from lm.storage.files import write_text
+from lm.record.workdir import LOCK, SUMMARY, not_shared, status_of
+from lm.storage.buckets import open_bucket
+from lm.storage.files import is_locked, locked, write_text
+from lm.storage.lease import LEASE
 from lm.sweep.cells import Cell
 from lm.sweep.group import Work
 
@@ -42,6 +44,8 @@ TPU_ALONE = {
 }
 MARK = '.job'  # a file in the folder of the sweep, once host 0 of this job has opened it
 POLL_SEC = 0.2
+BUCKET_POLL_SEC = 10.0  # to look takes the lease of the sweep
+LOST_SEC = 90.0  # without a sign of life: NFS shows a file after 60, a lease expires after 60
 
 
 def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
@@ -108,19 +112,72 @@ def host_0_first(workdir: Path, host: int, hosts: int, act: Callable[[], Any]) -
     return found
 
 
-def have_ended(groups: Groups, work: Work, hosts: int) -> bool:
-    """Waits for the cells that other hosts train; returns whether all have ended for good, and
-    nobody asked to stop.
+class Others:
+    """Cells of a wave that other hosts train, as this host sees them in the folder of the sweep.
+
+    refresh: brings what they have written, where that is in a bucket.
     """
-    every = [cell for group in groups for cell in group]
-    while not asked_to_stop(work.caught):
-        if all(map(work.is_final, every)):
-            return True
-        if hosts == 1 or any(status_of(work.folder(cell)) == 'failed' for cell in every):
-            return False
-        time.sleep(POLL_SEC)
-        work.tick()
-    return False
+
+    def __init__(self, cells: Sequence[Cell], work: Work, refresh: Callable[[], None]):
+        self._cells, self._work, self._refresh = cells, work, refresh
+        self._failed_before = {cell.name: self._failure(cell) for cell in cells}
+
+    def wait(self) -> list[Cell]:
+        """Waits until all cells have ended, one has failed, or somebody asked to stop; returns none
+        then. Cells that nobody has trained for LOST_SEC are returned sooner: their host is lost, or
+        has not come to them yet.
+        """
+        since, before = time.monotonic(), None
+        while not asked_to_stop(self._work.caught):
+            self._refresh()
+            left = [cell for cell in self._cells if not self._work.is_final(cell)]
+            if not left or any(map(self._has_failed, left)):
+                return []
+            signs = self._signs(left)
+            if signs != before or True in signs.values():
+                since, before = time.monotonic(), signs
+            if time.monotonic() - since > LOST_SEC and _has_locks(self._work):
+                return left
+            self._pause()
+        return []
+
+    def _pause(self) -> None:
+        """Waits for POLL_SEC, of a bucket for longer; shows meanwhile what there is."""
+        until = time.monotonic() + (POLL_SEC if self._work.url is None else BUCKET_POLL_SEC)
+        while time.monotonic() < until and not self._work.caught:
+            time.sleep(POLL_SEC)
+            self._work.tick()
+
+    def _signs(self, left: Sequence[Cell]) -> dict[str, Any]:
+        """Whether another process holds each cell; in a bucket the tags of their leases, which
+        change while these are renewed.
+        """
+        if self._work.url is None:
+            return {cell.name: is_locked(self._work.folder(cell) / LOCK) for cell in left}
+        listing = open_bucket(self._work.url).list()
+        leases = {cell.name: listing.get(f'{cell.name}/{LEASE}') for cell in left}
+        return {name: found and found.e_tag for name, found in leases.items()}
+
+    def _failure(self, cell: Cell) -> int | None:
+        """The time of a summary that says that the cell failed, by the clock of the disk."""
+        folder = self._work.folder(cell)
+        if status_of(folder) != 'failed':
+            return None
+        with contextlib.suppress(OSError):
+            return (folder / SUMMARY).stat().st_mtime_ns
+        return None
+
+    def _has_failed(self, cell: Cell) -> bool:
+        """Whether it failed in this wave; not of an earlier command, which this one tries again."""
+        return self._failure(cell) not in (None, self._failed_before[cell.name])
+
+
+def _has_locks(work: Work) -> bool:
+    """Whether it can be seen who trains a cell. A bucket has leases, which are asked for then."""
+    if work.url is not None:
+        return True
+    with locked(work.workdir / LOCK) as is_held:
+        return is_held
 
 
 def _marked(workdir: Path) -> str | None:

@@ -12,6 +12,7 @@ among these (`lm.sweep.arms`).
 import collections
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,10 @@ def open_sweep(
     check_own(path)
     before: list[Record] = []
     if (path / SWEEP).exists():
-        before = _begun_cells(path, base, continue_changed, say)
+        earlier = _begun(path, base, continue_changed, say)
+        before = earlier['cells']
+        if 'base' in earlier and any((path / cell['cell']).exists() for cell in before):
+            _compare_tunes(path, earlier.get('tune'), tune, continue_changed, say)
         groups = _with_earlier_names(path, before, groups)
     elif (path / CONFIG).exists():
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
@@ -65,7 +69,7 @@ def open_sweep(
     ]
     names = {cell['cell'] for cell in listed}
     left = [cell for cell in before if cell['cell'] not in names]
-    listed += [cell | {'group': None} for cell in left if (path / cell['cell']).exists()]
+    listed += [_left_out(cell) for cell in left if (path / cell['cell']).exists()]
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
@@ -74,10 +78,8 @@ def open_sweep(
     return [list(group) for group in groups]
 
 
-def _begun_cells(
-    path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]
-) -> list[Record]:
-    """The cells on record; where sweep.json is damaged, the cells that have a folder."""
+def _begun(path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]) -> Record:
+    """The sweep on record; where sweep.json is damaged, only the cells that have a folder."""
     try:
         record = read_sweep(path)
     except Unreadable as error:
@@ -87,11 +89,58 @@ def _begun_cells(
                 differs = _differs(base, read_config(folder))
                 found.append(_record(folder.name, None, differs, differs))
         say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
-        return found
+        return {'cells': found}
     changed = without_mesh(differences(stored_config(record['base']), base))
     if changed and not continue_changed:
         raise ValueError(refusal(path, 'a sweep from another config', changed))
-    return record['cells']
+    return record
+
+
+def _compare_tunes(
+    path: Path,
+    before: Record | None,
+    now: Record | None,
+    continue_changed: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Says in what config.tune, or an arm, differs from the runs that the folder has. Raises
+    ValueError where it is given up, unless `continue_changed`: verdicts would be lost in silence.
+    """
+    if before is None:
+        if now is not None:
+            say(f'NOTE: {path} held a sweep without config.tune: runs of its arms are taken over')
+        return
+    if now is None:
+        if not continue_changed:
+            fields = dict.fromkeys(before['fields'])
+            raise ValueError(
+                f'{path} holds a sweep with config.tune, and this command has none. Give it again, '
+                f'such as --config.tune="{fields}", or another --workdir, or --continue_changed to '
+                'go on from it without.'
+            )
+        return
+    now = json.loads(json.dumps(now))  # as it is read
+    for name in now.keys() - {'arms'}:
+        if before.get(name) != now[name]:
+            say(f'NOTE: tune.{name}: {before.get(name)} -> {now[name]}; runs are taken over')
+    arms = [[words_of_arm(arm) for arm in record['arms']] for record in (before, now)]
+    for name in arms[1]:
+        if name not in arms[0]:
+            say(f'NOTE: arm {name} is new: it has its waves first, and then all arms go on')
+    for name in arms[0]:
+        if name not in arms[1]:
+            say(f'NOTE: arm {name} is left out: its runs stay on record, in no verdict')
+
+
+def words_of_arm(arm: Record) -> str:
+    """'optim.name=lion', from its record; 'the base' for no change."""
+    changes = ', '.join(f'{path}={value}' for path, value in arm['changes'].items()) or 'the base'
+    return changes if arm['length'] == 1.0 else f'{changes} at {arm["length"]:g} of the steps'
+
+
+def _left_out(cell: Record) -> Record:
+    """A cell that is asked for no more: of no group, and of no arm, as others have its number."""
+    return {name: value for name, value in cell.items() if name != 'tuned'} | {'group': None}
 
 
 def _record(name: str, group: int | None, changes: Record, differs: Record) -> Record:

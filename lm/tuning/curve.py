@@ -39,6 +39,11 @@ class Means:
         return int(np.argmin(self.mean))
 
     @property
+    def key(self) -> tuple[tuple, ...]:
+        """Returns the same as what a cache can look up."""
+        return tuple(map(tuple, (self.k.tolist(), self.mean.tolist(), self.n.tolist())))
+
+    @property
     def finite(self) -> 'Means':
         """Returns the values of which no run diverged."""
         keep = np.isfinite(self.mean)
@@ -69,8 +74,13 @@ def spread(samples: Iterable[Sequence[float]]) -> Spread:
     """Pools the spread of samples, each of one value: s^2 = sum (x - mean)^2 / sum (n - 1)."""
     kept = [x for x in samples if len(x) > 1 and _finite(x)]
     freedom = sum(len(x) - 1 for x in kept)
-    squares = math.fsum((one - math.fsum(x) / len(x)) ** 2 for x in kept for one in x)
+    squares = math.fsum(_squares(x) for x in kept)
     return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread(0.0, 0)
+
+
+def _squares(losses: Sequence[float]) -> float:
+    mean = math.fsum(losses) / len(losses)
+    return math.fsum((loss - mean) ** 2 for loss in losses)
 
 
 class Fits(NamedTuple):
@@ -176,15 +186,19 @@ def _halves(
     return product(residual_RCK, residual_RCK) + tie_R1 * (l_RC - r_RC) ** 2, l_RC, r_RC
 
 
+def fit(means: Means, s: float) -> Fits:
+    """Returns the curve of means, one row."""
+    return _fit(means.key, s)
+
+
 def vertex(means: Means, s: float) -> int:
     """Returns the k of the fitted minimum; without a fit the best value tried."""
-    return int(fits(means.k, means.mean[None], means.n, s).vertex_R[0])
+    return int(fit(means, s).vertex_R[0])
 
 
 def is_convex(means: Means, s: float) -> bool:
     """Returns whether there is a fit with a minimum near the best value."""
-    found = fits(means.k, means.mean[None], means.n, s)
-    return bool(found.left_R[0] + found.right_R[0] > 0)
+    return bool(fit(means, s).left_R[0] + fit(means, s).right_R[0] > 0)
 
 
 def allowance(means: Means, spread: Spread) -> float:
@@ -197,15 +211,20 @@ def allowance(means: Means, spread: Spread) -> float:
     """
     if not spread.freedom:
         return math.inf
-    return _allowance(tuple(means.k), tuple(means.mean), tuple(means.n), spread.s)
+    return _allowance(means.key, spread.s)
 
 
 @functools.lru_cache(4096)  # waves are made again from the beginning, many times
-def _allowance(k: tuple, mean: tuple, n: tuple, s: float) -> float:
-    means = Means(np.array(k), np.array(mean), np.array(n))
-    moves_RK = deviates(DRAWS, len(k)) * s / np.sqrt(means.n)
-    found = fits(means.k, np.concatenate([means.mean[None], means.mean + moves_RK]), means.n, s)
-    own, moved_R = Fits(*(x[:1] for x in found)), found.vertex_R[1:]
+def _fit(key: tuple, s: float) -> Fits:
+    means = Means(*map(np.array, key))
+    return fits(means.k, means.mean[None], means.n, s)
+
+
+@functools.lru_cache(4096)
+def _allowance(key: tuple, s: float) -> float:
+    means, own = Means(*map(np.array, key)), _fit(key, s)
+    moves_RK = deviates(DRAWS, len(means.k)) * s / np.sqrt(means.n)
+    moved_R = fits(means.k, means.mean + moves_RK, means.n, s).vertex_R
     if own.left_R[0] + own.right_R[0] > 0:
         cost_R = own.rise(moved_R)
     else:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.tuning import surface
 from lm.tuning.curve import (
     HALF,
     OCTAVE,
@@ -132,13 +133,33 @@ class Arm:
         if along == self.along:
             return
         self.earlier[self.along] = self.means
-        if np.any(np.isfinite(self.means.mean)):
-            self.centre = self.place(vertex(self.means, s))
-        else:
-            self.centre = self.best_place
+        self.centre = self.minimum(s)
         self.along, self.extensions = along, EXTENSIONS if self.is_dead else 0
-        self.earlier.pop(along, None)
         self._read_line()
+
+    def minimum(self, s: float) -> K:
+        """Returns the place of the minimum: of the surface where several fields have one, else of
+        the line; of a line without runs its centre; the best place of all where all of it diverged.
+        """
+        if not len(self.means.k):
+            found = self.centre
+        elif not len(self.means.finite.k):
+            found = self.best_place
+        else:
+            found = self.place(vertex(self.means, s))
+        sound = {k: x for k, x in self.losses.items() if _is_sound(x)}
+        if len(self.bounds) == 1 or not sound:
+            return found
+        steps = STEPS[: len(self.bounds)]
+        moved = surface.minimum(sound, found, steps) or found
+        return tuple(
+            int(min(max(k, low), high)) for k, (low, high) in zip(moved, self.bounds, strict=True)
+        )
+
+    @property
+    def lines(self) -> dict[int, Means]:
+        """The means along each field that has been searched."""
+        return self.earlier | ({self.along: self.means} if len(self.means.k) else {})
 
     def within(self, indices: Sequence[int]) -> list[int]:
         """Returns the indices of the line that its bounds allow."""
@@ -310,20 +331,25 @@ class _Tuner:
         return stage, []
 
     def _extension(self, arm: Arm) -> list[Point]:
-        """Three octaves beyond an edge, where that has the best value, and repeats of it and of its
-        neighbour; [] where there is no such edge, or no more room or waves for it.
+        """Further steps beyond an edge, where that has the best value; [] where there is no such
+        edge, or no more room or waves for it.
+
+        One field: three octaves, and repeats of the best value and of its neighbour. Several, whose
+        lines are many: one step, then two, and so on.
         """
         side, means = edge(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:
             return []
         lowest, highest = arm.bounds[arm.along]
         outermost = int(means.k[0] if side < 0 else means.k[-1])
-        octaves = [outermost + side * i * OCTAVE for i in (1, 2, 3)]
-        outward = arm.untried(sorted({min(max(i, lowest), highest) for i in octaves}))
+        is_alone = self.search.fields == 1
+        count = 3 if is_alone else 1 + arm.extensions
+        steps = [outermost + side * i * STEPS[arm.along] for i in range(1, count + 1)]
+        outward = arm.untried(sorted({min(max(i, lowest), highest) for i in steps}))
         if not outward:
             return []
         near = means.finite
-        inner = [near.best, near.best - side] if len(near.k) else []
+        inner = [near.best, near.best - side] if len(near.k) and is_alone else []
         return arm.runs_at([*outward, *(int(near.k[i]) for i in inner if 0 <= i < len(near.k))])
 
 
@@ -371,23 +397,33 @@ def picks(found: Replay) -> list[Pick]:
 
 
 def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
-    means = arm.means
-    if arm.is_dead or not np.any(np.isfinite(means.mean)):
-        states = (DIVERGED,) if arm.is_dead else (NOT_REFINED,)
-        return Pick(arm.best_place, math.inf, UNBOUNDED, states)
-    k = vertex(means, own.s)
-    low, high = as_good(means, own)
-    lines = [means, *(one for one in arm.earlier.values() if len(one.finite.k))]
+    k = arm.minimum(own.s)
+    if arm.is_dead or not arm.losses:
+        return Pick(k, math.inf, UNBOUNDED, (DIVERGED if arm.is_dead else NOT_REFINED,))
+    lines = {along: one for along, one in arm.lines.items() if len(one.finite.k)}
+    first = lines.get(0)
+    low, high = as_good(first, own) if first else UNBOUNDED
+    diverged = [place for place, x in arm.losses.items() if not _is_sound(x)]
     known = {
         NOT_REFINED: not is_refined,
-        EDGE: any(map(edge, lines)),
-        CLIFF: np.any(np.abs(means.k[~np.isfinite(means.mean)] - k) <= OCTAVE),
-        FLAT: own.freedom > 0
-        and min(high, means.k[-1]) - max(low, means.k[0]) > FLAT_OCTAVES * OCTAVE,
-        NOT_CONVEX: not is_convex(means, own.s),
+        EDGE: any(map(edge, lines.values())),
+        CLIFF: any(
+            max(abs(i - j) for i, j in zip(k, one, strict=True)) <= OCTAVE for one in diverged
+        ),
+        FLAT: first is not None and _is_flat(first, low, high, own),
+        NOT_CONVEX: not all(is_convex(one, own.s) for one in lines.values()),
     }
     states = tuple(state for state, holds in known.items() if holds)
-    allowed = sum(allowance(one, own) for one in lines)
-    if len(lines) < len(arm.bounds):
-        allowed = math.inf
-    return Pick(arm.place(k), allowed, (low, high), states or (LOCATED,))
+    allowed = [allowance(one, own) for one in lines.values()]
+    is_whole = len(lines) == len(arm.bounds)
+    return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
+
+
+def _distance(one: K, other: K) -> int:
+    return max(abs(i - j) for i, j in zip(one, other, strict=True))
+
+
+def _is_flat(means: Means, low: float, high: float, own: Spread) -> bool:
+    """Whether the values that are as good, as far as they were tried, span many octaves."""
+    tried = min(high, int(means.k[-1])) - max(low, int(means.k[0]))
+    return own.freedom > 0 and tried > FLAT_OCTAVES * OCTAVE

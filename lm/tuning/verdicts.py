@@ -107,9 +107,9 @@ def _t(gap: float, se: float) -> float:
 
 def _holm(ts: Sequence[float], freedom: int) -> list[float]:
     """Two-sided p-values, adjusted: max over j <= k of min(1, (m - j + 1) p_j), m of them."""
-    from scipy import stats
+    from scipy import special
 
-    ps = [min(1.0, 2 * float(stats.t.sf(t, freedom))) for t in ts]
+    ps = [min(1.0, 2 * float(special.stdtr(freedom, -t))) for t in ts]
     adjusted, largest = [0.0] * len(ps), 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[i]))
@@ -142,9 +142,10 @@ def within(t: float, arms: int, freedom: int, nodes: int = 64) -> float:
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    if np.std(one) == 0 or np.std(other) == 0:
+    if not (np.ptp(one) and np.ptp(other)):
         return math.nan
-    return float(np.corrcoef(one, other)[0, 1])
+    one, other = one - np.mean(one), other - np.mean(other)
+    return float(one @ other) / math.sqrt(float(one @ one) * float(other @ other))
 
 
 def seeds_for(effect: float, deviation: float, tests: int = 1, level: float = LEVEL) -> int:

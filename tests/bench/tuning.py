@@ -4,7 +4,7 @@ A study has a baseline and four arms; effects, curves, noise and the places of t
 so that verdicts can be checked. Passes: intervals cover at least .92 of the true differences, any
 false verdict in at most .08 of the studies, regret of the chosen values at most .25 deviations over
 seeds, and at most 1% of the arms end at an edge where the noise is at most half of the curvature.
-Of every tenth study the ledger is also grown as runs end in any order and are killed; the
+Of one study in fifty the ledger is also grown as runs end in any order and are killed; the
 waves must be the same.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.tuning.curve import PER_OCTAVE
-from lm.tuning.search import EDGE, SCAN, STEPS, UNBOUNDED, Point, Search, picks, replay
+from lm.tuning.search import EDGE, STEPS, UNBOUNDED, Point, Search, picks, replay
 from lm.tuning.study import FRESH, Study
 from lm.tuning.verdicts import BETTER, HOLM, UNDECIDED, WORSE
 
@@ -34,7 +34,7 @@ OFFSET = 3.0  # octaves: optima lie so far from the centre at most
 SEEDS = 5  # of a look
 LEAST_COVERAGE, MOST_FAMILY, MOST_REGRET, MOST_EDGES = 0.92, 0.08, 0.25, 0.01
 SIGMAS = (0.15, 0.5, 2.0)  # times CURVATURE
-REPLAYED = 10  # one study in so many is replayed
+REPLAYED = 50  # one study in so many is replayed
 OPTIMIZERS = Path('configs/studies/results/optimizers.md')
 
 Curve = Callable[[float], float]  # loss - its least over octaves - the place of the least
@@ -133,14 +133,14 @@ class Cell(NamedTuple):
 
 
 SETTINGS = (
-    (0.0, None, EFFECT),
-    (0.36, None, EFFECT),
-    (0.8, None, EFFECT),
     (0.36, None, 0.0),
     (0.36, 2, 0.0),
+    (0.36, None, EFFECT),
+    (0.8, None, EFFECT),
+    (0.0, None, EFFECT),
     (0.36, 2, 1.0),
 )
-CELLS = [Cell(c, s, *rest) for c, s, rest in itertools.product(CURVES, SIGMAS, SETTINGS)]
+CELLS = [Cell(c, s, *rest) for rest, c, s in itertools.product(SETTINGS, CURVES, SIGMAS)]
 
 
 class Runs(Mapping):
@@ -148,8 +148,8 @@ class Runs(Mapping):
 
     def __init__(self, curve: Curve, sigma: float, rho: float, shift: float, study: int, arm: int):
         self.curve, self.sigma, self.rho, self.shift = curve, sigma, rho, shift
-        self.study, self.number = study, study * 10 + arm
-        self.optimum = np.random.default_rng((self.number, 0)).uniform(-OFFSET, OFFSET)
+        self.study, self.arm = study, arm
+        self.optimum = np.random.default_rng((study, 0, arm)).uniform(-OFFSET, OFFSET)
         self.known: dict[Point, float] = {}
 
     def truth(self, k: int) -> float:
@@ -158,8 +158,9 @@ class Runs(Mapping):
     def __getitem__(self, point: Point) -> float:
         if point not in self.known:
             (k,), seed = point
-            common = _normal(self.study, 2**20)[seed % FRESH + 50 * (seed >= FRESH)]
-            own = _normal(self.number, k + 10_000)[seed % FRESH + 50 * (seed >= FRESH)]
+            normal_AKS, fresh = _normal(self.study), (seed >= FRESH) * 50
+            common = normal_AKS[-1, 0, seed % FRESH + fresh]
+            own = normal_AKS[self.arm, k % 64, seed % FRESH + fresh]
             sd = self.sigma * 2 ** (max(k / PER_OCTAVE - self.optimum, 0) / 2)
             noise = math.sqrt(self.rho) * common + math.sqrt(1 - self.rho) * own
             self.known[point] = self.truth(k) + sd * noise
@@ -175,9 +176,10 @@ class Runs(Mapping):
         return len(self.known)
 
 
-@functools.lru_cache(512)
-def _normal(one: int, other: int) -> np.ndarray:
-    return np.random.default_rng((one, other)).standard_normal(100)
+@functools.lru_cache(4)
+def _normal(study: int) -> np.ndarray:
+    """Deviates of a study by arm (and one row that all share), value and seed."""
+    return np.random.default_rng((study, 2)).standard_normal((6, 64, 70))
 
 
 def simulate(cell: Cell, number: int) -> dict:
@@ -282,7 +284,7 @@ class Surface(Mapping):
 
 def surfaces(fields: int, sigma: float, most_runs: float, numbers: range) -> tuple[float, float]:
     """(mean regret, mean runs) of arms with several tuned fields."""
-    scans = (SCAN, *((-step, 0, step) for step in STEPS[1:fields]))
+    scans = tuple((-step, 0, step) for step in STEPS[:fields])
     regret, runs = [], []
     for number in numbers:
         arm = Surface(fields, sigma, number)
@@ -331,10 +333,18 @@ def print_cells(found: Iterator[tuple[Cell, list[dict]]], start: float) -> None:
     assert same == replays
 
 
+def print_fields(fields: Sequence[int], studies: int) -> None:
+    print('\n| fields | noise | runs at most | runs | regret, nats / 1000 |\n' + '|---' * 5 + '|')
+    for n, most, sigma in itertools.product(fields, (13, 20, math.inf), SIGMAS):
+        regret, runs = surfaces(n, sigma * CURVATURE, most, range(studies))
+        print(f'| {n} | {sigma} | {most} | {runs:.1f} | {1000 * regret:.2f} |', flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--studies', type=int, default=200)
     parser.add_argument('--curves', nargs='*', default=list(CURVES), choices=CURVES)
+    parser.add_argument('--fields', nargs='*', type=int, default=[1, 2, 3])
     args, start = parser.parse_args(), time.monotonic()
     spawn = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
@@ -342,13 +352,9 @@ def main() -> None:
         for cell in (cell for cell in CELLS if cell.curve in args.curves):
             seed = zlib.crc32(repr(tuple(cell)).encode()) // REPLAYED * REPLAYED
             rows.append((cell, pool.submit(studies_of, cell, range(seed, seed + args.studies))))
-        print_cells(((cell, row.result()) for cell, row in rows), start)
-        print(
-            '\n| fields | noise | runs at most | runs | regret, nats / 1000 |\n' + '|---' * 5 + '|'
-        )
-        for fields, most, sigma in itertools.product((1, 2, 3), (13, 20, math.inf), SIGMAS):
-            regret, runs = surfaces(fields, sigma * CURVATURE, most, range(args.studies))
-            print(f'| {fields} | {sigma} | {most} | {runs:.1f} | {1000 * regret:.2f} |', flush=True)
+        if rows:
+            print_cells(((cell, row.result()) for cell, row in rows), start)
+    print_fields(args.fields, args.studies)
 
 
 if __name__ == '__main__':

@@ -1,14 +1,19 @@
 """kill -9 at random moments: the same command goes on, and no number changes.
 
 Three kills a trial, one in each third of a run; a sweep of two groups in this process, and on Ray,
-whose workers outlive the driver.
+whose workers outlive the driver; ten of a tuned sweep, in whatever wave.
 """
 
+import multiprocessing
+import os
 import random
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
+from lm.storage.files import read_json
 from tests.commands import (
     LONG,
     LONGER,
@@ -95,3 +100,56 @@ def test_kill_9_of_a_sweep(engine, trial, whole_sweep, corpus, tmp_path):
     assert found == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
     assert table(workdir) == table(whole)
     assert curves(workdir) == curves(whole)
+
+
+TUNE = {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
+ARMS = {'optim.b1': (0.9, 0.8)}
+BRIEF = {'train_steps': 12, 'train_eval_every': 12, 'train_checkpoint_every': 4}
+
+
+def train_tuned(workdir: Path, corpus: dict) -> None:
+    """Trains a tuned sweep, in a process of its own."""
+    with workdir.with_suffix('.log').open('a') as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os._exit(train_sweep(base(corpus, **BRIEF), ARMS, workdir, tune=TUNE))
+
+
+@pytest.fixture(scope='module')
+def whole_tuned(corpus, tmp_path_factory):
+    """The workdir of a tuned sweep that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp('tuned') / 'sweep'
+    assert train_sweep(base(corpus, **BRIEF), ARMS, workdir, tune=TUNE) == DONE
+    return workdir
+
+
+@pytest.mark.full
+@pytest.mark.trials(short=1, long=4)
+def test_kill_9_of_a_tuned_sweep(trial, whole_tuned, corpus, tmp_path):
+    """Ten kills, spread over all that there is to record: the same runs, in the same waves, with
+    the same numbers. Processes are forked from one that has imported everything.
+    """
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload([__name__])
+    rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
+    for kill in range(10):
+        process = context.Process(target=train_tuned, args=(workdir, corpus))
+        process.start()
+        wanted = int((kill + rng.uniform(0.1, 0.9)) / 10 * rows)
+        while process.is_alive() and not (
+            (workdir / 'sweep.json').exists() and recorded(workdir) >= wanted
+        ):
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, log_of(workdir).read_text()
+    process = context.Process(target=train_tuned, args=(workdir, corpus))
+    process.start()
+    process.join(PATIENCE_SEC)
+    output = log_of(workdir).read_text()
+    assert process.exitcode == DONE and 'resuming after step' in output, output
+    assert output.count('wave 1, scan') >= 1 and 'look 1' in output
+    ledgers = [read_json(one / 'sweep.json') for one in (workdir, whole_tuned)]
+    assert ledgers[0] == ledgers[1]
+    assert table(workdir) == table(whole_tuned)
+    assert curves(workdir) == curves(whole_tuned)

@@ -33,7 +33,7 @@ def test_a_failure_is_not_written_to_a_folder_that_another_process_has(tmp_path,
     def fail(*_):
         raise RuntimeError('no program')
 
-    monkeypatch.setattr(group, '_compiled', fail)
+    monkeypatch.setattr(group, 'compiled', fail)
     with open_workdir(tmp_path / others.name, others.recipe, False):
         group.train_group([mine, others], group.Work([], tmp_path, []))
     assert (tmp_path / mine.name / SUMMARY).exists()

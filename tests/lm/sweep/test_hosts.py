@@ -1,5 +1,6 @@
 """Which host trains which cells; with processes it is tried in tests/hosts_on_loopback.py."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,8 +11,10 @@ import pytest
 
 from lm.config.fields import MeshConfig
 from lm.launch.this_host import CHILD, JOB, TELL, Host
+from lm.storage.files import locked, sealed, write_json
 from lm.sweep import hosts
-from lm.sweep.hosts import dealt, host_0_first, join_sweep
+from lm.sweep.group import Work
+from lm.sweep.hosts import Others, dealt, host_0_first, join_sweep
 from tests.helpers import tiny_config
 from tests.xla import ONE_DEVICE
 
@@ -125,3 +128,71 @@ def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
         assert host_0_first(tmp_path, 0, 2, lambda: 'opened') == 'opened'
         assert host_0_first(tmp_path, 1, 2, lambda: 'too') == 'too'
         assert (tmp_path / 'told').read_bytes() == b'..'
+
+
+class Watched:
+    """Cells of two other hosts in a folder; `at[i]` is called at the i-th look at it."""
+
+    def __init__(self, folder, at):
+        self.work = Work([], folder, [], print, self.look)
+        self.cells, self.at, self.looks = [Dealt('a'), Dealt('b')], at, 0
+        for cell in self.cells:
+            (folder / cell.name).mkdir()
+
+    def look(self):
+        self.at.get(self.looks, lambda: None)()
+        self.looks += 1
+
+    def end(self, name, status='done'):
+        write_json(self.work.workdir / name / 'summary.json', sealed({'status': status}))
+
+    def wait(self):
+        return [cell.name for cell in Others(self.cells, self.work, lambda: None).wait()]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A host counts as lost after three looks."""
+    monkeypatch.setattr(hosts, 'POLL_SEC', 0.01)
+    monkeypatch.setattr(hosts, 'LOST_SEC', 0.05)
+
+
+def test_a_host_waits_for_what_others_train(at_once, tmp_path):
+    """While they hold it, however long; progress is shown meanwhile."""
+    held = contextlib.ExitStack()
+    watched = Watched(tmp_path, {})
+    for cell in watched.cells:
+        held.enter_context(locked(tmp_path / cell.name / '.lock'))
+    watched.at = {20: lambda: watched.end('a'), 40: lambda: (watched.end('b'), held.close())}
+    assert watched.wait() == [] and watched.looks == 41
+
+
+def test_cells_that_nobody_trains_any_more_are_returned(at_once, tmp_path):
+    """Their host is lost. One that has ended, or diverged, is not among them."""
+    held = contextlib.ExitStack()
+    watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
+    held.enter_context(locked(tmp_path / 'b' / '.lock'))
+    assert watched.wait() == ['b'] and watched.looks > 10
+
+
+def test_a_disk_without_locks_tells_nobody_lost(at_once, tmp_path, monkeypatch):
+    """A cell that another host trains would be trained twice, in one folder."""
+    monkeypatch.setattr('lm.storage.files._try_lock', lambda *_: None)
+    watched = Watched(tmp_path, {30: lambda: [watched.end(name) for name in 'ab']})
+    assert watched.wait() == [] and watched.looks == 31
+
+
+def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, tmp_path):
+    watched = Watched(
+        tmp_path, {3: lambda: watched.end('a'), 6: lambda: watched.end('b', 'failed')}
+    )
+    watched.end('a', 'failed')
+    held = contextlib.ExitStack()
+    with held:
+        held.enter_context(locked(tmp_path / 'a' / '.lock'))
+        assert watched.wait() == [] and watched.looks == 7
+
+
+def test_a_signal_ends_the_wait(at_once, tmp_path):
+    watched = Watched(tmp_path, {2: lambda: watched.work.caught.append(15)})
+    assert watched.wait() == [] and watched.looks == 3
