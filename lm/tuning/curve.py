@@ -53,13 +53,17 @@ class Means:
 def means_of(losses: Mapping[int, Sequence[float]]) -> Means:
     """Returns the means of {k: losses of its seeds}."""
     ks = sorted(losses)
-    mean = [
-        math.fsum(own) / len(own) if _finite(own) else math.inf for k in ks for own in [losses[k]]
-    ]
-    return Means(np.array(ks, int), np.array(mean), np.array([len(losses[k]) for k in ks]))
+    n = np.array([len(losses[k]) for k in ks])
+    return Means(np.array(ks, int), np.array([mean_of(losses[k]) for k in ks]), n)
 
 
-def _finite(losses: Sequence[float]) -> bool:
+def mean_of(losses: Sequence[float]) -> float:
+    """Returns the mean over seeds; inf where one diverged."""
+    return math.fsum(losses) / len(losses) if is_sound(losses) else math.inf
+
+
+def is_sound(losses: Sequence[float]) -> bool:
+    """Returns whether no run diverged."""
     return all(map(math.isfinite, losses))
 
 
@@ -72,14 +76,14 @@ class Spread(NamedTuple):
 
 def spread(samples: Iterable[Sequence[float]]) -> Spread:
     """Pools the spread of samples, each of one value: s^2 = sum (x - mean)^2 / sum (n - 1)."""
-    kept = [x for x in samples if len(x) > 1 and _finite(x)]
+    kept = [x for x in samples if len(x) > 1 and is_sound(x)]
     freedom = sum(len(x) - 1 for x in kept)
     squares = math.fsum(_squares(x) for x in kept)
     return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread(0.0, 0)
 
 
 def _squares(losses: Sequence[float]) -> float:
-    mean = math.fsum(losses) / len(losses)
+    mean = mean_of(losses)
     return math.fsum((loss - mean) ** 2 for loss in losses)
 
 

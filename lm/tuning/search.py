@@ -31,6 +31,8 @@ from lm.tuning.curve import (
     allowance,
     as_good,
     is_convex,
+    is_sound,
+    mean_of,
     means_of,
     spread,
     vertex,
@@ -40,8 +42,8 @@ SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, aroun
 STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
 WAVE = 5  # runs of an arm that are most useful at once
 EXTENSIONS = 4  # waves beyond the edges of one line
-REFINEMENTS = 3  # waves, where the best value moves meanwhile
-REPEATS = 2  # waves that an arm asks for
+REFINEMENTS = 3  # waves that do not extend, where the best value moves meanwhile
+REPEATS = 2  # waves that do not extend
 CYCLES = 2  # over several fields
 FLAT_OCTAVES = 3  # a wider set of values that are as good says that the field hardly matters
 
@@ -111,7 +113,7 @@ class Arm:
     @property
     def is_dead(self) -> bool:
         """Whether all runs diverged."""
-        return bool(self.losses) and not any(map(_is_sound, self.losses.values()))
+        return bool(self.losses) and not any(map(is_sound, self.losses.values()))
 
     @property
     def best(self) -> int:
@@ -147,7 +149,7 @@ class Arm:
             found = self.best_place
         else:
             found = self.place(vertex(self.means, s))
-        sound = {k: x for k, x in self.losses.items() if _is_sound(x)}
+        sound = {k: x for k, x in self.losses.items() if is_sound(x)}
         if len(self.bounds) == 1 or not sound:
             return found
         steps = STEPS[: len(self.bounds)]
@@ -172,7 +174,12 @@ class Arm:
 
     def runs_at(self, indices: Sequence[int]) -> list[Point]:
         """Returns a run at each index, with seeds that it has not had; an index may come twice."""
-        return self._next([self.place(i) for i in indices])
+        counts = collections.Counter({k: len(x) for k, x in self.losses.items()})
+        found = []
+        for k in map(self.place, indices):
+            found.append(Point(k, counts[k]))
+            counts[k] += 1
+        return found
 
     def filled(self, points: Sequence[Point], width: int) -> list[Point]:
         """Adds further seeds of the WAVE values nearest to the best, fewest seeds first."""
@@ -195,25 +202,14 @@ class Arm:
     @property
     def best_place(self) -> K:
         """The place of the lowest mean of all lines; the centre where every place diverged."""
-        sound = {k: math.fsum(x) / len(x) for k, x in sorted(self.losses.items()) if _is_sound(x)}
-        return min(sound, key=sound.__getitem__) if sound else self.centre
-
-    def _next(self, places: Sequence[K]) -> list[Point]:
-        counts = collections.Counter({k: len(self.losses.get(k, ())) for k in places})
-        found = []
-        for k in places:
-            found.append(Point(k, counts[k]))
-            counts[k] += 1
-        return found
+        if self.is_dead or not self.losses:
+            return self.centre
+        return min(sorted(self.losses), key=lambda k: mean_of(self.losses[k]))
 
     def _read_line(self) -> None:
         along = self.along
         on_line = {k[along]: x for k, x in self.losses.items() if self.place(k[along]) == k}
         self.means = means_of(on_line)
-
-
-def _is_sound(losses: Sequence[float]) -> bool:
-    return all(map(math.isfinite, losses))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +273,7 @@ class _Tuner:
             s = pooled(self.arms).s
             for arm in self.arms:
                 arm.turn(along, s)
-            asked = [0] * len(self.arms)  # waves of the stage itself, by each arm
+            asked = [0] * len(self.arms)  # waves in which an arm did not extend
             while True:
                 own = pooled(self.arms)
                 wants = [
@@ -291,7 +287,7 @@ class _Tuner:
                 self.runs += width
                 for arm, (kind, _) in zip(self.arms, wants, strict=True):
                     arm.extensions += kind == EXTEND
-                asked = [n + (kind == stage) for n, (kind, _) in zip(asked, wants, strict=True)]
+                asked = [n + (kind != EXTEND) for n, (kind, _) in zip(asked, wants, strict=True)]
                 kinds = {kind for kind, points in wants if points}
                 yield (
                     EXTEND if EXTEND in kinds else stage,
@@ -403,7 +399,7 @@ def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
     lines = {along: one for along, one in arm.lines.items() if len(one.finite.k)}
     first = lines.get(0)
     low, high = as_good(first, own) if first else UNBOUNDED
-    diverged = [place for place, x in arm.losses.items() if not _is_sound(x)]
+    diverged = [place for place, x in arm.losses.items() if not is_sound(x)]
     known = {
         NOT_REFINED: not is_refined,
         EDGE: any(map(edge, lines.values())),

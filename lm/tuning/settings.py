@@ -14,7 +14,7 @@ from typing import Any
 from lm.config.fields import FIELDS, FINITE, RUN_PATHS
 from lm.config.suggestions import TUNE_EXAMPLE, field_hint, tune_flag, tune_hint
 from lm.tuning.curve import OCTAVE, PER_OCTAVE
-from lm.tuning.search import SCAN, STEPS, WAVE, Search
+from lm.tuning.search import SCAN, STEPS, UNBOUNDED, WAVE, Search
 from lm.tuning.verdicts import HOLM, TESTS
 from modules.choices import choose, nearest
 
@@ -199,16 +199,23 @@ class Grid:
         """Returns the lowest and highest index of each field that its bounds allow."""
         found = []
         for path, centre in self.centres.items():
+            if self.coupled and path == DECAY:  # its own value moves with the learning rate
+                found.append(UNBOUNDED)
+                continue
             option = FIELDS[path].option
             least, most = (option.least or 0, option.most) if option else (0, None)
-            most = FINITE if most is None else most
-            low = -math.inf if least <= 0 else math.ceil(_octaves(least, centre) * PER_OCTAVE)
-            found.append((low, math.floor(_octaves(most, centre) * PER_OCTAVE)))
+            low = -math.inf if least <= 0 else _within(least, centre, 1)
+            high = math.inf if most is None or most >= FINITE else _within(most, centre, -1)
+            found.append((low, high))
         return tuple(found)
 
 
-def _octaves(value: float, centre: float) -> float:
-    return math.log2(value) - math.log2(centre)
+def _within(bound: float, centre: float, inward: int) -> int:
+    """The index nearest to a bound whose value does not exceed it."""
+    k = round((math.log2(bound) - math.log2(centre)) * PER_OCTAVE)
+    while (centre * 2.0 ** (k / PER_OCTAVE) - bound) * inward < 0:
+        k += inward
+    return k
 
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'

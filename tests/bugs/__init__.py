@@ -4,5 +4,6 @@ from tests.bugs.bug import Bug as Bug
 from tests.bugs.modules import MODULES
 from tests.bugs.pods import PODS
 from tests.bugs.runs import RUNS
+from tests.bugs.tuning import TUNING
 
-BUGS = MODULES | RUNS | PODS
+BUGS = MODULES | RUNS | PODS | TUNING
