@@ -11,6 +11,7 @@ from lm.run.program import runs_that_fit
 from lm.sweep.arms import Ablation
 from lm.sweep.cells import Cell, cells, groups
 from lm.sweep.group import longest
+from lm.sweep.protocols import Means, applied, protocol_of
 from lm.tuning.search import WAVE
 from tpu.chips import Topology
 from tpu.compiled_step import (
@@ -141,11 +142,21 @@ def plan_sweep(
     """Plans each run on one device, with as many side by side as fit: compiles the program of each
     group of `lm.sweep.group` until its runs fit. With config.tune a group has the runs of one wave.
     Raises ValueError for runs that ask for several devices, and where one does not fit.
+
+    Steps are those that the protocol of the sweep sets. One that asks for text or for measured
+    times is left to where it trains.
     """
     one = dataclasses.replace(topology, devices=topology.devices[:1])
-    ablation = None if tune is None else Ablation(base, sweep, tune)
-    listed = cells(base, sweep) if ablation is None else ablation.first * WAVE
-    found = []
+    listed, found, sets = [] if sweep is None else cells(base, sweep), [], []
+    if (protocol := protocol_of(base, sweep)) is not None:
+        if protocol.row.asks:
+            say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
+        else:
+            means = Means(one.devices[0].platform, rows=None, seconds=None)
+            sets = protocol.settled(listed, means).sets
+            listed = applied(base, listed, sets)
+    ablation = None if tune is None else Ablation(base, sweep, tune, sets)
+    listed = listed if ablation is None else ablation.first * WAVE
     for group in groups(listed):
         plan = _group_plan(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')

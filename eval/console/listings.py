@@ -28,6 +28,7 @@ from lm.run.tables import schedule_listing
 from lm.run.start import check_run
 from lm.sweep.arms import Ablation
 from lm.sweep.cells import cells, ignored_words
+from lm.sweep.protocols import protocol_of
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
 from modules.options import Declared, Option, options
@@ -71,6 +72,7 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
         return False
     (check_run if of_config else check)(recipe)
     found = [] if sweep is None else cells(base, sweep)
+    protocol_of(base, sweep)
     words = f'{len(found)} cells start from this' if found else ''
     if tune is not None:
         ablation = Ablation(base, sweep, tune)

@@ -41,10 +41,12 @@ from lm.record.remote.mirror import sweep_folder, sweep_records
 from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
-from lm.sweep.cells import Cell, groups
+from lm.sweep.cells import Cell, Changes, groups
 from lm.sweep.group import Work, train_group
 from lm.sweep.hosts import Others, dealt, host_0_first, join_sweep
 from lm.sweep.ledger import open_sweep
+from lm.sweep.means import means_here
+from lm.sweep.protocols import agreed, protocol_of
 from lm.sweep.throughput import known_throughput, measure_throughput
 from lm.sweep.waves import Groups, Plain, Tuned, Wave
 from lm.sweep.words import counted
@@ -130,11 +132,21 @@ def train_sweep(
     ENGINES. trackers: they get the rows of all cells. how: fields of `lm.sweep.group.Work`.
     """
     enter = choose(ENGINES, engine, '--engine')
-    asked = Plain(base, sweep) if tune is None else Tuned(base, sweep, tune)
+
+    def described(sets: Sequence[Changes] = ()) -> Plain | Tuned:
+        return Plain(base, sweep, sets) if tune is None else Tuned(base, sweep, tune, sets)
+
+    asked, protocol = described(), protocol_of(base, sweep)
     host, hosts = join_sweep(asked.first, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(asked.first, url)
     ledger = Ledger(asked, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
+    measuring = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
+    if protocol is not None:
+        settled = agreed(protocol, base, sweep, means_here(measuring, engine, host))
+        _say(ledger, settled.words)
+        asked = described(settled.sets)
+        ledger.asked, ledger.protocol = asked, settled.record()
     wave, say = ledger.open(), ledger.say
     say(
         f'{workdir}: {asked.caption(wave)}, {counted(len(wave.every), "program")}, on '
@@ -145,7 +157,7 @@ def train_sweep(
         caught_signals() as caught,
         enter() as train,
     ):
-        work = Work([], ledger.folder, caught, ledger.say_own, url=url, **how)
+        work = dataclasses.replace(measuring, caught=caught)
         shown = view(ledger.folder)
         trained = _waves(ledger, work, wave, shown, train, is_here=engine == 'local')
     work.groups = trained.every if asked.is_tuned else work.groups
@@ -178,6 +190,7 @@ class Ledger:
     continue_changed: bool
     host: int
     hosts: int
+    protocol: dict[str, Any] | None = None  # as sweep.json has it
 
     def __post_init__(self):
         # One speaks for the whole sweep, the other for this host.
@@ -216,7 +229,7 @@ class Ledger:
     def _write(self, wave: Wave) -> Groups:
         """Writes sweep.json; returns the groups with the names that cells have in the folder."""
         with sweep_records(self.url, self.say):
-            how = self.continue_changed, self.say, self.asked.record
+            how = self.continue_changed, self.say, self.asked.record, self.protocol
             return open_sweep(self.folder, self.base, wave.every, *how)
 
 

@@ -6,7 +6,8 @@
      'differs': {field: value} in which the cell's config differs from the base}]}
 
 With config.tune also 'tune', what it asks for and its arms, and in each cell 'tuned', its place
-among these (`lm.sweep.arms`).
+among these (`lm.sweep.arms`). With a protocol also 'protocol': its name, its options, and what it
+sets in each cell (`lm.sweep.protocols`).
 """
 
 import collections
@@ -43,6 +44,7 @@ def open_sweep(
     continue_changed: bool,
     say: Callable[[str], None] = print,
     tune: Record | None = None,
+    protocol: Record | None = None,
 ) -> list[list[Cell]]:
     """Makes or takes over the folder of a sweep, with its sweep.json; returns the groups, with the
     names that their cells have in it.
@@ -74,6 +76,7 @@ def open_sweep(
         path.mkdir(parents=True, exist_ok=True)
         record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
         record |= {} if tune is None else {'tune': tune}
+        record |= {} if protocol is None else {'protocol': protocol}
         write_json(path / SWEEP, sealed(record))
     return [list(group) for group in groups]
 

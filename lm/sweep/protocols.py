@@ -20,6 +20,7 @@ from lm.config.resolve import build, flatten
 from lm.data import check_epochs, steps_in_epoch
 from lm.run.program import flops_of_step
 from lm.sweep.cells import PROTOCOL, Cell, Changes, cell, groups
+from lm.sweep.cells import cells as cells_of
 from lm.tuning.settings import SEEDS
 from modules.choices import choose
 from modules.options import Option, check_inline, parse
@@ -27,6 +28,7 @@ from modules.options import Option, check_inline, parse
 WHERE = 'sweep.protocol'
 STEPS, BATCH, LR, EPOCHS = 'train.steps', 'data.batch_size', 'optim.lr', 'data.epochs'
 SYNTHETIC = 'synthetic:'
+Groups = Sequence[Sequence[Cell]]  # by program
 # Shares by which a whole number of steps may miss what is to be equal. Half a step of 500 is the
 # first; times are measured to a few per cent at best.
 TOKENS_OFF, FLOPS_OFF, TIME_OFF = 0.001, 0.01, 0.05
@@ -34,7 +36,7 @@ TOKENS_OFF, FLOPS_OFF, TIME_OFF = 0.001, 0.01, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """What a protocol asks for that no config has.
+    """Answers that a protocol needs and no config has.
 
     platform: of the devices, as 'cpu'. rows: gives the training rows of a config, prepared where
     they are not yet. seconds: gives the seconds of a step of each program, measured before
@@ -43,7 +45,7 @@ class Means:
 
     platform: str
     rows: Callable[[Recipe], Any]
-    seconds: Callable[[Sequence[Sequence[Cell]]], Sequence[float]]
+    seconds: Callable[[Groups], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,14 @@ class Settled:
     def sets(self) -> list[Changes]:
         """Returns the fields that each cell gets."""
         return [dict(one.sets) for one in self.terms]
+
+    def words(self) -> list[str]:
+        """Says what was agreed, a line each: the protocol, and what it cannot see to."""
+        steps = [int(one.numbers['steps']) for one in self.terms]
+        options = ', '.join(f'{name}={value}' for name, value in self.options.items())
+        ran = f'{min(steps):,}' + f' to {max(steps):,}' * (min(steps) < max(steps))
+        said = f'protocol {self.name}{f" ({options})" if options else ""}: {ran} steps a cell'
+        return [said, *(f'NOTE: {note}' for note in self.notes)]
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of it: the terms once for all seeds."""
@@ -136,6 +146,26 @@ def read(sweep: Any) -> Protocol | None:
     name, options = parse(WHERE, given)
     row = choose(PROTOCOLS, name, WHERE)
     return Protocol(name, row, check_inline(WHERE, row, name, options))
+
+
+def protocol_of(base: Mapping[str, Any], sweep: Any) -> Protocol | None:
+    """Returns the protocol of a sweep once its cells are checked. Raises ValueError as `read` and
+    `Protocol.check` do; no device is used.
+    """
+    found = read(sweep)
+    if found is not None:
+        found.check(cells_of(base, sweep))
+    return found
+
+
+def agreed(protocol: Protocol, base: Mapping[str, Any], sweep: Any, means: Means) -> Settled:
+    """Returns the terms of every cell of a sweep. Raises ValueError where they cannot be met, or
+    the text is too short for them.
+    """
+    found = cells_of(base, sweep)
+    settled = protocol.settled(found, means)
+    check_text(applied(base, found, settled.sets), means.rows)
+    return settled
 
 
 def applied(base: Mapping[str, Any], cells: Sequence[Cell], sets: Sequence[Changes]) -> list[Cell]:

@@ -1,18 +1,20 @@
 """The waves of a sweep: the cells that train next, once those before have ended.
 
 A sweep without `config.tune` is a single wave. With it the next wave follows from the losses in the
-folder alone (`lm.sweep.arms`), so that the same command goes on wherever it was stopped.
+folder alone (`lm.sweep.arms`), so that the same command goes on wherever it was stopped. `sets` are
+the fields that a protocol sets, of each cell of the sweep (`lm.sweep.protocols`).
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.launch.distributed import from_first, is_first
 from lm.sweep import words
 from lm.sweep.arms import Ablation
-from lm.sweep.cells import Cell, cells, groups
+from lm.sweep.cells import Cell, Changes, cells, groups
+from lm.sweep.protocols import applied
 from lm.sweep.throughput import key_of
 
 Groups = list[list[Cell]]
@@ -41,8 +43,9 @@ class Plain:
     is_tuned = False
     record: dict[str, Any] | None = None
 
-    def __init__(self, base: Mapping[str, Any], sweep: Any):
-        self.first = groups(cells(base, sweep))
+    def __init__(self, base: Mapping[str, Any], sweep: Any, sets: Sequence[Changes] = ()):
+        found = cells(base, sweep)
+        self.first = groups(applied(base, found, sets) if sets else found)
 
     def wave(self, folder: Path) -> Wave:
         """Returns the one wave that there is."""
@@ -68,8 +71,10 @@ class Tuned:
 
     is_tuned = True
 
-    def __init__(self, base: Mapping[str, Any], sweep: Any, tune: Any):
-        self.ablation = Ablation(base, sweep, tune)
+    def __init__(
+        self, base: Mapping[str, Any], sweep: Any, tune: Any, sets: Sequence[Changes] = ()
+    ):
+        self.ablation = Ablation(base, sweep, tune, sets)
         self.first = groups(self.ablation.first)
         self.record = self.ablation.record()
         self.sec: dict[str, float] = {}
