@@ -83,6 +83,10 @@ LEFT_OUT = {  # line: why it is not run here
     """--config.tune="{'optim.lr': None, 'budget': 30}" --workdir=runs/fair""": (
         'as a file it runs here'
     ),
+    'uv run train.py --config=configs/default.py '
+    '''--config.sweep="{'optim.name': ('adamw', 'soap'), 'protocol': 'equal_time'}"''': (
+        'three steps are too few; tests/lm/sweep/test_protocols.py has it'
+    ),
     **{
         f'uv run {line}': 'tests/eval/convert/test_hf.py has a folder of theirs'
         for line in (
