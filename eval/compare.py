@@ -1,6 +1,7 @@
 """Compares checkpoints item by item: each RUN with the first one, which is the baseline.
 
     python -m eval.compare RUN RUN ... [--suite=NAME[,NAME[:VALUE]]] [--NAME.OPTION=VALUE ...]
+    python -m eval.compare SWEEP    of a sweep with config.tune: the verdict on each arm
 
 A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP, or a URL. Kept results are read,
 and others computed, as `python -m eval` does. The interval is of 95%, by a bootstrap over the items
@@ -27,6 +28,8 @@ from eval.suites import SUITES
 from eval.suites.base import Suite
 from eval.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
 from lm.launch.command import run_main
+from lm.record.remote.local_copy import at_hand
+from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
 
 DEFAULT = 'perplexity'
@@ -87,6 +90,25 @@ def one_target(run: str, say: Say) -> Target:
     return dataclasses.replace(found[0], run=run if is_url(run) else str(Path(run)))
 
 
+def compare_arms(run: str, say: Say) -> list[str] | None:
+    """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as a sentence;
+    None for what is no such sweep. `say` is told what is not finished.
+    """
+    from eval.tables.ablation import progress, read_ablation, sentences
+    from eval.tables.results import gather, read_sweep
+
+    folder = at_hand(run)
+    if not (folder / SWEEP).exists():
+        return None
+    sweep = read_sweep(folder)
+    if 'tune' not in sweep:
+        return None
+    ablation = read_ablation(sweep, gather(folder))
+    if going := progress(ablation):
+        say(f'NOTE: not finished: {going}')
+    return sentences(ablation)
+
+
 def judged(
     baseline: Evaluation, others: Sequence[Evaluation], asked: Asked, say: Say
 ) -> list[Compared]:
@@ -139,11 +161,17 @@ def said(run: str, baseline: str, verdict: str, one: Difference, items: int, sui
 
 
 def main(argv: list[str]) -> None:
-    runs = argv[1:]
+    runs, say = argv[1:], functools.partial(print, file=sys.stderr)
+    of_arms = compare_arms(runs[0], say) if len(runs) == 1 else None
+    if of_arms is not None:
+        print('\n'.join(of_arms))
+        return
     if len(runs) < 2:
-        raise ValueError('give two runs at least: python -m eval.compare BASELINE RUN [RUN ...]')
+        raise ValueError(
+            'give two runs at least: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
+            'with config.tune'
+        )
     asked = asked_for(flags.FLAGS.suite, given_options())
-    say = functools.partial(print, file=sys.stderr)
     for one in asked:
         for compared in compare(runs, one, say, flags.FLAGS.again):
             print(compared.line)

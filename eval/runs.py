@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ['frame', 'gather', 'metrics_frame', 'overview', 'query']
 
+PLACE = ('arm', 'stage')  # of a run in a tuned sweep
 OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 
 
@@ -107,7 +108,8 @@ def query(select: str, *workdirs: str | Path) -> pa.Table:
 
 
 def overview(records: list[Record]) -> list[Record]:
-    """Returns the cell, its main results and what differs within its sweep, for each record.
+    """Returns the cell, its main results and what differs within its sweep, for each record; where
+    any is of a tuned sweep also `PLACE`.
 
     Args:
       records: as `gather` gives them.
@@ -115,6 +117,7 @@ def overview(records: list[Record]) -> list[Record]:
     by_sweep = collections.defaultdict(list)
     for record in records:
         by_sweep[str(Path(record['workdir']).parent)].append(record)
+    is_tuned = any(record['arm'] for record in records)
     rows = []
     for siblings in by_sweep.values():
         names = columns().values() if siblings[0]['sweep'] else ()
@@ -122,7 +125,8 @@ def overview(records: list[Record]) -> list[Record]:
         for row in siblings:
             caption = ' '.join(f'{name}={number(row[name])}' for name in swept)
             results = {name: row[name] for name in OVERVIEW}
-            rows.append({'cell': row['cell'], 'swept': caption} | results)
+            place = {name: row[name] for name in PLACE} if is_tuned else {}
+            rows.append({'cell': row['cell']} | place | {'swept': caption} | results)
     return rows
 
 
@@ -134,7 +138,8 @@ def main(argv: list[str]) -> None:
         table = query(argv[1], *workdirs)
         rows, names = table.to_pylist(), table.column_names
     else:
-        rows, names = overview(gather_all(workdirs)), ['cell', 'swept', *OVERVIEW]
+        rows = overview(gather_all(workdirs))
+        names = list(rows[0]) if rows else ['cell', 'swept', *OVERVIEW]
     print(render(rows, names, flags.FLAGS.format))
 
 

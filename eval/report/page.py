@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.charts import Chart, environment, in_page, made, save
-from eval.tables.comparison import CONFIDENCE, Comparison, compare_rates, compare_variants
-from eval.report import tables
+from eval.report import arms, tables
 from eval.report.figures import charts_of_losses, looks
 from eval.report.layers import RATE as RATE_OF_STEPS
 from eval.report.layers import charts_of_quantities, profiles, table
@@ -25,7 +24,15 @@ from eval.report.series import (
 )
 from eval.report.subject import Subject, read_subject
 from eval.report.traced import traced
+from eval.tables import ablation
 from eval.tables.columns import columns
+from eval.tables.comparison import (
+    CONFIDENCE,
+    Comparison,
+    choice_words,
+    compare_rates,
+    compare_variants,
+)
 from eval.tables.results import Record
 from eval.tables.text import markdown, number, render
 from eval.tables.variants import is_list, with_baseline
@@ -34,11 +41,17 @@ from lm.record.workdir import write_text
 from lm.storage.buckets import local_path
 
 HERE = Path(__file__).parent
-LOSSES = ('differences', 'learning_rates', 'rates_by_size', 'final_losses', 'loss_curves')
+LOSSES = (
+    *('tuned_losses', 'differences', 'learning_rates', 'rates_by_size', 'final_losses'),
+    'loss_curves',
+)
 KINDS = ('steps', 'depth', 'layers', 'heads')  # of charts of a quantity
-VARIANT, RATE = 'variant', 'learning rate'
+VARIANT, RATE, ARM = 'variant', 'learning rate', 'arm'
 PAGE, TEXT = 'report.html.j2', 'report.md.j2'
-SAID = ('verdict', 'difference', 'final loss', 'best lr', 'seeds', 'diverged')  # columns
+SAID = (  # columns
+    *('verdict', 'difference', 'final loss', 'tuned loss', 'best lr', 'seeds', 'diverged', 'runs'),
+    'state',
+)
 
 
 def report(
@@ -58,20 +71,25 @@ def report(
         say: is told the main results, for a terminal.
 
     Raises ValueError where a workdir holds neither a run nor a sweep, or what cannot be read, and
-    where the losses of several do not compare (`eval.report.subject`), or no variant has the name
-    `baseline`.
+    where the losses of several do not compare (`eval.report.subject`), no variant has the name
+    `baseline`, or one is asked for in a tuned sweep.
     """
     several = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     subject = read_subject(several)
     series, unread = _series(subject.records)
-    comparisons = compare_variants(subject.variants, subject.metric)
-    by_rate = compare_rates(subject.records, subject.sweep) if len(several) == 1 else []
+    comparisons, by_rate = _comparisons(subject)
+    if baseline and subject.ablation:
+        raise ValueError(
+            f'--baseline={baseline}: runs of a sweep with config.tune follow from its verdicts '
+            f'against its first arm, {comparisons[0].variant.name}; another has to come first in '
+            'config.sweep'
+        )
     if baseline:
         asked = with_baseline([c.variant for c in by_rate or comparisons], baseline)
         again = compare_variants(asked, subject.metric)
         by_rate, comparisons = (again, comparisons) if by_rate else ([], again)
     shown = by_rate or comparisons
-    charts, shows = _charts(shown, comparisons, series, subject.metric)
+    charts, shows = _charts(shown, comparisons, series, subject)
     content = _content(subject, comparisons, by_rate, series)
     content |= {'unread': unread, 'charts': list(charts), 'shows': shows}
     content |= {'losses': [*LOSSES, f'steps_{RATE_OF_STEPS}']}
@@ -96,26 +114,39 @@ def report(
 
 def _said(content: Mapping[str, Any], is_sweep: bool) -> str:
     """Returns the findings and, of a sweep, the verdict on each variant."""
+    told = content['arms']['rows'] if content['arms'] else content['variants']
     rows = [
         {name: str(cell) for name, cell in row.cells.items()} | {'notes': '; '.join(row.notes)}
-        for row in content['variants']
+        for row in told
     ]
     names = [n for n in (rows[0] if rows else ()) if n in (*SAID, content['what'], 'notes')]
     table = [render(rows, names, 'table')] if is_sweep and rows else []
     return '\n'.join([*content['findings'], *table])
 
 
+def _comparisons(subject: Subject) -> tuple[list[Comparison], list[Comparison]]:
+    """Returns the variants compared, and the learning rates where these alone were swept."""
+    if subject.ablation:
+        return ablation.comparisons(subject.ablation), []
+    by_rate = compare_rates(subject.records, subject.sweep) if len(subject.folders) == 1 else []
+    return compare_variants(subject.variants, subject.metric), by_rate
+
+
 def _charts(
     shown: Sequence[Comparison],
     comparisons: Sequence[Comparison],
     series: Mapping[str, Series],
-    metric: str,
+    subject: Subject,
 ) -> tuple[dict[str, Chart], list[dict[str, Any]]]:
     """Returns the charts of a page by name, and the choices among those of quantities."""
     _, fitting, by_head = room(list(series.values()))
     still = constants(list(series.values()))
     names = [name for name in fitting if name not in still]
-    of_losses = charts_of_losses(shown, comparisons, series, metric)
+    of_losses = charts_of_losses(shown, comparisons, series, subject.metric)
+    if subject.ablation:  # whose losses at best values are those of fresh seeds alone
+        of_losses = {n: chart for n, chart in of_losses.items() if n == 'loss_curves'}
+        if any(arm.tuning for arm in subject.ablation.arms):
+            of_losses = {'tuned_losses': arms.tuned_losses(subject.ablation)} | of_losses
     of_quantities = charts_of_quantities(shown, series, names, by_head)
     offered = choices(names)
     for choice in offered:
@@ -146,6 +177,10 @@ def _content(
     """Everything on the page but its plots."""
     axes, base = subject.sweep['axes'], flatten(subject.sweep['base'])
     shown, what = (by_rate, RATE) if by_rate else (comparisons, VARIANT)
+    if tuned := subject.ablation:
+        what = ARM
+        kept = {path for arm in tuned.arms if arm.length == 1 for path in arm.changes}
+        axes = {path: values for path, values in axes.items() if path in kept}
     colors = [look['color'] for look in looks(shown)]
     every, named = list(series.values()), _names(subject, shown)
     names, fitting = recorded(every), room(every)[1]
@@ -157,16 +192,20 @@ def _content(
         'is_sweep': subject.is_sweep,
         'made': made(),
         'statuses': tables.statuses(subject.records),
-        'facts': tables.facts(subject.records),
+        'facts': tables.facts(subject.records, subject.sweep),
         'unit': tables.UNITS[subject.metric],
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',
         'what': what,
-        'findings': tables.findings(subject, comparisons, by_rate),
-        'variants': tables.variant_rows(shown, colors, what),
+        'choice': '' if tuned else choice_words(comparisons, by_rate, base),
+        'findings': arms.findings(tuned)
+        if tuned
+        else tables.findings(subject, comparisons, by_rate),
+        'arms': arms.content(tuned, base, colors) if tuned else None,
+        'variants': [] if tuned else tables.variant_rows(shown, colors, what),
         'cells': [tables.cell_row(record, subject) for record in subject.records],
         'axes': {path: list(map(number, values)) for path, values in axes.items()},
-        'combinations': _combinations(subject),
+        'combinations': _combinations(subject, axes),
         'apart': {path: list(map(number, values)) for path, values in subject.apart.items()},
         'changes': tables.changes(shown, subject.sweep),
         'base': {path: number(value) for path, value in base.items()},
@@ -176,14 +215,14 @@ def _content(
         'traced': traced(subject.records, named),
         'left_out': [name for name in names if name not in fitting],
         'constants': {name: number(value) for name, value in still.items()},
-        'by_rate': tables.rates_table(comparisons, subject.metric),
+        'by_rate': [[]] if tuned else tables.rates_table(comparisons, subject.metric),
         'by_depth': {name: lines for name, lines in by_depth.items() if len(lines) > 1},
     }
 
 
-def _combinations(subject: Subject) -> int:
+def _combinations(subject: Subject, axes: Mapping[str, Any]) -> int:
     """Returns how many combinations of values a zip or a list makes; 0 where all are combined."""
-    names = [columns()[path] for path in subject.sweep['axes']]
+    names = [columns()[path] for path in axes]
     found = {tuple(record[name] for name in names) for record in subject.records}
     return len(found) if is_list(found) else 0
 

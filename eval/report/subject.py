@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.tables.ablation import Ablation, read_ablation, variants
 from eval.tables.comparison import PER_BYTE_FIELDS, metric_of
 from eval.tables.results import Record, gather, holds_runs, read_sweep
 from eval.tables.text import number
@@ -23,6 +24,7 @@ class Subject:
 
     sweep: the sweep.json; for several, the base of the first with the axes of all.
     apart: field -> values, where the bases of several differ, learning rate and seeds aside.
+    ablation: of a tuned sweep, whose arms are the variants.
     """
 
     folders: list[Path]
@@ -31,6 +33,7 @@ class Subject:
     variants: list[Variant]
     metric: str
     apart: dict[str, list[Any]]
+    ablation: Ablation | None = None
 
     @property
     def is_sweep(self) -> bool:
@@ -44,8 +47,9 @@ class Subject:
 def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     """Reads the folders. The baseline is that of the first.
 
-    Raises ValueError where one holds neither a run nor a sweep, where one is given twice, and where
-    losses per token do not compare and there are no bits per byte.
+    Raises ValueError where one holds neither a run nor a sweep, where one is given twice, where
+    losses per token do not compare and there are no bits per byte, and where one of several is a
+    tuned sweep.
     """
     folders = [at_hand(workdir) for workdir in workdirs]
     for folder in folders:
@@ -62,7 +66,15 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     records = [record for own in each for record in own]
     if len(folders) == 1:
         (sweep,) = sweeps
+        if ablation := read_ablation(sweep, records):
+            arms = variants(ablation)
+            return Subject(folders, records, sweep, arms, ablation.metric, {}, ablation)
         return Subject(folders, records, sweep, split(records, sweep), metric_of(sweep), {})
+    if tuned := [folder for folder, one in zip(folders, sweeps, strict=True) if 'tune' in one]:
+        raise ValueError(
+            f'{tuned[0]} is a sweep with config.tune: its arms are judged by fresh seeds, which '
+            'other runs lack. Make a page of it alone, or add an arm to its config.sweep'
+        )
     bases = [flatten(sweep['base']) for sweep in sweeps]
     paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
     found = {path: [base.get(path) for base in bases] for path in paths}

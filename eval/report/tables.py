@@ -17,6 +17,7 @@ from eval.tables.comparison import (
     WORSE,
     Comparison,
     Interval,
+    choice_words,
 )
 from eval.report.series import Series
 from eval.report.subject import Subject
@@ -73,9 +74,14 @@ def statuses(records: Sequence[Record]) -> dict[str, int]:
     return {status: counts[status] for status in dict.fromkeys([*known, *counts])}
 
 
-def facts(records: Sequence[Record]) -> dict[str, str]:
-    """Facts that the runs share, or all values that they have."""
+def facts(records: Sequence[Record], sweep: Mapping[str, Any]) -> dict[str, str]:
+    """Facts that the runs share, or all values that they have; and the protocol of the sweep, as
+    its sweep.json names it.
+    """
     found = {}
+    if protocol := sweep.get('protocol'):
+        options = ', '.join(f'{name} {number(v)}' for name, v in protocol['options'].items())
+        found['protocol'] = f'{protocol["name"]} ({options})' if options else protocol['name']
     for name in FACTS:
         values = dict.fromkeys(r[columns().get(name, name)] for r in records)
         texts = [f'{v:,}' if isinstance(v, int) else v for v in values if v]
@@ -134,6 +140,7 @@ def findings(
             baseline = next(c.variant for c in by_rate or comparisons if c.variant.is_baseline)
             each = ', '.join(f'{verdicts.count(v)} {v}' for v in MARKS if v in verdicts)
             lines.append(f'Against the baseline ({baseline.all_values}): {each}.')
+            lines.append(choice_words(comparisons, by_rate, subject.sweep['base']))
     else:
         lines.append('Every run that has ended diverged.')
     if by_rate:  # the table has no line for what they make together
@@ -197,6 +204,7 @@ def variant_rows(
         'best lr': len(set().union(*rates)) < 2 or name == 'learning rate',
         'sensitivity': all(len(own) < 2 for own in rates),
         'diverged': not any(c.diverged for c in comparisons),
+        'steps': len({_steps(c) for c in comparisons}) < 2,
     }
     rows = []
     for c, color in zip(comparisons, colors, strict=True):
@@ -218,10 +226,16 @@ def _results(c: Comparison) -> dict[str, Cell]:
         'bits per byte': _interval_cell(c.bits_per_byte),
         'best lr': Cell(number(c.best_lr)),
         'seeds': Cell(str(c.loss.n)),
+        'steps': Cell(_steps(c)),
         'sensitivity': Cell(_fixed(c.sensitivity)),
         'diverged': Cell(f'{c.diverged} of {len(c.variant.records)}'),
         'tokens/s': Cell(_fixed(c.tokens_per_sec, ',.0f')),
     }
+
+
+def _steps(c: Comparison) -> str:
+    found = sorted({record['steps'] for record in c.variant.records if record['steps']})
+    return ', '.join(f'{steps:,}' for steps in found)
 
 
 def _interval_cell(interval: Interval, sign: str = '') -> Cell:
@@ -235,6 +249,9 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
     return {
         'cell': record['cell'],
         **sweep,
+        **(
+            {'arm': record['arm'] or '', 'stage': record['stage'] or ''} if subject.ablation else {}
+        ),
         **{columns()[path]: number(record[columns()[path]]) for path in subject.sweep['axes']},
         'status': record['status'],
         'step': _fixed(record['step'], ','),
@@ -249,13 +266,16 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
 
 
 def changes(comparisons: Sequence[Comparison], sweep: Mapping[str, Any]) -> dict[str, list[str]]:
-    """variant -> 'field: base -> here' for each config field that differs, lr and seeds aside."""
+    """variant -> 'field: base -> here' for each config field that differs: lr, seeds and what was
+    tuned aside.
+    """
     base, found = flatten(sweep['base']), {}
+    aside = {LR, *SEEDS, *sweep.get('tune', {}).get('fields', ())}
     for comparison in comparisons:
         lines = []
         for path, column in columns().items():
             values = dict.fromkeys(record[column] for record in comparison.variant.records)
-            if path not in (LR, *SEEDS) and path in base and set(values) != {base[path]}:
+            if path not in aside and path in base and set(values) != {base[path]}:
                 here = ', '.join(number(value) or UNSET for value in values)
                 lines.append(f'{path}: {number(base[path]) or UNSET} → {here}')
         found[comparison.variant.name] = lines

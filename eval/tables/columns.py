@@ -13,6 +13,8 @@ import pyarrow as pa
 from lm.config.fields import FIELDS
 from modules.objectives import OBJECTIVES
 
+Record = dict[str, Any]  # of a run, by the columns
+
 IDENTITY = {
     'cell': str,  # the folder's name
     'workdir': str,
@@ -20,6 +22,8 @@ IDENTITY = {
     'group': int,  # cells of one group run in one program
     'status': str,  # waiting, unfinished, unreadable, or what summary.json says
     'reason': str,  # why it diverged or failed, or which file cannot be read
+    'arm': str,  # with config.tune: the arm that the run is of
+    'stage': str,  # and what asked for it: scan, extend, ...; 'look 1' and 2 are of fresh seeds
 }
 RESULTS = {  # column: (name in summary.json, type)
     'step': ('step', int),
@@ -38,6 +42,7 @@ RESULTS = {  # column: (name in summary.json, type)
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),
     'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it
+    'side_by_side': ('side_by_side', int),  # how many did
     'compile_sec': ('compile_sec', float),
     'parameters': ('parameters', int),
     'optimizer_state_bytes': ('optimizer_state_bytes', int),

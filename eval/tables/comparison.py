@@ -168,10 +168,13 @@ class Comparison:
     p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
     verdict: str = ''  # '' for the baseline
     seeds_needed: int | None = None  # to settle a difference that is within noise
+    chosen: Sequence[Record] = ()  # the runs at its chosen values, where lr is not all that is
 
     @property
     def shown(self) -> list[str]:
         """The workdirs at its best learning rate, or all while none has ended."""
+        if self.chosen:
+            return [record['workdir'] for record in self.chosen]
         at_best = self.variant.at(self.best_lr) if self.best_lr is not None else None
         return [record['workdir'] for record in at_best or self.variant.records]
 
@@ -210,9 +213,9 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
 
     Verdicts are corrected for their number: by p-values that `holm` adjusted. Intervals are not.
     The learning rate is chosen by the seeds that are then compared, which flatters variants with
-    more learning rates, and which nothing here corrects.
+    more learning rates, and which nothing here corrects: `choice_words` says so.
     """
-    initials = [_initial(variant, variants, metric) for variant in variants]
+    initials = initial_of(variants, metric)
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
     of_baseline = next((own for v, own in zip(variants, losses, strict=True) if v.is_baseline), {})
     found = [
@@ -235,10 +238,50 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
     return found
 
 
-def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
-    """The loss at initialisation in the unit of the metric, which differs from nats per token by a
-    factor that runs know.
+def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
+    """Returns the loss of each variant at initialisation in the unit of the metric, which differs
+    from nats per token by a factor that runs know.
     """
+    return [_initial(variant, variants, metric) for variant in variants]
+
+
+def choice_words(
+    comparisons: Sequence[Comparison], by_rate: Sequence[Comparison], base: Mapping[str, Any]
+) -> str:
+    """Returns what verdicts are of: at which learning rates, and whether the seeds that are
+    compared chose these; '' without a verdict.
+
+    by_rate: as `compare_rates` returns them, [] otherwise. base: the config of the sweep.
+    """
+    if not any(c.verdict for c in by_rate or comparisons):
+        return ''
+    if by_rate:
+        baseline = next(c for c in by_rate if c.variant.is_baseline)
+        if flatten(base).get(LR) in baseline.variant.rates:
+            return 'The verdicts are of these learning rates as they are: no seed chose one.'
+        return (
+            f'The seeds that are compared chose {baseline.variant.name} as the best, which makes '
+            'it look better than it is, and the others worse; config.tune judges by fresh seeds.'
+        )
+    counts = sorted(len(c.variant.rates) for c in comparisons)
+    if counts[-1] < 2:
+        return (
+            'The verdicts are of one learning rate each: nothing was chosen, and it may suit some '
+            'better than others; config.tune gives each its best.'
+        )
+    words = (
+        'The verdicts are of learning rates that the same seeds chose, which makes each variant '
+        'look better than it is; config.tune judges by fresh seeds, after as many runs each.'
+    )
+    if counts[0] < counts[-1]:
+        words += (
+            f' Variants have {counts[0]} to {counts[-1]} rates: those with more look better by '
+            'chance alone.'
+        )
+    return words
+
+
+def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
     initial = initial_loss(variant.records)
     if math.isnan(initial):
         initial = initial_loss(record for other in variants for record in other.records)

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eval.tables.columns import RESULTS, columns, kinds_of_columns, schema, typed
+from eval.tables.arms import arm_names, place_of
+from eval.tables.columns import RESULTS, Record, columns, kinds_of_columns, schema, typed
 from lm.config.fields import FIELDS
 from lm.config.resolve import flatten
 from lm.record.metrics import FILE, read_rows
@@ -28,7 +29,6 @@ from lm.sweep import ledger
 TABLE = 'cells.parquet'
 UNREADABLE = 'unreadable'
 Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
-Record = dict[str, Any]  # by the columns of the table of runs
 # What reading a record that was written over raises: it holds other things than it should.
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OSError, pa.ArrowException)
 
@@ -104,13 +104,23 @@ def _gather_sweep(folder: Path) -> list[Record]:
     if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
         return _read_table(folder / TABLE)
     base = flatten(sweep['base'])
-    return [_gather_cell(folder, cell, base | cell['differs']) for cell in sweep['cells']]
+    with _naming_sweep(folder):
+        arms = arm_names(sweep)
+        places = [place_of(cell, arms) for cell in sweep['cells']]
+    return [
+        _gather_cell(folder, cell, base | cell['differs'], place)
+        for cell, place in zip(sweep['cells'], places, strict=True)
+    ]
 
 
-def _gather_cell(folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any]) -> Record:
-    """known: the config as sweep.json has it, for a cell whose own cannot be read."""
+def _gather_cell(
+    folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any], place: Row
+) -> Record:
+    """known: the config as sweep.json has it, for a cell whose own cannot be read. place: its arm
+    and stage, if there are any.
+    """
     path = folder / cell['cell']
-    place = {'sweep': folder.name, 'group': cell['group']}
+    place = {'sweep': folder.name, 'group': cell['group']} | place
     try:
         config = config_of(path) if (path / CONFIG).exists() else known
         if lost := sorted(known.keys() & FIELDS.keys() - config.keys()):
@@ -122,12 +132,14 @@ def _gather_cell(folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any]
 
 
 def _record(path: Path, config: Mapping[str, Any], results: Row, **place: Any) -> Record:
-    """place: the sweep's name and the group of a cell."""
+    """place: the sweep's name and the group of a cell, its arm and stage."""
     known = {
         'cell': path.name,
         'workdir': str(path),
         'sweep': None,
         'group': None,
+        'arm': None,
+        'stage': None,
         **place,
         'status': results['status'],
         'reason': results.get('reason'),

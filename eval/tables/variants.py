@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.tables.columns import columns
-from eval.tables.results import Record
+from eval.tables.columns import Record, columns
 from eval.tables.text import number
 from lm.config.choice import AUTO
 from lm.config.fields import CHOICES

@@ -109,9 +109,10 @@ def test_page_says_how_each_cell_stands(page):
 
 def test_a_terminal_is_told_the_verdicts(written, page):
     rms, layer = as_dicts(Page(page).tables['Variants'])
-    best, against, head, *lines = written[1].splitlines()
+    best, against, of, head, *lines = written[1].splitlines()
     assert best.startswith('Lowest final validation loss: 2.8900 ± ')
     assert against == 'Against the baseline (norm rmsnorm): 1 worse.'
+    assert of.startswith('The verdicts are of learning rates that the same seeds chose')
     assert head.split()[:3] == ['variant', 'verdict', 'difference']
     for line, row in zip(lines, (rms, layer), strict=True):
         words = f'{row["verdict"]} {row["difference"]} {row["final loss"]} {row["best lr"]}'
