@@ -273,7 +273,7 @@ def budget_words(study: Study) -> str | None:
         return f'{said}it takes more than {MOST_SEEDS}; a larger effect, or longer runs'
     options = [f'tune.seeds={least}'] if least > study.seeds else []
     options += [f'tune.budget={runs + LOOKS[-1] * least}'] if is_limited else []
-    return f'{said}it takes {needed}: {", ".join(options)}'
+    return f'{said}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'
 
 
 class _Losses(Mapping):
