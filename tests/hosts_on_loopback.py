@@ -70,22 +70,24 @@ TRAIN = (str(ROOT / 'train.py'),)
 
 
 class Job:
-    """The same command on N hosts; what each says goes to a file."""
+    """The same command on n hosts; what each says goes to a file."""
 
-    def __init__(self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN):
+    def __init__(
+        self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN, n=N
+    ):
         with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
             ports = one.getsockname()[1], two.getsockname()[1]
         self.ports = ports
         which = [f'--coordinator=127.0.0.1:{ports[0]}', f'--watch_port={ports[1]}']
         devices = '--xla_force_host_platform_device_count=4'
-        self.logs = [folder / f'host{i}.log' for i in range(N)]
+        self.logs = [folder / f'host{i}.log' for i in range(n)]
         self.hosts = []
-        for i in range(N):
+        for i in range(n):
             process = [sys.executable, *program, *arguments, *which]
             with self.logs[i].open('w') as log:
                 self.hosts.append(
                     subprocess.Popen(
-                        [*process, f'--num_processes={N}', f'--process_id={i}'],
+                        [*process, f'--num_processes={n}', f'--process_id={i}'],
                         env={**os.environ, 'XLA_FLAGS': devices, **each(i).get('env', {})},
                         cwd=each(i).get('cwd', ROOT),
                         preexec_fn=each(i).get('before'),
@@ -131,10 +133,12 @@ def start(tmp_path):
 def jobs(folder):
     begun = []
 
-    def start(workdir, corpus, *flags, config='configs/default.py', each=lambda i: {}, **changes):
+    def start(
+        workdir, corpus, *flags, config='configs/default.py', each=lambda i: {}, n=N, **changes
+    ):
         overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **RUN | changes).items()]
         arguments = [f'--config={config}', f'--workdir={workdir}', *overrides, *flags]
-        begun.append(Job(folder, arguments, each))
+        begun.append(Job(folder, arguments, each, n=n))
         return begun[-1]
 
     yield start
@@ -449,6 +453,63 @@ def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
     assert job.end() == [BAD_INPUT] * N
     assert 'holds a single run' in job.said(0)
     assert f'host 0 ({NAME}) ended with status 1' in job.said(1)
+
+
+ARMS = {'optim.b1': (0.9, 0.8)}
+TUNE = {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
+TUNED = (f'--config.sweep={ARMS}', f'--config.tune={TUNE}')
+BRIEF = {'mesh_data': 1, 'train_steps': 20, 'train_diagnose_every': 0}
+
+
+@pytest.fixture(scope='module')
+def tuned_of_one(corpus, tmp_path_factory):
+    """A tuned sweep on one host, whose processes compile as those of two do."""
+    folder = tmp_path_factory.mktemp('tuned')
+    with jobs(folder) as start:
+        job = start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF)
+        assert job.end() == [DONE], job.said(0)
+    return folder / 'sweep'
+
+
+def assert_same_study(workdir, wanted, rtol=0.0):
+    """The same runs, of the same arms and waves, with the same numbers."""
+    of_each = [
+        [(one['tuned'], one['changes']) for one in read_json(path / 'sweep.json')['cells']]
+        for path in (workdir, wanted)
+    ]
+    assert of_each[0] == of_each[1]
+    assert_same_curves(workdir, wanted, rtol)
+    assert {*statuses(workdir)} == {'done'}
+
+
+def test_a_tuned_sweep_on_two_hosts_is_that_of_one(tuned_of_one, start, corpus, tmp_path):
+    """Each trains its share of every wave, and waits for the other's."""
+    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF)
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert_same_study(tmp_path / 'sweep', tuned_of_one)
+    for i in range(N):
+        assert job.said(i).count('of the 10 cells train on this host') == 2
+    assert 'wave 2, ' in job.said(0) and 'wave' not in job.said(1)
+
+
+def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path):
+    """The other one waits as long as it may be alive, then trains what it has left."""
+    workdir = tmp_path / 'sweep'
+    job = start(workdir, corpus, *TUNED, **BRIEF)
+    theirs = [one['cell'] for one in read_json(tuned_of_one / 'sweep.json')['cells']
+              if one['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
+    job.wait_for_step(workdir / theirs[0], 5)
+    os.kill(job.child_of(1), signal.SIGKILL)
+    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    assert 'of hosts that are lost train on this one' in job.said(0)
+    assert_same_study(workdir, tuned_of_one)
+
+
+def test_a_tuned_sweep_of_runs_that_need_both_hosts(tuned_of_one, start, corpus, tmp_path):
+    workdir = tmp_path / 'sweep'
+    job = start(workdir, corpus, *TUNED, **BRIEF | {'mesh_data': 8})
+    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    assert_same_study(workdir, tuned_of_one, rtol=1e-2)
 
 
 @pytest.fixture(scope='module')

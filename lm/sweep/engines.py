@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -132,36 +132,36 @@ def train_sweep(
     ENGINES. trackers: they get the rows of all cells. how: fields of `lm.sweep.group.Work`.
     """
     enter = choose(ENGINES, engine, '--engine')
-
-    def described(sets: Sequence[Changes] = ()) -> Plain | Tuned:
-        return Plain(base, sweep, sets) if tune is None else Tuned(base, sweep, tune, sets)
-
-    asked, protocol = described(), protocol_of(base, sweep)
+    asked = described(base, sweep, tune)
     host, hosts = join_sweep(asked.first, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(asked.first, url)
     ledger = Ledger(asked, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
-    measuring = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
-    if protocol is not None:
-        settled = agreed(protocol, base, sweep, means_here(measuring, engine, host))
+    work = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
+    if (protocol := protocol_of(base, sweep)) is not None:
+        settled = agreed(protocol, base, sweep, means_here(work, engine, host))
         _say(ledger, settled.words)
-        asked = described(settled.sets)
-        ledger.asked, ledger.protocol = asked, settled.record()
+        asked = ledger.asked = described(base, sweep, tune, settled.sets)
+        ledger.protocol = settled.record()
     wave, say = ledger.open(), ledger.say
-    say(
-        f'{workdir}: {asked.caption(wave)}, {counted(len(wave.every), "program")}, on '
-        f'{device_name()}'
-    )
+    programs = counted(len(wave.every), 'program')
+    say(f'{workdir}: {asked.caption(wave)}, {programs}, on {device_name()}')
     with (
         tracked(ledger.folder, trackers if host == 0 else (), say),
-        caught_signals() as caught,
+        caught_signals() as work.caught,
         enter() as train,
     ):
-        work = dataclasses.replace(measuring, caught=caught)
         shown = view(ledger.folder)
         trained = _waves(ledger, work, wave, shown, train, is_here=engine == 'local')
     work.groups = trained.every if asked.is_tuned else work.groups
     return from_first(_end(work, shown, say) if is_first() else None)
+
+
+def described(
+    base: Mapping[str, Any], sweep: Any, tune: Any, sets: Sequence[Changes] = ()
+) -> Plain | Tuned:
+    """Returns the sweep that a config asks for. sets: as in `lm.sweep.waves`."""
+    return Plain(base, sweep, sets) if tune is None else Tuned(base, sweep, tune, sets)
 
 
 def _check_devices(grouped: Groups, url: str | None) -> None:

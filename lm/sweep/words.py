@@ -60,18 +60,23 @@ def costs(ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
 
 
 def announced(ablation: Ablation, study: Study, step_sec: Sequence[float | None]) -> list[str]:
-    """'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 10 to 80 more at most'."""
+    """'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 80 more at most, 12 min'."""
     stage, points = study.open
     number = len(study.tuned.waves) + len(study.looks)
     done = [runs_ended(study, arm) for arm in range(len(points))]
-    left = [[p for p in own if p not in at] for own, at in zip(points, study.losses, strict=True)]
+    asked = [
+        [p for p in own if by[p] == stage] for own, by in zip(points, study.stages, strict=True)
+    ]
+    left = [[p for p in own if p not in at] for own, at in zip(asked, study.losses, strict=True)]
     new = sum(map(len, left))
-    if left == points:
-        width = max(map(len, points))
-        who = f'{counted(width, "run")} of each of {counted(sum(map(bool, points)), "arm")}'
+    if left == asked:
+        width = max(map(len, asked))
+        who = f'{counted(width, "run")} of each of {counted(sum(map(bool, asked)), "arm")}'
     else:  # the same command again
         who = f'{counted(new, "run")} that {"has" if new == 1 else "have"} not ended'
-    more = [max(0, most_runs(ablation.tune) - n) for n in done]
+    most = most_runs(ablation.tune)
+    arms = zip(study.tuned.arms, done, strict=True)
+    more = [0 if arm.is_dead else max(0, most - n) for arm, n in arms]
     line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(more)} more at most'
     if None in step_sec:
         return [line]

@@ -250,22 +250,29 @@ def deviates(rows: int, columns: int) -> np.ndarray:
     return np.vectorize(statistics.NormalDist().inv_cdf)(u_RK)
 
 
+def worse(means: Means, spread: Spread) -> np.ndarray:
+    """Returns which values are significantly worse than the best: mean - best > t s sqrt(1 / n +
+    1 / n_best), t the quantile NOT_WORSE; all that are worse where the spread is not known.
+    """
+    best = means.best
+    error = spread.s * np.sqrt(1 / means.n + 1 / means.n[best])
+    t = student(NOT_WORSE, spread.freedom) if spread.freedom else 0.0
+    return means.mean - means.mean[best] > t * error
+
+
 def as_good(means: Means, spread: Spread) -> tuple[float, float]:
     """Returns (lowest, highest) k that is not significantly worse than the best.
 
-    A value is worse where mean - best > t s sqrt(1 / n + 1 / n_best), t the quantile NOT_WORSE. The
-    set reaches to the middle of the way to the first that are worse: -inf or inf where there is
+    The set reaches to the middle of the way to the first that are worse: -inf or inf where there is
     none (Hsu's multiple comparisons with the best, in one step).
     """
     if not spread.freedom:
         return -math.inf, math.inf
-    best = means.best
-    bound = student(NOT_WORSE, spread.freedom) * spread.s * np.sqrt(1 / means.n + 1 / means.n[best])
-    good = means.mean - means.mean[best] <= bound
-    low = high = best
-    while low and good[low - 1]:
+    low = high = means.best
+    is_worse = worse(means, spread)
+    while low and not is_worse[low - 1]:
         low -= 1
-    while high < len(good) - 1 and good[high + 1]:
+    while high < len(is_worse) - 1 and not is_worse[high + 1]:
         high += 1
     return _edge_of(means, low, -1), _edge_of(means, high, 1)
 

@@ -5,7 +5,8 @@ makes them again: where a loss of a wave is missing, that wave is what has to be
 else has ended and in whatever order. All arms get as many runs in each wave, and share its stage:
 
     scan     octaves around the centre, one seed
-    extend   while the best value is at an edge: further octaves, and repeats of the best two
+    extend   while the best value is at an edge: further octaves, and repeats of the best two; from
+             the second time on only where the best is significantly better than its neighbour
     line     of several fields: steps along one of them in turn, in two cycles
     refine   half octaves on both sides of the best, and repeats of it and of its neighbours
     repeat   while the allowance is more than half the smallest effect that matters
@@ -36,6 +37,7 @@ from lm.tuning.curve import (
     means_of,
     spread,
     vertex,
+    worse,
 )
 
 SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, around its centre
@@ -315,7 +317,7 @@ class _Tuner:
             offsets = self.search.scans[arm.along] if stage == 'scan' else (-step, 0, step)
             if new := arm.untried([here + i for i in offsets]):
                 return stage, arm.runs_at(new)
-        if points := self._extension(arm):
+        if points := self._extension(arm, own):
             return EXTEND, points
         if arm.is_dead:
             return stage, []
@@ -326,12 +328,14 @@ class _Tuner:
             return stage, arm.filled([], WAVE)
         return stage, []
 
-    def _extension(self, arm: Arm) -> list[Point]:
+    def _extension(self, arm: Arm, own: Spread) -> list[Point]:
         """Further steps beyond an edge, where that has the best value; [] where there is no such
         edge, or no more room or waves for it.
 
-        One field: three octaves, and repeats of the best value and of its neighbour. Several, whose
-        lines are many: one step, then two, and so on.
+        One field: three octaves, and repeats of the best value and of its neighbour; from the
+        second time on repeats alone, unless the best is significantly better than its neighbour:
+        noise grows with the learning rate, and of many loud runs some are low. Several fields,
+        whose lines are many: one step, then two, and so on.
         """
         side, means = edge(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:
@@ -342,11 +346,13 @@ class _Tuner:
         count = 3 if is_alone else 1 + arm.extensions
         steps = [outermost + side * i * STEPS[arm.along] for i in range(1, count + 1)]
         outward = arm.untried(sorted({min(max(i, lowest), highest) for i in steps}))
-        if not outward:
-            return []
-        near = means.finite
-        inner = [near.best, near.best - side] if len(near.k) and is_alone else []
-        return arm.runs_at([*outward, *(int(near.k[i]) for i in inner if 0 <= i < len(near.k))])
+        inner = [i for i in (means.best, means.best - side) if 0 <= i < len(means.k)]
+        inner = [i for i in inner if math.isfinite(means.mean[i])]
+        if not outward or not is_alone:
+            return arm.runs_at(outward)
+        is_found = len(inner) < 2 or worse(means, own)[inner[1]]
+        beyond = outward if is_found or not arm.extensions else []
+        return arm.runs_at([*beyond, *(int(means.k[i]) for i in inner)])
 
 
 def edge(means: Means) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from lm.config.fields import FIELDS, FINITE, RUN_PATHS
 from lm.config.suggestions import TUNE_EXAMPLE, field_hint, tune_flag, tune_hint
 from lm.tuning.curve import OCTAVE, PER_OCTAVE
-from lm.tuning.search import SCAN, STEPS, UNBOUNDED, WAVE, Search
+from lm.tuning.search import CYCLES, SCAN, STEPS, UNBOUNDED, WAVE, Search
 from lm.tuning.verdicts import HOLM, TESTS
 from modules.choices import choose, nearest
 
@@ -45,9 +45,11 @@ class Tune:
 
     @property
     def least_budget(self) -> int:
-        """Returns the runs of an arm that it takes at least: scan, refinement and a look."""
-        scan = max(len(s) for s in self.scans) + 3 * (len(self.fields) - 1)
-        return scan + WAVE + self.seeds
+        """Returns the runs of an arm that it takes at least: lines, refinement and a look."""
+        lines = sum(map(len, self.scans))
+        if len(self.fields) > 1:
+            lines += (CYCLES - 1) * len(self.fields) * len(_line(0))
+        return lines + WAVE + self.seeds
 
     @property
     def usual_runs(self) -> int:
@@ -57,8 +59,17 @@ class Tune:
 
     @property
     def scans(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the indices of the first line along each field, around its centre."""
-        return tuple(_scan(i, given) for i, given in enumerate(self.fields.values()))
+        """Returns the indices of the first line along each field, around its centre: octaves over a
+        range; else SCAN, or where there are several fields a step to both sides.
+        """
+        found = []
+        for number, given in enumerate(self.fields.values()):
+            if isinstance(given, tuple):
+                half = max(1, math.ceil(math.log2(given[1] / given[0]) / 2))
+                found.append(tuple(i * OCTAVE for i in range(-half, half + 1)))
+            else:
+                found.append(SCAN if len(self.fields) == 1 else _line(number))
+        return tuple(found)
 
     @property
     def search(self) -> Search:
@@ -67,12 +78,8 @@ class Tune:
         return Search(self.scans, self.smallest_effect, most)
 
 
-def _scan(number: int, given: float | tuple[float, float] | None) -> tuple[int, ...]:
-    """Octaves over a range; else SCAN for the first field, one step to both sides for others."""
-    if isinstance(given, tuple):
-        half = max(1, math.ceil(math.log2(given[1] / given[0]) / 2))
-        return tuple(i * OCTAVE for i in range(-half, half + 1))
-    return SCAN if number == 0 else (-STEPS[number], 0, STEPS[number])
+def _line(number: int) -> tuple[int, ...]:
+    return -STEPS[number], 0, STEPS[number]
 
 
 OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}
@@ -106,8 +113,8 @@ def read(raw: Any) -> Tune:
     tune = Tune(fields, **_options(options))
     if tune.budget is not None and tune.budget < tune.least_budget:
         raise ValueError(
-            f'tune.budget must be {tune.least_budget} runs an arm at least (a scan, {WAVE} to '
-            f'refine it, and {tune.seeds} fresh seeds); got {tune.budget}'
+            f'tune.budget must be {tune.least_budget} runs an arm at least (scans, {WAVE} to '
+            f'refine them, and {tune.seeds} fresh seeds); got {tune.budget}'
         )
     return tune
 

@@ -6,12 +6,11 @@ it leaves half of the regret of lines.
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lm.tuning.curve import PER_OCTAVE
+from lm.tuning.curve import PER_OCTAVE, mean_of
 
 REACH = 2  # steps from the start, in each field, of the values that are in the fit
 RIDGE = 1e-9  # keeps what no point tells apart from being divided by 0
@@ -41,7 +40,7 @@ def minimum(
     is_curved = all(len({*z_PF[:, i]}) >= 3 for i in range(fields))
     if not is_curved or len(near) < 2 + 2 * fields:
         return None
-    y_P = np.array([math.fsum(losses[place]) / len(losses[place]) for place in near])
+    y_P = np.array([mean_of(losses[place]) for place in near])
     n_P = np.array([len(losses[place]) for place in near])
     products_P2 = np.stack([z_PF[:, i] * z_PF[:, j] for i, j in pairs], 1)
     x_PC = np.concatenate([np.ones((len(near), 1)), z_PF, z_PF**2, products_P2], 1)

@@ -28,8 +28,9 @@ class Verdict:
     """Verdict of fresh seeds on an arm against the baseline.
 
     said: BETTER, WORSE or UNDECIDED. difference: mean of the pairs. low, high: interval of the
-    difference at the best values of both. p: adjusted for the number of arms. n: pairs. deviation:
-    of a pair. correlation: of the two losses over seeds, nan where one does not vary.
+    difference at the best values of both, without allowances that are inf. p: adjusted for the
+    number of arms. n: pairs. deviation: of a pair. correlation: of the two losses over seeds, nan
+    where one does not vary.
     """
 
     said: str

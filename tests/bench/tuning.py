@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.tuning.curve import PER_OCTAVE
-from lm.tuning.search import EDGE, STEPS, UNBOUNDED, Point, Search, picks, replay
+from lm.tuning.search import EDGE, SCAN, STEPS, UNBOUNDED, Point, Search, picks, replay
 from lm.tuning.study import FRESH, Study
 from lm.tuning.verdicts import BETTER, HOLM, UNDECIDED, WORSE
 
@@ -284,7 +284,7 @@ class Surface(Mapping):
 
 def surfaces(fields: int, sigma: float, most_runs: float, numbers: range) -> tuple[float, float]:
     """(mean regret, mean runs) of arms with several tuned fields."""
-    scans = tuple((-step, 0, step) for step in STEPS[:fields])
+    scans = tuple((-step, 0, step) for step in STEPS[:fields]) if fields > 1 else (SCAN,)
     regret, runs = [], []
     for number in numbers:
         arm = Surface(fields, sigma, number)

@@ -58,8 +58,8 @@ TUNING = {
     ),
     'values as good beyond divergence': Bug(
         'lm/tuning/curve.py',
-        'good = means.mean - means.mean[best] <= bound',
-        'good = ~(means.mean - means.mean[best] > bound) | np.isinf(means.mean)',
+        'return means.mean - means.mean[best] > t * error',
+        'return np.where(np.isinf(means.mean), 0, means.mean) - means.mean[best] > t * error',
         CURVE,
     ),
     'arms that need less get fewer runs': Bug(
@@ -85,6 +85,12 @@ TUNING = {
         'arm.extensions += kind == EXTEND',
         'arm.extensions += kind == EXTEND and arm.extensions < EXTENSIONS - 1',
         f'{SEARCH} -k "never_ends or dead_arm"',
+    ),
+    'noise that is followed': Bug(
+        'lm/tuning/search.py',
+        'beyond = outward if is_found or not arm.extensions else []',
+        'beyond = outward',
+        SEARCH,
     ),
     'an edge that is taken for a minimum': Bug(
         'lm/tuning/search.py',

@@ -18,6 +18,7 @@ from lm.record.remote.local_copy import at_hand
 from lm.record.remote.mirror import sweep_folder
 from lm.record.workdir import write_json
 from lm.storage.buckets import open_bucket
+from lm.storage.files import read_json
 from lm.sweep import engines
 from lm.sweep.cells import cells, groups
 from lm.sweep.engines import default_resources, split
@@ -129,6 +130,33 @@ def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, c
     assert "2 tasks on Ray, each with {'CPU': 1.0}" in output and '4 of 4 done' in output
     assert table(tmp_path) == table(local)
     assert curves(tmp_path) == curves(local)
+
+
+@pytest.mark.full
+def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd):
+    """Its waves are those of a sweep in this process, and so is every number."""
+    arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
+    tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
+    assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
+    killed = []
+
+    def kill():
+        for victim in workers():
+            victim.kill()
+            killed.append(victim.pid)
+
+    workdir = tmp_path / 'ray'
+    thread = when(lambda: half_way(workdir), kill)
+    assert train_sweep(tree, arms, workdir, engine='ray', tune=tune) == DONE
+    thread.join()
+    output = capfd.readouterr().out
+    assert killed and output.count('1 task on Ray') == 3 and 'look 1: 3 runs' in output
+    ledgers = [read_json(tmp_path / one / 'sweep.json') for one in ('ray', 'local')]
+    assert ledgers[0] == ledgers[1]
+    assert [row | {'sweep': ''} for row in table(workdir)] == [
+        row | {'sweep': ''} for row in table(tmp_path / 'local')
+    ]
+    assert curves(workdir) == curves(tmp_path / 'local')
 
 
 @pytest.mark.full

@@ -11,6 +11,8 @@ import signal
 
 import pytest
 
+from lm.record.remote.local_copy import at_hand
+from lm.record.remote.mirror import mirrored_cell
 from lm.record.workdir import record_failure, write_config
 from lm.storage.files import read_json, sealed, write_json
 from lm.sweep import engines
@@ -56,7 +58,8 @@ class Trainer:
             if work.is_final(cell) or self.act(cell, work):
                 continue
             self.trained[cell.name] += 1
-            end(cell, work, 'done', validation_ce=loss_of(cell))
+            with mirrored_cell(work.url, work.folder(cell), work.say):
+                end(cell, work, 'done', validation_ce=loss_of(cell))
 
 
 def end(cell: Cell, work: Work, status: str, **values) -> None:
@@ -230,3 +233,29 @@ def test_a_tuned_sweep_and_one_that_is_not(whole, tuned, tmp_path, monkeypatch, 
     assert 'held a sweep without config.tune' in said
     assert then.trained.keys() | plain.trained.keys() == whole[1].trained.keys()
     assert not then.trained.keys() & plain.trained.keys()
+
+
+@pytest.mark.full
+def test_a_sweep_in_a_bucket_goes_on_where_nothing_is(
+    whole, tuned, bucket_url, tmp_path, monkeypatch
+):
+    """Each command is given on another machine, which has none of the files."""
+    trained, status, commands = collections.Counter(), None, 0
+    while status != DONE:
+        assert status in (None, SIGNALLED + signal.SIGTERM)
+        monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / f'machine-{commands}'))
+        left = [13]
+
+        def stop(cell, work, left=left):
+            if not left[0]:
+                work.caught.append(signal.SIGTERM)
+            left[0] -= 1
+            return bool(work.caught)
+
+        trainer = Trainer(act=stop)
+        status = tuned(bucket_url, trainer)
+        trained += trainer.trained
+        commands += 1
+    assert commands == 3 and trained == whole[1].trained
+    assert ledger(at_hand(bucket_url)) == ledger(whole[0])
+    assert rows(at_hand(bucket_url)) == rows(whole[0])

@@ -186,6 +186,13 @@ def test_search_that_never_ends_is_an_edge():
     assert len({len(p) for wave in found.waves for p in [wave.points[0], wave.points[1]]}) <= 2
 
 
+def test_noise_alone_rarely_leads_beyond_one_extension():
+    """Loud runs far out are low by chance; they are repeated before the search goes on beyond."""
+    ledgers = [grown([lambda p, i=i: 0.02 * noise(p, i)])[1][0] for i in range(40)]
+    farthest = [max(abs(p.k[0]) for p in ledger) for ledger in ledgers]
+    assert sum(k > 40 + 12 for k in farthest) <= 2 and max(farthest) > 16
+
+
 @pytest.mark.parametrize(('bound', 'last'), [((-math.inf, 19), 19), ((-math.inf, 30), 30)])
 def test_bounds_are_kept_and_reached(bound, last):
     found, ledgers = grown([lambda point: -0.01 * point.k[0]], bounds=[(bound,)])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lm.tuning.search import SCAN, STEPS, UNBOUNDED
+from lm.tuning.search import SCAN, STEPS, UNBOUNDED, replay
 from lm.tuning.settings import Grid, Tune, grid, read
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
@@ -40,7 +40,7 @@ REFUSED = [
     ({LR: None, 'seeds': True}, 'tune.seeds .*got True'),
     ({LR: None, 'budget': 14}, 'tune.budget must be 15 runs an arm at least .*got 14'),
     ({LR: None, 'budget': 0}, 'tune.budget must be 15 runs .*got 0'),
-    ({LR: None, DECAY: None, 'budget': 17, 'seeds': 7}, 'must be 20 runs .*got 17'),
+    ({LR: None, DECAY: None, 'budget': 23, 'seeds': 7}, 'must be 24 runs .*got 23'),
     ({LR: None, 'smallest_effect': 0}, 'tune.smallest_effect .*a number above 0; got 0'),
     ({LR: None, 'test': 'hol'}, "tune.test must be one of dunnett, holm; got 'hol'.*mean 'holm'"),
     ({LR: None, 'lengths': 0.5}, 'tune.lengths must be shares'),
@@ -62,12 +62,27 @@ def test_options_and_fields_are_read():
     assert read({LR: None, 'budget': 15}).search.most_runs == 10
 
 
-def test_least_budget_is_enough_to_refine():
-    """The message says how many runs it takes: a scan, the wave that refines it, and a look."""
-    for seeds in (3, 5, 8):
-        least = Tune({LR: None}, seeds=seeds).least_budget
-        assert least == len(SCAN) + 5 + seeds
-        assert read({LR: None, 'seeds': seeds, 'budget': least}).budget == least
+def refines(tune):
+    """Whether a search comes to refine, on losses whose lines need no extension."""
+    losses = {}
+
+    def loss(k):
+        return sum((i - 3) ** 2 for i in k) + 0.9 * k[0] * k[-1] * (len(k) - 1)
+
+    while (found := replay([losses], tune.search, [(UNBOUNDED,) * len(tune.fields)])).open:
+        losses.update({p: loss(p.k) for p in found.open.points[0]})
+    return found.is_refined
+
+
+@pytest.mark.parametrize('fields', [{LR: None}, {LR: None, DECAY: None}])
+def test_least_budget_is_enough_to_refine(fields):
+    least = Tune(fields, seeds=4).least_budget
+    assert refines(read(fields | {'seeds': 4, 'budget': least}))
+
+
+def test_less_than_the_least_budget_is_not_enough():
+    least = Tune({LR: None}).least_budget
+    assert not refines(Tune({LR: None}, budget=least - 1))
 
 
 def test_scans_are_octaves_around_the_centre_or_over_the_range():
@@ -75,8 +90,9 @@ def test_scans_are_octaves_around_the_centre_or_over_the_range():
     assert Tune({LR: (1.0, 16.0)}).scans == (SCAN,)
     assert Tune({LR: (1.0, 17.0)}).scans == ((-24, -16, -8, 0, 8, 16, 24),)
     assert Tune({LR: (1.0, 1.1)}).scans == ((-8, 0, 8),)
-    step = STEPS[1]
-    assert Tune({LR: None, DECAY: None}).scans == (SCAN, (-step, 0, step))
+    lines = tuple((-step, 0, step) for step in STEPS[:2])
+    assert Tune({LR: None, DECAY: None}).scans == lines
+    assert Tune({LR: (1.0, 16.0), DECAY: None}).scans == (SCAN, lines[1])
 
 
 def test_values_are_eighths_of_octaves():
