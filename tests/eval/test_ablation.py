@@ -9,7 +9,8 @@ from scipy import stats
 
 from eval import runs
 from eval.compare import compare_arms
-from eval.report.arms import arm_rows, findings, height, tuned_losses
+from eval.report.arm_charts import height, tuned_losses
+from eval.report.arms import arm_rows, findings
 from eval.tables import ablation as tables
 from eval.tables.arms import arm_names
 from eval.tables.results import read_sweep
