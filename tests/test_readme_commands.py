@@ -77,6 +77,16 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
     'uv run python -m eval.runs --workdir=s3://my-bucket/runs': IN_BUCKETS,
     'uv run python -m tests.bench.sweep': 'minutes',
+    'uv run python -m tests.bench.tuning': 'minutes',
+    'uv run train.py --config=configs/studies/small.py '
+    """--config.sweep="{'optim.name': ('adamw', 'muon')}" """
+    """--config.tune="{'optim.lr': None, 'budget': 30}" --workdir=runs/fair""": (
+        'as a file it runs here'
+    ),
+    'uv run train.py --config=configs/default.py '
+    '''--config.sweep="{'optim.name': ('adamw', 'soap'), 'protocol': 'equal_time'}"''': (
+        'three steps are too few; tests/lm/sweep/test_protocols.py has it'
+    ),
     **{
         f'uv run {line}': 'tests/eval/convert/test_hf.py has a folder of theirs'
         for line in (
@@ -171,7 +181,7 @@ def test_the_lines_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() <= {*lines}
-    assert len(blocks('python')) == 6
+    assert len(blocks('python')) == 8
 
 
 @pytest.mark.full  # six minutes of programs

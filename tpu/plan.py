@@ -8,7 +8,8 @@ of v4, v5e, v5p, v6e or tpu7x by the shape of a slice, h100:8 and other GPUs of 
 Prints what a device holds, what devices send each other, and how long a step takes, beside the
 shortest that it can. Where the step does not fit, changes that may help are compiled. --search
 compiles meshes, remat policies and microbatches, and ranks them. With config.sweep: how many runs
-fit a chip, and the chip-hours of all. No text is read, nothing is trained, and no chip is looked
+fit a chip, and the chip-hours of all; with config.tune those of a wave, and of the waves that it
+takes. No text is read, nothing is trained, and no chip is looked
 for. Exit status 0 where the step fits, 1 for bad input, 3 where it does not fit.
 """
 
@@ -61,15 +62,15 @@ def main(_) -> None:
     if figure and figure.suffix not in ENDINGS:
         raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
     dtype = usual_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
-    base, sweep, _ = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
+    base, sweep, tune = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     fits, notes = True, []
-    if sweep is not None:
-        found = plan_sweep(base, sweep, topology, say, PRICE.value)
+    if (sweep, tune) != (None, None):
+        found = plan_sweep(base, sweep, topology, say, PRICE.value, tune)
         lines, record = list(found.lines()), found.record()
         *notes, verdict = lines
         trials = {group.name: Trial.fitting({}, group.estimate) for group in found.groups}

@@ -8,9 +8,11 @@ from typing import Any
 from lm.config.fields import RUN_PATHS
 from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
+from lm.sweep.arms import Ablation
 from lm.sweep.cells import Cell, cells, groups
 from lm.sweep.group import longest
 from lm.sweep.protocols import Means, applied, protocol_of
+from lm.tuning.search import WAVE
 from tpu.chips import Topology
 from tpu.compiled_step import (
     DoesNotFit,
@@ -101,29 +103,69 @@ class SweepPlan:
         return {'topology': self.topology.words, **own, 'groups': groups}
 
 
+@dataclasses.dataclass(frozen=True)
+class TunedPlan(SweepPlan):
+    """A sweep with config.tune: the runs of its groups are those of one wave.
+
+    words: how many arms there are, and runs of each. waves: at least, and as a rule.
+    """
+
+    words: str
+    waves: tuple[int, int]
+
+    def lines(self) -> Iterator[str]:
+        *own, wave = super().lines()
+        yield from own
+        yield f'a wave, {WAVE} runs of each arm: {wave}'
+        least, most = self.waves
+        hours, chip_hours = (
+            f'{least * one:,.2f} to {most * one:,.2f}' for one in (self.hours, self.chip_hours)
+        )
+        cost = cost_words(self.price, most * self.chip_hours)
+        yield (
+            f'{self.words}: {least} to {most} such waves, {hours} hours, {chip_hours} chip-hours'
+            f'{cost}'
+        )
+
+    def record(self) -> dict[str, Any]:
+        return super().record() | {'waves': self.waves}
+
+
 def plan_sweep(
-    base: Mapping[str, Any], sweep: Any, topology: Topology, say: Say, price: float | None = None
+    base: Mapping[str, Any],
+    sweep: Any,
+    topology: Topology,
+    say: Say,
+    price: float | None = None,
+    tune: Any = None,
 ) -> SweepPlan:
     """Plans each run on one device, with as many side by side as fit: compiles the program of each
-    group of `lm.sweep.group` until its runs fit. Raises ValueError for runs that ask for several
-    devices, and where one does not fit.
+    group of `lm.sweep.group` until its runs fit. With config.tune a group has the runs of one wave.
+    Raises ValueError for runs that ask for several devices, and where one does not fit.
 
     Steps are those that the protocol of the sweep sets. One that asks for text or for measured
     times is left to where it trains.
     """
     one = dataclasses.replace(topology, devices=topology.devices[:1])
-    found, listed = [], cells(base, sweep)
+    listed, found, sets = [] if sweep is None else cells(base, sweep), [], []
     if (protocol := protocol_of(base, sweep)) is not None:
         if protocol.row.asks:
             say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
         else:
             means = Means(one.devices[0].platform, rows=None, seconds=None)
-            listed = applied(base, listed, protocol.settled(listed, means).sets)
+            sets = protocol.settled(listed, means).sets
+            listed = applied(base, listed, sets)
+    ablation = None if tune is None else Ablation(base, sweep, tune, sets)
+    listed = listed if ablation is None else ablation.first * WAVE
     for group in groups(listed):
         plan = _group_plan(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
         found.append(plan)
-    return SweepPlan(topology, found, price)
+    if ablation is None:
+        return SweepPlan(topology, found, price)
+    runs = (ablation.tune.least_budget, ablation.tune.usual_runs)
+    waves = tuple(math.ceil(n / WAVE) for n in runs)
+    return TunedPlan(topology, found, price, ablation.words, waves)
 
 
 def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:

@@ -73,16 +73,18 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     (check_run if of_config else check)(recipe)
     found = [] if sweep is None else cells(base, sweep)
     protocol_of(base, sweep)
+    words = f'{len(found)} cells start from this' if found else ''
     if tune is not None:
-        found = Ablation(base, sweep, tune).first
+        ablation = Ablation(base, sweep, tune)
+        found, words = ablation.first, f'{ablation.words}, from this start'
     if of_config:
         print(to_json(recipe), end='')
     if of_schedule:
         print(schedule_listing(recipe), end='')
-    if found:
-        print(f'{len(found)} cells start from this', file=sys.stderr)
-    for words in ignored_words(found):
-        print(f'NOTE: {words}', file=sys.stderr)
+    if words:
+        print(words, file=sys.stderr)
+    for note in ignored_words(found):
+        print(f'NOTE: {note}', file=sys.stderr)
     return True
 
 

@@ -1,17 +1,12 @@
-"""The answer of a tuned sweep: the table of its arms, and loss over what was tuned."""
+"""The answer of a tuned sweep: the table of its arms, and what is said above it."""
 
-import collections
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import altair as alt
 import numpy as np
 
-from eval.charts import Chart
-from eval.report.figures import CROSS, Rows, by_line, tooltip, with_log, zoom
 from eval.report.tables import UNITS, Cell
 from eval.tables.ablation import (
     BASELINE,
@@ -19,29 +14,32 @@ from eval.tables.ablation import (
     LENGTH,
     WAITS,
     Ablation,
-    Line,
     Result,
     progress,
     results,
     sentences,
     tokens_words,
+    variants,
 )
-from eval.tables.comparison import CONFIDENCE
+from eval.tables.columns import columns
+from eval.tables.comparison import (
+    CONFIDENCE,
+    Comparison,
+    initial_of,
+    losses_by_lr,
+    t_interval,
+)
+from eval.tables.results import Record
 from eval.tables.text import number
-from lm.tuning.curve import OCTAVE, Means, as_good, fit, is_convex
-from lm.tuning.search import DIVERGED, EDGE, edge
+from eval.tables.variants import LR, final_loss, has_diverged
+from lm.tuning.search import DIVERGED, EDGE
+from lm.tuning.study import FRESH
 from lm.tuning.verdicts import BETTER, UNDECIDED, WORSE
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)
 VALUE_DIGITS = 3
 FEW = 3  # verdicts that the answer has as sentences
-SHOWN = 3  # octaves around each best value that a panel shows
-PANEL = {1: (760, 340), 2: (460, 320), 3: (330, 300)}  # width, height, by how many there are
-ROOM = 1.1  # beyond the outermost value shown
-STEPS = 48  # of a fitted curve
-MARGIN = 2.5  # losses are shown up to so many times the rise over an octave
-Curve = tuple[np.ndarray, np.ndarray]  # places along a line, and losses there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,181 +220,40 @@ def tried(ablation: Ablation) -> list[list[str]]:
     return rows
 
 
-def curve(means: Means, s: float) -> Curve | None:
-    """Returns the fitted curve of means over an octave to both sides of the best; None where there
-    is no fit.
-
-    The fit has no height of its own: it goes through the mean of the losses, by their seeds.
+def comparisons(ablation: Ablation) -> list[Comparison]:
+    """Returns the arms as what a page draws: without differences, which `results` has. Their runs
+    at the chosen values are the fresh ones, if there are any yet.
     """
-    if len(means.finite.k) < 3 or not is_convex(means, s):
-        return None
-    found, known = fit(means, s), means.finite
-    near = np.abs(known.k - known.k[known.best]) <= OCTAVE
-    k, mean, n = known.k[near], known.mean[near], known.n[near]
-    least = np.average(mean - found.rise(k), weights=n)
-    ks = np.linspace(min(k.min(), found.vertex_R[0]), max(k.max(), found.vertex_R[0]), STEPS)
-    return ks, least + found.rise(ks)
-
-
-def height(means: Means, fitted: Curve | None, k: np.ndarray) -> np.ndarray:
-    """Returns the loss at places: of the fit where there is one, else between the means."""
-    known = means.finite
-    between = np.interp(k, known.k, known.mean)
-    if fitted is None:
-        return between
-    is_fitted = (k >= fitted[0][0]) & (k <= fitted[0][-1])
-    return np.where(is_fitted, np.interp(k, *fitted), between)
-
-
-def tuned_losses(ablation: Ablation) -> Chart:
-    """Draws loss over each tuned field, a panel for each: means and seeds of all arms, the fit, the
-    values that are as good as the best as a band, crosses for divergence, diamonds at the values
-    chosen.
-    """
-    drawn = [arm for arm in ablation.arms if arm.length == 1]
-    names = [arm.name for arm in drawn]
-    look = by_line(names, names[:1])
-    fields = list(ablation.tune.fields)
-    width, height_ = PANEL[len(fields)]
-    panels = []
-    for along, path in enumerate(fields):
-        rows = _rows(ablation, along)
-        if rows:
-            panel = _panel(rows, path, look, f'final {UNITS[ablation.metric]}')
-            panels.append(panel.properties(width=width, height=height_))
-    pick = alt.selection_point('arm', fields=['line'], bind='legend')
-    panels[0] = panels[0].add_params(pick)
-    found = alt.hconcat(*panels).transform_filter(pick)
-    return with_log(found, y='log loss')
-
-
-def _rows(ablation: Ablation, along: int) -> dict[str, Rows]:
-    """What a panel shows, by its marks; {} where nothing has ended."""
-    found: dict[str, Rows] = {n: [] for n in ('mean', 'seed', 'fit', 'good', 'cross', 'best')}
-    frames = []
-    for i, arm in enumerate(ablation.arms):
-        if arm.length != 1:
-            continue
-        line, at = ablation.line(i, along), functools.partial(ablation.value, i, along)
-        of_runs = _run_rows(line, arm.name, at)
-        if len(line.means.finite.k):
-            pick = ablation.pick(i)
-            of_runs |= _fit_rows(ablation, line.means, arm.name, at, pick and pick.k[along])
-            frames.append((_frame(line.means, at), edge(line.means) != 0))
-        for mark, rows in of_runs.items():
-            found[mark] += rows
-    if not any(found.values()):
-        return {}
-    # An arm at an edge, which may lie far off, should not make the others small.
-    inside = [frame for frame, is_edge in frames if not is_edge] or [f for f, _ in frames]
-    values = [row['value'] for row in found['cross']]
-    inside = inside or [Frame(min(values), max(values), 0.0, 1.0)]
-    first, last, low, top = zip(*inside, strict=True)
-    frame = Frame(min(first), max(last), min(low), max(top))
-    found['frame'] = [_stacked(found['cross'], frame)._asdict()]
+    found, metric, every = [], ablation.metric, variants(ablation)
+    initials = initial_of(every, metric)
+    for row, own, initial in zip(results(ablation), every, initials, strict=True):
+        fresh = [r for p, r in row.arm.records.items() if p.seed >= FRESH]
+        per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in fresh]
+        speeds = [r['tokens_per_sec'] for r in own.records if r['tokens_per_sec']]
+        one = Comparison(
+            variant=own,
+            losses=losses_by_lr(own, metric, initial),
+            initial=initial,
+            best_lr=row.values.get(LR),
+            loss=row.loss,
+            bits_per_byte=t_interval(x for x in per_byte if not math.isnan(x)),
+            tokens_per_sec=float(np.mean(speeds)) if speeds else math.nan,
+            sensitivity=row.sensitivity,
+            difference=t_interval([]),
+            diverged=sum(map(has_diverged, own.records)),
+            notes=[],
+            chosen=fresh or _nearest(row, own.records),
+        )
+        found.append(one)
     return found
 
 
-class Frame(NamedTuple):
-    """What a panel reaches: values from first to last, losses from low to top."""
+def _nearest(row: Result, records: Sequence[Record]) -> list[Record]:
+    """The runs with the values that are nearest to the chosen ones."""
 
-    first: float
-    last: float
-    low: float
-    top: float
+    def off(record: Record) -> float:
+        pairs = ((record[columns()[path]], value) for path, value in row.values.items())
+        return sum(abs(math.log(one / other)) for one, other in pairs)
 
-
-def _frame(means: Means, at: Callable[[float], float]) -> Frame:
-    """What an arm should be seen at: some octaves around its best, as far as it was tried, and
-    losses above its best by a multiple of what an octave costs.
-    """
-    known, best = means.finite, int(means.k[means.best])
-    first, last = max(best - SHOWN * OCTAVE, means.k[0]), min(best + SHOWN * OCTAVE, means.k[-1])
-    near, low = np.abs(known.k - best) <= OCTAVE, float(known.mean.min())
-    return Frame(at(first), at(last), low, low + MARGIN * float(known.mean[near].max() - low))
-
-
-def _stacked(crosses: Rows, frame: Frame) -> Frame:
-    """Sets crosses above all losses, one above the other; returns the frame with room for them."""
-    room = 0.06 * (frame.top - frame.low) or 1.0
-    heights = collections.Counter()
-    for row in crosses:
-        heights[row['value']] += 1
-        row['loss'] = frame.top + (heights[row['value']] - 0.4) * room
-    top = frame.top + max(heights.values(), default=0) * room
-    return frame._replace(low=frame.low - room, top=top)
-
-
-def _run_rows(line: Line, name: str, at: Callable[[float], float]) -> dict[str, Rows]:
-    """Means, seeds, and crosses of values at which any run diverged."""
-    found: dict[str, Rows] = {'mean': [], 'seed': [], 'cross': []}
-    for k, mean, n in zip(*line.means.key, strict=True):
-        finite = [loss for loss in line.losses.get(k, ()) if math.isfinite(loss)]
-        row = {'line': name, 'value': at(k)}
-        found['seed'] += [row | {'loss': loss} for loss in finite]
-        if math.isfinite(mean):
-            found['mean'].append(row | {'loss': mean, 'seeds': n})
-        else:
-            lost = f'{n - len(finite)} of {n} diverged' if k in line.losses else 'diverged'
-            found['cross'].append(row | {'runs': lost})
-    return found
-
-
-def _fit_rows(
-    ablation: Ablation, means: Means, name: str, at: Callable[[float], float], k: int | None
-) -> dict[str, Rows]:
-    """The fit; and where values have been chosen, the chosen one and those that are as good."""
-    spread = ablation.spread
-    fitted = curve(means, spread.s)
-
-    def rows(ks: np.ndarray) -> Rows:
-        pairs = zip(ks, height(means, fitted, ks), strict=True)
-        return [{'line': name, 'value': at(one), 'loss': float(loss)} for one, loss in pairs]
-
-    found = {'fit': rows(fitted[0]) if fitted else []}
-    if k is not None:
-        low, high = as_good(means, spread)
-        ends = max(low, float(means.k[0])), min(high, float(means.k[-1]))
-        found['good'] = rows(np.linspace(*ends, STEPS))
-        found['best'] = [row | {'seeds': int(means.n.sum())} for row in rows(np.array([float(k)]))]
-    return found
-
-
-def _panel(rows: dict[str, Rows], path: str, look: dict[str, Any], title: str) -> Chart:
-    (frame,) = rows['frame']
-    values = sorted({row['value'] for kind in ('mean', 'cross') for row in rows[kind]})
-    first, last = frame['first'], frame['last']
-    values = [value for value in values if first <= value <= last]
-    reach = [first / ROOM, last * ROOM]
-    scale = alt.Scale(type='log', nice=False, domain=reach)
-    axis = alt.Axis(format='.2~g', grid=True, values=_octaves(values))
-    x = alt.X('value:Q', title=path, scale=scale, axis=axis)
-    domain = alt.Scale(zero=False, nice=False, domain=[frame['low'], frame['top']])
-    y = alt.Y('loss:Q', title=title, scale=domain)
-    plain = {'x': x, 'y': y, 'color': look['color']}
-
-    def of(kind: str) -> alt.Chart:
-        return alt.Chart(alt.Data(values=rows[kind]))
-
-    seen = [alt.Tooltip('line:N'), alt.Tooltip('value:Q'), *tooltip('loss'), alt.Tooltip('seeds:Q')]
-    ring = {'filled': True, 'size': 240, 'stroke': 'white', 'strokeWidth': 1.5}
-    lost = [alt.Tooltip('line:N'), alt.Tooltip('value:Q'), alt.Tooltip('runs:N')]
-    layers = [
-        of('good').mark_line(strokeWidth=13, opacity=0.22, clip=True).encode(**plain),
-        of('mean').mark_line(strokeWidth=1, opacity=0.45, clip=True).encode(**plain),
-        of('seed').mark_point(size=12, filled=True, opacity=0.4, clip=True).encode(**plain),
-        of('mean').mark_point(size=34, filled=True, clip=True).encode(tooltip=seen, **plain),
-        of('fit').mark_line(strokeWidth=2.4, clip=True).encode(**plain | look),
-        of('cross').mark_point(clip=True, **CROSS).encode(tooltip=lost, **plain),
-        of('best').mark_point(shape='diamond', clip=True, **ring).encode(tooltip=seen, **plain),
-    ]
-    return alt.layer(*layers).add_params(zoom(f'zoom_{path.replace(".", "_")}'))
-
-
-def _octaves(values: Sequence[float]) -> list[float]:
-    """At most about a dozen of the values, none nearer to another than most of an octave."""
-    found: list[float] = []
-    for value in values:
-        if not found or value > 1.8 * found[-1]:
-            found.append(value)
-    return found
+    least = min(map(off, records), default=0.0)
+    return [record for record in records if off(record) == least] if row.values else []

@@ -10,6 +10,7 @@ from typing import Any
 
 from eval.charts import Chart, environment, in_page, made, save
 from eval.report import arms, tables
+from eval.report.arm_charts import tuned_losses
 from eval.report.figures import charts_of_losses, looks
 from eval.report.layers import RATE as RATE_OF_STEPS
 from eval.report.layers import charts_of_quantities, profiles, table
@@ -24,7 +25,6 @@ from eval.report.series import (
 )
 from eval.report.subject import Subject, read_subject
 from eval.report.traced import traced
-from eval.tables import ablation
 from eval.tables.columns import columns
 from eval.tables.comparison import (
     CONFIDENCE,
@@ -127,7 +127,7 @@ def _said(content: Mapping[str, Any], is_sweep: bool) -> str:
 def _comparisons(subject: Subject) -> tuple[list[Comparison], list[Comparison]]:
     """Returns the variants compared, and the learning rates where these alone were swept."""
     if subject.ablation:
-        return ablation.comparisons(subject.ablation), []
+        return arms.comparisons(subject.ablation), []
     by_rate = compare_rates(subject.records, subject.sweep) if len(subject.folders) == 1 else []
     return compare_variants(subject.variants, subject.metric), by_rate
 
@@ -146,7 +146,7 @@ def _charts(
     if subject.ablation:  # whose losses at best values are those of fresh seeds alone
         of_losses = {n: chart for n, chart in of_losses.items() if n == 'loss_curves'}
         if any(arm.tuning for arm in subject.ablation.arms):
-            of_losses = {'tuned_losses': arms.tuned_losses(subject.ablation)} | of_losses
+            of_losses = {'tuned_losses': tuned_losses(subject.ablation)} | of_losses
     of_quantities = charts_of_quantities(shown, series, names, by_head)
     offered = choices(names)
     for choice in offered:

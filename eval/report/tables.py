@@ -266,13 +266,16 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
 
 
 def changes(comparisons: Sequence[Comparison], sweep: Mapping[str, Any]) -> dict[str, list[str]]:
-    """variant -> 'field: base -> here' for each config field that differs, lr and seeds aside."""
+    """variant -> 'field: base -> here' for each config field that differs: lr, seeds and what was
+    tuned aside.
+    """
     base, found = flatten(sweep['base']), {}
+    aside = {LR, *SEEDS, *sweep.get('tune', {}).get('fields', ())}
     for comparison in comparisons:
         lines = []
         for path, column in columns().items():
             values = dict.fromkeys(record[column] for record in comparison.variant.records)
-            if path not in (LR, *SEEDS) and path in base and set(values) != {base[path]}:
+            if path not in aside and path in base and set(values) != {base[path]}:
                 here = ', '.join(number(value) or UNSET for value in values)
                 lines.append(f'{path}: {number(base[path]) or UNSET} → {here}')
         found[comparison.variant.name] = lines

@@ -13,13 +13,13 @@ import numpy as np
 
 from eval.tables.arms import arm_names, is_asked_for
 from eval.tables.columns import columns
-from eval.tables.comparison import Comparison, Interval, initial_of, losses_by_lr, t_interval
+from eval.tables.comparison import Interval, initial_of, t_interval
 from eval.tables.results import Record
-from eval.tables.variants import LR, Variant, final_loss, has_diverged
+from eval.tables.variants import Variant, final_loss, has_diverged
 from lm.config.resolve import flatten
 from lm.sweep.arms import study_of
 from lm.tuning.curve import OCTAVE, Means, Spread, means_of
-from lm.tuning.search import DIVERGED, EDGE, Pick, Point
+from lm.tuning.search import DIVERGED, EDGE, Pick, Point, edge
 from lm.tuning.settings import Grid, Tune
 from lm.tuning.speedup import Speedup, speedup
 from lm.tuning.study import FRESH, Study
@@ -62,7 +62,7 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What has ended along one tuned field, others at the arm's best values: means by index, and
+    """Runs along one tuned field that have ended, others at the arm's best: means by index, and
     the losses behind them by seed; of a field that was left for another the means alone.
     """
 
@@ -299,11 +299,12 @@ def _at_pick(ablation: Ablation, arm: int) -> list[float]:
 
 
 def _remains(ablation: Ablation, i: int) -> Iterable[str]:
-    """What could change the verdict on an arm: its range, fresh seeds, finer values."""
+    """Things that could change the verdict on an arm: its range, fresh seeds, finer values."""
     study, tune = ablation.study, ablation.tune
     one, field = study.confirmed[i], next(iter(tune.fields))
-    if EDGE in study.picks[i].states:
-        yield f'a wider range of {field}: its best value is the outermost that was tried'
+    at_edge = [path for j, path in enumerate(tune.fields) if edge(ablation.line(i, j).means)]
+    if at_edge and EDGE in study.picks[i].states:
+        yield f'a wider range of {", ".join(at_edge)}: its best is the outermost that was tried'
     if one is None or ablation.arms[i].length != 1:
         return
     if one.diverged:
@@ -417,45 +418,6 @@ def _variant(ablation: Ablation, arm: Arm) -> Variant:
 def variants(ablation: Ablation) -> list[Variant]:
     """Returns the arms as the variants of a page."""
     return [_variant(ablation, arm) for arm in ablation.arms]
-
-
-def comparisons(ablation: Ablation) -> list[Comparison]:
-    """Returns the arms as what a page draws: without differences, which `results` has. Their runs
-    at the chosen values are the fresh ones, if there are any yet.
-    """
-    found, metric, every = [], ablation.metric, variants(ablation)
-    initials = initial_of(every, metric)
-    for row, own, initial in zip(results(ablation), every, initials, strict=True):
-        fresh = [r for p, r in row.arm.records.items() if p.seed >= FRESH]
-        per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in fresh]
-        speeds = [r['tokens_per_sec'] for r in own.records if r['tokens_per_sec']]
-        one = Comparison(
-            variant=own,
-            losses=losses_by_lr(own, metric, initial),
-            initial=initial,
-            best_lr=row.values.get(LR),
-            loss=row.loss,
-            bits_per_byte=t_interval(x for x in per_byte if not math.isnan(x)),
-            tokens_per_sec=float(np.mean(speeds)) if speeds else math.nan,
-            sensitivity=row.sensitivity,
-            difference=t_interval([]),
-            diverged=sum(map(has_diverged, own.records)),
-            notes=[],
-            chosen=fresh or _nearest(row, own.records),
-        )
-        found.append(one)
-    return found
-
-
-def _nearest(row: Result, records: Sequence[Record]) -> list[Record]:
-    """The runs with the values that are nearest to the chosen ones."""
-
-    def off(record: Record) -> float:
-        pairs = ((record[columns()[path]], value) for path, value in row.values.items())
-        return sum(abs(math.log(one / other)) for one, other in pairs)
-
-    least = min(map(off, records), default=0.0)
-    return [record for record in records if off(record) == least] if row.values else []
 
 
 def tokens_words(ablation: Ablation, base: Mapping[str, Any]) -> str:

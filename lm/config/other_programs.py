@@ -389,6 +389,11 @@ def absent(name: str) -> str:
     return ABSENT.get(word(name), '')
 
 
+def is_of_many_runs(path: str) -> bool:
+    """Whether a path of a config is sweep or tune, or one of them misspelt."""
+    return path.startswith(('sweep', 'tune', 'tuning'))
+
+
 class Translator:
     """Turns flags of other programs into one answer.
 
@@ -410,7 +415,7 @@ class Translator:
             _, names = self._fields[path]
             return bool(names and text) and text not in names and word(text) in VALUES.get(path, {})
         section = path.split('.')[0]
-        if section in ('', 'sweep', 'tune'):
+        if not section or is_of_many_runs(section):
             return False
         is_named = any(n in SYNONYMS or n in SHARES for n in suffixes(f'config.{path}'))
         return is_named or not any(field.startswith(f'{section}.') for field in self._fields)

@@ -64,8 +64,9 @@ def build(raw: Mapping[str, Any]) -> Config:
             )
     known = dataclasses.fields(Config)
     for name in raw:
-        if name not in {*MANY_RUNS, *(field.name for field in known)}:
-            hint = nearest(name, (f.name for f in known)) or field_hint(name, FIELDS)
+        names = [*MANY_RUNS, *(field.name for field in known)]
+        if name not in names:
+            hint = nearest(name, names) or field_hint(name, FIELDS)
             raise ValueError(f'config has no field {name}.{hint}')
     sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}
     return Config(**sections)

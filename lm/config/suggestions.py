@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config.other_programs import SYNONYMS, absent, preset
+from lm.config.other_programs import SYNONYMS, absent, is_of_many_runs, preset
 from modules.choices import closest, did_you_mean, nearest
 
 MANY_RUNS = ('sweep', 'tune')  # what a config has besides sections: of several runs
 EXAMPLE = {'optim.lr': (1e-3, 3e-3)}
+TUNE_EXAMPLE = {'optim.lr': None}
 
 
 def field_hint(path: str, known: Collection[str]) -> str:
@@ -42,6 +43,11 @@ def sweep_flag(sweep: Mapping[str, Any]) -> str:
     return f'--config.sweep="{dict(sweep)!r}"'
 
 
+def tune_flag(tune: Mapping[str, Any]) -> str:
+    """Returns the flag that sets config.tune, quoted for a shell."""
+    return f'--config.tune="{dict(tune)!r}"'
+
+
 def sweep_hint(text: str, known: Collection[str]) -> str:
     """Suggests a flag for a --config.sweep that is no Python literal, such as
     {optim.lr: (1e-3, 3e-3)} or optim.lr=1e-3,3e-3.
@@ -49,14 +55,54 @@ def sweep_hint(text: str, known: Collection[str]) -> str:
     match = re.fullmatch(r'\s*\{?\s*([\w.]+)\s*[:=]\s*[\[(]?([^()\[\]{}:=]+)[\])]?\s*\}?\s*', text)
     if match and match[1] in known:
         return f'Did you mean {sweep_flag({match[1]: listed(match[2])})}?'
-    quoted = re.sub(r"(?<![\w.'\"])([a-z]\w*\.\w+)\s*:", r"'\1':", text)
-    try:
-        meant = ast.literal_eval(quoted)
-    except (SyntaxError, ValueError):
-        meant = None
+    meant = _literal(_quoted(text))
     if isinstance(meant, dict):
         return f'Did you mean {sweep_flag(meant)}?'
     return f'Such as {sweep_flag(EXAMPLE)}.'
+
+
+def tune_hint(given: Any, known: Collection[str]) -> str:
+    """Suggests a flag for a config.tune that is no dict, such as optim.lr, ('optim.lr',) or
+    {optim.lr: None}.
+    """
+    meant = None
+    if isinstance(given, str):
+        meant = _literal(f'{{{_quoted(given).strip("{}")}}}')
+        given = given.strip('{[()]}').split(',')
+    if not isinstance(meant, dict):
+        names = given if isinstance(given, list | tuple | set) else ()
+        fields = [_only_field(str(name).strip(' \'"'), known) for name in names]
+        meant = dict.fromkeys(fields) if fields and all(fields) else None
+    return f'Did you mean {tune_flag(meant)}?' if meant else f'Such as {tune_flag(TUNE_EXAMPLE)}.'
+
+
+def _quoted(text: str) -> str:
+    """Puts the fields of a dict in quotes, and colons behind them."""
+    return re.sub(r"(?<![\w.'\"])([a-z]\w*\.\w+)\s*[:=]", r"'\1':", text)
+
+
+def _only_field(name: str, known: Collection[str]) -> str:
+    """The field of a name, with or without its section; '' for none or several."""
+    found = [field for field in known if name in (field, field.rpartition('.')[2])]
+    return found[0] if len(found) == 1 else ''
+
+
+def _part_of_a_dict(parts: Mapping[str, str], known: Collection[str]) -> str:
+    """Says what to write in place of --config.tune.optim.lr=None, or --config.sweep.optim.lr=1,2.
+    parts: {'tune.optim.lr': 'None'}, and 'tune' where it is given whole too.
+    """
+    name = next(path for path in parts if '.' in path).partition('.')[0]
+    whole = _literal(parts.get(name, ''))
+    meant = whole if isinstance(whole, dict) else {}
+    for path, text in parts.items():
+        if path.startswith(f'{name}.'):
+            inner = path.partition('.')[2]
+            value = listed(text.strip('()[]')) if name == 'sweep' else _literal(text)
+            meant = meant | {_only_field(inner, known) or inner: value}
+    if name == 'tune' and not any(path in known for path in meant):
+        meant = TUNE_EXAMPLE | meant
+    flag = {'sweep': sweep_flag, 'tune': tune_flag}[name](meant)
+    return f'config.{name} is one dict, which a flag sets whole. Did you mean {flag}?'
 
 
 def listed(text: str) -> tuple[Any, ...]:
@@ -92,6 +138,7 @@ def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
     """Raises ValueError for a --config that is no file and a --config.PATH that is no field; absl
     and `flag_refusal` check the values.
     """
+    parts = {}  # of config.sweep or config.tune
     for flag, following in zip(argv, [*argv[1:], ''], strict=True):
         name, is_whole, text = flag.lstrip('-').partition('=')
         if not flag.startswith('-') or name.split('.')[0] != 'config':
@@ -107,7 +154,12 @@ def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
                 )
         elif any(field.startswith(f'{path}.') for field in known):
             raise ValueError(f'{path} is a section of the config; set its fields one by one')
-        elif path.split('.')[0] in MANY_RUNS or path in known:
+        elif path.split('.')[0] in MANY_RUNS:
+            parts[path] = text if is_whole else following
+        elif path in known:
             continue
         elif re.fullmatch(r'[\w.]+', path):
-            raise ValueError(f'the config has no field {path}.{field_hint(path, known)}')
+            hint = nearest(path, MANY_RUNS) if is_of_many_runs(path) else field_hint(path, known)
+            raise ValueError(f'the config has no field {path}.{hint}')
+    if any('.' in path for path in parts):
+        raise ValueError(_part_of_a_dict(parts, known))

@@ -20,8 +20,8 @@ from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
 from lm.config.other_programs import Translator, file_advice, positional
 from lm.config.recipe import Recipe
-from lm.config.resolve import digest, flatten
-from lm.config.suggestions import check_flags, field_hint, flag_refusal
+from lm.config.resolve import digest, flatten, of_one_run
+from lm.config.suggestions import MANY_RUNS, check_flags, field_hint, flag_refusal
 from lm.launch.distributed import leave
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.terminal import quiet_libraries
@@ -92,7 +92,8 @@ def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
 def overridden(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns {path: value} of the fields whose value is not that of configs/default.py."""
     default = flatten(ConfigParser('default').parse(str(DEFAULT)).to_dict())
-    return {p: v for p, v in flatten(config).items() if p in FIELDS and v != default.get(p)}
+    given = flatten(of_one_run(config))
+    return {p: v for p, v in given.items() if p in FIELDS and v != default.get(p)}
 
 
 def fields_given(config: Mapping[str, Any]) -> set[str]:
@@ -248,4 +249,4 @@ def _unknown_in_file(error: AttributeError) -> str:
     said = f'{at.filename}:{at.lineno}: {said}'
     if not written and name in names:
         return f'{said} Left as published it is None by .get({name!r}) alone.'
-    return said + (nearest(name, sections) or field_hint(name, FIELDS))
+    return said + (nearest(name, [*MANY_RUNS, *sections]) or field_hint(name, FIELDS))

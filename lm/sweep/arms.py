@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
 from lm.config.resolve import build, flatten
 from lm.record.workdir import SUMMARY, is_final, status_of
@@ -19,7 +20,8 @@ from lm.sweep.cells import Cell, Changes, cell, cells
 from lm.sweep.protocols import applied
 from lm.tuning.search import K, Point
 from lm.tuning.settings import SEEDS, Grid, Tune, grid, read
-from lm.tuning.study import Study
+from lm.tuning.study import LOOKS, Study
+from lm.tuning.verdicts import MOST_SEEDS, seeds_for
 
 PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}  # nats a token differ in these
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
@@ -50,7 +52,7 @@ class Arm:
         """The changes in words."""
         if self.length != 1.0:
             return BASELINE_AT.format(f'{self.length:g}')
-        return ', '.join(f'{p}={v}' for p, v in self.changes.items()) or 'the base'
+        return _words(self.changes)
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of it."""
@@ -85,8 +87,7 @@ def tuned_arms(
     sets = sets or [{}] * len(found)
     found = applied(base, found, sets)
     arms = [_arm(one, tune, own) for one, own in zip(found, sets, strict=True)]
-    for share in tune.lengths:
-        at = _at_length(found[0].recipe, share)
+    for share, at in _at_lengths(found[0].recipe, tune.lengths).items():
         own = {path: value for path, value in sets[0].items() if path not in at}
         other = dataclasses.replace(found[0], changes=found[0].changes | at)
         arm = _arm(*applied(base, [other], [own]), tune, own)
@@ -94,12 +95,23 @@ def tuned_arms(
     return arms, tune
 
 
-def _at_length(recipe: Recipe, share: float) -> Changes:
-    """A complete run of a share of the steps: the warm-up has the same share of it."""
-    counts = {'train.steps': recipe.train.steps} | {
-        'optim.warmup_steps': flatten(recipe).get('optim.warmup_steps')
-    }
-    return {path: max(1, round(share * n)) for path, n in counts.items() if n}
+def _at_lengths(recipe: Recipe, shares: Sequence[float]) -> dict[float, Changes]:
+    """Complete runs of shares of the steps: the warm-up has the same share of each."""
+    warmup = flatten(recipe).get('optim.warmup_steps')
+    counts = {'train.steps': recipe.train.steps, 'optim.warmup_steps': warmup}
+    counts = {path: n for path, n in counts.items() if n}
+    whole, found = recipe.train.steps, {}
+    for share in shares:
+        found[share] = {path: max(1, round(share * n)) for path, n in counts.items()}
+        if round(share * whole) < 1:
+            raise ValueError(f'tune.lengths: {share:g} of {whole} steps is none; give a larger one')
+    steps = [whole, *(one['train.steps'] for one in found.values())]
+    if len({*steps}) < len(steps):
+        raise ValueError(
+            f'tune.lengths must be of different numbers of steps; got {list(shares)} of {whole}, '
+            f'which are {steps[1:]}. Leave out what is there twice, and 1, which there is always.'
+        )
+    return found
 
 
 def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
@@ -111,28 +123,44 @@ def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
         if given is not None and any(path in one.changes for one in found):
             raise ValueError(
                 f'{path} is tuned and swept: config.tune has {given!r} for all arms, and the arms '
-                'of config.sweep have values of their own; give one of them up'
+                'of config.sweep have values of their own. Leave it out of config.sweep, or write '
+                f"'{path}': None in config.tune, which searches around each arm's own value"
             )
-    others = [repr(_without(one.changes, tune)) for one in found]
-    if len({*others}) < len(others):
-        paths = ', '.join(p for p in tune.fields if any(p in one.changes for one in found))
-        raise ValueError(
-            f'{paths} is tuned and swept, so that arms differ in nothing else; leave it out of '
-            'config.sweep, as each arm gets its best value, or out of config.tune'
-        )
+    seen: dict[tuple, Cell] = {}
+    for one in found:
+        rest = tuple((p, v) for p, v in flatten(one.recipe).items() if p not in tune.fields)
+        other = seen.setdefault(rest, one)
+        if other is not one:
+            paths = ', '.join(p for p in tune.fields if any(p in c.changes for c in (one, other)))
+            raise ValueError(
+                f'{paths} is tuned and swept, so that two arms differ in nothing else: '
+                f'{other.changes} and {one.changes}. Leave it out of config.sweep, as each arm '
+                'gets its best value, or out of config.tune'
+            )
 
 
 def _without(changes: Changes, tune: Tune) -> Changes:
     return {path: value for path, value in changes.items() if path not in tune.fields}
 
 
+def _words(changes: Changes) -> str:
+    return ', '.join(f'{path}={value}' for path, value in changes.items()) or 'the base'
+
+
 def _arm(one: Cell, tune: Tune, sets: Changes) -> Arm:
-    is_coupled = one.recipe.decay.row.times_lr
+    name, changes = _words(one.changes), _without(one.changes, tune)
+    for path in tune.fields:
+        if FIELDS[path].of_parts and path not in one.recipe.readers:
+            raise ValueError(
+                f'tune: {path} is read by no part of {name}, whose runs would be equal; all arms '
+                'are searched over the same fields. Leave the field out of config.tune, or give '
+                'this arm a part that reads it'
+            )
     try:
-        values = grid(tune, flatten(one.recipe), is_coupled)
+        values = grid(tune, flatten(one.recipe), one.recipe.decay.row.times_lr)
     except ValueError as error:
-        raise ValueError(f'arm {one.changes}: {error}') from error
-    return Arm(_without(one.changes, tune), one.recipe, values, sets=sets)
+        raise ValueError(f'{error} (arm: {name})') from error
+    return Arm(changes, one.recipe, values, sets=sets)
 
 
 def metric_of(arms: Sequence[Arm]) -> str:
@@ -199,6 +227,12 @@ class Ablation:
         """Returns the cells of `runs`."""
         return [self.cell(i, Point(tuple(k), seed), stage) for i, k, seed, stage in runs]
 
+    @property
+    def words(self) -> str:
+        """Returns how many arms there are, and how many runs of each."""
+        least, usual, n = self.tune.least_budget, self.tune.usual_runs, len(self.arms)
+        return f'{n} {"arms" if n > 1 else "arm"} of {least} runs at least, {usual} as a rule'
+
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of the ablation."""
         return dataclasses.asdict(self.tune) | {
@@ -214,6 +248,32 @@ def study_of(
     bounds = [one.bounds for one in grids]
     budget = math.inf if tune.budget is None else tune.budget
     return Study(tune.search, bounds, losses, judged, tune.seeds, tune.test, budget)
+
+
+def budget_words(study: Study) -> str | None:
+    """Says, once tuning has ended, which budget it takes to find the smallest effect; None before,
+    and where the fresh seeds suffice. The spread of a pair is that of two runs without correlation.
+    """
+    tests, s = sum(study.judged[1:]), study.tuned.spread.s
+    if study.tuned.open or not tests or not s:
+        return None
+    effect, runs = study.search.smallest_effect, max(study.runs)
+    looks = [n for n in (i * study.seeds for i in LOOKS) if runs + n <= study.budget]
+    needed = seeds_for(effect, math.sqrt(2) * s, tests)
+    if needed <= looks[-1]:
+        return None
+    least = max(study.seeds, math.ceil(needed / LOOKS[-1]))
+    is_limited = math.isfinite(study.budget)
+    limit = f'tune.budget={study.budget}' if is_limited else f'tune.seeds={study.seeds}'
+    said = (
+        f'{limit} leaves {looks[-1]} fresh seeds of an arm: to find smallest_effect {effect:g} at '
+        f'a spread of {s:.2g} '
+    )
+    if needed > MOST_SEEDS:
+        return f'{said}it takes more than {MOST_SEEDS}; a larger effect, or longer runs'
+    options = [f'tune.seeds={least}'] if least > study.seeds else []
+    options += [f'tune.budget={runs + LOOKS[-1] * least}'] if is_limited else []
+    return f'{said}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'
 
 
 class _Losses(Mapping):

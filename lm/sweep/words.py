@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm.record.workdir import SUMMARY
 from lm.storage.files import read_json
-from lm.sweep.arms import Ablation
+from lm.sweep.arms import Ablation, budget_words
 from lm.tuning.search import CYCLES, EXTENSIONS, REFINEMENTS, REPEATS, WAVE, edge
 from lm.tuning.search import Arm as Searched
 from lm.tuning.settings import Grid, Tune
@@ -27,11 +27,6 @@ def duration(sec: float) -> str:
     return f'{sec / 60:.0f} min' if sec < 3600 else f'{sec / 3600:.1f} h'
 
 
-def usual_runs(tune: Tune) -> int:
-    """Returns the runs of an arm with one wave more than the least, and with the second look."""
-    return min(tune.least_budget + WAVE + (LOOKS[-1] - 1) * tune.seeds, most_runs(tune))
-
-
 def most_runs(tune: Tune) -> int:
     """Returns the runs of an arm at most: those of every wave that `lm.tuning.search` allows, and
     of all looks; or the budget.
@@ -49,7 +44,7 @@ def costs(ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
     step_sec: seconds of a step and run of each arm, None where that is unknown.
     """
     tune, arms = ablation.tune, ablation.arms
-    least, usual, most = tune.least_budget, usual_runs(tune), most_runs(tune)
+    least, usual, most = tune.least_budget, tune.usual_runs, most_runs(tune)
     runs = f'{least} runs at least, {usual} as a rule and {most} at most'
     line = f'tune: {counted(len(arms), "arm")}, each of {runs}, fresh seeds included'
     if None in step_sec:
@@ -95,7 +90,9 @@ def runs_ended(study: Study, arm: int) -> int:
 
 
 def states(ablation: Ablation, study: Study) -> list[str]:
-    """Returns a line for each arm: its best values so far, or its verdict."""
+    """Returns a line for each arm: its best values so far, or its verdict. Before the first look
+    one more says, where it is so, that the budget cannot reach the smallest effect.
+    """
     found = []
     for i, (arm, searched) in enumerate(zip(ablation.arms, study.tuned.arms, strict=True)):
         said = [best_so_far(arm.grid, searched)]
@@ -106,7 +103,9 @@ def states(ablation: Ablation, study: Study) -> list[str]:
         if confirmed := study.confirmed[i]:
             said.append(fresh(confirmed))
         found.append(f'  {arm.name}: ' + ', '.join(filter(None, said)))
-    return found
+    is_tuned = study.open is not None and study.open[0] == 'look 1'
+    short = budget_words(study) if is_tuned else None
+    return found if short is None else [*found, f'NOTE: {short}']
 
 
 def best_so_far(grid: Grid, arm: Searched) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm.config.fields import FIELDS, FINITE, RUN_PATHS
-from lm.config.suggestions import field_hint
+from lm.config.suggestions import TUNE_EXAMPLE, field_hint, tune_flag, tune_hint
 from lm.tuning.curve import OCTAVE, PER_OCTAVE
 from lm.tuning.search import CYCLES, SCAN, STEPS, UNBOUNDED, WAVE, Search
 from lm.tuning.verdicts import HOLM, TESTS
@@ -20,7 +20,9 @@ from modules.choices import choose, nearest
 
 SEEDS = ('train.seed', 'data.seed')
 MOST_FIELDS = len(STEPS)
-EXAMPLE = '--config.tune="{\'optim.lr\': None}"'
+LEAST_SEEDS = 3
+OF_SWEEP = ('protocol', 'zip', 'list')
+KINDS = {int: 'a whole number', bool: 'True or False', str: 'a text'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,12 @@ class Tune:
         if len(self.fields) > 1:
             lines += (CYCLES - 1) * len(self.fields) * len(_line(0))
         return lines + WAVE + self.seeds
+
+    @property
+    def usual_runs(self) -> int:
+        """Returns the runs of an arm with a wave more than the least, and with a second look."""
+        usual = self.least_budget + WAVE + self.seeds
+        return usual if self.budget is None else min(usual, self.budget)
 
     @property
     def scans(self) -> tuple[tuple[int, ...], ...]:
@@ -80,18 +88,23 @@ OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}
 def read(raw: Any) -> Tune:
     """Reads config.tune. Raises ValueError for what it cannot mean."""
     if not isinstance(raw, Mapping):
-        raise ValueError(f'tune must name fields, such as {EXAMPLE}; got {raw!r}')
+        rule = '--config.tune must be a Python literal: 1e-3, and not 10**-3; names in quotes'
+        if not isinstance(raw, str):
+            rule = 'tune must map fields to None, a centre, or (low, high)'
+        raise ValueError(f'{rule}; got {raw!r}. {tune_hint(raw, FIELDS)}')
     fields, options = {}, {}
     for name, value in raw.items():
         if name in OPTIONS:
-            options[name] = value
+            options |= {} if value is None else {name: value}
         elif name in FIELDS:
             fields[name] = _field(name, value)
         else:
             hint = nearest(name, OPTIONS) or field_hint(name, FIELDS)
+            hint = ' It is a key of config.sweep.' if name in OF_SWEEP else hint
             raise ValueError(f'tune: {name!r} names no config field and no option of tune.{hint}')
     if not fields:
-        raise ValueError(f'tune names no field to tune, such as {EXAMPLE}; got {dict(raw)!r}')
+        example = tune_flag(TUNE_EXAMPLE | dict(raw))
+        raise ValueError(f'tune names no field to tune, such as {example}; got {dict(raw)!r}')
     if len(fields) > MOST_FIELDS:
         raise ValueError(
             f'tune searches {MOST_FIELDS} fields at most, since each needs runs of its own; got '
@@ -110,9 +123,9 @@ def _field(path: str, value: Any) -> float | tuple[float, float] | None:
     if path in SEEDS:
         raise ValueError(f'tune: {path} is a seed: the option seeds says how many fresh ones')
     if set(FIELDS[path].types) - {float, type(None)}:
-        kinds = ' or '.join(kind.__name__ for kind in FIELDS[path].types)
+        kinds = ' or '.join(KINDS[kind] for kind in FIELDS[path].types if kind in KINDS)
         raise ValueError(
-            f'tune: {path} is no real number ({kinds}), and a search needs one; make it an axis of '
+            f'tune: {path} is {kinds}, and a search needs a real number; make it an axis of '
             'config.sweep'
         )
     if path not in RUN_PATHS:
@@ -121,15 +134,18 @@ def _field(path: str, value: Any) -> float | tuple[float, float] | None:
         )
     if value is None:
         return None
-    if isinstance(value, list | tuple):
-        if len(value) == 2 and all(map(_is_positive, value)) and value[0] < value[1]:
-            return float(value[0]), float(value[1])
-    elif _is_positive(value):
-        return float(value)
-    raise ValueError(
-        f'tune: {path} must be None, a centre above 0, or (low, high) with 0 < low < high; got '
-        f'{value!r}'
-    )
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    numbers = sorted({float(one) for one in given if _is_positive(one)})
+    if given != numbers or len(numbers) != (2 if isinstance(value, list | tuple) else 1):
+        hint = f'. Did you mean ({numbers[0]}, {numbers[-1]})?' if len(numbers) > 1 else ''
+        raise ValueError(
+            f'tune: {path} must be None, a centre above 0, or (low, high) with 0 < low < high; got '
+            f'{value!r}{hint}'
+        )
+    for number in numbers:
+        if option := FIELDS[path].option:
+            option.check(f'tune: {path}', number)
+    return (numbers[0], numbers[1]) if len(given) == 2 else numbers[0]
 
 
 def _is_positive(value: Any) -> bool:
@@ -140,24 +156,31 @@ def _is_positive(value: Any) -> bool:
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options with their types. Raises ValueError for values that they cannot have."""
     found = dict(given)
-    for name, least in (('seeds', 3), ('budget', 1)):
-        value = given.get(name, least)
-        if name == 'budget' and value is None:
-            continue
-        if type(value) is not int or value < least:
-            raise ValueError(f'tune.{name} must be a whole number from {least} on; got {value!r}')
-    if 'smallest_effect' in given:
-        if not _is_positive(value := given['smallest_effect']):
-            raise ValueError(f'tune.smallest_effect must be a number above 0; got {value!r}')
-        found['smallest_effect'] = float(value)
-    if 'test' in given:
-        choose(dict.fromkeys(TESTS), given['test'], 'tune.test')
-    if 'lengths' in given:
-        given = given['lengths']
-        if not isinstance(given, list | tuple) or not all(map(_is_positive, given)):
-            raise ValueError(f'tune.lengths must be shares such as (0.5, 0.7, 1.4); got {given!r}')
-        found['lengths'] = tuple(sorted({float(share) for share in given} - {1.0}))
-    return found
+    for name, what in (('seeds', 'fresh seeds of a look'), ('budget', 'runs of an arm')):
+        value = given.get(name, LEAST_SEEDS)
+        if type(value) is not int or (name == 'seeds' and value < LEAST_SEEDS):
+            bound = f' from {LEAST_SEEDS} on' if name == 'seeds' else ''
+            is_whole = isinstance(value, float) and value.is_integer()
+            hint = f'. Write {int(value)}' if is_whole else ''
+            raise ValueError(
+                f'tune.{name} counts the {what}, a whole number{bound}; got {value!r}{hint}'
+            )
+    effect = given.get('smallest_effect', 1.0)
+    if not _is_positive(effect):
+        raise ValueError(
+            'tune.smallest_effect is the difference of losses that matters, a number above 0; got '
+            f'{effect!r}'
+        )
+    test = given.get('test', HOLM)
+    choose(dict.fromkeys(TESTS), test if isinstance(test, str) else repr(test), 'tune.test')
+    lengths = given.get('lengths', ())
+    if not isinstance(lengths, list | tuple) or not all(map(_is_positive, lengths)):
+        raise ValueError(
+            f"tune.lengths must be shares of the baseline's steps, such as (0.5, 0.7, 1.4); got "
+            f'{lengths!r}'
+        )
+    found |= {'lengths': tuple(sorted({float(share) for share in lengths} - {1.0}))}
+    return found | ({'smallest_effect': float(effect)} if 'smallest_effect' in given else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +247,7 @@ def grid(tune: Tune, own: Mapping[str, Any], decay_times_lr: bool) -> Grid:
         if not isinstance(centre, int | float) or not 0 < centre < math.inf:
             raise ValueError(
                 f'tune: {path}={centre!r} is no centre to search around, as it must be above 0; '
-                f"give one: {{'{path}': CENTRE}}"
+                f"give one in config.tune: {{'{path}': CENTRE}}"
             )
         centres[path] = float(centre)
     return Grid(centres, decay_times_lr and LR in centres and DECAY in centres)

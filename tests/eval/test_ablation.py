@@ -9,12 +9,13 @@ from scipy import stats
 
 from eval import runs
 from eval.compare import compare_arms
-from eval.report.arms import arm_rows, findings, height, tuned_losses
+from eval.report.arm_charts import height, tuned_losses
+from eval.report.arms import arm_rows, findings
 from eval.tables import ablation as tables
 from eval.tables.arms import arm_names
 from eval.tables.results import read_sweep
 from lm.tuning.curve import OCTAVE, PER_OCTAVE
-from lm.tuning.search import DIVERGED, EDGE
+from lm.tuning.search import DIVERGED, EDGE, Point
 from lm.tuning.study import FRESH
 from tests.eval import sweep_fixture as fixture
 from tests.eval import tuned_fixture as tuned
@@ -139,6 +140,42 @@ def test_what_could_still_change_an_undecided_arm(rows):
     assert row.said == 'undecided' and row.verdict.n == 10
     assert row.remains == ('nothing, if 0.01 is what matters: its seeds would have shown it',)
     assert rows['layernorm'].remains == ()
+
+
+def test_seeds_that_would_decide(tmp_path):
+    """By the deviation of the pairs, as the study says; not by those of tuning."""
+    losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
+    study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
+    row = tables.results(read(tmp_path / 's'))[1]
+    needed = study.seeds_needed(1, 0.01)
+    assert row.said == 'undecided' and needed > 10
+    assert row.remains[-1].startswith(f'about {needed} fresh seeds, which would show a difference')
+
+
+def arm_of(name, length, tokens, losses):
+    points = [Point((0,), FRESH + j) for j in range(len(losses))]
+    record = {'status': 'done', 'tokens': tokens}
+    records = dict.fromkeys(points, record)
+    return tables.Arm(name, {}, length, None, records, dict(zip(points, losses, strict=True)))
+
+
+def test_a_speed_up_is_read_between_lengths_of_the_baseline():
+    """Loss falls by 0.1 as tokens double; an arm with what the baseline has at twice its tokens is
+    twice as fast, and one below all lengths is faster than the longest shows.
+    """
+    noise = np.array([0.0, 0.001, -0.001])
+    arms = [
+        arm_of('base', 1.0, 100, 3.0 + noise),
+        arm_of('twice', 1.0, 100, 2.9 + noise),
+        arm_of('far', 1.0, 100, 2.5 + noise),
+        arm_of('longer', 2.0, 200, 2.9 + noise),
+        arm_of('longest', 4.0, 400, 2.8 + noise),
+    ]
+    found = tables.Ablation(None, {}, 'ce', arms, None)
+    assert found.speedup(1).value == pytest.approx(2.0) and found.speedup(1).bound == ''
+    assert str(found.speedup(2)) == 'more than 4'
+    assert found.speedup(0) is found.speedup(3) is None
+    assert tables.Ablation(None, {}, 'ce', arms[:2], None).speedup(1) is None
 
 
 def test_sentences(written, rows):

@@ -166,6 +166,27 @@ def test_learning_rates_are_compared_where_they_alone_were_swept():
     assert comparison.compare_rates(records, SWEEP) == []
 
 
+def said_of(records, sweep):
+    rates = comparison.compare_rates(records, sweep)
+    return comparison.choice_words(comparison.compare(records, sweep), rates, sweep['base'])
+
+
+def test_verdicts_say_what_chose_the_rates_they_are_of():
+    """Catches a verdict by the seeds that chose a rate that does not say so."""
+    pairs = [(seed, norm) for seed in (0, 1) for norm in ('rmsnorm', 'none')]
+    one = [ended(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
+    assert 'nothing was chosen' in said_of(one, SWEEP)
+    two = one + [ended(3.1, seed, lr=0.02, norm=norm) for seed, norm in pairs]
+    assert 'the same seeds chose' in said_of(two, SWEEP) and 'chance' not in said_of(two, SWEEP)
+    more = two + [ended(3.1, seed, lr=0.04, norm='none') for seed in (0, 1)]
+    assert 'Variants have 2 to 3 rates' in said_of(more, SWEEP)
+    assert said_of(one[::2], SWEEP) == ''
+    rates = [ended(3.0 + lr, seed, lr=lr) for lr in (0.001, 0.01) for seed in (0, 1)]
+    assert 'no seed chose one' in said_of(rates, RATES)
+    away = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
+    assert 'chose lr 0.001 as the best' in said_of(rates, RATES | {'base': away})
+
+
 def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **more):
     record = dict.fromkeys(schema().names) | {'status': status, 'ce': loss, 'norm': norm}
     return record | {'lr': lr, 'train_seed': seed, 'data_seed': 0, 'workdir': '/none'} | more

@@ -162,6 +162,21 @@ def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
 
 
 @pytest.mark.full
+def test_a_tuned_sweep_is_planned_by_waves(tmp_path):
+    out = tmp_path / 'plan.json'
+    status, printed, noise = planned(
+        *('--topology=here', f'--out={out}', '--config.model.n_layers=1'),
+        "--config.tune={'optim.lr': None, 'budget': 20}",
+        changes=TINY | {'model.d_model': 32, 'model.d_ff': 32, 'data.seq_len': 32},
+    )
+    assert status == 0, noise
+    found = json.loads(out.read_text())
+    assert found['runs'] == 5 and found['waves'] == [3, 4]
+    words = '1 arm of 15 runs at least, 20 as a rule: 3 to 4 such waves'
+    assert words in printed and 'a wave, 5 runs of each arm: 5 runs in 1 programs' in printed
+
+
+@pytest.mark.full
 def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
     out, figure = tmp_path / 'plan.json', tmp_path / 'plan.svg'
     status, printed, noise = planned(

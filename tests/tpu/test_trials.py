@@ -16,7 +16,7 @@ from tpu import compiled_step, trials
 from tpu.chips import CHIPS, Topology
 from tpu.compiled_step import DoesNotFit, Estimate, Rates, _needed, pairs_computed
 from tpu.rates import attention_share
-from tpu.sweep_plan import GroupPlan, SweepPlan
+from tpu.sweep_plan import GroupPlan, SweepPlan, TunedPlan
 from tpu.trials import helpful_changes, try_changes
 
 GIB = 2**30
@@ -140,6 +140,19 @@ def test_a_sweep_takes_the_devices_that_its_programs_leave():
     plan = SweepPlan(eight(), groups, None)
     assert (plan.runs, plan.at_once) == (13, 5 + 3 * 2)
     assert (plan.device_hours, plan.hours) == (5 + 4, 2.0)
+
+
+def test_arms_take_the_waves_that_tuning_takes():
+    """Of 15 to 25 runs an arm, 5 at a time."""
+    hour = SimpleNamespace(steps=10, step_seconds=360.0, record=dict)
+    groups = [GroupPlan('a', 10, 5, hour), GroupPlan('b', 5, 5, hour)]
+    plan = TunedPlan(eight(), groups, None, '3 arms of 15 runs at least', (3, 5))
+    assert plan.record()['waves'] == (3, 5) and plan.device_hours == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('tpu.sweep_plan.summary', lambda estimate: 'memory')
+        *_, last = plan.lines()
+    said = '3 arms of 15 runs at least: 3 to 5 such waves, 3.00 to 5.00 hours, 9.00 to 15.00'
+    assert last.startswith(said)
 
 
 @pytest.mark.full

@@ -146,6 +146,7 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
     ]
     assert tables.findings(subject, *compared)[1:] == [
         'Against the baseline (lr 0.001): 1 better, 1 worse.',
+        'The verdicts are of these learning rates as they are: no seed chose one.',
         'Sensitivity is not given: lr 0.03 has not ended.',
     ]
     assert '## Learning rates' in report(tmp_path / 'sweep').with_suffix('.md').read_text()

@@ -117,6 +117,8 @@ def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(path, text, s
         ('--config.model=3', 'model is a section'),
         ('--config=gpt2', r'such as configs/llama_124m\.py'),
         ('--config=configs/defalt.py', "is no file. .* Did you mean 'configs/default.py'"),
+        ('--config.tunes={}', "no field tunes. Did you mean 'tune'"),
+        ('--config.sweeps={}', "no field sweeps. Did you mean 'sweep'"),
     ],
 )
 def test_a_flag_that_sets_nothing_is_refused(flag, said):
@@ -124,12 +126,34 @@ def test_a_flag_that_sets_nothing_is_refused(flag, said):
         check_flags(['train.py', flag], FIELDS)
 
 
+@pytest.mark.parametrize(
+    ('flags', 'whole'),
+    [
+        ('--config.tune.optim.lr=None', {'tune': {'optim.lr': None}}),
+        ('--config.tune.lr=1e-3 --config.tune.seeds=4', {'tune': {'optim.lr': 1e-3, 'seeds': 4}}),
+        ('--config.tune.budget 30', {'tune': {'optim.lr': None, 'budget': 30}}),
+        (
+            "--config.tune={'optim.b2':0.9} --config.tune.budget=30",
+            {'tune': {'optim.b2': 0.9, 'budget': 30}},
+        ),
+        ('--config.sweep.optim.lr=1e-3,3e-3', {'sweep': {'optim.lr': (1e-3, 3e-3)}}),
+        ('--config.sweep.train.seed=(0,1)', {'sweep': {'train.seed': (0, 1)}}),
+    ],
+)
+def test_a_part_of_the_dict_of_a_sweep_is_answered_with_the_whole(flags, whole):
+    ((name, wanted),) = whole.items()
+    with pytest.raises(ValueError, match=f'config.{name} is one dict') as error:
+        check_flags(['train.py', *flags.split()], FIELDS)
+    literal = str(error.value).split(f'--config.{name}="')[1].split('"')[0]
+    assert ast.literal_eval(literal) == wanted
+
+
 def test_flags_that_work_pass():
     """An argument of the config file, a sweep, values apart from their flag."""
     for argv in (
         ['--config=configs/default.py:argument', '--config.optim.lr=1', '--workdir=x'],
         ['--config', 'configs/default.py', '--config.optim.lr', '1', '--config.sweep={}'],
-        ['--noconfig.model.bias', '--config.sweep.x=1'],
+        ['--noconfig.model.bias', '--config.tune={}', '--config.sweep', '{}'],
     ):
         check_flags(['train.py', *argv], FIELDS)
 
