@@ -152,12 +152,15 @@ def pytest_configure(config):
         shutil.rmtree(PROGRAMS)
 
 
-# They take half a minute and more, most of it waiting: begun first, they end while others run.
+# They take half a minute and more, most of it waiting, or minutes of one process: begun first, they
+# end while others run.
 LONGEST = (
     'kill_9',
     'sigterm_ends_the_workers',
     'fine_tuned_then_folded',
     'every_command_works',
+    'slices_exchange_each_device',
+    'a_tutorial_works',
 )
 
 
