@@ -207,8 +207,7 @@ def pytest_collection_finish(session):
         raise pytest.UsageError(
             'pytest-xdist does not group tests under this version of pytest; run `uv sync`.'
         )
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the little garbage there is: to look for it is a tenth of collecting tests
     gc.enable()
     atexit.register(gc.unfreeze)  # pytest collects five times before; nanobind misses what is left
 
