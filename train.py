@@ -73,17 +73,17 @@ def main() -> int:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     given = CONFIG.value.to_dict()
     config, followed = start.with_source_model(given, command.fields_given(given))
-    base, sweep = cells.split_sweep(with_dtype(config, engines.dtype_of_workers()))
-    recipe = resolve(base)
-    if listings.print_config(recipe, base, sweep):
+    base, sweep, tune = cells.split_sweep(with_dtype(config, engines.dtype_of_workers()))
+    recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
+    if listings.print_config(recipe, base, sweep, tune):
         return DONE
     if words := idle_accelerator():
         raise ValueError(words)
-    place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * (sweep is not None))
-    how = engines.asked(sweep) | {'trackers': tracking.asked()}
+    place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * is_sweep)
+    how = engines.asked(is_sweep) | {'trackers': tracking.asked(), 'tune': tune}
     again = CONTINUE_CHANGED.value, START_OVER.value
     words = where_from(command.overridden(given), followed, recipe.train.init_from)
-    if sweep is not None:
+    if is_sweep:
         return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
     distributed.join(digest(recipe))
     with mirrored(place) as workdir:
@@ -117,8 +117,8 @@ def train(
             if slot.journal.finished:
                 return runs.nothing_left(slot)
             wave.compile()
-            held = memory_words(experiment, program)
-            terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
+            sec, held = program.compile_sec, memory_words(experiment, program)
+            terminal.say(f'compiled in {sec:.1f} s; {held}')
             with (
                 tracking.tracked(workdir, trackers, terminal.say),
                 terminal.live(recipe.train.steps, slot.journal.step),

@@ -130,11 +130,13 @@ def get_config() -> ConfigDict:
 
     # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep).
     config.sweep = placeholder(object)
+    # The best values of fields for each of them, by runs: {'optim.lr': None} (lm/tuning).
+    config.tune = placeholder(object)
 
     # Sections stay open for options that are left out here; a name that is none is refused when the
     # config is resolved.
     config.lock()
     for name, section in config.items():
-        if name != 'sweep':
+        if name not in ('sweep', 'tune'):
             section.unlock()
     return config

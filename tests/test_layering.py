@@ -95,7 +95,9 @@ ROOMS = {
     'inference': {'config', 'storage', 'data', 'model', 'training', 'devices', 'record'},
     'run': {'config', 'storage', 'launch', 'data', 'model', 'training', 'devices', 'record'}
     | {'inference'},
-    'sweep': {'config', 'storage', 'launch', 'data', 'model', 'devices', 'record', 'run'},
+    'tuning': {'config'},
+    'sweep': {'config', 'storage', 'launch', 'data', 'model', 'devices', 'record', 'run'}
+    | {'tuning'},
 }
 
 

@@ -61,7 +61,7 @@ def main(_) -> None:
     if figure and figure.suffix not in ENDINGS:
         raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
     dtype = usual_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
-    base, sweep = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
+    base, sweep, _ = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
     topology = open_topology(TOPOLOGY.value, SLICES.value)

@@ -26,6 +26,7 @@ from lm.config.resolve import to_json
 from lm.model.check import check
 from lm.run.tables import schedule_listing
 from lm.run.start import check_run
+from lm.sweep.arms import Ablation
 from lm.sweep.cells import cells, ignored_words
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
@@ -60,7 +61,7 @@ def print_parts() -> bool:
     return asked is not None
 
 
-def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any) -> bool:
+def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = None) -> bool:
     """Prints the config or the schedule, as the flags ask; returns whether either was given.
 
     The config is checked first, and so is every cell of its sweep, which start from `base`.
@@ -70,6 +71,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any) -> bool:
         return False
     (check_run if of_config else check)(recipe)
     found = [] if sweep is None else cells(base, sweep)
+    if tune is not None:
+        found = Ablation(base, sweep, tune).first
     if of_config:
         print(to_json(recipe), end='')
     if of_schedule:

@@ -35,7 +35,7 @@ from absl import app, flags
 from eval.convert import export_hf, export_peft, import_hf
 from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
 from eval.load import define_checkpoint, load
-from lm.config.resolve import digest, resolve
+from lm.config.resolve import digest, of_one_run, resolve
 from lm.launch import distributed
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
 from lm.launch.distributed import is_first, same_everywhere, several
@@ -118,7 +118,7 @@ def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> 
         raise ValueError(
             '--reference compares the logits of the whole model on one host; leave it out here'
         )
-    of_run = {name: section for name, section in base.items() if name != 'sweep'}
+    of_run = of_one_run(base)
     distributed.join(digest(resolve(of_run)))
     same_everywhere(f'what {folder} holds', import_hf.digest_of(folder))
 

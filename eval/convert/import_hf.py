@@ -29,6 +29,7 @@ from lm.config.resolve import (
     build,
     changed,
     flatten,
+    of_one_run,
     settle,
     unsettled,
     without_auto,
@@ -175,7 +176,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
     Options, and sizes of a base model, that nothing reads are left out. Raises ValueError for a
     field that we do not have.
     """
-    config = build({name: section for name, section in base.items() if name != 'sweep'})
+    config = build(of_one_run(base))
     options = [p for p, field in FIELDS.items() if field.of_parts and p.startswith(OF_MODEL)]
     of_data = {}
     if (longest := fields.get(hf_config.MAX_POSITIONS)) is not None:
@@ -340,7 +341,7 @@ def write_run(folder: Path, out: Path, imported: Imported) -> None:
 
 def described(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:
     """Returns the flags that make a config with the model of `recipe` of the config `base`."""
-    before = flatten(build({name: section for name, section in base.items() if name != 'sweep'}))
+    before = flatten(build(of_one_run(base)))
     return [
         f'--config.{path}={value!r}'.replace("'", '')
         for path, value in unsettled(recipe).items()

@@ -410,7 +410,7 @@ class Translator:
             _, names = self._fields[path]
             return bool(names and text) and text not in names and word(text) in VALUES.get(path, {})
         section = path.split('.')[0]
-        if section in ('', 'sweep'):
+        if section in ('', 'sweep', 'tune'):
             return False
         is_named = any(n in SYNONYMS or n in SHARES for n in suffixes(f'config.{path}'))
         return is_named or not any(field.startswith(f'{section}.') for field in self._fields)

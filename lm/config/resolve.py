@@ -18,7 +18,7 @@ from lm.config.fields import CHOICES, FIELDS, Config, watches
 from lm.config.mixture import settled
 from lm.config.other_programs import absent
 from lm.config.recipe import Recipe, recipe_of, rows_at, sown_by
-from lm.config.suggestions import field_hint
+from lm.config.suggestions import MANY_RUNS, field_hint
 from modules.choices import nearest
 from modules.options import options, typed
 
@@ -38,6 +38,11 @@ def resolve(raw: Mapping[str, Any]) -> Recipe:
     return settle(build(raw))
 
 
+def of_one_run(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sections of a config, without what describes many runs."""
+    return {name: section for name, section in raw.items() if name not in MANY_RUNS}
+
+
 def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
     """Returns the config, as nested dicts, with `dtype` in place of model.dtype=auto: the type of
     products where it trains (`lm.launch.before_jax.usual_dtype`).
@@ -52,11 +57,14 @@ def build(raw: Mapping[str, Any]) -> Config:
     """Checks fields and types alone. Nothing is filled in, and no name is looked up."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
-    if raw.get('sweep') is not None:
-        raise ValueError('this config describes many runs (config.sweep), and one is wanted here')
+    for name in MANY_RUNS:
+        if raw.get(name) is not None:
+            raise ValueError(
+                f'this config describes many runs (config.{name}), and one is wanted here'
+            )
     known = dataclasses.fields(Config)
     for name in raw:
-        if name != 'sweep' and name not in {field.name for field in known}:
+        if name not in {*MANY_RUNS, *(field.name for field in known)}:
             hint = nearest(name, (f.name for f in known)) or field_hint(name, FIELDS)
             raise ValueError(f'config has no field {name}.{hint}')
     sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}

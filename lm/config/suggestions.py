@@ -10,6 +10,7 @@ from typing import Any
 from lm.config.other_programs import SYNONYMS, absent, preset
 from modules.choices import closest, did_you_mean, nearest
 
+MANY_RUNS = ('sweep', 'tune')  # what a config has besides sections: of several runs
 EXAMPLE = {'optim.lr': (1e-3, 3e-3)}
 
 
@@ -106,5 +107,7 @@ def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
                 )
         elif any(field.startswith(f'{path}.') for field in known):
             raise ValueError(f'{path} is a section of the config; set its fields one by one')
-        elif re.fullmatch(r'[\w.]+', path) and path not in known and path.split('.')[0] != 'sweep':
+        elif path.split('.')[0] in MANY_RUNS or path in known:
+            continue
+        elif re.fullmatch(r'[\w.]+', path):
             raise ValueError(f'the config has no field {path}.{field_hint(path, known)}')

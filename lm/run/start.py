@@ -15,7 +15,8 @@ from lm import data
 from lm.config.mixture import source_of
 from lm.config.other_programs import ABSENT, word
 from lm.config.recipe import Recipe
-from lm.config.resolve import build, changed, flatten, to_dict, unsettled
+from lm.config.resolve import build, changed, flatten, of_one_run, to_dict, unsettled
+from lm.config.suggestions import MANY_RUNS
 from lm.data.tokenizers import Tokenizer
 from lm.inference.load import Checkpoint, find, load, to_stderr
 from lm.launch.distributed import from_first, is_first, several
@@ -81,7 +82,7 @@ def with_source_model(
     is of a file or of another text; but none of the paths `given`. Raises ValueError where there is
     no checkpoint.
     """
-    start = build({section: fields for section, fields in raw.items() if section != 'sweep'})
+    start = build(of_one_run(raw))
     if not start.train.init_from:
         return raw, {}
     folder, _ = find_source(start.train.init_from)
@@ -95,7 +96,7 @@ def with_source_model(
     fields |= dict.fromkeys(fields.keys() & {*unread(changed(start, fields))})
     now, config = flatten(start), to_dict(changed(start, fields))
     differ = {path: value for path, value in fields.items() if value != now[path]}
-    return config | {'sweep': raw.get('sweep')}, differ
+    return config | {name: raw.get(name) for name in MANY_RUNS}, differ
 
 
 def initial_state(

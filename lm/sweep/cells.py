@@ -44,17 +44,19 @@ class Cell:
     changes: Changes  # as the sweep gives them, with the types of their fields, but for `ignored`
     recipe: Recipe
     ignored: tuple[str, ...] = ()  # options that were given, and that other cells alone read
+    tuned: Mapping[str, Any] | None = None  # its place in an ablation (`lm.sweep.arms`)
 
 
-def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None).
+def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None,
+    config.tune or None).
 
     An option that what they start from does not read becomes an axis of one value.
     """
     tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
-    sweep = tree.pop('sweep', None)
+    sweep, tune = tree.pop('sweep', None), tree.pop('tune', None)
     if not sweep or not isinstance(sweep, Mapping | list | tuple):
-        return tree, sweep
+        return tree, sweep, tune
     for path in unread(build(tree)):
         section, name = path.split('.')
         axes = [[path in changes for changes in axis] for axis in _axes(sweep)]
@@ -64,7 +66,7 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         elif not any(map(all, axes)):
             continue  # some cells have their own: it is refused, as what the others have is unclear
         tree[section] = tree[section] | {name: None}
-    return tree, sweep
+    return tree, sweep, tune
 
 
 def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
@@ -89,15 +91,15 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     read_by_none = set(unread_by[0]).intersection(*unread_by)
     for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
-        cell = _given(changes, _cell, start, changes, ignored, checked_data)
-        if cell.name in found and ignored and found[cell.name].changes == cell.changes:
+        made = _given(changes, cell, start, changes, ignored, checked_data)
+        if made.name in found and ignored and found[made.name].changes == made.changes:
             continue  # they differ in what they ignore
-        if cell.name in found:
+        if made.name in found:
             raise ValueError(
-                f'two cells of the sweep are the same run: {found[cell.name].changes} and '
-                f'{cell.changes} resolve to equal configs. Leave one out.'
+                f'two cells of the sweep are the same run: {found[made.name].changes} and '
+                f'{made.changes} resolve to equal configs. Leave one out.'
             )
-        found[cell.name] = cell
+        found[made.name] = made
     return list(found.values())
 
 
@@ -181,9 +183,12 @@ def _given[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> 
         raise ValueError(f'sweep cell {changes}: {error}') from error
 
 
-def _cell(
+def cell(
     start: Config, changes: Changes, ignored: Sequence[str], checked_data: set[DataConfig]
 ) -> Cell:
+    """Resolves the run of some changes, without the options `ignored`. Raises ValueError as
+    `lm.model.check.check` does; text that `checked_data` holds is not looked for again.
+    """
     recipe = settle(changed(start, changes | dict.fromkeys(ignored)))
     check(recipe)
     if recipe.data not in checked_data:
@@ -207,11 +212,15 @@ def groups(cells: list[Cell]) -> list[list[Cell]]:
     `lm.config.fields.RUN_PATHS` alone, and there by numbers: what is None, or off, is in none.
     """
     by_program: dict[tuple, list[Cell]] = {}
-    for cell in cells:
-        program = tuple(
-            (path, value)
-            for path, value in flatten(cell.recipe).items()
-            if path not in RUN_PATHS or left_out(path, value)
-        )
-        by_program.setdefault(program, []).append(cell)
+    for one in cells:
+        by_program.setdefault(program_of(one), []).append(one)
     return list(by_program.values())
+
+
+def program_of(cell: Cell) -> tuple[tuple[str, Any], ...]:
+    """Returns what the program of a cell has compiled in: equal for cells of one group."""
+    return tuple(
+        (path, value)
+        for path, value in flatten(cell.recipe).items()
+        if path not in RUN_PATHS or left_out(path, value)
+    )

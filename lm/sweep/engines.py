@@ -21,7 +21,13 @@ from lm.config.resolve import resolve
 from lm.devices.check_mesh import check_devices, check_single
 from lm.devices.mesh import make_mesh
 from lm.launch.before_jax import TUNABLES, usual_dtype
-from lm.launch.distributed import asked_to_stop, from_first, is_first, several
+from lm.launch.distributed import (
+    asked_to_stop,
+    first_then_others,
+    from_first,
+    is_first,
+    several,
+)
 from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.launch.signals import caught_signals, handlers_kept
 from lm.launch.terminal import Terminal
@@ -31,9 +37,10 @@ from lm.record.remote.mirror import sweep_folder, sweep_records
 from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
+from lm.sweep.arms import Ablation
 from lm.sweep.cells import Cell, cells, groups
 from lm.sweep.group import Work, train_group
-from lm.sweep.hosts import dealt, host_0_first, join_sweep
+from lm.sweep.hosts import dealt, have_ended, host_0_first, join_sweep
 from lm.sweep.ledger import open_sweep
 from modules.choices import choose
 
@@ -52,13 +59,13 @@ def define_flags() -> None:
     flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
 
 
-def asked(sweep: Any) -> dict[str, Any]:
+def asked(is_sweep: bool) -> dict[str, Any]:
     """Returns the arguments of `train_sweep` that the flags give: engine, runs at once, resources.
-    Raises ValueError where a single run has them (`sweep` is None).
+    Raises ValueError where a single run has them.
     """
     given = flags.FLAGS
     engine, runs_at_once, resources = given.engine, given.runs_at_once, given.resources
-    if sweep is None and (engine != 'local' or runs_at_once or resources):
+    if not is_sweep and (engine != 'local' or runs_at_once or resources):
         raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
     how = {'engine': engine, 'runs_at_once': runs_at_once}
     return how | {'resources': parse_resources(resources)}
@@ -103,17 +110,20 @@ def train_sweep(
     continue_changed: bool,
     engine: str,
     trackers: Sequence[str] = (),
+    tune: Any = None,
     **how: Any,
 ) -> int:
     """Trains the cells that have not ended yet; returns the exit status.
 
-    base: the config that all cells start from, as nested dicts; sweep: config.sweep.
+    base: the config that all cells start from, as nested dicts; sweep: config.sweep; tune:
+    config.tune, with which there are further cells once those before have ended (`lm.sweep.arms`).
     workdir: a folder, or the URL of one in a bucket. view: shows and writes what a folder holds.
     continue_changed: go on where the folder holds a sweep from another base. engine: a name of
     ENGINES. trackers: they get the rows of all cells. how: fields of `lm.sweep.group.Work`.
     """
     train_groups = choose(ENGINES, engine, '--engine')
-    grouped = groups(cells(base, sweep))
+    ablation = None if tune is None else Ablation(base, sweep, tune)
+    grouped = groups(cells(base, sweep) if ablation is None else ablation.first)
     host, hosts = join_sweep(grouped, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     if url is not None and several():
@@ -133,25 +143,47 @@ def train_sweep(
     terminal, own = Terminal(silent=not is_first() or host > 0), Terminal(silent=not is_first())
     say = own.say if host == 0 else lambda text: own.say(f'host {host}: {text}')
 
-    def opened() -> list[list[Cell]]:
-        with sweep_records(url, terminal.say):
-            return open_sweep(workdir, resolve(base), grouped, continue_changed, terminal.say)
+    def so_far() -> list[list[Cell]]:
+        """The groups of all cells, which follow from what the folder holds where they are tuned."""
+        if ablation is None:
+            return grouped
+        if url is not None:
+            with sweep_records(url, terminal.say):  # brings what other hosts have trained
+                pass
+        return groups(ablation.cells(from_first(ablation.runs(workdir) if is_first() else None)))
 
+    def opened() -> list[list[Cell]]:
+        record = None if ablation is None else ablation.record()
+        with sweep_records(url, terminal.say):
+            how = continue_changed, terminal.say, record
+            return open_sweep(workdir, resolve(base), grouped, *how)
+
+    grouped = so_far()
     # In a bucket the lease of the sweep lets one host in after the other.
     grouped = host_0_first(workdir, host if url is None else 0, hosts, opened)
     check_shared(workdir / SWEEP)
-    mine = dealt(grouped, host, hosts)
     n = sum(map(len, grouped))
     terminal.say(f'{url or workdir}: {n} cells, {len(grouped)} programs, on {device_name()}')
-    if hosts > 1:
-        say(f'{sum(map(len, mine))} of the {n} cells train on this host')
     with (
         tracked(workdir, trackers if host == 0 else (), terminal.say),
         caught_signals() as caught,
-        shown.live(grouped, terminal.console) as tick,
     ):
-        work = Work(mine, workdir, caught, say, tick, url=url, **how)
-        train_groups(work)
+        work = Work([], workdir, caught, say, url=url, **how)
+        while True:
+            work.groups = dealt(grouped, host, hosts)
+            if hosts > 1:
+                mine = sum(map(len, work.groups))
+                say(f'{mine} of the {sum(map(len, grouped))} cells train on this host')
+            with shown.live(grouped, terminal.console) as work.tick:
+                train_groups(work)
+            if ablation is None or not have_ended(grouped, work, hosts):
+                break
+            before, grouped = grouped, so_far()
+            if sum(map(len, grouped)) == sum(map(len, before)):
+                break
+            if host == 0 or url is not None:
+                first_then_others(opened)
+    work.groups = work.groups if ablation is None else grouped
     return from_first(_end(work, shown, terminal.say) if is_first() else None)
 
 

@@ -30,7 +30,7 @@ from lm.run.tables import parameter_count
 from lm.run.wave import Wave, closing
 from lm.storage.buckets import each
 from lm.storage.files import Unreadable
-from lm.sweep.cells import Cell
+from lm.sweep.cells import Cell, program_of
 
 MOST_RUNS = 256  # in one wave: each holds a descriptor, the lock of its folder
 OTHER_FILES = 128  # descriptors of a process that trains, besides: libraries, text, checkpoints
@@ -49,6 +49,8 @@ class Work:
     resources: dict[str, float] | None = None  # of one group on a cluster, such as {'GPU': 1}
     url: str | None = None  # of the sweep, if it is in a bucket
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
+    # Compiled so far, where further runs of them may follow.
+    programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
 
     def folder(self, cell: Cell) -> Path:
         return self.workdir / cell.name
@@ -135,6 +137,16 @@ def _opened(held: contextlib.ExitStack, cells: list[Cell], work: Work) -> list[C
 
 def _compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
     """(the program of the cells, how many of them a wave has room for)."""
+    key = program_of(cells[0])
+    if key not in work.programs:
+        work.programs[key] = _program(cells, work)
+    program = work.programs[key]
+    if several():
+        return program, 1
+    return program, slots_for(program, len(cells), work.runs_at_once, work.say)
+
+
+def _program(cells: list[Cell], work: Work) -> Program:
     recipe, at_once = longest(cells), 1 if several() else len(cells)
     experiment = Experiment(recipe, open_text(recipe, work.say), work.say, at_once)
     how = run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
@@ -144,9 +156,7 @@ def _compiled(cells: list[Cell], work: Work) -> tuple[Program, int]:
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
         f'parameters{" with " * bool(alike)}{", ".join(alike)}'
     )
-    if several():
-        return program, 1
-    return program, slots_for(program, len(cells), work.runs_at_once, work.say)
+    return program
 
 
 def _train(program: Program, slots: int, cells: list[Cell], work: Work) -> None:

@@ -22,11 +22,12 @@ import jax
 from lm.config.recipe import Recipe
 from lm.data.tokenizers import vocab_size
 from lm.devices.mesh import least_devices
-from lm.launch.distributed import MEET_SEC, first_then_others, join
+from lm.launch.distributed import MEET_SEC, asked_to_stop, first_then_others, join
 from lm.launch.this_host import JOB, TELL, Host, child_host, has_tpu
-from lm.record.workdir import not_shared
+from lm.record.workdir import not_shared, status_of
 from lm.storage.files import write_text
 from lm.sweep.cells import Cell
+from lm.sweep.group import Work
 
 Groups = Sequence[Sequence[Cell]]
 
@@ -105,6 +106,21 @@ def host_0_first(workdir: Path, host: int, hosts: int, act: Callable[[], Any]) -
         write_text(workdir / MARK, job)
     os.write(int(os.environ[TELL]), b'.')
     return found
+
+
+def have_ended(groups: Groups, work: Work, hosts: int) -> bool:
+    """Waits for the cells that other hosts train; returns whether all have ended for good, and
+    nobody asked to stop.
+    """
+    every = [cell for group in groups for cell in group]
+    while not asked_to_stop(work.caught):
+        if all(map(work.is_final, every)):
+            return True
+        if hosts == 1 or any(status_of(work.folder(cell)) == 'failed' for cell in every):
+            return False
+        time.sleep(POLL_SEC)
+        work.tick()
+    return False
 
 
 def _marked(workdir: Path) -> str | None:

@@ -4,6 +4,9 @@
     {'cell': name of the folder, 'group': number of its program or null,
      'changes': {field: value} as the sweep gives them,
      'differs': {field: value} in which the cell's config differs from the base}]}
+
+With config.tune also 'tune', what it asks for and its arms, and in each cell 'tuned', its place
+among these (`lm.sweep.arms`).
 """
 
 import collections
@@ -38,6 +41,7 @@ def open_sweep(
     groups: Sequence[Sequence[Cell]],
     continue_changed: bool,
     say: Callable[[str], None] = print,
+    tune: Record | None = None,
 ) -> list[list[Cell]]:
     """Makes or takes over the folder of a sweep, with its sweep.json; returns the groups, with the
     names that their cells have in it.
@@ -55,6 +59,7 @@ def open_sweep(
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
     listed = [
         _record(cell.name, number, cell.changes, _differs(base, cell.recipe))
+        | ({} if cell.tuned is None else {'tuned': dict(cell.tuned)})
         for number, group in enumerate(groups)
         for cell in group
     ]
@@ -64,6 +69,7 @@ def open_sweep(
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
+        record |= {} if tune is None else {'tune': tune}
         write_json(path / SWEEP, sealed(record))
     return [list(group) for group in groups]
 
@@ -110,7 +116,7 @@ def read_sweep(path: Path) -> Record:
     for cell in record['cells']:
         recipe, changes = stored_cell(record['base'], cell['changes'])
         cells.append(cell | {'changes': changes, 'differs': _differs(base, recipe)})
-    return {'base': to_dict(base), 'axes': _axes(cells), 'cells': cells}
+    return record | {'base': to_dict(base), 'axes': _axes(cells), 'cells': cells}
 
 
 def _with_earlier_names(

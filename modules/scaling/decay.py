@@ -1,6 +1,7 @@
 """Weight-decay rules: the share of a weight that one step removes.
 
 A rule with `in_gradient` removes nothing: its value times the weight is added to the gradient.
+`times_lr`: the share is in proportion to learning rate times weight_decay.
 """
 
 import sys
@@ -13,7 +14,7 @@ from modules.facts import demands_nothing, marks
 from modules.options import Option
 from modules.scaling.parametrization import Growth
 
-decay_row = marks(in_gradient=False, check=demands_nothing)
+decay_row = marks(in_gradient=False, times_lr=True, check=demands_nothing)
 
 
 class Decay(NamedTuple):
@@ -38,7 +39,7 @@ def decoupled(decay: Decay) -> jax.Array:
     return decay.lr * decay.fraction * decay.weight_decay * decay.factor
 
 
-@decay_row()
+@decay_row(times_lr=False)
 def independent(decay: Decay) -> jax.Array:
     """fraction * weight_decay: with the schedule, whatever the learning rate.
 
@@ -77,7 +78,7 @@ def linear_width(decay: Decay) -> jax.Array:
     return constant(decay) * (decay.growth.fan_in if decay.hidden else 1.0)
 
 
-@decay_row()
+@decay_row(times_lr=False)
 def timescale(
     decay: Decay,
     *,
@@ -106,7 +107,7 @@ def adamc(decay: Decay) -> jax.Array:
     return share * decay.fraction if decay.hidden else share
 
 
-@decay_row(in_gradient=True)
+@decay_row(in_gradient=True, times_lr=False)
 def l2(decay: Decay) -> jax.Array:
     """weight_decay, in the gradient: Adam divides it as it divides the gradient.
 

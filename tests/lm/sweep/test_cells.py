@@ -94,7 +94,7 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
     for one in (sweep, ({'optim.lr': 0.1}, {'optim.lr': 0.2})):
         config = default.get_config()
         config.sweep = one
-        base, split = split_sweep(config)
+        base, split, _ = split_sweep(config)
         assert 'sweep' not in base and cells(tiny_raw(), split) == cells(tiny_raw(), one)
     assert split_sweep(default.get_config())[1] is None
 
@@ -170,7 +170,7 @@ def test_a_list_gives_an_option_with_the_choices_that_read_it():
 
 def swept(changes, sweep):
     """The base and the cells, of a config with these changes."""
-    base, sweep = split_sweep(tiny_raw(changes) | {'sweep': sweep})
+    base, sweep, _ = split_sweep(tiny_raw(changes) | {'sweep': sweep})
     return resolve(base), cells(base, sweep)
 
 

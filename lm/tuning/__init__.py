@@ -1,0 +1,1 @@
+"""Tunes the arms of an ablation at equal budgets, and judges them, from losses alone."""
