@@ -152,12 +152,15 @@ def pytest_configure(config):
         shutil.rmtree(PROGRAMS)
 
 
-# They take half a minute and more, most of it waiting: begun first, they end while others run.
+# They take half a minute and more, most of it waiting, or minutes of one process: begun first, they
+# end while others run.
 LONGEST = (
     'kill_9',
     'sigterm_ends_the_workers',
     'fine_tuned_then_folded',
     'every_command_works',
+    'slices_exchange_each_device',
+    'a_tutorial_works',
 )
 
 
@@ -204,8 +207,7 @@ def pytest_collection_finish(session):
         raise pytest.UsageError(
             'pytest-xdist does not group tests under this version of pytest; run `uv sync`.'
         )
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the little garbage there is: to look for it is a tenth of collecting tests
     gc.enable()
     atexit.register(gc.unfreeze)  # pytest collects five times before; nanobind misses what is left
 

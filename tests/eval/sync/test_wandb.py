@@ -124,7 +124,7 @@ def test_a_sweep_that_trains_is_followed(tmp_path):
     sweep = '--config.sweep={"optim.lr": (1e-3, 3e-3)}'
     said = finish(start(*command, sweep, WANDB_MODE='offline'))
     assert 'steps sent to offline (evenkeel); runs 2' in said or 'eval.sync' in said
-    finish(start('-m', 'eval.sync', f'--workdir={tmp_path}', '--to=wandb', WANDB_MODE='offline'))
+    assert send_all(Follower(tmp_path, 'wandb', place(), print))
     cells = [path.parent for path in tmp_path.glob('*/config.json')]
     assert len(cells) == 2
     for cell in cells:
