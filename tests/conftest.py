@@ -53,6 +53,7 @@ gc.disable()  # until all tests are collected: nothing of what imports make is g
 def pytest_addoption(parser):
     parser.addoption('--long', action='store_true', help='tests/faults at length')
     parser.addoption('--costs', metavar='FILE', help='writes the CPU-seconds of each test')
+    parser.addoption('--share', metavar='I/N', help='the I-th of N shares of the files of tests')
 
 
 def pytest_generate_tests(metafunc):
@@ -147,6 +148,8 @@ def pytest_configure(config):
     written = None if is_worker else config.getoption('costs')
     config.pluginmanager.register(Meter(written), 'costs')
     config.pluginmanager.register(crashes)
+    if share := config.getoption('share'):
+        config.pluginmanager.register(Share(share), 'share')
     kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
     if sum(path.stat().st_size for path in kept) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
@@ -162,6 +165,25 @@ LONGEST = (
     'slices_exchange_each_device',
     'a_tutorial_works',
 )
+
+
+class Share:
+    """Leaves out the files of other shares, of those that have tests to run."""
+
+    def __init__(self, share: str):
+        numbers = share.split('/')
+        if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+            raise pytest.UsageError(f'--share must be such as 1/2; got {share}')
+        self.i, self.n = map(int, numbers)
+        if not 1 <= self.i <= self.n:
+            raise pytest.UsageError(f'--share=I/N has I from 1 to N; got {share}')
+
+    @pytest.hookimpl(trylast=True)  # the marks have left out what is of another tier
+    def pytest_collection_modifyitems(self, config, items):
+        chosen = {*sorted({str(item.path) for item in items})[self.i - 1 :: self.n]}
+        others = [item for item in items if str(item.path) not in chosen]
+        items[:] = [item for item in items if str(item.path) in chosen]
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the marks, and xdist the groups
