@@ -1,0 +1,39 @@
+"""Which norm layer and which placement reach the lowest loss, each at its own learning rate?
+
+Question: norm layers in pre-norm and RMSNorm at other placements, embeddings starting at a
+          deviation of 1, so that no first update drowns them, and a learning rate tuned for each at
+          equal budgets: which are better than RMSNorm in pre-norm?
+Command:  uv run train.py --config=configs/studies/norms_tuned.py --workdir=runs/norms_tuned
+Cost:     twelve programs, some thirty runs of 0.26 million parameters each.
+Result:   configs/studies/results/norms_tuned.md
+
+configs/studies/norm_placement_lr.py asks more variants over one grid of rates.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+ARMS = (  # norm, placement; the baseline first
+    ('rmsnorm', 'pre'),
+    ('layernorm', 'pre'),
+    ('seednorm', 'pre'),
+    ('gated_rmsnorm', 'pre'),
+    ('dyt', 'pre'),
+    ('none', 'pre'),
+    ('rmsnorm', 'post'),
+    ('rmsnorm', 'peri'),
+    ('rmsnorm', 'mix'),
+    ('rmsnorm', 'deepnorm'),
+    ('rmsnorm', 'resi_dual'),
+    ('rmsnorm', 'layernorm_scaling'),
+)
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.scaling.embedding_std = 1.0
+    arms = tuple({'model.norm': norm, 'model.placement': place} for norm, place in ARMS)
+    config.sweep = {'list': arms}
+    config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02}
+    return config

@@ -1,0 +1,50 @@
+"""Which optimizer of the hidden matrices reaches the lowest loss, each at the rate that suits it?
+
+Question: the optimizers of the study at equal update sizes again, with updates of their own size
+          and each with a learning rate tuned for it, at equal budgets: what changes in the order,
+          and does the order at half of the length hold at the whole?
+Command:  uv run train.py --config=configs/studies/optimizers_tuned.py --workdir=runs/tuned
+          uv run train.py --config=configs/studies/optimizers_tuned.py:half --workdir=runs/half
+Cost:     eleven programs, some thirty runs of 0.26 million parameters each.
+Result:   configs/studies/results/optimizers_tuned.md
+
+Model, text and the AdamW of embeddings, readout and vectors are those of
+configs/studies/optimizers.py. A rate is that of the hidden matrices alone, around a centre from the
+size of an arm's own updates there; a scan that ends at an edge goes on beyond it.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+ARMS = (  # the baseline first
+    {'optim.name': 'adamw', 'optim.lr': 3e-3},
+    {'optim.name': 'muon', 'optim.lr': 3e-2},
+    {'optim.name': 'soap', 'optim.lr': 5e-3},
+    {'optim.name': 'shampoo', 'optim.lr': 1e-2, 'optim.shampoo_every': 10},
+    {'optim.name': 'scale', 'optim.lr': 2e-2},
+    {'optim.name': 'conda', 'optim.lr': 3e-3},
+    {'optim.name': 'aro', 'optim.lr': 1e-2},
+    {'optim.name': 'auon', 'optim.lr': 3e-3},
+    {'optim.name': 'lion', 'optim.lr': 3e-4},
+    {'optim.name': 'sophia', 'optim.lr': 3e-3},
+    {
+        'optim.name': 'adamw',
+        'optim.lr': 3e-3,
+        'optim.average': 'schedule_free',
+        'optim.schedule': 'constant',
+    },
+)
+
+
+def get_config(which: str = 'whole') -> ConfigDict:
+    """which: the 'whole' 200 steps, or 'half' of them."""
+    config = small.get_config()
+    config.optim.others = 'adamw'
+    config.optim.others_lr = 1e-2
+    if which == 'half':
+        config.train.steps = config.train.eval_every = 100
+        config.optim.warmup_steps = 10
+    config.sweep = {'list': ARMS}
+    config.tune = {'optim.lr': None, 'smallest_effect': 0.02}
+    return config
