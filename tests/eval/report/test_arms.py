@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from eval.report import tables
 from eval.report.page import report
 from tests.eval import tuned_fixture as tuned
 from tests.eval.report.test_page import Page, as_dicts, specs_of
@@ -90,3 +91,11 @@ def test_what_a_tuned_sweep_cannot_be_asked(written, tmp_path):
     with pytest.raises(ValueError, match=r'norms is a sweep with config.tune'):
         tuned.write_tuned(tmp_path / 'other', {'rmsnorm': bowl(3.0)}, ASKED, 0)
         report([written[0], tmp_path / 'other'])
+
+
+def test_the_protocol_is_a_fact_of_the_sweep():
+    protocol = {'name': 'equal_time', 'options': {'hours': 6.0}, 'of_each': []}
+    assert tables.facts([], {'protocol': protocol})['protocol'] == 'equal_time (hours 6)'
+    protocol |= {'name': 'equal_flops', 'options': {}}
+    assert tables.facts([], {'protocol': protocol})['protocol'] == 'equal_flops'
+    assert 'protocol' not in tables.facts([], {})
