@@ -15,7 +15,9 @@ from lm.tuning.curve import PER_OCTAVE, mean_of
 REACH = 2  # steps from the start, in each field, of the values that are in the fit
 RIDGE = 1e-9  # keeps what no point tells apart from being divided by 0
 INTERACTION_RIDGE = 0.1  # the same for products of fields, which few points tell well
-ROUND = 0.2  # of the largest curvature: one in any direction below is too flat to be followed
+LEAST_CURVATURE = (
+    0.2  # of the largest curvature: one in any direction below is too flat to be followed
+)
 
 
 def minimum(
@@ -51,7 +53,7 @@ def minimum(
     hessian_FF = np.diag(2 * square_F)
     for (i, j), product in zip(pairs, product_2, strict=True):
         hessian_FF[i, j] = hessian_FF[j, i] = product
-    if np.min(np.linalg.eigvalsh(hessian_FF)) <= ROUND * np.max(np.abs(hessian_FF)):
+    if np.min(np.linalg.eigvalsh(hessian_FF)) <= LEAST_CURVATURE * np.max(np.abs(hessian_FF)):
         return None
     shift_F = np.linalg.solve(hessian_FF, -slope_F) * PER_OCTAVE
     shift_F = np.clip(np.rint(shift_F), -np.array(steps), steps).astype(int)

@@ -131,6 +131,10 @@ class Cell(NamedTuple):
     loud: int | None
     effect: float
 
+    @property
+    def seed(self) -> int:
+        return zlib.crc32(repr(tuple(self)).encode()) // REPLAYED * REPLAYED
+
 
 SETTINGS = (
     (0.36, None, 0.0),
@@ -141,6 +145,7 @@ SETTINGS = (
     (0.36, 2, 1.0),
 )
 CELLS = [Cell(c, s, *rest) for rest, c, s in itertools.product(SETTINGS, CURVES, SIGMAS)]
+CELLS.sort(key=lambda cell: cell.seed)  # mixed, so that a run that is stopped has seen all kinds
 
 
 class Runs(Mapping):
@@ -350,8 +355,8 @@ def main() -> None:
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
         rows = []
         for cell in (cell for cell in CELLS if cell.curve in args.curves):
-            seed = zlib.crc32(repr(tuple(cell)).encode()) // REPLAYED * REPLAYED
-            rows.append((cell, pool.submit(studies_of, cell, range(seed, seed + args.studies))))
+            numbers = range(cell.seed, cell.seed + args.studies)
+            rows.append((cell, pool.submit(studies_of, cell, numbers)))
         if rows:
             print_cells(((cell, row.result()) for cell, row in rows), start)
     print_fields(args.fields, args.studies)

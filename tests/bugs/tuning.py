@@ -74,16 +74,10 @@ TUNING = {
         'return found if all(found) else []',
         SEARCH,
     ),
-    'runs of no wave in the means': Bug(
-        'lm/tuning/search.py',
-        'arm.add([(p, ended[p]) for p in own])',
-        'arm.add([(p, x) for p, x in ended.items() if p not in arm.losses.get(p.k, ())])',
-        SEARCH,
-    ),
-    'an edge that is extended for ever': Bug(
+    'an edge that is given up early': Bug(
         'lm/tuning/search.py',
         'arm.extensions += kind == EXTEND',
-        'arm.extensions += kind == EXTEND and arm.extensions < EXTENSIONS - 1',
+        'arm.extensions += 2 * (kind == EXTEND)',
         f'{SEARCH} -k "never_ends or dead_arm"',
     ),
     'noise that is followed': Bug(
