@@ -7,7 +7,7 @@ than".
 The interval is the set of D at which a paired t test does not tell the arm's loss from L(D): with
 L_i(D) the line of seed i, d_i = arm_i - L_i(D), |mean d| <= t_(n-1) sd(d) / sqrt(n). The curve may
 sag below its lines, which counts against the arm. To first order the half width in ln D is
-t se(d) / |dL / d ln D|. (Percentiles of resampled seeds cover 79 to 88% at five seeds.)
+t se(d) / |dL / d ln D|. (Percentiles of resampled seeds cover 88% at most at five seeds.)
 """
 
 import dataclasses

@@ -1,10 +1,12 @@
 """Protocols of a sweep: steps by hand, what breaks them, and what reaches the cells."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from lm.config.resolve import flatten
 from lm.data import steps_in_epoch
-from lm.sweep import means
+from lm.sweep import engines, means
 from lm.sweep.cells import cells
 from lm.sweep.ledger import open_sweep, read_sweep
 from lm.sweep.means import check_alike
@@ -12,6 +14,8 @@ from lm.sweep.protocols import PROTOCOLS, Means, agreed, applied, nearest_batch,
 from lm.sweep.waves import Plain, Tuned
 from modules.options import options
 from tests.helpers import tiny_raw
+from tpu import sweep_plan
+from tpu.chips import Topology
 
 STEPS = 2000
 RAW = tiny_raw({'train.steps': STEPS})
@@ -122,8 +126,14 @@ def test_a_class_of_hours_is_tokens_a_second_over_tokens_a_step():
     assert trained(sweep, machine=given(sec)) == wanted == [43_200, 172_800]
 
 
-def test_one_epoch_takes_every_row_once():
-    raw = tiny_raw({'data.source': 'python'})
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / 'a.txt').write_text('words')
+    return f'text:{tmp_path}/a.txt'
+
+
+def test_one_epoch_takes_every_row_once(text):
+    raw = tiny_raw({'data.source': text})
     sweep = {'zip': {'data.batch_size': (8, 8, 32), 'data.seq_len': (8, 16, 8)}}
     sweep['protocol'] = 'one_epoch'
     assert trained(sweep, raw, given(tokens=4001)) == [62, 31, 15]
@@ -176,6 +186,49 @@ def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
     assert {cell['differs'].get('train.steps') for cell in held['cells']} == {None, 500}
 
 
+class Opened(Exception):
+    """Raised in place of training."""
+
+
+@pytest.mark.parametrize('tune', [None, {'optim.lr': None}], ids=['plain', 'tuned'])
+def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
+    """Catches a protocol that is read and not applied, on the way from the config to the wave."""
+
+    def stop(ledger, work, wave, *_, **how):
+        raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
+
+    monkeypatch.setattr(engines, '_waves', stop)
+    monkeypatch.setattr(engines, 'means_here', lambda work, engine, host: given())
+    sweep = BATCHES | {'protocol': 'equal_tokens'}
+    with pytest.raises(Opened) as found:
+        engines.train_sweep(RAW, sweep, tmp_path, lambda folder: None, False, 'local', tune=tune)
+    assert found.value.args == ([500, 2000],)
+    held = read_sweep(tmp_path)
+    assert [one['steps'] for one in held['protocol']['of_each']] == [2000, 500]
+    assert ('tune' in held) is (tune is not None)
+    broken = {'optim.b1': (0.8, 0.9), 'protocol': 'regime_adaptation'}
+    with pytest.raises(ValueError, match=r'differ in data\.batch_size'):
+        engines.train_sweep(RAW, broken, tmp_path / 'b', lambda folder: None, False, 'local')
+    assert not (tmp_path / 'b').exists()
+
+
+def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
+    """A protocol that asks for times is left to where the sweep trains, and a plan says so."""
+    planned, said = [], []
+
+    def plan(group, one):
+        planned.extend(group)
+        return SimpleNamespace(name='a group', a_device=1, runs=len(group))
+
+    monkeypatch.setattr(sweep_plan, '_group_plan', plan)
+    monkeypatch.setattr(sweep_plan, 'SweepPlan', lambda *parts: parts)
+    here = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
+    for name in ('equal_tokens', 'equal_time'):
+        sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, here, said.append)
+    assert [one.recipe.train.steps for one in planned] == [2000, 500, 2000, 2000]
+    assert [line for line in said if 'sets steps where it trains' in line] == said[2:3]
+
+
 def test_without_a_protocol_nothing_changes():
     plain = [(one.name, one.recipe) for one in cells(RAW, BATCHES)]
     assert read(BATCHES) is None and protocol_of(RAW, BATCHES) is None and read(None) is None
@@ -204,15 +257,15 @@ def test_what_breaks_a_protocol_is_refused(broken, words):
     assert words in refusal({'optim.b1': (0.8, 0.9)} | broken, machine=Means('cpu', None, None))
 
 
-def test_what_a_run_lacks_is_refused():
+def test_what_a_run_lacks_is_refused(text):
     few = tiny_raw({'train.steps': 12})
     flops = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     assert 'a cell needs 50 to be that near' in refusal(flops, few)
-    again = tiny_raw({'data.source': 'python', 'data.epochs': 2})
+    again = tiny_raw({'data.source': text, 'data.epochs': 2})
     assert 'data.epochs=2; set it to 1' in refusal(
         {'optim.lr': (1, 2), 'protocol': 'one_epoch'}, again
     )
-    mixed = tiny_raw({'data.mixture': "{'a': (0.5, 'python'), 'b': (0.5, 'synthetic:markov')}"})
+    mixed = tiny_raw({'data.mixture': f"{{'a': (0.5, '{text}'), 'b': (0.5, 'synthetic:markov')}}"})
     assert 'synthetic:markov' in refusal({'optim.lr': (1, 2), 'protocol': 'one_epoch'}, mixed)
     slow = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time'}
     short = given((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
