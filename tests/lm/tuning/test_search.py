@@ -180,7 +180,7 @@ def test_first_waves_by_hand():
 def test_search_that_never_ends_is_an_edge():
     found, _ = grown([lambda point: -0.01 * point.k[0], parabola(0.0)])
     falling, other = picks(found)
-    assert EDGE in falling.states and falling.k[0] == 16 + EXTENSIONS * 24 + REFINEMENTS * 4
+    assert falling.states == (EDGE,) and falling.k[0] == 16 + EXTENSIONS * 24 + REFINEMENTS * 4
     assert other.states == (LOCATED,)
     assert sum(wave.stage == 'extend' for wave in found.waves) == EXTENSIONS
     assert len({len(p) for wave in found.waves for p in [wave.points[0], wave.points[1]]}) <= 2
@@ -278,16 +278,16 @@ def test_two_fields_are_found_together(at):
 
 
 def test_several_fields_with_few_runs_keep_the_minimum_of_the_last_line():
-    found, _ = grown([bowl(0.6, 0.0, s=0)], Search(TWO.scans, 0.01, most_runs=3))
+    found, _ = grown([bowl(0.3, 0.0, s=0)], Search(TWO.scans, 0.01, most_runs=3))
     pick = picks(found)[0]
-    assert pick.k == (5, 0) and NOT_REFINED in pick.states and math.isinf(pick.allowance)
+    assert pick.k == (2, 0) and NOT_REFINED in pick.states and math.isinf(pick.allowance)
 
 
 @pytest.mark.parametrize('fields', [2, 3])
 def test_minimum_of_a_quadratic_surface_is_exact(fields):
     at = np.array([5, -3, 2][:fields])
     places = itertools.product((-8, 0, 8), repeat=fields)
-    losses = {k: [float(np.sum((k - at) ** 2) + 0.5 * np.prod((k - at)[:2]))] for k in places}
+    losses = {k: [float(np.sum((k - at) ** 2) + 1.4 * np.prod((k - at)[:2]))] for k in places}
     found = surface.minimum(losses, (0,) * fields, STEPS[:fields])
     assert max(abs(np.array(found) - at)) <= 1
     assert surface.minimum({k: [-x[0]] for k, x in losses.items()}, at, STEPS[:fields]) is None

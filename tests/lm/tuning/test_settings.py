@@ -133,12 +133,12 @@ def test_a_centre_must_be_above_0(value):
 
 def test_bounds_are_those_of_the_fields():
     """The outermost allowed values are within a field's bounds, the next are not."""
-    found = Grid({'model.dropout': 0.1, 'optim.sven_kappa': 1.0, 'optim.clip_norm': 1.0})
+    found = Grid({'model.dropout': 0.15, 'optim.sven_kappa': 5.0, 'optim.clip_norm': 1.0})
     (low, high), (least, most), (_, far) = found.bounds
     assert low == -math.inf
-    assert 0.1 * 2 ** (high / 8) <= 0.99 < 0.1 * 2 ** ((high + 1) / 8)
-    assert 2 ** (most / 8) <= 100 < 2 ** ((most + 1) / 8)
-    assert 2 ** ((least - 1) / 8) < 0.01 <= 2 ** (least / 8)
+    assert 0.15 * 2 ** (high / 8) <= 0.99 < 0.15 * 2 ** ((high + 1) / 8)
+    assert 5 * 2 ** (most / 8) <= 100 < 5 * 2 ** ((most + 1) / 8)
+    assert 5 * 2 ** ((least - 1) / 8) < 0.01 <= 5 * 2 ** (least / 8)
     assert far == math.inf
     coupled = Grid({LR: 0.01, DECAY: 0.1}, coupled=True).bounds
     assert coupled == (UNBOUNDED, UNBOUNDED)
