@@ -22,10 +22,10 @@ from lm.launch.distributed import from_first, is_first, several
 from lm.launch.signals import nothing_to_lose
 from lm.record.machine import device_name
 from lm.run.program import Program
-from lm.storage.files import Unreadable, read_json, sealed, write_json
+from lm.run.start import initial_state
+from lm.storage.files import Unreadable, quiet, read_json, sealed, write_json
 from lm.sweep.cells import Cell, program_of
 from lm.sweep.group import Work, compiled
-from lm.training.state import hyper_from
 
 FILE = 'throughput.json'
 WARM_UP, STEPS = 1, 5
@@ -83,7 +83,7 @@ def known_throughput(work: Work) -> dict[str, float]:
 
 
 def _known(work: Work) -> dict[str, Any]:
-    """What process 0 finds in throughput.json. A damaged one is measured anew."""
+    """The content of throughput.json as process 0 reads it; nothing of a damaged one."""
     nothing = {'device': device_name(), 'programs': {}}
     if not is_first():
         return from_first(None)
@@ -106,8 +106,8 @@ def seconds_per_step(program: Program, recipes: Sequence[Recipe], slots: int) ->
     experiment = program.experiment
     used = [recipes[i % len(recipes)] for i in range(slots)]
     hypers, states = program.hypers(used), program.empty(slots)
-    for i, recipe in enumerate(used):
-        state = experiment.init(jax.random.key(recipe.train.seed), hyper_from(recipe))
+    state = initial_state(used[0], experiment, quiet)  # all have one of the same shapes
+    for i in range(slots):
         states = program.put(states, state, i)
     batch = program.batch([_first_batch(program, recipe.data.seed) for recipe in used])
     step, active, times = program.compiled(slots), np.ones(slots, bool), []

@@ -1,4 +1,4 @@
-"""What a tuned sweep says on the terminal: its costs, each wave, the state of its arms."""
+"""Words of a tuned sweep on the terminal: its costs, each wave, the state of its arms."""
 
 import math
 from collections.abc import Sequence

@@ -95,7 +95,7 @@ class Wave(NamedTuple):
 
 
 class Arm:
-    """What has ended of an arm, and the line along one field that is searched now.
+    """An arm as far as its runs have ended, and the line along one field that is searched now.
 
     Attributes:
       bounds: of each field.

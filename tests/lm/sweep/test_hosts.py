@@ -195,4 +195,5 @@ def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, t
 
 def test_a_signal_ends_the_wait(at_once, tmp_path):
     watched = Watched(tmp_path, {2: lambda: watched.work.caught.append(15)})
-    assert watched.wait() == [] and watched.looks == 3
+    with locked(tmp_path / 'a' / '.lock'):
+        assert watched.wait() == [] and watched.looks == 3

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lm.sweep.arms import Ablation, study_of
-from lm.sweep.words import announced, costs, duration, most_runs, states, usual_runs
+from lm.sweep.words import announced, costs, duration, most_runs, states
 from lm.tuning.settings import read
 from tests.helpers import tiny_raw
 
@@ -35,7 +35,7 @@ def test_no_arm_takes_more_runs_than_are_said(tune):
     ablation = Ablation(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, study = simulated(ablation, noisy)
     asked = ablation.tune
-    assert asked.least_budget <= usual_runs(asked) <= most_runs(asked)
+    assert asked.least_budget <= asked.usual_runs <= most_runs(asked)
     for stages in study.stages:
         assert asked.least_budget <= len(stages) <= most_runs(asked)
     assert asked.budget is None or most_runs(asked) == asked.budget
@@ -74,4 +74,4 @@ def test_each_wave_is_announced_with_its_new_runs():
 def test_settings_without_a_budget_have_a_most():
     for fields in ({'optim.lr': 0.01}, {'optim.lr': 0.01, 'optim.weight_decay': 0.1}):
         tune = read(fields)
-        assert tune.least_budget < usual_runs(tune) < most_runs(tune) < math.inf
+        assert tune.least_budget < tune.usual_runs < most_runs(tune) < math.inf
