@@ -1,7 +1,7 @@
 """kill -9 at random moments: the same command goes on, and no number changes.
 
 Three kills a trial, one in each third of a run; a sweep of two groups in this process, and on Ray,
-whose workers outlive the driver; ten of a tuned sweep, in whatever wave.
+whose workers outlive the driver; five of a tuned sweep, in whatever wave.
 """
 
 import multiprocessing
@@ -124,18 +124,18 @@ def whole_tuned(corpus, tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.trials(short=1, long=4)
+@pytest.mark.trials(short=2, long=8)
 def test_kill_9_of_a_tuned_sweep(trial, whole_tuned, corpus, tmp_path):
-    """Ten kills, spread over all that there is to record: the same runs, in the same waves, with
+    """Five kills, spread over all that there is to record: the same runs, in the same waves, with
     the same numbers. Processes are forked from one that has imported everything.
     """
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload([__name__])
     rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
-    for kill in range(10):
+    for kill in range(5):
         process = context.Process(target=train_tuned, args=(workdir, corpus))
         process.start()
-        wanted = int((kill + rng.uniform(0.1, 0.9)) / 10 * rows)
+        wanted = int((kill + rng.uniform(0.1, 0.9)) / 5 * rows)
         while process.is_alive() and not (
             (workdir / 'sweep.json').exists() and recorded(workdir) >= wanted
         ):
