@@ -409,9 +409,7 @@ def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
     known = {
         NOT_REFINED: not is_refined,
         EDGE: any(map(edge, lines.values())),
-        CLIFF: any(
-            max(abs(i - j) for i, j in zip(k, one, strict=True)) <= OCTAVE for one in diverged
-        ),
+        CLIFF: any(_distance(k, one) <= OCTAVE for one in diverged),
         FLAT: first is not None and _is_flat(first, low, high, own),
         NOT_CONVEX: not all(is_convex(one, own.s) for one in lines.values()),
     }

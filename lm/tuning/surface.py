@@ -15,9 +15,7 @@ from lm.tuning.curve import PER_OCTAVE, mean_of
 REACH = 2  # steps from the start, in each field, of the values that are in the fit
 RIDGE = 1e-9  # keeps what no point tells apart from being divided by 0
 INTERACTION_RIDGE = 0.1  # the same for products of fields, which few points tell well
-LEAST_CURVATURE = (
-    0.2  # of the largest curvature: one in any direction below is too flat to be followed
-)
+LEAST_CURVATURE = 0.2  # of the largest: a direction of less is too flat to be followed
 
 
 def minimum(
