@@ -287,15 +287,15 @@ def write(
 
 def main(_) -> None:
     given = flags.FLAGS
-    base, sweep = split_sweep(with_dtype(given.config.to_dict(), usual_dtype()))
+    base, sweep, tune = split_sweep(with_dtype(given.config.to_dict(), usual_dtype()))
     recipe = resolve(base)
     if bool(given.widths) == bool(given.depths):
         raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
     along = 'width' if given.widths else 'depth'
     values = [int(value) for value in given.widths or given.depths]
     console = Console(stderr=True, highlight=False)
-    if sweep:
-        console.print('the config has a sweep: its base is checked')
+    if sweep or tune:
+        console.print('the config has many runs: their base is checked')
     for line in too_few(along, values):
         console.print(f'NOTE: {line}')
     found = slopes(recipe, along, values, given.seeds, given.steps, console.print)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lm.model.check import check
+from lm.sweep.arms import Ablation
 from lm.sweep.cells import cells, split_sweep
 
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
@@ -16,6 +17,7 @@ VARIANTS = {  # what stands behind the colon
     'losses': ('z_loss', 'forms'),
     'norm_placement_lr': ('fitted', 'longer', 'pod'),
     'optimizers': ('rates', 'equal_time'),
+    'optimizers_tuned': ('half',),
 }
 
 
@@ -27,8 +29,9 @@ def study(name):
 def test_cells_can_be_trained(name):
     """Catches a study that an option, a name or a check has left behind."""
     for given in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
-        base, sweep = split_sweep(study(name).get_config(*given))
+        base, sweep, tune = split_sweep(study(name).get_config(*given))
         found = cells(base, sweep) if sweep else []
+        found = found if tune is None else Ablation(base, sweep, tune).first
         assert len({cell.name for cell in found}) == len(found)
         for cell in itertools.islice(found, 0, None, max(1, len(found) // 20)):
             check(cell.recipe)

@@ -5,7 +5,7 @@ Question: norm layers in pre-norm and RMSNorm at other placements, embeddings st
           equal budgets: which are better than RMSNorm in pre-norm?
 Command:  uv run train.py --config=configs/studies/norms_tuned.py --workdir=runs/norms_tuned
 Cost:     twelve programs, some thirty runs of 0.26 million parameters each.
-Result:   configs/studies/results/norms_tuned.md
+Result:   not trained to its end yet
 
 configs/studies/norm_placement_lr.py asks more variants over one grid of rates.
 """

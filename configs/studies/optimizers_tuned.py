@@ -6,7 +6,7 @@ Question: the optimizers of the study at equal update sizes again, with updates 
 Command:  uv run train.py --config=configs/studies/optimizers_tuned.py --workdir=runs/tuned
           uv run train.py --config=configs/studies/optimizers_tuned.py:half --workdir=runs/half
 Cost:     eleven programs, some thirty runs of 0.26 million parameters each.
-Result:   configs/studies/results/optimizers_tuned.md
+Result:   not trained to its end yet
 
 Model, text and the AdamW of embeddings, readout and vectors are those of
 configs/studies/optimizers.py. A rate is that of the hidden matrices alone, around a centre from the
