@@ -47,7 +47,8 @@ TINY = {
     'train.log_every': 1,
 }
 MODES = ('loop', 'vmap')
-TIMES = ('tokens_per_sec', 'wall_sec', 'compile_sec', 'workdir', 'sweep')
+# Runs that were killed go on beside fewer others.
+TIMES = ('tokens_per_sec', 'wall_sec', 'side_by_side', 'compile_sec', 'workdir', 'sweep')
 RTOL = 1e-5  # of float32 sums in another order, over some steps
 
 
