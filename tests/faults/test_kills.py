@@ -124,13 +124,12 @@ def whole_tuned(corpus, tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.trials(short=2, long=8)
+@pytest.mark.trials(short=1, long=8)
 def test_kill_9_of_a_tuned_sweep(trial, whole_tuned, corpus, tmp_path):
     """Five kills, spread over all that there is to record: the same runs, in the same waves, with
-    the same numbers. Processes are forked from one that has imported everything.
+    the same numbers.
     """
-    context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload([__name__])
+    context = multiprocessing.get_context('spawn')
     rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
     for kill in range(5):
         process = context.Process(target=train_tuned, args=(workdir, corpus))
