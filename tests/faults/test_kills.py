@@ -126,8 +126,8 @@ def whole_tuned(corpus, tmp_path_factory):
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=8)
 def test_kill_9_of_a_tuned_sweep(trial, is_long, whole_tuned, corpus, tmp_path):
-    """Two kills, at length five, spread over all that there is to record: the same runs, in the same waves, with
-    the same numbers.
+    """Two kills, at length five, spread over all that there is to record: the same runs, in the
+    same waves, with the same numbers.
     """
     context = multiprocessing.get_context('spawn')
     rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
