@@ -9,8 +9,8 @@ Cost:     eleven programs, some thirty runs of 0.26 million parameters each.
 Result:   not trained to its end yet
 
 Model, text and the AdamW of embeddings, readout and vectors are those of
-configs/studies/optimizers.py. A rate is that of the hidden matrices alone, around a centre from the
-size of an arm's own updates there; a scan that ends at an edge goes on beyond it.
+configs/studies/optimizers.py. A rate is that of the hidden matrices alone, searched around a centre
+near the best of one seed's octaves at half of the length; a scan that ends at an edge goes on.
 """
 
 from ml_collections import ConfigDict
@@ -18,19 +18,19 @@ from ml_collections import ConfigDict
 from configs.studies import small
 
 ARMS = (  # the baseline first
-    {'optim.name': 'adamw', 'optim.lr': 3e-3},
-    {'optim.name': 'muon', 'optim.lr': 3e-2},
-    {'optim.name': 'soap', 'optim.lr': 5e-3},
+    {'optim.name': 'adamw', 'optim.lr': 8e-3},
+    {'optim.name': 'muon', 'optim.lr': 6e-2},
+    {'optim.name': 'soap', 'optim.lr': 1e-2},
     {'optim.name': 'shampoo', 'optim.lr': 1e-2, 'optim.shampoo_every': 10},
-    {'optim.name': 'scale', 'optim.lr': 2e-2},
-    {'optim.name': 'conda', 'optim.lr': 3e-3},
-    {'optim.name': 'aro', 'optim.lr': 1e-2},
-    {'optim.name': 'auon', 'optim.lr': 3e-3},
-    {'optim.name': 'lion', 'optim.lr': 3e-4},
-    {'optim.name': 'sophia', 'optim.lr': 3e-3},
+    {'optim.name': 'scale', 'optim.lr': 3e-3},
+    {'optim.name': 'conda', 'optim.lr': 4e-2},
+    {'optim.name': 'aro', 'optim.lr': 2e-2},
+    {'optim.name': 'auon', 'optim.lr': 2e-1},
+    {'optim.name': 'lion', 'optim.lr': 2e-3},
+    {'optim.name': 'sophia', 'optim.lr': 1e-3},
     {
         'optim.name': 'adamw',
-        'optim.lr': 3e-3,
+        'optim.lr': 2e-2,
         'optim.average': 'schedule_free',
         'optim.schedule': 'constant',
     },
