@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from eval.tables.ablation import Ablation, read_ablation, variants
-from eval.tables.comparison import PER_BYTE_FIELDS, metric_of
 from eval.tables.results import Record, gather, holds_runs, read_sweep
 from eval.tables.text import number
 from eval.tables.variants import LR, SEEDS, Variant, split
 from lm.config.resolve import flatten
 from lm.record.remote.local_copy import at_hand
 from lm.record.workdir import CONFIG, SWEEP
+from lm.tuning.settings import PER_BYTE_FIELDS, metric_of_axes
 
 BITS_PER_BYTE = 'bits_per_byte'
 
@@ -69,7 +69,9 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
         if ablation := read_ablation(sweep, records):
             arms = variants(ablation)
             return Subject(folders, records, sweep, arms, ablation.metric, {}, ablation)
-        return Subject(folders, records, sweep, split(records, sweep), metric_of(sweep), {})
+        return Subject(
+            folders, records, sweep, split(records, sweep), metric_of_axes(sweep['axes']), {}
+        )
     if tuned := [folder for folder, one in zip(folders, sweeps, strict=True) if 'tune' in one]:
         raise ValueError(
             f'{tuned[0]} is a sweep with config.tune: its arms are judged by fresh seeds, which '
@@ -84,7 +86,7 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
         known = axes.setdefault(path, [])
         known += [value for value in values if value not in known]
     sweep = {'base': sweeps[0]['base'], 'axes': axes, 'cells': []}
-    metric = BITS_PER_BYTE if PER_BYTE_FIELDS & apart.keys() else metric_of(sweep)
+    metric = BITS_PER_BYTE if PER_BYTE_FIELDS & apart.keys() else metric_of_axes(sweep['axes'])
     if metric == BITS_PER_BYTE:
         _check_bits_per_byte(folders, each, apart)
     return Subject(folders, records, sweep, _variants(folders, each, sweeps), metric, apart)

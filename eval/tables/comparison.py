@@ -29,12 +29,10 @@ from eval.tables.variants import (
     split,
 )
 from lm.config.resolve import flatten
+from lm.tuning.settings import metric_of_axes
+from lm.tuning.verdicts import BETTER, CONFIDENCE, MOST_SEEDS, WORSE, holm
 
-CONFIDENCE = 0.95
-MOST_SEEDS = 1000  # that anybody would train
-BETTER, WORSE, WITHIN_NOISE, ONE_SEED = 'better', 'worse', 'within noise', 'one seed'
-# Nats per token do not compare across these.
-PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}
+WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'
 # status: why a run that did not diverge has no final loss
 LACKS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
 WAITS = 'has not ended'
@@ -86,22 +84,6 @@ def p_value(difference: Interval) -> float:
         return float(difference.mean == 0)
     t = abs(difference.mean) * math.sqrt(difference.n) / difference.std
     return float(2 * stats.t.sf(t, difference.n - 1))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number; those below 1 - CONFIDENCE are significant together.
-
-    With m of them in order p_(1) <= ... <= p_(m): max over j <= k of min(1, (m - j + 1) p_(j)). The
-    chance that any true null hypothesis is rejected is then at most the level, whatever the
-    dependence between the tests; here all share a baseline. A nan is no test: it stays, and does
-    not count (S. Holm, Scandinavian Journal of Statistics 6, 1979).
-    """
-    tests = [i for i, p in enumerate(p_values) if not math.isnan(p)]
-    adjusted, largest = [math.nan] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(tests, key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(tests) - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
 
 
 def verdict(difference: Interval, p: float) -> str:
@@ -179,14 +161,9 @@ class Comparison:
         return [record['workdir'] for record in at_best or self.variant.records]
 
 
-def metric_of(sweep: Mapping[str, Any]) -> str:
-    """'ce', or 'bits_per_byte' where tokenizers differ and nats per token do not compare."""
-    return 'bits_per_byte' if PER_BYTE_FIELDS & set(sweep['axes']) else 'ce'
-
-
 def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
     """Compares each variant of the sweep with its baseline (`compare_variants`)."""
-    return compare_variants(split(records, sweep), metric_of(sweep))
+    return compare_variants(split(records, sweep), metric_of_axes(sweep['axes']))
 
 
 def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
@@ -205,7 +182,7 @@ def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[C
         Variant(f'lr {number(lr)}', {columns()[LR]: lr}, everything.variant.at(lr), lr == reference)
         for lr in rates
     ]
-    return compare_variants(variants, metric_of(sweep))
+    return compare_variants(variants, metric_of_axes(sweep['axes']))
 
 
 def compare_variants(variants: Sequence[Variant], metric: str) -> list[Comparison]:

@@ -19,11 +19,10 @@ from lm.storage.files import read_json
 from lm.sweep.cells import Cell, Changes, cell, cells
 from lm.sweep.protocols import applied
 from lm.tuning.search import K, Point
-from lm.tuning.settings import SEEDS, Grid, Tune, grid, read
+from lm.tuning.settings import SEEDS, Grid, Tune, grid, metric_of_axes, read
 from lm.tuning.study import LOOKS, Study
 from lm.tuning.verdicts import MOST_SEEDS, seeds_for
 
-PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}  # nats a token differ in these
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
 BASELINE_AT = 'baseline at {} of its steps'
 
@@ -163,12 +162,6 @@ def _arm(one: Cell, tune: Tune, sets: Changes) -> Arm:
     return Arm(changes, one.recipe, values, sets=sets)
 
 
-def metric_of(arms: Sequence[Arm]) -> str:
-    """Returns the column that arms are compared by."""
-    paths = {path for arm in arms for path in arm.changes}
-    return 'bits_per_byte' if PER_BYTE_FIELDS & paths else 'ce'
-
-
 class Ablation:
     """The arms and their runs: which cells there are so far, and what they come to.
 
@@ -182,7 +175,7 @@ class Ablation:
         self, base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
     ):
         self.arms, self.tune = tuned_arms(base, sweep, asked, sets)
-        self.metric = metric_of(self.arms)
+        self.metric = metric_of_axes({path for arm in self.arms for path in arm.changes})
         self._start, self._checked = build(base), set()
         self._cells: dict[tuple[int, Point], Cell] = {}
         centre = Point((0,) * len(self.tune.fields), 0)
@@ -217,11 +210,6 @@ class Ablation:
     @property
     def _judged(self) -> list[bool]:
         return [arm.is_judged for arm in self.arms]
-
-    def runs(self, workdir: Path) -> list[tuple[int, K, int, str]]:
-        """Returns (arm, place, seed, stage) of every run so far, those that come next included."""
-        staged = enumerate(self.study(workdir).stages)
-        return [(i, *point, stage) for i, own in staged for point, stage in own.items()]
 
     def cells(self, runs: Sequence[tuple[int, K, int, str]]) -> list[Cell]:
         """Returns the cells of `runs`."""

@@ -9,7 +9,6 @@ import hashlib
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,17 +35,9 @@ def key_of(cell: Cell) -> str:
     return hashlib.blake2b(repr(program_of(cell)).encode(), digest_size=8).hexdigest()
 
 
-def read_throughput(workdir: Path) -> dict[str, float]:
-    """Returns {`key_of` a cell: seconds that a step takes of one run's time}; {} before it is
-    measured. Raises Unreadable where the file is damaged.
-    """
-    if not (workdir / FILE).exists():
-        return {}
-    return {key: found['sec'] for key, found in read_json(workdir / FILE)['programs'].items()}
-
-
 def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str, float]:
-    """Measures the programs that WORKDIR/throughput.json lacks; returns all, as `read_throughput`.
+    """Measures the programs that WORKDIR/throughput.json lacks; returns {`key_of` a cell:
+    seconds that a step takes of one run's time}.
 
     The programs are compiled for as many runs side by side as the groups have, and kept in
     `work.programs`, so that the runs which follow compile nothing. A program that cannot be

@@ -8,7 +8,7 @@ config.tune = {
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lm.config.fields import FIELDS, FINITE, RUN_PATHS
@@ -19,6 +19,7 @@ from lm.tuning.verdicts import HOLM, TESTS
 from modules.choices import choose, nearest
 
 SEEDS = ('train.seed', 'data.seed')
+PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}  # nats a token differ in these
 MOST_FIELDS = len(STEPS)
 LEAST_SEEDS = 3
 OF_SWEEP = ('protocol', 'zip', 'list')
@@ -80,6 +81,13 @@ class Tune:
 
 def _line(number: int) -> tuple[int, ...]:
     return -STEPS[number], 0, STEPS[number]
+
+
+def metric_of_axes(paths: Iterable[str]) -> str:
+    """Returns the column that runs are compared by which differ in these fields: 'ce', or
+    'bits_per_byte' where nats a token do not compare.
+    """
+    return 'bits_per_byte' if PER_BYTE_FIELDS & {*paths} else 'ce'
 
 
 OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}

@@ -107,13 +107,24 @@ def _t(gap: float, se: float) -> float:
 
 
 def _holm(ts: Sequence[float], freedom: int) -> list[float]:
-    """Two-sided p-values, adjusted: max over j <= k of min(1, (m - j + 1) p_j), m of them."""
+    """Two-sided p-values of t statistics, adjusted."""
     from scipy import special
 
-    ps = [min(1.0, 2 * float(special.stdtr(freedom, -t))) for t in ts]
-    adjusted, largest = [0.0] * len(ps), 0.0
-    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[i]))
+    return holm([min(1.0, 2 * float(special.stdtr(freedom, -t))) for t in ts])
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number; those below a level are significant together at it.
+
+    With m of them in order p_(1) <= ... <= p_(m): max over j <= k of min(1, (m - j + 1) p_(j)). The
+    chance that any true null hypothesis is rejected is then at most the level, whatever the
+    dependence between the tests; here all share a baseline. A nan is no test: it stays, and does
+    not count (S. Holm, Scandinavian Journal of Statistics 6, 1979).
+    """
+    tests = [i for i, p in enumerate(p_values) if not math.isnan(p)]
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(tests, key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(tests) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
 

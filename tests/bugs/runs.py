@@ -351,7 +351,7 @@ RUNS = {
         'tests/lm/data/test_pieces.py -k digests',
     ),
     'verdicts that are not corrected': Bug(
-        'eval/tables/comparison.py',
+        'lm/tuning/verdicts.py',
         '(len(tests) - rank) * p_values[i]',
         'p_values[i]',
         'tests/eval/test_stats.py',

@@ -148,8 +148,8 @@ TUNING = {
     ),
     "Bonferroni for Holm's": Bug(
         'lm/tuning/verdicts.py',
-        '(len(ps) - rank) * ps[i]',
-        'len(ps) * ps[i]',
+        '(len(tests) - rank) * p_values[i]',
+        'len(tests) * p_values[i]',
         VERDICTS,
     ),
     'two looks at five percent each': Bug(

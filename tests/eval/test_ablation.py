@@ -143,7 +143,7 @@ def test_what_could_still_change_an_undecided_arm(rows):
 
 
 def test_seeds_that_would_decide(tmp_path):
-    """By the deviation of the pairs, as the study says; not by those of tuning."""
+    """The deviation of the pairs decides, as the study says; not that of tuning."""
     losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
     study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
     row = tables.results(read(tmp_path / 's'))[1]

@@ -143,7 +143,7 @@ def test_a_sweep_takes_the_devices_that_its_programs_leave():
 
 
 def test_arms_take_the_waves_that_tuning_takes():
-    """Of 15 to 25 runs an arm, 5 at a time."""
+    """Each arm has 15 to 25 runs, 5 at a time."""
     hour = SimpleNamespace(steps=10, step_seconds=360.0, record=dict)
     groups = [GroupPlan('a', 10, 5, hour), GroupPlan('b', 5, 5, hour)]
     plan = TunedPlan(eight(), groups, None, '3 arms of 15 runs at least', (3, 5))

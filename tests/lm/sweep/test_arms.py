@@ -46,11 +46,17 @@ def end(cell, workdir, loss=None) -> None:
     write_json(workdir / cell.name / SUMMARY, sealed(record))
 
 
+def runs_of(ablation, workdir) -> list[tuple]:
+    """(arm, place, seed, stage) of every run so far, those that come next included."""
+    staged = enumerate(ablation.study(workdir).stages)
+    return [(i, *point, stage) for i, own in staged for point, stage in own.items()]
+
+
 def train(ablation, workdir, shuffled=lambda one: one, most_waves=99) -> list[list]:
     """Ends all runs of each wave, and returns the runs behind each."""
     found = []
     for _ in range(most_waves):
-        runs = ablation.runs(workdir)
+        runs = runs_of(ablation, workdir)
         new = [c for c in ablation.cells(runs) if not (workdir / c.name).exists()]
         if not new:
             return found
@@ -208,7 +214,7 @@ class TestCells:
 
     def test_all_runs_of_all_arms_of_a_program_are_one_group(self, two, tmp_path):
         """The rates and seeds of a norm. Catches a value that is compiled in."""
-        grouped = groups(two.cells(two.runs(tmp_path)))
+        grouped = groups(two.cells(runs_of(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
         assert {cell.tuned['stage'] for group in grouped for cell in group} == {'scan'}
 
@@ -257,7 +263,7 @@ def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
     assert train(fresh, tmp_path / 'b', lambda one: rng.sample(one, len(one))) == found
     stages = {stage for _, _, _, stage in found[-1]}
     assert {'scan', 'refine', 'look 1'} <= stages
-    last = Ablation(tiny_raw(), NORMS, LR).runs(tmp_path / 'b')
+    last = runs_of(Ablation(tiny_raw(), NORMS, LR), tmp_path / 'b')
     assert last == found[-1] and len(last) == len({(arm, k, seed) for arm, k, seed, _ in last})
     study = two.study(tmp_path / 'a')
     for arm, (norm, best) in zip(study.picks, BEST.items(), strict=True):
@@ -268,19 +274,19 @@ def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
 
 
 def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
-    first = two.runs(tmp_path)
+    first = runs_of(two, tmp_path)
     *others, last = two.cells(first)
     for cell in others:
         end(cell, tmp_path)
-    assert two.runs(tmp_path) == first
+    assert runs_of(two, tmp_path) == first
     end(last, tmp_path)
-    assert len(two.runs(tmp_path)) > len(first)
+    assert len(runs_of(two, tmp_path)) > len(first)
 
 
 def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path):
     raw, sweep = tiny_raw(), ({}, {'model.norm': 'layernorm', 'optim.lr': 0.01})
     found = Ablation(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
-    grouped = groups(found.cells(found.runs(tmp_path)))
+    grouped = groups(found.cells(runs_of(found, tmp_path)))
     open_sweep(tmp_path, resolve(raw), grouped, False, tune=found.record())
     record = read_sweep(tmp_path)
     tune, listed = record['tune'], record['cells']

@@ -134,7 +134,7 @@ def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, c
 
 @pytest.mark.full
 def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd):
-    """Its waves are those of a sweep in this process, and so is every number."""
+    """Waves and numbers are those of a sweep in this process."""
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
     assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE

@@ -253,7 +253,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
 def test_what_breaks_a_protocol_is_refused(broken, words):
-    """By configs alone: nothing is counted, opened or timed."""
+    """Configs alone are enough: nothing is counted, opened or timed."""
     assert words in refusal({'optim.b1': (0.8, 0.9)} | broken, machine=Means('cpu', None, None))
 
 

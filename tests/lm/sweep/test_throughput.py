@@ -5,7 +5,7 @@ import pytest
 from lm.sweep import group
 from lm.sweep.cells import cells, groups
 from lm.sweep.group import Work
-from lm.sweep.throughput import FILE, key_of, measure_throughput, read_throughput
+from lm.sweep.throughput import FILE, key_of, known_throughput, measure_throughput
 from tests.sweep_helpers import base
 
 pytestmark = pytest.mark.usefixtures('programs_once')
@@ -31,7 +31,7 @@ def test_steps_are_timed_once_by_the_program_that_trains(corpus, tmp_path, monke
     assert made == [1]
     monkeypatch.setattr('lm.sweep.throughput.seconds_per_step', lambda *_: pytest.fail('again'))
     assert measure_throughput(grouped, Work([], tmp_path, [])) == found
-    assert read_throughput(tmp_path) == found
+    assert known_throughput(Work([], tmp_path, [])) == found
 
 
 def test_a_program_that_fails_is_left_to_its_runs(corpus, tmp_path, monkeypatch):
@@ -43,4 +43,4 @@ def test_a_program_that_fails_is_left_to_its_runs(corpus, tmp_path, monkeypatch)
     work = Work([], tmp_path, [], said.append)
     assert measure_throughput(groups(cells(base(corpus), SWEEP)), work) == {}
     assert 'could not be timed (no program)' in said[0]
-    assert read_throughput(tmp_path) == {} and (tmp_path / FILE).exists()
+    assert known_throughput(work) == {} and (tmp_path / FILE).exists()
