@@ -259,6 +259,3 @@ def grid(tune: Tune, own: Mapping[str, Any], decay_times_lr: bool) -> Grid:
             )
         centres[path] = float(centre)
     return Grid(centres, decay_times_lr and LR in centres and DECAY in centres)
-
-
-__all__ = ['OCTAVE', 'Grid', 'Tune', 'grid', 'read']
