@@ -23,6 +23,7 @@ def test_last():
 """
 
 
+@pytest.mark.default_rows('1-0-3 passed, 1 rerun')
 @pytest.mark.parametrize(
     ('times', 'status', 'said'),
     [(1, 0, '3 passed, 1 rerun'), (2, 1, '1 failed, 3 passed, 1 rerun')],

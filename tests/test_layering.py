@@ -5,10 +5,14 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.recipe import ATTRIBUTES
 from modules.kernels import OPERATIONS
 from tests import ROOT
+
+pytestmark = pytest.mark.xdist_group('layering')  # one process parses the files
 
 MAY_IMPORT = {  # of the project's own rooms
     'modules': {'modules'},
@@ -45,6 +49,12 @@ def parsed(path):
     return ast.parse((ROOT / path).read_text())
 
 
+@functools.cache
+def nodes(path) -> tuple[ast.AST, ...]:
+    """All nodes of a file: to walk a tree takes longer than to parse it."""
+    return tuple(ast.walk(parsed(path)))
+
+
 TREES = Trees(p.relative_to(ROOT) for p in FILES if p.is_file())
 NO_READERS = (
     'lm/config/resolve.py',
@@ -59,9 +69,9 @@ LM = [path for path in TREES if path.parts[0] == 'lm']
 PRODUCT = Trees(path for path in TREES if path.parts[0] != 'tests')
 
 
-def imports(tree):
-    """Dotted names: `from a import b` gives a.b."""
-    for node in ast.walk(tree):
+def imports(found):
+    """Dotted names of nodes: `from a import b` gives a.b."""
+    for node in found:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,8 +82,8 @@ def imports(tree):
 def test_imports_follow_the_arrows():
     """All files in one test: as a test each they would cost 8 CPU-seconds more."""
     ours = {Path(room).stem for room in MAY_IMPORT}
-    for path, tree in TREES.items():
-        names = [name for name in imports(tree) if (str(path), name[:12]) not in ONE_LOOK]
+    for path in TREES:
+        names = [name for name in imports(nodes(path)) if (str(path), name[:12]) not in ONE_LOOK]
         rooms = {name.split('.')[0] for name in names}
         assert rooms & ours <= MAY_IMPORT[path.parts[0]], path
         if path.parts[0] == 'configs':
@@ -106,7 +116,7 @@ def imported_rooms() -> dict[str, set[str]]:
     found = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
     for path in LM:
         own = path.parts[1] if len(path.parts) > 2 else ''
-        names = [name.split('.') for name in imports(TREES[path]) if name.startswith('lm.')]
+        names = [name.split('.') for name in imports(nodes(path)) if name.startswith('lm.')]
         found[own] |= {name[1] for name in names} - {own}
     return found
 
@@ -131,7 +141,7 @@ def test_rooms_of_lm_are_on_few_floors():
 def test_a_folder_is_recorded_without_a_word_about_buckets():
     for path in LM:
         if path.parts[1] == 'record' and path.parts[2] != 'remote':
-            assert not any(n.startswith('lm.record.remote') for n in imports(TREES[path])), path
+            assert not any(n.startswith('lm.record.remote') for n in imports(nodes(path))), path
 
 
 def test_each_room_of_lm_says_what_it_is():
@@ -140,7 +150,7 @@ def test_each_room_of_lm_says_what_it_is():
 
 
 def test_linen_stays_in_modules_and_the_model():
-    users = {p for p, tree in PRODUCT.items() if any('flax.linen' in n for n in imports(tree))}
+    users = {p for p in PRODUCT if any('flax.linen' in name for name in imports(nodes(p)))}
     assert users  # the scan sees what it looks for
     model = Path('lm/model/transformer.py')
     assert not {p for p in users if p.parts[0] != 'modules' and p != model}
@@ -149,14 +159,13 @@ def test_linen_stays_in_modules_and_the_model():
 def test_the_first_page_is_a_page():
     """What a newcomer reads first: the rest has rooms of its own."""
     assert len((ROOT / 'train.py').read_text().splitlines()) <= 150
-    nodes = ast.walk(TREES[Path('train.py')])
-    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes) <= 20
+    found = nodes(Path('train.py'))
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in found) <= 20
 
 
 def imported_at_the_top(tree):
     """Dotted names of the imports that come with the module: not of those inside functions."""
-    kept = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    return imports(ast.Module(body=kept, type_ignores=[]))
+    return imports(tree.body)
 
 
 def test_a_single_run_waits_for_no_library_of_tables_or_figures():
@@ -189,10 +198,10 @@ def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:
 
 
 def test_nothing_touches_sys_path_or_shadows_eval():
-    for path, tree in TREES.items():
-        assert 'sys.path' not in imports(tree), path
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
+    for path in TREES:
+        assert 'sys.path' not in imports(nodes(path)), path
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and node.attr == 'path':
                 assert ast.unparse(node) != 'sys.path', path
             if isinstance(node, ast.Import):
                 bound = {a.asname or a.name.split('.')[0] for a in node.names}
@@ -219,9 +228,9 @@ def test_no_part_is_named_outside_its_row():
     assert len(rows) > 100
     found = {
         (str(path), node.value)
-        for path, tree in PRODUCT.items()
-        if path.parts[0] == 'lm' and str(path) not in KNOW_ROWS
-        for node in ast.walk(tree)
+        for path in LM
+        if str(path) not in KNOW_ROWS
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in rows
     }
     assert not found
@@ -229,9 +238,10 @@ def test_no_part_is_named_outside_its_row():
 
 def test_what_a_row_can_do_is_not_probed():
     """`getattr(part.row, ...)` has a default that no table knows of."""
-    for path, tree in PRODUCT.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ('getattr', 'hasattr'):
+    for path in PRODUCT:
+        for node in nodes(path):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if is_call and node.func.id in ('getattr', 'hasattr'):
                 assert 'row' not in ast.unparse(node.args[0]).split('.'), (path, node.lineno)
 
 
@@ -248,12 +258,12 @@ def test_every_config_field_is_read():
     them.
     """
     read, paths = set(), set()
-    for path, tree in PRODUCT.items():
+    for path in PRODUCT:
         if path.parts[0] == 'configs' or str(path) in NO_READERS:
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
-                owner = ast.unparse(node.value).split('.')[-1]
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
+                owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
                 read.add((owner, node.attr))
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
@@ -275,8 +285,8 @@ NO_BEGINNINGS = {
 
 def test_docstrings_begin_with_a_verb_or_a_noun():
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path, tree in PRODUCT.items():
+    for path in PRODUCT:
         if path.parts[0] == 'configs':
             continue
-        found = [ast.get_docstring(n) for n in ast.walk(tree) if isinstance(n, documented)]
+        found = [ast.get_docstring(n) for n in nodes(path) if isinstance(n, documented)]
         assert not [text for text in found if text and text.split()[0] in NO_BEGINNINGS], path

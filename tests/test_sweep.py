@@ -100,7 +100,7 @@ class TestACell:
         for changes, rows in alone.items():
             assert_close(found[changes], rows)
 
-    @pytest.mark.default_rows('loop')
+    @pytest.mark.full
     @pytest.mark.parametrize('how', MODES)
     def test_loads_and_evaluates_to_what_was_recorded(self, how, swept):
         """Each checkpoint holds the weights of its own run: the first's, and the last's."""

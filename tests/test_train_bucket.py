@@ -231,6 +231,7 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
     line.cut()
 
 
+@pytest.mark.full
 def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
     corpus, bucket_url, monkeypatch, tmp_path, capsys
 ):

@@ -73,6 +73,7 @@ train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sy
 """
 
 
+@pytest.mark.full
 def test_a_run_that_was_killed_is_gone_on_with(whole, corpus, tmp_path):
     """By SIGKILL before step 11, so that it goes on from step 8 at most."""
     given = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]

@@ -169,6 +169,7 @@ def few_packages(folder):
     return os.environ | {'PYTHONPATH': f'{folder}:{ROOT}', 'JAX_PLATFORMS': 'cpu'}
 
 
+@pytest.mark.full
 def test_a_step_needs_few_packages(tmp_path):
     """And no group has two rows of one name, which a call would take for one."""
     program = (

@@ -112,7 +112,7 @@ def test_what_is_tried_is_not_plain():
     assert len(TRIED_NORMS) >= 4 and len(TRIED_PLACEMENTS) >= 4
 
 
-@pytest.mark.default_rows('powernorm-hybrid_star')
+@pytest.mark.full
 @pytest.mark.parametrize(('norm', 'placement'), PAIRS)
 def test_norm_at_placement(norm, placement):
     learner = learner_of(norm, placement)

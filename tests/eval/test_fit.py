@@ -103,7 +103,7 @@ def test_constants_are_found_again(law):
 
 
 # B, C and beta of multi_power are not told apart with noise: their intervals span decades.
-@pytest.mark.default_rows('chinchilla')
+@pytest.mark.full
 @pytest.mark.parametrize('law', [name for name in LAWS if name != 'multi_power'])
 def test_constants_are_within_their_intervals(law):
     """Reference: with noise of 0.2%, of 95% each, and of one run all miss together. Catches
@@ -214,6 +214,7 @@ def table_of_curves(path):
     return write_csv(path, rows)
 
 
+@pytest.mark.full
 def test_the_largest_runs_are_held_out_and_predicted(tmp_path):
     """A quarter of the 30 by N D, to the noise; a figure and JSON of it."""
     points = from_table(LAWS['chinchilla'], table_of_sizes(tmp_path / 't.csv'), Options('loss'))

@@ -94,6 +94,7 @@ def test_generate_is_repeatable_by_seed(workdir):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.full
 def test_samples_stops_and_typed_prompts(workdir, monkeypatch, capsys):
     """More prompts than slots; the i-th is drawn with seed + i; a line gives what its text gives;
     a stop string ends a text, also where tokens cut it.
@@ -143,6 +144,7 @@ def program(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
 
 
+@pytest.mark.full
 def test_eval_program_writes_json(workdir, tmp_path):
     out = tmp_path / 'out.json'
     page, suite = tmp_path / 'page.html', '--suite=perplexity'
@@ -165,6 +167,7 @@ def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
     assert 'Traceback' not in done.stderr
 
 
+@pytest.mark.full
 def test_generate_program_prints_the_text(workdir):
     """Streamed, which is what the function gives."""
     done = program('eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6')

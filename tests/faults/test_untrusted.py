@@ -230,6 +230,7 @@ def try_damages(original, readers, tmp_path, seeds, names=None):
     assert not wrong, '\n'.join([f'{len(wrong)} of {len(seeds)}:', *wrong])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'seeds', [range(24), pytest.param(range(24, 200), marks=pytest.mark.full)], ids=['few', 'many']
 )

@@ -26,6 +26,7 @@ def differences(label):
     return (WEIGHT[:, [label]] - WEIGHT).T
 
 
+@pytest.mark.full
 def test_the_worst_shift_is_the_largest_singular_value_of_the_differences():
     """And its gradient that of the singular value. Catches a mean that is left in, and a rank-one
     part without V.
@@ -86,6 +87,7 @@ def test_the_smooth_part_is_phi_of_the_sum_over_the_other_words(tau):
     np.testing.assert_allclose(found['ce'], weights @ ce, rtol=1e-10)
 
 
+@pytest.mark.full
 def test_no_shift_of_the_activations_moves_the_margins_further():
     """Of many of one length, none; and without the term it is comp_sum."""
     arrays = jnp.float32(X), readout(jnp.float32(WEIGHT), dtype=jnp.float32), LABELS, np.ones(M)

@@ -72,6 +72,7 @@ def test_no_token_sees_a_later_one(name):
     np.testing.assert_array_equal(seen, np.kron(np.eye(2, dtype=bool), one))
 
 
+@pytest.mark.default_rows('softmax', 'linear')
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_no_token_sees_another_document(name):
     """A document in a row gives what it gives alone, since only distances matter to rope."""
@@ -251,6 +252,7 @@ def test_an_attention_layer_is_its_equation(name, options):
     np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_affine_scaling_follows_the_mean_of_its_scale():
     """In training alone, by a tenth of the way, padding left out; the present batch is scaled by
     the mean from before it.

@@ -179,6 +179,7 @@ def test_scores_are_their_equations(name, fields):
         assert np.abs(plain - wanted[0]).max() > 1e-3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('length', 'fields'),
     [
@@ -204,6 +205,7 @@ def test_fields_over_several_tiles(length, fields, monkeypatch):
         assert_close(ours, numpy_attention(*arrays, of_rows, scores, **more), 2**-23)
 
 
+@pytest.mark.default_rows('reference')
 @pytest.mark.parametrize('name', ANYWHERE)
 def test_a_layer_may_leave_its_window_out(name):
     """By a traced scalar, as the layers of a scan differ; forward and gradient."""

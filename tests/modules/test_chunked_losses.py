@@ -62,6 +62,7 @@ def test_chunks_equal_all_at_once(name, chunk):
             np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 def test_every_term_has_its_gradient():
     """Not that of the objective, which the forward pass makes. Catches a gradient of 0."""
     given, row = problem(), LOSSES['cross_entropy']

@@ -112,7 +112,7 @@ def program(tied, **sizes):
     return compiled(mesh_of(sizes), value_and_gradients(loss, tied), wanted(tied)[0], tied)
 
 
-@pytest.mark.default_rows('2data-2fsdp-2tensor-own', '2data-2fsdp-2context-own')
+@pytest.mark.default_rows('2data-2fsdp-2tensor-own')
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', MESHES, ids=id_of)
 def test_on_a_mesh_it_is_the_loss_on_one_device(sizes, tied):
@@ -169,6 +169,7 @@ def test_the_vocabulary_stays_cut():
     assert max(one.largest for one in sent) <= D * V * 4 // VOCABULARY['tensor']
 
 
+@pytest.mark.full
 def test_products_are_narrow_and_their_sums_are_not():
     """bfloat16: the weight is gathered as products take it; the gradients of 96 chunks of a device,
     of one token each, are added up in float32, 1e-3 off, where bfloat16 would be 0.1.
@@ -197,7 +198,7 @@ def test_every_term_has_its_gradient(sizes):
     assert_close(found, right, 2e-6)
 
 
-@pytest.mark.default_rows('2data-2fsdp-2tensor')
+@pytest.mark.full
 @pytest.mark.parametrize('sizes', [SHARDED, VOCABULARY], ids=id_of)
 def test_the_kernel_of_cross_entropy_on_a_mesh(sizes, monkeypatch):
     """Inside of a device's own loop, with the error probability beside it. Catches a kernel that
@@ -242,7 +243,7 @@ def one_after_the_other(mesh, compute):
     )
 
 
-@pytest.mark.default_rows('2fsdp-2tensor-vmap')
+@pytest.mark.full
 @pytest.mark.parametrize('how', ['vmap', 'loop', 'vmap of kernels'])
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 2}, {'fsdp': 2, 'tensor': 2}], ids=id_of)
 def test_runs_of_a_sweep(sizes, how, monkeypatch):

@@ -143,7 +143,7 @@ def test_the_reference_is_float64_too():
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.default_rows('online')
+@pytest.mark.full
 @pytest.mark.parametrize('form', FORMS)
 def test_in_place(in_form, monkeypatch):
     """The gradient in the logits' memory, which the interpreter shares where blocks divide them.
@@ -175,7 +175,7 @@ def scanned(run):
     return over
 
 
-@pytest.mark.default_rows('nested')
+@pytest.mark.full
 @pytest.mark.parametrize('way', ['once', 'nested', 'scanned'])
 def test_the_loss_is_that_of_the_house(way):
     """Values and gradient with both weights traced. Catches a weight that is another's, runs that

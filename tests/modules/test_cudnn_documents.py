@@ -122,6 +122,7 @@ def forward_and_gradients(name, scores, q, k, v, grad, segments):
     return out, *pull(grad)
 
 
+@pytest.mark.default_rows('plain')
 @pytest.mark.usefixtures('in_plain_operations')
 @pytest.mark.parametrize('scores', [Scores(), Scores(scale=0.3, window=3)], ids=['plain', 'window'])
 def test_documents_by_length_and_place_are_the_reference(scores):
@@ -133,6 +134,7 @@ def test_documents_by_length_and_place_are_the_reference(scores):
     assert_close(*both, 2**-8)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('in_plain_operations')
 def test_runs_that_are_trained_together_keep_their_documents():
     """vmapped over three runs, some arrays shared. JAX's own rule drops the documents."""
@@ -150,6 +152,7 @@ def test_runs_that_are_trained_together_keep_their_documents():
         assert_close(*both, 2**-8)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('in_plain_operations')
 def test_a_row_with_too_many_documents_is_nan():
     """Catches documents left out in silence."""

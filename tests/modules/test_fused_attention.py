@@ -127,6 +127,7 @@ def test_fused_attention_is_the_reference(name, length, scores, segmented, dtype
     assert_close(ours, jitted('reference', scores, segmented, *arrays), ROUNDING[dtype])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('plain_operations')
 def test_blocks_of_splash_are_those_given():
     """Reference: of other sizes for queries and keys. Property: they are in the program, and the
@@ -159,7 +160,7 @@ def test_a_layer_may_leave_its_window_out(name):
     assert np.abs(full - narrow).max() > 0.1
 
 
-@pytest.mark.default_rows('3')
+@pytest.mark.full
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('batch', [4, 3])
 def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
@@ -177,7 +178,7 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
     assert f'tensor<{rows_each}x{heads}x128x8xf32>' in text
 
 
-@pytest.mark.default_rows('sizes0-512-scores0')
+@pytest.mark.full
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize(
     ('sizes', 'length', 'scores'),

@@ -158,6 +158,7 @@ def test_a_label_that_is_no_column_has_a_logit_of_nothing():
     np.testing.assert_array_equal(label_logit_M, [0, 0, logits[2, 2]])
 
 
+@pytest.mark.full
 def test_mapped_runs_have_their_own():
     """Two runs with a scale, a mask and labels each. Catches rows that get another run's."""
     rng = np.random.default_rng(0)

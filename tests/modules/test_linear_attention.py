@@ -102,7 +102,7 @@ def test_a_layer_is_its_equation(name, position):
     np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.default_rows('linear')
+@pytest.mark.full
 @pytest.mark.parametrize('name', LINEAR)
 def test_both_kernels_give_one_layer(name):
     """In documents, gradients too: the layer passes the same to both."""
@@ -182,6 +182,7 @@ def test_weights_are_those_of_the_layer_without_positions(name):
     np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.default_rows('linear')
 @pytest.mark.parametrize('name', LINEAR)
 def test_what_a_layer_records_is_of_its_weights(name):
     """Reference: entropy and the first token's share, dense in numpy float64, where positions turn
@@ -222,6 +223,7 @@ def test_nala_is_sharper_for_longer_queries():
     assert np.all(short > middle + 0.05) and np.all(middle > long + 0.05)
 
 
+@pytest.mark.full
 def test_features_of_zeros_have_finite_slopes():
     """0^p has no logarithm: a query of zeros, or one with a zero among its features, as bfloat16
     gives them. Catches NaN from the branch that `where` does not take.

@@ -89,6 +89,7 @@ def test_a_kernel_is_the_recurrence(name, given):
     np.testing.assert_allclose(last.keys_BKF, keys, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.default_rows('state-4')
 @pytest.mark.parametrize(
     'chunk', [4, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 6, 7, 128))]
 )
@@ -143,6 +144,7 @@ def bytes_of(kernel, length, features=32):
     return program.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.full
 def test_memory_of_chunks_grows_with_the_length_and_not_with_its_square():
     """At T = 4,096, gradients too: 1.6 times the arrays themselves. Catches the pairs of all chunks
     kept for the backward pass, by which it would be 4.2 times.

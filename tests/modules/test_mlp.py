@@ -124,7 +124,7 @@ def test_training_without_router_noise_is_evaluation():
     np.testing.assert_array_equal(trained, evaluate(layer, params, stats, x))
 
 
-@pytest.mark.default_rows('0.4')
+@pytest.mark.full
 @pytest.mark.parametrize('expert_capacity', [0.4, 1.2, 10.0])
 def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     """With noise of deviation 1/E from the layer's own key. Catches a drop by likelihood, or a
@@ -159,6 +159,7 @@ def test_balance_is_one_where_all_are_alike():
     np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], 2.0, rtol=0.1)
 
 
+@pytest.mark.full
 def test_evaluation_of_a_token_depends_on_no_other():
     """By gradient; in training it depends on earlier ones, which may take the room."""
     layer = moe(expert_capacity=0.5)
@@ -213,6 +214,7 @@ def selu_layer(kind, alpha_dropout):
     return MLPS[kind](HIDDEN, row, REFERENCE, jnp.float32, dropout, **more)
 
 
+@pytest.mark.default_rows('dense')
 @pytest.mark.parametrize('kind', MLPS)
 def test_alpha_dropout_is_of_training_and_by_a_key_that_moves_on(kind):
     """Evaluation leaves it out; each step drops others; rate 0 carries nothing. Catches a key that
@@ -234,6 +236,7 @@ def test_alpha_dropout_is_of_training_and_by_a_key_that_moves_on(kind):
     assert np.abs(first - train(plain, params, stats, x)[0]).max() > 0.05
 
 
+@pytest.mark.full
 def test_alpha_dropout_of_hidden_activations():
     """Reference: selu(x W_up), a share of it set to its least, a times and b more, then W_down."""
     rate, least = 0.3, -1.7580993408473766
@@ -261,6 +264,7 @@ def test_tokens_are_those_of_all_rows(layer):
     assert_trees_close(same, filled, rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
     """The router reads every token, so all of it counts as work and none as a share."""
     specs = split(moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params'])[1]

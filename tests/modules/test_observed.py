@@ -147,6 +147,7 @@ def test_weights_that_are_zero_are_no_outcome_that_counts():
     assert alone['attention_entropy'] == 0 and np.isnan(alone['attention_entropy_share'])
 
 
+@pytest.mark.full
 def test_memory_grows_with_the_length_alone():
     """At T = 4,096 no array of all scores is in the program, nor in that of a gradient through it.
     Catches a mask [T, S], and blocks that are all kept for a backward pass.
@@ -168,9 +169,7 @@ def test_memory_grows_with_the_length_alone():
         assert temporary < length * length  # bytes of a mask alone; the scores take four times that
 
 
-@pytest.mark.default_rows(
-    "{'attention.softcap': 2.0, 'attention.sinks': 'learned', 'data.mask_documents': True}"
-)
+@pytest.mark.full
 @pytest.mark.parametrize(
     'changes',
     [

@@ -97,7 +97,7 @@ def assert_close(found, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), found, right)
 
 
-@pytest.mark.default_rows("{'fsdp': 8}-shampoo")
+@pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
 def test_directions_and_state_are_those_of_one_device(name, sizes, of_float64):
@@ -111,6 +111,7 @@ def test_directions_and_state_are_those_of_one_device(name, sizes, of_float64):
     assert_close(jax.device_get(state), right_state)
 
 
+@pytest.mark.default_rows('shampoo')
 @pytest.mark.parametrize('name', ROWS)
 def test_each_matrix_is_exchanged_once_in_and_once_out(name):
     """Property of the program. Catches state that lies where its matrix is not, products that

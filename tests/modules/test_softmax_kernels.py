@@ -156,7 +156,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(tpu_blocks, 'MOST_ROWS', 64)
 
 
-@pytest.mark.default_rows('blocks-online-bfloat16')
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted', 'in_memory', 'small_blocks')
 @pytest.mark.parametrize(
     ('held', 'form', 'dtype'),
@@ -191,6 +191,7 @@ def test_what_queries_see_cap_and_lose_alone(name):
     assert_is_softmax(run(softmax, x, g, **alone), x, g, **alone)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted', 'small_blocks')
 def test_a_sink_of_every_row(monkeypatch):
     """More rows than lanes of one register, in one block and in several. Catches numbers of rows

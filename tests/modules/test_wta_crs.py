@@ -201,6 +201,7 @@ class Experts(nn.Module):
         return product(self, 'up', x_ECD, axes, ('embed',), 3, **how)
 
 
+@pytest.mark.full
 def test_experts_draw_their_own_rows():
     """Unbiased for each, and 0 for one that no token goes to. Catches one draw for all experts."""
     x = X.reshape(4, 16, WIDE).at[2].set(0)
@@ -226,6 +227,7 @@ def kept_shapes(run, params):
     return sorted(leaf.shape for leaf in leaves.values() if leaf.ndim > 1)
 
 
+@pytest.mark.full
 def test_what_is_kept_for_the_backward_pass():
     """16 rows of 64 once for both products, where they came from, no [tokens, width]. Catches the
     input kept beside its rows, and a set of rows for each product of one input.

@@ -62,6 +62,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('plan')
 
 
+@pytest.mark.full
 def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
     """Its parts add up: memory by kind, rounds of the loop over layers, the bound, the price."""
     printed, _, found = of_tpus(folder)

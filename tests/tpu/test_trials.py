@@ -105,6 +105,7 @@ def test_it_is_said_that_nothing_fits(compiler):
     assert 'Nothing that was tried fits v5e:2x4' in said[0]
 
 
+@pytest.mark.full
 def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     asked = compiler(lambda config: 20 if config.mesh.data == -1 and config == given else 10)
     config = given = tiny_config(LAID | {'model.remat': 'none'})
@@ -142,6 +143,7 @@ def test_a_sweep_takes_the_devices_that_its_programs_leave():
     assert (plan.device_hours, plan.hours) == (5 + 4, 2.0)
 
 
+@pytest.mark.full
 def test_arms_take_the_waves_that_tuning_takes():
     """Each arm has 15 to 25 runs, 5 at a time."""
     hour = SimpleNamespace(steps=10, step_seconds=360.0, record=dict)

@@ -99,7 +99,7 @@ def folded(name):
     return fold_checkpoint(checkpoint(changes), to, untie=True)
 
 
-@pytest.mark.default_rows('no bias')
+@pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_logits_stay(name):
     """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
@@ -108,7 +108,7 @@ def test_logits_stay(name):
     assert folded(name).recipe.norm.name == CASES[name][1]
 
 
-@pytest.mark.default_rows('no bias', 'batchnorm')
+@pytest.mark.default_rows('no bias')
 @pytest.mark.parametrize('name', CASES)
 def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
     left = named_leaves(folded(name).weights.params)
@@ -144,6 +144,7 @@ def test_writers_of_an_rmsnorm_are_left_as_they_are():
     np.testing.assert_array_equal(before['embedding'], after['embedding'])
 
 
+@pytest.mark.full
 def test_logits_are_computed_in_float64():
     """A change of 1e-10 shows as one of 1e-5 does. Catches a cast to float32 anywhere: in RoPE,
     attention, norms, activation, readout.

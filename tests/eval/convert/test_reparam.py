@@ -49,7 +49,7 @@ def test_every_reparam_is_folded():
     assert CASES.keys() >= REPARAMS.keys() - {'none'}
 
 
-@pytest.mark.default_rows('weight_norm')
+@pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_logits_stay(name):
     """Catches weights of another power iteration than evaluation's, and one that is left out."""

@@ -74,6 +74,7 @@ def test_a_result_is_read_again_as_it_was(workdir, calls):
     assert record['versions']['jax'] and record['config'] and record['options'] == {'size': 2}
 
 
+@pytest.mark.full
 def test_other_options_and_again_and_other_checkpoints_compute(workdir, calls):
     (first,) = evaluations([workdir])
     for more in ({'suites': 'fake:7'}, {'suites': 'other'}, {'again': True}):
@@ -171,6 +172,7 @@ def test_weights_of_another_architecture_are_refused_with_the_differences(workdi
         evaluations([workdir], 'perplexity', step=str(step))
 
 
+@pytest.mark.full
 def test_a_sweep_is_its_cells_and_seeds_have_a_spread(workdir, tmp_path, calls, monkeypatch):
     """Two copies of a run stand for two seeds, whose number differs by 2."""
     sweep = tmp_path / 'sweep'

@@ -280,6 +280,7 @@ def test_heat_maps_count_layers_from_1_and_are_logarithmic_where_they_can(least,
     assert rows == [(1, [0, 10], [least, 2.0]), (2, [0, 10], [10.0, 100.0])]
 
 
+@pytest.mark.full
 def test_a_zip_is_described_as_one(tmp_path):
     """Catches a page that multiplies what moved together."""
     axes = {'model.norm': ('rmsnorm', 'layernorm'), 'model.placement': ('pre', 'post')}
@@ -294,6 +295,7 @@ def test_a_zip_is_described_as_one(tmp_path):
         assert ('Swept together, in 2 combinations of model.norm over' in text) == (kept == 2)
 
 
+@pytest.mark.full
 def test_another_baseline(tmp_path, sweep):
     text = report(sweep, tmp_path / 'page.html', baseline='layernorm').read_text()
     rms, layer = as_dicts(Page(text).tables['Variants'])
@@ -336,6 +338,7 @@ def program(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
 
 
+@pytest.mark.full
 def test_program_writes_the_page(sweep, tmp_path):
     done = program(f'--workdir={sweep}', f'--out={tmp_path}/page.html')
     assert done.stdout.splitlines()[-1] == f'{tmp_path}/page.html', done.stderr

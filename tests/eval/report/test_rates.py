@@ -54,6 +54,7 @@ def test_no_mean_where_every_run_diverged(tmp_path):
     assert first[-1] == '(3)'
 
 
+@pytest.mark.full
 def test_the_report_has_it_where_learning_rates_were_swept(sweep, tmp_path):
     report(sweep, tmp_path / 'page.html')
     assert '## By learning rate' in (tmp_path / 'page.md').read_text()

@@ -130,6 +130,7 @@ def test_columns_that_say_nothing_are_left_out(tmp_path):
     }
 
 
+@pytest.mark.full
 def test_a_sweep_of_learning_rates_compares_them(tmp_path):
     fates = {(0.03, seed): 'waiting' for seed in fixture.SEEDS}
     found, subject, *compared = rows(tmp_path, {'optim.lr': fixture.LRS} | SEEDS, fates)

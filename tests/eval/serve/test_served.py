@@ -40,6 +40,7 @@ def client(own):
         yield found
 
 
+@pytest.mark.full
 def test_a_served_text_is_that_of_generate(client, checkpoint):
     """With the same seed, and the same when it is streamed. Catches other random numbers, another
     first token, a space lost between prompt and text.

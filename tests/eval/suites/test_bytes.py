@@ -19,6 +19,7 @@ def tokenizer():
     return plan('bpe:280').build(['the cat sat on the mat'] * 3)
 
 
+@pytest.mark.full
 def test_the_cache_gives_what_each_context_has_alone(tokenizer):
     checkpoint, covers = a_checkpoint(CHANGES, tokenizer), Covers(tokenizer)
     trees = [covers.tree(text.encode()) for text in TEXTS]
@@ -39,6 +40,7 @@ def test_the_cache_gives_what_each_context_has_alone(tokenizer):
     assert gained[1] >= -1e-9
 
 
+@pytest.mark.full
 def test_a_model_of_bytes_has_its_own_probabilities():
     checkpoint, text = a_checkpoint(CHANGES), 'a café'
     tree = Covers(ByteTokenizer()).tree(text.encode())

@@ -89,6 +89,7 @@ def test_reference_numbers_and_documents_add_up_to_the_loops(text):
     assert mean == pytest.approx(wanted['bits_per_byte'], rel=1e-6)
 
 
+@pytest.mark.full
 def test_equivalence_windows_of_whole_documents_are_rows_that_mask_them(text):
     masked = {'data_mask_documents': True, 'data_packing': 'best_fit'}
     checkpoint = a_checkpoint(text, 'short', **masked)
@@ -100,6 +101,7 @@ def test_equivalence_windows_of_whole_documents_are_rows_that_mask_them(text):
     np.testing.assert_allclose(windows.items['nats'], rows.items['nats'], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_reference_windows_move_on_by_the_stride(text):
     """Each token from the logits of its own window alone; and the first documents are those of all.
     Catches a token scored twice, and one with less context than it has.

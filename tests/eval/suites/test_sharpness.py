@@ -112,6 +112,7 @@ def test_eigenvalues_are_those_of_the_dense_hessian_plain_and_preconditioned():
         assert wanted[-1] > -wanted[0] > 0
 
 
+@pytest.mark.full
 def test_scales_are_of_the_second_moment_without_its_bias():
     checkpoint, state = some()
     (adam,) = filter(is_adam, jax.tree.leaves(state.opt_state, is_leaf=is_adam))
@@ -156,6 +157,7 @@ def dense_jacobian(checkpoint, learner, row):
     return jax.jacobian(lambda x: ravel_pytree(apply(back(x), sequence))[0])(flat)
 
 
+@pytest.mark.full
 def test_the_loss_is_a_mean_over_targets():
     """At weights of zero every token has the probability 1 / V."""
     checkpoint, _ = some()

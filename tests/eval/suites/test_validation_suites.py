@@ -53,7 +53,7 @@ def checkpoint(request, corpus):
     return Checkpoint(Path('x/1'), config, 1, meta, learner, mesh, hyper, weights, tokenizer)
 
 
-@pytest.mark.default_rows('documents')
+@pytest.mark.full
 def test_the_suites_read_the_tokens_that_perplexity_reads(checkpoint):
     wanted = perplexity(checkpoint).numbers
     found = calibration(checkpoint, tokens=0, resamples=20)

@@ -186,6 +186,7 @@ def test_a_mark_waits_for_the_close_of_a_session_that_keeps_rows_then(tmp_path):
     assert read_mark(tmp_path / MARK).step == 11
 
 
+@pytest.mark.full
 def test_five_hundred_cells_have_their_turns(tmp_path, monkeypatch):
     """Opens four sessions at once, no file between rounds, and serves all in the first round."""
     monkeypatch.setattr('lm.storage.files.sync', lambda path: None)

@@ -68,6 +68,7 @@ def test_where_nothing_fits_the_least_is_taken_and_said():
     assert 'data' not in found
 
 
+@pytest.mark.full
 def test_runs_side_by_side_get_as_few_devices_as_they_fit_on():
     held, kept = needed_by()
     assert words(runs=8)[0] == 'run=8'

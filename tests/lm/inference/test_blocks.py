@@ -64,7 +64,7 @@ def gathered(params, recipe, removed):
     return found
 
 
-@pytest.mark.default_rows('resi_dual')
+@pytest.mark.full
 @pytest.mark.parametrize('case', [case for case in CASES if case != 'layernorm_scaling'])
 def test_without_a_block_the_model_is_one_that_never_had_it(case):
     """Each block of the last group, all in the same program."""

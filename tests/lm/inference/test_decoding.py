@@ -21,7 +21,7 @@ ROWS = {
 }
 
 
-@pytest.mark.default_rows('window')
+@pytest.mark.full
 @pytest.mark.parametrize('changes', ROWS.values(), ids=ROWS)
 def test_rows_read_in_parts(changes):
     """Five tokens and three, then three and one, of rows of eight and four."""

@@ -77,7 +77,7 @@ def ids(update: Update) -> list[int]:
     return [token.id for token in update.tokens]
 
 
-@pytest.mark.default_rows('window')
+@pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 def test_rows_are_those_of_the_model_that_reads_them_whole(name, monkeypatch):
     """Five over two slots, whose cache grows, and prompts read in parts while others go on. Catches

@@ -73,7 +73,7 @@ def test_every_block_is_there_scanned_or_not(case):
     assert logits.shape == (B, T, VOCAB)
 
 
-@pytest.mark.default_rows('mix')
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_the_last_activations_make_the_logits_of_the_model(case):
     learner, weights, logits, activations = seen(case)
@@ -89,6 +89,7 @@ def test_the_last_activations_make_the_logits_of_the_model(case):
     np.testing.assert_allclose(read, logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_the_lens_is_the_last_norm_and_the_readout_of_the_stream_of_each_block():
     learner, weights, logits, activations = seen('pre')
     found = jax.jit(functools.partial(lens, learner))(weights, TOKENS)
@@ -100,6 +101,7 @@ def test_the_lens_is_the_last_norm_and_the_readout_of_the_stream_of_each_block()
     np.testing.assert_allclose(found[0], by_hand, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_heads_are_measured_as_the_names_say():
     """Each of the first two queries: the first sees one token; a mean over queries is positive."""
     learner, weights, *_, activations = seen('pre')
@@ -138,7 +140,7 @@ def test_groups_and_names_hold_the_same(case):
     assert counts == [group.count for group in groups_of_blocks(config)]
 
 
-@pytest.mark.default_rows('hybrid_star')
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_gradients_are_of_all_weights_and_all_activations(case):
     """Catches blocks that a scan leaves out, and one shift for all of them."""
@@ -171,6 +173,7 @@ def test_the_gradient_of_an_activation_is_what_a_small_shift_does():
         np.testing.assert_allclose((up - down) / 2e-2, wanted, rtol=0.02, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.full
 def test_the_gradient_of_the_last_activation_is_the_readouts():
     """By hand: (softmax - one-hot) W' over the targets. Catches a shift that counts twice."""
     _, weights, logits, _ = seen('pre')
@@ -179,6 +182,7 @@ def test_the_gradient_of_the_last_activation_is_the_readouts():
     np.testing.assert_allclose(found_gradients('pre')[1]['final'], wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
 def test_gradients_are_causal():
     """Of the logits of token t: no activation of a later one matters, and its own does."""
     learner, weights, *_ = seen('pre')

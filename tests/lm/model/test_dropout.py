@@ -34,6 +34,7 @@ def places(rates, mutable=(STATS, ACTIVATIONS)):
     return [streams[0], streams[1] - streams[0], streams[2] - streams[1]]
 
 
+@pytest.mark.full
 def test_each_rate_drops_in_its_place_and_only_in_training():
     """Shares of zeros, of the embeddings and of what attention and the MLP add. The rate of the
     probabilities alone changes what attention adds, and zeroes none of it. Catches a rate that is

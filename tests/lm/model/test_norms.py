@@ -103,6 +103,7 @@ def test_first_block_of_layernorm_scaling_is_a_pre_norm_block():
         assert same == equal
 
 
+@pytest.mark.full
 def test_an_option_behind_a_name_is_of_that_place_alone():
     """And comes before that of the section, which the other norms have."""
     found = params_of({'model.qk_norm': 'rmsnorm:scale=False', 'norm.scale': True})
@@ -113,6 +114,7 @@ def test_an_option_behind_a_name_is_of_that_place_alone():
     assert 'final_norm' not in found
 
 
+@pytest.mark.full
 def test_blocks_are_numbered_through_all_groups(monkeypatch):
     """Cut into groups of 1 and 3, layernorm_scaling is what it was: catches numbers that start
     again in the second group.
@@ -155,6 +157,7 @@ def test_mix_is_post_norm_below_and_pre_norm_above():
         assert len(params['layers_pre']['mlp']['up']) == 4 - below
 
 
+@pytest.mark.full
 def test_embedding_and_final_norm_are_options():
     """Catches a norm that is made and not applied, or applied elsewhere."""
     params = params_of({'model.embedding_norm': 'rmsnorm'})

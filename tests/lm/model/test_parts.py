@@ -67,6 +67,7 @@ def test_eight_devices_drop_what_one_drops():
     assert_trees_close((state, metrics), after_two_steps(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_each_layer_microbatch_and_step_drops_others():
     """Two layers, two steps of two microbatches: no key comes twice."""
     config = checked_config(TOGETHER)
@@ -97,6 +98,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.full
 def test_each_option_of_rope_reaches_it():
     """All of them give other logits than the default, and than each other."""
     params, tokens = initial_state(checked_config()).params, tiny_batch(rows=2)['tokens'][:, :-1]

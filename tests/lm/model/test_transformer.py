@@ -130,6 +130,7 @@ def test_scan_and_remat_change_neither_logits_nor_gradients(changes):
     assert_trees_close(again, grads, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_remat_keeps_less():
     """Bytes kept for the backward pass, by policy. Catches one that is not used, or keeps all."""
 
@@ -146,6 +147,7 @@ def test_remat_keeps_less():
     assert kept('attention') == kept('offload')
 
 
+@pytest.mark.full
 def test_bfloat16_is_near_float32():
     """Parameters stay float32, logits are float32, and what lies between is really bfloat16."""
     changes = {'model.dtype': 'bfloat16'}
@@ -156,6 +158,7 @@ def test_bfloat16_is_near_float32():
     assert 1e-4 < error < 0.05
 
 
+@pytest.mark.default_rows('rope')
 @pytest.mark.parametrize('position', CHOICES['model.position'].table)
 def test_no_token_sees_a_later_one(position):
     """Causality by gradient: all tokens differ, so that each row of the embedding is one position,
@@ -251,7 +254,7 @@ def test_every_parameter_is_described(changes):
         assert bool(spec.fan_in) == (spec.role in ('hidden', 'readout')), path
 
 
-@pytest.mark.default_rows("{'model.tie_embeddings': True}")
+@pytest.mark.full
 @pytest.mark.parametrize(
     'changes',
     [

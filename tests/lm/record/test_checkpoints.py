@@ -136,6 +136,7 @@ def test_a_process_short_of_something_does_not_take_checkpoints_for_damaged(
     assert checkpoints.steps() == [1] and not is_damage(error)
 
 
+@pytest.mark.full
 def test_few_write_at_a_time_and_none_holds_a_file_between_writes(tmp_path):
     threads, files = threading.active_count(), len(os.listdir('/proc/self/fd'))
     runs = [write(tmp_path / str(i), {1: 1.0}) for i in range(3 * MOST_WRITERS)]

@@ -95,6 +95,7 @@ def test_rows_with_too_many_documents_for_the_kernel_are_refused(program, monkey
             put()
 
 
+@pytest.mark.full
 def test_is_the_step_itself(program, config):
     """The same instructions and the same arguments donated."""
     experiment = program.experiment

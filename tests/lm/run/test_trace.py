@@ -172,6 +172,7 @@ def test_a_run_that_is_traced_is_the_same_run():
     assert text(plain) == text(traced)
 
 
+@pytest.mark.full
 def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, capsys):
     """A checkpoint lies in between, and losses stay the same."""
     traced = tiny(corpus, train_profile='3:3')

@@ -51,6 +51,7 @@ def step(changes):
     return jax.tree.map(lambda a, b: np.asarray(a - b), new.params, state.params), metrics
 
 
+@pytest.mark.full
 def test_what_can_be_asked_of_a_batch():
     """The shares of two microbatches, of eight sequences and of logits each add up to the loss of
     the step, padding left out; all are functions of the stored weights. Catches shares that are

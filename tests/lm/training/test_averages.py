@@ -178,7 +178,7 @@ class TestEachAverage:
         params = sum(4 * leaf.size for leaf in jax.tree.leaves(shapes.params))
         assert params < more < params + 20
 
-    @pytest.mark.default_rows('ema')
+    @pytest.mark.full
     def test_what_is_not_trained_stays(self, changes):
         """To the bit, in the average too."""
         learner, hyper, start, state = two_steps(
@@ -191,6 +191,7 @@ class TestEachAverage:
                 assert np.array_equal(leaf, before[path]) != trained[path], path
 
 
+@pytest.mark.full
 def test_a_step_averages_the_weights_that_it_makes():
     """Two steps of an ema, by hand. Catches an average of the weights before the step."""
     config = checked_config({'model.n_layers': 1} | EMA)

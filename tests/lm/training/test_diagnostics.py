@@ -42,6 +42,7 @@ def diagnose(config, state, batch):
     return program(program_of(config))(state, batch, hyper_from(config))
 
 
+@pytest.mark.full
 def test_residual_rms_is_that_of_the_stream_behind_each_block():
     """Catches an rms of the update, of the normalized stream, or layers in another order."""
     state, batch = initial_state(CONFIG), tiny_batch()
@@ -229,6 +230,7 @@ def test_experts_give_the_largest_of_theirs():
     np.testing.assert_allclose(found, wanted, rtol=0.02)
 
 
+@pytest.mark.full
 def test_outputs_of_sublayers_and_the_stream_without_padding():
     """Against what each sublayer adds to the stream: catches outputs after the norm or the
     placement, attention's in the place of the MLP's, and padding that counts.

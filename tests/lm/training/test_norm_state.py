@@ -145,7 +145,7 @@ def test_computing_again_is_no_update(name, remat):
     assert_trees_close(jax.device_get(found), after_two_steps(name), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.default_rows('batchnorm')
+@pytest.mark.full
 @pytest.mark.parametrize('name', STATEFUL)
 def test_padding_is_not_measured(name):
     """Other tokens where there is padding: the same loss and statistics, to the bit.

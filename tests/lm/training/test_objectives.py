@@ -94,6 +94,7 @@ def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
     np.testing.assert_array_equal(moved, (later | mutual) & same)
 
 
+@pytest.mark.full
 def test_property_a_batch_says_how_far_the_prefix_reaches():
     """The first position moves with the second token, the last of the prefix, and not with the
     third, which is the first target. Catches a prefix shifted as targets are.
@@ -113,6 +114,7 @@ def test_property_a_batch_says_how_far_the_prefix_reaches():
         assert np.any(first_position(weights, batch | {'tokens': tokens}) != plain) == moves
 
 
+@pytest.mark.full
 def test_property_what_a_prefix_holds_is_no_target():
     """The loss does not move with the label of a token of the prefix, and its share is recorded."""
     config = checked_config(PREFIXED | {'data.seq_len': 12})

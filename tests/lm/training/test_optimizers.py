@@ -40,6 +40,7 @@ def moved(changes):
     return named_leaves(added), {path: spec.role for path, spec in specs.items()}
 
 
+@pytest.mark.full
 def test_hidden_matrices_and_the_others_have_an_optimizer_each():
     """Signs here, a gradient below the clipping norm there. Catches roles mixed up."""
     added, roles = moved({'optim.others': 'sgd'})

@@ -104,6 +104,7 @@ def test_logits_per_width():
     assert (free.n_heads, free.head_dim) == (1, 6)  # all heads together are half as wide
 
 
+@pytest.mark.full
 def test_a_tied_readout_has_the_factor_of_a_readout():
     """The embedding, twice as wide, drawn alike, gives logits half as large, and is looked up as it
     is. Catches a table that is scaled where it is looked up, or nowhere.
@@ -122,6 +123,7 @@ def test_a_tied_readout_has_the_factor_of_a_readout():
     np.testing.assert_array_equal(readout.weight_DV, plain.weight_DV / 2)
 
 
+@pytest.mark.full
 def test_what_starts_at_0():
     """As asked, and queries with mup_full as published; keys, values and gates do not."""
     gates = {'attention.gate': 'elementwise', 'attention.affine_scaled': True}
@@ -136,6 +138,7 @@ def test_what_starts_at_0():
         assert found == zero
 
 
+@pytest.mark.full
 def test_the_embedding_is_drawn_as_asked():
     """A number of the run: the same draw, times the deviation."""
     config = tiny_config({'scaling.embedding_std': 0.5})
@@ -145,6 +148,7 @@ def test_the_embedding_is_drawn_as_asked():
     assert 'scaling.embedding_std' in hyper_from(config)
 
 
+@pytest.mark.full
 def test_orthogonal_matrices_of_the_model():
     config = tiny_config({'scaling.init': 'orthogonal'})
     params = initial_state(config).params
@@ -160,6 +164,7 @@ def shares_of(config, fraction=1.0):
     return {path: float(share) for path, share in shares.items()}
 
 
+@pytest.mark.full
 def test_independent_decay_does_not_change_with_the_learning_rate():
     """Under each parametrisation, of which none divides it: catches a rate that comes in again."""
     for name in GROWING:
@@ -168,6 +173,7 @@ def test_independent_decay_does_not_change_with_the_learning_rate():
         assert slow == fast and set(slow.values()) == {0.0, 0.1}
 
 
+@pytest.mark.full
 def test_every_parameter_has_a_rate_and_a_decay_in_the_table():
     """What is decayed, each as often as its share says, under every rule; frozen ones are not."""
     for rule in DECAY_RULES:

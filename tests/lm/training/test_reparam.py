@@ -67,6 +67,7 @@ def assert_same_bits(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.full
 def test_one_power_iteration_a_step():
     """From the weights at its start, however many microbatches. Catches one in each of them."""
     config = checked_config(SIGMA | {'train.microbatches': 4})
@@ -292,7 +293,7 @@ def test_the_same_reparam_is_taken_over_as_it_is(reparam):
     assert_same_bits(found, used)
 
 
-@pytest.mark.default_rows('there4-here4')
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('there', 'here'),
     [
@@ -313,7 +314,7 @@ def test_another_one_holds_the_weights_that_were_used(there, here):
     assert_trees_close(found, used, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.default_rows('here0', 'here5')
+@pytest.mark.default_rows('here5')
 @pytest.mark.parametrize(
     'here',
     [
@@ -333,6 +334,7 @@ def test_what_cannot_hold_the_weights_is_refused(here):
         started(here, source, used)
 
 
+@pytest.mark.full
 def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     """The loss of the first step is the evaluation's of the source, and only what is trained moves
     or has an optimizer state; so has DoRA's gain. Catches decay of the rest, and moments of it.

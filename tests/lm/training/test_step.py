@@ -90,6 +90,7 @@ def test_only_real_tokens_are_targets():
     np.testing.assert_array_equal(target_weights(batch, 0), [[1, 1, 0, 1, 1, 0]])
 
 
+@pytest.mark.full
 def test_metrics_are_what_they_are_called():
     """Means per target token of the whole batch. Catches a mean over rows, or over padding too."""
     _, metrics = run()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from lm.config.resolve import replaced
 from lm.training.state import build_learner, hyper_from, init_state
@@ -65,6 +66,7 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
     np.testing.assert_allclose(named_leaves(new.params)[hidden] - old, wanted, atol=1e-5)
 
 
+@pytest.mark.full
 def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
     """The loss of the whole batch, as a number and as a function, and the unclipped gradient."""
 

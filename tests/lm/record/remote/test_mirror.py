@@ -199,6 +199,7 @@ def killed_at(monkeypatch, n: int) -> None:
     monkeypatch.setattr(Bucket, 'delete', before(Bucket.delete))
 
 
+@pytest.mark.full
 def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url, monkeypatch):
     """Property: at every request of a push that writes, replaces and deletes. Each whole checkpoint
     is one that was trained, with rows up to its step; a done summary has the last one; and the next
