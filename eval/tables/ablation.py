@@ -19,7 +19,7 @@ from eval.tables.variants import Variant, final_loss, has_diverged
 from lm.config.resolve import flatten
 from lm.sweep.arms import study_of
 from lm.tuning.curve import OCTAVE, Means, Spread, means_of
-from lm.tuning.search import DIVERGED, EDGE, Pick, Point, edge
+from lm.tuning.search import DIVERGED, EDGE, VERSION, Pick, Point, edge
 from lm.tuning.settings import Grid, Tune
 from lm.tuning.speedup import Speedup, speedup
 from lm.tuning.study import FRESH, Study
@@ -399,14 +399,18 @@ def _sentence(name: str, baseline: str, one: Verdict, unit: str) -> str:
 
 def progress(ablation: Ablation) -> str:
     """Returns what is being trained: 'stage look 1, of which 3 of 10 runs have ended'; '' where all
-    has ended.
+    has ended. A study that ended may be asked for more by a later version of the search.
     """
     if ablation.study.open is None:
         return ''
     stage, points = ablation.study.open
     asked = [(arm, p) for arm, own in zip(ablation.arms, points, strict=True) for p in own]
     ended = sum(point in arm.losses for arm, point in asked)
-    return f'stage {stage}, of which {ended} of {len(asked)} runs have ended'
+    going = f'stage {stage}, of which {ended} of {len(asked)} runs have ended'
+    version = ablation.settings.get('search_version', VERSION)
+    if version == VERSION:
+        return going
+    return f'{going}, as version {VERSION} of the search asks; its runs are of version {version}'
 
 
 def _variant(ablation: Ablation, arm: Arm) -> Variant:

@@ -7,7 +7,7 @@ from eval.tables.columns import columns
 from eval.tables.text import number
 from eval.tables.variants import split
 from lm.config.resolve import flatten
-from lm.sweep.arms import BASELINE_AT
+from lm.sweep.arms import arm_name
 
 ALONE = 'the base'  # the arm of a config without a sweep
 
@@ -33,7 +33,7 @@ def arm_names(sweep: Mapping[str, Any]) -> list[str]:
     if len(found) < len(judged):  # arms that differ in what no cell's config shows
         found = [in_words(arms[i]['changes']) for i in judged]
     names = dict(zip(judged, found, strict=True))
-    return [names.get(i) or BASELINE_AT.format(f'{a["length"]:g}') for i, a in enumerate(arms)]
+    return [names.get(i) or arm_name({}, arm['length']) for i, arm in enumerate(arms)]
 
 
 def in_words(changes: Mapping[str, Any]) -> str:

@@ -18,13 +18,12 @@ from lm.record.workdir import SUMMARY, is_final, status_of
 from lm.storage.files import read_json
 from lm.sweep.cells import Cell, Changes, cell, cells
 from lm.sweep.protocols import applied
-from lm.tuning.search import K, Point
+from lm.tuning.search import VERSION, K, Point
 from lm.tuning.settings import SEEDS, Grid, Tune, grid, metric_of_axes, read
 from lm.tuning.study import LOOKS, Study
 from lm.tuning.verdicts import MOST_SEEDS, seeds_for
 
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
-BASELINE_AT = 'baseline at {} of its steps'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +48,7 @@ class Arm:
     @property
     def name(self) -> str:
         """The changes in words."""
-        if self.length != 1.0:
-            return BASELINE_AT.format(f'{self.length:g}')
-        return _words(self.changes)
+        return arm_name(self.changes, self.length)
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of it."""
@@ -142,12 +139,15 @@ def _without(changes: Changes, tune: Tune) -> Changes:
     return {path: value for path, value in changes.items() if path not in tune.fields}
 
 
-def _words(changes: Changes) -> str:
+def arm_name(changes: Changes, length: float = 1.0) -> str:
+    """Returns 'optim.name=lion', or 'the base'; 'baseline at 0.5 of its steps' at other lengths."""
+    if length != 1.0:
+        return f'baseline at {length:g} of its steps'
     return ', '.join(f'{path}={value}' for path, value in changes.items()) or 'the base'
 
 
 def _arm(one: Cell, tune: Tune, sets: Changes) -> Arm:
-    name, changes = _words(one.changes), _without(one.changes, tune)
+    name, changes = arm_name(one.changes), _without(one.changes, tune)
     for path in tune.fields:
         if FIELDS[path].of_parts and path not in one.recipe.readers:
             raise ValueError(
@@ -225,6 +225,7 @@ class Ablation:
         """Returns what `sweep.json` holds of the ablation."""
         return dataclasses.asdict(self.tune) | {
             'metric': self.metric,
+            'search_version': VERSION,
             'arms': [arm.record() for arm in self.arms],
         }
 

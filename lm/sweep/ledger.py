@@ -32,6 +32,7 @@ from lm.record.workdir import (
     writable,
 )
 from lm.storage.files import Unreadable, read_json, sealed, write_json
+from lm.sweep.arms import arm_name
 from lm.sweep.cells import Cell
 
 Record = dict[str, Any]
@@ -123,22 +124,19 @@ def _compare_tunes(
             )
         return
     now = json.loads(json.dumps(now))  # as it is read
-    for name in now.keys() - {'arms'}:
+    for name in sorted(now.keys() - {'arms'}):
         if before.get(name) != now[name]:
             say(f'NOTE: tune.{name}: {before.get(name)} -> {now[name]}; runs are taken over')
-    arms = [[words_of_arm(arm) for arm in record['arms']] for record in (before, now)]
+    arms = [
+        [arm_name(arm['changes'], arm['length']) for arm in record['arms']]
+        for record in (before, now)
+    ]
     for name in arms[1]:
         if name not in arms[0]:
             say(f'NOTE: arm {name} is new: it has its waves first, and then all arms go on')
     for name in arms[0]:
         if name not in arms[1]:
             say(f'NOTE: arm {name} is left out: its runs stay on record, in no verdict')
-
-
-def words_of_arm(arm: Record) -> str:
-    """'optim.name=lion', from its record; 'the base' for no change."""
-    changes = ', '.join(f'{path}={value}' for path, value in arm['changes'].items()) or 'the base'
-    return changes if arm['length'] == 1.0 else f'{changes} at {arm["length"]:g} of the steps'
 
 
 def _left_out(cell: Record) -> Record:

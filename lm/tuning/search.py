@@ -40,6 +40,7 @@ from lm.tuning.curve import (
     worse,
 )
 
+VERSION = 1  # one more where the same losses would ask for other runs
 SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, around its centre
 STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
 WAVE = 5  # runs of an arm that are most useful at once

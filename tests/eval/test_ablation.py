@@ -1,5 +1,6 @@
 """The table of a tuned sweep's arms: against the study that made the runs, and by hand."""
 
+import dataclasses
 import json
 import math
 
@@ -216,6 +217,9 @@ def test_a_sweep_that_is_not_finished_shows_what_is_known(half):
     if found.study.tuned.open:
         assert third.said == 'not yet' and not second.is_fresh
     assert tables.progress(found) in findings(found)[0]
+    other = dataclasses.replace(found, settings=found.settings | {'search_version': 0})
+    assert tables.progress(other).startswith(tables.progress(found))
+    assert tables.progress(other).endswith('its runs are of version 0')
     assert second.runs[0] > 0 and found.study.open is not None
     text = [str(row.cells['tuned loss']) for row in arm_rows(found, ['', '', ''])]
     if second.is_fresh:

@@ -12,7 +12,7 @@ from lm.storage.files import sealed, write_json
 from lm.sweep.arms import Ablation, budget_words, study_of
 from lm.sweep.cells import cells, groups
 from lm.sweep.ledger import open_sweep, read_sweep
-from lm.tuning.search import OCTAVE, Point
+from lm.tuning.search import OCTAVE, VERSION, Point
 from lm.tuning.settings import Grid, read
 from lm.tuning.study import FRESH
 from tests.helpers import tiny_raw
@@ -291,6 +291,7 @@ def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path)
     record = read_sweep(tmp_path)
     tune, listed = record['tune'], record['cells']
     assert tune['fields'] == LR and tune['budget'] == 30 and tune['metric'] == 'ce'
+    assert tune['search_version'] == VERSION
     changes = [{}, {'model.norm': 'layernorm'}, {'train.steps': 10}]
     assert [arm['changes'] for arm in tune['arms']] == changes
     assert [arm['centres']['optim.lr'] for arm in tune['arms']] == [0.003, 0.01, 0.003]
