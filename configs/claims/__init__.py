@@ -1,0 +1,1 @@
+"""Claims of papers: what each says, which runs show it, and what counts as reproduced."""

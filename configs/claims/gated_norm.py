@@ -1,0 +1,21 @@
+"""A gated RMSNorm reaches a lower loss than RMSNorm.
+
+Paper:    arXiv:2601.22966
+Says:     a gate of low rank behind a norm takes over from outliers and sinks, and lowers the loss.
+Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
+          embeddings that start at a deviation of 1, every variant at its own learning rate; the
+          paper trains deeper models for far longer.
+Counts:   the loss is lower than RMSNorm's.
+"""
+
+PART = 'norms'
+STUDIES = {
+    'norms': 'configs/studies/norms_tuned.py',
+}
+HOLDS = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'gated_rmsnorm', 'model.placement': 'pre'},
+        'difference': (None, 0.0),
+    },
+)
