@@ -23,7 +23,7 @@ from lm.tuning.search import DIVERGED, EDGE, VERSION, Pick, Point, edge
 from lm.tuning.settings import Grid, Tune
 from lm.tuning.speedup import Speedup, speedup
 from lm.tuning.study import FRESH, Study
-from lm.tuning.verdicts import BETTER, MOST_SEEDS, UNDECIDED, WORSE, Verdict
+from lm.tuning.verdicts import BETTER, MOST_SEEDS, UNDECIDED, WORSE, Verdict, judge
 
 BASELINE, FAILED, WAITS, LENGTH = 'baseline', 'diverged', 'not yet', 'length'
 UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
@@ -395,6 +395,25 @@ def _sentence(name: str, baseline: str, one: Verdict, unit: str) -> str:
         f'{name} {WORDS[one.said]} {baseline}: {sign * one.difference:.3f} [{low:.3f}, {high:.3f}] '
         f'{unit} {way} over {one.n} fresh seeds, p = {one.p:.2g}'
     )
+
+
+def difference(ablation: Ablation, arm: int, against: int) -> Verdict | None:
+    """Returns the loss of an arm less that of another over the fresh seeds that both have, with an
+    infinite end of its interval where an arm at an edge could still become better; its p is of this
+    pair alone. None before both have two, and where one of them diverged.
+    """
+    every = ablation.study.confirmed
+    if every[arm] is None or every[against] is None:
+        return None
+    n = min(len(every[i].losses) for i in (arm, against))
+    own, other = (every[i].losses[:n] for i in (arm, against))
+    if n < 2 or not np.all(np.isfinite([own, other])):
+        return None
+    r_own, r_other = (ablation.study.allowances[i] for i in (arm, against))
+    (found,) = judge([own], other, [r_own], r_other)
+    low = -math.inf if math.isinf(r_own) else found.low
+    high = math.inf if math.isinf(r_other) else found.high
+    return dataclasses.replace(found, low=low, high=high)
 
 
 def progress(ablation: Ablation) -> str:

@@ -132,7 +132,7 @@ class Study:
             for i, judged in enumerate(self.judged)
             if i and judged and is_whole[i] and is_whole[0]
         ]
-        r = self._allowances
+        r = self.allowances
         verdicts = {}
         if compared:
             own = [fresh[i] for i in compared]
@@ -207,8 +207,9 @@ class Study:
 
     def _allowed(self, arm: int, verdict: Verdict) -> float:
         """The allowance that a verdict on the side of the difference has to exceed."""
-        return self._allowances[arm if verdict.difference > 0 else 0]
+        return self.allowances[arm if verdict.difference > 0 else 0]
 
     @property
-    def _allowances(self) -> list[float]:
+    def allowances(self) -> list[float]:
+        """Returns what tuning left open of each arm; inf at an edge."""
         return [math.inf if EDGE in pick.states else pick.allowance for pick in self.picks]

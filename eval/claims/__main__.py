@@ -1,0 +1,61 @@
+"""The board of claims: what papers say, and what runs say of it; a line a claim.
+
+    python -m eval.claims [--workdir=runs/claims] [--only=NAME[,NAME]]
+    python -m eval.claims --run [--hours=H]     trains what is open, cheapest first; goes on later
+    python -m eval.claims --pages=DIR           writes the board and a page a claim
+
+The board is made of records alone. A claim whose studies have no records, or unfinished ones, is
+open; one whose config has changed since is stale.
+"""
+
+from lm.launch.before_jax import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
+
+from pathlib import Path
+
+from absl import app, flags
+
+from eval.claims import board, register
+from eval.claims.claim import FOLDER, Claim, read_claims
+from eval.claims.decide import Decided, decide, open_study
+from eval.claims.train import train_open
+from eval.tables.text import FORMATS, render
+from lm.launch.command import run_main
+
+
+def read_board(claims: list[Claim], workdir: Path) -> tuple[list[Decided], register.Entries]:
+    """Returns what is known of claims, and when what counts for each went on record."""
+    configs = dict.fromkeys(config for claim in claims for config in claim.studies.values())
+    studies = {config: open_study(config, workdir) for config in configs}
+    found = [decide(claim, studies) for claim in claims]  # refuses an arm that is none
+    return found, register.enter(workdir, claims, studies)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f'flags begin with --; claims are named by --only={argv[1]}')
+    given = flags.FLAGS
+    claims, workdir = read_claims(Path(given.claims), given.only), Path(given.workdir)
+    found, entries = read_board(claims, workdir)
+    if given.run:
+        train_open(found, given.hours)
+        found, entries = read_board(claims, workdir)
+    rows = board.rows(found, entries)
+    print(render(rows, list(rows[0]), given.format))
+    print('\n'.join(board.summary(found)))
+    if given.pages:
+        for path in board.write_pages(Path(given.pages), found, entries):
+            print(path)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('workdir', 'runs/claims', 'Folder of the records, one below it a study.')
+    flags.DEFINE_string('claims', str(FOLDER), 'Folder of the files of claims.')
+    flags.DEFINE_list('only', [], 'Claims, by the names of their files; with commas.')
+    flags.DEFINE_bool('run', False, 'Train what is open, the cheapest study first.')
+    flags.DEFINE_float('hours', None, 'Hours to train at most; the same command goes on.')
+    flags.DEFINE_string('pages', None, 'Folder to write the board and a page a claim to.')
+    flags.DEFINE_enum('format', 'table', FORMATS, 'How to print the board.')
+    app.run(run_main(main))

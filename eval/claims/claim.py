@@ -1,0 +1,162 @@
+"""A claim, as its file says it: what a paper says, which runs show it, what counts as reproduced.
+
+    PART = 'optimizers'
+    STUDIES = {'whole': 'configs/studies/optimizers_tuned.py'}
+    HOLDS = ({'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},)
+
+A study is a config file with config.tune, of which several claims may speak. A condition is a
+quantity (`eval.claims.quantities`) and the range in which it has to lie; a claim holds where all of
+them do. The docstring has the claim in a line, and under HEADINGS whose it is, what is said, what
+differs here, and what counts, in words.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.claims.quantities import QUANTITIES
+from modules.choices import nearest
+
+FOLDER = Path('configs/claims')
+HEADINGS = ('Paper', 'Says', 'Here', 'Counts')
+PARTS = ('optimizers', 'norms', 'placements')
+KEYS = {'study', 'arm', 'against'}  # of a condition, beside its quantity
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """A quantity of arms of a study that has to lie in a range.
+
+    arm, against: the changes that name an arm; against None: the baseline.
+    """
+
+    study: str
+    quantity: str
+    arm: Mapping[str, Any]
+    against: Mapping[str, Any] | None
+    low: float
+    high: float
+
+    def words(self, arm: str, against: str) -> str:
+        """Returns 'muon - adamw at most 0.03 nats per token'."""
+        row = QUANTITIES[self.quantity]
+        ends = {(False, True): f'at most {self.high:g}', (True, False): f'at least {self.low:g}'}
+        finite = math.isfinite(self.low), math.isfinite(self.high)
+        within = ends.get(finite, f'between {self.low:g} and {self.high:g}')
+        return f'{row.words.format(arm=arm, against=against)} {within} {row.unit}'.strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A claim of a file. studies: {name: config file, as train.py takes it}."""
+
+    name: str
+    title: str
+    texts: Mapping[str, str]
+    part: str
+    studies: Mapping[str, str]
+    conditions: Sequence[Condition]
+
+    @property
+    def asked(self) -> str:
+        """Returns the digest of what counts: it changes with a condition or a study."""
+        found = [self.studies, *(dataclasses.asdict(one) for one in self.conditions)]
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
+    """Returns the claims of a folder, by name; of `only` where any are given.
+
+    Raises:
+      ValueError: for a folder without claims, a name that none has, and a file that says less or
+        other than a claim does; nothing of it is run.
+    """
+    files = {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
+    if not files:
+        raise ValueError(f'{folder} holds no claims; give --claims=DIR, such as --claims={FOLDER}')
+    chosen = list(only) or list(files)
+    for name in chosen:
+        if name not in files:
+            raise ValueError(f'{folder} has no claim {name!r}{nearest(name, files)}')
+    return [read_claim(files[name]) for name in chosen]
+
+
+def read_claim(path: Path) -> Claim:
+    """Returns the claim of a file, whose constants are literals. Raises ValueError, naming it."""
+    try:
+        return _claim(path.stem, ast.parse(path.read_text()))
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f'{path}: {error}') from error
+
+
+def _claim(name: str, tree: ast.Module) -> Claim:
+    title, texts = _texts(ast.get_docstring(tree) or '')
+    found = {
+        target.id: _literal(node.value, target.id)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id in ('PART', 'STUDIES', 'HOLDS')
+    }
+    if missing := [one for one in ('PART', 'STUDIES', 'HOLDS') if not found.get(one)]:
+        raise ValueError(f'{" and ".join(missing)} missing; as configs/claims/muon.py has')
+    if found['PART'] not in PARTS:
+        raise ValueError(f'PART must be one of {", ".join(PARTS)}; got {found["PART"]!r}')
+    studies = found['STUDIES']
+    conditions = tuple(_condition(one, studies) for one in found['HOLDS'])
+    return Claim(name, title, texts, found['PART'], studies, conditions)
+
+
+def _literal(node: ast.expr, name: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f'{name} must be a literal, as it is read without running it') from None
+
+
+def _texts(doc: str) -> tuple[str, dict[str, str]]:
+    """The first line, and what stands behind each heading, on one line."""
+    title, texts = doc.partition('\n')[0], {}
+    for line in doc.splitlines()[1:]:
+        heading, colon, rest = line.partition(':')
+        if colon and heading in HEADINGS:
+            texts[heading] = rest.strip()
+        elif texts:
+            texts[list(texts)[-1]] += f' {line.strip()}'
+    texts = {heading: text.strip() for heading, text in texts.items()}
+    if missing := [one for one in HEADINGS if not texts.get(one)]:
+        raise ValueError(f'its docstring has no {", ".join(f"{one}:" for one in missing)}')
+    return title, texts
+
+
+def _condition(given: Any, studies: Mapping[str, str]) -> Condition:
+    if not isinstance(given, dict):
+        raise ValueError(f'a condition must be a dict; got {given!r}')
+    named = given.keys() & QUANTITIES.keys()
+    unknown = given.keys() - KEYS - QUANTITIES.keys()
+    if len(named) != 1 or unknown or 'arm' not in given:
+        raise ValueError(
+            f'a condition has study, arm, if need be against, and one of {", ".join(QUANTITIES)}; '
+            f'got {", ".join(given)}'
+        )
+    if given.get('study') not in studies:
+        raise ValueError(f'a condition must name one of {", ".join(studies)}; got {given!r}')
+    (quantity,) = named
+    low, high = _range(given[quantity], quantity)
+    return Condition(given['study'], quantity, given['arm'], given.get('against'), low, high)
+
+
+def _range(given: Any, quantity: str) -> tuple[float, float]:
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    if not is_pair or not all(end is None or isinstance(end, int | float) for end in given):
+        raise ValueError(f'{quantity} must be (low, high), of which one may be None; got {given}')
+    low = -math.inf if given[0] is None else float(given[0])
+    high = math.inf if given[1] is None else float(given[1])
+    if not low < high or (math.isinf(low) and math.isinf(high)):
+        raise ValueError(f'{quantity} must be a range that some numbers are not in; got {given}')
+    return low, high

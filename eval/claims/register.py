@@ -1,0 +1,59 @@
+"""What counted for each claim when it was first read, and whether its records were there then.
+
+claims.json of the workdir has an entry a claim: the digest of its conditions and studies, the day,
+and how many fresh seeds of its studies, which verdicts are of, had ended by then. Conditions that
+change afterwards, or that were written with the outcome at hand, are told on the board.
+"""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.claims.claim import Claim
+from eval.claims.decide import Study
+from lm.storage.files import read_json, sealed, write_json
+
+FILE = 'claims.json'
+Entries = dict[str, dict[str, Any]]
+
+
+def read_entries(workdir: Path) -> Entries:
+    """Returns the entries of a workdir; {} before there are any."""
+    path = workdir / FILE
+    return read_json(path) if path.exists() else {}
+
+
+def enter(workdir: Path, claims: Sequence[Claim], studies: Mapping[str, Study]) -> Entries:
+    """Adds claims that have no entry yet, and returns all entries."""
+    entries, day = read_entries(workdir), datetime.date.today().isoformat()
+    new = {
+        claim.name: {
+            'asked': claim.asked,
+            'day': day,
+            'fresh_seeds': sum(_fresh(studies[config]) for config in claim.studies.values()),
+        }
+        for claim in claims
+        if claim.name not in entries
+    }
+    if new:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_json(workdir / FILE, sealed(entries | new))
+    return entries | new
+
+
+def _fresh(study: Study) -> int:
+    every = range(len(study.arms.arms)) if study.ablation else ()
+    return sum(study.ablation.runs(i)[1] for i in every)
+
+
+def note(claim: Claim, entries: Entries) -> str:
+    """Says what a reader has to know of when a claim's conditions were written; '' for nothing."""
+    entry = entries.get(claim.name)
+    if entry is None:
+        return 'what counts was not on record before'
+    if entry['asked'] != claim.asked:
+        return f'what counts was changed after {entry["day"]}, when it went on record'
+    if entry['fresh_seeds']:
+        return f'{entry["fresh_seeds"]} fresh runs had ended when what counts went on record'
+    return ''
