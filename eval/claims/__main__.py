@@ -19,7 +19,8 @@ from absl import app, flags
 
 from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
-from eval.claims.decide import Decided, decide, open_study
+from eval.claims.decide import Decided, decide
+from eval.claims.evidence import open_evidence
 from eval.claims.train import train_open
 from eval.tables.text import FORMATS, render
 from lm.launch.command import run_main
@@ -27,10 +28,10 @@ from lm.launch.command import run_main
 
 def read_board(claims: list[Claim], workdir: Path) -> tuple[list[Decided], register.Entries]:
     """Returns what is known of claims, and when what counts for each went on record."""
-    configs = dict.fromkeys(config for claim in claims for config in claim.studies.values())
-    studies = {config: open_study(config, workdir) for config in configs}
-    found = [decide(claim, studies) for claim in claims]  # refuses an arm that is none
-    return found, register.enter(workdir, claims, studies)
+    names = dict.fromkeys(which for claim in claims for which in claim.studies.values())
+    evidence = {name: open_evidence(name, workdir) for name in names}
+    found = [decide(claim, evidence) for claim in claims]  # refuses an arm that is none
+    return found, register.enter(workdir, claims, evidence)
 
 
 def main(argv: list[str]) -> None:

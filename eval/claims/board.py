@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.claim import HEADINGS, PARTS
-from eval.claims.decide import OPEN, STALE, UNDECIDED, VERDICTS, Decided, Judged, Study
+from eval.claims.decide import VERDICTS, Decided, Judged
+from eval.claims.estimates import UNDECIDED
+from eval.claims.evidence import OPEN, STALE, Evidence
 from eval.claims.register import Entries, note
-from eval.claims.train import command
 from eval.tables.text import markdown
 from lm.storage.files import write_text
 
@@ -32,7 +33,7 @@ def rows(found: Sequence[Decided], entries: Entries) -> list[dict[str, Any]]:
             'part': one.claim.part,
             'verdict': one.verdict,
             'effect': _effect(one.conditions[0]),
-            'runs': one.runs,
+            'runs': sum(own.runs for own in one.evidence.values()),
             'core_hours': round(core_hours(one), 3),
             'note': one.why or note(one.claim, entries) or '; '.join(power(one)),
         }
@@ -44,14 +45,14 @@ def core_hours(one: Decided) -> float:
     """Returns the hours that the runs of a claim's studies took, times the cores they had; runs
     that several claims speak of count for each.
     """
-    return sum(study.core_seconds for study in one.studies.values()) / 3600
+    return sum(study.core_seconds for study in one.evidence.values()) / 3600
 
 
 def summary(found: Sequence[Decided]) -> list[str]:
     """Returns how many claims have which verdict, and what all runs took: each once."""
     count = collections.Counter(one.verdict for one in found)
     told = ', '.join(f'{count[verdict]} {verdict}' for verdict in VERDICTS if count[verdict])
-    studies = {s.config: s for one in found for s in one.studies.values()}.values()
+    studies = {s.name: s for one in found for s in one.evidence.values()}.values()
     runs, hours = sum(s.runs for s in studies), sum(s.core_seconds for s in studies) / 3600
     many = 'claim' if len(found) == 1 else 'claims'
     return [
@@ -151,11 +152,9 @@ def _page(one: Decided, folder: Path, entries: Entries) -> str:
         lines += [f'- {_sentence(text)}' for text in power(one)]
         lines += [''] * bool(list(power(one)))
     lines += ['**Runs.** Each study once, for all claims that speak of it:', '']
-    lines += [
-        f'    python {" ".join(["train.py", *command(study)])}' for study in one.studies.values()
-    ]
+    lines += [f'    python {own.command}' for own in one.evidence.values()]
     lines += [f'    python -m eval.claims --only={claim.name}', '']
-    lines += [f'{_cost(study)}{_link(study, folder)}' for study in one.studies.values()]
+    lines += [f'{_cost(study)}{_link(study, folder)}' for study in one.evidence.values()]
     return '\n'.join(lines).rstrip() + '\n'
 
 
@@ -163,11 +162,11 @@ def _sentence(text: str) -> str:
     return f'{text[0].upper()}{text[1:].rstrip(".")}.'
 
 
-def _cost(study: Study) -> str:
-    return f'- {study.config}: {study.runs} runs, {study.core_seconds / 3600:.2f} core-hours'
+def _cost(study: Evidence) -> str:
+    return f'- {study.name}: {study.runs} runs, {study.core_seconds / 3600:.2f} core-hours'
 
 
-def _link(study: Study, folder: Path) -> str:
+def _link(study: Evidence, folder: Path) -> str:
     """A link to the page of a study, where it has one."""
-    page = RESULTS / f'{Path(study.config.partition(":")[0]).stem}.md'
+    page = RESULTS / f'{Path(study.name.partition(":")[0]).stem}.md'
     return f'; [its table]({os.path.relpath(page, folder)})' if page.exists() else ''

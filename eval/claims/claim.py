@@ -4,10 +4,10 @@
     STUDIES = {'whole': 'configs/studies/optimizers_tuned.py'}
     HOLDS = ({'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},)
 
-A study is a config file with config.tune, of which several claims may speak. A condition is a
-quantity (`eval.claims.quantities`) and the range in which it has to lie; a claim holds where all of
-them do. The docstring has the claim in a line, and under HEADINGS whose it is, what is said, what
-differs here, and what counts, in words.
+A study is a config file with config.tune, or `measure:NAME`, and several claims may speak of one. A
+condition is a quantity (`eval.claims.evidence`) and the range in which it has to lie; a claim holds
+where all of them do. The docstring has the claim in a line, and under HEADINGS whose it is, what is
+said, what differs here, and what counts, in words.
 """
 
 import ast
@@ -19,36 +19,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.claims.quantities import QUANTITIES
+from eval.claims.evidence import MEASURE, QUANTITIES
 from modules.choices import nearest
 
 FOLDER = Path('configs/claims')
 HEADINGS = ('Paper', 'Says', 'Here', 'Counts')
-PARTS = ('optimizers', 'norms', 'placements')
-KEYS = {'study', 'arm', 'against'}  # of a condition, beside its quantity
+PARTS = ('optimizers', 'norms', 'placements', 'scaling', 'activations')
+OF_STUDIES, OF_MEASURES = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
 
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """A quantity of arms of a study that has to lie in a range.
-
-    arm, against: the changes that name an arm; against None: the baseline.
-    """
+    """A quantity of a study that has to lie in a range. of: what says which, such as its arms."""
 
     study: str
     quantity: str
-    arm: Mapping[str, Any]
-    against: Mapping[str, Any] | None
+    of: Mapping[str, Any]
     low: float
     high: float
 
-    def words(self, arm: str, against: str) -> str:
-        """Returns 'muon - adamw at most 0.03 nats per token'."""
-        row = QUANTITIES[self.quantity]
+    @property
+    def range_words(self) -> str:
+        """Returns 'at most 0.03', 'at least 1.2' or 'between -0.03 and 0.03'."""
         ends = {(False, True): f'at most {self.high:g}', (True, False): f'at least {self.low:g}'}
         finite = math.isfinite(self.low), math.isfinite(self.high)
-        within = ends.get(finite, f'between {self.low:g} and {self.high:g}')
-        return f'{row.words.format(arm=arm, against=against)} {within} {row.unit}'.strip()
+        return ends.get(finite, f'between {self.low:g} and {self.high:g}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,18 +132,20 @@ def _texts(doc: str) -> tuple[str, dict[str, str]]:
 def _condition(given: Any, studies: Mapping[str, str]) -> Condition:
     if not isinstance(given, dict):
         raise ValueError(f'a condition must be a dict; got {given!r}')
-    named = given.keys() & QUANTITIES.keys()
-    unknown = given.keys() - KEYS - QUANTITIES.keys()
-    if len(named) != 1 or unknown or 'arm' not in given:
-        raise ValueError(
-            f'a condition has study, arm, if need be against, and one of {", ".join(QUANTITIES)}; '
-            f'got {", ".join(given)}'
-        )
     if given.get('study') not in studies:
         raise ValueError(f'a condition must name one of {", ".join(studies)}; got {given!r}')
+    is_measure = studies[given['study']].startswith(MEASURE)
+    known, needed = (OF_MEASURES, 'value') if is_measure else (OF_STUDIES, 'arm')
+    quantities = ('within',) if is_measure else QUANTITIES
+    named = given.keys() & {*quantities}
+    if len(named) != 1 or given.keys() - known - named or needed not in given:
+        raise ValueError(
+            f'a condition has {", ".join(sorted(known))} and one of {", ".join(quantities)}; got '
+            f'{", ".join(given)}'
+        )
     (quantity,) = named
-    low, high = _range(given[quantity], quantity)
-    return Condition(given['study'], quantity, given['arm'], given.get('against'), low, high)
+    of = {key: value for key, value in given.items() if key not in ('study', quantity)}
+    return Condition(given['study'], quantity, of, *_range(given[quantity], quantity))
 
 
 def _range(given: Any, quantity: str) -> tuple[float, float]:

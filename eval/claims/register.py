@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.claim import Claim
-from eval.claims.decide import Study
+from eval.claims.evidence import Evidence
 from lm.storage.files import read_json, sealed, write_json
 
 FILE = 'claims.json'
@@ -24,14 +24,14 @@ def read_entries(workdir: Path) -> Entries:
     return read_json(path) if path.exists() else {}
 
 
-def enter(workdir: Path, claims: Sequence[Claim], studies: Mapping[str, Study]) -> Entries:
+def enter(workdir: Path, claims: Sequence[Claim], evidence: Mapping[str, Evidence]) -> Entries:
     """Adds claims that have no entry yet, and returns all entries."""
     entries, day = read_entries(workdir), datetime.date.today().isoformat()
     new = {
         claim.name: {
             'asked': claim.asked,
             'day': day,
-            'fresh_seeds': sum(_fresh(studies[config]) for config in claim.studies.values()),
+            'fresh_seeds': sum(evidence[which].fresh for which in claim.studies.values()),
         }
         for claim in claims
         if claim.name not in entries
@@ -40,11 +40,6 @@ def enter(workdir: Path, claims: Sequence[Claim], studies: Mapping[str, Study]) 
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / FILE, sealed(entries | new))
     return entries | new
-
-
-def _fresh(study: Study) -> int:
-    every = range(len(study.arms.arms)) if study.ablation else ()
-    return sum(study.ablation.runs(i)[1] for i in every)
 
 
 def note(claim: Claim, entries: Entries) -> str:

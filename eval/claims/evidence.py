@@ -1,0 +1,264 @@
+"""What claims are decided by: studies, which are tuned sweeps, and measures, which are computed.
+
+A study is named by its config file, as train.py takes it, and a measure by `measure:NAME`. Both say
+what they have cost, whether they are still as they were asked for, and estimates of quantities.
+"""
+
+import dataclasses
+import functools
+import inspect
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eval.claims.estimates import Estimate
+from eval.claims.measures import MEASURES
+from eval.tables.ablation import Ablation, difference, progress, read_ablation
+from eval.tables.results import gather, read_sweep
+from lm.config.resolve import resolve, to_dict
+from lm.launch.command import ConfigParser
+from lm.record.workdir import SWEEP
+from lm.storage.files import read_json, sealed, write_json
+from lm.sweep.arms import Ablation as Arms
+from lm.sweep.cells import split_sweep
+from modules.choices import choose
+
+OPEN, STALE = 'open', 'stale'
+MEASURE = 'measure:'
+Named = Mapping[str, Any]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A row of QUANTITIES: a number of arms of a study. words: with the names of both arms."""
+
+    of: Callable[[Ablation, int, int], Estimate | None]
+    words: str
+    unit: str
+
+
+def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | None:
+    """Returns the loss of an arm less that of another, each at its best values, by fresh seeds.
+
+    The interval has the allowances of both: an end is infinite where an arm is still at an edge of
+    what was tried, which could make it better without bound. An arm that diverges at every value is
+    infinitely worse.
+    """
+    is_dead = [ablation.is_dead(i) for i in (arm, against)]
+    if ablation.study.tuned.open is None and is_dead == [True, False]:
+        return Estimate(math.inf, math.inf, math.inf, 0)
+    found = difference(ablation, arm, against)
+    if found is None:
+        return None
+    return Estimate(found.difference, found.low, found.high, found.n, found.deviation)
+
+
+def speedup(ablation: Ablation, arm: int, against: int) -> Estimate | None:
+    """Returns the tokens the baseline needs for the arm's loss over the arm's
+    (`lm.tuning.speedup`); against: the baseline, 0.
+    """
+    found = ablation.speedup(arm) if against == 0 else None
+    return found and Estimate(found.value, found.low, found.high, len(ablation.arms[arm].fresh))
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    'difference': Quantity(loss_difference, 'loss of {arm} - loss of {against}', 'nats per token'),
+    'speedup': Quantity(speedup, 'speed-up of {arm} over {against}', ''),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A tuned sweep. state: OPEN, STALE or '', ended. why: of a state, in words. ablation: None
+    before its first run, and where it is stale.
+    """
+
+    name: str
+    folder: Path
+    arms: Arms
+    state: str
+    why: str
+    ablation: Ablation | None
+
+    @property
+    def runs(self) -> int:
+        """Returns how many runs have ended."""
+        every = range(len(self.arms.arms)) if self.ablation else ()
+        return sum(sum(self.ablation.runs(i)) for i in every)
+
+    @property
+    def fresh(self) -> int:
+        """Returns how many runs of fresh seeds, which verdicts are of, have ended."""
+        every = range(len(self.arms.arms)) if self.ablation else ()
+        return sum(self.ablation.runs(i)[1] for i in every)
+
+    @property
+    def core_seconds(self) -> float:
+        """Returns the seconds that its runs took, times the cores of each's machine."""
+        every = self.ablation.arms if self.ablation else ()
+        records = [record for arm in every for record in arm.records.values()]
+        return sum(
+            (r['wall_sec'] or 0.0) / (r['side_by_side'] or 1) * cores_of(r['device'])
+            for r in records
+        )
+
+    @property
+    def cost(self) -> float:
+        """Returns about the operations that it takes: 6 a token and weight of its blocks."""
+        found = 0.0
+        for cell in self.arms.first:
+            model, data = cell.recipe.model, cell.recipe.data
+            weights = 12 * model.n_layers * model.d_model**2
+            found += 6 * weights * cell.recipe.train.steps * data.batch_size * data.seq_len
+        return found * self.arms.tune.usual_runs
+
+    @property
+    def command(self) -> str:
+        """Returns the command that trains it."""
+        return f'train.py --config={self.name} --workdir={self.folder}'
+
+    def words(self, quantity: str, of: Named) -> tuple[str, str]:
+        """Returns a quantity in words, and its unit. Raises ValueError where it names no arm."""
+        places = self._places(of)
+        known = self.ablation or self.arms
+        arm, against = (known.arms[i].name for i in places)
+        row = QUANTITIES[quantity]
+        return row.words.format(arm=arm, against=against), row.unit
+
+    def estimate(self, quantity: str, of: Named) -> Estimate | None:
+        """Returns a quantity; None where it is not known, or not defined."""
+        if self.ablation is None:
+            return None
+        return QUANTITIES[quantity].of(self.ablation, *self._places(of))
+
+    def _places(self, of: Named) -> tuple[int, int]:
+        return self.arm(of['arm']), self.arm(of.get('against'))
+
+    def arm(self, changes: Named | None) -> int:
+        """Returns the arm that these changes name; 0, the baseline, for None. Of several that have
+        them among their own, it is the one that has fewest. Raises ValueError where that is none,
+        or not one alone.
+        """
+        if changes is None:
+            return 0
+        every = [one.changes for one in self.arms.arms if one.is_judged]
+        found = [i for i, own in enumerate(every) if changes.items() <= own.items()]
+        least = min((len(every[i]) for i in found), default=0)
+        found = [i for i in found if len(every[i]) == least]
+        if len(found) != 1:
+            many = 'no arm' if not found else f'{len(found)} arms'
+            raise ValueError(f'{self.name} has {many} with {dict(changes)}; its arms: {every}')
+        return found[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A computation. values: {} before it has been made, and where it is stale."""
+
+    name: str
+    path: Path
+    state: str
+    why: str
+    values: Mapping[str, Estimate]
+    core_seconds: float = 0.0
+    runs: int = 0
+    fresh: int = 0
+    cost: float = 0.0  # seconds, against the minutes of any study
+
+    @property
+    def command(self) -> str:
+        """Returns the command that makes it."""
+        return f'-m eval.claims.measures {self.name.removeprefix(MEASURE)} {self.path}'
+
+    def words(self, quantity: str, of: Named) -> tuple[str, str]:
+        """Returns a quantity in words, and its unit."""
+        del quantity
+        return str(of['value']).replace('_', ' '), ''
+
+    def estimate(self, quantity: str, of: Named) -> Estimate | None:
+        """Returns a value; None before it is known. Raises ValueError for one it does not have."""
+        del quantity
+        return choose(self.values, of['value'], self.name) if self.values else None
+
+
+Evidence = Study | Measure
+
+
+def cores_of(device: str | None) -> int:
+    """Returns 2 of '2-core x86_64 CPU', and 8 of '8 x TPU v5e', whose devices are counted."""
+    known = re.match(r'(\d+)(-core| x )', device or '')
+    return int(known[1]) if known else 1
+
+
+def open_evidence(name: str, workdir: Path) -> Evidence:
+    """Returns a study or a measure with the records that it has.
+
+    Raises:
+      ValueError: for a config without config.tune, a measure that is none, and a record that
+        cannot be read.
+    """
+    if name.startswith(MEASURE):
+        return _open_measure(name, workdir)
+    return _open_study(name, workdir)
+
+
+def _open_study(name: str, workdir: Path) -> Study:
+    base, sweep, tune = split_sweep(ConfigParser('config').parse(name))
+    if tune is None:
+        raise ValueError(f'{name} has no config.tune, so that its arms have no verdicts')
+    path, _, given = name.partition(':')
+    folder = workdir / '-'.join(filter(None, (Path(path).stem, given)))
+    study = Study(name, folder, Arms(base, sweep, tune), OPEN, 'no run has begun', None)
+    if not (folder / SWEEP).exists():
+        return study
+    record = read_sweep(folder)
+    ablation = read_ablation(record, gather(folder))
+    was = record['base'], _plain(record.get('tune', {}))
+    if ablation is None or was != (to_dict(resolve(base)), _plain(study.arms.record())):
+        why = f'{name} has changed since its runs in {folder}'
+        return dataclasses.replace(study, state=STALE, why=why)
+    why = progress(ablation)
+    return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
+
+
+def _plain(tune: Mapping[str, Any]) -> Any:
+    """What makes a study another one: as it is stored, without the version of the search."""
+    return json.loads(json.dumps({k: v for k, v in tune.items() if k != 'search_version'}))
+
+
+def _open_measure(name: str, workdir: Path) -> Measure:
+    short = name.removeprefix(MEASURE)
+    choose(MEASURES, short, 'measure')
+    path = workdir / 'measures' / f'{short}.json'
+    measure = Measure(name, path, OPEN, 'it has not been computed', {})
+    if not path.exists():
+        return measure
+    record = read_json(path)
+    if record['code'] != code_of(short):
+        why = f'eval/claims/measures has changed {short} since it was computed'
+        return dataclasses.replace(measure, state=STALE, why=why)
+    values = {key: Estimate(**given) for key, given in record['values'].items()}
+    sec, n = record['core_seconds'], len(values)
+    return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec, runs=n)
+
+
+@functools.cache
+def code_of(name: str) -> str:
+    """Returns the digest of the file that a measure is written in."""
+    import hashlib
+
+    file = inspect.getsourcefile(MEASURES[name])
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+
+
+def compute(name: str, path: Path) -> None:
+    """Computes a measure and writes its record."""
+    began = time.process_time()
+    values = {key: dataclasses.asdict(one) for key, one in MEASURES[name]().items()}
+    record = {'values': values, 'code': code_of(name)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, sealed(record | {'core_seconds': time.process_time() - began}))

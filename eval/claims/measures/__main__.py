@@ -1,0 +1,23 @@
+"""Computes a measure of the board of claims: python -m eval.claims.measures NAME FILE."""
+
+from lm.launch.before_jax import prepare_process
+
+if __name__ == '__main__':
+    prepare_process()  # before JAX is imported
+
+from pathlib import Path
+
+from absl import app
+
+from eval.claims.evidence import compute
+from lm.launch.command import run_main
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 3:
+        raise ValueError('give a measure and the file for its values')
+    compute(argv[1], Path(argv[2]))
+
+
+if __name__ == '__main__':
+    app.run(run_main(main))
