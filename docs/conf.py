@@ -46,16 +46,17 @@ CONTENTS = {
         pod_you_do_not_hold""",
     'Guide': """
         start config data norms attention reparametrisations models losses_optimizers scaling sweeps
-        tuning python evaluation suites generation serving trackers diagnostics runs buckets devices
+        tuning claims python evaluation suites generation serving trackers diagnostics runs buckets devices
         hosts pods parts""",
     'Reference': 'parts/index python/index fields commands columns statuses',
 }
 MORE = {
     'Guide': ['docs/coming_from'],
     'Reference': ['docs/files'],
-    'What came out': ['docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
+    'What came out': ['docs/claims/index', 'docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
     'The project': ['docs/design', 'docs/changelog', 'docs/contributing', 'docs/cite'],
 }
+BELOW = {'docs/studies': '/configs/studies/results/*', 'docs/claims/index': '[!i]*'}
 LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
 
 
@@ -83,8 +84,8 @@ def on_the_site(app, docname: str, source: list[str]) -> None:
     source[0] = LINK.sub(named, source[0])
     if docname == root_doc:
         source[0] += '\n' + contents()
-    if docname == 'docs/studies':
-        source[0] += '\n```{toctree}\n:glob:\n:hidden:\n\n/configs/studies/results/*\n```\n'
+    if below := BELOW.get(docname):
+        source[0] += f'\n```{{toctree}}\n:glob:\n:hidden:\n\n{below}\n```\n'
 
 
 def front_page(app, error: Exception | None) -> None:

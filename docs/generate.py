@@ -31,6 +31,7 @@ COMMANDS = {
     'python -m eval.coordinates': 'eval/coordinates.py',
     'python -m eval.rules': 'eval/rules.py',
     'python -m eval.convert': 'eval/convert/__main__.py',
+    'python -m eval.claims': 'eval/claims/__main__.py',
     'python -m eval.sync': 'eval/sync/__main__.py',
     'python -m tpu.plan': 'tpu/plan.py',
     'python -m tpu.launch': 'tpu/launch.py',

@@ -80,6 +80,15 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run train.py --config=configs/default.py --workdir=s3://my-bucket/runs/mine': IN_BUCKETS,
     'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
     'uv run python -m eval.runs --workdir=s3://my-bucket/runs': IN_BUCKETS,
+    **{
+        f'uv run python -m eval.claims{flags}': 'tests/eval/claims has it'
+        for flags in (
+            '',
+            ' --run --hours=2',
+            ' --only=muon,lion --run',
+            ' --pages=docs/claims',
+        )
+    },
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.bench.tuning': 'minutes',
     'uv run train.py --config=configs/studies/small.py '

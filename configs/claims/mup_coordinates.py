@@ -1,4 +1,4 @@
-"""Under muP what a step changes keeps its size as the model gets wider, and not under the standard rule.
+"""Under muP what a step changes keeps its size as a model gets wider.
 
 Paper:    arXiv:2203.03466, Tensor Programs V, appendix D.1
 Says:     with muP activations change as much at every width, so that one learning rate serves all;
