@@ -53,7 +53,13 @@ CONTENTS = {
 MORE = {
     'Guide': ['docs/coming_from'],
     'Reference': ['docs/files'],
-    'What came out': ['docs/claims/index', 'docs/studies', 'tests/bench/RESULTS', 'tpu/PLANS', 'docs/limits'],
+    'What came out': [
+        'docs/claims/index',
+        'docs/studies',
+        'tests/bench/RESULTS',
+        'tpu/PLANS',
+        'docs/limits',
+    ],
     'The project': ['docs/design', 'docs/changelog', 'docs/contributing', 'docs/cite'],
 }
 BELOW = {'docs/studies': '/configs/studies/results/*', 'docs/claims/index': '[!i]*'}

@@ -6,6 +6,7 @@ what they have cost, whether they are still as they were asked for, and estimate
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 import json
 import math
@@ -175,14 +176,16 @@ class Measure:
         return f'-m eval.claims.measures {self.name.removeprefix(MEASURE)} {self.path}'
 
     def words(self, quantity: str, of: Named) -> tuple[str, str]:
-        """Returns a quantity in words, and its unit."""
+        """Returns a value in words, without a unit. Raises ValueError for one it does not have."""
         del quantity
-        return str(of['value']).replace('_', ' '), ''
+        known = MEASURES[self.name.removeprefix(MEASURE)].values
+        choose(dict.fromkeys(known), of['value'], self.name)
+        return of['value'].replace('_', ' '), ''
 
     def estimate(self, quantity: str, of: Named) -> Estimate | None:
-        """Returns a value; None before it is known. Raises ValueError for one it does not have."""
+        """Returns a value; None before it is known."""
         del quantity
-        return choose(self.values, of['value'], self.name) if self.values else None
+        return self.values.get(of['value'])
 
 
 Evidence = Study | Measure
@@ -249,16 +252,15 @@ def _open_measure(name: str, workdir: Path) -> Measure:
 @functools.cache
 def code_of(name: str) -> str:
     """Returns the digest of the file that a measure is written in."""
-    import hashlib
-
-    file = inspect.getsourcefile(MEASURES[name])
+    file = inspect.getsourcefile(MEASURES[name].compute)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
 
 
 def compute(name: str, path: Path) -> None:
     """Computes a measure and writes its record."""
     began = time.process_time()
-    values = {key: dataclasses.asdict(one) for key, one in MEASURES[name]().items()}
+    found = choose(MEASURES, name, 'measure').compute()
+    values = {key: dataclasses.asdict(one) for key, one in found.items()}
     record = {'values': values, 'code': code_of(name)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, sealed(record | {'core_seconds': time.process_time() - began}))

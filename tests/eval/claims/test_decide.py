@@ -1,0 +1,240 @@
+"""Property: a condition holds or fails where its whole interval says so, and a claim by its
+conditions; the records of a study that changed since decide nothing. Reference: differences of arms
+against sums by hand.
+"""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from eval.claims import board, evidence, register
+from eval.claims.claim import Claim, Condition
+from eval.claims.decide import decide, verdict
+from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact, over_seeds
+from eval.claims.evidence import MEASURES, Study, cores_of, open_evidence
+from eval.claims.measures.activations import self_normalizing
+from eval.tables.ablation import read_ablation
+from eval.tables.results import gather, read_sweep
+from lm.storage.files import write_json
+from modules.activations import ACTIVATIONS
+from tests.eval import tuned_fixture as tuned
+from tests.eval.tuned_fixture import bowl, diverging
+
+LOSSES = {
+    'rmsnorm': bowl(3.0, noise=0.005),
+    'layernorm': bowl(2.9, noise=0.005, number=1),
+    'none': diverging(-9.0, bowl(3.0)),
+    'dyt': bowl(3.05, best=30.0, noise=0.005, number=2),
+}
+ASKED = {'optim.lr': None, 'smallest_effect': 0.02}
+
+
+@pytest.fixture(scope='module')
+def study(tmp_path_factory):
+    """Four arms: one is better by 0.1, one diverges, the best rate of one is far out."""
+    folder = tmp_path_factory.mktemp('claims') / 'study'
+    tuned.write_tuned(folder, LOSSES, ASKED)
+    ablation = read_ablation(read_sweep(folder), gather(folder))
+    arms = [
+        SimpleNamespace(changes=one.changes, name=one.name, is_judged=True) for one in ablation.arms
+    ]
+    return Study('study.py', folder, SimpleNamespace(arms=arms), '', '', ablation)
+
+
+def condition(arm, low=-math.inf, high=math.inf, against=None, quantity='difference'):
+    of = {'arm': {'model.norm': arm}} | ({'against': {'model.norm': against}} if against else {})
+    return Condition('whole', quantity, of, low, high)
+
+
+def claim(*conditions, studies=None):
+    texts = dict.fromkeys(('Paper', 'Says', 'Here', 'Counts'), 'some text.')
+    return Claim('mine', 'It is so.', texts, 'norms', studies or {'whole': 'study.py'}, conditions)
+
+
+def decided(study, *conditions):
+    return decide(claim(*conditions), {'study.py': study})
+
+
+class TestAnInterval:
+    def test_is_within_or_outside_or_neither(self):
+        found = Estimate(0.5, 0.4, 0.6, 5)
+        assert found.said(0.3, 0.7) == found.said(0.4, math.inf) == HOLDS
+        assert found.said(0.7, 0.9) == found.said(-math.inf, 0.3) == FAILS
+        assert found.said(0.5, 0.9) == found.said(0.45, 0.55) == UNDECIDED
+        assert exact(1.0).said(1.0, 2.0) == HOLDS and exact(math.nan).said(0.0, 1.0) == UNDECIDED
+
+    def test_over_seeds_is_students(self):
+        found = over_seeds([1.0, 2.0, 3.0])
+        half = 4.302653 / math.sqrt(3)
+        np.testing.assert_allclose([found.low, found.high], [2 - half, 2 + half], rtol=1e-6)
+        assert (found.n, found.deviation) == (3, 1.0)
+
+
+@pytest.mark.parametrize(
+    'said, wanted',
+    [
+        ([HOLDS], 'reproduced'),
+        ([HOLDS, HOLDS], 'reproduced'),
+        ([FAILS], 'not reproduced'),
+        ([FAILS, HOLDS], 'in part'),
+        ([FAILS, UNDECIDED], 'undecided'),
+        ([HOLDS, UNDECIDED], 'undecided'),
+    ],
+)
+def test_a_claim_is_what_its_conditions_are(said, wanted):
+    assert verdict(said) == wanted
+
+
+class TestOfArms:
+    def test_a_difference_is_of_fresh_seeds(self, study):
+        (one,) = decided(study, condition('layernorm', high=0.0)).conditions
+        first, second = (
+            [loss for p, loss in sorted(arm.fresh.items())] for arm in study.ablation.arms[:2]
+        )
+        np.testing.assert_allclose(one.estimate.value, np.mean(second) - np.mean(first))
+        assert one.estimate.low < -0.1 < one.estimate.high < 0 and one.said == HOLDS
+        assert one.words == 'loss of layernorm - loss of rmsnorm at most 0 nats per token'
+
+    def test_any_two_arms_are_compared(self, study):
+        back = decided(study, condition('rmsnorm', high=0.0, against='layernorm'))
+        assert back.verdict == 'not reproduced' and back.conditions[0].estimate.value > 0.05
+
+    def test_what_diverges_is_infinitely_worse(self, study):
+        assert decided(study, condition('none', high=0.0)).verdict == 'not reproduced'
+        assert decided(study, condition('none', low=0.03)).verdict == 'reproduced'
+        assert decided(study, condition('rmsnorm', high=0.0, against='none')).verdict == 'undecided'
+
+    def test_an_arm_at_an_edge_may_be_better(self, study):
+        """Its loss is a bound: it is never found worse."""
+        (one,) = decided(study, condition('dyt', low=0.0)).conditions
+        assert one.estimate.low == -math.inf and one.said == UNDECIDED
+
+    def test_seeds_that_would_decide(self, study):
+        """A bound beyond the interval's end is undecided, and further from the mean takes fewer."""
+        (one,) = decided(study, condition('layernorm', high=0.0)).conditions
+        value, low = one.estimate.value, one.estimate.low
+        near, far = (
+            decided(study, condition('layernorm', low=value - share * (value - low))).conditions[0]
+            for share in (0.2, 0.9)
+        )
+        assert near.said == far.said == UNDECIDED and 1 < far.seeds < near.seeds
+
+    def test_an_arm_is_named_by_what_it_alone_has(self, study):
+        with pytest.raises(ValueError, match="study.py has no arm with .*'dit'"):
+            decided(study, condition('dit', high=0.0))
+        assert study.arm({}) == 0 if len(study.arms.arms) == 1 else True
+
+
+def test_an_unfinished_study_decides_nothing(study):
+    for state in ('open', 'stale'):
+        going = dataclasses.replace(study, state=state, why='stage scan')
+        found = decided(going, condition('layernorm', high=0.0))
+        assert (found.verdict, found.why) == (state, 'stage scan')
+
+
+class TestAMeasure:
+    NAME, PATH = 'measure:self_normalizing', 'measures/self_normalizing.json'
+
+    def of(self, **ranges):
+        conditions = (
+            Condition('it', 'within', {'value': value}, *within) for value, within in ranges.items()
+        )
+        return claim(*conditions, studies={'it': self.NAME})
+
+    def test_is_open_then_known_then_stale(self, tmp_path, monkeypatch):
+        asked = self.of(slope=(-math.inf, 1.0))
+        found = decide(asked, {self.NAME: open_evidence(self.NAME, tmp_path)})
+        assert (found.verdict, found.why) == ('open', 'it has not been computed')
+        row = dataclasses.replace(
+            MEASURES['self_normalizing'], compute=lambda: {'slope': exact(0.8)}
+        )
+        with monkeypatch.context() as patch:
+            patch.setitem(evidence.MEASURES, 'self_normalizing', row)
+            evidence.code_of.cache_clear()
+            evidence.compute('self_normalizing', tmp_path / self.PATH)
+            known = open_evidence(self.NAME, tmp_path)
+            assert decide(asked, {self.NAME: known}).verdict == 'reproduced'
+        evidence.code_of.cache_clear()
+        assert open_evidence(self.NAME, tmp_path).state == 'stale'
+
+    def test_has_the_values_it_says(self, tmp_path):
+        with pytest.raises(ValueError, match="Did you mean 'slope'"):
+            decide(self.of(slop=(0, 1)), {self.NAME: open_evidence(self.NAME, tmp_path)})
+        with pytest.raises(ValueError, match='measure'):
+            open_evidence('measure:none', tmp_path)
+
+    def test_one_that_was_changed_is_not_read(self, tmp_path):
+        path = tmp_path / self.PATH
+        path.parent.mkdir()
+        write_json(path, {'values': {}, 'code': '', 'core_seconds': 1.0, 'sha256': 'none'})
+        with pytest.raises(ValueError, match='changed, or damaged'):
+            open_evidence(self.NAME, tmp_path)
+
+
+@pytest.mark.full
+def test_a_broken_method_is_not_reproduced(tmp_path, monkeypatch):
+    """SELU with alpha of ELU has no such fixed point: the claim of the project says so then."""
+    ranges = {'variance_behind_32_layers_of_selu': (0.9, 1.1)}
+    asked = TestAMeasure().of(**ranges)
+    for fn, wanted in ((ACTIVATIONS['selu'].fn, 'reproduced'), (jax_elu, 'not reproduced')):
+        row = dataclasses.replace(ACTIVATIONS['selu'], fn=fn)
+        monkeypatch.setitem(ACTIVATIONS, 'selu', row)
+        path = tmp_path / TestAMeasure.PATH
+        evidence.compute('self_normalizing', path)
+        found = decide(asked, {TestAMeasure.NAME: open_evidence(TestAMeasure.NAME, tmp_path)})
+        assert found.verdict == wanted
+    assert self_normalizing().keys() == {*MEASURES['self_normalizing'].values}
+
+
+def jax_elu(x):
+    return 1.0507 * np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+@pytest.mark.parametrize(
+    'device, cores', [('2-core x86_64 CPU', 2), ('8 x TPU v5e', 8), ('CPU', 1), (None, 1)]
+)
+def test_cores_of_a_device(device, cores):
+    assert cores_of(device) == cores
+
+
+class TestTheRecord:
+    def test_says_what_counted_and_whether_the_outcome_was_there(self, study, tmp_path):
+        one = claim(condition('layernorm', high=0.0))
+        begun = dataclasses.replace(study, ablation=None)
+        entries = register.enter(tmp_path, [one], {'study.py': begun})
+        assert register.note(one, entries) == ''
+        assert register.enter(tmp_path, [one], {'study.py': study}) == entries  # the first counts
+        changed = dataclasses.replace(one, conditions=[condition('layernorm', high=0.1)])
+        assert 'what counts was changed after' in register.note(changed, entries)
+        late = register.enter(tmp_path / 'late', [one], {'study.py': study})
+        assert f'{study.fresh} fresh runs had ended' in register.note(one, late)
+        assert study.fresh >= 10 and register.read_entries(tmp_path) == entries
+
+
+class TestTheBoard:
+    def test_rows_are_by_verdict(self, study):
+        found = [
+            decided(study, condition('layernorm', high=-9.0)),
+            decided(study, condition('layernorm', high=0.0)),
+        ]
+        rows = board.rows(found, {})
+        assert [row['verdict'] for row in rows] == ['reproduced', 'not reproduced']
+        assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
+        first, second = board.summary(found)
+        assert first == '2 claims: 1 reproduced, 1 not reproduced'
+        assert second.startswith(f'{study.runs} runs of 1 studies')  # each once
+
+    def test_pages_say_what_differs_before_what_was_found(self, study, tmp_path):
+        one = decided(study, condition('dyt', low=0.0))
+        index, page = board.write_pages(tmp_path, [one], {})
+        text = page.read_text()
+        assert text.index('What differs here') < text.index('Found: undecided')
+        assert 'loss of dyt - loss of rmsnorm at least 0 nats per token' in text
+        assert 'unknown' in text and 'a finer or wider search of the rate' in text
+        assert 'python train.py --config=study.py' in text
+        assert '[It is so](mine.md)' in index.read_text() and '### Norms' in index.read_text()
+        json.dumps(board.rows([one], {}))
