@@ -46,8 +46,8 @@ CONTENTS = {
         pod_you_do_not_hold""",
     'Guide': """
         start config data norms attention reparametrisations models losses_optimizers scaling sweeps
-        tuning claims python evaluation suites generation serving trackers diagnostics runs buckets devices
-        hosts pods parts""",
+        tuning claims python evaluation suites generation serving trackers diagnostics runs buckets
+        devices hosts pods parts""",
     'Reference': 'parts/index python/index fields commands columns statuses',
 }
 MORE = {
