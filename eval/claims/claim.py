@@ -24,7 +24,10 @@ from modules.choices import nearest
 
 FOLDER = Path('configs/claims')
 HEADINGS = ('Paper', 'Says', 'Here', 'Counts')
-PARTS = ('optimizers', 'norms', 'placements', 'scaling', 'activations')
+PARTS = (
+    *('optimizers', 'norms', 'placements', 'attention', 'activations', 'reparametrisations'),
+    *('recipes', 'losses', 'scaling'),
+)
 OF_STUDIES, OF_MEASURES = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
 
 

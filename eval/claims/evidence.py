@@ -222,7 +222,7 @@ def _open_study(name: str, workdir: Path) -> Study:
     ablation = read_ablation(record, gather(folder))
     was = record['base'], _plain(record.get('tune', {}))
     if ablation is None or was != (to_dict(resolve(base)), _plain(study.arms.record())):
-        why = f'{name} has changed since its runs in {folder}'
+        why = f'{name} has changed since its runs in {folder}; move that away to train it anew'
         return dataclasses.replace(study, state=STALE, why=why)
     why = progress(ablation)
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)

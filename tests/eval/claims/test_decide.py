@@ -126,7 +126,7 @@ class TestOfArms:
     def test_an_arm_is_named_by_what_it_alone_has(self, study):
         with pytest.raises(ValueError, match=r"study.py has no arm with .*'dit'"):
             decided(study, condition('dit', high=0.0))
-        with pytest.raises(ValueError, match='study.py has 4 arms with {}'):
+        with pytest.raises(ValueError, match=r'study.py has 4 arms with \{\}'):
             study.arm({})
 
 

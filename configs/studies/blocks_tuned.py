@@ -1,0 +1,41 @@
+"""Which attention, activation, position or reparametrisation lowers the loss, each tuned?
+
+Question: one change of the block at a time, each with a learning rate of its own at equal budgets:
+          which are better than RMSNorm in pre-norm, GELU, RoPE and plain softmax attention?
+Command:  uv run train.py --config=configs/studies/blocks_tuned.py --workdir=runs/blocks_tuned
+Cost:     sixteen programs, some twenty-five runs of 0.26 million parameters each.
+Result:   not trained to its end yet
+
+Embeddings start at a deviation of 1, so that no first update drowns them.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+ARMS = (
+    {'model.attention': 'softmax'},  # the baseline
+    {'model.activation': 'swiglu', 'model.d_ff': 168},  # of as many parameters, nearly
+    {'model.activation': 'squared_relu'},
+    {'model.activation': 'relu'},
+    {'model.activation': 'elu'},
+    {'attention.gate': 'elementwise'},
+    {'attention.sinks': 'off_by_one'},
+    {'attention.affine_scaled': True},
+    {'model.attention': 'linear'},
+    {'model.attention': 'nala'},
+    {'model.attention': 'l2'},
+    {'model.position': 'none'},
+    {'model.position': 'alibi'},
+    {'model.position': 'learned'},
+    {'model.qk_norm': 'rmsnorm'},
+    {'model.reparam': 'sigma'},
+)
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.scaling.embedding_std = 1.0
+    config.sweep = {'list': ARMS}
+    config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02}
+    return config
