@@ -1,6 +1,6 @@
 """Attention that may attend to nothing costs nothing.
 
-Paper:    gpt-oss and arXiv:2309.17453, of sinks
+Paper:    arXiv:2309.17453, Efficient Streaming Language Models with Attention Sinks, and gpt-oss
 Says:     a constant in the denominator of softmax takes the place of a sink, without loss of
           quality.
 Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
