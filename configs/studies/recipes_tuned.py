@@ -23,7 +23,7 @@ ARMS = (
     {'optim.schedule': 'constant', 'optim.average': 'ema'},
     {'optim.warmup_steps': 0},
     {'optim.weight_decay': 0.0},
-    {'loss.z_loss': 1e-4},
+    {'loss.z_loss': 0.0},  # which is 1e-4 in the baseline
     {'loss.label_smoothing': 0.1},
     {'loss.name': 'comp_sum', 'loss.tau': 0.5},
     {'loss.name': 'comp_sum', 'loss.tau': 1.5},

@@ -66,7 +66,7 @@ def _effect(one: Judged) -> str:
     if found is None:
         return ''
     if math.isinf(found.value):
-        return 'diverges at every rate'
+        return f'{"it" if found.value > 0 else "the other"} diverges at every rate'
     return f'{found.value:+.3f} [{_end(found.low)}, {_end(found.high)}]'
 
 

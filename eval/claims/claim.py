@@ -88,7 +88,9 @@ def read_claim(path: Path) -> Claim:
     """Returns the claim of a file, whose constants are literals. Raises ValueError, naming it."""
     try:
         return _claim(path.stem, ast.parse(path.read_text()))
-    except (ValueError, SyntaxError) as error:
+    except SyntaxError as error:
+        raise ValueError(f'{path}: {error.msg}, line {error.lineno}') from error
+    except ValueError as error:
         raise ValueError(f'{path}: {error}') from error
 
 

@@ -1,4 +1,4 @@
-"""What evidence says of a claim: each condition holds, fails or is undecided; so does the claim."""
+"""Verdicts: conditions hold, fail or are undecided by their evidence, and so are claims."""
 
 import dataclasses
 import math
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import OPEN, STALE, Evidence
-from lm.tuning.verdicts import MOST_SEEDS, seeds_for
+from lm.tuning.curve import student
+from lm.tuning.verdicts import CONFIDENCE, MOST_SEEDS, seeds_for
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
 VERDICTS = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, STALE, OPEN)
@@ -69,10 +70,15 @@ def _judged(condition: Condition, own: Evidence) -> Judged:
 
 def seeds_needed(found: Estimate | None, condition: Condition, said: str) -> int | None:
     """Returns the seeds that tell a number that is where it seems to be from the nearest end of the
-    range, with a chance of 80%; None where that is not known.
+    range, with a chance of 80%; None where no number of them would, as what tuning left open is
+    wider, and where that is not known.
     """
-    if said != UNDECIDED or found is None or not math.isfinite(found.deviation):
+    if said != UNDECIDED or found is None or not found.deviation > 0:
         return None
-    nearest = min(abs(found.value - end) for end in (condition.low, condition.high))
-    needed = seeds_for(nearest, found.deviation)
+    ends = {abs(found.value - end): end for end in (condition.low, condition.high)}
+    nearest, end = min(ends.items())
+    half = student((1 + CONFIDENCE) / 2, found.n - 1) * found.deviation / math.sqrt(found.n)
+    side = found.value - found.low if end < found.value else found.high - found.value
+    effect = nearest - max(side - half, 0.0)
+    needed = seeds_for(effect, found.deviation) if effect > 0 else MOST_SEEDS + 1
     return needed if needed <= MOST_SEEDS else None

@@ -1,4 +1,4 @@
-"""What claims are decided by: studies, which are tuned sweeps, and measures, which are computed.
+"""Evidence for claims: studies, which are tuned sweeps, and measures, which are computed.
 
 A study is named by its config file, as train.py takes it, and a measure by `measure:NAME`. Both say
 what they have cost, whether they are still as they were asked for, and estimates of quantities.
@@ -47,11 +47,13 @@ def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | No
 
     The interval has the allowances of both: an end is infinite where an arm is still at an edge of
     what was tried, which could make it better without bound. An arm that diverges at every value is
-    infinitely worse.
+    infinitely worse than one that does not.
     """
-    is_dead = [ablation.is_dead(i) for i in (arm, against)]
-    if ablation.study.tuned.open is None and is_dead == [True, False]:
-        return Estimate(math.inf, math.inf, math.inf, 0)
+    if ablation.study.tuned.open is None:
+        dead, other_dead = (ablation.is_dead(i) for i in (arm, against))
+        if dead != other_dead:
+            value = math.inf if dead else -math.inf
+            return Estimate(value, value, value, 0)
     found = difference(ablation, arm, against)
     if found is None:
         return None

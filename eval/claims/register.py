@@ -1,4 +1,4 @@
-"""What counted for each claim when it was first read, and whether its records were there then.
+"""The record of what counted for each claim when it was first read, and what was known then.
 
 claims.json of the workdir has an entry a claim: the digest of its conditions and studies, the day,
 and how many fresh seeds of its studies, which verdicts are of, had ended by then. Conditions that

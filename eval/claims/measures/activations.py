@@ -1,4 +1,4 @@
-"""What layers of an activation do to the mean and the variance of what they get."""
+"""Moments: what layers of an activation do to mean and variance of what they get."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How noisy the gradient of a matrix is that is made of some of the tokens."""
+"""Noise of the gradient of a matrix that is made of some of the tokens."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What models are like at their start: gradients over depth, sizes over width."""
+"""Models at their start: gradients over depth, sizes over width."""
 
 import jax
 import jax.numpy as jnp

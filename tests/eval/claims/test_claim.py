@@ -75,7 +75,7 @@ WRONG = {
     '(0.5, 1.0)': 'a range that some numbers are not in',
     "'within'": 'one of within',
     "    {'study': 'fixed'": 'a condition must be a dict',
-    '"""Muon': 'invalid syntax',
+    '"""Muon': 'unterminated triple-quoted string',
 }
 INSTEAD = {
     'Says:     half': 'half',
