@@ -62,7 +62,7 @@ MORE = {
     ],
     'The project': ['docs/design', 'docs/changelog', 'docs/contributing', 'docs/cite'],
 }
-BELOW = {'docs/studies': '/configs/studies/results/*', 'docs/claims/index': '[!i]*'}
+BELOW = {'docs/studies': '/configs/studies/results/*', 'docs/claims/index': '*'}
 LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
 
 

@@ -119,7 +119,7 @@ def _index(found: Sequence[Decided], entries: Entries) -> str:
 
 
 def _table(told: Sequence[dict[str, Any]], by_name: dict[str, Decided]) -> str:
-    head = ['claim', 'verdict', 'effect, 95%', 'runs', 'core-hours', 'of it']
+    head = ['claim', 'verdict', 'effect, 95%', 'runs', 'core-hours', 'note']
     body = [
         [
             f'[{by_name[row["claim"]].claim.title.rstrip(".")}]({row["claim"]}.md)',
@@ -159,7 +159,8 @@ def _page(one: Decided, folder: Path, entries: Entries) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f'{text[0].upper()}{text[1:].rstrip(".")}.'
+    is_name = text.startswith('arXiv')
+    return f'{text if is_name else text[0].upper() + text[1:]}'.rstrip('.') + '.'
 
 
 def _cost(study: Evidence) -> str:

@@ -246,9 +246,14 @@ def _open_measure(name: str, workdir: Path) -> Measure:
     if record['code'] != code_of(short):
         why = f'eval/claims/measures has changed {short} since it was computed'
         return dataclasses.replace(measure, state=STALE, why=why)
-    values = {key: Estimate(**given) for key, given in record['values'].items()}
+    values = {key: _estimate(given) for key, given in record['values'].items()}
     sec, n = record['core_seconds'], len(values)
     return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec, runs=n)
+
+
+def _estimate(given: Mapping[str, Any]) -> Estimate:
+    """Reads one back: JSON has null for what is no number."""
+    return Estimate(**{key: math.nan if value is None else value for key, value in given.items()})
 
 
 @functools.cache
@@ -262,7 +267,10 @@ def compute(name: str, path: Path) -> None:
     """Computes a measure and writes its record."""
     began = time.process_time()
     found = choose(MEASURES, name, 'measure').compute()
-    values = {key: dataclasses.asdict(one) for key, one in found.items()}
+    values = {
+        key: {name: None if math.isnan(x) else x for name, x in dataclasses.asdict(one).items()}
+        for key, one in found.items()
+    }
     record = {'values': values, 'code': code_of(name)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, sealed(record | {'core_seconds': time.process_time() - began}))

@@ -77,7 +77,8 @@ def sizes_over_width() -> dict[str, Estimate]:
     """
     found = {}
     for rule, base in (('standard', None), ('mup', WIDTHS[0])):
-        recipe = small({'scaling.name': rule, 'scaling.base_width': base, 'optim.lr': 3e-3})
+        changes = {'scaling.name': rule, 'scaling.base_width': base, 'optim.lr': 3e-3}
+        recipe = small(changes | {'model.n_layers': 2, 'model.scan_layers': True})
         every = slopes(recipe, 'width', WIDTHS, SEEDS, 5)
         changed = [one for one in every if one.of == CHANGE]
         top = max(changed, key=lambda one: one.value)
