@@ -231,7 +231,7 @@ def _open_study(name: str, workdir: Path) -> Study:
 
 
 def _plain(tune: Mapping[str, Any]) -> Any:
-    """What makes a study another one: as it is stored, without the version of the search."""
+    """The part of a record that makes another study of it: without the version of the search."""
     return json.loads(json.dumps({k: v for k, v in tune.items() if k != 'search_version'}))
 
 
