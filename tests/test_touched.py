@@ -297,6 +297,7 @@ def test_bugs_are_seen_by_tests_that_their_files_touch(project):
     assert not missed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('file', 'most'),
     [

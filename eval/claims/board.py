@@ -3,6 +3,7 @@
 import collections
 import math
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def _page(one: Decided, folder: Path, entries: Entries) -> str:
         lines += [f'- {_sentence(text)}' for text in power(one)]
         lines += [''] * bool(list(power(one)))
     lines += ['**Runs.** Each study once, for all claims that speak of it:', '']
-    lines += [f'    python {own.command}' for own in one.evidence.values()]
+    lines += [f'    python {shlex.join(own.command)}' for own in one.evidence.values()]
     lines += [f'    python -m eval.claims --only={claim.name}', '']
     lines += [f'{_cost(study)}{_link(study, folder)}' for study in one.evidence.values()]
     return '\n'.join(lines).rstrip() + '\n'

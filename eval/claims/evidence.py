@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.estimates import Estimate
-from eval.claims.measures import MEASURES
+from eval.claims.measures.rows import MEASURES
 from eval.tables.ablation import Ablation, difference, progress, read_ablation
 from eval.tables.results import gather, read_sweep
 from lm.config.resolve import resolve, to_dict
@@ -120,9 +120,9 @@ class Study:
         return found * self.arms.tune.usual_runs
 
     @property
-    def command(self) -> str:
-        """Returns the command that trains it."""
-        return f'train.py --config={self.name} --workdir={self.folder}'
+    def command(self) -> list[str]:
+        """Returns what `python` trains it with."""
+        return ['train.py', f'--config={self.name}', f'--workdir={self.folder}']
 
     def words(self, quantity: str, of: Named) -> tuple[str, str]:
         """Returns a quantity in words, and its unit. Raises ValueError where it names no arm."""
@@ -173,9 +173,9 @@ class Measure:
     cost: float = 0.0  # seconds, against the minutes of any study
 
     @property
-    def command(self) -> str:
-        """Returns the command that makes it."""
-        return f'-m eval.claims.measures {self.name.removeprefix(MEASURE)} {self.path}'
+    def command(self) -> list[str]:
+        """Returns what `python` computes it with."""
+        return ['-m', 'eval.claims.measures', self.name.removeprefix(MEASURE), str(self.path)]
 
     def words(self, quantity: str, of: Named) -> tuple[str, str]:
         """Returns a value in words, without a unit. Raises ValueError for one it does not have."""

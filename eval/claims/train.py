@@ -1,5 +1,6 @@
 """Trains the studies that open claims wait for, each by the command of its page."""
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,13 +38,13 @@ def train_open(found: Sequence[Decided], hours: float | None = None) -> None:
             return
         status = _run(own, until)
         if status not in (DONE, None):
-            raise ValueError(f'python {own.command} ended with status {status}')
+            raise ValueError(f'python {shlex.join(own.command)} ended with status {status}')
 
 
 def _run(own: Evidence, until: float | None) -> int | None:
     """Runs the command; the exit status, None where its time was over."""
-    line = [sys.executable, *own.command.split()]
-    print(f'python {own.command}', file=sys.stderr, flush=True)
+    line = [sys.executable, *own.command]
+    print(f'python {shlex.join(own.command)}', file=sys.stderr, flush=True)
     with subprocess.Popen(line) as process:
         try:
             return process.wait(None if until is None else max(0.0, until - time.monotonic()))

@@ -57,6 +57,7 @@ def apply(module, params, x_BTD, sequence=None):
     return run(module, {'params': params}, x_BTD, sequence or whole_rows(LENGTH))
 
 
+@pytest.mark.default_rows('softmax', 'linear')
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_no_token_sees_a_later_one(name):
     """Causality by gradient, and no token of another row: d out[t] / d x[s] = 0 unless s <= t."""
@@ -128,6 +129,7 @@ def test_qk_norm_takes_the_scale_off_the_weights(name, key):
         assert (change < 1e-4) == (qk_norm == 'rmsnorm')
 
 
+@pytest.mark.default_rows('softmax', 'linear')
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_value_norm_takes_the_scale_off_the_values(name):
     """And is a norm of its own, of each head: it has a gain."""
@@ -310,6 +312,7 @@ CACHED_TOO = [
 PARTS = ((2, 2), (3, 1), (1, 1))  # columns read, and of the second row those that are no padding
 
 
+@pytest.mark.default_rows("{'name': 'softmax'}", "{'name': 'linear'}")
 @pytest.mark.parametrize(
     'options',
     [*CACHED, *(pytest.param(one, marks=pytest.mark.full) for one in CACHED_TOO)],

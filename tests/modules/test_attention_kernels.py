@@ -264,9 +264,7 @@ def test_arrays_come_with_their_fields():
         Scores(window=0)
 
 
-@pytest.mark.default_rows(
-    '7-False-float32-blocked', '130-True-float32-blocked', '1100-True-float32-blocked'
-)
+@pytest.mark.default_rows('7-False-float32-blocked', '130-True-float32-blocked')
 @pytest.mark.parametrize('fn', FAST_ATTENTIONS)
 @pytest.mark.parametrize(
     ('length', 'segmented', 'dtype'),

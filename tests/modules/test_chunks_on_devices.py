@@ -146,6 +146,7 @@ def test_every_loss_on_a_mesh(sizes, name):
         assert_close(compiled(mesh_of(sizes), loss, given)(*given), right, 1e-12)
 
 
+@pytest.mark.default_rows('8fsdp-own', '2data-2fsdp-2context-own')
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', [ROWS, SHARDED, BOTH, EXPERTS], ids=id_of)
 def test_nothing_is_sent_between_chunks(sizes, tied):

@@ -88,7 +88,7 @@ def jitted(function, *static):
     return jax.jit(functools.partial(function, *static))
 
 
-@pytest.mark.default_rows('20-42-bfloat16-row', '70-1000-bfloat16-online', '6-4097-float32-online')
+@pytest.mark.default_rows('20-42-bfloat16-row', '6-4097-float32-online')
 @pytest.mark.parametrize(
     ('rows', 'width', 'dtype', 'form'),
     [

@@ -122,7 +122,7 @@ def forward_and_gradients(name, scores, q, k, v, grad, segments):
     return out, *pull(grad)
 
 
-@pytest.mark.default_rows('plain')
+@pytest.mark.full
 @pytest.mark.usefixtures('in_plain_operations')
 @pytest.mark.parametrize('scores', [Scores(), Scores(scale=0.3, window=3)], ids=['plain', 'window'])
 def test_documents_by_length_and_place_are_the_reference(scores):

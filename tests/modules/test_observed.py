@@ -89,6 +89,7 @@ CASES = {
 }
 
 
+@pytest.mark.default_rows('plain-4', 'all-4', 'sinks-4')
 @pytest.mark.parametrize('block', [4, pytest.param(128, marks=pytest.mark.full)])
 @pytest.mark.parametrize('case', CASES)
 def test_against_all_scores_at_once(case, block):

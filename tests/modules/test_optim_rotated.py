@@ -104,6 +104,7 @@ def test_mapped_runs_decompose_when_one_is_due_alone(name):
     assert counted(jax.vmap(tx.update), weights, states, weights) == counted(tx.update, *one) > 0
 
 
+@pytest.mark.default_rows('galore', 'conda')
 @pytest.mark.parametrize('name', ['soap', 'conda', 'galore', 'fira'])
 def test_directions_do_not_depend_on_the_signs_that_a_decomposition_gives(name, monkeypatch):
     """Property, as their docstrings say; LAPACK's signs are not those of other libraries."""

@@ -109,6 +109,7 @@ def test_rms_norm_of_cut_tokens_and_heads(shape):
         np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.default_rows('sinks-sizes0')
 @pytest.mark.parametrize(
     'sizes',
     [

@@ -181,6 +181,7 @@ def test_what_queries_see_cap_and_lose_to_sinks(held, form, dtype):
         assert_is_softmax(run(compute, hidden_x, g, **more), x, g, **more)
 
 
+@pytest.mark.default_rows('mask')
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('name', ['mask', 'sink', 'softcap'])
 def test_what_queries_see_cap_and_lose_alone(name):

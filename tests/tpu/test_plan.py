@@ -94,6 +94,7 @@ def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
         assert words in printed
 
 
+@pytest.mark.full
 def test_products_of_a_plan_are_those_of_the_model(folder):
     """6 N and attention's, of all pairs of tokens here and not of half of them, and RoPE's."""
     *_, found = of_tpus(folder)

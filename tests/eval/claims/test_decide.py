@@ -15,8 +15,9 @@ from eval.claims import board, evidence, register
 from eval.claims.claim import Claim, Condition
 from eval.claims.decide import decide, verdict
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact, over_seeds
-from eval.claims.evidence import MEASURES, Study, cores_of, open_evidence
+from eval.claims.evidence import Study, cores_of, open_evidence
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.rows import MEASURES
 from eval.tables.ablation import read_ablation
 from eval.tables.results import gather, read_sweep
 from lm.storage.files import write_json

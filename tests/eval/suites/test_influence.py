@@ -83,6 +83,7 @@ def found():
         return suite.scores_of(checkpoint, [4, 20], rows(), rows(1))
 
 
+@pytest.mark.full
 def test_vog_is_the_variance_of_explicit_gradients(found):
     for i in range(2):
         both = np.stack([explicit(seed, i)[1] for seed in (0, 1)])

@@ -1,0 +1,46 @@
+"""The table of measures.
+
+A measure is a function without arguments that returns {value: Estimate}; its docstring says what is
+computed, and of whom. `values` are the names that conditions of claims may ask for.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from eval.claims.estimates import Estimate
+from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.products import sampled_products
+from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A row of MEASURES: what computes it, and the names of its values."""
+
+    compute: Callable[[], dict[str, Estimate]]
+    values: tuple[str, ...]
+
+
+MEASURES = {
+    'gradients_at_the_start': Measured(
+        gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'sampled_products': Measured(
+        sampled_products,
+        tuple(
+            f'{what}_of_rows_{rows}'
+            for what in ('error_over_plain_sampling', 'bias')
+            for rows in ('alike', 'different')
+        ),
+    ),
+    'self_normalizing': Measured(
+        self_normalizing,
+        (
+            *('mean', 'variance', 'slope'),
+            *(f'variance_behind_32_layers_of_{name}' for name in ('selu', 'gelu')),
+        ),
+    ),
+    'sizes_over_width': Measured(
+        sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+}
