@@ -13,6 +13,7 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
+import sys
 from pathlib import Path
 
 from absl import app, flags
@@ -45,10 +46,11 @@ def main(argv: list[str]) -> None:
         found, entries = read_board(claims, workdir)
     rows = board.rows(found, entries)
     print(render(rows, list(rows[0]), given.format))
-    print('\n'.join(board.summary(found)))
+    is_text = given.format in ('table', 'markdown')  # others are read by programs
+    print('\n'.join(board.summary(found)), file=sys.stdout if is_text else sys.stderr)
     if given.pages:
         for path in board.write_pages(Path(given.pages), found, entries):
-            print(path)
+            print(path, file=sys.stdout if is_text else sys.stderr)
 
 
 if __name__ == '__main__':

@@ -45,7 +45,7 @@ def _run(own: Evidence, until: float | None) -> int | None:
     """Runs the command; the exit status, None where its time was over."""
     line = [sys.executable, *own.command]
     print(f'python {shlex.join(own.command)}', file=sys.stderr, flush=True)
-    with subprocess.Popen(line) as process:
+    with subprocess.Popen(line, stdout=sys.stderr) as process:  # what is printed is the board
         try:
             return process.wait(None if until is None else max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
