@@ -1,4 +1,4 @@
-"""Of comp-sum losses the logistic one is best in likelihood on clean labels.
+"""The logistic loss is the best of comp-sum losses in likelihood on clean labels.
 
 Paper:    arXiv:2304.07288, Cross-Entropy Loss Functions
 Says:     tau = 1, cross-entropy, is best where labels are clean; others help where they are not.

@@ -114,7 +114,7 @@ class TestOfArms:
         )
 
     def test_an_arm_at_an_edge_may_be_better(self, study):
-        """Its loss is a bound: it is never found worse."""
+        """The loss there is a bound: it is never found worse."""
         (one,) = decided(study, condition('dyt', low=0.0)).conditions
         assert one.estimate.low == -math.inf and one.said == UNDECIDED and one.seeds is None
 
