@@ -26,7 +26,7 @@ FOLDER = Path('configs/claims')
 HEADINGS = ('Paper', 'Says', 'Here', 'Counts')
 PARTS = (
     *('optimizers', 'norms', 'placements', 'attention', 'activations', 'reparametrisations'),
-    *('recipes', 'losses', 'scaling'),
+    *('recipes', 'losses', 'scaling', 'data', 'weights', 'evaluation'),
 )
 OF_STUDIES, OF_MEASURES = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
 

@@ -14,7 +14,7 @@ from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class Row:
     """A row of MEASURES: what computes it, and the names of its values."""
 
     compute: Callable[[], dict[str, Estimate]]
@@ -22,10 +22,10 @@ class Measured:
 
 
 MEASURES = {
-    'gradients_at_the_start': Measured(
+    'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
     ),
-    'sampled_products': Measured(
+    'sampled_products': Row(
         sampled_products,
         tuple(
             f'{what}_of_rows_{rows}'
@@ -33,14 +33,14 @@ MEASURES = {
             for rows in ('alike', 'different')
         ),
     ),
-    'self_normalizing': Measured(
+    'self_normalizing': Row(
         self_normalizing,
         (
             *('mean', 'variance', 'slope'),
             *(f'variance_behind_32_layers_of_{name}' for name in ('selu', 'gelu')),
         ),
     ),
-    'sizes_over_width': Measured(
+    'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
     ),
 }
