@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.collapse import imbalanced_collapse
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -24,6 +25,13 @@ class Row:
 MEASURES = {
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'imbalanced_collapse': Row(
+        imbalanced_collapse,
+        (
+            *('error_of_squared_lengths', 'cosine_of_rows', 'vanishing_length'),
+            'spread_within_classes',
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
