@@ -18,12 +18,12 @@ def imbalanced_collapse() -> dict[str, Estimate]:
     """Returns how far gradient descent ends from the closed form of imbalanced neural collapse.
 
     Minimised is |W H - Y|^2 / 2N + DECAY_W |W|^2 / 2 + DECAY_H |H|^2 / 2 over W [K, D] and features
-    H [D, N], one of each sample, with Y one-hot and COUNTS samples of the classes (arXiv:2301.00437,
-    theorem of the bias-free imbalanced case). error_of_squared_lengths: the largest difference of
-    |w_k|^2 from `squared_lengths`, over the largest of these. cosine_of_rows: the largest |cosine|
-    of two rows of W that do not vanish. vanishing_length: the largest |w_k|^2 of those that do,
-    over the largest of all. spread_within_classes: sum |h - mean of its class|^2 / sum |h|^2.
-    Over SEEDS starts.
+    H [D, N], one of each sample, with Y one-hot and COUNTS samples of the classes: the imbalanced
+    case of arXiv:2301.00437. error_of_squared_lengths: the largest difference of |w_k|^2 from
+    `squared_lengths`, over the largest of these. cosine_of_rows: the largest |cosine| of two rows
+    of W that do not vanish. vanishing_length: the largest |w_k|^2 of those that do, over the
+    largest of all. spread_within_classes: sum |h - mean of its class|^2 / sum |h|^2. Over SEEDS
+    starts.
     """
     ends = [jax.device_get(_descend(seed)) for seed in range(SEEDS)]
     wanted_K = squared_lengths(np.array(COUNTS), DECAY_W, DECAY_H)

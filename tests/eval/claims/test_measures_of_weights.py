@@ -1,0 +1,39 @@
+"""Reference: closed forms that measures of weights are compared with. Property: a measure at a size
+of some seconds finds what the method promises, and not what a wrong one would.
+"""
+
+import numpy as np
+import pytest
+
+from eval.claims.measures import collapse
+from eval.claims.measures.rows import MEASURES
+
+
+class TestImbalancedCollapse:
+    def test_lengths_are_those_of_the_least_loss_of_one_class(self):
+        """The loss of a class is n (wh - 1)^2 / N + decay_w w^2 + n decay_h h^2: a grid over w."""
+        counts, decay_w, decay_h = np.array([30, 12, 5, 2]), 0.05, 0.03
+        w = np.linspace(0, 3, 300_001)
+        for n, found in zip(
+            counts, collapse.squared_lengths(counts, decay_w, decay_h), strict=True
+        ):
+            h = w / (w**2 + counts.sum() * decay_h)
+            loss = n * (w * h - 1) ** 2 / counts.sum() + decay_w * w**2 + n * decay_h * h**2
+            assert w[np.argmin(loss)] ** 2 == pytest.approx(found, abs=1e-4)
+        assert found == 0
+
+    def test_descent_ends_there_and_not_where_classes_are_equal(self):
+        w_KD, h_ND = (np.float64(x) for x in collapse._descend(100, 6_000))
+        counts = np.array(collapse.COUNTS)
+        wanted = collapse.squared_lengths(counts, collapse.DECAY_W, collapse.DECAY_H)
+        found = collapse._compared(w_KD, h_ND, wanted)
+        assert MEASURES['imbalanced_collapse'].values == tuple(found)
+        assert max(found.values()) < 0.01
+        equal = np.full(len(counts), counts.mean())
+        wrong = collapse.squared_lengths(equal, collapse.DECAY_W, collapse.DECAY_H)
+        assert (
+            collapse._compared(w_KD, h_ND, np.where(wanted > 0, wrong, 0))[
+                'error_of_squared_lengths'
+            ]
+            > 0.3
+        )
