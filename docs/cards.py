@@ -31,6 +31,7 @@ TESTS = {  # where the rows of a field are held: patterns of files in tests/
     'model.reparam': ('modules/test_reparam*.py',),
     'model.remat': ('lm/model/test_transformer.py',),
     'model.mlp': ('modules/test_mlp.py',),
+    'model.readout': ('modules/test_readouts.py',),
     'loss.name': ('modules/test_losses.py', 'modules/test_adversarial_loss.py'),
     'optim.name': ('modules/test_optim*.py', 'lm/training/test_optimizers.py'),
     'optim.schedule': ('modules/test_optim.py',),

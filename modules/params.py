@@ -35,6 +35,7 @@ class ParamSpec:
     part: str = ''  # NORM for parameters of a norm, LORA for the factors that model.reparam adds
     init_gain: float = 1.0  # a factor of its initial standard deviation
     decayed: bool = False  # whether a vector decays too; matrices and embeddings always do
+    frozen: bool = False  # whether it stays as it is drawn, whatever train.trainable says
 
     def __post_init__(self):
         if self.role not in ROLES:

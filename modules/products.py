@@ -7,6 +7,7 @@ faster than [B, T, D] in the backward pass. A matrix is a float32 parameter, cas
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from modules.parallel.axes import of_gathered, parts_of
 from modules.params import declare
 from modules.statistics import is_training, next_key
 
+NORMAL = nn.initializers.normal(1.0)
+
 
 def matrix(
     module: nn.Module,
@@ -26,12 +29,12 @@ def matrix(
     axes: tuple[str, ...],
     fan_in: tuple[str, ...],
     *,
-    init_gain: float = 1.0,
+    init: Callable[..., jax.Array] = NORMAL,
     role: str = 'hidden',
+    **more: Any,
 ) -> jax.Array:
     """Makes the parameter `name` of `module`, declared (`modules.params`), at unit scale."""
-    normal = nn.initializers.normal(1.0)
-    return module.param(name, declare(normal, role, axes, fan_in, init_gain=init_gain), shape)
+    return module.param(name, declare(init, role, axes, fan_in, **more), shape)
 
 
 class Input(struct.PyTreeNode):
@@ -105,7 +108,7 @@ def product(
     matmul: Callable[..., jax.Array],
     dtype: jnp.dtype,
     bias: bool = False,
-    init_gain: float = 1.0,
+    **more: Any,
 ) -> jax.Array:
     """Computes x W, or x W + b, in `dtype`, with the parameters `name` and `name`_bias.
 
@@ -117,7 +120,8 @@ def product(
         [E, C, D]     ('expert', 'embed', 'mlp')         over ('embed',)              [E, C, F]
 
     `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes, or all
-    where it is not flat. An input of several products comes from `shared_input`.
+    where it is not flat. An input of several products comes from `shared_input`. `more` is that of
+    `matrix`: init, init_gain, frozen.
     """
     features = (features,) if isinstance(features, int) else features
     n_batch = axes.index(fan_in[0])
@@ -137,7 +141,7 @@ def product(
         x = x.x
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
-    w = matrix(module, name, shape, axes, fan_in, init_gain=init_gain)
+    w = matrix(module, name, shape, axes, fan_in, **more)
     if flat:
         flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
         flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)

@@ -35,6 +35,7 @@ PATHS = (
     'model.embedding_norm',
     'model.final_norm',
     'model.mlp',
+    'model.readout',
     'loss.name',
     'optim.name',
     'optim.others',

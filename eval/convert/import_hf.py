@@ -55,6 +55,7 @@ OWN = {
     'model.embedding_norm': 'none',
     'model.final_norm': 'auto',
     'model.reparam': 'none',
+    'model.readout': 'learned',
     'model.readout_bias': False,
     'model.n_kv_heads': None,
     'model.head_dim': None,

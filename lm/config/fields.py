@@ -31,6 +31,7 @@ from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
 from modules.options import Option, section, types_of
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
+from modules.readouts import READOUTS
 from modules.reparam import REPARAMS
 from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS
 
@@ -72,6 +73,7 @@ class ModelConfig:
     mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
     bias: bool = False
     qkv_bias: bool = False  # of queries, keys and values alone
+    readout: Annotated[str, Choice(READOUTS, 'model')] = 'learned'
     readout_bias: bool = False
     dropout: Annotated[float, dropped('of the results of attention and MLPs; 0: none')] = 0.0
     attention_dropout: Annotated[
@@ -241,7 +243,7 @@ class KernelsConfig:
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 
-ModelConfig = section(ModelConfig, PLACEMENTS)
+ModelConfig = section(ModelConfig, PLACEMENTS, READOUTS)
 NormConfig = section(NormConfig, NORMS)
 AttentionConfig = section(AttentionConfig, ATTENTIONS, POSITIONS)
 MLPConfig = section(MLPConfig, MLPS, ACTIVATIONS)

@@ -94,6 +94,7 @@ class Recipe:
     embedding_norm: Part
     final_norm: Part
     mlp: Part
+    readout: Part
     auxiliaries: tuple[Part, ...]
     loss: Part
     optimizer: Part

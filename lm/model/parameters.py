@@ -40,7 +40,7 @@ def of_lora(specs: Any, used: Any) -> Any:
 
 # What train.trainable can be: (stored specs, used specs) -> which parameters training changes.
 TRAINABLE = {
-    'all': lambda specs, used: jax.tree.map(lambda spec: True, specs),
+    'all': lambda specs, used: jax.tree.map(lambda spec: not spec.frozen, specs),
     'norms': of_norms,
     LORA: of_lora,
 }

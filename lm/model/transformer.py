@@ -262,7 +262,7 @@ class Transformer(nn.Module):
         order = 2 * model.n_layers
         norm = norm_maker(recipe.final_norm, self.kernels, 'embed', 'final', valid_BT1, order)
         x_BTD = observed(self, FINAL, placement.join(streams, norm('final_norm')))
-        return x_BTD, self.readout_of(table_VD)
+        return self.readout_of(x_BTD, table_VD)
 
     def embed(self, tokens_BT, sequence):
         """Returns (the table [V, D], embeddings [B, T, D])."""
@@ -281,20 +281,24 @@ class Transformer(nn.Module):
             x_BTD = x_BTD if key is None else Drop(sequence.rates['embedding'], key)(x_BTD)
         return table_VD, x_BTD
 
-    def readout_of(self, table_VD) -> Readout:
-        model, bias_V = self.recipe.model, None
+    def readout_of(self, x_BTD, table_VD) -> tuple[jax.Array, Readout]:
+        """Returns (what is read out of the last activations, the readout)."""
+        model, own, bias_V = self.recipe.model, self.recipe.readout.build(), None
         if model.tie_embeddings:
             weight_DV = tied_factor(self.recipe) * table_VD.T
         else:
             shape, axes = table_VD.shape[::-1], ('embed', 'vocab')
-            weight_DV = matrix(self, 'readout', shape, axes, ('embed',), role='readout')
+            options = {'role': 'readout', 'init': own.init, 'frozen': own.is_frozen}
+            weight_DV = matrix(self, 'readout', shape, axes, ('embed',), **options)
+        x_BTD, weight_DV = own.inputs(x_BTD, weight_DV)
         if model.readout_bias:
             zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
             bias_V = self.param('readout_bias', zeros, (self.vocab_size,))
         dtype, tied = DTYPES[model.dtype], model.tie_embeddings
-        return Readout(
+        readout = Readout(
             weight_DV, bias_V, model.logit_softcap, self.kernels.matmul, dtype, is_table=tied
         )
+        return x_BTD, readout
 
     def scanned(self, length: int) -> type[nn.Module]:
         model, policy = self.recipe.model, self.recipe.remat.row

@@ -65,7 +65,7 @@ def on_matrices(
     after_update: Callable[[ParamSpec, Any, Any], tuple[Any, Any]] | None = None,
     measure: Callable[[ParamSpec, Any, Any], dict[str, jax.Array]] = lambda *_: {},
 ) -> Reparam:
-    """Maps each parameter of `roles` on its own; the others are stored as they are.
+    """Maps each parameter of `roles` on its own; others, and frozen ones, are stored as they are.
 
     `init`, `apply`, `after_update` and `measure` are those of a `Reparam` for one parameter, with
     its spec first; a map that carries nothing has the state (). describe(spec) -> specs of the
@@ -74,8 +74,12 @@ def on_matrices(
     """
     wanted = parse_roles(roles)
     leaves, tree = jax.tree.flatten(specs)
+
+    def is_mapped(spec):
+        return spec.role in wanted and not spec.frozen
+
     for role in wanted:
-        if not any(spec.role == role for spec in leaves):
+        if not any(spec.role == role and is_mapped(spec) for spec in leaves):
             hint = ' (model.tie_embeddings reads out with the embedding)'
             raise ValueError(
                 f'no parameter has the role {role!r}{hint if role == "readout" else ""}, so this '
@@ -86,7 +90,7 @@ def on_matrices(
         """Returns two trees: the two results of map_one(spec, *parts) for each parameter."""
         columns = [tree.flatten_up_to(one) for one in trees]
         found = [
-            map_one(spec, *parts) if spec.role in wanted else (*parts, ())[:2]
+            map_one(spec, *parts) if is_mapped(spec) else (*parts, ())[:2]
             for spec, *parts in zip(leaves, *columns, strict=True)
         ]
         return tuple(tree.unflatten(column) for column in zip(*found, strict=True))
@@ -99,14 +103,14 @@ def on_matrices(
         found: dict[str, dict[str, jax.Array]] = {}
         parts = tree.flatten_up_to(stored), tree.flatten_up_to(state)
         for (path, spec), *part in zip(named_leaves(specs).items(), *parts, strict=True):
-            for name, value in measure(spec, *part).items() if spec.role in wanted else ():
+            for name, value in measure(spec, *part).items() if is_mapped(spec) else ():
                 found.setdefault(name, {})[path] = value
         return found
 
     return Reparam(
         init=functools.partial(pairs, init),
         apply=apply_all,
-        specs=jax.tree.map(lambda s: describe(s) if s.role in wanted else s, specs),
+        specs=jax.tree.map(lambda s: describe(s) if is_mapped(s) else s, specs),
         after_update=unchanged if after_update is None else functools.partial(pairs, after_update),
         measures=measures,
     )

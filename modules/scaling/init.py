@@ -13,12 +13,12 @@ SMALL = 0.02
 
 
 def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
-    """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)).
+    """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)); frozen ones stay.
 
     The factors of matrices of normal entries are uniformly distributed, and the root mean square of
     entries stays 1.
     """
-    if spec.role != 'hidden':
+    if spec.role != 'hidden' or spec.frozen:
         return unit
     matrices = as_matrices(spec, unit)
     rows, columns = matrices.shape[-2:]

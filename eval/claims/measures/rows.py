@@ -10,6 +10,7 @@ from collections.abc import Callable
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.collapse import imbalanced_collapse
+from eval.claims.measures.frozen import equiangular_rows
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -23,6 +24,12 @@ class Row:
 
 
 MEASURES = {
+    'equiangular_rows': Row(
+        equiangular_rows,
+        tuple(
+            f'over_{what}_of_{rows}_rows' for rows in (512, 2048) for what in ('welch', 'random')
+        ),
+    ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
     ),

@@ -1,0 +1,126 @@
+"""Readouts. Reference: logits against numpy float64, the Welch bound against vectors that meet it.
+Property: rows that are spread apart are, and what is frozen has no gradient, decay or state.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.training.state import hyper_from
+from lm.training.update import decay_shares, optimizer, peaks_of
+from modules.params import named_leaves
+from modules.readouts import READOUTS, spread_rows, spread_start, welch_bound
+from tests.helpers import (
+    checked_config,
+    initial_state,
+    tiny_batch,
+    tiny_learner,
+    tiny_model,
+    train_step,
+)
+
+TOKENS = tiny_batch(rows=2)['tokens'][:, :-1]
+
+
+def largest_cosine(rows_VD) -> float:
+    rows = np.float64(rows_VD)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return float(np.abs(rows @ rows.T - np.eye(len(rows))).max())
+
+
+class TestWelch:
+    def test_is_met_by_equiangular_lines(self):
+        """Six diagonals of the icosahedron in 3 dimensions, and a simplex."""
+        golden = (1 + np.sqrt(5)) / 2
+        two = np.array([[1, golden], [1, -golden]])
+        lines = np.concatenate([np.roll(np.insert(two, 0, 0, 1), i, 1) for i in range(3)])
+        simplex = np.eye(5) - 1 / 5
+        assert largest_cosine(lines) == pytest.approx(welch_bound(6, 3))
+        assert largest_cosine(simplex) == pytest.approx(welch_bound(5, 4))
+
+    def test_is_0_where_rows_can_be_orthogonal(self):
+        assert welch_bound(4, 4) == welch_bound(3, 8) == 0
+
+
+@pytest.mark.parametrize('vocab, width, most', [(48, 12, 1.6), (120, 8, 2.5), (12, 24, None)])
+def test_rows_are_spread_apart(vocab, width, most):
+    """Nearly orthogonal where there is room; never two in one place, also beyond what equal angles
+    allow, D (D + 1) / 2 rows.
+    """
+    key = jax.random.key(1)
+    rows_VD = jax.jit(spread_rows, static_argnums=(1, 2))(key, vocab, width)
+    np.testing.assert_allclose(np.linalg.norm(rows_VD, axis=1), 1, rtol=1e-5)
+    random = largest_cosine(jax.random.normal(key, (vocab, width)))
+    found, bound = largest_cosine(rows_VD), welch_bound(vocab, width)
+    assert bound < found < 0.8 * random
+    assert found < (0.01 if most is None else most * bound)
+
+
+def test_the_start_is_at_unit_scale():
+    weight_DV = spread_start(jax.random.key(0), (8, 20), jnp.float32)
+    assert weight_DV.shape == (8, 20) and np.mean(np.square(weight_DV)) == pytest.approx(1)
+
+
+def logits_and_parts(changes):
+    """Params, logits, and the activations of the same weights before a `learned` readout."""
+    config, reads = checked_config(changes), {'model.readout', 'model.readout_temperature'}
+    params, model = initial_state(config).params, tiny_model(config)
+    plain = tiny_model(checked_config({k: v for k, v in changes.items() if k not in reads}))
+
+    @jax.jit
+    def run(params):
+        x_BTD, _ = plain.apply({'params': params}, TOKENS, method='activations')
+        return model.apply({'params': params}, TOKENS), x_BTD
+
+    return params, *run(params)
+
+
+@pytest.mark.default_rows('random')
+@pytest.mark.parametrize('name', ['cosine', 'equiangular', 'random'])
+def test_logits_are_cosines_over_the_temperature(name):
+    """Whatever the parametrisation makes of the matrix: muP reads it out smaller."""
+    changes = {'model.readout': name, 'model.readout_temperature': 0.5}
+    changes |= {'scaling.name': 'mup', 'scaling.base_width': 8}
+    params, logits_BTV, x_BTD = logits_and_parts(changes)
+    x, w = np.float64(x_BTD), np.float64(params['readout'])
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    w /= np.linalg.norm(w, axis=0)
+    np.testing.assert_allclose(logits_BTV, x @ w / 0.5, rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_rows_have_no_state_and_no_decay():
+    config = checked_config({'model.readout': 'random', 'optim.weight_decay': 1.0})
+    described, hyper = tiny_learner(config).described, hyper_from(config)
+    state = jax.eval_shape(optimizer(config, described, hyper).init, described.shapes)
+    found = [path for path in named_leaves(state) if 'readout' in path or 'embedding' in path]
+    assert len(found) == 2 and all('embedding' in path for path in found)  # both moments
+    rule = config.decay.row
+    shares = decay_shares(described, rule, hyper, 1.0, peaks_of(hyper))
+    assert shares['readout'] == 0 < shares['embedding']
+
+
+@pytest.mark.full
+def test_a_step_leaves_frozen_rows_and_nothing_else():
+    config = checked_config({'model.readout': 'random', 'optim.weight_decay': 1.0})
+    before = initial_state(config)
+    after, _ = train_step(config)(before, tiny_batch(), hyper_from(config))
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.params, after.params)
+    assert {path for path, one in named_leaves(moved).items() if not one} == {'readout'}
+
+
+@pytest.mark.parametrize('name', [name for name, row in READOUTS.items() if row.is_frozen])
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({'model.tie_embeddings': True}, 'choose model.readout=cosine'),
+        ({'scaling.zero_init': 'readout'}, 'the readout starts at 0'),
+        (
+            {'model.reparam': 'sigma', 'reparam.roles': 'hidden+readout'},
+            r'model.reparam=sigma maps it, as reparam.roles=hidden\+readout',
+        ),
+    ],
+)
+def test_what_does_not_go_with_frozen_rows_is_refused(name, changes, words):
+    with pytest.raises(ValueError, match=words):
+        checked_config({'model.readout': name} | changes)
