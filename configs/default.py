@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
     config.model.final_norm = 'auto'  # any norm; auto: model.norm where the placement has one
     config.model.attention = 'softmax'
     config.model.qk_norm = 'rmsnorm'  # any norm, of queries and keys, per head
-    config.model.mlp = 'auto'  # dense or moe; auto: the placement's own, dense but for wide
+    config.model.mlp = 'auto'  # dense, moe, random_features; auto: the placement's own
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
     config.model.reparam = 'auto'  # or one or several ('shared+sigma'), nearest to the model first

@@ -6,7 +6,7 @@ Each is a Linen class called on (x [B, T, D], valid [B, T, 1] or None).
 import functools
 import math
 import sys
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from modules.kernels import Kernels
 from modules.numerics import OF_MLP
 from modules.options import Option
 from modules.parallel.axes import sharded
-from modules.products import product, shared_input
+from modules.products import NORMAL, product, shared_input
 from modules.statistics import AUXILIARY, is_training, next_key
 
 
@@ -41,18 +41,22 @@ class PositionWise(nn.Module):
 
     check = staticmethod(demands_nothing)
 
+    def up_options(self) -> dict[str, Any]:
+        """Returns what `product` is told of the first matrix alone."""
+        return {}
+
     def feed_forward(self, x: jax.Array, batch: tuple[str, ...] = (), bias: bool = False):
         """Maps x [..., D] to [..., D]; each index of the axes `batch` has matrices of its own."""
         matmul = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
 
-        def project(name, x, axes, features):
-            options = matmul | {'bias': bias, 'init_gain': self.init_gain}
+        def project(name, x, axes, features, **more):
+            options = matmul | {'bias': bias, 'init_gain': self.init_gain} | more
             y = product(self, name, x, (*batch, *axes), axes[:1], features, **options)
             return checkpoint_name(y, OF_MLP)
 
         d_model = x.shape[-1]
         x = shared_input(self, 'input', x, n_batch=len(batch), **matmul)
-        up = project('up', x, ('embed', 'mlp'), self.d_ff)
+        up = project('up', x, ('embed', 'mlp'), self.d_ff, **self.up_options())
         if self.activation.gated:
             gate = project('gate', x, ('embed', 'mlp'), self.d_ff)
             hidden = self.activation.fn(gate) * self.activation.of_up(up)
@@ -75,6 +79,63 @@ class MLP(PositionWise):
     @nn.compact
     def __call__(self, x_BTD, valid_BT1=None):
         return self.feed_forward(x_BTD, bias=self.bias)
+
+
+class RandomFeatures(PositionWise):
+    """act(x G) W_down, with G drawn once and never trained: an MLP on random features.
+
+    The ReLU form of Scalable Neural Network Kernels (arXiv:2310.13225): a matrix that is trained
+    multiplies features max(0, g.x) of fixed directions g, whose mean over many estimates the kernel
+    of a ReLU layer of infinite width. G has neither gradients nor decay nor state of an optimizer.
+    Here W_down starts as any matrix does, where the source starts it at the features of trained
+    weights. `bias` adds one to the second product alone, as the features are fixed.
+    """
+
+    bias: bool = False
+    features: Annotated[
+        str,
+        Option(
+            'directions: independent, or at right angles within each d_model of them',
+            choices=('gaussian', 'orthogonal'),
+        ),
+    ] = 'gaussian'
+
+    @classmethod
+    def check(cls, recipe, part):
+        """Raises ValueError for an activation with a gate, which would be a matrix of its own."""
+        if recipe.activation.row.gated:
+            raise ValueError(
+                f'{part} has features of one matrix, and {recipe.activation} has a gate beside it. '
+                'Choose an activation without a gate, such as model.activation=relu.'
+            )
+
+    def up_options(self):
+        return {'init': FEATURES[self.features], 'frozen': True, 'bias': False}
+
+    @nn.compact
+    def __call__(self, x_BTD, valid_BT1=None):
+        return self.feed_forward(x_BTD, bias=self.bias)
+
+
+def orthogonal_features(
+    key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32
+) -> jax.Array:
+    """Returns directions [D, F] as long as Gaussian ones, at right angles within each D of them.
+
+    Each alone is Gaussian: a column of a uniformly distributed orthogonal matrix, times the length
+    of an independent Gaussian vector (arXiv:1610.09072).
+    """
+    width, n_features = shape
+    of_turns, of_lengths = jax.random.split(key)
+    normal_ADD = jax.random.normal(of_turns, (-(-n_features // width), width, width))
+    q_ADD, r_ADD = jnp.linalg.qr(normal_ADD)
+    q_ADD = q_ADD * jnp.sign(jnp.diagonal(r_ADD, axis1=1, axis2=2))[:, None]
+    directions_DF = jnp.moveaxis(q_ADD, 0, 1).reshape(width, -1)[:, :n_features]
+    lengths_F = jnp.linalg.norm(jax.random.normal(of_lengths, shape), axis=0)
+    return (directions_DF * lengths_F).astype(dtype)
+
+
+FEATURES = {'gaussian': NORMAL, 'orthogonal': orthogonal_features}
 
 
 class MoE(PositionWise):
@@ -211,4 +272,4 @@ def received(y_ECD: jax.Array, row_MK: jax.Array, gates_MK: jax.Array) -> jax.Ar
     return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK])
 
 
-MLPS = {'dense': MLP, 'moe': MoE}
+MLPS = {'dense': MLP, 'moe': MoE, 'random_features': RandomFeatures}

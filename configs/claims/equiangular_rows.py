@@ -3,9 +3,9 @@
 Paper:    arXiv:2303.11637, Equiangular Basis Vectors
 Says:     descent on the cosines of pairs gives a fixed vector to each of many classes, all about
           as far from each other, and as near to orthogonal as can be.
-Here:     512 vectors in 64 dimensions and 2,048 in 128, where the paper has 1,000 in 1,000 for its
-          main results; the loss is squared, and its threshold follows the largest cosine down, where
-          the paper gives one; 300 steps. Only the vectors are looked at: no classifier is trained.
+Here:     512 vectors in 64 dimensions and 2,048 in 128, where the authors' code has 1,000 in 1,000;
+          the loss is squared, and its threshold follows the largest cosine down, where theirs is
+          given; 300 steps. Only the vectors are looked at: no classifier is trained.
 Counts:   at both sizes the largest |cosine| is at most twice the Welch bound, below which none can
           be, and at most half of that of random vectors.
 """

@@ -158,7 +158,7 @@ def refuse_model(recipe: Recipe, to: str) -> None:
     found = able if recipe.placement.row.norms_before else model.placement
     wanted = {
         'model.placement': (found, able, 'its norms are not alone before a matrix'),
-        'model.mlp': (model.mlp, 'dense', 'a router and experts read the norm'),
+        'model.mlp': (model.mlp, 'dense', 'what reads the norm is not one matrix that may change'),
         'model.readout': (model.readout, 'learned', 'it reads directions, and not products'),
         'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),
         'model.final_norm': (model.final_norm, model.norm, 'all norms must be of one kind'),

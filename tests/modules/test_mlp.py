@@ -1,5 +1,6 @@
 """Mixtures of experts. Reference: each token through its experts in numpy float64. Property: who
-depends on whom, in training and in evaluation.
+depends on whom, in training and in evaluation. Random features. Reference: the kernel of a ReLU
+layer in closed form. Property: they stay as drawn.
 """
 
 import functools
@@ -11,10 +12,10 @@ import pytest
 
 from modules.activations import ACTIVATIONS
 from modules.kernels import kernels_for
-from modules.mlp import MLP, MLPS, MoE
-from modules.params import split
+from modules.mlp import FEATURES, MLP, MLPS, MoE, RandomFeatures, orthogonal_features
+from modules.params import named_leaves, split
 from modules.statistics import AUXILIARY, STATS, as_int, as_key
-from tests.helpers import assert_trees_close
+from tests.helpers import assert_trees_close, checked_config, initial_state, tiny_learner
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4
 REFERENCE = kernels_for('cpu', 'reference')
@@ -278,3 +279,57 @@ def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
 
 def test_every_mlp_is_tested_here():
     assert {'dense': MLP, 'moe': MoE} == MLPS
+
+
+class TestRandomFeatures:
+    @pytest.mark.parametrize('name', FEATURES)
+    def test_a_layer_of_many_is_the_kernel_of_relu(self, name):
+        """Reference: |x| |w| (sin t + (pi - t) cos t) / 2 pi, with W_down the mean over features of
+        W. Catches features of another variance, and ones without a sign.
+        """
+        rng, n = np.random.default_rng(0), 1 << 15
+        x, w = rng.normal(size=(2, 4, 4))
+        layer = RandomFeatures(n, ACTIVATIONS['relu'], REFERENCE, jnp.float32, features=name)
+        params, specs = split(layer.init(jax.random.key(0), jnp.float32(x))['params'])
+        assert specs['up'].frozen and not specs['down'].frozen
+        params['down'] = np.maximum(w @ np.float64(params['up']), 0).T / n
+        found = np.float64(layer.apply({'params': params}, jnp.float32(x)))
+        lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)
+        t = np.arccos(x @ w.T / lengths)
+        wanted = lengths * (np.sin(t) + (np.pi - t) * np.cos(t)) / (2 * np.pi)
+        assert np.abs(found - wanted).max() < 0.03 * lengths.max()
+
+    def test_directions_are_at_right_angles_and_as_long_as_gaussian_ones(self):
+        up_DF = np.float64(orthogonal_features(jax.random.key(0), (16, 40)))
+        lengths = np.linalg.norm(up_DF, axis=0)
+        cosines = up_DF.T @ up_DF / np.outer(lengths, lengths)
+        for start, stop in ((0, 16), (16, 32), (32, 40)):
+            own = cosines[start:stop, start:stop]
+            np.testing.assert_allclose(own, np.eye(stop - start), atol=1e-5)
+        assert np.abs(cosines[:16, 16:]).max() > 0.3
+        assert np.mean(lengths**2) == pytest.approx(16, rel=0.2) and np.ptp(lengths) > 1
+
+    def test_biases_are_those_of_the_second_product(self):
+        layer = RandomFeatures(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32, bias=True)
+        params, _ = split(layer.init(jax.random.key(0), jnp.ones((TOKENS, WIDTH)))['params'])
+        assert params.keys() == {'up', 'down', 'down_bias'}
+
+    @pytest.mark.parametrize('reparam', ['none', 'weight_norm', 'lora'])
+    def test_no_reparametrisation_trains_them(self, reparam):
+        changes = {'model.mlp': 'random_features', 'model.reparam': reparam}
+        described = tiny_learner(checked_config(changes)).described
+        trained = named_leaves(described.trainable)
+        assert {path for path, one in trained.items() if not one} == {'layers/mlp/up'}
+        assert ('layers/mlp/down' in trained) == (reparam == 'none')
+
+    @pytest.mark.full
+    def test_they_keep_their_directions_where_all_others_start_orthogonal(self):
+        """Catches an initialisation that arranges what is frozen."""
+        changes = {'model.mlp': 'random_features', 'scaling.init': 'orthogonal'}
+        params = named_leaves(initial_state(checked_config(changes)).params)
+        up, down = (np.linalg.svd(params[f'layers/mlp/{name}'][0])[1] for name in ('up', 'down'))
+        assert np.ptp(up) > 0.5 * up.max() and np.ptp(down) < 1e-4 * down.max()
+
+    def test_a_gate_is_refused(self):
+        with pytest.raises(ValueError, match='has a gate beside it'):
+            checked_config({'model.mlp': 'random_features', 'model.activation': 'swiglu'})

@@ -1,15 +1,20 @@
-"""Parts that stay as they are drawn: rows of readouts."""
+"""Parts that stay as they are drawn: rows of readouts, and features of MLPs."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eval.claims.estimates import Estimate, over_seeds
+from modules.activations import ACTIVATIONS
+from modules.mlp import FEATURES
 from modules.readouts import spread_rows, unit, welch_bound
 
 SIZES = ((512, 64), (2048, 128))  # rows, and their width
 SEEDS = 5
+WIDTH, COUNTS = 64, (64, 256, 1024, 4096)  # of inputs; how many random features
+PAIRS, DRAWS, SEEDS_OF_FEATURES = 128, 16, 10
 
 
 def equiangular_rows() -> dict[str, Estimate]:
@@ -37,3 +42,63 @@ def _largest_cosines(seed: jax.Array, vocab: int, width: int) -> tuple[jax.Array
 def _largest_cosine(rows_VD: jax.Array) -> jax.Array:
     rows_VD = unit(rows_VD, 1)
     return jnp.max(jnp.abs(rows_VD @ rows_VD.T) * (1 - jnp.eye(len(rows_VD))))
+
+
+def random_features() -> dict[str, Estimate]:
+    """Returns how the error of the kernel of a ReLU layer falls with the number of its features.
+
+    The kernel is `relu_kernel`; the features are those of model.mlp=random_features
+    (arXiv:2310.13225). slope_of: of the log of the root mean square error over the log of the
+    number, COUNTS; it is -1/2 for a mean of independent terms. orthogonal_over_gaussian: the error
+    of directions at right angles over that of independent ones, the geometric mean over COUNTS.
+    Over PAIRS at angles from 0 to pi and DRAWS of the features, and over seeds.
+    """
+    errors_SC = {
+        name: np.array([_kernel_errors(name, seed) for seed in range(SEEDS_OF_FEATURES)])
+        for name in FEATURES
+    }
+    logs_SC = {name: np.log(errors) for name, errors in errors_SC.items()}
+    found = {
+        f'slope_of_{name}': over_seeds(np.polyfit(np.log(COUNTS), logs.T, 1)[0])
+        for name, logs in logs_SC.items()
+    }
+    ratios_S = np.exp(np.mean(logs_SC['orthogonal'] - logs_SC['gaussian'], 1))
+    return found | {'orthogonal_over_gaussian': over_seeds(ratios_S)}
+
+
+def relu_kernel(x_PD: np.ndarray, w_PD: np.ndarray) -> np.ndarray:
+    """Returns |x| |w| (sin t + (pi - t) cos t) / 2 pi, with t the angle of x and w: the mean over
+    g ~ N(0, I) of relu(g.x) relu(g.w) (Cho and Saul, Kernel Methods for Deep Learning, 2009).
+    """
+    lengths_P = np.linalg.norm(x_PD, axis=1) * np.linalg.norm(w_PD, axis=1)
+    angle_P = np.arccos(np.clip(np.sum(x_PD * w_PD, 1) / lengths_P, -1, 1))
+    return lengths_P * (np.sin(angle_P) + (np.pi - angle_P) * np.cos(angle_P)) / (2 * np.pi)
+
+
+def _kernel_errors(name: str, seed: int) -> list[float]:
+    """Root mean square errors of unit pairs, for each of COUNTS."""
+    rng = np.random.default_rng(seed)
+    x_PD, other_PD = rng.standard_normal((2, PAIRS, WIDTH))
+    x_PD /= np.linalg.norm(x_PD, axis=1, keepdims=True)
+    other_PD -= np.sum(other_PD * x_PD, 1, keepdims=True) * x_PD
+    other_PD /= np.linalg.norm(other_PD, axis=1, keepdims=True)
+    angle_P1 = rng.uniform(0, np.pi, (PAIRS, 1))
+    w_PD = np.cos(angle_P1) * x_PD + np.sin(angle_P1) * other_PD
+    wanted_P = relu_kernel(x_PD, w_PD)
+    keys = jax.random.split(jax.random.key(seed), DRAWS)
+    found = (np.float64(_estimates(name, count, keys, x_PD, w_PD)) for count in COUNTS)
+    return [float(np.sqrt(np.mean((own_RP - wanted_P) ** 2))) for own_RP in found]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _estimates(
+    name: str, count: int, keys: jax.Array, x_PD: jax.Array, w_PD: jax.Array
+) -> jax.Array:
+    """The mean over `count` features of each pair, for each key: [R, P]."""
+
+    def estimate(key):
+        up_DF = FEATURES[name](key, (WIDTH, count), jnp.float32)
+        relu = ACTIVATIONS['relu'].fn
+        return jnp.mean(relu(x_PD @ up_DF) * relu(w_PD @ up_DF), 1)
+
+    return jax.lax.map(estimate, keys)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.collapse import imbalanced_collapse
-from eval.claims.measures.frozen import equiangular_rows
+from eval.claims.measures.frozen import equiangular_rows, random_features
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -39,6 +39,10 @@ MEASURES = {
             *('error_of_squared_lengths', 'cosine_of_rows', 'vanishing_length'),
             'spread_within_classes',
         ),
+    ),
+    'random_features': Row(
+        random_features,
+        ('slope_of_gaussian', 'slope_of_orthogonal', 'orthogonal_over_gaussian'),
     ),
     'sampled_products': Row(
         sampled_products,

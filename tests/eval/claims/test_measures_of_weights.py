@@ -5,8 +5,9 @@ of some seconds finds what the method promises, and not what a wrong one would.
 import numpy as np
 import pytest
 
-from eval.claims.measures import collapse
+from eval.claims.measures import collapse, frozen
 from eval.claims.measures.rows import MEASURES
+from modules.mlp import FEATURES
 
 
 class TestImbalancedCollapse:
@@ -37,3 +38,27 @@ class TestImbalancedCollapse:
             ]
             > 0.3
         )
+
+
+class TestFrozenParts:
+    def test_rows_are_compared_with_those_of_their_key(self, monkeypatch):
+        """Rows that are not spread are as near as random ones, and none is below the bound."""
+        monkeypatch.setattr(frozen, 'SIZES', ((96, 16),))
+        monkeypatch.setattr(frozen, 'SEEDS', 2)
+        found = frozen.equiangular_rows()
+        assert 1 < found['over_welch_of_96_rows'].value < 2
+        assert found['over_random_of_96_rows'].value < 0.7
+
+    def test_the_kernel_of_relu_at_angles_that_are_known(self):
+        """Half of |x|^2 at 0, nothing at pi, |x| |w| / 2 pi at right angles."""
+        x = np.array([[3.0, 0.0]] * 3)
+        w = np.array([[3.0, 0.0], [-2.0, 0.0], [0.0, 2.0]])
+        found = frozen.relu_kernel(x, w)
+        np.testing.assert_allclose(found, [4.5, 0, 6 / (2 * np.pi)], atol=1e-12)
+
+    def test_the_error_of_features_falls(self, monkeypatch):
+        monkeypatch.setattr(frozen, 'COUNTS', (16, 256))
+        monkeypatch.setattr(frozen, 'SEEDS_OF_FEATURES', 3)
+        found = frozen.random_features()
+        assert tuple(found) == MEASURES['random_features'].values
+        assert all(-0.75 < found[f'slope_of_{name}'].value < -0.25 for name in FEATURES)
