@@ -131,8 +131,8 @@ def orthogonal_features(
     q_ADD, r_ADD = jnp.linalg.qr(normal_ADD)
     q_ADD = q_ADD * jnp.sign(jnp.diagonal(r_ADD, axis1=1, axis2=2))[:, None]
     directions_DF = jnp.moveaxis(q_ADD, 0, 1).reshape(width, -1)[:, :n_features]
-    lengths_F = jnp.linalg.norm(jax.random.normal(of_lengths, shape), axis=0)
-    return (directions_DF * lengths_F).astype(dtype)
+    lengths_1F = jnp.linalg.norm(jax.random.normal(of_lengths, shape), axis=0, keepdims=True)
+    return (directions_DF * lengths_1F).astype(dtype)
 
 
 FEATURES = {'gaussian': NORMAL, 'orthogonal': orthogonal_features}
