@@ -14,6 +14,7 @@ from eval.suites.in_context import in_context
 from eval.suites.influence import influence
 from eval.suites.layers import layers
 from eval.suites.minimal_pairs import minimal_pairs
+from eval.suites.neural_collapse import neural_collapse
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
 from eval.suites.sharpness import sharpness
@@ -37,6 +38,7 @@ SUITES = {
         unit='of the pairs right',
         counted='pairs',
     ),
+    'neural_collapse': Suite(neural_collapse),
     'ngram': Suite(ngram),
     'perplexity': Suite(
         perplexity,

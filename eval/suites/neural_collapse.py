@@ -1,0 +1,194 @@
+"""Neural collapse: how far features before one next token are one, and their means a frame."""
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.load import Checkpoint, open_data
+from eval.suites.base import Result, Table
+from lm import data
+from lm.devices.mesh import batch_parts, put_batch, traced_on
+from lm.inference.scoring import fetched
+from lm.training.state import Hyper, Learner, Weights
+from lm.training.step import Batch, activations, target_weights
+from modules.options import Option
+
+
+def neural_collapse(
+    checkpoint: Checkpoint,
+    *,
+    tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 65_536,
+    classes: Annotated[int, Option('most frequent next tokens that are classes', 2)] = 1024,
+    least: Annotated[int, Option('tokens of a class, at least', 2)] = 10,
+) -> Result:
+    """Measures NC1 to NC4 of the last features h, whose class is the token that comes next.
+
+    nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), mean over pairs of classes, with means m_c and s_c^2
+    the mean of |h - m_c|^2: 0 where features of a class are one (arXiv:2112.15121). nc2_norms,
+    nc2_distances: the deviation over the mean of |m_c - m|, and of log |u_c - u_d|, u_c the unit
+    vector along m_c - m; nc2_cosines: the deviation of u_c.u_d. All are 0 where means are a
+    simplex. nc3: the mean of cos(w_c, m_c - m), w_c the readout's, nc3_spread its deviation over
+    its mean: 1 and 0 where both are one frame. nc4: the share of tokens whose nearest mean is that
+    of the class of the largest logit. m is the mean of the m_c. For language arXiv:2405.17767.
+    """
+    every = Features(checkpoint, tokens)
+    sums_VD, counts_V = every.totals(sums_by_class)
+    chosen_C = frequent(counts_V, classes, least)
+    counts_C = counts_V[chosen_C]
+    means_CD = sums_VD[chosen_C] / counts_C[:, None]
+    squares_C, agreeing = every.totals(around_means, chosen_C, np.float32(means_CD))
+    readout_CD = np.float64(every.first(rows_of_readout, chosen_C))
+    variances_C, centred_CD = squares_C / counts_C, means_CD - means_CD.mean(0)
+    cosines_C = np.sum(unit(readout_CD) * unit(centred_CD), 1)
+    numbers = {
+        'tokens': counts_C.sum(),
+        'classes': len(chosen_C),
+        'nc1': variability(means_CD, variances_C),
+        **frame(centred_CD),
+        'nc3': cosines_C.mean(),
+        'nc3_spread': cosines_C.std() / cosines_C.mean(),
+        'nc4': agreeing / counts_C.sum(),
+    }
+    columns = {
+        'token': [checkpoint.tokenizer.decode([int(token)]) for token in chosen_C],
+        'tokens': counts_C.astype(int).tolist(),
+        'variance': variances_C.tolist(),
+        'length of the mean': np.linalg.norm(centred_CD, axis=1).tolist(),
+        'cosine with the readout': cosines_C.tolist(),
+    }
+    tables = {'Classes': Table(columns, x='tokens', y='cosine with the readout')}
+    return Result({name: float(x) for name, x in numbers.items()}, {}, tables)
+
+
+class Features:
+    """The last features of the validation split, batch by batch."""
+
+    def __init__(self, checkpoint: Checkpoint, tokens: int):
+        self._checkpoint = c = checkpoint
+        parts = batch_parts(c.mesh)
+        self._size = -(-c.recipe.microbatch // parts) * parts
+        self._limit = -(-tokens // (self._size * c.recipe.data.seq_len))
+        self._split = open_data(c).validation
+
+    def totals(self, statistic: Callable[..., Any], *more: Any) -> tuple[Any, ...]:
+        """Returns the sums of statistic(learner, weights, batch, hyper, *more), in float64."""
+        each = self._each(statistic, more, self._limit)
+        found = [np.float64(x) for x in next(each)]
+        for one in each:
+            found = [total + np.float64(x) for total, x in zip(found, one, strict=True)]
+        return tuple(found)
+
+    def first(self, statistic: Callable[..., Any], *more: Any) -> Any:
+        """Returns the statistic of the first batch."""
+        return next(self._each(statistic, more, 1))
+
+    def _each(self, statistic, more, limit):
+        c = self._checkpoint
+        run = jax.jit(traced_on(c.mesh, functools.partial(statistic, c.learner)))
+        batches = data.evaluation_batches(self._split, batch_size=self._size, limit=limit)
+        return fetched(run(c.weights, put_batch(c.mesh, one), c.hyper, *more) for one in batches)
+
+
+def read(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) -> tuple[Any, ...]:
+    """Returns (features [M, D] float32, the token behind each, its weight, the readout)."""
+    (x_BTD, readout), _ = activations(learner, learner.variables(weights), batch, (), hyper)
+    weights_BT = target_weights(batch, learner.bos_id).astype(jnp.float32)
+    x_MD = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(jnp.float32)
+    return x_MD, batch['tokens'][:, 1:].reshape(-1), weights_BT.reshape(-1), readout
+
+
+def sums_by_class(
+    learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (the sum of the features before each token [V, D], how many there are [V])."""
+    x_MD, next_M, weights_M, _ = read(learner, weights, batch, hyper)
+    vocab = learner.model.vocab_size
+    sums_VD = jnp.zeros((vocab, x_MD.shape[-1])).at[next_M].add(weights_M[:, None] * x_MD)
+    return sums_VD, jnp.zeros(vocab).at[next_M].add(weights_M)
+
+
+def around_means(
+    learner: Learner,
+    weights: Weights,
+    batch: Batch,
+    hyper: Hyper,
+    chosen_C: jax.Array,
+    means_CD: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (sums of |h - m_c|^2 by class [C], at how many targets of these classes the largest
+    of their logits is of the class with the nearest mean).
+    """
+    x_MD, next_M, weights_M, readout = read(learner, weights, batch, hyper)
+    place_V = jnp.full(learner.model.vocab_size, -1).at[chosen_C].set(jnp.arange(len(chosen_C)))
+    place_M = place_V[next_M]
+    weights_M = weights_M * (place_M >= 0)
+    square_M = jnp.sum(jnp.square(x_MD - means_CD[place_M]), -1)
+    squares_C = jnp.zeros(len(chosen_C)).at[place_M].add(weights_M * square_M)
+    bias_V = readout.bias_V
+    own = readout.replace(
+        weight_DV=readout.weight_DV[:, chosen_C],
+        bias_V=None if bias_V is None else bias_V[chosen_C],
+        is_table=False,
+    )
+    # |h - m|^2 less |h|^2, which is the same for all means
+    from_means_MC = jnp.sum(jnp.square(means_CD), 1)[None] - 2 * x_MD @ means_CD.T
+    is_same_M = jnp.argmax(own(x_MD), -1) == jnp.argmin(from_means_MC, -1)
+    return squares_C, jnp.sum(weights_M * is_same_M)
+
+
+def rows_of_readout(
+    learner: Learner,
+    weights: Weights,
+    batch: Batch,
+    hyper: Hyper,
+    chosen_C: jax.Array,
+) -> jax.Array:
+    """Returns the vectors [C, D] whose products with features are the logits of some tokens."""
+    *_, readout = read(learner, weights, batch, hyper)
+    return readout.weight_DV[:, chosen_C].T
+
+
+def frequent(counts_V: np.ndarray, most: int, least: int) -> np.ndarray:
+    """Returns the tokens that come next most often, `most` of them at most.
+
+    Raises ValueError where fewer than three come `least` times: a frame has three vectors.
+    """
+    order = np.argsort(-counts_V, kind='stable')[:most]
+    chosen = order[counts_V[order] >= least]
+    if len(chosen) < 3:
+        raise ValueError(
+            f'neural_collapse needs three tokens that come next {least} times or more, and got '
+            f'{len(chosen)}; raise --neural_collapse.tokens or --neural_collapse.classes, or lower '
+            '--neural_collapse.least'
+        )
+    return chosen
+
+
+def unit(x_CD: np.ndarray) -> np.ndarray:
+    """Returns rows of length 1; those of zeros stay."""
+    lengths_C1 = np.linalg.norm(x_CD, axis=1, keepdims=True)
+    return x_CD / np.where(lengths_C1 > 0, lengths_C1, 1)
+
+
+def variability(means_CD: np.ndarray, variances_C: np.ndarray) -> float:
+    """Returns the mean over pairs of (s_c^2 + s_d^2) / (2 |m_c - m_d|^2) (arXiv:2112.15121)."""
+    c, d = np.triu_indices(len(means_CD), 1)
+    squares = np.sum(means_CD**2, 1)
+    apart = squares[c] + squares[d] - 2 * (means_CD @ means_CD.T)[c, d]
+    return float(np.mean((variances_C[c] + variances_C[d]) / (2 * apart)))
+
+
+def frame(centred_CD: np.ndarray) -> dict[str, float]:
+    """Returns the numbers of NC2: how far vectors are from a simplex, or any equal spacing."""
+    lengths_C, units_CD = np.linalg.norm(centred_CD, axis=1), unit(centred_CD)
+    cosines = (units_CD @ units_CD.T)[np.triu_indices(len(units_CD), 1)]
+    logs = 0.5 * np.log(np.maximum(2 - 2 * cosines, np.finfo(np.float64).tiny))
+    return {
+        'nc2_norms': float(lengths_C.std() / lengths_C.mean()),
+        'nc2_cosines': float(cosines.std()),
+        'nc2_distances': float(logs.std() / np.abs(logs.mean())),
+    }
