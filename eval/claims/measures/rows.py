@@ -11,6 +11,7 @@ from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,27 @@ class Row:
 MEASURES = {
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'merged_models': Row(
+        merged_models,
+        (
+            *(f'error_of_{which}_differences' for which in ('unrelated', 'shared')),
+            'cost_over_that_of_the_mean',
+        ),
+    ),
+    'merged_starts': Row(
+        merged_starts,
+        (
+            *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+            *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
+    'pruned_by_text': Row(
+        pruned_by_text,
+        (
+            *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+            'loss_added_to_wanted_text_above_random',
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
