@@ -298,5 +298,7 @@ class TestTheBoard:
         assert 'loss of dyt - loss of rmsnorm at least 0 nats per token' in text
         assert 'unknown' in text and 'a finer or wider search of the rate' in text
         assert 'python train.py --config=study.py' in text
-        assert '[It is so](mine.md)' in index.read_text() and '### Norms' in index.read_text()
+        board_text = index.read_text()
+        assert '[It is so](mine.md)' in board_text and '### Norms' in board_text
+        assert '## What has no place here' in board_text and 'HELM' in board_text
         json.dumps(board.rows([one], {}))
