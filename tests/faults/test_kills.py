@@ -124,6 +124,7 @@ def whole_tuned(corpus, tmp_path_factory):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)  # eleven processes at length
 @pytest.mark.trials(short=1, long=4)
 def test_kill_9_of_a_tuned_sweep(trial, is_long, whole_tuned, corpus, tmp_path):
     """Two kills, at length ten, spread over all that there is to record: the same runs, in the
