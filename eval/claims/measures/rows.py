@@ -13,6 +13,7 @@ from eval.claims.measures.collapse import imbalanced_collapse
 from eval.claims.measures.frozen import equiangular_rows, random_features
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,27 @@ MEASURES = {
         (
             *('error_of_squared_lengths', 'cosine_of_rows', 'vanishing_length'),
             'spread_within_classes',
+        ),
+    ),
+    'merged_models': Row(
+        merged_models,
+        (
+            *(f'error_of_{which}_differences' for which in ('unrelated', 'shared')),
+            'cost_over_that_of_the_mean',
+        ),
+    ),
+    'merged_starts': Row(
+        merged_starts,
+        (
+            *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+            *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
+    'pruned_by_text': Row(
+        pruned_by_text,
+        (
+            *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+            'loss_added_to_wanted_text_above_random',
         ),
     ),
     'random_features': Row(
