@@ -183,6 +183,11 @@ def removal(kind, updates):
         (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*, pre can'),
         (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .*; dense can'),
         (LAYERNORM | {'model.embedding_norm': 'layernorm'}, 'rmsnorm', r'embedding_norm=layernorm'),
+        (
+            LAYERNORM | {'model.readout': 'cosine'},
+            'rmsnorm',
+            r'model.readout=cosine cannot be folded',
+        ),
         (LAYERNORM | {'model.final_norm': 'none'}, 'rmsnorm', r'final_norm=none .*; layernorm can'),
         (LAYERNORM | TIED, 'rmsnorm', '--untie stores it'),
         (LAYERNORM, 'none', r'which --to=crmsnorm or rmsnorm folds.*layernorm_removal'),
