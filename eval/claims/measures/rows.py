@@ -9,6 +9,11 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.distillation import (
+    METHODS,
+    balance_of_teachers,
+    heads_of_students,
+)
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -22,8 +27,21 @@ class Row:
 
 
 MEASURES = {
+    'balance_of_teachers': Row(
+        balance_of_teachers,
+        ('accuracy_in_the_worse_domain', 'gain_in_the_worse_domain', 'gain_in_the_mean'),
+    ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'heads_of_students': Row(
+        heads_of_students,
+        (
+            *(f'accuracy_of_{name}' for name in METHODS),
+            *(f'loss_of_two_heads_less_{x}' for x in ('one_head', 'ce', 'probabilities')),
+            *('accuracy_of_one_head_less_ce', 'accuracy_of_one_head_less_logits'),
+            *('cosine_in_the_head', 'cosine_in_the_body'),
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
