@@ -16,6 +16,8 @@ from eval.claims.measures.distillation import (
 )
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.unlearning import METHODS as UNLEARNING
+from eval.claims.measures.unlearning import forgetting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,14 @@ MEASURES = {
     'balance_of_teachers': Row(
         balance_of_teachers,
         ('accuracy_in_the_worse_domain', 'gain_in_the_worse_domain', 'gain_in_the_mean'),
+    ),
+    'forgetting': Row(
+        forgetting,
+        (
+            'matched_before',
+            *(f'{what}_of_{name}' for what in ('cost', 'matched') for name in UNLEARNING),
+            *(f'cost_of_{name}_over_ascent' for name in UNLEARNING[1:]),
+        ),
     ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
