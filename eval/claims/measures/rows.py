@@ -18,6 +18,8 @@ from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 from eval.claims.measures.unlearning import METHODS as UNLEARNING
 from eval.claims.measures.unlearning import forgetting
+from eval.claims.measures.unnormalised import METHODS as NORMALISERS
+from eval.claims.measures.unnormalised import bigrams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,16 @@ MEASURES = {
     'balance_of_teachers': Row(
         balance_of_teachers,
         ('accuracy_in_the_worse_domain', 'gain_in_the_worse_domain', 'gain_in_the_mean'),
+    ),
+    'bigrams': Row(
+        bigrams,
+        (
+            *(f'excess_of_{name}' for name in NORMALISERS),
+            *(
+                f'excess_of_moving_average_over_{name}'
+                for name in ('noise_contrastive', 'sampled_softmax')
+            ),
+        ),
     ),
     'forgetting': Row(
         forgetting,
