@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
-from eval.claims.measures.distillation import (
-    METHODS,
-    balance_of_teachers,
-    heads_of_students,
-)
+from eval.claims.measures.distillation import METHODS, balance_of_teachers, heads_of_students
 from eval.claims.measures.products import sampled_products
+from eval.claims.measures.random_slopes import METHODS as SLOPES
+from eval.claims.measures.random_slopes import binary_accuracy
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 from eval.claims.measures.unlearning import METHODS as UNLEARNING
 from eval.claims.measures.unlearning import forgetting
@@ -44,6 +42,10 @@ MEASURES = {
                 for name in ('noise_contrastive', 'sampled_softmax')
             ),
         ),
+    ),
+    'binary_accuracy': Row(
+        binary_accuracy,
+        (*(f'accuracy_by_{name}' for name in SLOPES), 'gain_of_random_slopes'),
     ),
     'forgetting': Row(
         forgetting,
