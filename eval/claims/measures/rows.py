@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
-from eval.claims.measures.distillation import METHODS, balance_of_teachers, heads_of_students
+from eval.claims.measures.distillation import METHODS as STUDENTS
+from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.random_slopes import METHODS as SLOPES
 from eval.claims.measures.random_slopes import binary_accuracy
@@ -18,6 +19,7 @@ from eval.claims.measures.unlearning import METHODS as UNLEARNING
 from eval.claims.measures.unlearning import forgetting
 from eval.claims.measures.unnormalised import METHODS as NORMALISERS
 from eval.claims.measures.unnormalised import bigrams
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +63,31 @@ MEASURES = {
     'heads_of_students': Row(
         heads_of_students,
         (
-            *(f'accuracy_of_{name}' for name in METHODS),
+            *(f'accuracy_of_{name}' for name in STUDENTS),
             *(f'loss_of_two_heads_less_{x}' for x in ('one_head', 'ce', 'probabilities')),
             *('accuracy_of_one_head_less_ce', 'accuracy_of_one_head_less_logits'),
             *('cosine_in_the_head', 'cosine_in_the_body'),
+        ),
+    ),
+    'merged_models': Row(
+        merged_models,
+        (
+            *(f'error_of_{which}_differences' for which in ('unrelated', 'shared')),
+            'cost_over_that_of_the_mean',
+        ),
+    ),
+    'merged_starts': Row(
+        merged_starts,
+        (
+            *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+            *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
+    'pruned_by_text': Row(
+        pruned_by_text,
+        (
+            *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+            'loss_added_to_wanted_text_above_random',
         ),
     ),
     'sampled_products': Row(
