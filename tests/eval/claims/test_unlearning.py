@@ -39,11 +39,11 @@ def test_a_method_is_judged_at_its_best_rate():
 
 @pytest.mark.full
 def test_the_measure_has_the_values_of_its_row(monkeypatch):
-    """A model that has memorised nothing: no string is given in full, at no cost."""
+    """A model that has memorised nothing: no string is given in full, at no cost but rounding."""
     for size, value in {'STEPS': 2, 'SEEDS': 2, 'RATES': (1e-4,), 'MOST_STEPS': 2}.items():
         monkeypatch.setattr(unlearning, size, value)
     found = MEASURES['forgetting'].compute()
     assert found.keys() == set(MEASURES['forgetting'].values)
     assert found['matched_before'].value == 0
     for name in unlearning.METHODS:
-        assert found[f'cost_of_{name}'].value == 0
+        assert abs(found[f'cost_of_{name}'].value) < 1e-5  # of losses of about log 64
