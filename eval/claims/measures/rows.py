@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.in_context import one_step
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -24,6 +25,14 @@ class Row:
 MEASURES = {
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'one_step': Row(
+        one_step,
+        (
+            *('excess_loss', 'step_over_best', 'unexplained_by_one_step'),
+            'unexplained_by_one_step_of_stretched_inputs',
+            'unexplained_by_preconditioned_step_of_stretched_inputs',
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
