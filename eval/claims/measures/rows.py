@@ -11,6 +11,7 @@ from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.in_context import one_step
 from eval.claims.measures.products import sampled_products
+from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
 
@@ -23,6 +24,13 @@ class Row:
 
 
 MEASURES = {
+    'decayed_norms': Row(
+        decayed_norms,
+        (
+            *(f'slope_over_width_of_{rule}' for rule in ('constant', 'sqrt_width', 'linear_width')),
+            'slope_over_rate_over_decay',
+        ),
+    ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
     ),
@@ -33,6 +41,10 @@ MEASURES = {
             'unexplained_by_one_step_of_stretched_inputs',
             'unexplained_by_preconditioned_step_of_stretched_inputs',
         ),
+    ),
+    'reparametrised_norms': Row(
+        reparametrised_norms,
+        tuple(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')),
     ),
     'sampled_products': Row(
         sampled_products,
