@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.entropy import attention_entropy
 from eval.claims.measures.in_context import one_step
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
@@ -24,6 +25,13 @@ class Row:
 
 
 MEASURES = {
+    'attention_entropy': Row(
+        attention_entropy,
+        (
+            *('least_over_bound', 'most_over_bound_of_the_construction'),
+            *('share_of_grown_with_sigma', 'share_of_grown_without'),
+        ),
+    ),
     'decayed_norms': Row(
         decayed_norms,
         (
