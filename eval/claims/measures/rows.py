@@ -11,6 +11,7 @@ from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.entropy import attention_entropy
 from eval.claims.measures.in_context import one_step
+from eval.claims.measures.invariances import CHANGES, NAMES, invariances
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
@@ -41,6 +42,17 @@ MEASURES = {
     ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'invariances': Row(
+        invariances,
+        tuple(
+            value
+            for name in NAMES
+            for value in (
+                *(f'{name}_of_{change}' for change in CHANGES),
+                f'gradient_times_scale_of_{name}',
+            )
+        ),
     ),
     'one_step': Row(
         one_step,
