@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.depths import stream_over_depth
 from eval.claims.measures.entropy import attention_entropy
 from eval.claims.measures.in_context import one_step
 from eval.claims.measures.invariances import CHANGES, NAMES, invariances
@@ -83,5 +84,13 @@ MEASURES = {
     ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+    'stream_over_depth': Row(
+        stream_over_depth,
+        (
+            *(f'slope_of_{name}' for name in ('pre', 'layernorm_scaling', 'peri')),
+            *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
+            *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
+        ),
     ),
 }
