@@ -101,6 +101,6 @@ def test_has_the_values_it_says(monkeypatch):
 
 @pytest.mark.full
 def test_training_comes_near_the_step():
-    found = in_context.trained(DEVIATIONS['alike'], seed=9, steps=500)
+    found = in_context.trained(DEVIATIONS['alike'], seed=9, steps=1000)
     untrained = in_context.trained(DEVIATIONS['alike'], seed=9, steps=1)
     assert found['excess_loss'] < 0.1 < untrained['excess_loss']
