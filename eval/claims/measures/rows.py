@@ -16,6 +16,7 @@ from eval.claims.measures.invariances import CHANGES, NAMES, invariances
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +56,33 @@ MEASURES = {
             )
         ),
     ),
+    'merged_models': Row(
+        merged_models,
+        (
+            *(f'error_of_{which}_differences' for which in ('unrelated', 'shared')),
+            'cost_over_that_of_the_mean',
+        ),
+    ),
+    'merged_starts': Row(
+        merged_starts,
+        (
+            *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+            *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
     'one_step': Row(
         one_step,
         (
             *('excess_loss', 'step_over_best', 'unexplained_by_one_step'),
             'unexplained_by_one_step_of_stretched_inputs',
             'unexplained_by_preconditioned_step_of_stretched_inputs',
+        ),
+    ),
+    'pruned_by_text': Row(
+        pruned_by_text,
+        (
+            *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+            'loss_added_to_wanted_text_above_random',
         ),
     ),
     'reparametrised_norms': Row(
