@@ -6,7 +6,6 @@ computed, and of whom. `values` are the names that conditions of claims may ask 
 
 import dataclasses
 from collections.abc import Callable
-
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.distillation import METHODS as STUDENTS
@@ -20,6 +19,11 @@ from eval.claims.measures.unlearning import forgetting
 from eval.claims.measures.unnormalised import METHODS as NORMALISERS
 from eval.claims.measures.unnormalised import bigrams
 from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
+from eval.claims.measures.depths import stream_over_depth
+from eval.claims.measures.entropy import attention_entropy
+from eval.claims.measures.in_context import one_step
+from eval.claims.measures.invariances import CHANGES, NAMES, invariances
+from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,13 @@ class Row:
 
 
 MEASURES = {
+    'attention_entropy': Row(
+        attention_entropy,
+        (
+            *('least_over_bound', 'most_over_bound_of_the_construction'),
+            *('share_of_grown_with_sigma', 'share_of_grown_without'),
+        ),
+    ),
     'balance_of_teachers': Row(
         balance_of_teachers,
         ('accuracy_in_the_worse_domain', 'gain_in_the_worse_domain', 'gain_in_the_mean'),
@@ -48,6 +59,13 @@ MEASURES = {
     'binary_accuracy': Row(
         binary_accuracy,
         (*(f'accuracy_by_{name}' for name in SLOPES), 'gain_of_random_slopes'),
+    ),
+    'decayed_norms': Row(
+        decayed_norms,
+        (
+            *(f'slope_over_width_of_{rule}' for rule in ('constant', 'sqrt_width', 'linear_width')),
+            'slope_over_rate_over_decay',
+        ),
     ),
     'forgetting': Row(
         forgetting,
@@ -69,6 +87,17 @@ MEASURES = {
             *('cosine_in_the_head', 'cosine_in_the_body'),
         ),
     ),
+    'invariances': Row(
+        invariances,
+        tuple(
+            value
+            for name in NAMES
+            for value in (
+                *(f'{name}_of_{change}' for change in CHANGES),
+                f'gradient_times_scale_of_{name}',
+            )
+        ),
+    ),
     'merged_models': Row(
         merged_models,
         (
@@ -83,12 +112,24 @@ MEASURES = {
             *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
         ),
     ),
+    'one_step': Row(
+        one_step,
+        (
+            *('excess_loss', 'step_over_best', 'unexplained_by_one_step'),
+            'unexplained_by_one_step_of_stretched_inputs',
+            'unexplained_by_preconditioned_step_of_stretched_inputs',
+        ),
+    ),
     'pruned_by_text': Row(
         pruned_by_text,
         (
             *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
             'loss_added_to_wanted_text_above_random',
         ),
+    ),
+    'reparametrised_norms': Row(
+        reparametrised_norms,
+        tuple(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')),
     ),
     'sampled_products': Row(
         sampled_products,
@@ -107,5 +148,13 @@ MEASURES = {
     ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+    'stream_over_depth': Row(
+        stream_over_depth,
+        (
+            *(f'slope_of_{name}' for name in ('pre', 'layernorm_scaling', 'peri')),
+            *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
+            *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
+        ),
     ),
 }
