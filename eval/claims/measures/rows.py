@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.perceptron import steps_to_separate
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -42,5 +43,18 @@ MEASURES = {
     ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+    'steps_to_separate': Row(
+        steps_to_separate,
+        (
+            *(f'slope_of_{descent}_steps_over_points' for descent in ('plain', 'normalized')),
+            *(f'{descent}_steps_where_one_disagrees' for descent in ('plain', 'normalized')),
+            'plain_steps_at_large_over_small_rate',
+            *(f'largest_loss_over_first_at_{rate}_rate' for rate in ('small', 'large')),
+            *(
+                f'normalized_over_plain_steps_of_{kind}_points'
+                for kind in ('balanced', 'imbalanced')
+            ),
+        ),
     ),
 }
