@@ -1,5 +1,6 @@
 """Steps that gradient descent of logistic regression takes to separate points."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ SMALL, LARGE = 1.0, 100.0  # learning rates, of those of the paper
 MOST_STEPS = 1_000_000
 DISAGREEING = (50, 100, 200, 400, 800)  # numbers of points, of which one disagrees
 MARGIN = 0.3
-POINTS, DIMENSIONS, LEAST_MARGIN, SEEDS = 600, 32, 0.05, 10
+POINTS, DIMENSIONS, LEAST_MARGIN, SEEDS = 600, 32, 0.05, 50
 POSITIVES = {'balanced': POINTS // 2, 'imbalanced': POINTS // 50}
 
 
@@ -40,7 +41,8 @@ def separated(points: np.ndarray, descent: str, lr: float) -> Path:
     return Path(int(steps), float(largest))
 
 
-def _descend(points: jax.Array, descent: str, lr: float) -> tuple[Any, Any]:
+@functools.partial(jax.jit, static_argnums=1)
+def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
     transform = DESCENTS[descent]
 
     def margins(params):
@@ -62,7 +64,7 @@ def _descend(points: jax.Array, descent: str, lr: float) -> tuple[Any, Any]:
 
     params = {'theta': jnp.zeros(points.shape[1])}
     start = params, transform.init(params), 0, -jnp.inf
-    _, _, steps, largest = jax.jit(lambda: jax.lax.while_loop(is_apart, one, start))()
+    *_, steps, largest = jax.lax.while_loop(is_apart, one, start)
     return steps, largest
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.ghosts import steps_around_the_radius
 from eval.claims.measures.perceptron import steps_to_separate
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
@@ -43,6 +44,18 @@ MEASURES = {
     ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+    'steps_around_the_radius': Row(
+        steps_around_the_radius,
+        (
+            'largest_share_of_accuracy_lost_below_1',
+            'median_r_at_which_accuracy_falls',
+            'deviation_of_log_r_over_that_of_log_length',
+            *(
+                f'accuracy_kept_over_a_spike_with_{limit}'
+                for limit in ('clipping', 'the_controller')
+            ),
+        ),
     ),
     'steps_to_separate': Row(
         steps_to_separate,

@@ -2,10 +2,11 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
-from eval.claims.measures import perceptron
+from eval.claims.measures import ghosts, perceptron
 from eval.claims.measures.perceptron import one_disagrees, separated
 
 
@@ -39,3 +40,31 @@ class TestStepsToSeparate:
         monkeypatch.setattr(perceptron, 'MOST_STEPS', 20)
         with pytest.raises(ValueError, match=r'plain descent at 1\.0 did not separate 30 points'):
             separated(one_disagrees(30), 'plain', 1.0)
+
+
+class TestStepsAroundTheRadius:
+    def test_numbers_of_curves(self):
+        """Two curves that fall by 10% from r = 2 and r = 8 on, at steps of 1 and 4 in length.
+        Catches a loss that is not of the accuracy before, and lengths of the whole step.
+        """
+        rs = np.array(ghosts.LENGTHS_R)
+        after = np.stack([np.where(rs < 2, 0.5, 0.45), np.where(rs < 8, 0.8, 0.72)])
+        after[1, rs == 0.5] = 0.784
+        found = ghosts.of_curves(np.array([0.5, 0.8]), after, np.array([1.0, 4.0]))
+        assert found['largest_share_of_accuracy_lost_below_1'] == pytest.approx(0.02)
+        assert found['median_r_at_which_accuracy_falls'] == pytest.approx(5.0)
+        assert found['deviation_of_log_r_over_that_of_log_length'] == pytest.approx(0.5)
+
+    def test_a_curve_that_never_falls_ends_with_the_longest_step(self):
+        after = np.full((2, len(ghosts.LENGTHS_R)), 0.5)
+        found = ghosts.of_curves(np.array([0.5, 0.5]), after, np.array([1.0, 2.0]))
+        assert found['median_r_at_which_accuracy_falls'] == ghosts.LENGTHS_R[-1]
+
+    def test_text_has_one_likely_successor(self):
+        """Of 512 tokens 80% follow, to three deviations. Catches rows and columns changed over."""
+        successors_V = np.roll(np.arange(ghosts.VOCAB), 1).clip(1)
+        batch = ghosts.text_of(jax.random.key(0), successors_V)
+        tokens = np.asarray(batch['tokens'])
+        assert tokens.shape == (ghosts.ROWS, ghosts.LENGTH + 1) and tokens.min() > ghosts.BOS
+        share = np.mean(successors_V[tokens[:, :-1]] == tokens[:, 1:])
+        assert abs(share - ghosts.LIKELY - 0.2 / 63) < 3 * 0.4 / math.sqrt(512)
