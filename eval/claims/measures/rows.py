@@ -10,9 +10,11 @@ from collections.abc import Callable
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.ghosts import steps_around_the_radius
+from eval.claims.measures.memory import memory_of_optimizers
 from eval.claims.measures.perceptron import steps_to_separate
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.updates import singular_values_of_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,23 @@ MEASURES = {
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
     ),
+    'memory_of_optimizers': Row(
+        memory_of_optimizers,
+        (
+            *(
+                f'weights_and_state_with_scale_over_adamw_of_{size}'
+                for size in ('llama_124m', 'llama_1b', '60m', '130m', '350m', '1b')
+            ),
+            *(
+                f'{what}_of_{size}'
+                for what in (
+                    'state_of_lion_over_adamw',
+                    'state_of_muon_over_adamw_of_matrices',
+                )
+                for size in ('llama_124m', 'llama_1b')
+            ),
+        ),
+    ),
     'sampled_products': Row(
         sampled_products,
         tuple(
@@ -40,6 +59,19 @@ MEASURES = {
         (
             *('mean', 'variance', 'slope'),
             *(f'variance_behind_32_layers_of_{name}' for name in ('selu', 'gelu')),
+        ),
+    ),
+    'singular_values_of_updates': Row(
+        singular_values_of_updates,
+        (
+            *(
+                f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients'
+                for kind in ('random', 'ill_conditioned')
+            ),
+            *(f'condition_number_of_{name}_over_that_of_momentum' for name in ('auon', 'muon')),
+            'relative_difference_of_auon_from_momentum',
+            'spectral_norm_of_auon_of_paper',
+            'largest_singular_value_of_muon',
         ),
     ),
     'sizes_over_width': Row(

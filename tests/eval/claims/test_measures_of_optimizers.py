@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from eval.claims.measures import ghosts, perceptron
+from eval.claims.measures import ghosts, memory, perceptron, updates
 from eval.claims.measures.perceptron import one_disagrees, separated
+from tests import ROOT
 
 
 class TestStepsToSeparate:
@@ -68,3 +69,54 @@ class TestStepsAroundTheRadius:
         assert tokens.shape == (ghosts.ROWS, ghosts.LENGTH + 1) and tokens.min() > ghosts.BOS
         share = np.mean(successors_V[tokens[:, :-1]] == tokens[:, 1:])
         assert abs(share - ghosts.LIKELY - 0.2 / 63) < 3 * 0.4 / math.sqrt(512)
+
+
+class TestMemory:
+    def test_is_that_of_the_arrays(self, monkeypatch):
+        """The model of 130 million parameters by hand, in float32. Catches a state that is counted
+        with the weights, momentum of embeddings in SCALE, and moments of all in Muon.
+        """
+        monkeypatch.chdir(ROOT)
+        size, width, layers = memory.PAPERS['130m'], 768, 12
+        embedding, vectors = 32_000 * width, (2 * layers + 1) * width
+        hidden = layers * (4 * width**2 + 3 * width * 2048)
+        every = 2 * embedding + hidden + vectors
+        asked = {
+            'adam': (memory.ADAM, 2 * every, 2 * hidden),
+            'lion': (memory.LION, every, hidden),
+            'scale': (memory.SCALE, embedding + 2 * vectors, 0),
+            'muon': (memory.MUON, 2 * every - hidden, hidden),
+        }
+        for optimizers, state, of_hidden in asked.values():
+            found = memory.of_optimizer(size, optimizers)
+            assert (found.weights, found.hidden_state) == (4 * every, 4 * of_hidden)
+            assert 0 <= found.state - 4 * state < 64  # counts of steps
+
+
+class TestSingularValuesOfUpdates:
+    SHAPE = (12, 20)
+
+    def test_gradients_have_the_spectrum_that_is_asked_for(self, monkeypatch):
+        monkeypatch.setattr(updates, 'CONDITION', 100.0)
+        for grad in updates.ill_conditioned_gradients(self.SHAPE, 0):
+            values = np.linalg.svd(grad, compute_uv=False)
+            assert 50 < values[0] / values[-1] < 200
+
+    @pytest.mark.parametrize('name', ['momentum', 'auon', 'muon'])
+    def test_the_last_update_is_of_all_gradients(self, name):
+        """By the equations in numpy. Catches the first update, and momentum without Nesterov's."""
+        grads, mean = updates.random_gradients(self.SHAPE, 1), 0.0
+        for grad in grads:
+            mean = 0.95 * mean + 0.05 * grad
+        wanted = 0.95 * mean + 0.05 * grads[-1]
+        if name == 'momentum':
+            wanted = wanted / 0.05
+        if name == 'auon':
+            wanted = wanted / np.sqrt(np.mean(np.cosh(1.5 * wanted / np.linalg.norm(wanted)) ** 2))
+        if name == 'muon':
+            left, s, right = np.linalg.svd(wanted / np.linalg.norm(wanted), full_matrices=False)
+            for _ in range(5):
+                s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+            wanted = (left * s) @ right
+        found = updates.last_update(updates.OPTIMIZERS[name], grads)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
