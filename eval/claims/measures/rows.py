@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.effective_rates import relative_changes_over_training
 from eval.claims.measures.ghosts import steps_around_the_radius
 from eval.claims.measures.memory import memory_of_optimizers
 from eval.claims.measures.perceptron import steps_to_separate
@@ -45,6 +46,10 @@ MEASURES = {
                 for size in ('llama_124m', 'llama_1b')
             ),
         ),
+    ),
+    'relative_changes_over_training': Row(
+        relative_changes_over_training,
+        tuple(f'late_over_early_change_of_{name}_weights' for name in ('free', 'projected')),
     ),
     'sampled_products': Row(
         sampled_products,

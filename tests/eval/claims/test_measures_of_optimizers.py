@@ -1,13 +1,15 @@
 """Reference: what measures of optimizers compute, against closed forms."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from eval.claims.measures import ghosts, memory, perceptron, updates
+from eval.claims.measures import effective_rates, ghosts, memory, perceptron, updates
 from eval.claims.measures.perceptron import one_disagrees, separated
+from modules.params import ParamSpec
 from tests import ROOT
 
 
@@ -120,3 +122,20 @@ class TestSingularValuesOfUpdates:
             wanted = (left * s) @ right
         found = updates.last_update(updates.OPTIMIZERS[name], grads)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
+
+
+def test_a_relative_change_is_that_of_each_hidden_matrix():
+    """Two layers of a matrix with heads, one of which turns by 10% of its length and one by 30%,
+    beside an embedding that moves far. Catches a norm of all layers, and roles that do not count.
+    """
+    rng = np.random.default_rng(0)
+    hidden = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
+    specs = {'q': hidden, 'table': ParamSpec('embedding', ('vocab', 'embed'))}
+    w, change = rng.standard_normal((2, 2, 4, 2, 3))
+    shares = np.array([0.1, 0.3]) * [np.linalg.norm(x) for x in w]
+    change *= (shares / [np.linalg.norm(x) for x in change])[:, None, None, None]
+    before = SimpleNamespace(params={'q': w, 'table': np.ones((3, 4))})
+    after = SimpleNamespace(params={'q': w + change, 'table': np.zeros((3, 4))})
+    learner = SimpleNamespace(described=SimpleNamespace(specs=specs))
+    found = effective_rates.relative_change(learner, before, after)
+    np.testing.assert_allclose(found, 0.2, rtol=1e-5)
