@@ -64,7 +64,7 @@ def programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
         new, _ = train_step(state, text_of(key, successors_V), hyper)
         return new, relative_change(learner, state, new)
 
-    return lambda key: init_state(learner, hyper, key), jax.jit(one)
+    return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(one)
 
 
 def _series(start: Callable[[Any], State], one: Callable[..., Any], seed: int) -> list[float]:
