@@ -1,9 +1,10 @@
 """Singular values of the updates of Muon and AuON, of gradients with a known spectrum."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from eval.claims.estimates import Estimate, over_seeds
 from modules.optim.classic import sgd
@@ -43,18 +44,21 @@ def ill_conditioned_gradients(shape: tuple[int, int], seed: int) -> np.ndarray:
 GRADIENTS = {'random': random_gradients, 'ill_conditioned': ill_conditioned_gradients}
 
 
-def last_update(optimizer: optax.GradientTransformation, grads: np.ndarray) -> np.ndarray:
-    """Returns the direction behind all of the gradients [STEPS, I, O], in float64."""
+def last_update(name: str, grads: np.ndarray) -> np.ndarray:
+    """Returns the direction of an optimizer behind gradients [STEPS, I, O], in float64."""
     with jax.enable_x64(True):  # singular values over six orders of magnitude
-        given = {'w': jnp.asarray(grads)}
-        params = {'w': jnp.zeros(grads.shape[1:])}
+        return np.asarray(_last_update(name, jnp.asarray(grads)), np.float64)
 
-        def one(state, grad):
-            direction, state = optimizer.update(grad, state, params)
-            return state, direction['w']
 
-        run = jax.jit(lambda: jax.lax.scan(one, optimizer.init(params), given)[1][-1])
-        return np.asarray(run(), np.float64)
+@functools.partial(jax.jit, static_argnums=0)
+def _last_update(name: str, grads: jax.Array) -> jax.Array:
+    optimizer, params = OPTIMIZERS[name], {'w': jnp.zeros(grads.shape[1:])}
+
+    def one(state, grad):
+        direction, state = optimizer.update({'w': grad}, state, params)
+        return state, direction['w']
+
+    return jax.lax.scan(one, optimizer.init(params), grads)[1][-1]
 
 
 def singular_values_of_updates() -> dict[str, Estimate]:
@@ -80,7 +84,7 @@ def numbers(shape: tuple[int, int], seed: int) -> dict[str, float]:
     found, differences, largest, norms = {}, [], [], []
     for kind, draw in GRADIENTS.items():
         grads = draw(shape, seed)
-        updates = {name: last_update(one, grads) for name, one in OPTIMIZERS.items()}
+        updates = {name: last_update(name, grads) for name in OPTIMIZERS}
         average = (1 - MOMENTUM) * updates['momentum']
         gap = np.linalg.norm(updates['auon'] - average)
         differences.append(gap / np.linalg.norm(average))
