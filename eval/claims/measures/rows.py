@@ -16,6 +16,7 @@ from eval.claims.measures.perceptron import steps_to_separate
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 from eval.claims.measures.updates import singular_values_of_updates
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,27 @@ MEASURES = {
                 )
                 for size in ('llama_124m', 'llama_1b')
             ),
+        ),
+    ),
+    'merged_models': Row(
+        merged_models,
+        (
+            *(f'error_of_{which}_differences' for which in ('unrelated', 'shared')),
+            'cost_over_that_of_the_mean',
+        ),
+    ),
+    'merged_starts': Row(
+        merged_starts,
+        (
+            *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+            *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
+    'pruned_by_text': Row(
+        pruned_by_text,
+        (
+            *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+            'loss_added_to_wanted_text_above_random',
         ),
     ),
     'relative_changes_over_training': Row(

@@ -1,0 +1,149 @@
+"""Bugs of one line in the board of claims."""
+
+from tests.bugs.bug import Bug
+
+CLAIM, DECIDE, OPTIMIZERS = (
+    f'tests/eval/claims/test_{name}.py' for name in ('claim', 'decide', 'measures_of_optimizers')
+)
+
+CLAIMS = {
+    'a claim that holds by the value alone': Bug(
+        'eval/claims/estimates.py',
+        'if low <= self.low and self.high <= high:',
+        'if low <= self.value <= high:',
+        DECIDE,
+    ),
+    'a claim that fails where it is not known to hold': Bug(
+        'eval/claims/estimates.py',
+        'FAILS if self.low > high or self.high < low else UNDECIDED',
+        'FAILS',
+        DECIDE,
+    ),
+    'one condition that is enough': Bug(
+        'eval/claims/decide.py', 'if FAILS not in said:', 'if HOLDS in said:', DECIDE
+    ),
+    'a verdict of an unfinished study': Bug(
+        'eval/claims/decide.py',
+        'UNFINISHED = (STALE, OPEN, OUT_OF_REACH)',
+        'UNFINISHED = (STALE, OUT_OF_REACH)',
+        DECIDE,
+    ),
+    'seeds for the further end of a range': Bug(
+        'eval/claims/decide.py', 'nearest, end = min(', 'nearest, end = max(', DECIDE
+    ),
+    'conditions of which some bounds have no digest': Bug(
+        'eval/claims/claim.py',
+        'found = [self.studies, *(dataclasses.asdict(one) for one in self.conditions)]',
+        'found = [self.studies, *(one.of for one in self.conditions)]',
+        CLAIM,
+    ),
+    'a range that everything is in': Bug(
+        'eval/claims/claim.py',
+        'if not low < high or',
+        'if not low <= math.inf or',
+        CLAIM,
+    ),
+    'a diverged arm that is equal to one that is not': Bug(
+        'eval/claims/evidence.py',
+        'if dead != other_dead:',
+        'if dead and other_dead:',
+        DECIDE,
+    ),
+    'a measure that was changed since': Bug(
+        'eval/claims/evidence.py',
+        "if record['code'] != code_of(short):",
+        "if record['code'] == '':",
+        DECIDE,
+    ),
+    'a study on a pod that is trained here': Bug(
+        'eval/claims/evidence.py',
+        'return _planned(study) if topology else study',
+        'return study',
+        DECIDE,
+    ),
+    'a plan of another study': Bug(
+        'eval/claims/evidence.py',
+        'asked = json.dumps([cell.name for cell in self.arms.first] + [self.arms.record()])',
+        "asked = ''",
+        DECIDE,
+    ),
+    'what counts put on record again': Bug(
+        'eval/claims/register.py',
+        'return entries | new',
+        'return new | {claim.name: {"asked": claim.asked, "day": day, "fresh_seeds": 0} for '
+        'claim in claims}',
+        DECIDE,
+    ),
+    'a study that counts for each of its claims': Bug(
+        'eval/claims/board.py',
+        'studies = {s.name: s for one in found for s in one.evidence.values()}.values()',
+        'studies = [s for one in found for s in one.evidence.values()]',
+        DECIDE,
+    ),
+    'the loss before the last step': Bug(
+        'eval/claims/measures/perceptron.py',
+        'jnp.maximum(largest, value)',
+        'value',
+        OPTIMIZERS,
+    ),
+    'as many positives as negatives are asked': Bug(
+        'eval/claims/measures/perceptron.py',
+        'above[:positives]',
+        'above[: POINTS - positives]',
+        OPTIMIZERS,
+    ),
+    'normalized descent that is plain': Bug(
+        'modules/optim/variants.py',
+        'factor = jnp.where(q > 0, 1 / jnp.where(q > 0, q, 1.0), 0.0)',
+        'factor = 1.0',
+        OPTIMIZERS,
+    ),
+    'accuracy lost in points': Bug(
+        'eval/claims/measures/ghosts.py',
+        'lost = 1 - after / before[:, None]',
+        'lost = before[:, None] - after',
+        OPTIMIZERS,
+    ),
+    'a chain along the rows': Bug(
+        'eval/claims/measures/ghosts.py',
+        '(likely, other))[1].T',
+        '(likely, other))[1].reshape(ROWS, LENGTH + 1)',
+        OPTIMIZERS,
+    ),
+    'state of all but hidden matrices': Bug(
+        'eval/claims/measures/memory.py', "== 'hidden'}", "!= 'hidden'}", OPTIMIZERS
+    ),
+    'momentum of embeddings in SCALE': Bug(
+        'modules/optim/classic.py',
+        "zeros('momentum')(spec, weight) if spec.role == 'readout' else {}",
+        "zeros('momentum')(spec, weight) if spec.role != 'hidden' else {}",
+        OPTIMIZERS,
+    ),
+    'the first of many updates': Bug(
+        'eval/claims/measures/updates.py', 'grads)[1][-1]', 'grads)[1][0]', OPTIMIZERS
+    ),
+    'a spectrum of the square of the condition': Bug(
+        'eval/claims/measures/updates.py',
+        'np.geomspace(1, 1 / CONDITION, rank)',
+        'np.geomspace(1, CONDITION**-2, rank)',
+        OPTIMIZERS,
+    ),
+    'AuON of length 1': Bug(
+        'modules/optim/muon.py',
+        'return matrices / brake',
+        'return unit / brake',
+        OPTIMIZERS,
+    ),
+    'layers as one matrix': Bug(
+        'eval/claims/measures/effective_rates.py',
+        'axis=(-2, -1)) for x',
+        'axis=(-3, -2, -1)) for x',
+        OPTIMIZERS,
+    ),
+    'embeddings among hidden matrices': Bug(
+        'eval/claims/measures/effective_rates.py',
+        "if spec.role == 'hidden':",
+        "if spec.role != 'vector':",
+        OPTIMIZERS,
+    ),
+}
