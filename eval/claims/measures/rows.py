@@ -24,6 +24,11 @@ from eval.claims.measures.entropy import attention_entropy
 from eval.claims.measures.in_context import one_step
 from eval.claims.measures.invariances import CHANGES, NAMES, invariances
 from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
+from eval.claims.measures.effective_rates import relative_changes_over_training
+from eval.claims.measures.ghosts import steps_around_the_radius
+from eval.claims.measures.memory import memory_of_optimizers
+from eval.claims.measures.perceptron import steps_to_separate
+from eval.claims.measures.updates import singular_values_of_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +103,23 @@ MEASURES = {
             )
         ),
     ),
+    'memory_of_optimizers': Row(
+        memory_of_optimizers,
+        (
+            *(
+                f'weights_and_state_with_scale_over_adamw_of_{size}'
+                for size in ('llama_124m', 'llama_1b', '60m', '130m', '350m', '1b')
+            ),
+            *(
+                f'{what}_of_{size}'
+                for what in (
+                    'state_of_lion_over_adamw',
+                    'state_of_muon_over_adamw_of_matrices',
+                )
+                for size in ('llama_124m', 'llama_1b')
+            ),
+        ),
+    ),
     'merged_models': Row(
         merged_models,
         (
@@ -127,6 +149,10 @@ MEASURES = {
             'loss_added_to_wanted_text_above_random',
         ),
     ),
+    'relative_changes_over_training': Row(
+        relative_changes_over_training,
+        tuple(f'late_over_early_change_of_{name}_weights' for name in ('free', 'projected')),
+    ),
     'reparametrised_norms': Row(
         reparametrised_norms,
         tuple(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')),
@@ -146,8 +172,46 @@ MEASURES = {
             *(f'variance_behind_32_layers_of_{name}' for name in ('selu', 'gelu')),
         ),
     ),
+    'singular_values_of_updates': Row(
+        singular_values_of_updates,
+        (
+            *(
+                f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients'
+                for kind in ('random', 'ill_conditioned')
+            ),
+            *(f'condition_number_of_{name}_over_that_of_momentum' for name in ('auon', 'muon')),
+            'relative_difference_of_auon_from_momentum',
+            'spectral_norm_of_auon_of_paper',
+            'largest_singular_value_of_muon',
+        ),
+    ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+    'steps_around_the_radius': Row(
+        steps_around_the_radius,
+        (
+            'largest_share_of_accuracy_lost_below_1',
+            'median_r_at_which_accuracy_falls',
+            'deviation_of_log_r_over_that_of_log_length',
+            *(
+                f'accuracy_kept_over_a_spike_with_{limit}'
+                for limit in ('clipping', 'the_controller')
+            ),
+        ),
+    ),
+    'steps_to_separate': Row(
+        steps_to_separate,
+        (
+            *(f'slope_of_{descent}_steps_over_points' for descent in ('plain', 'normalized')),
+            *(f'{descent}_steps_where_one_disagrees' for descent in ('plain', 'normalized')),
+            'plain_steps_at_large_over_small_rate',
+            *(f'largest_loss_over_first_at_{rate}_rate' for rate in ('small', 'large')),
+            *(
+                f'normalized_over_plain_steps_of_{kind}_points'
+                for kind in ('balanced', 'imbalanced')
+            ),
+        ),
     ),
     'stream_over_depth': Row(
         stream_over_depth,
