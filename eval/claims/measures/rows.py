@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
@@ -24,6 +25,21 @@ class Row:
 MEASURES = {
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'lipschitz_attention': Row(
+        lipschitz_attention,
+        ('slope_of_products', 'slope_of_tied_distances', 'slope_of_own_distances'),
+    ),
+    'local_lipschitz': Row(
+        local_lipschitz,
+        (
+            *(
+                f'{what}_of_{name}'
+                for what in ('share_at_points', 'share_in_boxes', 'product_over_exact')
+                for name in ('one_block', 'two_blocks')
+            ),
+            'largest_share',
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
