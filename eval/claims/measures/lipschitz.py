@@ -36,7 +36,7 @@ def local_lipschitz() -> dict[str, Estimate]:
 
     The networks are one or two blocks of ReLU, one behind the other, of WIDTH inputs. share_at_
     points: |J u| after ROUNDS over the largest singular value at the same point, on average over
-    POINTS. share_in_boxes: the largest |J u| of the points over the largest singular value of all
+    those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the points over the largest singular value of all
     regions of the box around them in which the network is linear, each found by a linear program.
     largest_share: of all of them. product_over_exact: the product of the largest singular values
     of all matrices, the plain upper bound, over the same.
@@ -53,18 +53,21 @@ def local_lipschitz() -> dict[str, Estimate]:
 
 
 def _shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float, float]:
-    rng = np.random.default_rng(seed)
-    blocks = [_drawn_block(rng, units) for units in hidden]
-    centre = rng.standard_normal(WIDTH)
+    rng, in_box = np.random.default_rng(seed), 0.0
+    while in_box == 0:  # a network that is constant in its box is drawn anew
+        blocks = [_drawn_block(rng, units) for units in hidden]
+        matrices = [given for _, given in blocks]
+        centre = rng.standard_normal(WIDTH)
+        regions = _jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
+        in_box = max(_norm(jacobian) for jacobian in regions)
     x = jnp.float32(centre + rng.uniform(-REACH, REACH, (POINTS, WIDTH)))
     start = jnp.float32(rng.standard_normal(x.shape))
     found = np.float64(_stretched(hidden, [params for params, _ in blocks], x, start))
-    matrices = [given for _, given in blocks]
-    at_points = [_norm(_jacobian_at(matrices, one)) for one in np.float64(x)]
-    regions = _jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
-    in_box = max(_norm(jacobian) for jacobian in regions)
+    at_points = np.array([_norm(_jacobian_at(matrices, one)) for one in np.float64(x)])
+    is_steep = at_points > 0  # elsewhere nothing is stretched, and there is no share
     product = np.prod([_norm(w) for block in matrices for w in (block['up'], block['down'])])
-    return found / at_points, float(found.max() / in_box), float(product / in_box)
+    shares = found[is_steep] / at_points[is_steep]
+    return shares, float(found.max() / in_box), float(product / in_box)
 
 
 def _mlp(units: int) -> nn.Module:
