@@ -34,12 +34,13 @@ KERNELS = {'kernels': kernels_for('cpu', 'reference'), 'dtype': jnp.float32}
 def local_lipschitz() -> dict[str, Estimate]:
     """Returns what `largest_stretches` finds over the exact local Lipschitz constant of MLPs.
 
-    The networks are one or two blocks of ReLU, one behind the other, of WIDTH inputs. share_at_
-    points: |J u| after ROUNDS over the largest singular value at the same point, on average over
-    those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the points over the largest singular value of all
-    regions of the box around them in which the network is linear, each found by a linear program.
-    largest_share: of all of them. product_over_exact: the product of the largest singular values
-    of all matrices, the plain upper bound, over the same.
+    The networks are one or two blocks of ReLU, one behind the other, of WIDTH inputs, not constant.
+    share_at_points: |J u| after ROUNDS over the largest singular value at the same point, on
+    average over those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the
+    points over the largest singular value of all regions of the box around them in which the
+    network is linear, each found by a linear program. largest_share: of all of them.
+    product_over_exact: the product of the largest singular values of all matrices, the plain upper
+    bound, over the same.
     """
     found, largest = {}, 0.0
     for name, hidden in BLOCKS.items():
