@@ -11,6 +11,7 @@ from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.products import sampled_products
+from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 
 
@@ -47,6 +48,14 @@ MEASURES = {
             f'{what}_of_rows_{rows}'
             for what in ('error_over_plain_sampling', 'bias')
             for rows in ('alike', 'different')
+        ),
+    ),
+    'sampled_rows': Row(
+        sampled_rows,
+        tuple(
+            f'variance_by_{name}_after_{steps}'
+            for name in ('norm', 'el2n', 'loss')
+            for steps in (50, 100, 200)
         ),
     ),
     'self_normalizing': Row(
