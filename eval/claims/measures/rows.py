@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
 from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.row_sampling import sampled_rows
@@ -24,6 +25,10 @@ class Row:
 
 
 MEASURES = {
+    'blind_correctness': Row(
+        blind_correctness,
+        ('confidence_less_accuracy_even', 'confidence_less_accuracy_balanced'),
+    ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
     ),
@@ -40,6 +45,17 @@ MEASURES = {
                 for name in ('one_block', 'two_blocks')
             ),
             'largest_share',
+        ),
+    ),
+    'overconfident_logits': Row(
+        overconfident_logits,
+        tuple(
+            of.format(link)
+            for link in ('scaled', 'squared', 'unevenly_scaled')
+            for of in (
+                'ece_of_h_less_temperature_{}',
+                *(f'ece_{{}}_{kind}' for kind in ('before', 'temperature', 'h')),
+            )
         ),
     ),
     'sampled_products': Row(
