@@ -11,7 +11,7 @@ from eval.suites.calibrators import CALIBRATORS, Map
 
 EVENTS, SPREAD = 5, 1.5  # of a place; the deviation of true logits
 FITTED, JUDGED, SEEDS, BINS = 20_000, 50_000, 5, 15
-ACCURACY = 0.8  # where logits say nothing
+ACCURACY, BLIND_SEEDS = 0.8, 10  # where logits say nothing
 # What is made of true logits: how a model says more than it knows.
 LINKS = {
     'scaled': lambda z, rng: 3 * z,
@@ -83,7 +83,7 @@ def blind_correctness() -> dict[str, Estimate]:
     """
     found = {}
     for kind, name in (('even', 'correctness'), ('balanced', 'correctness_balanced')):
-        gaps = map(functools.partial(_gap, name), range(SEEDS))
+        gaps = map(functools.partial(_gap, name), range(BLIND_SEEDS))
         found[f'confidence_less_accuracy_{kind}'] = over_seeds(gaps)
     return found
 
