@@ -16,7 +16,7 @@ from flax import struct
 from modules.kernels.matmul.wta_crs import WTACRS, KeptRows, product_by_rows
 from modules.parallel.axes import of_gathered, parts_of
 from modules.params import declare
-from modules.statistics import is_training, next_key
+from modules.statistics import INPUTS, at_least_float32, is_training, next_key
 
 
 def matrix(
@@ -94,6 +94,15 @@ def flattened(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
     return x.reshape(*x.shape[:kept], -1, math.prod(x.shape[x.ndim - n_summed :]))
 
 
+def record_squares(module: nn.Module, name: str, x: jax.Array, n_batch: int, n_summed: int) -> None:
+    """Records the sum over tokens of x^2, [batch axes, summed axes], in INPUTS under the name of
+    the parameter. Nothing is computed where INPUTS are not mutable.
+    """
+    if module.is_mutable_collection(INPUTS) and not module.is_initializing():
+        tokens = tuple(range(n_batch, x.ndim - n_summed))
+        module.put_variable(INPUTS, name, jnp.sum(at_least_float32(x) ** 2, tokens))
+
+
 def product(
     module: nn.Module,
     name: str,
@@ -135,6 +144,7 @@ def product(
         if x.rows is not None:
             matmul, rows = product_by_rows, (x.rows,)
         x = x.x
+    record_squares(module, name, x, n_batch, len(fan_in))
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
     w = matrix(module, name, shape, axes, fan_in, init_gain=init_gain)

@@ -17,6 +17,7 @@ STATS = 'stats'
 BACKWARD_STATS = 'bwd_stats'
 AUXILIARY = 'auxiliary_losses'  # sown scalars that layers add to the objective
 DIAGNOSTICS = 'diagnostics'  # measurements that layers record on demand
+INPUTS = 'inputs'  # sums over tokens of the squares of what products multiply, on demand
 
 
 def is_training(module: nn.Module) -> bool:

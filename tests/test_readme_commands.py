@@ -109,6 +109,8 @@ LEFT_OUT = {  # line: why it is not run here
             'python -m eval.convert export-hf --checkpoint=runs/tuned --out=tuned',
         )
     },
+    'uv run python -m eval.convert prune --checkpoint=runs/merged --remove=important --share=0.1 '
+    '--text=text:unwanted.txt --out=runs/pruned': 'tests/eval/convert/test_prune.py has a text',
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m eval.generate --checkpoint=runs/ln --interactive': (
         'it reads a terminal; tests/eval/test_programs.py types'

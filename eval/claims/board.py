@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.claim import HEADINGS, PARTS
-from eval.claims.decide import VERDICTS, Decided, Judged
+from eval.claims.decide import UNFINISHED, VERDICTS, Decided, Judged
 from eval.claims.estimates import UNDECIDED
-from eval.claims.evidence import OPEN, STALE, Evidence
+from eval.claims.evidence import OUT_OF_REACH, Evidence
+from eval.claims.left_out import NO_PLACE, TAKES_HOURS
 from eval.claims.register import Entries, note
 from eval.tables.text import markdown
 from lm.storage.files import write_text
@@ -116,6 +117,11 @@ def _index(found: Sequence[Decided], entries: Entries) -> str:
         own = [row for row in told if row['part'] == part]
         if own:
             lines += ['', f'### {part.capitalize()}', '', _table(own, by_name)]
+    for head, left in (
+        ('has no place here', NO_PLACE),
+        ('waits for hours of training', TAKES_HOURS),
+    ):
+        lines += ['', f'## What {head}', '', markdown([['paper', 'why'], *left.items()])]
     return '\n'.join(lines) + '\n'
 
 
@@ -149,12 +155,14 @@ def _page(one: Decided, folder: Path, entries: Entries) -> str:
         for own in one.conditions
     ]
     lines += [markdown([head, *body]), '']
-    if one.verdict not in (OPEN, STALE):
+    if one.verdict not in UNFINISHED:
         lines += [f'- {_sentence(text)}' for text in power(one)]
         lines += [''] * bool(list(power(one)))
     lines += ['**Runs.** Each study once, for all claims that speak of it:', '']
-    lines += [f'    python {shlex.join(own.command)}' for own in one.evidence.values()]
-    lines += [f'    python -m eval.claims --only={claim.name}', '']
+    for own in one.evidence.values():
+        commands = [own.plan_command] if own.state == OUT_OF_REACH else []
+        lines += [f'    uv run python {shlex.join(each)}' for each in [*commands, own.command]]
+    lines += [f'    uv run python -m eval.claims --only={claim.name}', '']
     lines += [f'{_cost(study)}{_link(study, folder)}' for study in one.evidence.values()]
     return '\n'.join(lines).rstrip() + '\n'
 
@@ -170,5 +178,5 @@ def _cost(study: Evidence) -> str:
 
 def _link(study: Evidence, folder: Path) -> str:
     """A link to the page of a study, where it has one."""
-    page = RESULTS / f'{Path(study.name.partition(":")[0]).stem}.md'
+    page = RESULTS / f'{Path(study.name).name.partition(".")[0]}.md'
     return f'; [its table]({os.path.relpath(page, folder)})' if page.exists() else ''

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
-from eval.claims.evidence import OPEN, STALE, Evidence
+from eval.claims.evidence import OPEN, OUT_OF_REACH, STALE, Evidence
 from lm.tuning.curve import student
 from lm.tuning.verdicts import CONFIDENCE, MOST_SEEDS, seeds_for
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
-VERDICTS = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, STALE, OPEN)
+VERDICTS = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, OUT_OF_REACH, STALE, OPEN)
+UNFINISHED = (STALE, OPEN, OUT_OF_REACH)  # states of evidence that decide nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """A claim and its verdict. why: of OPEN and STALE. evidence: by the claim's names for it."""
+    """A claim and its verdict. why: of UNFINISHED ones. evidence: by the claim's names for it."""
 
     claim: Claim
     verdict: str
@@ -44,7 +45,7 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decided:
     """
     own = {name: evidence[which] for name, which in claim.studies.items()}
     judged = [_judged(one, own[one.study]) for one in claim.conditions]
-    for state in (STALE, OPEN):
+    for state in UNFINISHED:
         why = [one.why for one in own.values() if one.state == state]
         if why:
             return Decided(claim, state, why[0], judged, own)

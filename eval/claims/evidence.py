@@ -1,7 +1,9 @@
 """Evidence for claims: studies, which are tuned sweeps, and measures, which are computed.
 
 A study is named by its config file, as train.py takes it, and a measure by `measure:NAME`. Both say
-what they have cost, whether they are still as they were asked for, and estimates of quantities.
+what they have cost, whether they are still as they were asked for, and estimates of quantities. A
+study that takes chips nobody here may hold is named `CONFIG on TOPOLOGY`: without records of runs
+it is out of reach, and has the cost that `tpu.plan` gives it.
 """
 
 import dataclasses
@@ -28,8 +30,9 @@ from lm.sweep.arms import Ablation as Arms
 from lm.sweep.cells import split_sweep
 from modules.choices import choose
 
-OPEN, STALE = 'open', 'stale'
+OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
 MEASURE = 'measure:'
+ON = ' on '  # between the config of a study and the chips that it takes
 Named = Mapping[str, Any]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
 
 
@@ -76,8 +79,10 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A tuned sweep. state: OPEN, STALE or '', ended. why: of a state, in words. ablation: None
-    before its first run, and where it is stale.
+    """A tuned sweep.
+
+    state: OPEN, STALE, OUT_OF_REACH or '', ended. why: of a state, in words. ablation: None before
+    its first run, and where it is stale. topology: the chips that it takes, '' for none.
     """
 
     name: str
@@ -86,6 +91,7 @@ class Study:
     state: str
     why: str
     ablation: Ablation | None
+    topology: str = ''
 
     @property
     def runs(self) -> int:
@@ -122,7 +128,25 @@ class Study:
     @property
     def command(self) -> list[str]:
         """Returns what `python` trains it with."""
-        return ['train.py', f'--config={self.name}', f'--workdir={self.folder}']
+        return ['train.py', f'--config={self.config}', f'--workdir={self.folder}']
+
+    @property
+    def config(self) -> str:
+        """Returns the config file, as train.py takes it."""
+        return self.name.partition(ON)[0]
+
+    @property
+    def plan(self) -> Path:
+        """Returns the file of its plan, whose name changes with what would be trained."""
+        asked = json.dumps([cell.name for cell in self.arms.first] + [self.arms.record()])
+        digest = hashlib.sha256(f'{asked} {self.topology}'.encode()).hexdigest()[:8]
+        return self.folder.with_name('plans') / f'{self.folder.name}-{digest}.json'
+
+    @property
+    def plan_command(self) -> list[str]:
+        """Returns what `python` plans it with."""
+        chips = f'--topology={self.topology}'
+        return ['-m', 'tpu.plan', f'--config={self.config}', chips, f'--out={self.plan}']
 
     def words(self, quantity: str, of: Named) -> tuple[str, str]:
         """Returns a quantity in words, and its unit. Raises ValueError where it names no arm."""
@@ -212,22 +236,34 @@ def open_evidence(name: str, workdir: Path) -> Evidence:
 
 
 def _open_study(name: str, workdir: Path) -> Study:
-    base, sweep, tune = split_sweep(ConfigParser('config').parse(name))
+    config, _, topology = name.partition(ON)
+    base, sweep, tune = split_sweep(ConfigParser('config').parse(config))
     if tune is None:
-        raise ValueError(f'{name} has no config.tune, so that its arms have no verdicts')
-    path, _, given = name.partition(':')
+        raise ValueError(f'{config} has no config.tune, so that its arms have no verdicts')
+    path, _, given = config.partition(':')
     folder = workdir / '-'.join(filter(None, (Path(path).stem, given)))
-    study = Study(name, folder, Arms(base, sweep, tune), OPEN, 'no run has begun', None)
+    arms = Arms(base, sweep, tune)
+    study = Study(name, folder, arms, OPEN, 'no run has begun', None, topology)
     if not (folder / SWEEP).exists():
-        return study
+        return _planned(study) if topology else study
     record = read_sweep(folder)
     ablation = read_ablation(record, gather(folder))
     was = record['base'], _plain(record.get('tune', {}))
     if ablation is None or was != (to_dict(resolve(base)), _plain(study.arms.record())):
-        why = f'{name} has changed since its runs in {folder}; move that away to train it anew'
+        why = f'{config} has changed since its runs in {folder}; move that away to train it anew'
         return dataclasses.replace(study, state=STALE, why=why)
     why = progress(ablation)
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
+
+
+def _planned(study: Study) -> Study:
+    """A study without runs, and what they would cost on the chips that they take."""
+    why = f'it takes {study.topology}, and is not planned yet'
+    if study.plan.exists():
+        record = read_json(study.plan)
+        low, high = (n * record['chip_hours'] for n in record['waves'])
+        why = f'{low:,.0f} to {high:,.0f} chip-hours of {record["topology"]} would decide'
+    return dataclasses.replace(study, state=OUT_OF_REACH, why=why)
 
 
 def _plain(tune: Mapping[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from lm.model.check import check
 from lm.run.tables import schedule_listing
 from lm.run.start import check_run
 from lm.sweep.arms import Ablation
-from lm.sweep.cells import cells, ignored_words
+from lm.sweep.cells import cells, find_text, ignored_words
 from lm.sweep.protocols import protocol_of
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
@@ -78,6 +78,7 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
         ablation = Ablation(base, sweep, tune)
         found, words = ablation.first, f'{ablation.words}, from this start'
     if of_config:
+        find_text(found)
         print(to_json(recipe), end='')
     if of_schedule:
         print(schedule_listing(recipe), end='')

@@ -4,6 +4,8 @@ python -m eval.convert fold --checkpoint=DIR --out=DIR --to=rmsnorm|crmsnorm|non
 python -m eval.convert import-hf DIR --out=RUN [--config=PATH] [--reference=FILE.npz]
 python -m eval.convert export-hf --checkpoint=RUN --out=DIR [--dtype=bfloat16]
 python -m eval.convert export-peft --checkpoint=RUN --out=DIR [--base=NAME]
+python -m eval.convert merge RUN RUN ... --out=DIR [--keep=variance | --basis=P --base=RUN]
+python -m eval.convert prune --checkpoint=RUN --out=DIR --remove=important --share=0.1 --text=SOURCE
 
 fold: the same function with simpler norms, or none, and without reparametrisation
 (`eval.convert.fold`).
@@ -12,6 +14,9 @@ hosts, the same command on each with --coordinator=HOST:PORT --num_processes=N -
 a launcher, as train.py: each reads and keeps its part of the weights.
 export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
 export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
+merge: the mean of runs of one architecture; or, with --basis, each of them rebuilt from the base
+and P directions a matrix, as DIR/1, DIR/2, ..., and these in a file (`eval.convert.merge`).
+prune: a checkpoint without a share of the inputs of every output (`eval.convert.prune`).
 """
 
 import sys
@@ -32,9 +37,10 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from eval.convert import export_hf, export_peft, import_hf
+from eval.convert import export_hf, export_peft, import_hf, merge, prune
 from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
-from eval.load import define_checkpoint, load
+from eval.convert.scores import REMOVE
+from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, of_one_run, resolve
 from lm.launch import distributed
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
@@ -42,6 +48,9 @@ from lm.launch.distributed import is_first, same_everywhere, several
 from lm.launch.exit_status import DONE
 from lm.launch.this_host import child_host
 from lm.storage.buckets import local_path
+from lm.training.state import Weights
+
+MORE = '...'  # the last of a command's names, where it takes any number of the one before
 
 
 class Command(NamedTuple):
@@ -51,12 +60,18 @@ class Command(NamedTuple):
     needs: tuple[str, ...]
     run: Callable[..., None]
 
+    def takes(self, given: Sequence[str]) -> bool:
+        """Whether so many names follow the command's own."""
+        if MORE in self.names:
+            return len(given) >= len(self.names) - 1
+        return len(given) == len(self.names)
+
 
 def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     """Converts as the flags say; ValueError for another command, or where a flag is missing."""
     name, given = ' '.join(arguments[:1]), arguments[1:]
     command = COMMANDS.get(name)
-    if command is None or len(given) != len(command.names):
+    if command is None or not command.takes(given):
         wanted = ', '.join(' '.join((n, *c.names)) for n, c in COMMANDS.items())
         raise ValueError(
             f'eval.convert takes one command ({wanted}), then flags; got '
@@ -144,11 +159,60 @@ def export_adapter(out: Path, options: Mapping[str, Any]) -> None:
     print(f'{out}: {n:,} parameters, r={adapter.config["r"]}, of {", ".join(modules)}')
 
 
+def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
+    """Merges runs to one, or to a basis from which each is rebuilt, and says what that costs."""
+    keep, p, base = (options[name] for name in ('keep', 'basis', 'base'))
+    merge.check_asked(runs, keep, p, base)
+    checkpoints = [load(path) for path in runs]
+    if p is None:
+        weights = merge.merge_checkpoints(checkpoints, keep)
+        parts = [str(one.path) for one in checkpoints]
+        write_like(checkpoints[0], out, weights, {'merged_from': parts})
+        print(f'{out}: the mean of {len(runs)} models{", each matrix rescaled" if keep else ""}')
+        return
+    start = load(base)
+    found = merge.in_basis(start, checkpoints, p)
+    merge.write_bases(out / merge.BASIS, found.bases)
+    for i, (one, weights) in enumerate(zip(checkpoints, found.rebuilt, strict=True)):
+        write_like(one, out / str(i + 1), weights, {'rebuilt_from': [str(start.path), p]})
+        print(f'{out / str(i + 1)}: {runs[i]}, relative error {found.errors[i]:.3g}')
+    whole = sum(x.nbytes for x in merge.flat_params(start).values())
+    print(
+        f'{out / merge.BASIS}: {found.n_bytes / 1e6:,.3f} MB beside the base; the {len(runs)} '
+        f'models have {len(runs) * whole / 1e6:,.3f} MB'
+    )
+
+
+def prune_run(out: Path, options: Mapping[str, Any]) -> None:
+    """Prunes a checkpoint, and says how many weights it lost."""
+    remove, share, text = (options[name] for name in ('remove', 'share', 'text'))
+    prune.check_asked(remove, share)
+    checkpoint = load(options['checkpoint'])
+    tokens_BT = prune.rows_of_text(checkpoint, text)
+    found = prune.prune_checkpoint(checkpoint, tokens_BT, remove, share, options['seed'])
+    from_where = {'pruned_from': str(checkpoint.path), 'removed': [remove, share, text]}
+    write_like(checkpoint, out, prune.weights_of(checkpoint, found), from_where)
+    print(
+        f'{out}: {found.n_removed:,} of {found.n_weights:,} weights of the blocks set to 0, by '
+        f'{tokens_BT.size:,} tokens of {text}'
+    )
+
+
+def write_like(
+    checkpoint: Checkpoint, out: Path, weights: Weights, from_where: Mapping[str, Any]
+) -> None:
+    """Writes a workdir with other weights of a checkpoint's model, at its step."""
+    recipe, meta = merge.own_recipe(checkpoint.recipe), checkpoint.meta | from_where
+    write(out, recipe, weights, checkpoint.tokenizer, checkpoint.step, meta)
+
+
 COMMANDS = {
     'fold': Command((), ('checkpoint', 'out', 'to'), fold),
     'import-hf': Command(('DIR',), ('out',), import_folder),
     'export-hf': Command((), ('checkpoint', 'out'), export),
     'export-peft': Command((), ('checkpoint', 'out'), export_adapter),
+    'merge': Command(('RUN', MORE), ('out',), merge_runs),
+    'prune': Command((), ('checkpoint', 'out', 'remove', 'share', 'text'), prune_run),
 }
 
 
@@ -164,7 +228,14 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_string('out', None, 'Folder to write; it must be empty or not exist.')
     flags.DEFINE_string('to', None, f'What model.norm becomes: {", ".join(TARGETS)}.')
     flags.DEFINE_bool('untie', False, 'Give tied embeddings a readout of their own.')
-    flags.DEFINE_string('base', '', 'Name of the model that an adapter goes on, for PEFT.')
+    text = 'for PEFT; or, with --basis, the run that all others began from.'
+    flags.DEFINE_string('base', '', f'Name of the model that an adapter goes on, {text}')
+    flags.DEFINE_enum('keep', None, ['variance'], 'What a mean keeps of each matrix of its parts.')
+    flags.DEFINE_integer('basis', None, 'Directions a matrix, from which each run is rebuilt.')
+    flags.DEFINE_enum('remove', None, [*REMOVE], 'Which weights to remove, by the text.')
+    flags.DEFINE_float('share', None, 'Of the inputs of every output, which is removed.')
+    flags.DEFINE_string('text', None, 'data.source whose activations scores are of: text:GLOB.')
+    flags.DEFINE_integer('seed', 0, 'Of --remove=random.')
     text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
     flags.DEFINE_string('reference', None, f'File of numpy (.npz) with {text}')
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')

@@ -10,7 +10,8 @@ from lm.config.recipe import Recipe
 from lm.model.transformer import ACTIVATIONS, AFTER_MLP, OF_BLOCKS, SHIFTS, groups_of_blocks
 from lm.training.diagnostics import sown_by_layers
 from lm.training.state import Learner, Weights
-from modules.statistics import DIAGNOSTICS
+from modules.params import named_leaves
+from modules.statistics import DIAGNOSTICS, INPUTS
 
 Activations = dict[str, jax.Array]
 
@@ -56,6 +57,18 @@ def measure(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[st
     variables = learner.variables(weights)
     _, filled = learner.model.apply(variables, tokens_BT, mutable=(DIAGNOSTICS,))
     return sown_by_layers(learner, filled[DIAGNOSTICS])
+
+
+def input_squares(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
+    """Returns the mean of x^2 over tokens for the inputs x of every matrix of the blocks, by the
+    path of its parameter: [layer, other batch axes, axes that are summed over].
+
+    An expert's is of its own tokens, over the number of all. The readout and the matrices of norms
+    are not among them.
+    """
+    variables = learner.variables(weights)
+    _, filled = learner.model.apply(variables, tokens_BT, mutable=(INPUTS,))
+    return {path: x / tokens_BT.size for path, x in named_leaves(filled[INPUTS]).items()}
 
 
 def by_name(recipe: Recipe, collection: dict) -> Activations:

@@ -176,7 +176,7 @@ class Ablation:
     ):
         self.arms, self.tune = tuned_arms(base, sweep, asked, sets)
         self.metric = metric_of_axes({path for arm in self.arms for path in arm.changes})
-        self._start, self._checked = build(base), set()
+        self._start = build(base)
         self._cells: dict[tuple[int, Point], Cell] = {}
         centre = Point((0,) * len(self.tune.fields), 0)
         # What an arm does not read is refused before any is trained.
@@ -188,7 +188,7 @@ class Ablation:
             own = self.arms[arm]
             seeds = {path: flatten(own.recipe)[path] + point.seed for path in SEEDS}
             values = own.grid.values(point.k) | seeds
-            made = cell(self._start, own.changes | own.sets | values, (), self._checked)
+            made = cell(self._start, own.changes | own.sets | values, ())
             self._cells[arm, point] = dataclasses.replace(made, changes=own.changes | values)
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
         return dataclasses.replace(self._cells[arm, point], tuned=tuned)

@@ -73,7 +73,8 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
 
 def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     """Returns every run of the sweep, in order: the last of several axes changes fastest. Each cell
-    is resolved after its changes: what is 'auto' or None in the base follows from them.
+    is resolved after its changes: what is 'auto' or None in the base follows from them. Text is not
+    looked for (`find_text`).
 
     Raises ValueError for an axis that names no field (with the nearest), a value of another type or
     out of bounds, an axis without values, a field that two axes change, an option that no cell
@@ -87,13 +88,12 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
             raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
         seen |= fields
     found: dict[str, Cell] = {}
-    checked_data: set[DataConfig] = set()  # looking for the files takes 30 ms
     listed = [_typed(parts) for parts in itertools.product(*axes)]
     unread_by = [_given(changes, unread, changed(start, changes)) for changes in listed]
     read_by_none = set(unread_by[0]).intersection(*unread_by)
     for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
-        made = _given(changes, cell, start, changes, ignored, checked_data)
+        made = _given(changes, cell, start, changes, ignored)
         if made.name in found and ignored and found[made.name].changes == made.changes:
             continue  # they differ in what they ignore
         if made.name in found:
@@ -185,19 +185,25 @@ def _given[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> 
         raise ValueError(f'sweep cell {changes}: {error}') from error
 
 
-def cell(
-    start: Config, changes: Changes, ignored: Sequence[str], checked_data: set[DataConfig]
-) -> Cell:
+def cell(start: Config, changes: Changes, ignored: Sequence[str]) -> Cell:
     """Resolves the run of some changes, without the options `ignored`. Raises ValueError as
-    `lm.model.check.check` does; text that `checked_data` holds is not looked for again.
+    `lm.model.check.check` does.
     """
     recipe = settle(changed(start, changes | dict.fromkeys(ignored)))
     check(recipe)
-    if recipe.data not in checked_data:
-        lm.data.check(recipe.data)
-        checked_data.add(recipe.data)
     kept = {path: value for path, value in changes.items() if path not in ignored}
     return Cell(digest(recipe), kept, recipe, tuple(ignored))
+
+
+def find_text(cells: Iterable[Cell]) -> None:
+    """Looks for the text of cells, each source once, as that takes 30 ms. Raises ValueError, with
+    the cell, as `lm.data.check` does. A plan, or a board made of records, needs no text.
+    """
+    first: dict[DataConfig, Cell] = {}
+    for one in cells:
+        first.setdefault(one.recipe.data, one)
+    for data, one in first.items():
+        _given(one.changes, lm.data.check, data)
 
 
 def ignored_words(cells: Sequence[Cell]) -> list[str]:

@@ -172,10 +172,10 @@ def applied(base: Mapping[str, Any], cells: Sequence[Cell], sets: Sequence[Chang
     """Returns the cells with the fields that a protocol sets. Their `changes` stay those that the
     sweep gives. Raises ValueError as `lm.sweep.cells.cell` does.
     """
-    start, checked, found = build(base), set(), []
+    start, found = build(base), []
     for one, own in zip(cells, sets, strict=True):
         try:
-            made = cell(start, one.changes | own, one.ignored, checked)
+            made = cell(start, one.changes | own, one.ignored)
         except ValueError as error:
             raise ValueError(f'sweep cell {one.changes}, with {own}: {error}') from error
         found.append(dataclasses.replace(made, changes=one.changes))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lm.launch.distributed import from_first, is_first
 from lm.sweep import words
 from lm.sweep.arms import Ablation
-from lm.sweep.cells import Cell, Changes, cells, groups
+from lm.sweep.cells import Cell, Changes, cells, find_text, groups
 from lm.sweep.protocols import applied
 from lm.sweep.throughput import key_of
 
@@ -45,6 +45,7 @@ class Plain:
 
     def __init__(self, base: Mapping[str, Any], sweep: Any, sets: Sequence[Changes] = ()):
         found = cells(base, sweep)
+        find_text(found)
         self.first = groups(applied(base, found, sets) if sets else found)
 
     def wave(self, folder: Path) -> Wave:
@@ -75,6 +76,7 @@ class Tuned:
         self, base: Mapping[str, Any], sweep: Any, tune: Any, sets: Sequence[Changes] = ()
     ):
         self.ablation = Ablation(base, sweep, tune, sets)
+        find_text(self.ablation.first)
         self.first = groups(self.ablation.first)
         self.record = self.ablation.record()
         self.sec: dict[str, float] = {}

@@ -459,4 +459,46 @@ RUNS = {
         '_over(i + 1, i + 1,',
         'tests/modules/test_attention_kernels.py -k several_tiles',
     ),
+    'a variance kept of all layers at once': Bug(
+        'eval/convert/means.py',
+        'axes = exactly(merged), tuple(range(n_batch, merged.ndim))',
+        'axes = exactly(merged), tuple(range(merged.ndim))',
+        'tests/eval/convert/test_merge.py -k get_it_back',
+    ),
+    'an eps that is not relative': Bug(
+        'eval/convert/means.py',
+        'eps = EPS * wanted',
+        'eps = EPS * np.ones_like(wanted)',
+        'tests/eval/convert/test_merge.py -k a_scale_of_the_weights',
+    ),
+    'the mean of copies rounded': Bug(
+        'eval/convert/means.py',
+        'total = exactly(parts[0])',
+        'total = np.array(parts[0])',
+        'tests/eval/convert/test_merge.py -k copies',
+    ),
+    'the smallest directions in place of the largest': Bug(
+        'eval/convert/means.py',
+        'return Basis(right[..., :p, :], left[..., :p] * sizes[..., None, :p])',
+        'return Basis(right[..., -p:, :], left[..., -p:] * sizes[..., None, -p:])',
+        'tests/eval/convert/test_merge.py -k "principal or singular"',
+    ),
+    'scores of squares without a root': Bug(
+        'eval/convert/scores.py',
+        'np.abs(weights_IO) * np.sqrt(squares_I)[..., None]',
+        'np.abs(weights_IO) * np.asarray(squares_I)[..., None]',
+        'tests/eval/convert/test_prune.py -k by_hand',
+    ),
+    'a share of the outputs of every input': Bug(
+        'eval/convert/scores.py',
+        'axis=-2, kind=',
+        'axis=-1, kind=',
+        'tests/eval/convert/test_prune.py -k "by_hand or exact"',
+    ),
+    'inputs summed over tokens without a square': Bug(
+        'modules/products.py',
+        'jnp.sum(at_least_float32(x) ** 2, tokens)',
+        'jnp.sum(jnp.abs(at_least_float32(x)), tokens)',
+        'tests/lm/inference/test_probes.py -k squares',
+    ),
 }

@@ -1,7 +1,7 @@
 """kill -9 at random moments: the same command goes on, and no number changes.
 
 Three kills a trial, one in each third of a run; a sweep of two groups in this process, and on Ray,
-whose workers outlive the driver; five of a tuned sweep, in whatever wave.
+whose workers outlive the driver; ten of a tuned sweep, in whatever wave.
 """
 
 import multiprocessing
@@ -124,14 +124,15 @@ def whole_tuned(corpus, tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.trials(short=1, long=8)
+@pytest.mark.timeout(1800)  # eleven processes at length
+@pytest.mark.trials(short=1, long=4)
 def test_kill_9_of_a_tuned_sweep(trial, is_long, whole_tuned, corpus, tmp_path):
-    """Two kills, at length five, spread over all that there is to record: the same runs, in the
+    """Two kills, at length ten, spread over all that there is to record: the same runs, in the
     same waves, with the same numbers.
     """
     context = multiprocessing.get_context('spawn')
     rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
-    kills = 5 if is_long else 2
+    kills = 10 if is_long else 2
     for kill in range(kills):
         process = context.Process(target=train_tuned, args=(workdir, corpus))
         process.start()

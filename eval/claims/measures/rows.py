@@ -14,6 +14,7 @@ from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,20 @@ MEASURES = {
             'largest_share',
         ),
     ),
+    'merged_models': Row(
+        merged_models,
+        (
+            *(f'error_of_{which}_differences' for which in ('unrelated', 'shared')),
+            'cost_over_that_of_the_mean',
+        ),
+    ),
+    'merged_starts': Row(
+        merged_starts,
+        (
+            *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+            *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
     'overconfident_logits': Row(
         overconfident_logits,
         tuple(
@@ -56,6 +71,13 @@ MEASURES = {
                 'ece_of_h_less_temperature_{}',
                 *(f'ece_{{}}_{kind}' for kind in ('before', 'temperature', 'h')),
             )
+        ),
+    ),
+    'pruned_by_text': Row(
+        pruned_by_text,
+        (
+            *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+            'loss_added_to_wanted_text_above_random',
         ),
     ),
     'sampled_products': Row(

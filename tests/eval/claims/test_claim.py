@@ -63,48 +63,31 @@ def test_what_counts_has_a_digest(tmp_path):
     assert len(others | {one}) == 4
 
 
-WRONG = {
-    'Says:     half': 'Here: no Says:',
-    "PART = 'optimizers'": 'PART missing',
-    "'optimizers'\n": 'PART must be one of',
-    'STUDIES = {': 'a literal',
-    "'study': 'whole', ": 'must name one of whole, fixed',
-    "'arm': {'optim.name': 'muon'}, ": 'got study, difference',
-    "'difference': (None, 0.0)": 'one of difference, speedup',
-    '(None, 0.0)': 'of which one may be None',
-    '(0.5, 1.0)': 'a range that some numbers are not in',
-    "'within'": 'one of within',
-    "    {'study': 'fixed'": 'a condition must be a dict',
-    '"""Muon': 'unterminated triple-quoted string',
-}
-INSTEAD = {
-    'Says:     half': 'half',
-    "PART = 'optimizers'": '',
-    "'optimizers'\n": "'optimisers'\n",
-    'STUDIES = {': 'STUDIES = dict() | {',
-    "'study': 'whole', ": "'study': 'half', ",
-    "'arm': {'optim.name': 'muon'}, ": '',
-    "'difference': (None, 0.0)": "'diference': (None, 0.0)",
-    '(None, 0.0)': '(None, "0")',
-    '(0.5, 1.0)': '(1.0, 0.5)',
-    "'within'": "'difference'",
-    "    {'study': 'fixed'": "    'fixed', {'study': 'fixed'",
-    '"""Muon': 'Muon',
+WRONG = {  # what stands in GOOD: what stands there instead, and what is said of it
+    'Says:     half': ('half', 'its docstring has no Says:'),
+    "PART = 'optimizers'": ('', 'PART missing'),
+    "'optimizers'\n": ("'optimisers'\n", 'PART must be one of'),
+    'STUDIES = {': ('STUDIES = dict() | {', 'a literal'),
+    "'study': 'whole', ": ("'study': 'half', ", 'must name one of whole, fixed'),
+    "'arm': {'optim.name': 'muon'}, ": ('', 'got study, difference'),
+    "'difference': (None, 0.0)": ("'diference': (None, 0.0)", 'one of difference, speedup'),
+    '(None, 0.0)': ('(None, "0")', 'of which one may be None'),
+    '(0.5, 1.0)': ('(1.0, 0.5)', 'a range that some numbers are not in'),
+    "'within'": ("'difference'", 'one of within'),
+    "    {'study': 'fixed'": ("    'fixed', {'study': 'fixed'", 'a condition must be a dict'),
+    '"""Muon': ('Muon', 'unterminated triple-quoted string'),
 }
 
 
 @pytest.mark.parametrize('at', WRONG)
 def test_a_file_that_is_no_claim_is_refused(tmp_path, at):
+    instead, wanted = WRONG[at]
     assert at in GOOD
-    path = write(tmp_path, GOOD.replace(at, INSTEAD[at], 1))
+    path = write(tmp_path, GOOD.replace(at, instead, 1))
     with pytest.raises(ValueError) as error:
         read_claim(path)
     said = str(error.value)
-    assert said.startswith(f'{path}: ') and '\n' not in said
-    if at != 'Says:     half':
-        assert WRONG[at] in said
-    else:
-        assert 'its docstring has no Says:' in said
+    assert said.startswith(f'{path}: ') and '\n' not in said and wanted in said
 
 
 def test_names_are_of_files(tmp_path):
@@ -123,5 +106,6 @@ def test_every_claim_of_the_project_names_arms_and_values(tmp_path, monkeypatch)
     names = dict.fromkeys(which for claim in claims for which in claim.studies.values())
     evidence = {name: open_evidence(name, tmp_path) for name in names}
     for claim in claims:
-        assert decide(claim, evidence).verdict == 'open'
+        is_far = any(' on ' in which for which in claim.studies.values())
+        assert decide(claim, evidence).verdict == ('out of reach here' if is_far else 'open')
     assert len(claims) > 20

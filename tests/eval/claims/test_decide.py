@@ -18,10 +18,15 @@ from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact, over
 from eval.claims.evidence import Study, cores_of, open_evidence
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.rows import MEASURES
+from eval.claims.train import train_open
 from eval.tables.ablation import read_ablation
 from eval.tables.results import gather, read_sweep
+from lm.launch.command import ConfigParser
 from lm.storage.files import write_json
+from lm.sweep.arms import Ablation as Arms
+from lm.sweep.cells import split_sweep
 from modules.activations import ACTIVATIONS
+from tests import ROOT
 from tests.eval import tuned_fixture as tuned
 from tests.eval.tuned_fixture import bowl, diverging
 
@@ -181,6 +186,57 @@ class TestAMeasure:
             open_evidence(self.NAME, tmp_path)
 
 
+class TestAPod:
+    NAME = 'configs/studies/muon_124m.py on v5e:4x4'
+
+    @pytest.fixture
+    def opened(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        return lambda: open_evidence(self.NAME, tmp_path)
+
+    def test_is_out_of_reach_until_there_are_runs(self, opened):
+        """A study on a pod has the cost of its plan in place of runs."""
+        own = opened()
+        assert own.state == 'out of reach here' and 'not planned yet' in own.why
+        own.plan.parent.mkdir()
+        write_json(own.plan, {'topology': 'v5e:4x4', 'chip_hours': 100.0, 'waves': (3, 5)})
+        of = {'arm': {'optim.name': 'muon'}}
+        asked = claim(Condition('pod', 'speedup', of, 1.5, math.inf), studies={'pod': self.NAME})
+        found = decide(asked, {self.NAME: opened()})
+        assert found.verdict == 'out of reach here'
+        assert found.why == '300 to 500 chip-hours of v5e:4x4 would decide'
+        (row,) = board.rows([found], {})
+        assert row['note'] == found.why
+        own.folder.mkdir()  # of a pod's runs, which are not read
+        write_json(own.folder / 'sweep.json', {'base': {}})
+        with pytest.raises(ValueError):
+            opened()
+
+    def test_has_a_plan_of_what_would_be_trained(self, opened):
+        own = opened()
+        base, sweep, _ = split_sweep(ConfigParser('config').parse(own.config))
+        other = Arms(base, sweep, {'optim.lr': None, 'seeds': 3})
+        assert dataclasses.replace(own, arms=other).plan != own.plan
+        assert dataclasses.replace(own, topology='v6e:4x4').plan != own.plan
+        assert f'--out={own.plan}' in own.plan_command
+
+    def test_is_planned_and_not_trained(self, tmp_path, monkeypatch):
+        """--run makes the plans that are missing, each once."""
+        monkeypatch.chdir(ROOT)
+        plan, runs = tmp_path / 'plans' / 'it.json', tmp_path / 'runs'
+        code = f'open({str(runs)!r}, "a").write("x"); open({str(plan)!r}, "w")'
+        own = SimpleNamespace(
+            name='it', state='out of reach here', plan=plan, plan_command=['-c', code]
+        )
+        found = [SimpleNamespace(evidence={'it': own})] * 2
+        train_open(found)
+        train_open(found)
+        assert runs.read_text() == 'x'
+        with pytest.raises(ValueError, match='ended with status 3'):
+            own.plan, own.plan_command = tmp_path / 'none', ['-c', 'raise SystemExit(3)']
+            train_open(found)
+
+
 @pytest.mark.full
 def test_a_broken_method_is_not_reproduced(tmp_path, monkeypatch):
     """SELU with alpha of ELU has no such fixed point: the claim of the project says so then."""
@@ -242,5 +298,7 @@ class TestTheBoard:
         assert 'loss of dyt - loss of rmsnorm at least 0 nats per token' in text
         assert 'unknown' in text and 'a finer or wider search of the rate' in text
         assert 'python train.py --config=study.py' in text
-        assert '[It is so](mine.md)' in index.read_text() and '### Norms' in index.read_text()
+        board_text = index.read_text()
+        assert '[It is so](mine.md)' in board_text and '### Norms' in board_text
+        assert '## What has no place here' in board_text and 'HELM' in board_text
         json.dumps(board.rows([one], {}))

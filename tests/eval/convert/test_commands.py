@@ -287,13 +287,15 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
     [
         (
             [],
-            r'one command \(fold, import-hf DIR, export-hf, export-peft\), then flags; got none',
+            r'\(fold, import-hf DIR, export-hf, export-peft, merge RUN \.\.\., prune\).* got none',
         ),
         (['fold', 'more'], 'got fold more'),
         (['fodl'], r'one command \(fold, .*\), then flags; got fodl'),
         (['fold'], 'eval.convert fold needs --out, --to too'),
         (['import-hf'], 'got import-hf'),
         (['import-hf', 'x'], 'import-hf needs --out too'),
+        (['merge'], 'got merge'),
+        (['merge', 'x', 'y', 'z'], 'merge needs --out too'),
     ],
 )
 def test_a_command_line_that_says_too_little(arguments, match):

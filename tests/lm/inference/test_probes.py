@@ -14,6 +14,7 @@ from lm.inference.probes import (
     by_group,
     by_name,
     gradients,
+    input_squares,
     lens,
     measure,
     next_token_loss,
@@ -203,3 +204,32 @@ def test_the_loss_is_that_of_the_next_token():
     first = -jax.nn.log_softmax(logits[0, 0])[2]
     loss = next_token_loss(logits, jnp.array([[1, 2, 3]]))
     np.testing.assert_allclose(loss, (first + np.log(4)) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.full)])
+def test_squares_are_of_what_each_matrix_multiplies(scan):
+    """Without norms matrices read the stream; in rows of one token attention returns its value.
+
+    Catches a layer that has another's, inputs of another product, and a sum in place of a mean.
+    """
+    config = checked_config(
+        {'model.norm': 'none', 'model.n_layers': LAYERS, 'model.scan_layers': scan}
+    )
+    learner, weights = tiny_learner(config), initial_state(config).weights
+    tokens_B1 = TOKENS.reshape(-1, 1)
+    found = jax.jit(functools.partial(input_squares, learner))(weights, tokens_B1)
+    _, streams = jax.jit(functools.partial(observe, learner))(weights, tokens_B1)
+    entering = jnp.concatenate([streams['embedding'][None], streams['after_mlp'][:-1]])
+    layers, between = weights.params['layers'], streams['after_attention']
+    inputs = {
+        'attention/query': entering,
+        'attention/key': entering,
+        'attention/value': entering,
+        'attention/out': jnp.einsum('lbtd,ldnh->lbtnh', entering, layers['attention']['value']),
+        'mlp/up': between,
+        'mlp/down': jax.nn.gelu(jnp.einsum('lbtd,ldf->lbtf', between, layers['mlp']['up'])),
+    }
+    assert found.keys() == {f'layers/{name}' for name in inputs}
+    for name, x in inputs.items():
+        wanted = jnp.mean(x**2, (1, 2))
+        np.testing.assert_allclose(found[f'layers/{name}'], wanted, rtol=1e-4, err_msg=name)

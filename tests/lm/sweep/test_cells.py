@@ -9,7 +9,7 @@ import pytest
 from configs import default
 from lm.config.fields import CHOICES, FIELDS, RUN_PATHS
 from lm.config.resolve import digest, flatten, resolve
-from lm.sweep.cells import cells, groups, ignored_words, split_sweep
+from lm.sweep.cells import cells, find_text, groups, ignored_words, split_sweep
 from tests.helpers import another, tiny_config, tiny_raw
 
 
@@ -135,7 +135,6 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
         ({'optim.lr': (float('nan'),)}, 'optim.lr must be between 0'),
         ({'model.norm': ('rmsnrom',)}, "Did you mean 'rmsnorm'?"),
         ({'model.n_heads': (2, 3)}, 'model.n_heads must divide model.d_model'),
-        ({'data.source': ('text:/none/*.txt',)}, 'no file matches data.source=text:/none/*.txt'),
         ({'optim.lr': (1, 1.0)}, 'two cells of the sweep are the same run'),
         ([{}, {'train.steps': 20}], "the same run: {} and {'train.steps': 20}"),
         ([{}, {'norm.eps': 1e-6}], "the same run: {} and {'norm.eps': 1e-06}"),
@@ -152,6 +151,16 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
 )
 def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
     assert re.search(re.escape(answer), refusal(sweep))
+
+
+def test_text_is_looked_for_where_it_is_asked_for():
+    """A plan of a sweep, or its board, is made where the text need not be."""
+    source = 'text:/none/*.txt'
+    found = cells(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
+    find_text(found[:2])
+    with pytest.raises(ValueError, match='no file matches') as error:
+        find_text(found)
+    assert str(error.value).startswith(f'sweep cell {found[2].changes}: ')
 
 
 def test_changes_are_made_before_anything_is_filled_in():

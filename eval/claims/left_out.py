@@ -1,0 +1,49 @@
+"""Claims that the board does not have, and why: what does not fit, and what waits for hours.
+
+A paper is here by its title. What is asked in part has a claim, whose page says what is not.
+"""
+
+from collections.abc import Mapping
+
+NO_PLACE: Mapping[str, str] = {
+    'Mitigating the Accuracy-Robustness Trade-off via Multi-Teacher Adversarial Distillation': (
+        'attacks are on images; tokens have no small perturbation'
+    ),
+    'PA&DA: Jointly Sampling Path and Data': (
+        'paths are of a search over architectures, which a config has one of'
+    ),
+    'Scaling Laws for Neural Machine Translation': (
+        'a decoder has no encoder to trade its size for; the form of the law alone fits'
+    ),
+    'What are the Desired Characteristics of Calibration Sets?': (
+        'it ranks summaries by a metric of reference texts, and there is no summariser here'
+    ),
+    'Efficiently Computing Local Lipschitz Constants of Neural Networks via Bound Propagation': (
+        'attention has no bounds that propagate; estimates from below alone fit'
+    ),
+    'EnsLoss: Stochastic Calibrated Loss Ensembles': (
+        'slopes are calibrated for two classes, and not for a vocabulary'
+    ),
+    'HELM: Hyperbolic Large Language Models': (
+        'layers of hyperbolic space throughout are another model; its norm alone is RMSNorm and a '
+        'constant coordinate'
+    ),
+}
+TAKES_HOURS: Mapping[str, str] = {
+    'PowerNorm; Unified Normalization': '4 arms, 4,000 steps past the plateau of token frequencies',
+    'Training BatchNorm and Only BatchNorm': 'a mask of as many random weights, and 8 arms',
+    "Transformers Don't Need LayerNorm at Inference Time": 'bases of three sizes, 5,000 steps each',
+    'Weight Compander': '40 epochs of 0.5 million tokens, against a tuned decay',
+    'Go Wider Instead of Deeper': '8 layers at equal operations',
+    'Predictable Scale': '120 runs over rate, rows of a batch and tokens',
+    'Languini Kitchen': 'four classes of time, and a machine that does nothing else',
+    'Train longer, generalize better': 'ten epochs of large and small batches',
+    'One Epoch Is All You Need': 'repeated text costs more than noise at larger sizes alone',
+    'Small-scale proxies for large-scale Transformer training instabilities': (
+        '56 runs of 5,000 steps, at rates up to 1'
+    ),
+    'Quantifying Variance in Evaluation Benchmarks': 'ten seeds of ten checkpoints, and BLiMP',
+    'Rethinking Fine-Tuning when Scaling Test-Time Compute': 'arithmetic that is learned by half',
+    'Dice Loss for Data-imbalanced NLP Tasks': 'binary targets made of text, one in a hundred',
+    'Attribute-to-Delete': '130 models, of which each is trained anew',
+}

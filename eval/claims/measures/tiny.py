@@ -1,0 +1,109 @@
+"""A drawn language and a tiny model of it, for measures of weights that are trained in seconds."""
+
+import functools
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from eval.claims.measures.starts import small
+from lm.inference.probes import input_squares
+from lm.training.state import State, build_learner, hyper_from, init_state
+from lm.training.step import make_eval_step, make_train_step
+from modules.params import named_leaves
+
+BOS, MODES, SYMBOLS = 0, 4, 24  # numbers of tokens, whose ids are in this order
+VOCAB, LENGTH, ROWS, STAGE = 1 + MODES + SYMBOLS, 16, 8, 50
+TINY = {
+    'model.d_model': 32,
+    'model.n_layers': 2,
+    'model.d_ff': 128,
+    'model.scan_layers': True,
+    'data.seq_len': LENGTH,
+    'data.batch_size': ROWS,
+    'optim.schedule': 'constant',
+}
+
+
+class Tiny:
+    """A model of two blocks of width 32, and the programs that train and evaluate it; changes: of
+    its config.
+    """
+
+    def __init__(self, changes: dict):
+        recipe = small(TINY | changes)
+        learner, hyper = (
+            build_learner(recipe, VOCAB, BOS, jax.default_backend()),
+            hyper_from(recipe),
+        )
+        step, evaluate = make_train_step(learner), make_eval_step(learner)
+
+        def stage(state, tokens_SBT):
+            def one(state, tokens_BT):
+                return step(state, _batch(tokens_BT), hyper)[0], None
+
+            return jax.lax.scan(one, state, tokens_SBT)[0]
+
+        self.specs = named_leaves(learner.described.specs)
+        self.start = jax.jit(lambda seed: init_state(learner, hyper, jax.random.key(seed)))
+        self._stage = jax.jit(stage)
+        self._evaluate = jax.jit(lambda weights, tokens: evaluate(weights, _batch(tokens), hyper))
+        self._squares = jax.jit(functools.partial(input_squares, learner))
+
+    def trained(
+        self,
+        state: State,
+        chains: np.ndarray,
+        stages: int,
+        rng: np.random.Generator,
+        shares: tuple[float, ...] = (),
+    ) -> State:
+        """Returns the state after stages of STAGE steps on `text` of chains."""
+        for _ in range(stages):
+            tokens = text(chains, STAGE * ROWS, rng, shares)
+            state = self._stage(state, tokens.reshape(STAGE, ROWS, LENGTH + 1))
+        return state
+
+    def loss(self, params: dict[str, np.ndarray], state: State, tokens_BT: np.ndarray) -> float:
+        """Returns the loss of rows with parameters by path, in nats a token."""
+        weights = with_params(state, params).weights
+        sums = self._evaluate(weights, tokens_BT)
+        return float(sums['ce'] / sums['tokens'])
+
+    def squares(self, state: State, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns `input_squares` of rows."""
+        return jax.device_get(self._squares(state.weights, tokens_BT[:, :-1]))
+
+
+def _batch(tokens_BT):
+    return {'tokens': tokens_BT, 'segments': tokens_BT * 0 + 1}
+
+
+def params_of(state: State) -> dict[str, np.ndarray]:
+    """Returns the parameters by path."""
+    return named_leaves(jax.device_get(state.params))
+
+
+def with_params(state: State, params: dict[str, np.ndarray]) -> State:
+    """Returns the state with parameters given by path, and its own moments."""
+    return state.replace(params=unflatten_dict(params, sep='/'))
+
+
+def draw_chains(rng: np.random.Generator) -> np.ndarray:
+    """Draws P[mode, i, j] = p(symbol j behind i), rows from a peaked Dirichlet distribution."""
+    return rng.dirichlet(np.full(SYMBOLS, 0.1), (MODES, SYMBOLS))
+
+
+def text(
+    chains: np.ndarray, n_rows: int, rng: np.random.Generator, shares: tuple[float, ...] = ()
+) -> np.ndarray:
+    """Returns rows [n_rows, LENGTH + 1]: the token of a mode, then symbols by its chain. shares: of
+    the modes; none: equal ones.
+    """
+    modes = rng.choice(MODES, n_rows, p=shares or None)
+    symbols, found, ends = rng.integers(SYMBOLS, size=n_rows), [1 + modes], chains.cumsum(-1)
+    for _ in range(LENGTH):
+        found.append(1 + MODES + symbols)
+        beyond = np.sum(rng.random((n_rows, 1)) > ends[modes, symbols], -1)
+        symbols = np.minimum(beyond, SYMBOLS - 1)  # a sum may round to just under 1
+    return np.stack(found, 1).astype(np.int32)

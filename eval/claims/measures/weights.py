@@ -1,0 +1,179 @@
+"""Weights of several models made one or few, and weights that are left out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.measures.tiny import (
+    Tiny,
+    draw_chains,
+    params_of,
+    text,
+    with_params,
+)
+from eval.convert.means import basis_of, bases_of_params, merged_params, rebuilt_params
+from eval.convert.prune import pruned
+
+SEEDS, STARTS, HELD_OUT = 5, 10, 128
+WORKERS, STAGES = 4, 4
+DRAWN, MODELS, DIRECTIONS, NOISE = 4096, 6, 3, 0.1
+BASE_STAGES, TUNED_STAGES = 8, 2
+WANTED, BOTH, UNWANTED = (1.0, 0.0, 0.0, 0.0), (0.8, 0.2, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0)
+SHARE = 0.1  # of the inputs of every output
+
+
+def merged_starts() -> dict[str, Estimate]:
+    """Returns what a mean of WORKERS models does to variances, and what it saves to keep these.
+
+    variance_of_the_mean: of starts from different seeds, over theirs, mean over the matrices of a
+    tiny model without norms. steps_saved: WORKERS such models train alone for STAGE steps, are
+    merged, and go on from the result with their own moments, STAGES times. It is the share of the
+    steps that the rescaled merge does not need for the loss that the plain one ends with; where it
+    ends above, the share that the plain one does not need for its loss, negative. From different
+    starts and from one (arXiv:2404.04616).
+    """
+    tiny = Tiny({'model.norm': 'none'})
+    pairs = [_variances(tiny, seed) for seed in range(STARTS)]
+    found = {
+        'variance_of_the_mean': over_seeds(plain for plain, _ in pairs),
+        'variance_of_the_mean_rescaled': over_seeds(kept for _, kept in pairs),
+    }
+    for starts, apart in (('different_starts', 1), ('one_start', 0)):
+        saved = [steps_saved(*_losses(tiny, seed, apart)) for seed in range(SEEDS)]
+        found[f'steps_saved_from_{starts}'] = over_seeds(saved)
+    return found
+
+
+def _variances(tiny: Tiny, seed: int) -> list[float]:
+    """Returns those of the plain and of the rescaled mean, over those of the starts."""
+    starts = [params_of(tiny.start(WORKERS * seed + i)) for i in range(WORKERS)]
+    matrices = [path for path, spec in tiny.specs.items() if spec.role != 'vector']
+    found = []
+    for keep in (None, 'variance'):
+        merged = merged_params(tiny.specs, starts, keep)
+        of_starts = {path: np.mean([np.var(one[path]) for one in starts]) for path in matrices}
+        found.append(float(np.mean([np.var(merged[p]) / of_starts[p] for p in matrices])))
+    return found
+
+
+def _losses(tiny: Tiny, seed: int, apart: int) -> list[list[float]]:
+    """Returns the losses behind each merge, and before the first stage, of plain and rescaled."""
+    found = []
+    for keep in (None, 'variance'):
+        rng = np.random.default_rng(seed)  # both read the same
+        chains = draw_chains(rng)
+        held_out = text(chains, HELD_OUT, rng)
+        states = [tiny.start(WORKERS * seed + apart * i) for i in range(WORKERS)]
+        losses = [tiny.loss(params_of(states[0]), states[0], held_out)]
+        for _ in range(STAGES):
+            states = [tiny.trained(state, chains, 1, rng) for state in states]
+            params = merged_params(tiny.specs, [params_of(state) for state in states], keep)
+            states = [with_params(state, params) for state in states]
+            losses.append(tiny.loss(params, states[0], held_out))
+        found.append(losses)
+    return found
+
+
+def steps_saved(plain: Sequence[float], kept: Sequence[float]) -> float:
+    """Returns the share of steps that the better of two does not need for the other's last loss:
+    positive where that is `kept`.
+    """
+    better, goal, sign = (kept, plain[-1], 1) if kept[-1] <= plain[-1] else (plain, kept[-1], -1)
+    i = next(i for i, loss in enumerate(better) if loss <= goal)
+    before = better[max(i - 1, 0)]
+    place = i - (goal - better[i]) / (before - better[i]) if before > better[i] else i
+    return float(sign * (1 - place / (len(plain) - 1)))
+
+
+def merged_models() -> dict[str, Estimate]:
+    """Returns what MODELS models lose in DIRECTIONS directions of what they differ by from a base.
+
+    error_of_unrelated_differences: |lost| / |differences| of Gaussian vectors of DRAWN numbers,
+    over sqrt(1 - p / n); error_of_shared_differences: as it is, of random sums of DIRECTIONS
+    vectors with NOISE of their size. cost_over_that_of_the_mean: tiny models go on from one base on
+    chains of their own, half of whose rows are not the base's; the loss that rebuilt models have
+    above the tuned ones, over that of the mean of all, each on its own text (arXiv:2510.14163).
+    """
+    errors = [_errors(np.random.default_rng(seed)) for seed in range(STARTS)]
+    tiny = Tiny({})
+    ratios = [_cost_ratio(tiny, seed) for seed in range(SEEDS)]
+    return {
+        'error_of_unrelated_differences': over_seeds(unrelated for unrelated, _ in errors),
+        'error_of_shared_differences': over_seeds(shared for _, shared in errors),
+        'cost_over_that_of_the_mean': over_seeds(ratios),
+    }
+
+
+def _errors(rng: np.random.Generator) -> tuple[float, float]:
+    unrelated = rng.standard_normal((MODELS, DRAWN))
+    of_few = rng.standard_normal((MODELS, DIRECTIONS)) @ rng.standard_normal((DIRECTIONS, DRAWN))
+    noise = NOISE * np.sqrt(DIRECTIONS) * rng.standard_normal((MODELS, DRAWN))
+
+    def error(differences):
+        basis = basis_of(differences, DIRECTIONS)
+        lost = basis.coefficients @ basis.directions - differences
+        return float(np.linalg.norm(lost) / np.linalg.norm(differences))
+
+    return error(unrelated) / np.sqrt(1 - DIRECTIONS / MODELS), error(of_few + noise)
+
+
+def _cost_ratio(tiny: Tiny, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    chains = draw_chains(rng)
+    base = tiny.trained(tiny.start(seed), chains, BASE_STAGES, rng)
+    models, held_out = [], []
+    for _ in range(MODELS):
+        is_new = rng.random(chains.shape[:2]) < 0.5
+        own = np.where(is_new[..., None], draw_chains(rng), chains)
+        models.append(params_of(tiny.trained(base, own, TUNED_STAGES, rng)))
+        held_out.append(text(own, HELD_OUT, rng))
+    start = params_of(base)
+    bases = bases_of_params(tiny.specs, start, models, DIRECTIONS)
+    ways = {
+        'tuned': models,
+        'rebuilt': [rebuilt_params(start, bases, i) for i in range(MODELS)],
+        'mean': [merged_params(tiny.specs, models, None)] * MODELS,
+    }
+    loss = {
+        way: np.mean(
+            [tiny.loss(*both) for both in zip(each, [base] * MODELS, held_out, strict=True)]
+        )
+        for way, each in ways.items()
+    }
+    return float((loss['rebuilt'] - loss['tuned']) / (loss['mean'] - loss['tuned']))
+
+
+def pruned_by_text() -> dict[str, Estimate]:
+    """Returns the losses that pruning adds to wanted and to unwanted text, in nats a token.
+
+    A tiny model of wanted text, of the first mode, goes on with a fifth of unwanted text, of the
+    second. Then SHARE of the inputs of every output of its blocks are removed: those whose scores
+    are largest on unwanted text (arXiv:2408.09600), or as many at random. Over SEEDS.
+    """
+    tiny = Tiny({})
+    by_seed = [_added(tiny, seed) for seed in range(SEEDS)]
+    return {
+        'loss_added_to_wanted_text': over_seeds(one[0] for one, _ in by_seed),
+        'loss_added_to_unwanted_text': over_seeds(one[1] for one, _ in by_seed),
+        'loss_added_to_wanted_text_above_random': over_seeds(
+            one[0] - at_random[0] for one, at_random in by_seed
+        ),
+    }
+
+
+def _added(tiny: Tiny, seed: int) -> list[np.ndarray]:
+    """Returns what is added to (wanted, unwanted) text by scores, and at random."""
+    rng = np.random.default_rng(seed)
+    chains = draw_chains(rng)
+    base = tiny.trained(tiny.start(seed), chains, BASE_STAGES, rng, WANTED)
+    tuned = tiny.trained(base, chains, TUNED_STAGES, rng, BOTH)
+    texts = [text(chains, HELD_OUT, rng, shares) for shares in (WANTED, UNWANTED)]
+    squares = tiny.squares(tuned, text(chains, HELD_OUT, rng, UNWANTED))
+    params = params_of(tuned)
+    before, found = [tiny.loss(params, tuned, rows) for rows in texts], []
+    for remove in ('important', 'random'):
+        left = pruned(tiny.specs, params, squares, remove, SHARE, rng).params
+        after = [tiny.loss(left, tuned, rows) for rows in texts]
+        found.append(np.subtract(after, before))
+    return found

@@ -1,0 +1,177 @@
+"""Merges checkpoints: to their mean, or to a basis of what they differ by, from which each is
+rebuilt.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from eval.convert import safetensors
+from eval.convert.means import (
+    Basis,
+    bases_of_params,
+    mean_of,
+    merged_params,
+    rebuilt_params,
+    relative_error,
+)
+from eval.load import Checkpoint
+from lm.config.recipe import Recipe
+from lm.config.resolve import changed, differences, settle
+from lm.record.checkpoint import OF_WEIGHTS, check_tree, state_record
+from lm.run.start import saved_files
+from lm.training.state import Weights
+from modules.params import named_leaves
+
+BASIS = 'basis.safetensors'
+# Fields of the model's sections that its function in evaluation does not depend on.
+IN_TRAINING_ALONE = (
+    *('model.dtype', 'model.remat', 'model.scan_layers'),
+    *('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'),
+    *('scaling.init', 'scaling.init_scale', 'scaling.embedding_std', 'scaling.zero_init'),
+)
+
+
+def check_asked(runs: Sequence[str], keep: str | None, basis: int | None, base: str) -> None:
+    """Raises ValueError, before anything is loaded, for what merges to nothing new, or not at all.
+
+    runs: the checkpoints; keep, basis, base: as their flags.
+    """
+    if len(runs) < 2:
+        raise ValueError(f'merge takes two checkpoints or more; got {", ".join(runs)} alone')
+    if basis is None:
+        if base:
+            raise ValueError(f'--base={base} is what --basis takes differences from; add --basis=P')
+        return
+    if not base:
+        raise ValueError('--basis keeps differences from a model; add --base=RUN, where all began')
+    if keep:
+        raise ValueError(f'--keep={keep} is of a mean, and --basis rebuilds each; leave one out')
+    if not 1 <= basis <= len(runs):
+        raise ValueError(
+            f'--basis must be from 1 to {len(runs)}, the number of models, where nothing is lost; '
+            f'got {basis}'
+        )
+
+
+def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raises ValueError where one is of another architecture or tokenizer than the first, or is
+    stored by a map of its weights, whose mean is another map.
+    """
+    first, *others = checkpoints
+    for one in checkpoints:
+        check_stored_as_used(one, 'merged')
+    for other in others:
+        of_both = differences(first.recipe, other.recipe).items()
+        apart = [
+            f'{path}={there!r} and {here!r}'
+            for path, (there, here) in of_both
+            if path.split('.')[0] in (*OF_WEIGHTS, 'scaling') and path not in IN_TRAINING_ALONE
+        ]
+        if apart:
+            raise ValueError(
+                f'only models of one architecture can be merged; {first.path} and {other.path} '
+                f'have {", ".join(apart)}'
+            )
+        if saved_files(first.tokenizer) != saved_files(other.tokenizer):
+            raise ValueError(
+                f'{first.path} and {other.path} have different tokenizers, so that equal rows of '
+                'their embeddings are different tokens. Train them with one data.tokenizer.'
+            )
+        check_tree(state_record(other.weights), state_record(first.weights), other.path)
+
+
+def check_stored_as_used(checkpoint: Checkpoint, done: str) -> None:
+    """Raises ValueError for a model with a reparametrisation. done: what was to be."""
+    if (name := checkpoint.recipe.model.reparam) != 'none':
+        raise ValueError(
+            f'{checkpoint.path} has model.reparam={name}, and the weights that it uses are to be '
+            f'{done}, not those that it stores: "python -m eval.convert fold --to=none" stores them'
+        )
+
+
+def merge_checkpoints(checkpoints: Sequence[Checkpoint], keep: str | None) -> Weights:
+    """Returns the mean of the weights of models (`eval.convert.means`).
+
+    Statistics that layers carry are means too; their counters and keys are those of the first.
+    """
+    check_alike(checkpoints)
+    models = [flat_params(one) for one in checkpoints]
+    params = merged_params(specs_of(checkpoints[0]), models, keep)
+    stats = jax.tree.map(mean_of_carried, *(jax.device_get(c.weights.stats) for c in checkpoints))
+    return Weights(unflatten_dict(params, sep='/'), (), stats)
+
+
+def mean_of_carried(*leaves: Any) -> np.ndarray:
+    first = np.asarray(leaves[0])
+    if not np.issubdtype(first.dtype, np.floating):
+        return first
+    return mean_of(leaves).astype(first.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class InBasis:
+    """Models in bases, and rebuilt from them. errors: of each, of what it differs by from the
+    base.
+    """
+
+    bases: Mapping[str, Basis]
+    rebuilt: Sequence[Weights]
+    errors: Sequence[float]
+
+    @property
+    def n_bytes(self) -> int:
+        """Returns the bytes of the bases; the base is not among them."""
+        return sum(x.nbytes for basis in self.bases.values() for x in basis)
+
+
+def in_basis(base: Checkpoint, checkpoints: Sequence[Checkpoint], p: int) -> InBasis:
+    """Returns models in the p principal directions, a matrix, of what they differ by from a base.
+
+    Statistics that layers carry stay those of each.
+    """
+    check_alike([base, *checkpoints])
+    start, models = flat_params(base), [flat_params(one) for one in checkpoints]
+    bases = bases_of_params(specs_of(base), start, models, p)
+    rebuilt = [rebuilt_params(start, bases, i) for i in range(len(models))]
+    errors = [relative_error(start, *both) for both in zip(models, rebuilt, strict=True)]
+    weights = [
+        Weights(unflatten_dict(own, sep='/'), (), jax.device_get(checkpoint.weights.stats))
+        for own, checkpoint in zip(rebuilt, checkpoints, strict=True)
+    ]
+    return InBasis(bases, weights, errors)
+
+
+def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
+    """Writes 'PARAMETER/directions' [..., p, S] and 'PARAMETER/coefficients' [..., n, p] of all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        f'{parameter}/{name}': array
+        for parameter, basis in bases.items()
+        for name, array in basis._asdict().items()
+    }
+    safetensors.write_file(
+        path,
+        {
+            name: safetensors.Tensor(array.dtype, array.shape, lambda array=array: array)
+            for name, array in arrays.items()
+        },
+    )
+
+
+def own_recipe(recipe: Recipe) -> Recipe:
+    """Returns the recipe of a model whose weights are here now: it starts from no other."""
+    return settle(changed(recipe.config, {'train.init_from': '', 'train.trainable': 'all'}))
+
+
+def flat_params(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    return named_leaves(jax.device_get(checkpoint.weights.params))
+
+
+def specs_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    return named_leaves(checkpoint.learner.described.specs)

@@ -1,0 +1,33 @@
+"""Reference: steps saved by curves made by hand, and rows of a language made by hand."""
+
+import numpy as np
+import pytest
+
+from eval.claims.measures.tiny import LENGTH, MODES, SYMBOLS, text
+from eval.claims.measures.weights import steps_saved
+
+
+@pytest.mark.parametrize(
+    ('plain', 'kept', 'wanted'),
+    [
+        ((4.0, 3.0, 2.0), (4.0, 2.0, 1.0), 1 / 2),
+        ((4.0, 3.0, 2.0), (4.0, 1.0, 0.5), 2 / 3),  # two thirds of the way to the first merge
+        ((4.0, 3.0, 2.0), (4.0, 3.0, 2.0), 0.0),
+        ((4.0, 2.0, 1.0), (4.0, 3.0, 2.0), -1 / 2),
+        ((4.0, 5.0, 6.0), (4.0, 5.0, 5.5), 1.0),  # the start was as good
+    ],
+)
+def test_steps_saved_are_those_to_the_loss_of_the_other(plain, kept, wanted):
+    """Catches a share of the wrong curve, a sign, and steps that are not cut between merges."""
+    assert steps_saved(plain, kept) == pytest.approx(wanted)
+
+
+def test_rows_follow_the_chain_of_their_mode():
+    """Mode m moves m + 1 symbols on. Catches the chain of another mode, and ids that overlap."""
+    steps = np.arange(MODES) + 1
+    chains = np.stack([np.roll(np.eye(SYMBOLS), step, 1) for step in steps])
+    rows = text(chains, 64, np.random.default_rng(0), (0.5, 0.0, 0.5, 0.0))
+    assert rows.shape == (64, LENGTH + 1) and {*rows[:, 0]} == {1, 3}
+    symbols = rows[:, 1:] - 1 - MODES
+    moved = (symbols[:, 1:] - symbols[:, :-1]) % SYMBOLS
+    np.testing.assert_array_equal(moved, np.broadcast_to(rows[:, :1], moved.shape))
