@@ -152,7 +152,7 @@ def _run(loss, start, log_p_ME, place_M, size, rate, steps):
 
     def step(carry, key):
         params, state = carry
-        chosen = jax.random.choice(key, len(place_M), (size,))
+        chosen = jax.random.randint(key, (size,), 0, len(place_M))
         grads = jax.grad(loss)(params, log_p_ME[chosen], place_M[chosen])
         updates, state = adam.update(grads, state)
         return (optax.apply_updates(params, updates), state), None
