@@ -2,7 +2,9 @@
 
 from tests.bugs.bug import Bug
 
-CLAIM, DECIDE = (f'tests/eval/claims/test_{name}.py' for name in ('claim', 'decide'))
+CLAIM, DECIDE, OPTIMIZERS = (
+    f'tests/eval/claims/test_{name}.py' for name in ('claim', 'decide', 'measures_of_optimizers')
+)
 
 CLAIMS = {
     'a claim that holds by the value alone': Bug(
@@ -77,5 +79,71 @@ CLAIMS = {
         'studies = {s.name: s for one in found for s in one.evidence.values()}.values()',
         'studies = [s for one in found for s in one.evidence.values()]',
         DECIDE,
+    ),
+    'the loss before the last step': Bug(
+        'eval/claims/measures/perceptron.py',
+        'jnp.maximum(largest, value)',
+        'value',
+        OPTIMIZERS,
+    ),
+    'as many positives as negatives are asked': Bug(
+        'eval/claims/measures/perceptron.py',
+        'above[:positives]',
+        'above[: POINTS - positives]',
+        OPTIMIZERS,
+    ),
+    'normalized descent that is plain': Bug(
+        'modules/optim/variants.py',
+        'factor = jnp.where(q > 0, 1 / jnp.where(q > 0, q, 1.0), 0.0)',
+        'factor = 1.0',
+        OPTIMIZERS,
+    ),
+    'accuracy lost in points': Bug(
+        'eval/claims/measures/ghosts.py',
+        'lost = 1 - after / before[:, None]',
+        'lost = before[:, None] - after',
+        OPTIMIZERS,
+    ),
+    'a chain along the rows': Bug(
+        'eval/claims/measures/ghosts.py',
+        '(likely, other))[1].T',
+        '(likely, other))[1].reshape(ROWS, LENGTH + 1)',
+        OPTIMIZERS,
+    ),
+    'state of all but hidden matrices': Bug(
+        'eval/claims/measures/memory.py', "== 'hidden'}", "!= 'hidden'}", OPTIMIZERS
+    ),
+    'momentum of embeddings in SCALE': Bug(
+        'modules/optim/classic.py',
+        "zeros('momentum')(spec, weight) if spec.role == 'readout' else {}",
+        "zeros('momentum')(spec, weight) if spec.role != 'hidden' else {}",
+        OPTIMIZERS,
+    ),
+    'the first of many updates': Bug(
+        'eval/claims/measures/updates.py', 'grads)[1][-1]', 'grads)[1][0]', OPTIMIZERS
+    ),
+    'a spectrum of the square of the condition': Bug(
+        'eval/claims/measures/updates.py',
+        'np.geomspace(1, 1 / CONDITION, rank)',
+        'np.geomspace(1, CONDITION**-2, rank)',
+        OPTIMIZERS,
+    ),
+    'AuON of length 1': Bug(
+        'modules/optim/muon.py',
+        'return matrices / brake',
+        'return unit / brake',
+        OPTIMIZERS,
+    ),
+    'layers as one matrix': Bug(
+        'eval/claims/measures/effective_rates.py',
+        'axis=(-2, -1)) for x',
+        'axis=(-3, -2, -1)) for x',
+        OPTIMIZERS,
+    ),
+    'embeddings among hidden matrices': Bug(
+        'eval/claims/measures/effective_rates.py',
+        "if spec.role == 'hidden':",
+        "if spec.role != 'vector':",
+        OPTIMIZERS,
     ),
 }

@@ -6,15 +6,32 @@ computed, and of whom. `values` are the names that conditions of claims may ask 
 
 import dataclasses
 from collections.abc import Callable
-
 from eval.claims.estimates import Estimate
-from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
 from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
-from eval.claims.measures.products import sampled_products
 from eval.claims.measures.row_sampling import sampled_rows
+from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.distillation import METHODS as STUDENTS
+from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
+from eval.claims.measures.products import sampled_products
+from eval.claims.measures.random_slopes import METHODS as SLOPES
+from eval.claims.measures.random_slopes import binary_accuracy
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
+from eval.claims.measures.unlearning import METHODS as UNLEARNING
+from eval.claims.measures.unlearning import forgetting
+from eval.claims.measures.unnormalised import METHODS as NORMALISERS
+from eval.claims.measures.unnormalised import bigrams
 from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
+from eval.claims.measures.depths import stream_over_depth
+from eval.claims.measures.entropy import attention_entropy
+from eval.claims.measures.in_context import one_step
+from eval.claims.measures.invariances import CHANGES, NAMES, invariances
+from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
+from eval.claims.measures.effective_rates import relative_changes_over_training
+from eval.claims.measures.ghosts import steps_around_the_radius
+from eval.claims.measures.memory import memory_of_optimizers
+from eval.claims.measures.perceptron import steps_to_separate
+from eval.claims.measures.updates import singular_values_of_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +43,72 @@ class Row:
 
 
 MEASURES = {
+    'attention_entropy': Row(
+        attention_entropy,
+        (
+            *('least_over_bound', 'most_over_bound_of_the_construction'),
+            *('share_of_grown_with_sigma', 'share_of_grown_without'),
+        ),
+    ),
+    'balance_of_teachers': Row(
+        balance_of_teachers,
+        ('accuracy_in_the_worse_domain', 'gain_in_the_worse_domain', 'gain_in_the_mean'),
+    ),
+    'bigrams': Row(
+        bigrams,
+        (
+            *(f'excess_of_{name}' for name in NORMALISERS),
+            *(
+                f'excess_of_moving_average_over_{name}'
+                for name in ('noise_contrastive', 'sampled_softmax')
+            ),
+        ),
+    ),
+    'binary_accuracy': Row(
+        binary_accuracy,
+        (*(f'accuracy_by_{name}' for name in SLOPES), 'gain_of_random_slopes'),
+    ),
     'blind_correctness': Row(
         blind_correctness,
         ('confidence_less_accuracy_even', 'confidence_less_accuracy_balanced'),
     ),
+    'decayed_norms': Row(
+        decayed_norms,
+        (
+            *(f'slope_over_width_of_{rule}' for rule in ('constant', 'sqrt_width', 'linear_width')),
+            'slope_over_rate_over_decay',
+        ),
+    ),
+    'forgetting': Row(
+        forgetting,
+        (
+            'matched_before',
+            *(f'{what}_of_{name}' for what in ('cost', 'matched') for name in UNLEARNING),
+            *(f'cost_of_{name}_over_ascent' for name in UNLEARNING[1:]),
+        ),
+    ),
     'gradients_at_the_start': Row(
         gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+    ),
+    'heads_of_students': Row(
+        heads_of_students,
+        (
+            *(f'accuracy_of_{name}' for name in STUDENTS),
+            *(f'loss_of_two_heads_less_{x}' for x in ('one_head', 'ce', 'probabilities')),
+            *('accuracy_of_one_head_less_ce', 'accuracy_of_one_head_less_logits'),
+            *('cosine_in_the_head', 'cosine_in_the_body'),
+        ),
+    ),
+    'invariances': Row(
+        invariances,
+        tuple(
+            value
+            for name in NAMES
+            for value in (
+                *(f'{name}_of_{change}' for change in CHANGES),
+                f'gradient_times_scale_of_{name}',
+            )
+        ),
     ),
     'lipschitz_attention': Row(
         lipschitz_attention,
@@ -48,6 +125,23 @@ MEASURES = {
             'largest_share',
         ),
     ),
+    'memory_of_optimizers': Row(
+        memory_of_optimizers,
+        (
+            *(
+                f'weights_and_state_with_scale_over_adamw_of_{size}'
+                for size in ('llama_124m', 'llama_1b', '60m', '130m', '350m', '1b')
+            ),
+            *(
+                f'{what}_of_{size}'
+                for what in (
+                    'state_of_lion_over_adamw',
+                    'state_of_muon_over_adamw_of_matrices',
+                )
+                for size in ('llama_124m', 'llama_1b')
+            ),
+        ),
+    ),
     'merged_models': Row(
         merged_models,
         (
@@ -60,6 +154,14 @@ MEASURES = {
         (
             *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
             *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
+    'one_step': Row(
+        one_step,
+        (
+            *('excess_loss', 'step_over_best', 'unexplained_by_one_step'),
+            'unexplained_by_one_step_of_stretched_inputs',
+            'unexplained_by_preconditioned_step_of_stretched_inputs',
         ),
     ),
     'overconfident_logits': Row(
@@ -79,6 +181,14 @@ MEASURES = {
             *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
             'loss_added_to_wanted_text_above_random',
         ),
+    ),
+    'relative_changes_over_training': Row(
+        relative_changes_over_training,
+        tuple(f'late_over_early_change_of_{name}_weights' for name in ('free', 'projected')),
+    ),
+    'reparametrised_norms': Row(
+        reparametrised_norms,
+        tuple(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')),
     ),
     'sampled_products': Row(
         sampled_products,
@@ -103,7 +213,53 @@ MEASURES = {
             *(f'variance_behind_32_layers_of_{name}' for name in ('selu', 'gelu')),
         ),
     ),
+    'singular_values_of_updates': Row(
+        singular_values_of_updates,
+        (
+            *(
+                f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients'
+                for kind in ('random', 'ill_conditioned')
+            ),
+            *(f'condition_number_of_{name}_over_that_of_momentum' for name in ('auon', 'muon')),
+            'relative_difference_of_auon_from_momentum',
+            'spectral_norm_of_auon_of_paper',
+            'largest_singular_value_of_muon',
+        ),
+    ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
+    ),
+    'steps_around_the_radius': Row(
+        steps_around_the_radius,
+        (
+            'largest_share_of_accuracy_lost_below_1',
+            'median_r_at_which_accuracy_falls',
+            'deviation_of_log_r_over_that_of_log_length',
+            *(
+                f'accuracy_kept_over_a_spike_with_{limit}'
+                for limit in ('clipping', 'the_controller')
+            ),
+        ),
+    ),
+    'steps_to_separate': Row(
+        steps_to_separate,
+        (
+            *(f'slope_of_{descent}_steps_over_points' for descent in ('plain', 'normalized')),
+            *(f'{descent}_steps_where_one_disagrees' for descent in ('plain', 'normalized')),
+            'plain_steps_at_large_over_small_rate',
+            *(f'largest_loss_over_first_at_{rate}_rate' for rate in ('small', 'large')),
+            *(
+                f'normalized_over_plain_steps_of_{kind}_points'
+                for kind in ('balanced', 'imbalanced')
+            ),
+        ),
+    ),
+    'stream_over_depth': Row(
+        stream_over_depth,
+        (
+            *(f'slope_of_{name}' for name in ('pre', 'layernorm_scaling', 'peri')),
+            *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
+            *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
+        ),
     ),
 }

@@ -1,0 +1,77 @@
+"""How far a step turns the weights of a small model, as training goes on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.measures.ghosts import BOS, VOCAB, text_of
+from eval.claims.measures.starts import small
+from lm.training.state import Learner, State, build_learner, hyper_from, init_state
+from lm.training.step import make_train_step
+from modules.params import as_matrices, named_leaves
+
+REPARAMS = {'free': 'none', 'projected': 'normalize_and_project'}
+STEPS, SEEDS = 300, 5
+EARLY, LATE = slice(50, 100), slice(250, 300)  # steps, all behind the warm-up
+CHANGES = {
+    'model.n_layers': 2,
+    'model.scan_layers': True,
+    'optim.lr': 0.01,
+    'optim.weight_decay': 0.0,
+    'train.steps': 100_000,  # the rate stays at its peak
+}
+
+
+def relative_change(learner: Learner, before: State, after: State) -> jax.Array:
+    """Returns |dW| / |W| by Frobenius norms, on average over the hidden matrices of each layer."""
+    specs = named_leaves(learner.described.specs)
+    old, new = (named_leaves(state.params) for state in (before, after))
+    found = []
+    for path, spec in specs.items():
+        if spec.role == 'hidden':
+            w, changed = (as_matrices(spec, x) for x in (old[path], new[path]))
+            norms = (jnp.linalg.norm(x, axis=(-2, -1)) for x in (changed - w, w))
+            found.append(jnp.ravel(jnp.divide(*norms)))
+    return jnp.mean(jnp.concatenate(found))
+
+
+def relative_changes_over_training() -> dict[str, Estimate]:
+    """Returns |dW| / |W| of a step late in training over that of one early, at one learning rate.
+
+    With weights that are free and with projected ones (arXiv:2407.01800). Adam without weight decay
+    on drawn chains of tokens, means over the steps of LATE and of EARLY, over SEEDS.
+    """
+    found = {}
+    for name, reparam in REPARAMS.items():
+        start, one = programs(reparam)
+        series_SN = np.array([_series(start, one, seed) for seed in range(SEEDS)])
+        early_S, late_S = (series_SN[:, steps].mean(1) for steps in (EARLY, LATE))
+        found[f'late_over_early_change_of_{name}_weights'] = over_seeds(late_S / early_S)
+    return found
+
+
+def programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
+    """Returns start(key), a state, and one(state, key, successors), its next and the change."""
+    recipe = small(CHANGES | {'model.reparam': reparam})
+    learner, hyper = build_learner(recipe, VOCAB, BOS, jax.default_backend()), hyper_from(recipe)
+    train_step = make_train_step(learner)
+
+    def one(state, key, successors_V):
+        new, _ = train_step(state, text_of(key, successors_V), hyper)
+        return new, relative_change(learner, state, new)
+
+    return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(one)
+
+
+def _series(start: Callable[[Any], State], one: Callable[..., Any], seed: int) -> list[float]:
+    of_weights, of_chain, of_text = jax.random.split(jax.random.key(seed), 3)
+    successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
+    state, found = start(of_weights), []
+    for key in jax.random.split(of_text, STEPS):
+        state, change = one(state, key, successors_V)
+        found.append(change)
+    return [float(change) for change in found]

@@ -1,0 +1,170 @@
+"""Steps of a small model up to the radius of convergence of its cross-entropy, and beyond it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.measures.starts import small
+from lm.training.state import Hyper, Learner, State, build_learner, hyper_from, init_state
+from lm.training.step import Batch, asked_of, make_train_step, microbatched, target_weights
+from lm.training.update import ghost_radius
+
+VOCAB, BOS, ROWS, LENGTH = 64, 0, 16, 32
+LIKELY = 0.8  # share of the tokens that are the one successor of the token before
+CHECKPOINTS, SEEDS = (10, 20, 40, 160), 5
+BELOW_1 = (0.25, 0.5, 0.75, 0.95)
+LENGTHS_R = (*BELOW_1, *2 ** (np.arange(29) / 4))  # in radii
+TOLERATED = 0.05  # share of the accuracy that may be lost
+SPIKE = 1e4  # times the learning rate
+RADIUS = {'clipping': 1e30, 'the_controller': 1.0}  # of optim.ghost_radius; both clip gradients
+CHANGES = {
+    'model.n_layers': 2,
+    'model.scan_layers': True,
+    'kernels.attention': 'reference',
+    'train.steps': 10_000,  # the rate stays near its peak
+}
+
+
+class Model(NamedTuple):
+    """A learner, its numbers, and the programs that are asked of it, each compiled once."""
+
+    learner: Learner
+    hyper: Hyper
+    step: Callable  # (state, batch, hyper) -> (state, metrics)
+    gradient: Callable  # (state, batch) -> like the parameters
+    radius: Callable  # (state, direction, batch) -> r of the whole direction
+    accuracy: Callable  # (state, params, batch) -> share of the tokens that are the likeliest
+
+    @classmethod
+    def build(cls) -> 'Model':
+        recipe = small(CHANGES | {'optim.ghost_radius': RADIUS['clipping']})
+        learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
+        hyper = hyper_from(recipe)
+
+        def asked(state, batch):
+            total = jnp.sum(target_weights(batch, learner.bos_id))
+            return asked_of(learner, state, hyper, microbatched(batch, 1), total)
+
+        def accuracy(state, params, batch):
+            variables = learner.variables(state.weights.replace(params=params))
+            logits_BTV = learner.model.apply(variables, batch['tokens'][:, :-1])
+            return jnp.mean(jnp.argmax(logits_BTV, -1) == batch['tokens'][:, 1:])
+
+        return cls(
+            learner,
+            hyper,
+            jax.jit(make_train_step(learner)),
+            jax.jit(lambda state, batch: jax.grad(asked(state, batch).value_fn)(state.params)),
+            jax.jit(lambda state, u, batch: ghost_radius(asked(state, batch), state.params, u)),
+            jax.jit(accuracy),
+        )
+
+
+@jax.jit
+def text_of(key: jax.Array, successors_V: jax.Array) -> Batch:
+    """Draws a batch of a chain in which each token has one likely successor."""
+    first, is_likely, others = jax.random.split(key, 3)
+
+    def one(token_B, given):
+        likely_B, other_B = given
+        return jnp.where(likely_B, successors_V[token_B], other_B), token_B
+
+    likely = jax.random.bernoulli(is_likely, LIKELY, (LENGTH + 1, ROWS))
+    other = jax.random.randint(others, (LENGTH + 1, ROWS), 1, VOCAB)
+    start = jax.random.randint(first, (ROWS,), 1, VOCAB)
+    tokens = jax.lax.scan(one, start, (likely, other))[1].T
+    return {'tokens': tokens, 'segments': jnp.ones_like(tokens)}
+
+
+def steps_around_the_radius() -> dict[str, Estimate]:
+    """Returns what one step of r radii costs in accuracy, r = 1 where the cross-entropy's series
+    along the step stops to converge (arXiv:2603.13552; `lm.training.update.ghost_radius`).
+
+    A model of two layers is trained on chains of tokens; at CHECKPOINTS it takes a step along the
+    negative gradient, along the update of its optimizer and along random numbers, of each of
+    LENGTHS_R. Of these twelve curves: the largest share of the accuracy on the batch that is lost
+    below 1; the median of the first r at which more than TOLERATED is lost; the deviation of the
+    logarithm of these r over that of the steps' lengths there. Then the share that is kept over an
+    update whose learning rate is SPIKE times as large, with the clipping of gradients, and with
+    optim.ghost_radius=1 too. Over SEEDS.
+    """
+    model = Model.build()
+    found: dict[str, list[float]] = {}
+    for seed in range(SEEDS):
+        states, batch, key = trained(model, jax.random.key(seed))
+        curves, kept = zip(*(steps_of(model, state, batch, key) for state in states), strict=True)
+        one = of_curves(*(np.concatenate(x) for x in zip(*curves, strict=True)))
+        one |= {
+            f'accuracy_kept_over_a_spike_with_{name}': np.mean([of[name] for of in kept])
+            for name in RADIUS
+        }
+        for name, value in one.items():
+            found.setdefault(name, []).append(float(value))
+    return {name: over_seeds(values) for name, values in found.items()}
+
+
+def of_curves(before: np.ndarray, after: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
+    """Returns the numbers of curves of accuracy.
+
+    Args:
+      before: the accuracy without a step, [curves].
+      after: that behind steps of LENGTHS_R, [curves, lengths].
+      lengths: the length of a step of one radius, [curves].
+    """
+    lost = 1 - after / before[:, None]
+    rs = np.array(LENGTHS_R)
+    falls = lost > TOLERATED
+    first = np.where(falls.any(1), rs[np.argmax(falls, 1)], rs[-1])
+    spread = np.std(np.log(first)) / np.std(np.log(first * lengths))
+    return {
+        'largest_share_of_accuracy_lost_below_1': float(lost[:, rs < 1].max()),
+        'median_r_at_which_accuracy_falls': float(np.median(first)),
+        'deviation_of_log_r_over_that_of_log_length': float(spread),
+    }
+
+
+def trained(model: Model, key: jax.Array) -> tuple[list[State], Batch, jax.Array]:
+    """Returns the states of a run at CHECKPOINTS, a batch that it has not seen, and a key."""
+    of_weights, of_chain, of_text, held_out, left = jax.random.split(key, 5)
+    successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
+    state, states = init_state(model.learner, model.hyper, of_weights), []
+    for key in jax.random.split(of_text, CHECKPOINTS[-1]):
+        state, _ = model.step(state, text_of(key, successors_V), model.hyper)
+        if int(state.step) in CHECKPOINTS:
+            states.append(state)
+    return states, text_of(held_out, successors_V), left
+
+
+def steps_of(
+    model: Model, state: State, batch: Batch, key: jax.Array
+) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
+    """Returns the arguments of `of_curves`, a curve a direction, and the share of the accuracy that
+    is kept over a spike of the learning rate, by what limits it.
+    """
+    faster = model.hyper | {'optim.lr': SPIKE * model.hyper['optim.lr']}
+    spiked = {
+        name: model.step(state, batch, faster | {'optim.ghost_radius': jnp.float32(radius)})[0]
+        for name, radius in RADIUS.items()
+    }
+    directions = (
+        optax.tree.scale(-1.0, model.gradient(state, batch)),
+        optax.tree.sub(spiked['clipping'].params, state.params),
+        optax.tree.random_like(key, state.params, sampler=jax.random.normal),
+    )
+    before = float(model.accuracy(state, state.params, batch))
+    kept = {
+        name: float(model.accuracy(state, one.params, batch)) / before
+        for name, one in spiked.items()
+    }
+    curves = []
+    for direction in directions:
+        radius = model.radius(state, direction, batch)
+        steps = (optax.tree.add_scale(state.params, r / radius, direction) for r in LENGTHS_R)
+        after = [float(model.accuracy(state, params, batch)) for params in steps]
+        curves.append((before, after, float(optax.tree.norm(direction) / radius)))
+    return tuple(map(np.array, zip(*curves, strict=True))), kept

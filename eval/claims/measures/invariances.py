@@ -1,0 +1,102 @@
+"""What norms hide of the weights and the data in front of them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from eval.claims.estimates import Estimate, over_seeds
+from modules.norms import NORMS
+
+CASES, INPUTS, NEURONS, SEEDS = 256, 48, 64, 10
+SCALE, SHIFT = 10.0, 1.0
+NAMES = ('layernorm', 'rmsnorm')
+
+Change = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def scale_weights(key, w_IO, x_BI):
+    return SCALE * w_IO, x_BI
+
+
+def centre_weights(key, w_IO, x_BI):
+    """Adds the same weights to every neuron."""
+    shift_I1 = SHIFT * jax.random.normal(key, (INPUTS, 1))
+    return w_IO + jnp.broadcast_to(shift_I1, w_IO.shape), x_BI
+
+
+def scale_a_neuron(key, w_IO, x_BI):
+    return w_IO.at[:, 0].multiply(SCALE), x_BI
+
+
+def scale_data(key, w_IO, x_BI):
+    return w_IO, SCALE * x_BI
+
+
+def centre_data(key, w_IO, x_BI):
+    """Adds the same inputs to every case."""
+    shift_1I = SHIFT * jax.random.normal(key, (1, INPUTS))
+    return w_IO, x_BI + jnp.broadcast_to(shift_1I, x_BI.shape)
+
+
+def scale_each_case(key, w_IO, x_BI):
+    scales_B = jax.random.uniform(key, (CASES,), minval=1.0, maxval=SCALE)
+    return w_IO, jnp.einsum('b,bi->bi', scales_B, x_BI)
+
+
+CHANGES: dict[str, Change] = {
+    'scaled_weights': scale_weights,
+    'centred_weights': centre_weights,
+    'a_scaled_neuron': scale_a_neuron,
+    'scaled_data': scale_data,
+    'centred_data': centre_data,
+    'scaled_cases': scale_each_case,
+}
+
+
+def invariances() -> dict[str, Estimate]:
+    """Returns how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
+
+    The changes are those of the paper's table 1: the root mean square of the difference over that
+    of the result, of Gaussian x and W. gradient_times_scale: of the gradient of a linear function
+    of the result in SCALE W, times SCALE, over that in W; 1 where the gradient falls as the weights
+    grow (section 4). Over SEEDS.
+    """
+    found = {}
+    for name in NAMES:
+        for change in CHANGES:
+            values = [changed(name, CHANGES[change], seed) for seed in range(SEEDS)]
+            found[f'{name}_of_{change}'] = over_seeds(values)
+        values = [gradient_times_scale(name, seed) for seed in range(SEEDS)]
+        found[f'gradient_times_scale_of_{name}'] = over_seeds(values)
+    return found
+
+
+def normalize(name: str, w_IO: jax.Array, x_BI: jax.Array) -> jax.Array:
+    """Returns norm(x W), of a norm as it starts."""
+    norm, a_BO = NORMS[name](), x_BI @ w_IO
+    return norm.apply(norm.init(jax.random.key(0), a_BO), a_BO)
+
+
+def draw(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns a key, W of deviation 1 / sqrt(INPUTS), and x."""
+    of_w, of_x, key = jax.random.split(jax.random.key(seed), 3)
+    w_IO = jax.random.normal(of_w, (INPUTS, NEURONS)) / INPUTS**0.5
+    return key, w_IO, jax.random.normal(of_x, (CASES, INPUTS))
+
+
+def changed(name: str, change: Change, seed: int) -> float:
+    key, w_IO, x_BI = draw(seed)
+    before_BO, after_BO = normalize(name, w_IO, x_BI), normalize(name, *change(key, w_IO, x_BI))
+    return float(jnp.linalg.norm(after_BO - before_BO) / jnp.linalg.norm(before_BO))
+
+
+def gradient_times_scale(name: str, seed: int) -> float:
+    key, w_IO, x_BI = draw(seed)
+    of_results_BO = jax.random.normal(key, (CASES, NEURONS))
+
+    def gradient(w_IO):
+        return jax.grad(lambda w_IO: jnp.sum(of_results_BO * normalize(name, w_IO, x_BI)))(w_IO)
+
+    large, small = gradient(SCALE * w_IO), gradient(w_IO)
+    return float(SCALE * jnp.linalg.norm(large) / jnp.linalg.norm(small))

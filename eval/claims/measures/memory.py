@@ -1,0 +1,113 @@
+"""Memory of optimizers, counted from the shapes of their states: nothing is computed."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from eval.claims.estimates import Estimate, exact
+from lm.config.recipe import Recipe
+from lm.config.resolve import replaced, resolve
+from lm.launch.command import ConfigParser
+from lm.sweep.cells import split_sweep
+from lm.training.state import build_learner, hyper_from
+from lm.training.update import optimizer
+from modules.optim import state_specs, unboxed
+from modules.params import named_leaves
+
+BASE = 'configs/llama_124m.py'
+ADAM, SCALE, LION = (
+    {'optim.name': name, 'optim.others': name} for name in ('adamw', 'scale', 'lion')
+)
+MUON = {'optim.name': 'muon', 'optim.others': 'adamw'}
+
+
+class Size(NamedTuple):
+    """A model whose weights are counted."""
+
+    config: str
+    changes: Mapping[str, Any]
+    vocab_size: int
+
+
+def _of_paper(width: int, layers: int, heads: int, hidden: int) -> Size:
+    """A model of arXiv:2506.16659 and its predecessors: as many key heads as heads."""
+    changes = {
+        'model.d_model': width,
+        'model.n_layers': layers,
+        'model.n_heads': heads,
+        'model.n_kv_heads': heads,
+        'model.d_ff': hidden,
+    }
+    return Size(BASE, changes, 32_000)
+
+
+OURS = {'llama_124m': Size(BASE, {}, 32_768), 'llama_1b': Size('configs/llama_1b.py', {}, 32_768)}
+PAPERS = {
+    '60m': _of_paper(512, 8, 8, 1376),
+    '130m': _of_paper(768, 12, 12, 2048),
+    '350m': _of_paper(1024, 24, 16, 2736),
+    '1b': _of_paper(2048, 24, 32, 5461),
+}
+
+
+class Memory(NamedTuple):
+    """Bytes: of the weights, of an optimizer's state, and of that of hidden matrices."""
+
+    weights: int
+    state: int
+    hidden_state: int
+
+
+def memory(recipe: Recipe, vocab_size: int) -> Memory:
+    """Counts weights and optimizer state of a recipe, in the types in which they are stored."""
+    learner = build_learner(recipe, vocab_size, 0, 'cpu')
+    described = learner.described
+    transform = optimizer(recipe, described, hyper_from(recipe))
+    boxed = jax.eval_shape(transform.init, described.shapes)
+    state = named_leaves(unboxed(boxed))
+    roles = {
+        path: spec.role
+        for path, spec in named_leaves(
+            state_specs(boxed, described.shapes, described.specs)
+        ).items()
+    }
+    hidden = {path: leaf for path, leaf in state.items() if roles[path] == 'hidden'}
+    return Memory(*(_bytes(leaves) for leaves in (named_leaves(described.shapes), state, hidden)))
+
+
+def _bytes(leaves: Mapping[str, Any]) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
+
+
+@functools.cache
+def _recipe(config: str) -> Recipe:
+    base, *_ = split_sweep(ConfigParser('config').parse(config))
+    return resolve(base)
+
+
+def of_optimizer(size: Size, optimizers: Mapping[str, str]) -> Memory:
+    """Returns the memory of a model of a size with other optimizers."""
+    return memory(replaced(_recipe(size.config), size.changes | optimizers), size.vocab_size)
+
+
+def memory_of_optimizers() -> dict[str, Estimate]:
+    """Returns the memory of optimizers over that of AdamW.
+
+    With SCALE: weights and state together, as arXiv:2506.16659 counts them, of its four models and
+    of ours. With Lion (arXiv:2302.06675): the state. With Muon (arXiv:2502.16982): the state of
+    hidden matrices, as AdamW has the others.
+    """
+    found = {}
+    for name, size in (OURS | PAPERS).items():
+        adam, scale = of_optimizer(size, ADAM), of_optimizer(size, SCALE)
+        ratio = (scale.weights + scale.state) / (adam.weights + adam.state)
+        found[f'weights_and_state_with_scale_over_adamw_of_{name}'] = exact(ratio)
+        if name in OURS:
+            lion, muon = of_optimizer(size, LION), of_optimizer(size, MUON)
+            found[f'state_of_lion_over_adamw_of_{name}'] = exact(lion.state / adam.state)
+            ratio = muon.hidden_state / adam.hidden_state
+            found[f'state_of_muon_over_adamw_of_matrices_of_{name}'] = exact(ratio)
+    return found

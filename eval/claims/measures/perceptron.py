@@ -1,0 +1,128 @@
+"""Steps that gradient descent of logistic regression takes to separate points."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.claims.estimates import Estimate, exact, over_seeds
+from modules.optim.classic import sgd
+from modules.optim.variants import normalized_gd
+from modules.params import ParamSpec
+
+SPECS = {'theta': ParamSpec('vector', ('embed',))}
+DESCENTS = {'plain': sgd(SPECS, momentum=0.0), 'normalized': normalized_gd(SPECS)}
+SMALL, LARGE = 1.0, 100.0  # learning rates, of those of the paper
+MOST_STEPS = 1_000_000
+DISAGREEING = (50, 100, 200, 400, 800)  # numbers of points, of which one disagrees
+MARGIN = 0.3
+POINTS, DIMENSIONS, LEAST_MARGIN, SEEDS = 600, 32, 0.05, 50
+POSITIVES = {'balanced': POINTS // 2, 'imbalanced': POINTS // 50}
+
+
+class Path(NamedTuple):
+    """The steps until every margin is positive, and the largest of the losses before each."""
+
+    steps: int
+    largest_loss: float
+
+
+def separated(points: np.ndarray, descent: str, lr: float) -> Path:
+    """Runs gradient descent from 0 on points y_i a_i [n, d] until each margin y_i a_i . theta > 0.
+
+    The loss is the mean of log(1 + exp(-margin)). Raises ValueError after MOST_STEPS.
+    """
+    with jax.enable_x64(True):  # with a large rate margins are far apart
+        steps, largest = jax.device_get(_descend(jnp.asarray(points), descent, lr))
+    if steps >= MOST_STEPS:
+        raise ValueError(f'{descent} descent at {lr} did not separate {len(points)} points')
+    return Path(int(steps), float(largest))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
+    transform = DESCENTS[descent]
+
+    def margins(params):
+        return points @ params['theta']
+
+    def loss(params):
+        return jnp.mean(jax.nn.softplus(-margins(params)))
+
+    def one(carry):
+        params, state, steps, largest = carry
+        value, grads = jax.value_and_grad(loss)(params)
+        means = {'error_probability': jnp.mean(jax.nn.sigmoid(-margins(params)))}
+        direction, state = transform.update(grads, state, params, means=means)
+        params = jax.tree.map(lambda w, d: w - lr * d, params, direction)
+        return params, state, steps + 1, jnp.maximum(largest, value)
+
+    def is_apart(carry):
+        return (jnp.min(margins(carry[0])) <= 0) & (carry[2] < MOST_STEPS)
+
+    params = {'theta': jnp.zeros(points.shape[1])}
+    start = params, transform.init(params), 0, -jnp.inf
+    *_, steps, largest = jax.lax.while_loop(is_apart, one, start)
+    return steps, largest
+
+
+def one_disagrees(n: int) -> np.ndarray:
+    """Returns n points (m, s) of length 1 and m = MARGIN, the last one with -s."""
+    points = np.full((n, 2), [MARGIN, np.sqrt(1 - MARGIN**2)])
+    points[-1, 1] *= -1
+    return points
+
+
+def drawn(positives: int, seed: int) -> np.ndarray:
+    """Returns POINTS points of coordinates in [0, 1], as pixels have them, times their labels.
+
+    They are those of a larger draw whose distance to a random hyperplane is at least LEAST_MARGIN;
+    it lies where the given number of them is positive.
+    """
+    rng = np.random.default_rng(seed)
+    normal = rng.standard_normal(DIMENSIONS)
+    normal /= np.linalg.norm(normal)
+    x = rng.uniform(size=(10 * POINTS, DIMENSIONS))
+    along = x @ normal
+    along -= np.quantile(along, 1 - positives / POINTS)
+    above, below = np.flatnonzero(along > LEAST_MARGIN), np.flatnonzero(along < -LEAST_MARGIN)
+    kept = np.concatenate([above[:positives], below[: POINTS - positives]])
+    with_bias = np.concatenate([x[kept], np.ones((len(kept), 1))], 1)
+    return np.sign(along[kept])[:, None] * with_bias
+
+
+def steps_to_separate() -> dict[str, Estimate]:
+    """Returns how soon plain and normalized gradient descent separate points (arXiv:2412.08424).
+
+    Where one point disagrees: the slope of log steps over log number of points at the rate LARGE,
+    and the steps at the most points. Of drawn points, over SEEDS: the steps of plain descent
+    at LARGE over those at SMALL; its largest loss at each, over that at 0; the steps of normalized
+    descent at LARGE over those of plain, with as many points on both sides and with few on one.
+    """
+    found = {}
+    for descent in DESCENTS:
+        steps = [separated(one_disagrees(n), descent, LARGE).steps for n in DISAGREEING]
+        slope = float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
+        found[f'slope_of_{descent}_steps_over_points'] = exact(slope)
+        found[f'{descent}_steps_where_one_disagrees'] = exact(steps[-1])
+    runs = {
+        (kind, descent, lr): [separated(drawn(n, s), descent, lr) for s in range(SEEDS)]
+        for kind, n in POSITIVES.items()
+        for descent, lr in (('plain', SMALL), ('plain', LARGE), ('normalized', LARGE))
+    }
+
+    def ratio(of, over):
+        pairs = zip(runs[of], runs[over], strict=True)
+        return over_seeds(one.steps / other.steps for one, other in pairs)
+
+    plain = {lr: ('balanced', 'plain', lr) for lr in (SMALL, LARGE)}
+    found['plain_steps_at_large_over_small_rate'] = ratio(plain[LARGE], plain[SMALL])
+    for name, lr in (('small', SMALL), ('large', LARGE)):
+        largest = (one.largest_loss / np.log(2) for one in runs[plain[lr]])
+        found[f'largest_loss_over_first_at_{name}_rate'] = over_seeds(largest)
+    for kind in POSITIVES:
+        both = ((kind, descent, LARGE) for descent in ('normalized', 'plain'))
+        found[f'normalized_over_plain_steps_of_{kind}_points'] = ratio(*both)
+    return found

@@ -1,0 +1,173 @@
+"""Singular values of the matrices of models in training."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.measures.starts import BOS, small
+from eval.coordinates import sized
+from lm.config.recipe import Recipe
+from lm.training.state import Learner, State, build_learner, hyper_from, init_state
+from lm.training.step import Batch, make_train_step
+from modules.params import as_matrices, named_leaves
+from modules.scaling import DECAY_RULES
+from modules.scaling.decay import decay_row
+from modules.spectrum import largest_singular_value
+
+VOCAB, ROWS, LENGTH, SEEDS = 64, 4, 32, 5
+MULTIPLIER, CHOICES = 5, 4  # of the text: CHOICES tokens may follow a token, all as likely
+CHEAP = {'model.scan_layers': True, 'kernels.attention': 'reference'}  # to compile
+
+# sigmaReparam
+SIGMA = CHEAP | {'model.reparam': 'sigma', 'model.n_layers': 2, 'optim.lr': 3e-3}
+SIGMA_WIDTH, SIGMA_STEPS = 32, 60
+
+# Weight decay. The rules with the powers of the width that their decay grows with.
+RULES = {'constant': 0.0, 'sqrt_width': 0.5, 'linear_width': 1.0}
+WIDTHS, RATIOS = (32, 64, 128), (0.25, 1.0, 4.0)  # ratios of rate over decay, over DECAYED's
+LR, DECAY_STEPS, DECAY_TIMES = 0.02, 40, 3  # a step takes 1 / DECAY_STEPS off at WIDTHS[0]
+DECAYED = CHEAP | {
+    'model.n_layers': 1,
+    'scaling.name': 'mup',
+    'scaling.base_width': WIDTHS[0],
+    'optim.lr': LR,
+    'optim.weight_decay': 1 / (LR * DECAY_STEPS),
+}
+
+
+def text(key: jax.Array) -> Batch:
+    """Draws ROWS of a Markov chain: behind token t, MULTIPLIER t plus one of CHOICES."""
+    of_first, of_rest = jax.random.split(key)
+    first_B = jax.random.randint(of_first, (ROWS,), 0, VOCAB - 1)
+    steps_TB = jax.random.randint(of_rest, (LENGTH, ROWS), 0, CHOICES)
+
+    def follow(token_B, step_B):
+        return (MULTIPLIER * token_B + step_B) % (VOCAB - 1), token_B
+
+    last_B, before_TB = jax.lax.scan(follow, first_B, steps_TB)
+    tokens_BT = 1 + jnp.concatenate([before_TB, last_B[None]]).T  # BOS is 0
+    return {'tokens': tokens_BT, 'segments': jnp.ones_like(tokens_BT)}
+
+
+def over(of_seed: Any, seeds: Sequence[int]) -> np.ndarray:
+    """Returns of_seed(seed) of all seeds, one after the other in one program."""
+    return np.asarray(jax.jit(lambda seeds: jax.lax.map(of_seed, seeds))(jnp.array(seeds)))
+
+
+def hidden_matrices(params: Any, specs: Any) -> dict[str, jax.Array]:
+    """Returns the hidden matrices [..., I, O] of parameters, by name."""
+    kinds = named_leaves(specs)
+    return {
+        name: as_matrices(kinds[name], x)
+        for name, x in named_leaves(params).items()
+        if kinds[name].role == 'hidden'
+    }
+
+
+def reparametrised_norms() -> dict[str, Estimate]:
+    """Returns the largest singular values of used matrices under sigmaReparam over their gammas.
+
+    W_used = gamma W / sigma(W), sigma by one power iteration a step (arXiv:2303.06296): mean,
+    largest and least over all hidden matrices and the steps of a short training, over SEEDS.
+    """
+    ratios_SN = sigma_over_gamma(sized(small(SIGMA), 'width', SIGMA_WIDTH), SIGMA_STEPS)
+    return {
+        f'{name}_norm_over_gamma': over_seeds(of(ratios_SN, 1))
+        for name, of in (('mean', np.mean), ('largest', np.max), ('least', np.min))
+    }
+
+
+def sigma_over_gamma(recipe: Recipe, steps: int, seeds: Sequence[int] = range(SEEDS)) -> np.ndarray:
+    """Returns the ratios of all seeds [S, N], of the weights that each step behind the first uses,
+    by a full decomposition.
+    """
+    learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
+    train_step, hyper, described = make_train_step(learner), hyper_from(recipe), learner.described
+
+    def see(state: State) -> jax.Array:
+        used, _ = described.reparam.apply(state.params, state.reparam, True)
+        stored = named_leaves(state.params)
+        matrices = hidden_matrices(used, described.used_specs)
+        sigmas = {n: jnp.linalg.svd(x, compute_uv=False)[..., 0] for n, x in matrices.items()}
+        return jnp.stack([jnp.ravel(x / stored[f'{n}/gain']) for n, x in sigmas.items()])
+
+    def of_seed(seed):
+        of_start, of_text = jax.random.split(jax.random.key(seed))
+
+        def update(state, number):
+            state, _ = train_step(state, text(jax.random.fold_in(of_text, number)), hyper)
+            return state, see(state)
+
+        _, seen = jax.lax.scan(update, init_state(learner, hyper, of_start), jnp.arange(steps))
+        return jnp.ravel(seen)
+
+    return over(of_seed, seeds)
+
+
+def decayed_norms() -> dict[str, Estimate]:
+    """Returns slopes of log singular value in steady state, by rule of weight decay.
+
+    The largest singular value of each hidden matrix behind DECAY_TIMES times the steps in which
+    decay takes it off, mean of the logs over matrices. Over log width, with Adam's rate falling as
+    1 / width (`mup`) and decay by rule; and at one width over log rate / decay, whose product
+    stays. Expected from s ~ sqrt(rate / decay) width^0.75 (arXiv:2510.15262): 1/4 with `constant`,
+    0 with `sqrt_width`, -1/4 with `linear_width`; and 1/2. Over SEEDS.
+    """
+    rules = list(RULES)
+    at_base_CS = mean_logs(WIDTHS[0], [('constant', ratio) for ratio in RATIOS])
+    wider = [mean_logs(width, [(rule, 1.0) for rule in rules]) for width in WIDTHS[1:]]
+    found = {}
+    for i, rule in enumerate(rules):  # they are the same at the base's width
+        logs_WS = [at_base_CS[RATIOS.index(1.0)], *(logs_CS[i] for logs_CS in wider)]
+        slopes_S = np.polyfit(np.log(WIDTHS), np.stack(logs_WS), 1)[0]
+        found[f'slope_over_width_of_{rule}'] = over_seeds(slopes_S)
+    slopes_S = np.polyfit(np.log(RATIOS), at_base_CS, 1)[0]
+    return found | {'slope_over_rate_over_decay': over_seeds(slopes_S)}
+
+
+def mean_logs(
+    width: int, cases: Sequence[tuple[str, float]], seeds: Sequence[int] = range(SEEDS)
+) -> np.ndarray:
+    """Returns the mean log singular value of each case, a rule and a ratio of rate over decay, and
+    seed, [C, S]. It is one program: which rule applies is data.
+    """
+    recipe = sized(small(DECAYED), 'width', width)
+    learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
+    grown, rules = width / WIDTHS[0], list(RULES)
+
+    def of_case(rule, root, steps, seed):
+        train_step = make_train_step(with_rule(learner, rule))
+        hyper = hyper_from(recipe)
+        hyper['optim.lr'] *= root
+        hyper['optim.weight_decay'] /= root
+        of_start, of_text = jax.random.split(jax.random.key(seed))
+
+        def update(number, state):
+            return train_step(state, text(jax.random.fold_in(of_text, number)), hyper)[0]
+
+        state = jax.lax.fori_loop(0, steps, update, init_state(learner, hyper, of_start))
+        matrices = hidden_matrices(state.params, learner.described.specs)
+        return jnp.mean(jnp.log(jnp.stack([largest_singular_value(x) for x in matrices.values()])))
+
+    of_case, found = jax.jit(of_case), []
+    for rule, ratio in cases:
+        steps = round(DECAY_TIMES * DECAY_STEPS * grown ** (1 - RULES[rule]))
+        of_seeds = [of_case(rules.index(rule), ratio**0.5, steps, seed) for seed in seeds]
+        found.append([float(x) for x in of_seeds])
+    return np.array(found)
+
+
+def with_rule(learner: Learner, number: jax.Array) -> Learner:
+    """Returns a learner with the decay rule of that number in RULES, which may be a tracer."""
+
+    @decay_row()
+    def chosen(decay):
+        return jnp.stack([jnp.float32(DECAY_RULES[name](decay)) for name in RULES])[number]
+
+    decay = dataclasses.replace(learner.recipe.decay, row=chosen)
+    return dataclasses.replace(learner, recipe=dataclasses.replace(learner.recipe, decay=decay))

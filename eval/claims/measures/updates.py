@@ -1,0 +1,104 @@
+"""Singular values of the updates of Muon and AuON, of gradients with a known spectrum."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.claims.estimates import Estimate, over_seeds
+from modules.optim.classic import sgd
+from modules.optim.muon import auon, muon
+from modules.params import ParamSpec
+
+SPECS = {'w': ParamSpec('hidden', ('embed', 'mlp'), ('embed',))}
+MOMENTUM, GAMMA = 0.95, 1.5  # as published
+OPTIMIZERS = {
+    # Its first sum is the gradient: 1 / (1 - MOMENTUM) times the average that the others have.
+    'momentum': sgd(SPECS, momentum=MOMENTUM, nesterov=True),
+    'auon': auon(SPECS, momentum=MOMENTUM, auon_gamma=GAMMA),
+    'auon_of_paper': auon(SPECS, momentum=MOMENTUM, auon_gamma=1.0, auon_form='paper'),
+    'muon': muon(SPECS, momentum=MOMENTUM, muon_scale='none'),
+}
+SHAPES, STEPS, SEEDS = ((128, 128), (64, 256)), 20, 10
+CONDITION = 1e3  # of gradients that are ill-conditioned
+BAND = 0.5, 1.5  # of singular values, as the code of Muon says
+
+
+def random_gradients(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Returns gradients [STEPS, I, O] of independent normal entries."""
+    return np.random.default_rng(seed).standard_normal((STEPS, *shape))
+
+
+def ill_conditioned_gradients(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Returns gradients [STEPS, I, O] whose singular vectors stay, and whose singular values are
+    those of CONDITION, evenly spaced in logarithm, times 1 + 0.1 times normal numbers.
+    """
+    rng, rank = np.random.default_rng(seed), min(shape)
+    left, right = (np.linalg.qr(rng.standard_normal((n, rank)))[0] for n in shape)
+    values = np.geomspace(1, 1 / CONDITION, rank)
+    drawn = values * (1 + 0.1 * rng.standard_normal((STEPS, 1, rank)))
+    return (left * drawn) @ right.T
+
+
+GRADIENTS = {'random': random_gradients, 'ill_conditioned': ill_conditioned_gradients}
+
+
+def last_update(name: str, grads: np.ndarray) -> np.ndarray:
+    """Returns the direction of an optimizer behind gradients [STEPS, I, O], in float64."""
+    with jax.enable_x64(True):  # singular values over six orders of magnitude
+        return np.asarray(_last_update(name, jnp.asarray(grads)), np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _last_update(name: str, grads: jax.Array) -> jax.Array:
+    optimizer, params = OPTIMIZERS[name], {'w': jnp.zeros(grads.shape[1:])}
+
+    def one(state, grad):
+        direction, state = optimizer.update({'w': grad}, state, params)
+        return state, direction['w']
+
+    return jax.lax.scan(one, optimizer.init(params), grads)[1][-1]
+
+
+def singular_values_of_updates() -> dict[str, Estimate]:
+    """Returns what AuON and Muon make of momentum, as numbers of singular values.
+
+    Over SEEDS, the worst of SHAPES. AuON (arXiv:2509.24320): how far its update is from Nesterov's
+    momentum, relative to that; the condition number over that of momentum, where gradients are
+    ill-conditioned; the spectral norm in the form of the paper. Muon
+    (https://kellerjordan.github.io/posts/muon/): the same ratio; the share of its singular values
+    in BAND, and the largest.
+    """
+    found: dict[str, list[float]] = {}
+    for seed in range(SEEDS):
+        own = [numbers(shape, seed) for shape in SHAPES]
+        for name in own[0]:
+            worst = min if name.startswith('share') else max
+            found.setdefault(name, []).append(worst(one[name] for one in own))
+    return {name: over_seeds(values) for name, values in found.items()}
+
+
+def numbers(shape: tuple[int, int], seed: int) -> dict[str, float]:
+    """Returns the numbers of `singular_values_of_updates` of one shape and seed."""
+    found, differences, largest, norms = {}, [], [], []
+    for kind, draw in GRADIENTS.items():
+        grads = draw(shape, seed)
+        updates = {name: last_update(name, grads) for name in OPTIMIZERS}
+        average = (1 - MOMENTUM) * updates['momentum']
+        gap = np.linalg.norm(updates['auon'] - average)
+        differences.append(gap / np.linalg.norm(average))
+        values = {name: np.linalg.svd(one, compute_uv=False) for name, one in updates.items()}
+        norms.append(values['auon_of_paper'][0])
+        largest.append(values['muon'][0])
+        is_within = (values['muon'] >= BAND[0]) & (values['muon'] <= BAND[1])
+        found[f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients'] = is_within.mean()
+    condition = {name: of[0] / of[-1] for name, of in values.items()}  # of the last kind
+    for name in ('auon', 'muon'):
+        ratio = condition[name] / condition['momentum']
+        found[f'condition_number_of_{name}_over_that_of_momentum'] = ratio
+    return found | {
+        'relative_difference_of_auon_from_momentum': max(differences),
+        'spectral_norm_of_auon_of_paper': max(norms),
+        'largest_singular_value_of_muon': max(largest),
+    }

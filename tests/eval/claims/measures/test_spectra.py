@@ -1,0 +1,86 @@
+"""Reference: slopes of singular values that follow the paper's law, and the decay rule that is
+data against the rules of the project. Property: the text has the transitions that it says.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from eval.claims.measures import spectra
+from eval.claims.measures.rows import MEASURES
+from eval.claims.measures.spectra import RULES, SIGMA, VOCAB, WIDTHS, sigma_over_gamma, with_rule
+from eval.claims.measures.starts import BOS, small
+from eval.coordinates import sized
+from lm.training.state import Learner
+from modules.scaling import DECAY_RULES
+from modules.scaling.decay import Decay
+from modules.scaling.parametrization import Growth
+
+
+def test_the_text_goes_on_as_the_chain_has_it():
+    batch = spectra.text(jax.random.key(3))
+    tokens_BT = np.asarray(batch['tokens'])
+    assert tokens_BT.shape == (spectra.ROWS, spectra.LENGTH + 1)
+    assert tokens_BT.min() > BOS and tokens_BT.max() < VOCAB
+    choice = (tokens_BT[:, 1:] - 1 - spectra.MULTIPLIER * (tokens_BT[:, :-1] - 1)) % (VOCAB - 1)
+    assert set(np.unique(choice)) == set(range(spectra.CHOICES))
+
+
+def test_a_rule_that_is_data_is_the_rule_of_its_name():
+    learner = Learner(small({}), None, BOS, None)
+    decay = Decay(0.1, 0.02, 0.5, 100, Growth(fan_in=4.0), factor=4.0)
+    found = [
+        jax.jit(lambda number: with_rule(learner, number).recipe.decay.row(decay))(number)
+        for number in range(len(RULES))
+    ]
+    wanted = [float(DECAY_RULES[name](decay)) for name in RULES]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, [0.001 * 4.0**power for power in RULES.values()], rtol=1e-6)
+
+
+def test_slopes_of_the_law_are_those_that_count(monkeypatch):
+    """s = sqrt(rate / decay) width^0.75 with the rates of muP and each rule's decay."""
+
+    def law(width, cases):
+        grown = width / WIDTHS[0]
+        return (
+            np.array(
+                [
+                    [0.5 * np.log(ratio / grown ** (1 + RULES[rule])) + 0.75 * np.log(width) + seed]
+                    for rule, ratio in cases
+                    for seed in [0.0]
+                ]
+            )
+            + np.arange(5) / 7
+        )  # seeds may differ in size
+
+    monkeypatch.setattr(spectra, 'mean_logs', law)
+    found = spectra.decayed_norms()
+    assert found.keys() == {*MEASURES['decayed_norms'].values}
+    np.testing.assert_allclose(
+        [one.value for one in found.values()], [0.25, 0.0, -0.25, 0.5], atol=1e-9
+    )
+
+
+def test_ratios_are_put_together_by_seed(monkeypatch):
+    ratios_SN = np.array([[1.0, 1.2, 0.8], [1.0, 1.4, 0.9]])
+    monkeypatch.setattr(spectra, 'sigma_over_gamma', lambda recipe, steps: ratios_SN)
+    found = spectra.reparametrised_norms()
+    assert found.keys() == {*MEASURES['reparametrised_norms'].values}
+    values = [found[f'{name}_norm_over_gamma'].value for name in ('mean', 'largest', 'least')]
+    np.testing.assert_allclose(values, [1.05, 1.3, 0.85])
+
+
+@pytest.mark.full
+def test_used_norms_are_near_gamma_and_never_below():
+    """One power iteration finds at most sigma: what is used has at least gamma."""
+    ratios_SN = sigma_over_gamma(sized(small(SIGMA), 'width', 32), steps=2, seeds=[8])
+    assert ratios_SN.shape == (1, 2 * 2 * 6)  # steps, layers, matrices
+    assert np.all(ratios_SN > 1 - 1e-4) and np.all(ratios_SN < 1.1)
+
+
+@pytest.mark.full
+def test_a_rule_with_more_decay_leaves_smaller_matrices(monkeypatch):
+    monkeypatch.setattr(spectra, 'DECAY_TIMES', 0.5)
+    logs_CS = spectra.mean_logs(64, [('constant', 1.0), ('constant', 4.0)], [8])
+    assert logs_CS[1, 0] > logs_CS[0, 0] + 0.1

@@ -1,0 +1,45 @@
+"""Reference: slopes of losses of margins against derivatives, and against the authors' steps in
+numpy. Contract: what the measure computes is what its row names.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eval.claims.measures import random_slopes as measured
+from eval.claims.measures.rows import MEASURES
+
+MARGINS = np.float32([0.5, -3.0, 2.0, 0.0, 8.0, -0.5, 1.0, 0.7])
+
+
+def test_logistic_slopes_are_those_of_the_loss():
+    slopes = jax.grad(lambda s: jnp.sum(jax.nn.softplus(-s)))(jnp.float32(MARGINS))
+    np.testing.assert_allclose(measured.logistic_slopes(jnp.float32(MARGINS)), slopes, rtol=1e-6)
+
+
+@pytest.mark.parametrize('power', [0.0, 0.7, -0.9])
+def test_random_slopes_are_those_of_the_authors(power):
+    """Each margin in its order, as their code assigns them; sizes are those of the same z."""
+    key = jax.random.key(3)
+    z = np.float64(jax.random.normal(key, MARGINS.shape))
+    base = np.maximum(1 + power * z, 0)
+    with np.errstate(divide='ignore'):
+        sizes = np.exp(z) if power == 0 else base ** (1 / power)
+    wanted = np.empty(len(MARGINS))
+    wanted[np.argsort(MARGINS)] = np.maximum(np.sort(-sizes), -1)
+    beyond = MARGINS > 1
+    wanted[beyond] *= 1 / MARGINS[beyond]
+    found = measured.random_slopes(key, jnp.float32(MARGINS), jnp.float32(power))
+    np.testing.assert_allclose(found, wanted - 1e-6, rtol=1e-4)
+    in_order = np.asarray(found)[np.argsort(MARGINS)]
+    assert (in_order < 0).all() and (np.diff(in_order) >= 0).all()  # falling and convex
+
+
+@pytest.mark.full
+def test_the_measure_has_the_values_of_its_row(monkeypatch):
+    for size, value in {'EPOCHS': 2, 'PERIOD': 1, 'SEEDS': 2, 'WIDTH': 4, 'BATCH': 512}.items():
+        monkeypatch.setattr(measured, size, value)
+    found = MEASURES['binary_accuracy'].compute()
+    assert found.keys() == set(MEASURES['binary_accuracy'].values)
+    assert all(0 <= found[f'accuracy_by_{name}'].value <= 1 for name in measured.METHODS)
