@@ -10,7 +10,7 @@ import numpy as np
 
 from eval.charts import COLOURS, Chart, save, write_page
 from eval.fit.fitting import Fitted, about, constant_rows, held_rows, is_outside, judged
-from eval.fit.laws import LOSS, D, N, U
+from eval.fit.laws import LOSS, SHARE, D, U
 from eval.fit.points import STEP, Points
 from eval.tables.text import number
 
@@ -52,8 +52,9 @@ def figure(found: Fitted) -> dict[str, Chart]:
     """Draws what the law says beside what was measured, and their difference or another view."""
     if found.fit.law.curve is not None:
         return {'runs': along_runs(found), 'errors': relative_errors(found, STEP)}
-    if N in found.fit.law.columns:
-        return {'parameters': over(found, N, D), 'tokens': over(found, D, N)}
+    if found.fit.law.axes is not None:
+        one, other = found.fit.law.axes
+        return {one: over(found, one, other), other: over(found, other, one)}
     return {'scores': against_loss(found), 'errors': relative_errors(found, LOSS)}
 
 
@@ -71,6 +72,8 @@ def over(found: Fitted, along: str, by: str) -> Chart:
         at = {along: line, by: np.full(100, value)}
         if U in fit.law.columns:  # without repetition
             at[U] = at[D]
+        if SHARE in fit.law.columns:  # one that runs have
+            at[SHARE] = np.full(100, np.quantile(of_all(found, SHARE), 0.5, method='nearest'))
         lines += rows({along: line, 'y': fit.predict(at), by: value})
     points = seen(found, lambda measured: measured.target)
     legend = alt.Legend(values=values.tolist(), labelExpr=COUNT, symbolType='stroke')

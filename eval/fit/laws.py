@@ -1,9 +1,9 @@
 """The laws: their constants, the columns that they read, and their values in numbers near 1.
 
-Laws of the final loss, or of a score, are in N parameters, D tokens, U tokens that differ, or the
-loss L in nats a token. No published constant is used: these hold for one tokenizer, one text and
-one way to count parameters. Runs have `parameters` with the embeddings, as arXiv:2203.15556 counts;
-arXiv:2001.08361 leaves them out.
+Laws of the final loss, or of a score, are in N parameters (N1 and N2 of two parts), D tokens, U
+tokens that differ, the share p of a domain in them, or the loss L in nats a token. No published
+constant is used: these hold for one tokenizer, one text and one way to count parameters. Runs have
+`parameters` with the embeddings, as arXiv:2203.15556 counts; arXiv:2001.08361 leaves them out.
 
 Laws of loss curves are in the learning rate eta_i at each step i of a run, from 1; s is a step at
 which the loss is known, w the first one at the peak. S1(s) = sum_{i <= s} eta_i counts the warm-up
@@ -27,6 +27,8 @@ Columns = Mapping[str, np.ndarray]  # each [points, ...]
 Units = Mapping[str, float]
 LOSS, SCORE = 'loss', 'score'
 N, D, U = 'parameters', 'tokens', 'unique_tokens'
+N1, N2, SHARE = 'first_parameters', 'second_parameters', 'share'
+APART = 1e-3  # least ratio of the spreads of log N1 and log N2 along and across their common line
 LEAST = 1e-12  # what a loss that a start makes negative counts as, so that its logarithm exists
 MOMENTUM = 0.999  # lambda, usual for arXiv:2408.11029, where it is not fitted either
 SEGMENTS = 64  # of a falling schedule: more steps than that are joined
@@ -40,6 +42,7 @@ class Law:
         theta [P] scalars or [P, K, 1] for K at once, real or complex (`eval.fit.fitting.jacobian`);
     starts(x, y, units): the grid [S, P] from which the law is fitted;
     solved(theta, units): the values of `constants`, or of `named`, in the units of the columns;
+    size(columns): by which the largest runs are held out;
     curve(rates, steps, momentum), for laws of loss curves: the columns at some steps (from 1) of a
         run, from the learning rate at each of its steps.
     """
@@ -54,6 +57,10 @@ class Law:
     target = LOSS
     delta = 1e-3  # where Huber's loss turns linear: of log losses, arXiv:2203.15556
     curve = None
+    axes: tuple[str, str] | None = None  # columns that the figures are over, if there are two
+
+    def size(self, columns: Columns) -> np.ndarray:
+        return columns[N] * columns[D]
 
     def units(self, columns: Columns) -> dict[str, float]:
         return {name: geometric_mean(x) for name, x in columns.items()}
@@ -105,7 +112,7 @@ class Chinchilla(Law):
     source = 'arXiv:2203.15556, approach 3'
     constants = ('E', 'A', 'B', 'alpha', 'beta')
     named = (*constants, 'N_opt_exponent')  # N grows with compute^it where C = 6 N D
-    columns = (N, D)
+    columns = axes = (N, D)
     distinct = 3
 
     def value(self, theta, x):
@@ -133,7 +140,7 @@ class Kaplan(Law):
     equation = 'L = ((N_c / N)^(alpha_N / alpha_D) + D_c / D)^alpha_D'
     source = 'arXiv:2001.08361, equation 1.5'
     constants = ('N_c', 'D_c', 'alpha_N', 'alpha_D')
-    columns = (N, D)
+    columns = axes = (N, D)
     distinct = 2
 
     def value(self, theta, x):
@@ -205,6 +212,105 @@ def effective(log_ratio, decay) -> np.ndarray:
     return np.log1p(-decay * np.expm1(-np.expm1(log_ratio) / decay))
 
 
+class Mixture(Law):
+    """The loss of one domain, of which the text has the share p:
+
+        f(p) = p + c1 p^c2 (1 - p)^c3
+
+    N f(p) are the parameters that serve the domain, so that its factor beta_p = A f(p)^-alpha moves
+    with the mixture and its exponent does not. The term of its own p D tokens is not the paper's,
+    whose runs have all the data that they need; theta has the logs of all constants.
+    """
+
+    name = 'mixture'
+    equation = 'L = E + A / (N f(p))^alpha + B / (p D)^beta, f(p) = p + c1 p^c2 (1 - p)^c3'
+    source = 'arXiv:2302.09650, with a term of the tokens'
+    constants = ('E', 'A', 'B', 'alpha', 'beta', 'c1', 'c2', 'c3')
+    columns = (N, D, SHARE)
+    axes = (N, D)
+    distinct = 4
+
+    def units(self, columns):
+        share = columns[SHARE]
+        if share.max() > 1:
+            raise ValueError(
+                f'{self.name} has the share of the domain in the text, above 0 and at most 1; got '
+                f'{share.max():g}. Divide weights by their sum'
+            )
+        return {**super().units(columns), SHARE: 1.0}
+
+    def value(self, theta, x):
+        a, b, e, log_alpha, log_beta, log_c1, log_c2, log_c3 = theta
+        log_f = log_effective(x[SHARE], log_c1, np.exp(log_c2), np.exp(log_c3))
+        of_model = a - np.exp(log_alpha) * (x[N] + log_f)
+        return log_sum_exp(of_model, b - np.exp(log_beta) * (x[D] + x[SHARE]), e)
+
+    def starts(self, x, y, units):
+        """Each term 0.1 to 0.6 of the mean loss at the unit, exponents around the paper's."""
+        shares, exponents = y.mean() + np.log([0.1, 0.6]), np.log([0.2, 0.5])
+        powers = np.log([0.5, 1.5])
+        firsts = np.log([0.1, 0.5, 2.0])
+        return grid(shares, shares, shares, exponents, exponents, firsts, powers, powers)
+
+    def solved(self, theta, units):
+        a, b, e, log_alpha, log_beta, *logs = theta
+        alpha, beta = np.exp(log_alpha), np.exp(log_beta)
+        a, b = np.exp(a + alpha * np.log(units[N])), np.exp(b + beta * np.log(units[D]))
+        return np.exp(e), a, b, alpha, beta, *map(np.exp, logs)
+
+
+def log_effective(log_p, log_c1, c2, c3) -> np.ndarray:
+    """log(p + c1 p^c2 (1 - p)^c3), which is 0 at p = 1."""
+    is_part = log_p < 0
+    rest = np.log(np.where(is_part, -np.expm1(log_p), 1.0))
+    more = np.where(is_part, np.exp(log_c1 + (c2 - 1) * log_p + c3 * rest), 0.0)
+    return log_p + np.log1p(more)
+
+
+class TwoParts(Law):
+    """The loss in the parameters of two parts, such as attention and MLPs; of encoder and decoder
+    in the paper. a, M1 and M2 are not determined together: any other M1 is as good with an a that
+    makes up for it. Here M1 and M2 are the geometric means of the runs, where a is the loss above
+    L0. Theta has the logs of the others.
+    """
+
+    name = 'two_parts'
+    equation = 'L = L0 + a (M1 / N1)^p1 (M2 / N2)^p2'
+    source = 'arXiv:2109.07740'
+    constants = ('L0', 'a', 'p1', 'p2')
+    named = (*constants, 'M1', 'M2')
+    columns = axes = (N1, N2)
+    distinct = 3
+
+    def size(self, columns):
+        return columns[N1] + columns[N2]
+
+    def units(self, columns):
+        """Raises ValueError where one column follows from the other."""
+        logs = np.log([columns[N1], columns[N2]])
+        across, along = np.linalg.eigvalsh(np.cov(logs))
+        if across <= APART**2 * along:
+            raise ValueError(
+                f'{self.name}: {N1} and {N2} grow together in all runs, so that p1 and p2 are not '
+                'told apart. Add runs in which one of them grows alone, or fit chinchilla'
+            )
+        return super().units(columns)
+
+    def value(self, theta, x):
+        e, a, log_p1, log_p2 = theta
+        return log_sum_exp(a - np.exp(log_p1) * x[N1] - np.exp(log_p2) * x[N2], e)
+
+    def starts(self, x, y, units):
+        """Both terms 0.1 to 0.9 of the mean loss at the unit."""
+        shares, exponents = y.mean() + np.log([0.1, 0.3, 0.6, 0.9]), np.log([0.05, 0.15, 0.5, 1])
+        return grid(shares, shares, exponents, exponents)
+
+    def solved(self, theta, units):
+        e, a, log_p1, log_p2 = theta
+        means = (units[name] + 0.0 * e for name in (N1, N2))  # one for each fit, as the others are
+        return np.exp(e), np.exp(a), np.exp(log_p1), np.exp(log_p2), *means
+
+
 class Downstream(Law):
     """A score in the loss; theta has log slope in the place of slope."""
 
@@ -216,6 +322,9 @@ class Downstream(Law):
     distinct = 5
     target = SCORE
     delta = 0.01  # not published: a score of some hundred questions is not known better
+
+    def size(self, columns):
+        return -columns[LOSS]
 
     def units(self, columns):
         return {}
@@ -367,5 +476,8 @@ class MultiPower(Law):
 
 LAWS: dict[str, Law] = {
     law.name: law
-    for law in (Chinchilla(), Kaplan(), DataConstrained(), Annealing(), MultiPower(), Downstream())
+    for law in (
+        *(Chinchilla(), Kaplan(), DataConstrained(), Mixture(), TwoParts()),
+        *(Annealing(), MultiPower(), Downstream()),
+    )
 }

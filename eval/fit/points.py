@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from eval.fit.laws import LOSS, MOMENTUM, Columns, D, Law, N, peak_step
+from eval.fit.laws import LOSS, MOMENTUM, Columns, Law, N, peak_step
 from eval.tables import sql
 from eval.tables.results import as_arrow, gather, rows_of
 from lm.record.upgrade import stored_config
@@ -130,7 +130,7 @@ def is_number(value: Any, least: float = -math.inf) -> bool:
 
 
 def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]) -> Points:
-    """One point a run. Its size, by which the largest are held out, is N D, or else -loss."""
+    """One point a run."""
     columns = {name: options.loss if name == LOSS else name for name in law.columns}
     target = options.loss if law.target == LOSS else options.score
     need(law, rows, (*columns.values(), target))
@@ -142,12 +142,11 @@ def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]
         left_out += [f'{row[RUN]}: its {name} is {row[name]}' for name in bad[:1]]
         kept += [] if bad else [row]
     values = {name: np.array([row[c] for row in kept], float) for name, c in columns.items()}
-    size = values[N] * values[D] if N in values else -values[LOSS]
     return Points(
         runs=np.array([row[RUN] for row in kept]),
         columns=values,
         target=np.array([row[target] for row in kept], float),
-        size=size,
+        size=law.size(values),
         at=values,
         is_named=np.array([row[HELD_OUT] for row in kept], bool),
         left_out=left_out,

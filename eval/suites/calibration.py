@@ -22,6 +22,7 @@ from eval.suites.calibration_errors import (
     h_error,
     interval,
 )
+from eval.suites.calibrators import CALIBRATORS, events_of
 from eval.suites.reading import Row, validation_rows
 from lm.inference.scoring import Scorer
 from modules.options import Option
@@ -40,12 +41,16 @@ def calibration(
     classes: Annotated[int, Option('most frequent tokens that ece_classwise is of', 1)] = 16,
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 200_000,
     resamples: Annotated[int, Option('resamples of the bootstrap', 1)] = 1000,
+    calibrator: Annotated[
+        str, Option('fitted beside the temperature', choices=('none', *CALIBRATORS))
+    ] = 'none',
 ) -> Result:
     """Measures how far the probability of the likeliest token is from how often it is right.
 
     ece has bins of equal width, ece_adaptive and the debiased l2_debiased of equal mass; intervals
     (_low, _high) are of 95%, by a bootstrap over documents. temperature is fitted on one half of
-    the documents, and the numbers held_out_ are of the other, before and after (_scaled). Tokens of
+    the documents, and the numbers held_out_ are of the other, before and after (_scaled); so is a
+    `calibrator` (_calibrated), which maps the `candidates` and all other tokens as one. Tokens of
     all sources of a mixture count alike.
     """
     rows = validation_rows(checkpoint, tokens)
@@ -79,6 +84,10 @@ def calibration(
         'held_out_ece_scaled': expected_error(binned(*scaled, widths).whole),
     }
     diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': scaled}
+    if calibrator != 'none':
+        calibrated = calibrated_events(calibrator, found, unit, is_fitted)
+        numbers['held_out_ece_calibrated'] = expected_error(binned(*calibrated, widths).whole)
+        diagram[f'the half held out, by {calibrator}'] = calibrated
     return Result(
         {name: float(value) for name, value in numbers.items() if np.isfinite(value)},
         items_of(rows, found),
@@ -95,6 +104,18 @@ class Events(NamedTuple):
 
     def where(self, chosen: np.ndarray) -> 'Events':
         return Events(*(values[chosen] for values in self))
+
+
+def calibrated_events(
+    calibrator: str, found: dict[str, np.ndarray], unit: np.ndarray, is_fitted: np.ndarray
+) -> Events:
+    """Returns the events that the likeliest token comes next of the half held out, as a row of
+    CALIBRATORS maps their probabilities that is fitted on the other half.
+    """
+    log_p_ME, place_M = events_of(found['top'], found['is_next'])
+    to_calibrated = CALIBRATORS[calibrator].fit(log_p_ME[is_fitted], place_M[is_fitted])
+    confidence = to_calibrated(log_p_ME[~is_fitted])[:, 0]
+    return Events(confidence, found['correct'][~is_fitted], unit[~is_fitted])
 
 
 def with_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> dict[str, float]:

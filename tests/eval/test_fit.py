@@ -62,6 +62,16 @@ def known(law: str) -> tuple[dict, np.ndarray, dict]:
         x = sizes()
         x['unique_tokens'] = np.minimum(x['tokens'], np.resize([1e8, 1e9, 1e10], 30))
         return repeated(x)
+    if law == 'mixture':
+        return mixed()
+    if law == 'two_parts':
+        c = {'L0': 1.5, 'a': 2.0, 'p1': 0.3, 'p2': 0.2}
+        n1, n2 = (
+            x.ravel() for x in np.meshgrid(np.geomspace(1e6, 1e8, 4), np.geomspace(3e6, 1e8, 5))
+        )
+        c |= {'M1': np.exp(np.log(n1).mean()), 'M2': np.exp(np.log(n2).mean())}
+        loss = c['L0'] + c['a'] * (c['M1'] / n1) ** c['p1'] * (c['M2'] / n2) ** c['p2']
+        return {'first_parameters': n1, 'second_parameters': n2}, loss, c
     if law == 'downstream':
         c = {'floor': 0.25, 'top': 0.85, 'slope': 4.0, 'middle': 2.8}
         loss = np.linspace(2, 4, 25)
@@ -74,6 +84,23 @@ def known(law: str) -> tuple[dict, np.ndarray, dict]:
     c |= {'B': 100.0, 'C': 2.0, 'beta': 0.55, 'gamma': 0.6}
     reached = 1 - (1 + c['C'] * x['rate'] ** -c['gamma'] * x['since']) ** -c['beta']
     return x, base - c['B'] * np.sum(x['fall'] * reached, axis=1), c
+
+
+def mixed() -> tuple[dict, np.ndarray, dict]:
+    """Fernandes et al., run by run, and the term of chinchilla for the domain's own tokens."""
+    c = {'E': 1.2, 'A': 120.0, 'B': 300.0, 'alpha': 0.3, 'beta': 0.28}
+    c |= {'c1': 0.4, 'c2': 0.8, 'c3': 1.3}
+    x = {'parameters': [], 'tokens': [], 'share': []}
+    losses = []
+    for n in np.geomspace(1e6, 1e9, 4):
+        for d in np.geomspace(1e8, 1e10, 4):
+            for p in (0.05, 0.2, 0.5, 0.8, 1.0):
+                served = n * (p + c['c1'] * p ** c['c2'] * (1 - p) ** c['c3'])
+                loss = c['E'] + c['A'] / served ** c['alpha'] + c['B'] / (p * d) ** c['beta']
+                losses.append(loss)
+                for name, value in zip(x, (n, d, p), strict=True):
+                    x[name].append(value)
+    return {name: np.array(column) for name, column in x.items()}, np.array(losses), c
 
 
 def repeated(x: dict) -> tuple[dict, np.ndarray, dict]:
@@ -90,7 +117,7 @@ def repeated(x: dict) -> tuple[dict, np.ndarray, dict]:
     return x, np.array(losses), c
 
 
-@pytest.mark.default_rows('chinchilla', 'multi_power')
+@pytest.mark.default_rows('chinchilla', 'mixture', 'multi_power', 'two_parts')
 @pytest.mark.parametrize('law', LAWS)
 def test_constants_are_found_again(law):
     """Reference: without noise to 1e-3. Catches a sign or unit, and a fit that stops early."""
@@ -118,6 +145,49 @@ def test_constants_are_within_their_intervals(law):
         hits += [found[name][1] <= value <= found[name][2] for name, value in constants.items()]
         assert all(low < high < 20 * abs(value) for value, low, high in found.values())
     assert np.mean(hits) > 0.7
+
+
+def test_the_unit_of_a_part_moves_its_mean_alone():
+    """Parameters of one part counted in thousands are the same law: a is at M1, which moves."""
+    columns, loss, constants = known('two_parts')
+    scaled = columns | {'first_parameters': columns['first_parameters'] / 1000}
+    found = fit(LAWS['two_parts'], scaled, loss, STARTS, 3).constants()
+    for name, value in (constants | {'M1': constants['M1'] / 1000}).items():
+        assert found[name][0] == pytest.approx(value, rel=1e-3), name
+    assert found['M1'][1] == pytest.approx(found['M1'][2])  # given, and so without an interval
+
+
+def test_parts_that_grow_together_are_not_told_apart():
+    n = np.geomspace(1e6, 1e9, 12)
+    for power in (0.7, 1.0):
+        columns = {'first_parameters': n, 'second_parameters': 2 * n**power}
+        with pytest.raises(
+            ValueError, match=r'two_parts: .* grow together .* Add runs in which one'
+        ):
+            fit(LAWS['two_parts'], columns, 1 + 100 * n**-0.3, STARTS)
+
+
+def test_a_share_is_of_one():
+    columns, loss, _ = known('mixture')
+    with pytest.raises(
+        ValueError, match=r'above 0 and at most 1; got 20\. Divide weights by their'
+    ):
+        fit(LAWS['mixture'], columns | {'share': columns['share'] * 20}, loss, STARTS)
+
+
+@pytest.mark.parametrize('law', ['mixture', 'two_parts'])
+def test_runs_held_out_of_a_table_are_the_largest(law, tmp_path):
+    columns, loss, _ = known(law)
+    path = tmp_path / 't.csv'
+    with path.open('w') as file:
+        rows = csv.writer(file)
+        rows.writerow(['run', *columns, 'loss'])
+        rows.writerows(zip(range(len(loss)), *columns.values(), loss, strict=True))
+    _, held = split(from_table(LAWS[law], path, Options('loss')), LAWS[law], 0.05, False)
+    first, second = LAWS[law].axes
+    largest = columns[first] == columns[first].max()
+    assert (held.columns[first] == columns[first].max()).all()
+    assert (held.columns[second] == columns[second][largest].max()).all()
 
 
 def test_an_outlier_costs_little():
@@ -326,6 +396,18 @@ def made(law, columns, target, low=2.9, high=3.1):
     held = points.take(np.arange(n - 2, n))
     interval = np.repeat([[low], [high]], 2, axis=1)
     return Fitted(best, points.take(np.arange(n - 2)), held, interval, 'runs')
+
+
+@pytest.mark.parametrize('law', ['mixture', 'two_parts'])
+def test_lines_of_a_law_are_over_its_two_axes(law):
+    columns, loss, _ = known(law)
+    found = made(law, columns, loss)
+    one, other = LAWS[law].axes
+    panels = figure(found)
+    assert [*panels] == [one, other]
+    lines, fitted, held = drawn(panels[one])
+    assert len(fitted) + len(held) == len(loss) and all(np.isfinite(row['y']) for row in lines)
+    assert {row[other] for row in lines} <= {*columns[other]}
 
 
 def test_a_score_is_drawn_against_the_loss():

@@ -7,6 +7,9 @@ computed, and of whom. `values` are the names that conditions of claims may ask 
 import dataclasses
 from collections.abc import Callable
 from eval.claims.estimates import Estimate
+from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
+from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
+from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.collapse import imbalanced_collapse
 from eval.claims.measures.distillation import METHODS as STUDENTS
@@ -67,6 +70,10 @@ MEASURES = {
         binary_accuracy,
         (*(f'accuracy_by_{name}' for name in SLOPES), 'gain_of_random_slopes'),
     ),
+    'blind_correctness': Row(
+        blind_correctness,
+        ('confidence_less_accuracy_even', 'confidence_less_accuracy_balanced'),
+    ),
     'decayed_norms': Row(
         decayed_norms,
         (
@@ -118,6 +125,21 @@ MEASURES = {
             )
         ),
     ),
+    'lipschitz_attention': Row(
+        lipschitz_attention,
+        ('slope_of_products', 'slope_of_tied_distances', 'slope_of_own_distances'),
+    ),
+    'local_lipschitz': Row(
+        local_lipschitz,
+        (
+            *(
+                f'{what}_of_{name}'
+                for what in ('share_at_points', 'share_in_boxes', 'product_over_exact')
+                for name in ('one_block', 'two_blocks')
+            ),
+            'largest_share',
+        ),
+    ),
     'memory_of_optimizers': Row(
         memory_of_optimizers,
         (
@@ -157,6 +179,17 @@ MEASURES = {
             'unexplained_by_preconditioned_step_of_stretched_inputs',
         ),
     ),
+    'overconfident_logits': Row(
+        overconfident_logits,
+        tuple(
+            of.format(link)
+            for link in ('scaled', 'squared', 'unevenly_scaled')
+            for of in (
+                'ece_of_h_less_temperature_{}',
+                *(f'ece_{{}}_{kind}' for kind in ('before', 'temperature', 'h')),
+            )
+        ),
+    ),
     'pruned_by_text': Row(
         pruned_by_text,
         (
@@ -182,6 +215,14 @@ MEASURES = {
             f'{what}_of_rows_{rows}'
             for what in ('error_over_plain_sampling', 'bias')
             for rows in ('alike', 'different')
+        ),
+    ),
+    'sampled_rows': Row(
+        sampled_rows,
+        tuple(
+            f'variance_by_{name}_after_{steps}'
+            for name in ('norm', 'el2n', 'loss')
+            for steps in (50, 100, 200)
         ),
     ),
     'self_normalizing': Row(

@@ -56,7 +56,7 @@ def checkpoint(request, corpus):
 @pytest.mark.full
 def test_the_suites_read_the_tokens_that_perplexity_reads(checkpoint):
     wanted = perplexity(checkpoint).numbers
-    found = calibration(checkpoint, tokens=0, resamples=20)
+    found = calibration(checkpoint, tokens=0, resamples=20, calibrator='correctness')
     assert found.numbers['tokens'] == wanted['tokens']
     np.testing.assert_allclose(found.numbers['nll'], wanted['validation_ce'], rtol=1e-5)
     assert sum(found.items['tokens']) == wanted['tokens']
@@ -66,7 +66,8 @@ def test_the_suites_read_the_tokens_that_perplexity_reads(checkpoint):
     assert found.numbers['held_out_nll_scaled'] < found.numbers['held_out_nll']
     assert found.numbers['temperature'] > 1.2  # the readout was made three times too large
     table = found.tables['Reliability'].columns
-    assert sum(table['tokens']) == wanted['tokens'] + found.numbers['held_out_tokens']
+    assert sum(table['tokens']) == wanted['tokens'] + 2 * found.numbers['held_out_tokens']
+    assert 0 < found.numbers['held_out_ece_calibrated'] < found.numbers['held_out_ece']
     found = layers(checkpoint, tokens=0)
     assert found.numbers['tokens'] == wanted['tokens']
     np.testing.assert_allclose(found.numbers['ce'], wanted['validation_ce'], rtol=1e-5)

@@ -1,0 +1,102 @@
+"""Calibrators on drawn logits whose true probabilities are known."""
+
+import functools
+
+import numpy as np
+
+from eval.claims.estimates import Estimate, over_seeds
+from eval.suites.calibration import BETAS, slopes_at
+from eval.suites.calibration_errors import binned, equal_width, expected_error, fitted_temperature
+from eval.suites.calibrators import CALIBRATORS, Map, fit_h
+
+EVENTS, SPREAD = 5, 1.5  # of a place; the deviation of true logits
+FITTED, JUDGED, SEEDS, BINS = 20_000, 50_000, 5, 15
+STEPS = 500  # of h, whose default takes minutes here
+ACCURACY, BLIND_SEEDS = 0.8, 10  # where logits say nothing
+# What is made of true logits: how a model says more than it knows.
+LINKS = {
+    'scaled': lambda z, rng: 3 * z,
+    'squared': lambda z, rng: z * np.abs(z),
+    'unevenly_scaled': lambda z, rng: z * np.where(rng.random((len(z), 1)) < 0.5, 4, 1),
+}
+
+
+def overconfident_logits() -> dict[str, Estimate]:
+    """Returns the ECE of the likeliest event after `h` less that after a temperature, by link.
+
+    Events of a place are drawn by softmax(z), z normal, and the model's logits are LINKS of z. Both
+    are fitted on FITTED places, the temperature by the loss as the suite `calibration` does, and
+    judged on JUDGED others. ece_of_: before, and after each (arXiv:2506.17968).
+    """
+    found = {}
+    for name in LINKS:
+        each = [_errors(name, seed) for seed in range(SEEDS)]
+        of = {kind: [errors[kind] for errors in each] for kind in each[0]}
+        differences = np.subtract(of['h'], of['temperature'])
+        found[f'ece_of_h_less_temperature_{name}'] = over_seeds(differences)
+        found |= {f'ece_{name}_{kind}': over_seeds(values) for kind, values in of.items()}
+    return found
+
+
+def _drawn(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """(the model's log p [M, E], likeliest first; the place of the event that came true [M])."""
+    z_ME = SPREAD * rng.standard_normal((places, EVENTS))
+    z_ME = -np.sort(-z_ME, 1)  # the links keep the order
+    place_M = np.argmax(z_ME + rng.gumbel(size=z_ME.shape), 1)
+    return _log_softmax(LINKS[link](z_ME, rng)), place_M
+
+
+def _log_softmax(z_ME: np.ndarray) -> np.ndarray:
+    return z_ME - np.log(np.sum(np.exp(z_ME), 1, keepdims=True))
+
+
+def _errors(link: str, seed: int) -> dict[str, float]:
+    rng = np.random.default_rng(seed)
+    fitted, (log_p_ME, place_M) = _drawn(link, FITTED, rng), _drawn(link, JUDGED, rng)
+    maps = {
+        'before': np.exp,
+        'temperature': _temperature(*fitted),
+        'h': fit_h(*fitted, STEPS),
+    }
+    return {name: _ece(to_p(log_p_ME), place_M) for name, to_p in maps.items()}
+
+
+def _temperature(log_p_ME: np.ndarray, place_M: np.ndarray) -> Map:
+    found = slopes_at(BETAS, np.float32(log_p_ME)[None], np.int32(place_M)[None])
+    slopes, curvatures = (np.mean(found[k][0], 0, np.float64) for k in ('slope', 'curvature'))
+    temperature = fitted_temperature(BETAS, slopes, curvatures)
+    return lambda log_p_ME: np.exp(_log_softmax(log_p_ME / temperature))
+
+
+def _ece(p_ME: np.ndarray, place_M: np.ndarray) -> float:
+    one_group = np.zeros(len(place_M), int)
+    return float(
+        expected_error(binned(p_ME[:, 0], place_M == 0, one_group, equal_width(BINS)).whole)
+    )
+
+
+def blind_correctness() -> dict[str, Estimate]:
+    """Returns mean confidence less accuracy after `correctness`, of logits that say nothing.
+
+    The likeliest event comes true with chance ACCURACY whatever the logits are. `even`: all places
+    weigh as much; `balanced`: as the code beside arXiv:2404.13016 weighs them. Judged on places
+    that were not fitted; the same places and start for both.
+    """
+    found = {}
+    for kind, name in (('even', 'correctness'), ('balanced', 'correctness_balanced')):
+        gaps = map(functools.partial(_gap, name), range(BLIND_SEEDS))
+        found[f'confidence_less_accuracy_{kind}'] = over_seeds(gaps)
+    return found
+
+
+def _gap(name: str, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+
+    def drawn(places):
+        log_p_ME, _ = _drawn('scaled', places, rng)
+        others_M = rng.integers(1, EVENTS, places)
+        return log_p_ME, np.where(rng.random(places) < ACCURACY, 0, others_M)
+
+    to_p = CALIBRATORS[name].fit(*drawn(FITTED))
+    log_p_ME, place_M = drawn(JUDGED)
+    return float(np.mean(to_p(log_p_ME)[:, 0]) - np.mean(place_M == 0))
