@@ -22,9 +22,10 @@ from eval.claims.estimates import Estimate
 from eval.claims.measures.rows import MEASURES
 from eval.tables.ablation import Ablation, difference, progress, read_ablation
 from eval.tables.results import gather, read_sweep
-from lm.config.resolve import resolve, to_dict
+from lm.config.resolve import differences, resolve, with_dtype
 from lm.launch.command import ConfigParser
-from lm.record.workdir import SWEEP
+from lm.record.upgrade import stored_config
+from lm.record.workdir import SWEEP, without_mesh
 from lm.storage.files import read_json, sealed, write_json
 from lm.sweep.arms import Ablation as Arms
 from lm.sweep.cells import split_sweep
@@ -248,12 +249,23 @@ def _open_study(name: str, workdir: Path) -> Study:
         return _planned(study) if topology else study
     record = read_sweep(folder)
     ablation = read_ablation(record, gather(folder))
-    was = record['base'], _plain(record.get('tune', {}))
-    if ablation is None or was != (to_dict(resolve(base)), _plain(study.arms.record())):
-        why = f'{config} has changed since its runs in {folder}; move that away to train it anew'
-        return dataclasses.replace(study, state=STALE, why=why)
+    if changed := _changed(record, base, arms):
+        why = f'{config} has changed since its runs in {folder} in {", ".join(changed)}; move that '
+        return dataclasses.replace(study, state=STALE, why=why + 'away to train it anew')
     why = progress(ablation)
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
+
+
+def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: Arms) -> list[str]:
+    """What makes another study of it than the one on record: fields, or its arms. A field that an
+    older version did not have is none, and neither is where it is trained: a mesh, or the type of
+    products that a device has by default.
+    """
+    was = stored_config(record['base'])
+    now = resolve(with_dtype(base, was.model.dtype))
+    found = [*without_mesh(differences(was, now))]
+    is_same = _plain(record.get('tune') or {}) == _plain(arms.record())
+    return found if is_same else [*found, 'config.tune or its arms']
 
 
 def _planned(study: Study) -> Study:

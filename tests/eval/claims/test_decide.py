@@ -21,6 +21,7 @@ from eval.claims.measures.rows import MEASURES
 from eval.claims.train import train_open
 from eval.tables.ablation import read_ablation
 from eval.tables.results import gather, read_sweep
+from lm.config.resolve import resolve, to_dict
 from lm.launch.command import ConfigParser
 from lm.storage.files import write_json
 from lm.sweep.arms import Ablation as Arms
@@ -184,6 +185,52 @@ class TestAMeasure:
         write_json(path, {'values': {}, 'code': '', 'core_seconds': 1.0, 'sha256': 'none'})
         with pytest.raises(ValueError, match='changed, or damaged'):
             open_evidence(self.NAME, tmp_path)
+
+
+class TestAChangedStudy:
+    """Runs are of the config that they were trained with, whichever version wrote it down."""
+
+    NAME = 'configs/studies/recipes_tuned.py'
+
+    @pytest.fixture(scope='class')
+    def written(self):
+        base, sweep, tune = split_sweep(ConfigParser('config').parse(str(ROOT / self.NAME)))
+        return to_dict(resolve(base)), Arms(base, sweep, tune).record()
+
+    def state(self, written, tmp_path, monkeypatch, change):
+        monkeypatch.chdir(ROOT)
+        base, record = json.loads(json.dumps(written))
+        change(base, record)
+        folder = tmp_path / 'recipes_tuned'
+        folder.mkdir()
+        write_json(folder / 'sweep.json', {'base': base, 'axes': {}, 'tune': record, 'cells': []})
+        own = open_evidence(self.NAME, tmp_path)
+        return own.state, own.why
+
+    @pytest.mark.parametrize(
+        'change',
+        [
+            lambda base, tune: None,
+            lambda base, tune: base['model'].pop('readout'),  # a field that came later
+            lambda base, tune: base['mesh'].update(data=4),
+            lambda base, tune: base['model'].update(dtype='bfloat16'),  # auto, on a TPU
+            lambda base, tune: tune.pop('search_version'),
+        ],
+    )
+    def test_is_none_where_it_is_the_same_to_train(self, written, tmp_path, monkeypatch, change):
+        assert self.state(written, tmp_path, monkeypatch, change)[0] == 'open'
+
+    @pytest.mark.parametrize(
+        'change, named',
+        [
+            (lambda base, tune: base['train'].update(steps=100), 'in train.steps; move'),
+            (lambda base, tune: tune.update(seeds=7), 'in config.tune or its arms; move'),
+            (lambda base, tune: tune['arms'].pop(), 'in config.tune or its arms; move'),
+        ],
+    )
+    def test_is_stale_and_says_why(self, written, tmp_path, monkeypatch, change, named):
+        state, why = self.state(written, tmp_path, monkeypatch, change)
+        assert state == 'stale' and named in why
 
 
 class TestAPod:
