@@ -12,7 +12,7 @@ from eval.claims.claim import HEADINGS, PARTS
 from eval.claims.decide import UNFINISHED, VERDICTS, Decided, Judged
 from eval.claims.estimates import UNDECIDED
 from eval.claims.evidence import OUT_OF_REACH, Evidence
-from eval.claims.left_out import NO_PLACE, TAKES_HOURS
+from eval.claims.left_out import NO_PLACE, WAITS
 from eval.claims.register import Entries, note
 from eval.tables.text import markdown
 from lm.storage.files import write_text
@@ -119,7 +119,7 @@ def _index(found: Sequence[Decided], entries: Entries) -> str:
             lines += ['', f'### {part.capitalize()}', '', _table(own, by_name)]
     for head, left in (
         ('has no place here', NO_PLACE),
-        ('waits for hours of training', TAKES_HOURS),
+        ('waits for work, or for hours of training', WAITS),
     ):
         lines += ['', f'## What {head}', '', markdown([['paper', 'why'], *left.items()])]
     return '\n'.join(lines) + '\n'

@@ -1,35 +1,40 @@
-"""Claims that the board does not have, and why: what does not fit, and what waits for hours.
+"""Claims that the board does not have, and why: what does not fit, and what waits.
 
-A paper is here by its title. What is asked in part has a claim, whose page says what is not.
+A paper is here by its title. One that is asked in part is on both: what is not asked stands here.
 """
 
 from collections.abc import Mapping
 
 NO_PLACE: Mapping[str, str] = {
     'Mitigating the Accuracy-Robustness Trade-off via Multi-Teacher Adversarial Distillation': (
-        'attacks are on images; tokens have no small perturbation'
+        'attacks are on images, as tokens have no small change; its two balances have a claim'
     ),
     'PA&DA: Jointly Sampling Path and Data': (
-        'paths are of a search over architectures, which a config has one of'
+        'paths are of a search over architectures; rows that are drawn have a claim'
     ),
     'Scaling Laws for Neural Machine Translation': (
-        'a decoder has no encoder to trade its size for; the form of the law alone fits'
+        'a decoder has no encoder to trade its size for; the form of its law is one of eval.fit'
     ),
     'What are the Desired Characteristics of Calibration Sets?': (
         'it ranks summaries by a metric of reference texts, and there is no summariser here'
     ),
     'Efficiently Computing Local Lipschitz Constants of Neural Networks via Bound Propagation': (
-        'attention has no bounds that propagate; estimates from below alone fit'
+        'attention has no bounds that propagate; estimates from below have a claim'
     ),
     'EnsLoss: Stochastic Calibrated Loss Ensembles': (
-        'slopes are calibrated for two classes, and not for a vocabulary'
+        'slopes are calibrated for two classes, of which there is a claim, and not for a vocabulary'
     ),
     'HELM: Hyperbolic Large Language Models': (
         'layers of hyperbolic space throughout are another model; its norm alone is RMSNorm and a '
         'constant coordinate'
     ),
 }
-TAKES_HOURS: Mapping[str, str] = {
+WAITS: Mapping[str, str] = {
+    'Generative Marginalization Models': 'an objective of any order, without a causal mask',
+    'Pruning as a Domain-specific LLM Extractor': 'scores of weights by curvature',
+    'Self-Taught On-the-Fly Meta Loss Rescaling': 'a second network that weighs rows',
+    'Attribute-to-Delete': '130 models, of which each is trained anew',
+    'Scaling Laws for Multilingual NMT': 'five widths at three shares; its law is one of eval.fit',
     'PowerNorm; Unified Normalization': '4 arms, 4,000 steps past the plateau of token frequencies',
     'Training BatchNorm and Only BatchNorm': 'a mask of as many random weights, and 8 arms',
     "Transformers Don't Need LayerNorm at Inference Time": 'bases of three sizes, 5,000 steps each',
@@ -45,5 +50,4 @@ TAKES_HOURS: Mapping[str, str] = {
     'Quantifying Variance in Evaluation Benchmarks': 'ten seeds of ten checkpoints, and BLiMP',
     'Rethinking Fine-Tuning when Scaling Test-Time Compute': 'arithmetic that is learned by half',
     'Dice Loss for Data-imbalanced NLP Tasks': 'binary targets made of text, one in a hundred',
-    'Attribute-to-Delete': '130 models, of which each is trained anew',
 }
