@@ -146,4 +146,22 @@ CLAIMS = {
         "if spec.role != 'vector':",
         OPTIMIZERS,
     ),
+    'the embeddings as what blocks add': Bug(
+        'eval/claims/measures/depths.py',
+        'return squares_SL[:, 1:] - squares_SL[:, :1]',
+        'return squares_SL[:, 1:]',
+        'tests/eval/claims/measures/test_depths.py',
+    ),
+    'regions on one side of each wall': Bug(
+        'eval/claims/measures/lipschitz.py',
+        'for sign in (1, -1)',
+        'for sign in (1,)',
+        'tests/eval/claims/test_lipschitz.py',
+    ),
+    'a study that is stale by a field that came later': Bug(
+        'eval/claims/evidence.py',
+        'found = [*without_mesh(differences(was, now))]',
+        "found = [] if record['base'] == now else ['a field']",
+        DECIDE,
+    ),
 }

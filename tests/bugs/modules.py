@@ -262,4 +262,40 @@ MODULES = {
         'return compute',
         'tests/modules/test_cudnn_documents.py -k runs',
     ),
+    'cosines of columns for those of rows': Bug(
+        'modules/readouts.py',
+        'unit(weight_DV, 0) / self.readout_temperature',
+        'unit(weight_DV, 1) / self.readout_temperature',
+        'tests/modules/test_readouts.py -k cosines',
+    ),
+    'a row that is pulled away from itself': Bug(
+        'modules/readouts.py',
+        'jnp.where(jnp.arange(len(rows_VD)) == number, 0.0, rows_VD @ row_D)',
+        'rows_VD @ row_D',
+        'tests/modules/test_readouts.py -k apart',
+    ),
+    'frozen matrices that a reparametrisation trains': Bug(
+        'modules/reparam/matrices.py',
+        'return spec.role in wanted and not spec.frozen',
+        'return spec.role in wanted',
+        'tests/modules/test_mlp.py -k trains_them',
+    ),
+    'logits of a teacher with their mean': Bug(
+        'modules/losses/distillation.py',
+        '(centred(at_least_float32(z_MV)) for',
+        '(at_least_float32(z_MV) for',
+        'tests/modules/test_distillation.py',
+    ),
+    'the sharper teacher sharper still': Bug(
+        'modules/losses/distillation.py',
+        'entropies_2 / entropies_2[::-1]',
+        'entropies_2[::-1] / entropies_2',
+        'tests/modules/test_distillation.py',
+    ),
+    'the answer to forget preferred': Bug(
+        'modules/losses/unlearning.py',
+        'row.forgotten(forgotten) - row.preferred(preferred)',
+        'row.forgotten(preferred) - row.preferred(forgotten)',
+        'tests/modules/test_unlearning.py',
+    ),
 }

@@ -501,4 +501,28 @@ RUNS = {
         'jnp.sum(jnp.abs(at_least_float32(x)), tokens)',
         'tests/lm/inference/test_probes.py -k squares',
     ),
+    'frozen parameters that are trained': Bug(
+        'lm/model/parameters.py',
+        'lambda spec: not spec.frozen',
+        'lambda spec: True',
+        'tests/modules/test_readouts.py -k frozen',
+    ),
+    'the furthest mean for the nearest': Bug(
+        'eval/suites/neural_collapse.py',
+        'is_same_M = jnp.argmax(own(x_MD), -1) == jnp.argmin(from_means_MC, -1)',
+        'is_same_M = jnp.argmax(own(x_MD), -1) == jnp.argmax(from_means_MC, -1)',
+        'tests/eval/suites/test_neural_collapse.py',
+    ),
+    'the right and the wrong weighed the wrong way round': Bug(
+        'eval/suites/calibrators.py',
+        'jnp.where(is_right, 1 - accuracy, accuracy)',
+        'jnp.where(is_right, accuracy, 1 - accuracy)',
+        'tests/eval/suites/test_calibrators.py',
+    ),
+    'all tokens of a mixture for those of a domain': Bug(
+        'eval/fit/laws.py',
+        '(x[D] + x[SHARE])',
+        'x[D]',
+        'tests/eval/test_fit.py -k mixture',
+    ),
 }
