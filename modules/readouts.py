@@ -68,7 +68,8 @@ class Cosine(Learned):
 class Random(Cosine):
     """cos(x, e_v) / temperature, with unit rows e_v that are drawn once and never trained.
 
-    They have neither gradients nor decay nor state of an optimizer. The control of `equiangular`.
+    They have neither gradients nor decay nor state of an optimizer. The control of `equiangular`
+    (arXiv:2303.11637).
     """
 
     is_frozen = True

@@ -257,9 +257,10 @@ def _open_study(name: str, workdir: Path) -> Study:
 
 
 def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: Arms) -> list[str]:
-    """What makes another study of it than the one on record: fields, or its arms. A field that an
-    older version did not have is none, and neither is where it is trained: a mesh, or the type of
-    products that a device has by default.
+    """Names what makes another study of it than the one on record: fields, or its arms.
+
+    A field that an older version did not have is none, and neither is where it is trained: a mesh,
+    or the type of products that a device has by default.
     """
     was = stored_config(record['base'])
     now = resolve(with_dtype(base, was.model.dtype))

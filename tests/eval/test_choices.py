@@ -15,6 +15,7 @@ LONGEST_LINE = 100
 WITHOUT_SOURCE = {
     ('data.objective', 'causal'),
     ('model.activation', 'relu'),
+    ('model.readout', 'learned'),
     ('optim.schedule', 'constant'),
     ('train.eval_objectives', 'causal'),
     *((field, 'none') for field in CHOICES),

@@ -2,11 +2,11 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from scipy.optimize import linprog
 
 from eval.claims.estimates import Estimate, exact, over_seeds
@@ -71,7 +71,7 @@ def _shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float, floa
     return shares, float(found.max() / in_box), float(product / in_box)
 
 
-def _mlp(units: int) -> nn.Module:
+def _mlp(units: int) -> Any:
     return MLPS['dense'](units, ACTIVATIONS['relu'], bias=True, **KERNELS)
 
 
