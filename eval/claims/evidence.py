@@ -6,6 +6,7 @@ study that takes chips nobody here may hold is named `CONFIG on TOPOLOGY`: witho
 it is out of reach, and has the cost that `tpu.plan` gives it.
 """
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -33,6 +34,7 @@ from modules.choices import choose
 
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
 MEASURE = 'measure:'
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 ON = ' on '  # between the config of a study and the chips that it takes
 Named = Mapping[str, Any]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
 
@@ -307,9 +309,12 @@ def _estimate(given: Mapping[str, Any]) -> Estimate:
 
 @functools.cache
 def code_of(name: str) -> str:
-    """Returns the digest of the file that a measure is written in."""
-    file = inspect.getsourcefile(MEASURES[name].compute)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    """Returns the digest of the file that a measure is written in, without what only tells."""
+    tree = ast.parse(Path(inspect.getsourcefile(MEASURES[name].compute)).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 
 
 def compute(name: str, path: Path) -> None:

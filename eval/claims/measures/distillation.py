@@ -167,7 +167,7 @@ def _students(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def _cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
-    """Of the gradients of cross-entropy and of the loss on logits, in the head and below it."""
+    """Cosines of the gradients of cross-entropy and of that on logits: in the head, below it."""
 
     def one(params):
         grads = jax.jacrev(lambda p: _parts(p, x, teacher, labels)[:2])(params)

@@ -1,4 +1,4 @@
-"""How far a step turns the weights of a small model, as training goes on."""
+"""Relative changes of the weights of a small model by a step, as training goes on."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What norms hide of the weights and the data in front of them."""
+"""Changes of weights and data in front of norms that these hide."""
 
 from collections.abc import Callable
 

@@ -55,7 +55,7 @@ def random_slopes(key: jax.Array, margins_B: jax.Array, power: jax.Array) -> jax
 
 
 def _accuracies(key: jax.Array) -> jax.Array:
-    """Of one data set, [method, rate]."""
+    """The results of one data set, [method, rate]."""
     of_data, of_start, of_training = jax.random.split(key, 3)
     x, signs = _data(of_data)
     start = _start(of_start)

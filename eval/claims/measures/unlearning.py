@@ -155,7 +155,7 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> tuple[jax.Arr
 def _objectives(
     losses_R: jax.Array, before_R: jax.Array, template: jax.Array, forgotten: jax.Array
 ) -> jax.Array:
-    """What each of METHODS minimises."""
+    """The objectives of METHODS."""
     ascent = -jnp.mean(losses_R) / VALUE
     preferred = (flat(template, forgotten, name) for name in DIVERGENCES)
     return jnp.stack([ascent, jnp.mean(npo(losses_R, before_R)), *preferred])

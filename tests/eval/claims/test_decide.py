@@ -6,6 +6,7 @@ against sums by hand.
 import dataclasses
 import json
 import math
+import runpy
 from types import SimpleNamespace
 
 import numpy as np
@@ -282,6 +283,22 @@ class TestAPod:
         with pytest.raises(ValueError, match='ended with status 3'):
             own.plan, own.plan_command = tmp_path / 'none', ['-c', 'raise SystemExit(3)']
             train_open(found)
+
+
+def test_words_of_a_measure_are_not_what_it_computes(tmp_path, monkeypatch):
+    code = 'def compute():\n    """It {words}."""\n    return {number}  # {words}\n'
+    found = {}
+    for number, words in ((1, 'is'), (1, 'was'), (2, 'is')):
+        path = tmp_path / f'{words}{number}.py'
+        path.write_text(code.format(words=words, number=number))
+        row = dataclasses.replace(
+            MEASURES['self_normalizing'], compute=runpy.run_path(str(path))['compute']
+        )
+        monkeypatch.setitem(evidence.MEASURES, 'self_normalizing', row)
+        evidence.code_of.cache_clear()
+        found[number, words] = evidence.code_of('self_normalizing')
+    evidence.code_of.cache_clear()
+    assert found[1, 'is'] == found[1, 'was'] != found[2, 'is']
 
 
 @pytest.mark.full
