@@ -11,7 +11,7 @@ from typing import Any
 from eval.claims.claim import HEADINGS, PARTS
 from eval.claims.decide import UNFINISHED, VERDICTS, Decided, Judged
 from eval.claims.estimates import UNDECIDED
-from eval.claims.evidence import OUT_OF_REACH, Evidence
+from eval.claims.evidence import OUT_OF_REACH, Evidence, Measure
 from eval.claims.left_out import NO_PLACE, WAITS
 from eval.claims.register import Entries, note
 from eval.tables.text import markdown
@@ -56,10 +56,11 @@ def summary(found: Sequence[Decided]) -> list[str]:
     told = ', '.join(f'{count[verdict]} {verdict}' for verdict in VERDICTS if count[verdict])
     studies = {s.name: s for one in found for s in one.evidence.values()}.values()
     runs, hours = sum(s.runs for s in studies), sum(s.core_seconds for s in studies) / 3600
+    measures = sum(isinstance(one, Measure) for one in studies)
     many = 'claim' if len(found) == 1 else 'claims'
     return [
         f'{len(found)} {many}: {told}',
-        f'{runs} runs of {len(studies)} studies, {hours:.2f} core-hours',
+        f'{runs} runs of studies and {measures} measures, {hours:.2f} core-hours',
     ]
 
 
@@ -132,7 +133,7 @@ def _table(told: Sequence[dict[str, Any]], by_name: dict[str, Decided]) -> str:
             f'[{by_name[row["claim"]].claim.title.rstrip(".")}]({row["claim"]}.md)',
             row['verdict'],
             row['effect'],
-            str(row['runs']),
+            str(row['runs'] or ''),
             f'{row["core_hours"]:.2f}',
             row['note'],
         ]
@@ -173,7 +174,8 @@ def _sentence(text: str) -> str:
 
 
 def _cost(study: Evidence) -> str:
-    return f'- {study.name}: {study.runs} runs, {study.core_seconds / 3600:.2f} core-hours'
+    runs = f'{study.runs} runs, ' if study.runs else ''
+    return f'- {study.name}: {runs}{study.core_seconds / 3600:.2f} core-hours'
 
 
 def _link(study: Evidence, folder: Path) -> str:

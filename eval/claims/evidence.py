@@ -187,7 +187,7 @@ class Study:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A computation. values: {} before it has been made, and where it is stale."""
+    """A computation, without runs. values: {} before it has been made, and where it is stale."""
 
     name: str
     path: Path
@@ -298,8 +298,8 @@ def _open_measure(name: str, workdir: Path) -> Measure:
         why = f'eval/claims/measures has changed {short} since it was computed'
         return dataclasses.replace(measure, state=STALE, why=why)
     values = {key: _estimate(given) for key, given in record['values'].items()}
-    sec, n = record['core_seconds'], len(values)
-    return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec, runs=n)
+    sec = record['core_seconds']
+    return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec)
 
 
 def _estimate(given: Mapping[str, Any]) -> Estimate:

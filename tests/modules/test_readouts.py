@@ -62,6 +62,12 @@ def test_the_start_is_at_unit_scale():
     assert weight_DV.shape == (8, 20) and np.mean(np.square(weight_DV)) == pytest.approx(1)
 
 
+def test_a_learned_readout_multiplies_what_it_gets():
+    row, x_MD, weight_DV = READOUTS['learned'](), jnp.ones((2, 3)), jnp.ones((3, 5))
+    taken_MD, read_DV = row.inputs(x_MD, weight_DV)
+    assert taken_MD is x_MD and read_DV is weight_DV and not row.is_frozen
+
+
 def logits_and_parts(changes):
     """Params, logits, and the activations of the same weights before a `learned` readout."""
     config, reads = checked_config(changes), {'model.readout', 'model.readout_temperature'}

@@ -352,7 +352,7 @@ class TestTheBoard:
         assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
         first, second = board.summary(found)
         assert first == '2 claims: 1 reproduced, 1 not reproduced'
-        assert second.startswith(f'{study.runs} runs of 1 studies')  # each once
+        assert second.startswith(f'{study.runs} runs of studies and 0 measures')  # each once
 
     def test_pages_say_what_differs_before_what_was_found(self, study, tmp_path):
         one = decided(study, condition('dyt', low=0.0))
