@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     config.model.reparam = 'auto'  # or one or several ('shared+sigma'), nearest to the model first
     config.model.tie_embeddings = False
     config.model.bias = False  # of the matrices in the blocks
-    config.model.readout = 'learned'  # or cosine; random or equiangular rows are never trained
+    config.model.readout = 'learned'  # or cosines; random or equiangular rows are never trained
     config.model.readout_bias = False
     config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
     config.model.dtype = 'auto'  # of the matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs

@@ -81,7 +81,7 @@ class Random(Cosine):
         if recipe.model.tie_embeddings:
             raise ValueError(
                 f'{part} is never trained, and with model.tie_embeddings=True it is the embedding '
-                'too. Set model.tie_embeddings=False, or choose model.readout=cosine.'
+                'too. Set model.tie_embeddings=False, or choose model.readout=cosines.'
             )
         for own in recipe.reparam:
             if 'readout' in own.options.get('roles', '').split('+'):
@@ -159,7 +159,7 @@ def welch_bound(vocab: int, width: int) -> float:
 
 READOUTS = {
     'learned': Learned,
-    'cosine': Cosine,
+    'cosines': Cosine,
     'equiangular': Equiangular,
     'random': Random,
 }

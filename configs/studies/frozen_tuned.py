@@ -20,7 +20,7 @@ from configs.studies import small
 
 ARMS = (
     {'model.readout': 'learned'},  # the baseline
-    {'model.readout': 'cosine'},
+    {'model.readout': 'cosines'},
     {'model.readout': 'random'},
     {'model.readout': 'equiangular'},
     {'model.mlp': 'random_features'},

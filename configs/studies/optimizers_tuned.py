@@ -5,8 +5,10 @@ Question: the optimizers of the study at equal update sizes again, with updates 
           and does the order at half of the length hold at the whole?
 Command:  uv run train.py --config=configs/studies/optimizers_tuned.py --workdir=runs/tuned
           uv run train.py --config=configs/studies/optimizers_tuned.py:half --workdir=runs/half
-Cost:     eleven programs, some thirty runs of 0.26 million parameters each.
-Result:   not trained to its end yet
+Cost:     eleven programs, some forty runs of 0.26 million parameters each.
+Result:   AuON at a rate of 3.2 and Muon are ahead by 0.32 nats, then ARO, SOAP, Shampoo, Conda and
+          SCALE; half of the length has the same sides:
+          configs/studies/results/optimizers_tuned.md
 
 Model, text and the AdamW of embeddings, readout and vectors are those of
 configs/studies/optimizers.py. A rate is that of the hidden matrices alone, searched around a centre

@@ -278,7 +278,7 @@ def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
 
 
 def test_every_mlp_is_tested_here():
-    assert {'dense': MLP, 'moe': MoE} == MLPS
+    assert {'dense': MLP, 'moe': MoE, 'random_features': RandomFeatures} == MLPS
 
 
 class TestRandomFeatures:

@@ -83,7 +83,7 @@ def logits_and_parts(changes):
 
 
 @pytest.mark.default_rows('random')
-@pytest.mark.parametrize('name', ['cosine', 'equiangular', 'random'])
+@pytest.mark.parametrize('name', ['cosines', 'equiangular', 'random'])
 def test_logits_are_cosines_over_the_temperature(name):
     """Whatever the parametrisation makes of the matrix: muP reads it out smaller."""
     changes = {'model.readout': name, 'model.readout_temperature': 0.5}
@@ -119,7 +119,7 @@ def test_a_step_leaves_frozen_rows_and_nothing_else():
 @pytest.mark.parametrize(
     'changes, words',
     [
-        ({'model.tie_embeddings': True}, 'choose model.readout=cosine'),
+        ({'model.tie_embeddings': True}, 'choose model.readout=cosines'),
         ({'scaling.zero_init': 'readout'}, 'the readout starts at 0'),
         (
             {'model.reparam': 'sigma', 'reparam.roles': 'hidden+readout'},

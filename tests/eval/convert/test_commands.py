@@ -184,9 +184,9 @@ def removal(kind, updates):
         (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .*; dense can'),
         (LAYERNORM | {'model.embedding_norm': 'layernorm'}, 'rmsnorm', r'embedding_norm=layernorm'),
         (
-            LAYERNORM | {'model.readout': 'cosine'},
+            LAYERNORM | {'model.readout': 'cosines'},
             'rmsnorm',
-            r'model.readout=cosine cannot be folded',
+            r'model.readout=cosines cannot be folded',
         ),
         (LAYERNORM | {'model.final_norm': 'none'}, 'rmsnorm', r'final_norm=none .*; layernorm can'),
         (LAYERNORM | TIED, 'rmsnorm', '--untie stores it'),

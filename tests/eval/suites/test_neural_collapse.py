@@ -74,10 +74,10 @@ def read_whole(learner, weights):
 
 
 @pytest.mark.default_rows('biased')
-@pytest.mark.parametrize('kind', ['biased', 'cosine'])
+@pytest.mark.parametrize('kind', ['biased', 'cosines'])
 def test_numbers_are_those_of_features_one_by_one(monkeypatch, kind):
     """With padding, a bias of logits, and rows in two batches, of which the last is padded too."""
-    changes = {'biased': {'model.readout_bias': True}, 'cosine': {'model.readout': 'cosine'}}
+    changes = {'biased': {'model.readout_bias': True}, 'cosines': {'model.readout': 'cosines'}}
     checkpoint = a_checkpoint(changes[kind] | {'data.batch_size': 16})
     learner, params = checkpoint.learner, dict(checkpoint.weights.params)
     if kind == 'biased':

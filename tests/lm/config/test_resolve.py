@@ -321,6 +321,8 @@ READERS = (
     {'model.placement': 'mix'},
     {'model.placement': 'wide'},
     {'kernels.attention': 'splash'},
+    {'model.mlp': 'random_features'},
+    {'model.readout': 'cosines'},
     *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),
     {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1},

@@ -56,6 +56,7 @@ def test_all_that_is_not_mentioned_here_stays():
     assert added == {
         'model.head_dim': OLD['model']['d_model'] // OLD['model']['n_heads'],
         'model.qkv_bias': False,
+        'model.readout': 'learned',
         **dict.fromkeys(
             ('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'), 0.0
         ),
