@@ -45,6 +45,10 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decided:
     """
     own = {name: evidence[which] for name, which in claim.studies.items()}
     judged = [_judged(one, own[one.study]) for one in claim.conditions]
+    if len(own) > 1:  # a condition is told apart from that of another study
+        judged = [
+            dataclasses.replace(one, words=f'{one.condition.study}: {one.words}') for one in judged
+        ]
     for state in UNFINISHED:
         why = [one.why for one in own.values() if one.state == state]
         if why:

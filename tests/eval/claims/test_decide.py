@@ -142,6 +142,12 @@ class TestOfArms:
             study.arm({})
 
 
+def test_a_condition_of_several_studies_says_of_which(study):
+    two = claim(condition('layernorm', high=0.0), studies={'whole': 'study.py', 'half': 'half.py'})
+    (one,) = decide(two, {'study.py': study, 'half.py': study}).conditions
+    assert one.words == 'whole: loss of layernorm - loss of rmsnorm at most 0 nats per token'
+
+
 def test_an_unfinished_study_decides_nothing(study):
     for state in ('open', 'stale'):
         going = dataclasses.replace(study, state=state, why='stage scan')
