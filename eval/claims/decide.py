@@ -57,12 +57,14 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decided:
 
 
 def verdict(said: Sequence[str]) -> str:
-    """Returns the verdict on a claim that says that all its conditions hold."""
+    """Returns the verdict on a claim that says that all its conditions hold; UNDECIDED where one
+    that is undecided can still change it.
+    """
+    if HOLDS in said and FAILS in said:
+        return IN_PART
     if UNDECIDED in said:
         return UNDECIDED
-    if FAILS not in said:
-        return REPRODUCED
-    return IN_PART if HOLDS in said else NOT_REPRODUCED
+    return NOT_REPRODUCED if FAILS in said else REPRODUCED
 
 
 def _judged(condition: Condition, own: Evidence) -> Judged:

@@ -20,7 +20,10 @@ CLAIMS = {
         DECIDE,
     ),
     'one condition that is enough': Bug(
-        'eval/claims/decide.py', 'if FAILS not in said:', 'if HOLDS in said:', DECIDE
+        'eval/claims/decide.py',
+        'if FAILS in said else REPRODUCED',
+        'if False else REPRODUCED',
+        DECIDE,
     ),
     'a verdict of an unfinished study': Bug(
         'eval/claims/decide.py',

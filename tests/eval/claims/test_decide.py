@@ -90,6 +90,7 @@ class TestAnInterval:
         ([FAILS], 'not reproduced'),
         ([FAILS, HOLDS], 'in part'),
         ([FAILS, UNDECIDED], 'undecided'),
+        ([FAILS, UNDECIDED, HOLDS], 'in part'),  # whatever the second would turn out to be
         ([HOLDS, UNDECIDED], 'undecided'),
     ],
 )
