@@ -19,7 +19,7 @@ CLAIMS = {
         'FAILS',
         DECIDE,
     ),
-    'one condition that is enough': Bug(
+    'a claim reproduced where all of it fails': Bug(
         'eval/claims/decide.py',
         'if FAILS in said else REPRODUCED',
         'if False else REPRODUCED',
