@@ -3,7 +3,8 @@
 from tests.bugs.bug import Bug
 
 CLAIM, DECIDE, OPTIMIZERS = (
-    f'tests/eval/claims/test_{name}.py' for name in ('claim', 'decide', 'measures_of_optimizers')
+    f'tests/eval/claims/{name}.py'
+    for name in ('test_claim', 'test_decide', 'measures/test_optimizers')
 )
 
 CLAIMS = {
@@ -159,7 +160,7 @@ CLAIMS = {
         'eval/claims/measures/lipschitz.py',
         'for sign in (1, -1)',
         'for sign in (1,)',
-        'tests/eval/claims/test_lipschitz.py',
+        'tests/eval/claims/measures/test_lipschitz.py',
     ),
     'a study that is stale by a field that came later': Bug(
         'eval/claims/evidence.py',
