@@ -158,7 +158,11 @@ PLAIN = [
     {'model.position': 'rope', 'attention.rope_scaling': 'llama3', 'attention.rope_factor': 8.0}
     | {'attention.rope_fraction': 0.5, 'attention.rope_base': 100.0},
     {'train.trainable': 'norms', 'model.norm': 'layernorm'},
-    {'model.reparam': 'shared+sigma', 'reparam.roles': 'hidden+readout+embedding'},
+    {
+        'model.reparam': 'shared+sigma',
+        'reparam.roles': 'hidden+readout+embedding',
+        'model.tie_embeddings': False,  # there is no readout of its own where they are tied
+    },
     {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'},
 ]
 # These leave others nothing to show: a model that rounds, or of which few weights are trained.
