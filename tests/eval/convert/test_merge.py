@@ -34,8 +34,8 @@ GAIN = ParamSpec('vector', ('layer', 'embed'))
 
 
 def test_variance_is_that_of_the_parts():
-    """By hand: both parts have variance 5, their mean 4 about 4. Catches a variance of the standard
-    deviation, about 0, or over one axis alone.
+    """A case by hand: both parts have variance 5, their mean 4 about 4. Catches a variance of the
+    standard deviation, about 0, or over one axis alone.
     """
     parts = [np.array([[1.0, 3.0], [5.0, 7.0]]), np.array([[3.0, 1.0], [7.0, 5.0]])]
     merged = mean_of(parts)
@@ -82,7 +82,7 @@ def test_constants_stay():
 
 
 def test_directions_are_the_principal_ones():
-    """By hand: of differences 3 a and 4 b with a, b orthonormal, one direction keeps 4 b whole."""
+    """A case by hand: of 3 a and 4 b with a, b orthonormal, one direction keeps 4 b whole."""
     base = {'up': np.ones((1, 4), np.float32)}
     changes = np.array([[3.0, 0, 0, 0], [0, 0, 4.0, 0]], np.float32)
     models = [{'up': base['up'] + change} for change in changes]

@@ -26,7 +26,7 @@ class TestStepsToSeparate:
         assert separated(one_disagrees(n), 'normalized', 1e6).steps == 2
 
     def test_the_largest_loss_is_of_the_path(self):
-        """That behind the first step, of the last point alone. Catches the last loss, a sum."""
+        """The loss behind the first step, of the last point alone. Catches the last loss, a sum."""
         m, n = perceptron.MARGIN**2, 30
         wrong = 100 * ((1 - m) * (n - 2) / n - m)
         found = separated(one_disagrees(n), 'normalized', 100.0).largest_loss
@@ -64,7 +64,7 @@ class TestStepsAroundTheRadius:
         assert found['median_r_at_which_accuracy_falls'] == ghosts.LENGTHS_R[-1]
 
     def test_text_has_one_likely_successor(self):
-        """Of 512 tokens 80% follow, to three deviations. Catches rows and columns changed over."""
+        """80% of 512 tokens follow, to three deviations. Catches rows and columns changed over."""
         successors_V = np.roll(np.arange(ghosts.VOCAB), 1).clip(1)
         batch = ghosts.text_of(jax.random.key(0), successors_V)
         tokens = np.asarray(batch['tokens'])
@@ -106,7 +106,7 @@ class TestSingularValuesOfUpdates:
 
     @pytest.mark.parametrize('name', ['momentum', 'auon', 'muon'])
     def test_the_last_update_is_of_all_gradients(self, name):
-        """By the equations in numpy. Catches the first update, and momentum without Nesterov's."""
+        """Equations in numpy. Catches the first update, and momentum without Nesterov's."""
         grads, mean = updates.random_gradients(self.SHAPE, 1), 0.0
         for grad in grads:
             mean = 0.95 * mean + 0.05 * grad
