@@ -6,8 +6,8 @@ Says:     a temperature of each sample, trained to make confidence high where th
 Here:     the hardest case: drawn logits that say nothing about what is right, which 80% are, five
           events a place, ten seeds; a temperature from the place's own probabilities, without the
           paper's transformed inputs. Once all places weigh as much, and once the right and the
-          wrong do, as in the code beside the paper, where 1/2 is the best that one can say. The first
-          five of the seeds, looked at before, left the even weights undecided.
+          wrong do, as in the code beside the paper, where 1/2 is the best that one can say. Five of
+          the seeds, looked at before, left the even weights undecided.
 Counts:   with either weights mean confidence is within 0.02 of the accuracy.
 """
 
