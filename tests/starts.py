@@ -152,18 +152,33 @@ class Search:
 
     def run(self, config: dict) -> None:
         self.programs += 1
-        numbers = {choice: i for i, choice in enumerate(self.all)}
-        own = sorted(numbers[choice] for choice in config.items())
-        pairs = set(itertools.combinations(own, 2))
-        if not builds(config):
-            return self._alone(pairs)
+        config = self._built(config)
+        pairs = set(itertools.combinations(self._numbers(config), 2))
         if not not_finite(config):
             self.tried |= pairs & self.left
             self.left -= pairs
             return None
         self._alone(pairs)
-        if not any(set(known) <= set(own) for known in self.wrong):
+        if not any(known in pairs for known in self.wrong):
             print(f'NOT FINITE, and no pair of it alone: {config}', flush=True)
+
+    def _numbers(self, config: dict) -> list[int]:
+        numbers = {choice: i for i, choice in enumerate(self.all)}
+        return sorted(numbers[choice] for choice in config.items())
+
+    def _built(self, config: dict) -> dict:
+        """`config` less what keeps it from being built; a pair that does so alone is refused."""
+        while not builds(config):
+            fewest = config
+            for path in config:
+                less = {other: value for other, value in fewest.items() if other != path}
+                if fits(less) and not builds(less):
+                    fewest = less
+            refused = {pair for pair in self.left if {*self._numbers(fewest)} <= {*pair}}
+            self.left -= refused
+            self.refused['when it is built'] += len(refused)
+            config = {path: value for path, value in config.items() if path != [*fewest][-1]}
+        return config
 
     def _alone(self, pairs: set[tuple[int, int]]) -> None:
         for pair in sorted(pairs & self.left):

@@ -85,13 +85,11 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
     base = _shapes_in_base(recipe, model, used, used_specs)
     chosen = {part.name: part.options for part in recipe.reparam}
 
-    def mapped(shapes):
-        reparam = reparametrise(list(chosen), used_specs, shapes, chosen)
-        return reparam, jax.eval_shape(lambda params: reparam.init(params)[0], shapes)
-
     _, used_scalings = _scaled(recipe, used_specs, used, base)
-    reparam, shapes = mapped(used)
-    _, base_shapes = mapped(base)
+    reparam = reparametrise(list(chosen), used_specs, used, chosen)
+    shapes, base_shapes = (
+        jax.eval_shape(lambda params: reparam.init(params)[0], weights) for weights in (used, base)
+    )
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         reparam = chain(multiplied(used_specs, factors), reparam)

@@ -129,6 +129,9 @@ def test_constants_are_found_again(law):
         assert found[name][0] == pytest.approx(value, rel=1e-3), name
 
 
+GIVEN = {'M1', 'M2'}  # by the runs, and so without an interval
+
+
 # B, C and beta of multi_power are not told apart with noise: their intervals span decades.
 @pytest.mark.full
 @pytest.mark.parametrize('law', [name for name in LAWS if name != 'multi_power'])
@@ -142,7 +145,10 @@ def test_constants_are_within_their_intervals(law):
         noise = 2e-3 * np.random.default_rng(seed).standard_normal(len(target))
         noisy = target * np.exp(noise) if LAWS[law].target == 'loss' else target + noise
         found = fit(LAWS[law], columns, noisy, 2, BOOTS, None, seed).constants()
-        hits += [found[name][1] <= value <= found[name][2] for name, value in constants.items()]
+        found = {name: found[name] for name in found.keys() - GIVEN}
+        hits += [
+            found[name][1] <= constants[name] <= found[name][2] for name in constants.keys() - GIVEN
+        ]
         assert all(low < high < 20 * abs(value) for value, low, high in found.values())
     assert np.mean(hits) > 0.7
 

@@ -334,6 +334,13 @@ def test_what_cannot_hold_the_weights_is_refused(here):
         started(here, source, used)
 
 
+def test_a_base_of_one_channel_is_asked_for_nothing():
+    """Catches a model that is refused for the single row of the base that `unit` compares it to."""
+    names = {'model.reparam': 'weight_standardization', 'scaling.name': 'unit'}
+    specs = tiny_learner(checked_config(SMALL | names)).described.specs
+    assert 'gain' in specs['layers']['attention']['key']
+
+
 @pytest.mark.full
 def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     """The loss of the first step is the evaluation's of the source, and only what is trained moves
