@@ -53,7 +53,7 @@ gc.disable()  # until all tests are collected: nothing of what imports make is g
 def pytest_addoption(parser):
     parser.addoption('--long', action='store_true', help='tests/faults at length')
     parser.addoption('--costs', metavar='FILE', help='writes the CPU-seconds of each test')
-    parser.addoption('--share', metavar='I/N', help='the I-th of N shares of the files of tests')
+    parser.addoption('--share', metavar='I/N', help='the I-th of N shares of the tests')
 
 
 def pytest_generate_tests(metafunc):
@@ -168,7 +168,9 @@ LONGEST = (
 
 
 class Share:
-    """Leaves out the files of other shares, of those that have tests to run."""
+    """Leaves out the tests of other shares: rows of a test go to each share in turn, and what one
+    process has to run stays together.
+    """
 
     def __init__(self, share: str):
         numbers = share.split('/')
@@ -180,9 +182,11 @@ class Share:
 
     @pytest.hookimpl(trylast=True)  # the marks have left out what is of another tier
     def pytest_collection_modifyitems(self, config, items):
-        chosen = {*sorted({str(item.path) for item in items})[self.i - 1 :: self.n]}
-        others = [item for item in items if str(item.path) not in chosen]
-        items[:] = [item for item in items if str(item.path) in chosen]
+        whole = {item: item.get_closest_marker('xdist_group') for item in items}
+        names = {item: group.args[0] if group else item.nodeid for item, group in whole.items()}
+        chosen = {*sorted({*names.values()})[self.i - 1 :: self.n]}
+        others = [item for item in items if names[item] not in chosen]
+        items[:] = [item for item in items if names[item] in chosen]
         config.hook.pytest_deselected(items=others)
 
 
