@@ -1,0 +1,149 @@
+"""Reference: losses of marginals against all 4^5 marginals of a drawn distribution over rows of 5
+tokens from 3, summed up in numpy. Property: cuts are uniform.
+"""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modules.losses.marginals import (
+    chained,
+    conditional_losses,
+    consistency_losses,
+    hidden,
+    log_conditionals,
+    random_cut,
+    random_ranks,
+)
+
+LENGTH, WORDS = 5, 3
+MASK = WORDS
+ROWS = np.array([*itertools.product(range(WORDS), repeat=LENGTH)])  # [3^5, 5]
+PARTS = np.array([*itertools.product((False, True), repeat=LENGTH)])  # [2^5, 5]
+P = np.random.default_rng(0).dirichlet(np.full(len(ROWS), 0.3)) * 0.99 + 0.01 / len(ROWS)
+
+
+def marginal_table():
+    """log p [4, 4, 4, 4, 4] of what is known; MASK stands for a token that is summed over."""
+    table = np.empty([WORDS + 1] * LENGTH)
+    for seen in itertools.product(range(WORDS + 1), repeat=LENGTH):
+        is_open = np.array(seen) == MASK
+        agree = np.all(is_open | (seen == ROWS), 1)
+        table[seen] = np.log(P[agree].sum())
+    return table
+
+
+TABLE = marginal_table()
+
+
+def log_marginals(seen_BT):
+    return jnp.float32(TABLE)[tuple(seen_BT.T)]
+
+
+def conditionals(seen_BT):
+    """log p(token in a place | the others that are known), and some number more in each place."""
+    found = []
+    for place in range(LENGTH):
+        each = [log_marginals(seen_BT.at[:, place].set(word)) for word in range(WORDS)]
+        found.append(jnp.stack(each, -1) + place)
+    return jnp.stack(found, 1)
+
+
+@pytest.fixture(scope='module')
+def cuts():
+    """All rows with all cuts: (tokens, known, next), [3^5 * 80, 5]."""
+    pairs = [
+        (part, np.arange(LENGTH) == place) for part in PARTS for place in np.flatnonzero(~part)
+    ]
+    tokens = np.repeat(ROWS, len(pairs), 0)
+    known, following = (np.tile(np.stack(x), (len(ROWS), 1)) for x in zip(*pairs, strict=True))
+    return tuple(jnp.array(x) for x in (tokens, known, following))
+
+
+def parts_of_the_loss(cuts):
+    tokens, known, following = cuts
+    before = hidden(tokens, known, MASK)
+    log_p = log_conditionals(conditionals(before), tokens, following)
+    return before, log_p, hidden(tokens, known | following, MASK)
+
+
+def test_the_loss_is_0_at_the_marginals_and_nowhere_near(cuts):
+    """f more by c for each place that is known is off by c everywhere; f more by c, at nothing."""
+
+    @jax.jit
+    def losses(slope, shift):
+        before, log_p, after = parts_of_the_loss(cuts)
+
+        def f(seen_BT):
+            return log_marginals(seen_BT) + slope * jnp.sum(seen_BT != MASK, 1) + shift
+
+        (of_nothing,) = f(jnp.full((1, LENGTH), MASK))
+        return consistency_losses(f(before), log_p, f(after), of_nothing, LENGTH)
+
+    np.testing.assert_allclose(losses(0.0, 0.0), 0, atol=1e-9)
+    np.testing.assert_allclose(losses(0.3, 0.0), LENGTH * 0.3**2, rtol=1e-3)
+    np.testing.assert_allclose(losses(0.0, 0.7), 0.7**2, rtol=1e-3)
+
+
+def test_the_loss_moves_f_alone():
+    """Slopes in (before, conditional, after, nothing) at an f that is too large by 0.5."""
+    given = [jnp.float32([x]) for x in (-1.0, -2.0, -2.5)]
+
+    def loss(*given):
+        return consistency_losses(*given, LENGTH)[0]
+
+    found = jax.grad(loss, argnums=(0, 1, 2, 3))(*given, jnp.float32(-0.25))
+    np.testing.assert_allclose(np.concatenate([np.ravel(x) for x in found]), [-5, 0, 5, -0.5])
+
+
+def test_the_losses_of_conditionals_sum_up_to_the_entropy(cuts):
+    """-1/T sum p log p, over rows by p and over known places by the chance of a cut."""
+    known = jnp.array(PARTS[:-1])  # the last has no place left
+    chance = np.array([1 / (LENGTH * math.comb(LENGTH, part.sum())) for part in PARTS[:-1]])
+
+    @jax.jit
+    def mean(tokens):
+        seen = hidden(tokens[None], known, MASK)
+        rows = jnp.broadcast_to(tokens[None], seen.shape)
+        return jnp.vdot(chance, conditional_losses(conditionals(seen), rows, known))
+
+    found = np.array([mean(jnp.array(row)) for row in ROWS])
+    np.testing.assert_allclose(P @ found, -P @ np.log(P) / LENGTH, rtol=1e-4)
+
+
+@pytest.mark.parametrize('count', [2, LENGTH])
+def test_a_chain_has_the_marginal_of_its_part(count):
+    """All rows, each in an order of its own."""
+    ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
+    found = jax.jit(lambda: chained(conditionals, jnp.array(ROWS), ranks, count, MASK))()
+    wanted = TABLE[tuple(np.where(ranks < count, ROWS, MASK).T)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('count', [0, LENGTH + 1])
+def test_a_part_that_no_row_has_is_refused(count):
+    ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
+    with pytest.raises(ValueError, match=rf'1 to 5 places; got count={count}'):
+        chained(conditionals, jnp.array(ROWS), ranks, count, MASK)
+
+
+def test_cuts_are_uniform():
+    """1 / (T C(T, n) (T - n)) for each n known places and a next one, within 5 deviations."""
+    draws = 2**16
+    drawn = jax.jit(lambda key: random_cut(key, draws, LENGTH))(jax.random.key(2))
+    known, following = (np.array(x) for x in drawn)
+    assert (following.sum(1) == 1).all() and not (known & following).any()
+    bits = 2 ** np.arange(LENGTH)
+    counts = np.zeros((2**LENGTH, LENGTH))
+    np.add.at(counts, (known @ bits, following.argmax(1)), 1)
+    for number in range(2**LENGTH):
+        n = number.bit_count()
+        for place in range(LENGTH):
+            possible = not number >> place & 1
+            chance = possible / (LENGTH * math.comb(LENGTH, n) * max(LENGTH - n, 1))
+            spread = math.sqrt(draws * chance * (1 - chance))
+            assert abs(counts[number, place] - draws * chance) <= 5 * spread
