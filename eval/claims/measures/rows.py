@@ -15,6 +15,8 @@ from eval.claims.measures.collapse import imbalanced_collapse
 from eval.claims.measures.distillation import METHODS as STUDENTS
 from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
 from eval.claims.measures.frozen import equiangular_rows, random_features
+from eval.claims.measures.marginals import COUNTS as PARTS_OF_ROWS
+from eval.claims.measures.marginals import any_order_marginals
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.random_slopes import METHODS as SLOPES
 from eval.claims.measures.random_slopes import binary_accuracy
@@ -45,6 +47,19 @@ class Row:
 
 
 MEASURES = {
+    'any_order_marginals': Row(
+        any_order_marginals,
+        tuple(
+            f'{what}_of_{part}'
+            for part in PARTS_OF_ROWS
+            for what in (
+                *(f'rank_correlation_of_f_with_{other}' for other in ('conditionals', 'exact')),
+                'rank_correlation_of_conditionals_with_exact',
+                'rank_correlation_of_one_order_with_conditionals',
+                'error',
+            )
+        ),
+    ),
     'attention_entropy': Row(
         attention_entropy,
         (

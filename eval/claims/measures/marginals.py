@@ -1,0 +1,215 @@
+"""Marginals of a drawn language by one pass of a network, against sums of its conditionals and
+against what they are.
+"""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from scipy import stats
+
+from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.measures.starts import small
+from lm.training.state import Learner, build_learner, hyper_from, init_state
+from modules.losses.marginals import (
+    chained,
+    conditional_losses,
+    consistency_losses,
+    hidden,
+    log_conditionals,
+    random_cut,
+    random_ranks,
+)
+
+SYMBOLS, LENGTH = 4, 8
+MASK = SYMBOLS  # the token in hidden places
+ROWS, STEPS, PEAK = 64, (1500, 2500), (5e-3, 3e-3)  # of conditionals, then of marginals
+COMPARED, ORDERS, SEEDS = 256, 5, 5  # rows; orders whose mean probability is compared with
+COUNTS = {'rows': LENGTH, 'halves': LENGTH // 2}  # known places of what is compared
+MODEL = {
+    'model.d_model': 32,
+    'model.n_layers': 2,
+    'model.n_heads': 2,
+    'model.n_kv_heads': 2,
+    'model.d_ff': 128,
+    'model.position': 'learned',
+    'data.objective': 'prefix',  # a whole row is one prefix, whose tokens see each other
+    'data.seq_len': LENGTH,
+    'kernels.attention': 'reference',  # rows are short
+}
+
+Params = dict[str, Any]
+Layers = list[tuple[jax.Array, jax.Array]]  # matrices and biases
+
+
+def any_order_marginals() -> dict[str, Estimate]:
+    """Returns how well one number a row ranks rows by their probability, and halves of rows.
+
+    Rows of LENGTH symbols are of a Markov chain, drawn for each of the SEEDS. A model of two blocks
+    without a causal mask learns conditionals from random cuts, then a head on its last activations
+    learns the marginals, f, with all else frozen (arXiv:2310.12920). Both see fresh rows. The head
+    has the depth and the relative width of that in the authors' code, which has the mean over
+    places in front of it; 32 features are too few for that.
+
+    COMPARED rows, and COMPARED parts of LENGTH / 2 places at random, have a log-probability by f;
+    by conditionals, the log of the mean over ORDERS of their product, as in that code; by one
+    order; and as the chain has it, exactly. rank_correlation: Spearman's, of two of these; error:
+    the root of the mean square of f less the conditionals', in nats.
+    """
+    learner = build_learner(small(MODEL), SYMBOLS + 1, MASK, jax.default_backend())
+    trained = jax.jit(functools.partial(_trained, learner))
+    runs = [compared(*trained(jax.random.key(seed)), seed) for seed in range(SEEDS)]
+    return {name: over_seeds(run[name] for run in runs) for name in runs[0]}
+
+
+def draw_chain(key: jax.Array) -> jax.Array:
+    """Draws P[i, j] = p(symbol j behind i), rows from a Dirichlet distribution."""
+    return jax.random.dirichlet(key, jnp.full(SYMBOLS, 0.3), (SYMBOLS,))
+
+
+def draw_rows(key: jax.Array, chain_VV: jax.Array, rows: int) -> jax.Array:
+    """Draws rows of LENGTH symbols; the first is uniform."""
+    of_first, of_rest = jax.random.split(key)
+    first_B = jax.random.randint(of_first, (rows,), 0, SYMBOLS)
+    ends_VV = jnp.cumsum(chain_VV, 1)
+
+    def following(last_B, uniform_B):
+        beyond_B = jnp.sum(ends_VV[last_B] < uniform_B[:, None], 1, dtype=jnp.int32)
+        found_B = jnp.minimum(beyond_B, SYMBOLS - 1)  # a sum may round to just under 1
+        return found_B, found_B
+
+    uniform_TB = jax.random.uniform(of_rest, (LENGTH - 1, rows))
+    _, rest_TB = jax.lax.scan(following, first_B, uniform_TB)
+    return jnp.concatenate([first_B[None], rest_TB]).T
+
+
+def exact_marginals(chain_VV: np.ndarray, seen_BT: np.ndarray) -> np.ndarray:
+    """Returns log p of the symbols that are not MASK, [B], by the forward algorithm."""
+    symbols_V = np.arange(SYMBOLS)
+
+    def agrees(seen_B):
+        return (seen_B[:, None] == MASK) | (seen_B[:, None] == symbols_V)
+
+    p_BV = agrees(seen_BT[:, 0]) / SYMBOLS
+    for seen_B in seen_BT[:, 1:].T:
+        p_BV = (p_BV @ chain_VV) * agrees(seen_B)
+    return np.log(p_BV.sum(1))
+
+
+def read(learner: Learner, params: Params, seen_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (logits of the symbols [B, T, V], the last activations of each row [B, T * D])."""
+    x_BTD, readout = learner.model.apply(
+        {'params': params}, seen_BT, prefix_BT=jnp.ones_like(seen_BT), method='activations'
+    )
+    return readout(x_BTD)[..., :SYMBOLS], x_BTD.reshape(len(x_BTD), -1)
+
+
+def start_head(key: jax.Array) -> Layers:
+    """Draws the weights of a head with two hidden layers of four times the model's width."""
+    width = MODEL['model.d_model']
+    sizes = (LENGTH * width, 4 * width, 4 * width, 1)
+    init, keys = jax.nn.initializers.xavier_uniform(), jax.random.split(key, 3)
+    shapes = itertools.pairwise(sizes)
+    return [(init(k, s), jnp.zeros(s[1])) for k, s in zip(keys, shapes, strict=True)]
+
+
+def head(layers: Layers, x_BD: jax.Array) -> jax.Array:
+    """Returns f, a number a row, [B]."""
+    for weight, bias in layers[:-1]:
+        x_BD = jax.nn.gelu(jnp.einsum('bd,de->be', x_BD, weight) + bias[None])
+    weight, bias = layers[-1]
+    return jnp.einsum('bd,do->b', x_BD, weight) + bias
+
+
+def minimised(loss, params, key, steps, transform):
+    """Returns the parameters after steps on loss(params, key)."""
+
+    def step(carry, key):
+        params, state = carry
+        updates, state = transform.update(jax.grad(loss)(params, key), state)
+        return (optax.apply_updates(params, updates), state), None
+
+    carry = params, transform.init(params)
+    return jax.lax.scan(step, carry, jax.random.split(key, steps))[0][0]
+
+
+def _trained(learner, key):
+    """Returns (the chain, some of its rows, f and conditionals of them by part)."""
+    of_chain, of_start, of_head, first, second, of_rows, of_parts = jax.random.split(key, 7)
+    chain_VV, hyper = draw_chain(of_chain), hyper_from(learner.recipe)
+
+    def drawn(key):
+        of_rows, of_cut = jax.random.split(key)
+        return draw_rows(of_rows, chain_VV, ROWS), random_cut(of_cut, ROWS, LENGTH)
+
+    def of_conditionals(params, key):
+        tokens_BT, cut = drawn(key)
+        logits_BTV, _ = read(learner, params, hidden(tokens_BT, cut.known_BT, MASK))
+        return jnp.mean(conditional_losses(logits_BTV, tokens_BT, cut.known_BT))
+
+    def of_marginals(layers, key):
+        tokens_BT, cut = drawn(key)
+        after_BT = hidden(tokens_BT, cut.known_BT | cut.next_BT, MASK)
+        nothing_1T = jnp.full((1, LENGTH), MASK, tokens_BT.dtype)
+        logits_BTV, before_BD = read(learner, params, hidden(tokens_BT, cut.known_BT, MASK))
+        _, rest_BD = read(learner, params, jnp.concatenate([after_BT, nothing_1T]))
+        log_p_B = log_conditionals(logits_BTV, tokens_BT, cut.next_BT)
+        f_B = head(layers, rest_BD)
+        before_B = head(layers, before_BD)
+        return jnp.mean(consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH))
+
+    rates = [optax.cosine_decay_schedule(*each) for each in zip(PEAK, STEPS, strict=True)]
+    start = init_state(learner, hyper, of_start).params
+    params = minimised(of_conditionals, start, first, STEPS[0], optax.adam(rates[0]))
+    layers = minimised(of_marginals, start_head(of_head), second, STEPS[1], optax.adam(rates[1]))
+    tokens_BT = draw_rows(of_rows, chain_VV, COMPARED)
+    return chain_VV, _by_part(learner, params, layers, of_parts, tokens_BT)
+
+
+def _by_part(learner, params, layers, key, tokens_BT):
+    """Returns {part: (what is seen of rows, f less that of nothing, log p by ORDERS chains)}."""
+
+    def conditionals(seen_BT):
+        return read(learner, params, seen_BT)[0]
+
+    def f(seen_BT):
+        return head(layers, read(learner, params, seen_BT)[1])
+
+    found = {}
+    for part, count in COUNTS.items():
+        of_part, of_orders = jax.random.split(jax.random.fold_in(key, count))
+        is_seen_BT = random_ranks(of_part, COMPARED, LENGTH) < count
+        seen_BT = hidden(tokens_BT, is_seen_BT, MASK)
+
+        def by_chain(key, is_seen_BT=is_seen_BT, count=count):
+            ranks_BT = random_ranks(key, COMPARED, LENGTH) + LENGTH * ~is_seen_BT
+            order_BT = jnp.argsort(jnp.argsort(ranks_BT, 1), 1)
+            return chained(conditionals, tokens_BT, order_BT, count, MASK)
+
+        chains_OB = jax.lax.map(by_chain, jax.random.split(of_orders, ORDERS))
+        found[part] = seen_BT, f(seen_BT) - f(jnp.full_like(seen_BT[:1], MASK)), chains_OB
+    return found
+
+
+def compared(chain_VV, by_part) -> dict[str, float]:
+    """Returns what `any_order_marginals` says of one seed."""
+    found = {}
+    for part, each in by_part.items():
+        seen_BT, f_B, chains_OB = (np.array(x) for x in each)
+        f_B, chains_OB = np.float64(f_B), np.float64(chains_OB)
+        mean_B = np.logaddexp.reduce(chains_OB, 0) - np.log(ORDERS)
+        exact_B = exact_marginals(np.float64(chain_VV), seen_BT)
+        pairs = {
+            'f_with_conditionals': (f_B, mean_B),
+            'f_with_exact': (f_B, exact_B),
+            'conditionals_with_exact': (mean_B, exact_B),
+            'one_order_with_conditionals': (chains_OB[0], mean_B),
+        }
+        for name, pair in pairs.items():
+            found[f'rank_correlation_of_{name}_of_{part}'] = float(stats.spearmanr(*pair)[0])
+        found[f'error_of_{part}'] = float(np.sqrt(np.mean((f_B - mean_B) ** 2)))
+    return found
