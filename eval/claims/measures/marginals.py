@@ -4,6 +4,7 @@ against what they are.
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,8 +53,8 @@ def any_order_marginals() -> dict[str, Estimate]:
     Rows of LENGTH symbols are of a Markov chain, drawn for each of the SEEDS. A model of two blocks
     without a causal mask learns conditionals from random cuts, then a head on its last activations
     learns the marginals, f, with all else frozen (arXiv:2310.12920). Both see fresh rows. The head
-    has the depth and the relative width of that in the authors' code, which has the mean over
-    places in front of it; 32 features are too few for that.
+    has the depth and the relative width of that in the authors' code, which reads the mean over
+    places.
 
     COMPARED rows, and COMPARED parts of LENGTH / 2 places at random, have a log-probability by f;
     by conditionals, the log of the mean over ORDERS of their product, as in that code; by one
@@ -125,8 +126,17 @@ def head(layers: Layers, x_BD: jax.Array) -> jax.Array:
     return jnp.einsum('bd,do->b', x_BD, weight) + bias
 
 
-def minimised(loss, params, key, steps, transform):
-    """Returns the parameters after steps on loss(params, key)."""
+def minimised(
+    loss: Callable[[Any, jax.Array], jax.Array],
+    params: Any,
+    key: jax.Array,
+    steps: int,
+    peak: float,
+) -> Any:
+    """Returns the parameters after steps of Adam on loss(params, key), at rates that fall from peak
+    to 0 as a cosine.
+    """
+    transform = optax.adam(optax.cosine_decay_schedule(peak, steps))
 
     def step(carry, key):
         params, state = carry
@@ -138,9 +148,9 @@ def minimised(loss, params, key, steps, transform):
 
 
 def _trained(learner, key):
-    """Returns (the chain, some of its rows, f and conditionals of them by part)."""
+    """Returns (the chain, what `_by_part` gives of a model that is trained on it)."""
     of_chain, of_start, of_head, first, second, of_rows, of_parts = jax.random.split(key, 7)
-    chain_VV, hyper = draw_chain(of_chain), hyper_from(learner.recipe)
+    chain_VV = draw_chain(of_chain)
 
     def drawn(key):
         of_rows, of_cut = jax.random.split(key)
@@ -158,14 +168,12 @@ def _trained(learner, key):
         logits_BTV, before_BD = read(learner, params, hidden(tokens_BT, cut.known_BT, MASK))
         _, rest_BD = read(learner, params, jnp.concatenate([after_BT, nothing_1T]))
         log_p_B = log_conditionals(logits_BTV, tokens_BT, cut.next_BT)
-        f_B = head(layers, rest_BD)
-        before_B = head(layers, before_BD)
+        before_B, f_B = head(layers, before_BD), head(layers, rest_BD)
         return jnp.mean(consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH))
 
-    rates = [optax.cosine_decay_schedule(*each) for each in zip(PEAK, STEPS, strict=True)]
-    start = init_state(learner, hyper, of_start).params
-    params = minimised(of_conditionals, start, first, STEPS[0], optax.adam(rates[0]))
-    layers = minimised(of_marginals, start_head(of_head), second, STEPS[1], optax.adam(rates[1]))
+    start = init_state(learner, hyper_from(learner.recipe), of_start).params
+    params = minimised(of_conditionals, start, first, STEPS[0], PEAK[0])
+    layers = minimised(of_marginals, start_head(of_head), second, STEPS[1], PEAK[1])
     tokens_BT = draw_rows(of_rows, chain_VV, COMPARED)
     return chain_VV, _by_part(learner, params, layers, of_parts, tokens_BT)
 
@@ -195,8 +203,10 @@ def _by_part(learner, params, layers, key, tokens_BT):
     return found
 
 
-def compared(chain_VV, by_part) -> dict[str, float]:
-    """Returns what `any_order_marginals` says of one seed."""
+def compared(
+    chain_VV: np.ndarray, by_part: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+) -> dict[str, float]:
+    """Returns what `any_order_marginals` says of one seed, from what `_by_part` gives."""
     found = {}
     for part, each in by_part.items():
         seen_BT, f_B, chains_OB = (np.array(x) for x in each)
