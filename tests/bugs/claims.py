@@ -156,6 +156,18 @@ CLAIMS = {
         'return squares_SL[:, 1:]',
         'tests/eval/claims/measures/test_depths.py',
     ),
+    'marginals behind a causal mask': Bug(
+        'eval/claims/measures/marginals.py',
+        'prefix_BT=jnp.ones_like(seen_BT)',
+        'prefix_BT=jnp.zeros_like(seen_BT)',
+        'tests/eval/claims/measures/test_marginals.py -k every_place',
+    ),
+    'parts of rows that do not come first': Bug(
+        'eval/claims/measures/marginals.py',
+        'LENGTH * ~is_seen_BT',
+        'LENGTH * is_seen_BT',
+        'tests/eval/claims/measures/test_marginals.py -k values_of_its_row',
+    ),
     'regions on one side of each wall': Bug(
         'eval/claims/measures/lipschitz.py',
         'for sign in (1, -1)',

@@ -292,6 +292,18 @@ MODULES = {
         'entropies_2[::-1] / entropies_2',
         'tests/modules/test_distillation.py',
     ),
+    'a cut that shows what is next': Bug(
+        'modules/losses/marginals.py',
+        'Cut(ranks_BT < count_B1,',
+        'Cut(ranks_BT <= count_B1,',
+        'tests/modules/test_marginals.py -k cuts',
+    ),
+    'conditionals that move to marginals': Bug(
+        'modules/losses/marginals.py',
+        'jax.lax.stop_gradient(log_p_B)',
+        'log_p_B',
+        'tests/modules/test_marginals.py -k alone',
+    ),
     'the answer to forget preferred': Bug(
         'modules/losses/unlearning.py',
         'row.forgotten(forgotten) - row.preferred(preferred)',
