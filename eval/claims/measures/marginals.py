@@ -63,7 +63,7 @@ def any_order_marginals() -> dict[str, Estimate]:
     """
     learner = build_learner(small(MODEL), SYMBOLS + 1, MASK, jax.default_backend())
     trained = jax.jit(functools.partial(_trained, learner))
-    runs = [compared(*trained(jax.random.key(seed)), seed) for seed in range(SEEDS)]
+    runs = [compared(*trained(jax.random.key(seed))) for seed in range(SEEDS)]
     return {name: over_seeds(run[name] for run in runs) for name in runs[0]}
 
 
