@@ -144,7 +144,8 @@ def row_features(losses_GR: jax.Array, logits_GRV: jax.Array, labels_R: jax.Arra
     Raises:
       ValueError: for fewer than two passes.
 
-    Source: utils_storm.py of the authors' code, with a window of one batch.
+    Source: arXiv:2412.12955, and utils_storm.py of its code, as
+    https://github.com/stylcreed1/STORM-NER-Thesis has it, with a window of one batch.
     """
     if len(losses_GR) < 2:
         raise ValueError(
@@ -212,14 +213,15 @@ def normal_overlap(
 def trimmed_weights(losses_R: jax.Array, share: float) -> jax.Array:
     """Returns weights of mean 1 that leave out the largest losses of a batch, without a gradient.
 
-    A rescaled loss without a second network, where the share of wrong labels is known.
+    A rescaled loss without a second network, where the share of wrong labels is known. Losses equal
+    to the largest that is kept are kept too.
 
     Args:
       losses_R: of the rows.
       share: of the rows that is left out, rounded to whole rows.
 
     Returns:
-      R / kept for rows that are kept, and 0, [R].
+      A weight for rows that are kept, and 0 for others, [R].
 
     Raises:
       ValueError: for a share of which no row would be left.
@@ -229,5 +231,6 @@ def trimmed_weights(losses_R: jax.Array, share: float) -> jax.Array:
         raise ValueError(
             f'share must leave a row of {len(losses_R)}; got {share}: take one from 0 to below 1'
         )
-    ranks_R = jnp.argsort(jnp.argsort(jax.lax.stop_gradient(losses_R)))
-    return jnp.where(ranks_R < kept, len(losses_R) / kept, 0.0)
+    losses_R = jax.lax.stop_gradient(losses_R)
+    is_kept_R = losses_R <= jnp.sort(losses_R)[kept - 1]
+    return is_kept_R / jnp.mean(is_kept_R)

@@ -18,6 +18,8 @@ from eval.claims.measures.frozen import equiangular_rows, random_features
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.random_slopes import METHODS as SLOPES
 from eval.claims.measures.random_slopes import binary_accuracy
+from eval.claims.measures.rescaling import METHODS as WEIGHTS
+from eval.claims.measures.rescaling import rescaled_rows
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 from eval.claims.measures.unlearning import METHODS as UNLEARNING
 from eval.claims.measures.unlearning import forgetting
@@ -208,6 +210,17 @@ MEASURES = {
     'reparametrised_norms': Row(
         reparametrised_norms,
         tuple(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')),
+    ),
+    'rescaled_rows': Row(
+        rescaled_rows,
+        (
+            *(f'accuracy_by_{name}' for name in WEIGHTS),
+            *(
+                f'{what}_{name}'
+                for name in WEIGHTS[1:]
+                for what in ('gain_of', 'weight_of_corrupted_over_clean_by')
+            ),
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
