@@ -10,7 +10,8 @@ Here:     networks of two hidden layers of 64 units with dropout on 10 classes o
           best of three rates, ten seeds, judged by rows with right labels; the paper fine-tunes
           pretrained transformers on text. One rescaler for all classes, from statistics of one
           batch, is an option of its code, whose default has one a class. Weights are as published,
-          in (0, 1).
+          in (0, 1). Computed beside it, leaving out the 30% of each batch with the largest losses
+          gains 2.1 points [-0.3, 4.4] over cross-entropy, at the largest of the rates.
 Counts:   the accuracy is at least a point above that by cross-entropy, and the mean weight of
           corrupted rows below that of the others.
 """

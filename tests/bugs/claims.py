@@ -168,4 +168,10 @@ CLAIMS = {
         "found = [] if record['base'] == now else ['a field']",
         DECIDE,
     ),
+    'wrong labels of which some are right': Bug(
+        'eval/claims/measures/rescaling.py',
+        'rng.integers(1, CLASSES, TRAINED)',
+        'rng.integers(0, CLASSES, TRAINED)',
+        'tests/eval/claims/measures/test_rescaling.py',
+    ),
 }

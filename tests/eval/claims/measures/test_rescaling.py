@@ -1,4 +1,4 @@
-"""Reference: noisy data, whose labels are known, and logits of a network by hand. Contract: what
+"""Reference: noisy data whose labels are known, and losses of a network by hand. Contract: what
 the measure computes is what its row names.
 """
 
@@ -24,8 +24,8 @@ def test_labels_are_those_of_other_classes_where_they_are_wrong(monkeypatch):
     assert set(data.labels[data.is_wrong > 0]) == set(range(rescaling.CLASSES))
 
 
-def test_rows_have_the_loss_of_the_first_pass_and_its_gradient_alone():
-    """Catches one mask for all passes, the loss of another, and gradients of all."""
+def test_rows_have_the_loss_of_the_first_pass_and_its_gradient():
+    """Catches one mask for all passes, and the loss of another."""
     rng = np.random.default_rng(0)
     sizes = (rescaling.INPUTS, 8), (8, 8), (8, rescaling.CLASSES)
     params = [np.float32(rng.normal(size=size)) for size in sizes]
