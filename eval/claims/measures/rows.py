@@ -16,6 +16,8 @@ from eval.claims.measures.distillation import METHODS as STUDENTS
 from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
 from eval.claims.measures.frozen import equiangular_rows, random_features
 from eval.claims.measures.products import sampled_products
+from eval.claims.measures.pruning import METHODS as PRUNING
+from eval.claims.measures.pruning import pruned_for_a_domain
 from eval.claims.measures.random_slopes import METHODS as SLOPES
 from eval.claims.measures.random_slopes import binary_accuracy
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
@@ -195,6 +197,18 @@ MEASURES = {
         (
             *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
             'loss_added_to_wanted_text_above_random',
+        ),
+    ),
+    'pruned_for_a_domain': Row(
+        pruned_for_a_domain,
+        (
+            'moved_by_the_published_strength',
+            *(
+                f'{what}_by_{name}'
+                for what in ('mean_added', 'added_to_general', 'added_to_domain')
+                for name in PRUNING
+            ),
+            *(f'mean_added_by_dual_less_{name}' for name in PRUNING if name != 'dual'),
         ),
     ),
     'random_features': Row(
