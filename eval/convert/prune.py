@@ -44,7 +44,7 @@ class Pruned:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is to be removed, and by which scores; ValueError for a choice or a share that is none.
+    """A request for what to remove, by which scores; ValueError for a choice that is none.
 
     Args:
       remove: a row of REMOVE.
