@@ -49,7 +49,7 @@ def test_a_model_knows_the_points_that_it_keeps(small):
 
 def test_ascent_raises_the_loss_and_matching_meets_its_targets(small):
     """Two models. One stays at its own logits, but for Adam's steps of rounding; the other comes
-    near to what it is given, more at the larger rate.
+    near to what it is given, more at the larger rate. Ascent does not see the points to retain.
     """
     x, labels = small
     params = jax.vmap(datamodels._start)(jax.random.split(jax.random.key(0), 2))
@@ -60,6 +60,9 @@ def test_ascent_raises_the_loss_and_matching_meets_its_targets(small):
     found = jax.device_get(datamodels._unlearned(params, targets, x, labels, rows))
     assert found['ascent'].shape == (2, 2, 20, 4) and found['matching'].shape == (2, 2, 20, 4)
     np.testing.assert_allclose(found['matching'][0, 0], before[0], atol=0.05)
+    other_rows = np.array([2, 7, 9, 4, 6])
+    other = jax.device_get(datamodels._unlearned(params, targets, x, labels, other_rows))
+    np.testing.assert_array_equal(other['ascent'], found['ascent'])
     off = [np.abs(z[1, rows] - 3).mean() for z in (before, *found['matching'])]
     assert off[0] > off[1] > 2 * off[2]
 
