@@ -12,6 +12,8 @@ from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.collapse import imbalanced_collapse
+from eval.claims.measures.datamodels import METHODS as FORGETTING
+from eval.claims.measures.datamodels import POINTS, RATIOS, SETS, unlearned_points
 from eval.claims.measures.distillation import METHODS as STUDENTS
 from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
 from eval.claims.measures.frozen import equiangular_rows, random_features
@@ -293,6 +295,24 @@ MEASURES = {
             *(f'slope_of_{name}' for name in ('pre', 'layernorm_scaling', 'peri')),
             *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
             *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
+        ),
+    ),
+    'unlearned_points': Row(
+        unlearned_points,
+        tuple(
+            value
+            for which in SETS
+            for value in (
+                *(
+                    f'klom_of_{points}_points_by_{method}_without_{which}'
+                    for method in FORGETTING
+                    for points in POINTS
+                ),
+                *(
+                    f'klom_of_{points}_points_by_matching_over_{other}_without_{which}'
+                    for points, other in RATIOS
+                ),
+            )
         ),
     ),
 }

@@ -130,7 +130,7 @@ def test_activations_are_what_their_names_say():
         assert 0.01 < float(jnp.abs(after - before).mean()) < 10
 
 
-@pytest.mark.default_rows('mix')
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_groups_and_names_hold_the_same(case):
     learner, _, _, activations = seen(case)
