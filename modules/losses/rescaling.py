@@ -68,8 +68,8 @@ def _standard(x_RF: jax.Array) -> jax.Array:
 
 
 class Rescaled(NamedTuple):
-    """What `rescaled_step` returns: parameters, state of the optimizer, the gradient in the
-    rescaler, the weights of the batch.
+    """A step of `rescaled_step`: parameters and state of the optimizer behind it, the gradient in
+    the rescaler, the weights of the batch.
     """
 
     params: Any
@@ -95,8 +95,8 @@ def rescaled_step(
 
     Args:
       rows: maps (params, batch) to losses_R and features_RF, which are taken without a gradient.
-      transform: of an optimizer that can be differentiated twice; `optax.adam` can with `eps_root`
-        above 0, as its square root has no slope where a gradient is 0.
+      transform: of an optimizer whose update can be differentiated; that of `optax.adam` can with
+        `eps_root` above 0, as the slope of a square root is infinite where a gradient is 0.
       rescaler: of the weights.
       params: of the model.
       state: of `transform`.
