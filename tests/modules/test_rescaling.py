@@ -57,7 +57,10 @@ def slopes(params, batch):
     return (x @ params - y)[:, None] * x
 
 
-@pytest.mark.parametrize('name, form', [('sgd', 'published'), ('adam', 'mean_one')])
+@pytest.mark.parametrize(
+    'name, form',
+    [('adam', 'mean_one'), pytest.param('sgd', 'published', marks=pytest.mark.full)],
+)
 def test_the_gradient_through_a_step(name, form):
     """Catches a step that is not differentiated, features that are, and one form for the other.
 

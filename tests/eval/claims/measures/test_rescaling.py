@@ -24,6 +24,7 @@ def test_labels_are_those_of_other_classes_where_they_are_wrong(monkeypatch):
     assert set(data.labels[data.is_wrong > 0]) == set(range(rescaling.CLASSES))
 
 
+@pytest.mark.full
 def test_rows_have_the_loss_of_the_first_pass_and_its_gradient():
     """Catches one mask for all passes, and the loss of another."""
     rng = np.random.default_rng(0)
